@@ -15,6 +15,7 @@ from localspec import packed_file
 from localspec.errors import LocalspecError, NotHere, cannot_read
 from localspec.outside_files import JSON_LIMIT, TEXT_LIMIT, parse_json, read_bytes
 from localspec.published_heads import kind_of_heads, why_not_read
+from localspec.quantities import size
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
@@ -54,6 +55,8 @@ _OTHER_SENSES = ("vision_tower.", "multi_modal_projector.", "audio_tower.", "emb
 # Parts that are not computed here: what sees and hears, and the layer of Qwen3.5 that predicts a token further ahead.
 _OTHERS = (*_OTHER_SENSES, *(f"model.{name}" for name in _OTHER_SENSES), "model.visual.", "mtp.")
 
+CAN_BE_PACKED = ("int8", "int4", "none")  # what a model that is read from GGUF files can be made into
+
 PICKLED_INDEX = "pytorch_model.bin.index.json"
 HEAD_PREFIX = "medusa_head."  # of the tensors of Medusa heads inside a whole model
 FETCH = "fetch it again"  # what helps a damaged model
@@ -76,7 +79,19 @@ class Checkpoint:
     parameters: int
     bytes: int  # of the weight files
     embedding: int = 0  # how many of the parameters are the input embedding
-    packing: str = ""  # of a packed file, which is all that is here of the model; empty for a directory
+    packing: str = ""  # that answers, of a packed file or a registration; empty for a directory
+
+    @property
+    def held(self) -> str:
+        """The bytes of its weights in words, with the bits per weight of one that is read from its GGUF files."""
+        if self.packing != packed_file.BLOCKS:
+            return f"{self.packing}, {size(self.bytes)}" if self.packing else size(self.bytes)
+        return f"{self.bits:.1f} bits per weight, {size(self.bytes)}"
+
+    @property
+    def bits(self) -> float:
+        """Bits that a weight takes, on average."""
+        return 8 * self.bytes / max(self.parameters, 1)
 
     @property
     def context(self) -> int | None:
@@ -91,7 +106,10 @@ def inspect(path: Path) -> Checkpoint:
     Raises NotHere where there is no model, LocalspecError where it is damaged or of a kind that cannot be served.
     """
     if is_packed(path):
-        return _inspect_packed(packed_file.read(path))
+        try:
+            return _inspect_packed(packed_file.read(path))
+        except packed_file.DamagedFile as error:
+            raise damaged(path, error) from None
     config = read_config(path)
     architecture = _architecture(config, path)
     files = weight_files(path)
@@ -99,7 +117,7 @@ def inspect(path: Path) -> Checkpoint:
         text_name(name): math.prod(entry["shape"])
         for file in files
         for name, entry in tensor_headers(file).items()
-        if not name.startswith((HEAD_PREFIX, *_OTHERS))
+        if is_of_language(name)
     }
     size = sum(file.stat().st_size for file in files)
     embedding = counts.get("model.embed_tokens.weight", 0)
@@ -143,6 +161,11 @@ def text_name(name: str) -> str:
     return name
 
 
+def is_of_language(name: str) -> bool:
+    """Return whether a tensor belongs to the language model: not to other senses, nor to heads that draft."""
+    return not name.startswith((HEAD_PREFIX, *_OTHERS))
+
+
 def is_packed(path: Path) -> bool:
     """Whether this is a packed file, and no directory."""
     return path.suffix == packed_file.SUFFIX and path.is_file()
@@ -158,6 +181,13 @@ def originals(path: Path) -> Checkpoint:
 def only_packed(path: Path) -> NotHere:
     """What is said where a model that is here in a packed form alone is needed in another one."""
     header, packings = packed_file.read(path).header, " and ".join(sorted(packed_file.forms(path)))
+    if header.missing:
+        return NotHere(moved(header, header.missing))
+    if header.registered:
+        return NotHere(
+            f"{header.origin.name} is read from a GGUF file, which serves the CPU engine only; for all else fetch the "
+            "model's own weights: those of a registered one with `localspec pull NAME --original`."
+        )
     if any(name.lower().endswith(".gguf") for name in header.origin.files):
         return NotHere(
             f"Of {header.origin.name} there is what was imported from GGUF in {packings} alone, which serves the "
@@ -170,6 +200,49 @@ def only_packed(path: Path) -> NotHere:
     )
 
 
+def packings(path: Path) -> tuple[str, ...]:
+    """Return the packings that the model of a packed file can be loaded in, first the one that answers.
+
+    A model that is read from its GGUF files can be had in all of them. Raises NotHere where its files are missing and
+    it was never packed.
+    """
+    here = packed_file.forms(path)
+    if packed_file.BLOCKS not in here:
+        return (*here,)
+    header = packed_file.read(here.pop(packed_file.BLOCKS)).header
+    if missing := header.missing:
+        if not here:
+            raise NotHere(moved(header, missing))
+        return (*here,)
+    in_blocks = (packed_file.BLOCKS,) if header.weight_bytes else ()
+    return (*dict.fromkeys((header.answers, *in_blocks, *CAN_BE_PACKED)),)
+
+
+def damaged(path: Path, error: LocalspecError) -> LocalspecError:
+    """Return what to say of a packed file that is damaged: how to get rid of it, and how its model comes again."""
+    try:
+        origin = packed_file.peek(path)[0].header.origin
+    except LocalspecError:
+        return LocalspecError(f"{str(error).partition(';')[0]}; delete it with `localspec rm {path}`.")
+    again = f"import it again with `localspec import {min(origin.files, default='FILE')}`"
+    if origin.repo:
+        again = f"fetch it again with `localspec pull {origin.repo}`"
+    elif not any(map(os.path.isabs, origin.files)):
+        return error
+    return LocalspecError(
+        f"{str(error).partition(';')[0]}; delete it with `localspec rm {origin.repo or origin.name}`, and {again}."
+    )
+
+
+def moved(header: packed_file.Header, missing: Path) -> str:
+    """Return what to say where a file of a registration is missing, or not as long as it was."""
+    what = "has changed since it was imported" if missing.is_file() else "is not there"
+    return (
+        f"{header.origin.name} is read from {missing}, which {what}; put it back, or give `localspec import` the file "
+        "where it is now."
+    )
+
+
 def _inspect_packed(found: packed_file.PackedFile) -> Checkpoint:
     try:
         config = parse_json(found.text("config.json"))
@@ -177,11 +250,17 @@ def _inspect_packed(found: packed_file.PackedFile) -> Checkpoint:
         config = None
     if not isinstance(config, dict):
         raise LocalspecError(f"{found.path} holds no config.json that can be read; delete it, and it is made again.")
-    table = found.header.tensors.get("embed_tokens")
+    header, packing, held = found.header, found.header.packing, found.path.stat().st_size
+    if header.registered:
+        packing = packings(found.path)[0]
+        held = header.weight_bytes or sum(count for count, _ in header.origin.files.values())
+        if packing != packed_file.BLOCKS and (packed := packed_file.forms(found.path).get(packing)):
+            held = packed.stat().st_size
+    table, parts = header.tensors.get("embed_tokens"), header.blocks.get("embed_tokens", ())
     embedding = table.tensor.out * table.tensor.inputs if table and table.tensor else 0
-    size, header = found.path.stat().st_size, found.header
+    embedding += sum(math.prod(part.shape) for part in parts)
     architecture = _architecture(config, found.path)
-    return Checkpoint(found.path, config, architecture, (), header.parameters, size, embedding, header.packing)
+    return Checkpoint(found.path, config, architecture, (), header.parameters, held, embedding, packing)
 
 
 def _architecture(config: Mapping[str, Any], path: Path) -> str:

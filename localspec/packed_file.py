@@ -2,6 +2,9 @@
 
     magic, 8 bytes │ length of the header, 8 bytes │ sha256 of the header, 32 bytes │ header, JSON │ sections ...
 
+A model that is read from its GGUF files has such a file without tensors: its registration. The header says where the
+weights lie in the GGUF files.
+
 Sections are tensors and texts. Each begins at a multiple of 4096 bytes, counted from the first one after the header.
 A section is written and read back in pieces; its digest is the sha256 of the sha256 of its pieces, one after another.
 """
@@ -27,6 +30,8 @@ from localspec.paths import Paths
 SUFFIX = ".packed"
 PARTIAL = ".partial"  # the end of the name of a file that is being written
 FORMAT = 1  # of these files; those of lower numbers stay readable
+REGISTERED = 2  # the format of a registration
+BLOCKS = "blocks"  # the packing of weights that stay in the blocks of GGUF files
 LAYOUTS = (1,)  # of the tensors' bytes, which can be computed with: localspec/native/src/layout.h
 PANEL = 32  # output channels
 PIECE = 2**24  # bytes at most, but for a single panel that is larger
@@ -101,11 +106,29 @@ class Section:
 
 
 @dataclass(frozen=True)
+class BlockPart:
+    """Where some rows of a parameter lie in a GGUF file.
+
+    `file` is its number among the files of the origin, and `type` the name of a type of GGUF. A vector has one size.
+    Where `head_rows` is not 0, the rows of each head are stored in pairs of neighbouring channels.
+    """
+
+    file: int
+    offset: int
+    bytes: int
+    type: str
+    shape: tuple[int, ...]
+    head_rows: int = 0
+
+
+@dataclass(frozen=True)
 class Origin:
     """What a file was made of: the model's name, its revision as `checkpoint.revision` gives it, and where it is from.
 
-    `repo` and `commit` are empty for a model that was not fetched. `files` are the weight files by name: bytes and
-    sha256, which is empty where it is not known without reading them.
+    `repo` and `commit` are empty for a model that was not fetched. `files` are the weight files by name: bytes, and
+    the SHA-256 (64 digits) or the fingerprint (40 digits) of each; those of a registration are absolute paths, in the
+    order of the parts. `weights` is the fingerprint of the weights, which everything that is made of them inherits; it
+    is empty in files of earlier versions.
     """
 
     name: str
@@ -114,11 +137,16 @@ class Origin:
     repo: str = ""
     commit: str = ""
     files: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    weights: str = ""
 
 
 @dataclass(frozen=True)
 class Header:
-    """All that a file says before its sections."""
+    """All that a file says before its sections.
+
+    Only a registration has `blocks`: the parts of each parameter. Its `weight_bytes` are what the weights take in
+    memory, and 0 if they cannot be computed in blocks. `answers` is the packing that answers where none is asked for.
+    """
 
     origin: Origin
     packing: str
@@ -127,6 +155,9 @@ class Header:
     texts: Mapping[str, Section]
     format: int = FORMAT
     layout: int = LAYOUTS[-1]
+    blocks: Mapping[str, tuple[BlockPart, ...]] = field(default_factory=dict)
+    weight_bytes: int = 0
+    answers: str = BLOCKS
 
     @classmethod
     def plan(
@@ -151,9 +182,26 @@ class Header:
         """Bytes of all sections, and of what lies between them."""
         return max((section.offset + section.bytes for section in self.sections.values()), default=0)
 
+    @property
+    def registered(self) -> bool:
+        """Whether the weights are in GGUF files, and not here."""
+        return self.format == REGISTERED
+
+    @property
+    def missing(self) -> Path | None:
+        """The first GGUF file of a registration that is not there, or not as long as it was; None if all are."""
+        for name, (size, _) in self.origin.files.items() if self.registered else ():
+            if not (file := Path(name)).is_file() or file.stat().st_size != size:
+                return file
+        return None
+
     def encoded(self) -> bytes:
         """The file up to where the sections begin. Its length does not depend on the digests."""
-        text = json.dumps(asdict(self), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+        said = asdict(self)
+        said["weights"] = said["origin"].pop("weights")  # earlier versions refuse an origin with more in it
+        if not self.registered:
+            del said["blocks"], said["weight_bytes"], said["answers"]
+        text = json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
         start = _MAGIC + struct.pack("<Q", len(text)) + hashlib.sha256(text).digest() + text
         return start.ljust(aligned(len(start)), b"\0")
 
@@ -224,6 +272,14 @@ def read(file: Path) -> PackedFile:
 
     Raises DamagedFile, UnreadableFormat, and CannotRead where it cannot be read at all.
     """
+    found, size = peek(file)
+    if size != found.start + found.header.section_bytes:
+        raise _damaged(file, f"it has {size} bytes where {found.start + found.header.section_bytes} belong")
+    return found
+
+
+def peek(file: Path) -> tuple[PackedFile, int]:
+    """Return what a file says of itself, and its length, which may be wrong. Raises what `read` raises."""
     try:
         if not stat.S_ISREG(file.stat().st_mode):  # to open a pipe is to wait for a writer
             raise CannotRead(f"{file} cannot be read, for it is not a file.")
@@ -244,31 +300,45 @@ def read(file: Path) -> PackedFile:
         header = _parsed(text)
     except UnreadableFormat as error:
         raise UnreadableFormat(f"{file} is {error}.") from None
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError):
         raise _damaged(file, "its header makes no sense") from None
     if any(section.bytes > TEXT_LIMIT for section in header.texts.values()):
         raise _damaged(file, "a text in it is larger than any that a model has")
-    start = aligned(48 + length)
-    if size != start + header.section_bytes:
-        raise _damaged(file, f"it has {size} bytes where {start + header.section_bytes} belong")
-    return PackedFile(file, header, start)
+    return PackedFile(file, header, aligned(48 + length)), size
 
 
 def forms(file: Path) -> dict[str, Path]:
-    """The packings in which the model of a packed file is here: this one, and those of its weights.
+    """The packings in which the model of a packed file is here: this one, and those of its weights."""
+    found = {peek(file)[0].header.packing: file}
+    for other in of_same_weights(file):
+        found.setdefault(read(other).header.packing, other)
+    return found
+
+
+def of_same_weights(file: Path) -> list[Path]:
+    """Return the packed files of the weights that this one is of, which can be read.
 
     They are in the same directory, or in the other one that localspec keeps packed files in.
     """
-    own, paths = read(file).header, Paths(home())
-    found, ours = {own.packing: file}, (paths.imports, paths.packed)
-    places = ours if file.parent in ours else (file.parent,)
+    own, paths = peek(file)[0].header, Paths(home())
+    ours = (paths.imports, paths.packed)
+    found, places = [], ours if file.parent in ours else (file.parent,)
     others = (sorted(place.glob(f"{own.origin.revision}-*{SUFFIX}"), reverse=True) for place in places)
     for other in (one for place in others for one in place):
         with suppress(LocalspecError):
-            header = read(other).header
-            if (header.origin.revision, header.origin.files) == (own.origin.revision, own.origin.files):
-                found.setdefault(header.packing, other)
+            if _same_weights(own, read(other).header):
+                found.append(other)
     return found
+
+
+def _same_weights(one: Header, other: Header) -> bool:
+    """Return whether both are of the same weights; the files of a registration have fingerprints, and may move."""
+    if one.origin.revision != other.origin.revision:
+        return False
+    if one.registered or other.registered:
+        sizes = [sorted(size for size, _ in header.origin.files.values()) for header in (one, other)]
+        return sizes[0] == sizes[1]
+    return one.origin.files == other.origin.files
 
 
 def _damaged(file: Path, what: str) -> DamagedFile:
@@ -283,15 +353,16 @@ def _parsed(text: bytes) -> Header:
 
 def _header(said: Any) -> Header:
     """What a header means. Raises ValueError and its like for one that cannot be meant, UnreadableFormat."""
-    for name, known in (("format", range(1, FORMAT + 1)), ("layout", LAYOUTS)):
+    for name, known in (("format", range(1, REGISTERED + 1)), ("layout", LAYOUTS)):
         if _count(said[name]) not in known:
             raise UnreadableFormat(
                 f"of {name} {said[name]}, which this version of localspec cannot read; use the version that wrote it"
             )
     origin = dict(said["origin"])
     origin["files"] = {_text(file): (_count(size), _text(digest)) for file, (size, digest) in origin["files"].items()}
-    texts = [_text(origin[name]) for name in ("name", "revision", "repo", "commit")]
-    if not texts[0] or not _REVISION.fullmatch(texts[1]):
+    origin["weights"] = _text(said.get("weights", ""))
+    texts = [_text(origin[name]) for name in ("name", "revision", "repo", "commit", "weights")]
+    if not texts[0] or not all(map(_REVISION.fullmatch, (texts[1], texts[4] or texts[1]))):
         raise ValueError
     if origin["license"] is not None:
         _text(origin["license"])
@@ -306,7 +377,10 @@ def _header(said: Any) -> Header:
         others,
         said["format"],
         said["layout"],
+        **(_registered(said, [*origin["files"].values()]) if said["format"] == REGISTERED else {}),
     )
+    if header.registered != (header.packing == BLOCKS) or (header.registered and tensors):
+        raise ValueError
     if any(one.tensor is None for one in tensors.values()) or any(one.tensor for one in others.values()):
         raise ValueError
     placed = sorted(header.sections.values(), key=lambda section: section.offset)
@@ -318,6 +392,22 @@ def _header(said: Any) -> Header:
             raise ValueError
         end = section.offset + section.bytes
     return header
+
+
+def _registered(said: Any, files: list[tuple[int, str]]) -> dict[str, Any]:
+    """Return what only a registration says. Whether types and sizes agree is seen where the weights are read."""
+    blocks = {_text(name): tuple(BlockPart(**part) for part in parts) for name, parts in said["blocks"].items()}
+    for part in (part for parts in blocks.values() for part in parts):
+        whole = [part.file, part.offset, part.bytes, part.head_rows, *part.shape]
+        if not all(map(_is_count, whole)) or part.offset + part.bytes > files[part.file][0]:
+            raise ValueError
+        if not 1 <= len(part.shape) <= 2 or not all(1 <= size <= _LARGEST for size in part.shape):
+            raise ValueError
+        _text(part.type)
+    blocks = {name: tuple(replace(part, shape=tuple(part.shape)) for part in parts) for name, parts in blocks.items()}
+    if said["answers"] not in (BLOCKS, *_ITEM_BITS):
+        raise ValueError
+    return {"blocks": blocks, "weight_bytes": _count(said["weight_bytes"]), "answers": said["answers"]}
 
 
 def _section(said: Any) -> Section:
@@ -341,10 +431,15 @@ def _section(said: Any) -> Section:
     return Section(offset, count, piece, said["digest"], tensor)
 
 
-def _count(value: object) -> int:
-    if type(value) is not int or not 0 <= value < 2**53:
+def _count(value: Any) -> int:
+    if not _is_count(value):
         raise ValueError
-    return value
+    count: int = value
+    return count
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**53
 
 
 def _text(value: object) -> str:

@@ -175,8 +175,7 @@ def _here(current: TargetCard | None, paces: Mapping[str, tuple[str, ...]]) -> I
 
 def _parts(what: Checkpoint) -> tuple[str, ...]:
     """Return how large a model is, with the packing of one that was imported."""
-    held = f"{what.packing}, {size(what.bytes)}" if what.packing else size(what.bytes)
-    return f"{amount(what.parameters)} parameters", held
+    return f"{amount(what.parameters)} parameters", what.held
 
 
 def _pace(one: Recommendation, answers: bool) -> tuple[str, ...]:

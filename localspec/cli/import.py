@@ -15,14 +15,15 @@ from localspec.config import Settings
 from localspec.engine.importing import Imported, import_gguf
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.models.other_programs import models_below
-from localspec.quantities import amount, duration, size
+from localspec.packed_file import BLOCKS
+from localspec.quantities import amount, size
 from localspec.text import one_line
 
 app = typer.Typer()
 
 
 @app.command("import")
-@takes_settings("quantize", quantize="How the CPU engine packs it: int8, int4, or auto, as it would be loaded.")
+@takes_settings("quantize", quantize="What answers: int8 or int4, which are packed, or auto, the file as it is.")
 def import_file(
     *,
     file: Annotated[
@@ -31,7 +32,7 @@ def import_file(
     settings: Settings,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON value instead of a line.")] = False,
 ) -> int:
-    """Make a model in a GGUF file ready for this engine, once. You may delete the file afterwards."""
+    """Make a model in a GGUF file known by a name. It is read from the file, which must stay where it is."""
     if file.is_dir():
         return _import_folder(file, settings, as_json)
     progress = Progress()
@@ -39,8 +40,8 @@ def import_file(
     if as_json:
         print_json(_json(done))
         return 0
-    _tell(done)
-    typer.echo(one_line(f"Chat with it: localspec chat -m {done.name}. You may delete {file}; localspec has a copy."))
+    _tell(done, file)
+    typer.echo(one_line(f"Chat with it: localspec chat -m {done.name}"))
     measure_new(done.name, settings, progress)
     return 0
 
@@ -58,7 +59,7 @@ def _import_folder(folder: Path, settings: Settings, as_json: bool) -> int:
             say(f"{model.name} is left out: {trouble}")
             continue
         if not as_json:
-            _tell(done[-1])
+            _tell(done[-1], model.path)
     if as_json:
         print_json([_json(one) for one in done])
     elif done:
@@ -78,12 +79,16 @@ def _json(done: Imported) -> dict[str, Any]:
     return {
         "name": done.name, "path": str(done.path), "packing": done.packing, "parameters": done.parameters,
         "bytes": done.bytes, "license": done.license, "file_bytes": done.file_bytes, "types": done.types,
-        "new": done.new, "seconds": round(done.seconds, 3),
+        "new": done.new, "seconds": round(done.seconds, 3), "bits_per_weight": round(done.bits, 3),
     }  # fmt: skip
 
 
-def _tell(done: Imported) -> None:
-    what = f"{amount(done.parameters)} parameters, {size(done.bytes)} in {done.packing}"
-    of = f"{size(done.file_bytes)} in {', '.join(done.types)}"
-    took = f", in {duration(done.seconds)}" if done.new else ", imported before"
-    typer.echo(one_line(f"{done.name}: {what}, from {of}{took}: {done.path}"))
+def _tell(done: Imported, file: Path) -> None:
+    held = f"{done.bits:.1f} bits per weight" if done.packing == BLOCKS else f"packed in {done.packing}"
+    known = "" if done.new else " It was imported before."
+    typer.echo(
+        one_line(
+            f"{done.name} is ready: {amount(done.parameters)} parameters, {held}, {size(done.bytes)}, read from "
+            f"{file}, which must stay there.{known}"
+        )
+    )

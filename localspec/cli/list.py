@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +20,7 @@ from localspec.models.own_draft import BESIDE, own_draft
 from localspec.models.packed_files import kept_for_gpus, packed_files, packed_sources, unreadable
 from localspec.models.present import present_model
 from localspec.models.registry import TargetCard, installed, reference
+from localspec.packed_file import BLOCKS
 from localspec.paths import Paths
 from localspec.quantities import amount, size
 
@@ -38,7 +40,8 @@ def list_models(
     present = present_model(load(), paths).model
     packed = [(one.header.origin.revision, one.header.packing, one.path) for one in packed_files(paths)]
     packed += kept_for_gpus(paths)
-    for card, found in installed():
+    found_here = [*installed()]
+    for card, found in found_here:
         if isinstance(found, LocalspecError):
             say(f"{card.name} is left out: {found}")
             continue
@@ -48,6 +51,7 @@ def list_models(
                 "parameters": found.parameters,
                 "bytes": found.bytes,
                 "packed": _packed(card, packed),
+                "bits_per_weight": round(found.bits, 3) if found.packing == BLOCKS else None,
                 "draft": _draft(card),
                 "license": card.license,
                 "path": str(card.path),
@@ -55,8 +59,10 @@ def list_models(
                 "present": present is not None and present in (reference(card), card.name),
             }
         )
+    named = {card.path for card, _ in found_here}
     for file, why in unreadable(paths).items():
-        say(f"{file.name} is left out: {why}")
+        if file not in named:
+            say(f"{file.name} is left out: {why} Delete it with `localspec rm {file}`.")
     if sentence := unmoved(paths):
         say(sentence)
     for one in cached_gguf():
@@ -74,7 +80,7 @@ def list_models(
             row["name"] if not width() else f"{'*' if row['present'] else ' '} {row['name']}",
             a_count(row["parameters"]),
             bytes_(row["bytes"]),
-            ", ".join(f"{form} {bytes_(held)}" for form, held in row["packed"].items()) or "no",
+            _forms(row, bytes_),
             row["draft"] or "no",
             row["license"] or "unknown",
             row["path"],
@@ -84,6 +90,13 @@ def list_models(
     heads = ["NAME" if not width() else "  NAME", "PARAMETERS", "BYTES", "PACKED", "DRAFT", "LICENSE", "PATH"]
     # `show NAME` has the whole path
     print("\n".join(table([heads, *lines], right={1, 2}, width=width())))
+
+
+def _forms(row: dict[str, Any], bytes_: Callable[[int], str]) -> str:
+    """How a model's weights are held, if not only in its own files."""
+    in_blocks = [f"{row['bits_per_weight']:.1f} bits per weight"] if row["bits_per_weight"] else []
+    packed = [f"{form} {bytes_(held)}" for form, held in row["packed"].items()]
+    return ", ".join([*in_blocks, *packed]) or "no"
 
 
 def _draft(card: TargetCard) -> str | None:
@@ -102,4 +115,4 @@ def _packed(card: TargetCard, packed: list[tuple[str, str, Path]]) -> dict[str, 
     if not packed:
         return {}
     own = revision(card.path)
-    return {packing: file.stat().st_size for of, packing, file in packed if of == own}
+    return {packing: file.stat().st_size for of, packing, file in packed if of == own and packing != BLOCKS}

@@ -13,15 +13,15 @@ from localspec.checkpoint import is_packed
 from localspec.cli.console import may_delete
 from localspec.cli.learned import Learned, forget_tokenizer
 from localspec.environment import home
-from localspec.errors import NotHere, UsageMistake
+from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.hub.cache import Removal, forget_what_is_gone, removable, remove
 from localspec.hub.cached_gguf import cached_gguf, discard_gguf
 from localspec.hub.sources import Source
 from localspec.models.entries import Entry
 from localspec.models.imported import import_of, is_gguf
-from localspec.models.packed_files import other_source, packed_of, remove_abandoned
+from localspec.models.packed_files import other_source, packed_of, remove_abandoned, unreadable
 from localspec.models.registry import NOWHERE, cards, is_import, is_path, reference, resolve
-from localspec.packed_file import forms
+from localspec.packed_file import Header, of_same_weights, peek
 from localspec.paths import Paths
 from localspec.pulling.heads import drafter_made_of
 from localspec.pulling.repositories import own_source, sources_of
@@ -90,13 +90,17 @@ def _remove_packed(name: str, paths: Paths, yes: bool, phrases: bool) -> None:
     """Deletes the packed forms of a model that was not fetched, which itself stays; or a packed file that is named."""
     if is_gguf(file := Path(os.path.expanduser(name))) and import_of(file, paths) is None:
         raise NotHere(f"{name} is a GGUF file of which nothing is kept here; delete the file yourself.")
+    given = Path(os.path.abspath(os.path.expanduser(name)))
+    if is_packed(given) and given in unreadable(paths):
+        _delete_unreadable(given, yes)
+        return
     card = resolve(name)
     path = card.path
     if is_packed(path):
         if path.parent not in (paths.imports, paths.packed):
             raise UsageMistake(f"{path} is not in {paths.imports}, where localspec keeps its own; delete it yourself.")
         whole = is_packed(Path(os.path.expanduser(name)))  # one file that is named, or what was imported
-        mine, what = ([path], str(path)) if whole else (sorted(forms(path).values()), name)
+        mine, what = ([path], str(path)) if whole else (sorted({path, *of_same_weights(path)}), name)
     else:
         mine, what = _without_others(packed_of(path, "", paths), []), f"the packed form of {name}"
         if not mine:
@@ -105,6 +109,8 @@ def _remove_packed(name: str, paths: Paths, yes: bool, phrases: bool) -> None:
         typer.echo(one_line(_packed_line(file)))
     if not is_packed(path):
         typer.echo(one_line(f"{name} itself stays, for it was not fetched by `localspec pull`."))
+    for stays in _read_from(mine):
+        typer.echo(one_line(f"{stays} stays; it is your own file."))
     freed = sum(file.stat().st_size for file in mine)
     if may_delete(f"{what} ({size(freed)})", yes):
         learned = Learned.of({name, card.name, reference(card)}, mine)
@@ -113,6 +119,28 @@ def _remove_packed(name: str, paths: Paths, yes: bool, phrases: bool) -> None:
             file.unlink(missing_ok=True)
         typer.echo(f"Deleted; {size(freed)} are free again.")
         learned.settle(yes, phrases)
+
+
+def _delete_unreadable(file: Path, yes: bool) -> None:
+    """Delete a packed file that cannot be read."""
+    freed = size(file.stat().st_size)
+    if may_delete(f"{file} ({freed})", yes):
+        file.unlink(missing_ok=True)
+        typer.echo(f"Deleted; {freed} are free again.")
+
+
+def _read_from(files: list[Path]) -> list[str]:
+    """Return the GGUF files of registrations."""
+    found = [header for file in files if (header := _registration(file))]
+    return [name for header in found for name in header.origin.files if Path(name).exists()]
+
+
+def _registration(file: Path) -> Header | None:
+    """Return the header of a registration; None for other files."""
+    with suppress(LocalspecError):
+        header = peek(file)[0].header
+        return header if header.registered else None
+    return None
 
 
 def _packed(removals: list[Removal], sources: list[Source], paths: Paths) -> list[Path]:
@@ -132,6 +160,8 @@ def _without_others(files: list[Path], sources: list[str]) -> list[Path]:
 
 def _packed_line(file: Path) -> str:
     of = other_source(file, [])
+    if header := _registration(file):
+        return f"What is known of {header.origin.name}, {size(file.stat().st_size)}, in {file}"
     return f"Packed{f', of {of}' if of else ''}, {size(file.stat().st_size)}, in {file}"
 
 

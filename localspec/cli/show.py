@@ -26,7 +26,7 @@ from localspec.text import one_line
 app = typer.Typer()
 
 Facts = dict[str, str | int | list[str] | None]
-_ONLY_KNOWN = ("draft", "draft_origin", "passed_over")  # lines that most models lack
+_ONLY_KNOWN = ("weights", "draft", "draft_origin", "passed_over")  # lines that most models lack
 
 
 @app.command()
@@ -71,6 +71,7 @@ def _installed_facts(card: TargetCard) -> Facts:
         "architecture": checkpoint.architecture,
         "parameters": checkpoint.parameters,
         "bytes": checkpoint.bytes,
+        "weights": checkpoint.held if checkpoint.packing else None,
         "context": shape.context if shape else checkpoint.context,
         "license": card.license,
         "drafters": [

@@ -1,6 +1,7 @@
 """localspec verify NAME"""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,13 +14,14 @@ from localspec.environment import home
 from localspec.errors import LocalspecError, NotHere
 from localspec.hub.cache import Verified, find_snapshot, verify
 from localspec.hub.sources import Source
+from localspec.models.fingerprint import fingerprints, recognised
 from localspec.models.packed_files import GPU_SUFFIX, packed_of
 from localspec.models.registry import NOWHERE, is_import, is_path, resolve
-from localspec.models.weight_digests import changed_unseen
+from localspec.models.weight_digests import look
 from localspec.packed_file import SUFFIX, forms, read
 from localspec.paths import Paths
 from localspec.pulling.repositories import own_source, sources_of
-from localspec.quantities import size
+from localspec.quantities import counted, size
 from localspec.text import one_line
 
 app = typer.Typer()
@@ -58,22 +60,61 @@ def verify_model(
 
 
 def _verify_own(name: str) -> list[str]:
-    """Looks at a model that was not fetched, and at whether its weights are those that it was packed from."""
-    found, paths, progress = inspect(resolve(name).path), Paths(home()), Progress()
+    """Read the weights of a model that was not fetched; return a clause for each file that changed unseen."""
+    path, paths = resolve(name).path, Paths(home())
+    found = inspect(path)
     if found.packing:
-        return []
+        return _verify_imported(name, path, paths)
     typer.echo(one_line(f"{name}: weights of {size(found.bytes)} are whole, as far as their own headers tell."))
+    changed = _looked(name, found.weight_files, paths)
+    if changed:  # it was perhaps packed from other weights
+        for file in packed_of(path, "", paths):
+            if file.parent == paths.packed:
+                file.unlink(missing_ok=True)
+    return [f"{file} of {name} has changed unseen; it is packed again when it is loaded next" for file in changed]
+
+
+def _verify_imported(name: str, path: Path, paths: Paths) -> list[str]:
+    """Read the GGUF files of an import that are here; return a clause for each that changed unseen."""
+    held = read(path).header.origin.files
+    files = [Path(file) for file in held if os.path.isabs(file)]
+    if not files or not all(file.is_file() for file in files) or not recognised(files, held, paths):
+        return []
+    changed = _looked(name, files, paths, listed=True)
+    return [
+        f"{file} of {name} has changed unseen; for the file as it is now delete {name} with `localspec rm {name}`, and "
+        "import it again"
+        for file in changed
+    ]
+
+
+def _looked(name: str, files: Sequence[Path], paths: Paths, listed: bool = False) -> list[str]:
+    """Read files, print what was found, and return the names of those that changed unseen.
+
+    `listed` prints what an entry in models.toml lists.
+    """
+    progress, marks = Progress(), {file: mark for file, (_, mark) in fingerprints(files).items()}
     try:
-        changed = changed_unseen(
-            found.weight_files,
+        found = look(
+            files,
+            marks,
             paths,
             lambda done, total: progress.show(f"reading {name}: {size(done)} of {size(total)}"),
         )
     finally:
         progress.clear()
-    for file in changed:
-        typer.echo(one_line(f"{name}: {file} has changed, and neither its size nor its times have."))
-    return [f"{file} of {name} has changed unseen; it is packed again when it is loaded next" for file in changed]
+    for file, one in found.items():
+        if one.unseen:
+            typer.echo(one_line(f"{name}: {file} has changed, and its size and what is sampled of it have not."))
+        if listed:
+            typer.echo(one_line(f"{name}: {file} has sha256 {one.digest}, fingerprint {marks[file]}."))
+    if not any(one.unseen for one in found.values()):
+        what = counted(len(found), "file")
+        if all(one.before == one.digest for one in found.values()):
+            typer.echo(one_line(f"{name}: {what} read, with the same content as at the last reading."))
+        else:
+            typer.echo(one_line(f"{name}: {what} read, and noted: from now on every changed byte is noticed here."))
+    return [file for file, one in found.items() if one.unseen]
 
 
 def _verify_packed(name: str, sources: list[Source], model: Source | None) -> list[str]:

@@ -225,8 +225,8 @@ class Engine:
 
     @property
     def revision(self) -> str:
-        """The revision of the target's weights."""
-        return self.profile.revision
+        """The revision of the target: of its weights, and of the texts that are with them."""
+        return self.profile.identity.revision
 
     @property
     def parameters(self) -> int:
@@ -434,8 +434,9 @@ class Engine:
     # -- what is kept for later sessions ------------------------------------------------------------------------------
 
     def _open_phrases(self, store: Store, learn: bool) -> SavedPhrases | None:
-        tokenizer = f"{self.target.tokenizer.hash}-{self.revision[:16]}"
-        return SavedPhrases.open(store, self.choice.target, tokenizer, learn, self._reporter)
+        identity, tokenizer = self.profile.identity, self.target.tokenizer.hash
+        now, earlier = (f"{tokenizer}-{one[:16]}" for one in (identity.weights, identity.revision))
+        return SavedPhrases.open(store, self.choice.target, now, learn, self._reporter, earlier)
 
     def _keep(self, start: int, kind: DecodingKind) -> None:
         """Keeps what the reply that began at token `start` taught. What cannot be kept costs this session nothing."""

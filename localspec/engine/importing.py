@@ -1,10 +1,10 @@
-"""GGUF files become models that are kept here: packed once, and then as quick to load as any."""
+"""GGUF files become models that are read from them: registered once, and then as quick to load as any."""
 
 import hashlib
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,15 +17,15 @@ from localspec.events import Reporter
 from localspec.machine import compiled
 from localspec.machine.machine import this_machine
 from localspec.models import registry
-from localspec.models.imported import import_of, imports, is_gguf, new_name
+from localspec.models.fingerprint import fingerprints
+from localspec.models.imported import import_of, imports, is_gguf, new_name, registrations
 from localspec.models.names import full_name
 from localspec.models.only_copies import move_only_copies
 from localspec.models.other_programs import ollama_name
-from localspec.models.packed_files import FILED
+from localspec.models.packed_files import FILED, packed_in
 from localspec.models.registry import TargetCard
 from localspec.models.shape import Shape
-from localspec.models.weight_digests import weight_digests
-from localspec.packed_file import Origin, PackedFile, read
+from localspec.packed_file import BLOCKS, Origin, PackedFile, forms, read
 from localspec.paths import Paths
 from localspec.policy.kept_packing import LOSSLESS, kept_packing
 from localspec.policy.measurements import NoMeasurements
@@ -37,7 +37,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Imported:
-    """A GGUF file is a model of this name now; `new` says whether it had to be packed for that, in `seconds`."""
+    """A GGUF file is a model of this name now; `new` says whether it was not yet, and `seconds` how long it took.
+
+    `path` is its registration, or its packed file if a packing was asked for; `bytes` are those of its weights.
+    """
 
     name: str
     path: Path
@@ -50,23 +53,108 @@ class Imported:
     new: bool
     seconds: float
 
+    @property
+    def bits(self) -> float:
+        """Bits that a weight takes, on average."""
+        return 8 * self.bytes / max(self.parameters, 1)
 
-def import_gguf(
-    file: Path,
-    settings: Settings,
-    reporter: Reporter,
-    origin: Origin | None = None,
-    texts: Mapping[str, bytes] | None = None,
-) -> Imported:
-    """Packs a model in GGUF, unless it was done before, in the packing that is asked for or suits this machine.
 
-    `origin` names the repository that it was fetched from; without one it is named by its file. `texts` are the model's
-    own, in place of those in the file. Raises UsageMistake for what cannot be had, NotHere, DoesNotFit and
-    LocalspecError for a file that cannot be read or computed, or whose tokenizer or chat template cannot be used.
+def import_gguf(file: Path, settings: Settings, reporter: Reporter) -> Imported:
+    """Register a GGUF file as a model that is read from it, and pack it if a packing is asked for.
+
+    Raises UsageMistake for what cannot be had, NotHere, DoesNotFit and LocalspecError for a file that cannot be read or
+    computed, or whose tokenizer or chat template cannot be used.
     """
-    began, paths, file = time.perf_counter(), Paths(home()), Path(os.path.abspath(file))
-    move_only_copies(paths, reporter)
+    began, paths = time.perf_counter(), Paths(home())
     asked = asked_packing(settings)
+    found, model, new = _register(file, asked or BLOCKS, reporter, paths)
+    path, packing, held = found.path, found.header.answers, found.header.weight_bytes
+    if packing != BLOCKS:
+        from localspec.native.gguf_pack import gguf_source
+        from localspec.native.packed_cache import pack_gguf
+
+        threads, known = this_machine().cores, forms(path).get(packing)
+        if known and not _holds_all(read(known), model):
+            known.unlink()
+            known = None
+        path = known or pack_gguf(gguf_source(model), packing, found.header.origin, threads, reporter, paths)
+        held = path.stat().st_size
+    origin = found.header.origin
+    card = registry.find(origin.name)
+    return Imported(
+        card.name if card else origin.name, path, packing, found.header.parameters, held, origin.license, model.size,
+        model.types, new, time.perf_counter() - began,
+    )  # fmt: skip
+
+
+def _register(file: Path, answers: str, reporter: Reporter, paths: Paths) -> tuple[PackedFile, "GgufModel", bool]:
+    """Register a file, unless that was done before. Returns its registration, and whether it is new.
+
+    `answers` is the packing that answers where none is asked for. Raises what `import_gguf` raises.
+    """
+    from localspec.gguf.model import GgufModel  # numpy
+    from localspec.native.gguf_pack import gguf_source, registration
+    from localspec.native.packed_cache import register
+
+    file = _checked(file)
+    move_only_copies(paths, reporter)
+    reporter.progress(f"reading {file.name}")
+
+    def show(done: int, total: int) -> None:
+        reporter.progress(f"reading {file.name}: {done / max(total, 1):.0%}")
+
+    former, model = import_of(file, paths, progress=show), GgufModel.open(file)
+    files = [part.path for part in model.parts]
+    model.chat.require_template()
+    same = former is not None and _holds_all(former, model)
+    before = [one for one in registrations(paths) if [*one.header.origin.files] == [*map(str, files)]]
+    changed = [one for one in before if former is None or one.path != former.path]
+    if former and not same:
+        reporter.notice(f"{file} was imported by a version that read its metadata in another way; it is read again.")
+    digests, marks = registry.file_digests(files, paths, show), fingerprints(files)
+    if former:
+        origin = former.header.origin
+    elif changed and not _has_copy(changed[0], paths):  # the weights that it had are nowhere any more
+        origin = replace(changed[0].header.origin, license=None)
+        reporter.notice(f"{file} has changed since it was imported; {origin.name} is now what the file holds.")
+    else:
+        origin = Origin(_name(file, files, digests, paths), "")
+        _name_older(file, files, reporter, paths)
+    held = {str(file): marks[file.name] for file in files}
+    origin = replace(
+        origin, revision=origin.revision if former else _revision(held, model.texts), files=held,
+        weights=model.weights, license=model.license() or origin.license,
+    )  # fmt: skip
+    header, known = registration(gguf_source(model), origin, answers), former is not None and former.header.registered
+    if not (same and known):
+        for sentence in model.notices():
+            reporter.notice(sentence)
+    _forget([*changed, *([former] if former and not same else [])], paths)
+    written = read(register(header, model.texts, reporter, paths))
+    for one in [*changed, *([former] if former and known else [])]:
+        if one.path != written.path:
+            one.path.unlink(missing_ok=True)
+    return written, model, not (same and known)
+
+
+def _has_copy(registered: PackedFile, paths: Paths) -> bool:
+    """Return whether there is a packed file of a registered model that does not go with the cache."""
+    others = (one.header for one in packed_in(paths.imports) if not one.header.registered)
+    return any(other.origin.revision == registered.header.origin.revision for other in others)
+
+
+def _forget(former: Sequence[PackedFile], paths: Paths) -> None:
+    """Delete what was packed of the former contents of files, or with former texts, and can be made again."""
+    revisions = {one.header.origin.revision for one in former}
+    for one in packed_in(paths.packed):
+        if one.header.origin.revision in revisions:
+            with suppress(OSError):
+                one.path.unlink(missing_ok=True)
+
+
+def _checked(file: Path) -> Path:
+    """Return the absolute path of a file. Raises UsageMistake, NotHere and LocalspecError for what cannot be one."""
+    file = Path(os.path.abspath(file))
     if file.exists() and not file.is_file():
         what = "a directory" if file.is_dir() else "no regular file"
         raise UsageMistake(f"{str(file)!r} is {what}; give a GGUF file.")
@@ -74,70 +162,73 @@ def import_gguf(
         raise NotHere(f"There is no file {str(file)!r}; give a GGUF file that is on this machine.")
     if re.search("[\ud800-\udfff]", str(file)):
         raise LocalspecError(f"The name of {str(file)!r} is not UTF-8, and so cannot be kept; rename it.")
-    from localspec.gguf.model import GgufModel  # numpy
+    return file
 
-    reporter.progress(f"reading {file.name}")
 
-    def show(done: int, total: int) -> None:
-        reporter.progress(f"reading {file.name}: {done / max(total, 1):.0%}")
+def _name(file: Path, files: Sequence[Path], digests: Mapping[str, str], paths: Paths) -> str:
+    """Return the name of a model that is new: of the entry that lists its files, if there is one."""
+    taken = registry.cards(paths).keys() - imports(paths).keys()
+    listed = registry.listed_as(digests.values(), paths)
+    names = (old for old, now in registry.renamed(paths).items() if now == listed)  # phrases have the former name
+    return next(names, listed) or new_name(file, digests[files[0].name], taken, paths, ollama_name(file))
 
-    former = import_of(file, paths, asked, show) if origin is None else None
-    model, threads = GgufModel.open(file, texts), this_machine().cores
-    if former and all(_holds(former, name, content) for name, content in model.texts.items()):
-        return _imported(former, model, False, time.perf_counter() - began)
-    from localspec.native.gguf_pack import pack_gguf
 
-    model.chat.require_template()
-    if former:
-        reporter.notice(f"{file} was imported by a version that read its metadata in another way; it is packed again.")
-    files = [part.path for part in model.parts]
-    shape = Shape.of(model.config.content)  # before the files are read
-    digests = weight_digests(files, paths, threads, show)
-    same = import_of(file, paths) if origin is None else None  # in another packing, perhaps of where the file lay then
-    places = {part.path.name if origin else str(part.path): part for part in model.parts}
-    if origin is None:
-        taken = registry.cards(paths).keys() - imports(paths).keys()
-        listed = registry.listed_as(digests.values(), paths)
-        names = (old for old, now in registry.renamed(paths).items() if now == listed)  # phrases have the former name
-        name = next(names, listed) or new_name(file, digests[files[0].name], taken, paths, ollama_name(file))
-        origin = same.header.origin if same else Origin(name, "")
-    revision = hashlib.sha256("".join(digests[file.name] for file in files).encode())
-    for name, content in sorted(model.texts.items()):
-        revision.update(f"{name} {len(content)}\n".encode() + content)
-    origin = replace(
-        origin,
-        revision=revision.hexdigest()[:40],
-        license=model.license() or origin.license,
-        files=origin.files or {place: (part.bytes, digests[part.path.name]) for place, part in places.items()},
-    )
-    before = [name for name, one in imports(paths).items() if _is_older(one.header.origin, origin)]
-    if before:
-        former_names, remove = ", ".join(before), before[0] if len(before) == 1 else "NAME"
+def _name_older(file: Path, files: Sequence[Path], reporter: Reporter, paths: Paths) -> None:
+    """Say which models earlier versions packed from other contents of these files: they stay."""
+    older = [name for name, one in imports(paths).items() if [*one.header.origin.files] == [*map(str, files)]]
+    if older:
+        former_names, remove = ", ".join(older), older[0] if len(older) == 1 else "NAME"
         reporter.notice(
             f"{file} has changed since it was imported as {former_names}, which stays until `localspec rm {remove}`."
         )
+
+
+def _revision(files: Mapping[str, tuple[int, str]], texts: Mapping[str, bytes]) -> str:
+    revision = hashlib.sha256("".join(digest for _, digest in files.values()).encode())
+    for name, content in sorted(texts.items()):
+        revision.update(f"{name} {len(content)}\n".encode() + content)
+    return revision.hexdigest()[:40]
+
+
+def pack_fetched(
+    file: Path, settings: Settings, reporter: Reporter, origin: Origin, texts: Mapping[str, bytes] | None = None
+) -> PackedFile:
+    """Pack a GGUF file that was fetched, and will be deleted, in the packing that is asked for or suits this machine.
+
+    `texts` are the model's own, in place of those in the file. Raises what `import_gguf` raises.
+    """
+    from localspec.gguf.model import GgufModel  # numpy
+    from localspec.native.gguf_pack import gguf_source
+    from localspec.native.packed_cache import pack_gguf
+
+    paths, packing = Paths(home()), asked_packing(settings)
+    reporter.progress(f"reading {file.name}")
+    model, threads = GgufModel.open(file, texts), this_machine().cores
+    model.chat.require_template()
+    files = [part.path for part in model.parts]
+    digests = registry.file_digests(files, paths)
+    held = {part.path.name: (part.bytes, digests[part.path.name]) for part in model.parts}
+    origin = replace(
+        origin, revision=_revision(held, model.texts), files=held, weights=model.weights,
+        license=model.license() or origin.license,
+    )  # fmt: skip
     for sentence in model.notices():
         reporter.notice(sentence)
-    packing = asked or _suitable(origin, shape, settings)
-    packed = pack_gguf(model, packing, origin, threads, reporter, paths)
-    if former and former.header.packing == packing and former.path != packed:
-        with suppress(OSError):
-            former.path.unlink(missing_ok=True)
-    return _imported(read(packed), model, True, time.perf_counter() - began)
+    shape = Shape.of(model.config.content)
+    if shape is not None and packing is None:
+        packing = kept_packing(origin.name, origin.license, shape, settings, this_machine(), NoMeasurements())
+    source = gguf_source(model)
+    return read(pack_gguf(source, packing or LOSSLESS, origin, threads, reporter, paths, only_copy=True))
 
 
-def _is_older(held: Origin, origin: Origin) -> bool:
-    """Return whether a model was imported from the same files with another content."""
-    return held.files.keys() == origin.files.keys() and held.files != origin.files
-
-
-def _holds(packed: PackedFile, name: str, content: bytes) -> bool:
-    """Return whether a packed file has this text of its model."""
-    return name in packed.header.texts and packed.text(name) == content
+def _holds_all(packed: PackedFile, model: "GgufModel") -> bool:
+    """Return whether a packed file or a registration has the texts of its model as they are read now."""
+    texts = packed.header.texts
+    return all(name in texts and packed.text(name) == content for name, content in model.texts.items())
 
 
 def ready(name: str, settings: Settings, reporter: Reporter) -> TargetCard:
-    """The model that a name means; a GGUF file is imported if it never was, or has changed.
+    """The model that a name means; a GGUF file is registered if it never was, or has changed or moved.
 
     Raises what `resolve` and `import_gguf` raise.
     """
@@ -145,17 +236,23 @@ def ready(name: str, settings: Settings, reporter: Reporter) -> TargetCard:
     file = Path(os.path.expanduser(name)) if name and "\0" not in name else None
     if file is None or name in registry.cards() or not is_gguf(file):
         return registry.resolve(name)
-    if import_of(file, Paths(home()), asked_packing(settings)) is None:
-        done = import_gguf(file, settings, reporter)
-        reporter.notice(f"{name} was imported as {done.name}; {size(done.bytes)} are kept in {done.packing}.")
+    _need_cpu(settings)
+    paths = Paths(home())
+    known = import_of(file, paths)
+    if known is None or not known.header.registered or known.header.missing:
+        moved = known is not None and known.header.registered
+        answers = known.header.answers if known else BLOCKS
+        header = _register(file, answers, reporter, paths)[0].header
+        if not moved:
+            reporter.notice(
+                f"{name} was imported as {header.origin.name}: {size(header.weight_bytes)}, read from {file}, which "
+                "must stay there."
+            )
     return registry.resolve(name)
 
 
-def asked_packing(settings: Settings) -> str | None:
-    """The packing that the settings name; None leaves it open.
-
-    Raises UsageMistake for what a GGUF file cannot have, LocalspecError where the CPU engine is missing.
-    """
+def _need_cpu(settings: Settings) -> None:
+    """Raise UsageMistake where another device is asked for, LocalspecError where the CPU engine is missing."""
     if missing := compiled.missing():
         raise LocalspecError(f"A GGUF file serves the CPU engine alone, and {missing}.")
     if settings.device not in ("auto", "cpu"):
@@ -163,27 +260,18 @@ def asked_packing(settings: Settings) -> str | None:
             f"A GGUF file serves the CPU engine alone, and {settings.shown('device')} is asked for; leave it out, or "
             "fetch the model's own weights with `localspec pull`."
         )
+
+
+def asked_packing(settings: Settings) -> str | None:
+    """The packing that the settings name; None leaves it open.
+
+    Raises UsageMistake for what a GGUF file cannot be packed in, and what `_need_cpu` raises.
+    """
+    _need_cpu(settings)
     asked: str = settings.dtype if settings.quantize == "auto" else settings.quantize  # as `run` understands them
     if asked not in ("auto", *FILED):
         raise UsageMistake(
-            f"A GGUF file is kept in {' or '.join(FILED)}, and weights in {asked} are asked for; give --quantize with "
-            "one of these, or leave it out."
+            f"A GGUF file is packed in {' or '.join(FILED)}, and weights in {asked} are asked for; give --quantize "
+            "with one of these, or leave it out."
         )
     return None if asked == "auto" else asked
-
-
-def _suitable(origin: Origin, shape: Shape | None, settings: Settings) -> str:
-    found = None
-    if shape is not None:
-        found = kept_packing(origin.name, origin.license, shape, settings, this_machine(), NoMeasurements())
-    return found or LOSSLESS
-
-
-def _imported(packed: PackedFile, model: "GgufModel", new: bool, seconds: float) -> Imported:
-    header = packed.header
-    card = registry.find(header.origin.name)
-    name = card.name if card else header.origin.name
-    return Imported(
-        name, packed.path, header.packing, header.parameters, packed.path.stat().st_size,
-        header.origin.license, model.size, model.types, new, seconds,
-    )  # fmt: skip

@@ -12,10 +12,10 @@ from localspec.checkpoint import revision, weight_files
 from localspec.environment import home
 from localspec.errors import LocalspecError, out_of_memory
 from localspec.events import Reporter
-from localspec.machine.hardware import physical_cores
 from localspec.machine.memory import free_memory
+from localspec.models.fingerprint import fingerprints, identified
 from localspec.models.packed_files import GPU_SUFFIX, in_all_formats, lock_of, remove_abandoned
-from localspec.models.weight_digests import stamps, weight_digests
+from localspec.models.weight_digests import stamps
 from localspec.packed_file import DamagedFile, Origin
 from localspec.paths import Paths, private_directory
 from localspec.policy.choice import LoadSpec
@@ -36,7 +36,7 @@ def load_kept(choice: LoadSpec, load: Load, reporter: Reporter) -> "Target":
 
     try:
         before = stamps(weight_files(choice.target.path))
-        file, made_of = _place(choice, reporter)
+        file, made_of = _place(choice)
     except (LocalspecError, OSError) as trouble:
         reporter.notice(f"The packed model cannot be kept: {_told(trouble)}.")
         return load(None)
@@ -66,22 +66,16 @@ def kept_damage(file: Path) -> str | None:
     return damage(file)
 
 
-def _place(choice: LoadSpec, reporter: Reporter) -> tuple[Path, str]:
-    """Where the packed weights lie or would lie, and what says of which weights they are."""
+def _place(choice: LoadSpec) -> tuple[Path, str]:
+    """Return where the packed weights lie or would lie, and what says of which weights they are."""
     path, paths = choice.target.path, Paths(home())
-    files = weight_files(path)
-
-    def progress(done: int, total: int) -> None:
-        reporter.progress(f"reading the weights of {choice.target.name}, once: {size(done)} of {size(total)}")
-
-    digests = weight_digests(files, paths, physical_cores(), progress)
-    origin = Origin(
-        choice.target.name,
-        revision(path),
-        files={file.name: (file.stat().st_size, digests[file.name]) for file in files},
-    )
-    file = in_all_formats(origin, f"{choice.quantize}-{choice.dtype}", paths)[0].with_suffix(GPU_SUFFIX)
-    return file, " ".join(f"{name} {digest}" for name, digest in sorted(digests.items()))
+    files, revision_now = weight_files(path), revision(path)
+    places = []
+    for of in (identified(files, paths), fingerprints(files)):  # before and after their SHA-256 was known
+        origin = Origin(choice.target.name, revision_now, files=of)
+        file = in_all_formats(origin, f"{choice.quantize}-{choice.dtype}", paths)[0].with_suffix(GPU_SUFFIX)
+        places.append((file, " ".join(f"{name} {digest}" for name, (_, digest) in sorted(of.items()))))
+    return next((place for place in places if place[0].exists()), places[0])
 
 
 def _keep(target: "Target", file: Path, made_of: str, choice: LoadSpec, reporter: Reporter) -> None:

@@ -2,13 +2,16 @@
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from localspec.decoding.measuring import Measuring, finished
 from localspec.events import Reporter
 from localspec.machine.hardware import IdleCores, physical_cores
+from localspec.models.fingerprint import Identity
 from localspec.store.database import StoreTrouble
 from localspec.store.store import Store
 
@@ -44,6 +47,17 @@ class MeasurementCache:
         self.reporter = reporter or Reporter()
         self._store = store
         self._idle_cores, self._opened = IdleCores(), time.monotonic()
+
+    def identity(self, path: Path) -> Identity:
+        """Return what measurements of a model are filed under; those of earlier versions are filed there from now on.
+
+        Raises LocalspecError for a model whose files are damaged.
+        """
+        found = Identity(path)
+        if self._store is not None and not self._store.read_only and found.weights != found.revision:
+            with suppress(StoreTrouble):  # what is not found is measured again
+                self._store.measurements.rename(found.revision, found.weights)
+        return found
 
     def recall(self, quantity: Quantity[T], subject: str) -> T | None:
         """What was kept; None where nothing was."""

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 from typing import Self
 
-from localspec.checkpoint import revision
 from localspec.decoding.exactness import Exactness
 from localspec.decoding.measuring import Measuring, finished
 from localspec.engine.backends import Target, checking_exactness, fills_rows
@@ -19,6 +18,7 @@ from localspec.engine.recalled_measurements import (
 )
 from localspec.events import Reporter, Statistics
 from localspec.machine.machine import this_machine
+from localspec.models.fingerprint import Identity
 from localspec.models.shape import Shape
 from localspec.policy.choice import LoadSpec
 from localspec.policy.decoding_kinds import DecodingKind, kept_as
@@ -33,16 +33,16 @@ class ModelProfile:
     """The measurements of one model in one form: its weights, precision and context, on this machine."""
 
     cache: MeasurementCache
-    revision: str  # of the weights
+    identity: Identity
     subject: str
 
     @classmethod
     def of(cls, choice: LoadSpec, cache: MeasurementCache) -> Self:
         """The profile of a model as this choice loads it. Raises LocalspecError where its files are damaged."""
-        weights = revision(choice.target.path)
+        identity = cache.identity(choice.target.path)
         packing = f"{choice.quantize} above {choice.threshold}" if choice.threshold else choice.quantize
-        subject = model_subject(weights, choice.device, choice.dtype, packing, choice.exact, choice.context)
-        return cls(cache, weights, with_kernels(subject, choice.device, cache))
+        subject = model_subject(identity.weights, choice.device, choice.dtype, packing, choice.exact, choice.context)
+        return cls(cache, identity, with_kernels(subject, choice.device, cache))
 
     @property
     def reporter(self) -> Reporter:
@@ -115,6 +115,7 @@ def estimated_costs(spec: LoadSpec, target: Target, cache: MeasurementCache) -> 
     assert device is not None and shape is not None
     rates = known.rates(device.name, spec.dtype, spec.quantize)
     if rates is None:
-        device = replace(device, bandwidth=known.bandwidth(device.name))
+        bits = 8 * target.read_bytes / shape.matrices
+        device = replace(device, bandwidth=known.bandwidth(device.name), block_bits=bits)
         rates = estimated_rates(device, spec.dtype, spec.quantize)
     return Estimate(shape, rates)

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 from localspec import __version__
-from localspec.checkpoint import revision
 from localspec.engine.measurement_cache import MeasurementCache, Quantity
 from localspec.engine.own_kernels import with_kernels
 from localspec.errors import LocalspecError
@@ -51,10 +50,10 @@ REPLY_SUMS = Quantity("replies by their decoding", _sums_by_drafter, dict)
 REPLAYS = Quantity("replays", _sums_by_drafter, dict)  # the same, of replies that a search decoded again
 
 
-def model_subject(revision: str, device: str, dtype: str, quantize: str, exact: bool, context: int | None) -> str:
+def model_subject(weights: str, device: str, dtype: str, quantize: str, exact: bool, context: int | None) -> str:
     """What a measurement of a model is valid for: its weights and form, this version, this machine."""
     form, longest = "exact" if exact else "fastest", "own context" if context is None else str(context)
-    return " · ".join((revision, dtype, quantize, form, longest, f"localspec {__version__}", versions(device)))
+    return " · ".join((weights, dtype, quantize, form, longest, f"localspec {__version__}", versions(device)))
 
 
 def device_subject(device: str, dtype: str, quantize: str) -> str:
@@ -71,19 +70,19 @@ class RecalledMeasurements:
     def __init__(self, cache: MeasurementCache, exact: bool = False, context: int | None = None) -> None:
         self.cache = cache
         self._forms = dict.fromkeys(((exact, context), (exact, None), (False, None)))
-        self._revisions: dict[Path, str] = {}  # every precision asks for it, and it reads all over the files
+        self._weights: dict[Path, str] = {}  # every precision asks for it, and it reads all over the files
 
     def of(self, card: TargetCard, device: str, dtype: str, quantize: str) -> ModelMeasurements:
         """What forwards of this model cost here, and what its replies were like."""
         if not card.here:
             return ModelMeasurements()
         try:
-            if card.path not in self._revisions:
-                self._revisions[card.path] = revision(card.path)
+            if card.path not in self._weights:
+                self._weights[card.path] = self.cache.identity(card.path).weights
         except LocalspecError:  # damaged, which is reported when it is loaded
             return ModelMeasurements()
         for exact, context in self._forms:
-            subject = model_subject(self._revisions[card.path], device, dtype, quantize, exact, context)
+            subject = model_subject(self._weights[card.path], device, dtype, quantize, exact, context)
             subject = with_kernels(subject, device, self.cache)
             replies, replays = (
                 {key: stats for key, of_it in sums.items() if (stats := reply_stats(of_it)) is not None}

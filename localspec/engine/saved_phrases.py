@@ -25,14 +25,19 @@ class SavedPhrases:
     reporter: Reporter
 
     @classmethod
-    def open(cls, store: Store, card: TargetCard, tokenizer: str, learn: bool, reporter: Reporter) -> Self | None:
-        """The phrases of this model; `tokenizer` names its tokenizer and revision, which their tokens belong to.
+    def open(
+        cls, store: Store, card: TargetCard, tokenizer: str, learn: bool, reporter: Reporter, earlier: str | None = None
+    ) -> Self | None:
+        """Return the phrases of a model; None without any if nothing may be kept, or if the store cannot be used.
 
-        None where there are none and nothing may be kept, or where the store cannot be used, which is reported.
+        `tokenizer` names the tokenizer and the weights, which the tokens belong to, and `earlier` is how an earlier
+        version named them; without it only a pool of the same name or place counts. Trouble with the store is reported.
         """
         try:
             former = former_path(card.path, Paths(home()))
-            pool_id = store.phrases.pool(reference(card), tokenizer, str(card.path), make=learn, former=former)
+            pool_id = store.phrases.pool(
+                reference(card), tokenizer, str(card.path), make=learn, former=former, earlier=earlier
+            )
         except StoreTrouble as trouble:
             reporter.notice(str(trouble))
             return None

@@ -125,3 +125,16 @@ NAMES = {
 def floats(block: Block, stored: Any) -> Floats:
     """The numbers that whole blocks stand for, one after another."""
     return block.floats(np.frombuffer(stored, np.uint8).reshape(-1, block.bytes)).reshape(-1)
+
+
+def q8_0(numbers: Floats) -> Bytes:
+    """Return numbers, of which 32 share a scale, rounded to Q8_0 as ggml's quantize_row_q8_0_ref does it, as bytes."""
+    groups = numbers.reshape(-1, 32)
+    scale = np.abs(groups).max(axis=1, keepdims=True) / np.float32(127)
+    inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale > 0)
+    with np.errstate(invalid="ignore", over="ignore"):  # whoever packs the blocks refuses a scale that is no number
+        steps = groups * inverse
+        whole = np.trunc(steps)
+        whole += np.copysign(np.abs(steps - whole) >= 0.5, steps)  # half away from zero
+        blocks = np.concatenate([scale.astype("<f2").view(np.uint8), whole.astype(np.int8).view(np.uint8)], axis=1)
+    return blocks.reshape(-1)

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -21,6 +21,7 @@ from localspec.gguf.roles import ends_at_words, impossible_roles
 from localspec.gguf.tokens import tokenizer_files
 from localspec.models.architecture import TransformerConfig, in_features, weight_map
 from localspec.models.chat_tokenizer import ChatTokenizer
+from localspec.models.fingerprint import sampled_weights
 from localspec.models.imported import parts_of
 from localspec.models.model_config import ModelConfig
 from localspec.models.stored_weights import StoredTensor
@@ -65,6 +66,34 @@ class GgufTensor(StoredTensor):
             found[filled : filled + len(taken)] = taken
             filled, row = filled + len(taken), row + len(taken)
         return found.reshape(-1)
+
+    def samples(self, firsts: Sequence[int], count: int) -> bytes:
+        """Return `count` weights from each of `firsts` on as fp32; all of a sample lie in one row and one block.
+
+        Raises LocalspecError for a file that changed or cannot be read.
+        """
+        if len(self.shape) < 2:
+            whole = self.floats(0, prod(self.shape))
+            return b"".join(whole[first : first + count].astype("<f4").tobytes() for first in firsts)
+        columns, block = prod(self.shape[1:]), self.block
+        stored = np.empty((len(firsts), -(-count // block.weights) * block.bytes), np.uint8)
+        within = []
+        for index, first in enumerate(firsts):
+            row, column = divmod(first, columns)
+            at = self._stored_row(row) * columns + column
+            within.append(at % block.weights)
+            self.read(stored[index].data, at // block.weights * block.bytes)
+        unpacked = floats(block, stored.data).reshape(len(firsts), -1)
+        found = [weights[start : start + count] for weights, start in zip(unpacked, within, strict=True)]
+        return np.concatenate(found).astype("<f4", copy=False).tobytes()
+
+    def _stored_row(self, row: int) -> int:
+        """Return where a row of the Hugging Face layout is stored."""
+        if not self.head_rows:
+            return row
+        head, within = divmod(row, self.head_rows)
+        half, pair = divmod(within, self.head_rows // 2)
+        return head * self.head_rows + 2 * pair + half
 
     def _rows(self, start: int, end: int, columns: int) -> npt.NDArray[np.float32]:
         size = columns // self.block.weights * self.block.bytes
@@ -192,12 +221,25 @@ class GgufModel:
         said = self.metadata.label("general.license")
         return one_line(said)[:LONGEST_LICENSE] if said else None
 
-    def tensors(self, sizes: TransformerConfig) -> dict[str, StoredTensor]:
+    @cached_property
+    def weights(self) -> str:
+        """The fingerprint of its weights, which is that of a directory with the same numbers.
+
+        Raises what `tensors` raises, and LocalspecError for files that change meanwhile.
+        """
+        found = self.tensors(TransformerConfig.of(self.config))
+
+        def values(name: str, firsts: Sequence[int], count: int) -> bytes:
+            return found[name].samples(firsts, count)
+
+        return sampled_weights({name: tensor.shape for name, tensor in found.items()}, values)
+
+    def tensors(self, sizes: TransformerConfig) -> dict[str, GgufTensor]:
         """Every tensor that the model is made of, by its name in the Hugging Face layout.
 
         Raises LocalspecError for one that is missing, of another shape than promised, or that nothing here computes.
         """
-        found: dict[str, StoredTensor] = {}
+        found: dict[str, GgufTensor] = {}
         taken = set(_BESIDE)
         for name, parts in weight_map(sizes).items():
             columns = in_features(name, sizes)

@@ -37,6 +37,7 @@ class Device:
     missing: Mapping[str, str] = field(default_factory=dict)
     engine: str = "torch"  # what computes there: native, our own library, or torch
     cores: int = 1  # of a CPU
+    block_bits: float = 0.0  # of a weight in GGUF's blocks, if a model that has some is asked about
 
     @property
     def backend(self) -> str:

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from localspec.checkpoint import inspect, read_config, read_json, revision, tensor_headers
+from localspec.checkpoint import inspect, read_config, read_json, tensor_headers
 from localspec.environment import home
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.hub.cache import find_snapshot
 from localspec.models.drafter_kinds import TABLE, WEIGHTS, kind_of, kinds
+from localspec.models.fingerprint import Identity
 from localspec.models.mtp_layer import MTP, mtp_layer
 from localspec.models.registry import TargetCard
 from localspec.models.target_map import target_map
@@ -38,6 +39,7 @@ class DrafterCard:
     bytes: int
     about: Mapping[str, Any]  # the rest of drafter.json
     others: int = 0  # parameters that are in no matrix
+    weights: str = ""  # the fingerprint of that target's weights; empty in a drafter of an earlier version
     inner: int = 0  # channels of the target's inner states that it reads, of which a forward makes as many a row
 
     @property
@@ -91,10 +93,11 @@ def find_drafter(name: str, card: TargetCard, paths: Paths | None = None) -> Dra
             f"make one with `localspec train {name} -m {card.name if card.entry else card.path}`."
         )
     named = read_drafter(Path(os.path.abspath(os.path.expanduser(name))))
-    if named.revision and named.revision != (own := revision(card.path)):
+    if named.revision and not (own := Identity(card.path)).owns(named.weights, named.revision):
+        made_for, these = (named.weights, own.weights) if named.weights else (named.revision, own.revision)
         raise UsageMistake(
-            f"The drafter in {named.path} was made for {named.target} ({named.revision[:12]}), and {card.name} is "
-            f"{own[:12]}; name the model it was made for, or train one for this."
+            f"The drafter in {named.path} was made for {named.target} ({made_for[:12]}), and {card.name} is "
+            f"{these[:12]}; name the model it was made for, or train one for this."
         )
     return named
 
@@ -111,14 +114,14 @@ def trained_drafters(card: TargetCard, paths: Paths | None = None) -> list[Draft
 def _drafters_here(card: TargetCard, paths: Paths | None) -> Iterator[tuple[object, DrafterCard | LocalspecError]]:
     """Yields (kind, drafter) for a model, the first choice first; of one that is damaged or not kept why not it."""
     places = _drafter_places(card, paths)
-    own = revision(card.path) if places else ""
+    own = Identity(card.path)
     for path in places:
         try:
             content = _content(path / "drafter.json")
         except LocalspecError:
             continue  # it does not even say what it is; who names its directory gets the error
         target = content.get("target")
-        if isinstance(target, dict) and target.get("revision") == own:
+        if isinstance(target, dict) and own.owns(target.get("weights"), target.get("revision")):
             found: DrafterCard | LocalspecError
             try:
                 found = _not_kept(path, content) if content.get("kept", True) is False else read_drafter(path)
@@ -197,7 +200,8 @@ def read_drafter(path: Path) -> DrafterCard:
     made_for, name = str(target.get("revision", "")), str(target.get("name", "another model"))
     inner = shapes.get(kind_of(kind).states_in, ())[-1:]
     size = weights.stat().st_size
-    return DrafterCard(kind, path, options, made_for, name, parameters, size, content, others, *inner)
+    weights_of = str(target.get("weights") or "")
+    return DrafterCard(kind, path, options, made_for, name, parameters, size, content, others, weights_of, *inner)
 
 
 def _not_kept(path: Path, content: Mapping[str, Any]) -> NotHere:

@@ -61,7 +61,7 @@ class Entry:
 
     `quality` orders models, the best highest. `verified`: a pull of it is known to have worked. `forms` are others than
     that of `source`, which is the publisher's own. `sha256` are the digests of GGUF files of this model, including
-    every part of a split file.
+    every part of a split file; `fingerprints` are those of the same files.
     """
 
     name: str
@@ -81,6 +81,7 @@ class Entry:
     drafters: tuple[PublishedDrafter, ...] = ()
     forms: tuple[Form, ...] = ()
     sha256: tuple[str, ...] = ()
+    fingerprints: tuple[str, ...] = ()
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -101,8 +102,14 @@ def _three_texts(value: object) -> bool:
     return isinstance(value, list) and 0 < len(value) <= 3 and all(map(_text, value))
 
 
-def _digests(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) and re.fullmatch("[0-9a-f]{64}", one) for one in value)
+def _digests(digits: int) -> Callable[[object], bool]:
+    """Return a check for lists of digests of so many digits."""
+
+    def check(value: object) -> bool:
+        return isinstance(value, list) and all(isinstance(one, str) and pattern.fullmatch(one) for one in value)
+
+    pattern = re.compile(f"[0-9a-f]{{{digits}}}")
+    return check
 
 
 def _switch(value: object) -> bool:
@@ -140,7 +147,8 @@ _ENTRY: _Keys = {
     "publisher": _TEXT, "quality": _COUNT, "gated": _SWITCH, "verified": _SWITCH, "shape": _TABLE,
     "architecture": _one_of(*ARCHITECTURES), "thinking": _one_of(*get_args(WhenItThinks)),
     "starters": (_three_texts, "one to three texts"), "drafters": _TABLES, "forms": _TABLES,
-    "sha256": (_digests, "a list of SHA-256 digests, each of 64 hexadecimal digits in lower case"),
+    "sha256": (_digests(64), "a list of SHA-256 digests, each of 64 hexadecimal digits in lower case"),
+    "fingerprints": (_digests(40), "a list of fingerprints, each of 40 hexadecimal digits in lower case"),
 }  # fmt: skip
 _AS_THEY_ARE = (
     "license", "description", "publisher", "quality", "gated", "verified", "architecture", "thinking",
@@ -159,7 +167,7 @@ def read_entries(file: Path) -> Iterator[Entry]:
                 f"M{of[1:]} has {'both a path and a repo' if 'path' in entry else 'no path'}; give it "
                 'path = "the model\'s directory", or repo = "org/name" of the hub.'
             )
-        if "sha256" in entry and "repo" not in entry:
+        if {"sha256", "fingerprints"} & entry.keys() and "repo" not in entry:
             raise UsageMistake(
                 f"M{of[1:]} has a path, so an imported file cannot be this model; remove sha256, or give it a repo."
             )
@@ -176,6 +184,7 @@ def read_entries(file: Path) -> Iterator[Entry]:
             drafters=tuple(_published(one, f"a drafter of {of}") for one in entry.get("drafters", ())),
             forms=tuple(_form(one, f"a form of {of}") for one in entry.get("forms", ())),
             sha256=tuple(entry.get("sha256", ())),
+            fingerprints=tuple(entry.get("fingerprints", ())),
             **{key: entry[key] for key in _AS_THEY_ARE if key in entry},
         )
 

@@ -1,12 +1,12 @@
-"""GGUF files that were imported: packed models without a repository, known by the files that they were made of."""
+"""GGUF files that were imported: models without a repository, known by the files that they are made of."""
 
 import os
 import re
 from collections.abc import Collection
 from pathlib import Path
 
-from localspec.models.packed_files import packed_files
-from localspec.models.weight_digests import weight_digests
+from localspec.models.fingerprint import recognised
+from localspec.models.packed_files import damaged, packed_files
 from localspec.packed_file import PackedFile, Progress
 from localspec.paths import Paths
 
@@ -46,39 +46,39 @@ def came_from_gguf(files: Collection[str]) -> bool:
 
 
 def imports(paths: Paths) -> dict[str, PackedFile]:
-    """The packed models that were imported, by name; of several the one that was made last."""
-    return {one.header.origin.name: one for one in sorted(_imported(paths), key=lambda one: one.path.stat().st_mtime)}
+    """The packed models that were imported, by name; of several the one that is read from its files, or made last."""
+    return {one.header.origin.name: one for one in sorted(_imported(paths), key=_rank)}
 
 
-def import_of(
-    path: Path, paths: Paths, packing: str | None = None, progress: Progress = lambda done, total: None
-) -> PackedFile | None:
-    """What was imported from a file as it is now, wherever it lay then; None where nothing was, or in another packing.
+def registrations(paths: Paths) -> list[PackedFile]:
+    """Return the imported models that are read from their GGUF files."""
+    return [one for one in _imported(paths) if one.header.registered]
 
-    Raises LocalspecError for a file that cannot be read.
+
+def _rank(one: PackedFile) -> tuple[bool, float]:
+    return one.header.registered, one.path.stat().st_mtime
+
+
+def import_of(path: Path, paths: Paths, progress: Progress = lambda done, total: None) -> PackedFile | None:
+    """What was imported from a file as it is now, wherever it lay then; None where nothing was.
+
+    A registration comes before packed files. Raises LocalspecError for a file that cannot be read.
     """
     files = parts_of(path)
     if not all(file.is_file() for file in files):
         return None
-    sizes = sorted(file.stat().st_size for file in files)
-    of_size = [
-        one
-        for one in _imported(paths)
-        if sizes == sorted(size for size, _ in one.header.origin.files.values())
-        and packing in (None, one.header.packing)
-    ]
-    if not of_size:  # most files are told apart without reading them
-        return None
-    digests = sorted(weight_digests(files, paths, progress=progress).values())
-    same = [one for one in of_size if digests == sorted(digest for _, digest in one.header.origin.files.values())]
-    return max(same, key=lambda one: one.path.stat().st_mtime, default=None)
+    every = _imported(paths)
+    origins = {tuple(sorted(one.header.origin.files.items())) for one in every}  # packings of one import share it
+    known = {origin for origin in origins if recognised(files, dict(origin), paths, progress)}
+    same = [one for one in every if tuple(sorted(one.header.origin.files.items())) in known]
+    return max(same, key=_rank, default=None)
 
 
 def new_name(path: Path, digest: str, taken: Collection[str], paths: Paths, called: str | None = None) -> str:
     """Return the name of a model that is imported from a file: that of the file, or `called`.
 
     If another model has this name, the digest is added. `taken` are the names of models that were not imported. A file
-    that changed is another model, and its former import stays, because its weights may be nowhere else.
+    that changed since an earlier version packed it is another model, because the weights of then may be nowhere else.
     """
     numbered = _PART.fullmatch(path.name)
     stem = numbered[1] if numbered else called or path.stem
@@ -86,6 +86,15 @@ def new_name(path: Path, digest: str, taken: Collection[str], paths: Paths, call
     return plain if plain not in {*taken, *imports(paths)} else f"{plain}-{digest[:8]}"
 
 
+def damaged_imports(paths: Paths) -> dict[str, PackedFile]:
+    """Return the imports that are not whole, by name."""
+    return {one.header.origin.name: one for one in damaged(paths) if _is_import(one)}
+
+
 def _imported(paths: Paths) -> list[PackedFile]:
-    found = (one for one in packed_files(paths) if not one.header.origin.repo and one.header.origin.files)
-    return [one for one in found if came_from_gguf(one.header.origin.files)]
+    return [one for one in packed_files(paths) if _is_import(one)]
+
+
+def _is_import(one: PackedFile) -> bool:
+    origin = one.header.origin
+    return not origin.repo and came_from_gguf(origin.files)

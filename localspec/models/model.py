@@ -3,7 +3,7 @@
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from localspec.checkpoint import inspect, is_packed
+from localspec.checkpoint import inspect, is_packed, packings
 from localspec.errors import LocalspecError
 from localspec.models.default_sampling import DefaultSampling, default_sampling
 from localspec.models.drafter_cards import DrafterCard, trained_drafters
@@ -11,7 +11,7 @@ from localspec.models.generation_config import GENERATION, generation_config, re
 from localspec.models.own_draft import own_draft
 from localspec.models.registry import TargetCard
 from localspec.models.shape import Shape
-from localspec.packed_file import forms
+from localspec.packed_file import BLOCKS, forms
 from localspec.packed_file import read as read_packed
 
 
@@ -20,8 +20,9 @@ class Model:
     """A target and what could draft for it. `parameters` is their true number. `small` is its draft model.
 
     `small_here` says whether that is on this machine, `small_named` whether models.toml names it, and `passed_over` why
-    another is not used, in a sentence, if there was one. `packed` are the packings that the target is here in where
-    that is all there is of it, without its own weights. `temperature` is the one that its maker samples at; 0 is
+    another is not used, in a sentence, if there was one. `packed` are the packings that the target can be had in where
+    its own weights are not here, the one that answers first. `block_bytes` are what its weights take in the blocks of
+    its GGUF files. `temperature` is the one that its maker samples at; 0 is
     greedy, and what is taken of a model that is not here, since published figures are of greedy replies.
     """
 
@@ -34,6 +35,7 @@ class Model:
     small_named: bool = True
     passed_over: str = ""
     packed: tuple[str, ...] = ()
+    block_bytes: int = 0
     temperature: float = 0.0
 
     def can_be(self, quantize: str, engine: str) -> bool:
@@ -76,9 +78,11 @@ def default_sampling_of(card: TargetCard, think: bool | None = None) -> DefaultS
 def small_model_of(card: TargetCard) -> Model:
     """Describes a model as `model_of` does, without drafters: a draft model has none."""
     packed: tuple[str, ...] = ()
+    block_bytes = 0
     if card.here:
         checkpoint = inspect(card.path)
-        packed = tuple(forms(card.path)) if checkpoint.packing else ()
+        packed = packings(card.path) if checkpoint.packing else ()
+        block_bytes = read_packed(forms(card.path)[BLOCKS]).header.weight_bytes if BLOCKS in packed else 0
         shape, parameters = Shape.of(checkpoint.config), checkpoint.parameters
     else:
         shape = card.entry.shape if card.entry else None
@@ -89,4 +93,4 @@ def small_model_of(card: TargetCard) -> Model:
             if card.here
             else f"How large {card.name} is, models.toml does not say; add a shape to its entry."
         )
-    return Model(card, shape, parameters, packed=packed)
+    return Model(card, shape, parameters, packed=packed, block_bytes=block_bytes)

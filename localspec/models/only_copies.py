@@ -14,7 +14,7 @@ from localspec.errors import UsageMistake
 from localspec.events import Reporter
 from localspec.hub.cache import find_snapshot
 from localspec.hub.sources import Source
-from localspec.models.imported import came_from_gguf
+from localspec.models.imported import came_from_gguf, registrations
 from localspec.models.packed_files import lock_of, locked, packed_in
 from localspec.outside_files import read_bytes
 from localspec.packed_file import PARTIAL, Origin
@@ -28,7 +28,8 @@ _PIECE = 2**24  # bytes copied at a time
 def is_only_copy(origin: Origin, paths: Paths) -> bool:
     """Return whether localspec has no weights to make this packed file from again."""
     if came_from_gguf(origin.files):
-        return True
+        same = (one.header for one in registrations(paths) if one.header.origin.revision == origin.revision)
+        return not any(header.missing is None for header in same)
     try:
         return bool(origin.repo) and find_snapshot(Source.parse(origin.repo), paths) is None
     except UsageMistake:

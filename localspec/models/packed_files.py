@@ -4,24 +4,32 @@ Files that can be made again from weights on this machine are in the cache direc
 directory.
 """
 
+import errno
 import hashlib
 import json
 import os
+import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from time import monotonic
 
 from localspec.checkpoint import revision
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Reporter
 from localspec.hub.sources import Source
-from localspec.packed_file import FORMAT, PARTIAL, SUFFIX, Origin, PackedFile, read
+from localspec.packed_file import BLOCKS, FORMAT, PARTIAL, REGISTERED, SUFFIX, Origin, PackedFile, peek, read
 from localspec.paths import Paths
 
 LOOK = 0.5  # seconds after which it is reported that another process has a lock
+STALLED = 30.0  # seconds after which a process that writes nothing is waited for no more
 
 GPU_SUFFIX = ".safetensors"  # of what was packed for a GPU, which another library reads
 FILED = ("int8", "int4")  # packings that are kept on disk; dense ones are read about as fast from the model's own files
+
+
+class Stalled(OSError):
+    """Another process holds a lock and does nothing."""
 
 
 def packed_path(origin: Origin, packing: str, paths: Paths, *, only_copy: bool = False) -> Path:
@@ -38,7 +46,8 @@ def in_all_formats(origin: Origin, packing: str, paths: Paths, *, only_copy: boo
     weights = hashlib.sha256(json.dumps(sorted(origin.files.items())).encode()).hexdigest()[:16]
     stem = f"{origin.revision}-{packing}-{weights}"
     places = (paths.imports, paths.packed) if only_copy else (paths.packed, paths.imports)
-    return [place / f"{stem}-{written}{SUFFIX}" for place in places for written in range(FORMAT, 0, -1)]
+    formats = [REGISTERED] if packing == BLOCKS else range(FORMAT, 0, -1)
+    return [place / f"{stem}-{written}{SUFFIX}" for place in places for written in formats]
 
 
 def former_path(file: Path, paths: Paths) -> Path | None:
@@ -96,6 +105,15 @@ def packed_in(directory: Path) -> list[PackedFile]:
     return found
 
 
+def damaged(paths: Paths) -> list[PackedFile]:
+    """Return the packed models that are not whole, as far as their headers can be read."""
+    found = []
+    for file in unreadable(paths):
+        with suppress(LocalspecError):
+            found.append(peek(file)[0])
+    return found
+
+
 def unreadable(paths: Paths) -> dict[Path, str]:
     """Return the packed files that cannot be read, and why not."""
     found = {}
@@ -134,19 +152,44 @@ def other_source(file: Path, sources: Collection[str]) -> str:
 
 @contextmanager
 def locked(file: Path, reporter: Reporter, what: str) -> Iterator[None]:
-    """Hold the lock of a file; report that another process does `what` while it is waited for. Raises OSError."""
+    """Hold the lock of a file; report that another process does `what` while it is waited for.
+
+    Raises Stalled where that process writes nothing for a while, and OSError.
+    """
     from filelock import FileLock, Timeout
 
-    lock = FileLock(lock_of(file), mode=0o600)
-    try:
-        lock.acquire(timeout=LOOK)
-    except Timeout:
-        reporter.progress(f"waiting for another process, which {what}")
-        lock.acquire()
+    lock, partial, before, since = FileLock(lock_of(file), mode=0o600), partial_of(file), 0, monotonic()
+    while not lock.is_locked:
+        try:
+            lock.acquire(timeout=LOOK)
+        except Timeout:
+            with suppress(OSError):
+                if (written := partial.stat().st_mtime_ns) != before:
+                    before, since = written, monotonic()
+            if monotonic() - since > STALLED:
+                who = _writer(partial)
+                raise Stalled(
+                    errno.ETIMEDOUT,
+                    f"{who}, which {what}, has written nothing for {STALLED:.0f} s; let it go on or end it",
+                ) from None
+            reporter.progress(f"waiting for {_writer(partial)}, which {what}")
     try:
         yield
     finally:
         lock.release()
+
+
+def partial_of(file: Path) -> Path:
+    """Where a file lies while it is written."""
+    return file.with_name(file.name + PARTIAL)
+
+
+def _writer(partial: Path) -> str:
+    """Return which process writes a file, if it says so at the beginning of the file."""
+    with suppress(OSError), partial.open("rb") as stream:
+        if number := re.match(rb"(\d{1,10})\n", stream.read(16)):
+            return f"process {number[1].decode()}"
+    return "another process"
 
 
 def lock_of(file: Path) -> Path:

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -17,11 +17,13 @@ from localspec.hub.cache import find_snapshot, pulled_sources
 from localspec.hub.records import folder
 from localspec.hub.sources import Source
 from localspec.models.entries import PACKAGE, Entry, read_entries
+from localspec.models.fingerprint import fingerprints, identified
 from localspec.models.former_names import former_names
-from localspec.models.imported import begins_as_gguf, import_of, imports, is_gguf
+from localspec.models.imported import begins_as_gguf, damaged_imports, import_of, imports, is_gguf
 from localspec.models.packed_files import packed_sources
+from localspec.models.weight_digests import digest_of, look
 from localspec.outside_files import read_bytes
-from localspec.packed_file import PackedFile
+from localspec.packed_file import PackedFile, Progress
 from localspec.paths import Paths
 from localspec.published_heads import kind_of_heads
 from localspec.text import LONGEST_LICENSE
@@ -66,8 +68,8 @@ def cards(paths: Paths | None = None) -> dict[str, TargetCard]:
     packed, users = packed_sources(paths), {entry.name: entry for entry in read_entries(paths.user_models_file)}
     entries = {entry.name: entry for entry in _shipped_entries()} | users
     found = {entry.name: _card(entry, paths, packed) for entry in entries.values()}
-    every = imports(paths)
-    listed = _listed_imports(every, found)
+    every = damaged_imports(paths) | imports(paths)
+    listed = _listed_imports(every, found, paths)
     for name, one in listed.items():
         if not (card := found[name]).here:
             terms = card.license or license_of(one.path)
@@ -80,16 +82,23 @@ def cards(paths: Paths | None = None) -> dict[str, TargetCard]:
     return {**others, **found, **others}  # others come first, and replace shipped entries of the same name
 
 
-def _listed_imports(every: Mapping[str, PackedFile], found: Mapping[str, TargetCard]) -> dict[str, PackedFile]:
+def _listed_imports(
+    every: Mapping[str, PackedFile], found: Mapping[str, TargetCard], paths: Paths
+) -> dict[str, PackedFile]:
     """Return the imports whose GGUF files a registered entry lists, by the name of that entry.
 
     Of several imports, the one with the name of the entry counts, else the first. An import with another name is left
     out if the model of the entry is here in another form.
     """
-    digests = {digest: name for name, card in found.items() if card.entry for digest in card.entry.sha256}
+    entries = {name: card.entry for name, card in found.items() if card.entry}
+    by_digest_only = any(len(entry.sha256) > len(entry.fingerprints) for entry in entries.values())
+    digests = {digest: name for name, entry in entries.items() for digest in (*entry.sha256, *entry.fingerprints)}
     listed: dict[str, PackedFile] = {}
     for own, one in every.items():
-        names = {digests.get(digest, "") for _, digest in one.header.origin.files.values()}
+        marks = [digest for _, digest in one.header.origin.files.values()]
+        names = {digests.get(mark, "") for mark in marks}
+        if names == {""} and by_digest_only:
+            names = {digests.get(digest_of(mark, paths), "") for mark in marks}
         name = names.pop() if len(names) == 1 else ""
         if name and (own == name or not (found[name].here or name in every)):
             listed.setdefault(name, one)
@@ -97,11 +106,32 @@ def _listed_imports(every: Mapping[str, PackedFile], found: Mapping[str, TargetC
 
 
 def listed_as(digests: Collection[str], paths: Paths) -> str:
-    """Return the name of the entry that lists these GGUF files; empty without one, or if its model is already here."""
+    """Return the name of the entry that lists these GGUF files; empty without one, or if its model is already here.
+
+    `digests` are as `file_digests` returns them.
+    """
     for name, card in cards(paths).items():
-        if card.entry and digests and set(digests) <= set(card.entry.sha256):
+        if card.entry and digests and set(digests) <= {*card.entry.sha256, *card.entry.fingerprints}:
             return "" if card.here else name
     return ""
+
+
+def file_digests(files: Sequence[Path], paths: Paths, progress: Progress = lambda done, total: None) -> dict[str, str]:
+    """Return what identifies GGUF files, by their names: SHA-256 where it is known, else fingerprints.
+
+    The files are read for their SHA-256 only if an entry of the user's own lists digests and no fingerprints for them.
+    Raises LocalspecError for a file that cannot be read.
+    """
+    found = {name: digest for name, (_, digest) in identified(files, paths).items()}
+    entries = [card.entry for card in cards(paths).values() if card.entry]
+    by_digest_only = [entry for entry in entries if len(entry.sha256) > len(entry.fingerprints)]
+    if not by_digest_only or listed_as(found.values(), paths):
+        return found
+    marks = {name: mark for name, (_, mark) in fingerprints(files).items()}
+    known = {name: digest_of(mark, paths) for name, mark in marks.items()}
+    if not all(known.values()):
+        known = {name: one.digest for name, one in look(files, marks, paths, progress).items()}
+    return known if listed_as(known.values(), paths) else found
 
 
 def find(name: str, paths: Paths | None = None) -> TargetCard | None:
@@ -288,7 +318,7 @@ def license_of(path: Path) -> str | None:
     A packed file says it itself.
     """
     if is_packed(path):
-        own = packed_file.read(path).header.origin.license
+        own = packed_file.peek(path)[0].header.origin.license
         return own[:LONGEST_LICENSE] if own else None
     try:
         front = re.match(r"---\r?\n(.*?)\r?\n---", read_bytes(path / "README.md").decode("utf-8", "replace"), re.DOTALL)

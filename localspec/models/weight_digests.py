@@ -1,7 +1,7 @@
-"""What a model's weight files hold, by sha256: as the common cache names them, as remembered, or read.
+"""The SHA-256 of a model's weight files: as the common cache names them, as remembered, or read.
 
-A file is known again by its size, its times and its inode. One that was touched is read once more and nothing else
-happens; one whose bytes changed while all of these stayed is noticed by `verify` alone.
+Only `localspec verify` reads whole files for it, and what recognises files for which an earlier version noted nothing
+else. A remembered digest counts while size, times and inode of its file stay as they were.
 """
 
 import hashlib
@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Lock
 
@@ -21,6 +22,7 @@ from localspec.packed_file import Progress
 from localspec.paths import Paths, private_directory, write_anew
 
 Stamp = list[int]  # bytes, nanoseconds of the last change of its content and of anything about it, inode
+Known = tuple[Stamp, str, str]  # a file as it was then, its SHA-256, its fingerprint (empty from earlier versions)
 _SETTLED = 2 * 10**9  # nanoseconds: file systems count time coarsely, so what changed just now may change unseen
 _PIECE = 2**22  # bytes read at once
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -33,34 +35,75 @@ def weight_digests(
 
     Raises LocalspecError for a file that cannot be read.
     """
-    known, found = _remembered(paths), {}
-    now = stamps(files)
-    for file in files:
-        before = known.get(os.path.realpath(file))
-        if before is None:
-            found[file] = _named(file)
-        elif before[0] == now[file.name]:
-            found[file] = before[1]
-    unread = [file for file in files if not found.get(file)]
+    known, now = _remembered(paths), stamps(files)
+    found = _without_reading(files, known, now)
+    unread = [file for file in files if file not in found]
     found |= _read(unread, threads, progress)
-    told = {os.path.realpath(file): (now[file.name], found[file]) for file in files}
-    _remember({place: one for place, one in told.items() if known.get(place) != one}, paths)
+    read = {os.path.realpath(file): (now[file.name], found[file], "") for file in files}
+    _remember({place: one for place, one in read.items() if known.get(place, ())[:2] != one[:2]}, paths)
     return {file.name: found[file] for file in files}
 
 
-def changed_unseen(files: Sequence[Path], paths: Paths, progress: Progress = lambda done, total: None) -> list[str]:
-    """Reads all files. Returns the names of those whose bytes changed while size, times and inode stayed.
+def known_digests(files: Sequence[Path], paths: Paths) -> dict[str, str]:
+    """Return the sha256 of each file by its name, where it is known without reading the file.
 
-    From now on they are known as they are. Raises LocalspecError for a file that cannot be read.
+    The common cache's name for a file counts until the file changes.
+    Raises LocalspecError for a file that is not there.
     """
     known, now = _remembered(paths), stamps(files)
-    found = {os.path.realpath(file): (now[file.name], digest) for file, digest in _read(files, 1, progress).items()}
-    _remember(found, paths)
-    places = {file.name: os.path.realpath(file) for file in files}
-    return [
-        name for name, place in places.items() if place in known and known[place][0] == now[name]
-        and known[place][1] != found[place][1]
-    ]  # fmt: skip
+    found = _without_reading(files, known, now)
+    named = {os.path.realpath(file): (now[file.name], digest, "") for file, digest in found.items()}
+    _remember({place: one for place, one in named.items() if place not in known}, paths)
+    return {file.name: digest for file, digest in found.items()}
+
+
+def _without_reading(files: Sequence[Path], known: Mapping[str, Known], now: Mapping[str, Stamp]) -> dict[Path, str]:
+    """Return the digests that the common cache names files by, or that are remembered of files as they are now."""
+    found = {}
+    for file in files:
+        before = known.get(os.path.realpath(file))
+        if before is None and (named := _named(file)):
+            found[file] = named
+        elif before is not None and before[0] == now[file.name]:
+            found[file] = before[1]
+    return found
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What reading a whole file found: its SHA-256, that of its last reading (empty before the first), its change."""
+
+    digest: str
+    before: str
+    unseen: bool  # it differs from the last reading, and nothing else says so
+
+
+def look(
+    files: Sequence[Path],
+    fingerprints: Mapping[str, str],
+    paths: Paths,
+    progress: Progress = lambda done, total: None,
+) -> dict[str, Looked]:
+    """Read all files, and compare them with what was remembered of them. Return what was found, by their names.
+
+    A change is unseen if size, times and inode stayed, or if the fingerprint stayed. `fingerprints` are those of the
+    files now, by name. From now on they are known as they are. Raises LocalspecError for a file that cannot be read.
+    """
+    known, now, found = _remembered(paths), stamps(files), {}
+    learned: dict[str, Known] = {}
+    for file, digest in _read(files, 1, progress).items():
+        place, mark = os.path.realpath(file), fingerprints[file.name]
+        stamp, before, former_mark = known.get(place, ([], "", ""))
+        unseen = before not in ("", digest) and (stamp == now[file.name] or former_mark == mark)
+        found[file.name] = Looked(digest, before, unseen)
+        learned |= {place: (now[file.name], digest, mark), mark: ([], digest, mark)}
+    _remember(learned, paths)
+    return found
+
+
+def digest_of(mark: str, paths: Paths) -> str:
+    """Return the SHA-256 that a file with this fingerprint had when it was read; empty if none was."""
+    return _remembered(paths).get(mark, ([], "", ""))[1]
 
 
 def stamps(files: Sequence[Path]) -> dict[str, Stamp]:
@@ -115,25 +158,31 @@ def _file(paths: Paths) -> Path:
     return paths.packed / "digests.json"
 
 
-def _remembered(paths: Paths) -> dict[str, tuple[Stamp, str]]:
-    """What was known of files, by where they are. What cannot be read is nothing."""
+def _remembered(paths: Paths) -> dict[str, Known]:
+    """Return what is known of files, by where they are, and by fingerprint. What cannot be read is nothing."""
     try:
         content = parse_json(read_bytes(_file(paths))) if _file(paths).is_file() else {}
-        return {str(place): (list(stamp), str(digest)) for place, (stamp, digest) in content.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
+        return {str(place): (list(said[0]), str(said[1]), "".join(said[2:])) for place, said in content.items()}
+    except (OSError, ValueError, TypeError, AttributeError, LookupError):
         return {}
 
 
-def _remember(learned: Mapping[str, tuple[Stamp, str]], paths: Paths) -> None:
-    """Adds what is settled, and forgets what is not there any more. Where it cannot be kept, it is read again."""
+def _remember(learned: Mapping[str, Known], paths: Paths) -> None:
+    """Add what was learned, and forget files that are gone. Where it cannot be kept, they are read again.
+
+    Of a file that changed just now only digest and fingerprint are kept: its times do not tell a further change.
+    """
     now = time.time_ns()
-    settled = {
-        place: one for place, one in learned.items() if all(abs(now - moment) > _SETTLED for moment in one[0][1:3])
-    }
-    if not settled:
+
+    def settled(one: Known) -> bool:
+        return all(abs(now - moment) > _SETTLED for moment in one[0][1:3])
+
+    new = {place: one if settled(one) else ([], one[1], one[2]) for place, one in learned.items()}
+    learned = {place: one for place, one in new.items() if one[0] or one[2]}
+    if not learned:
         return
     with suppress(OSError):  # two processes at once: what one of them learned is read again
-        every = {**_remembered(paths), **settled}
+        every = {**_remembered(paths), **learned}
         private_directory(paths.packed)
-        here = {place: one for place, one in every.items() if os.path.exists(place)}
+        here = {place: one for place, one in every.items() if place == one[2] or os.path.exists(place)}
         write_anew(_file(paths), json.dumps(here).encode())

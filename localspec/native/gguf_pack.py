@@ -1,44 +1,55 @@
-"""A model in GGUF files, packed: the same parameters, from other blocks."""
+"""A model in GGUF files: registered, and then opened in the blocks of its files, or packed like any other."""
 
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice
+from math import gcd, prod
 from pathlib import Path
+from typing import Any
 
-from localspec.checkpoint import Checkpoint
-from localspec.errors import LocalspecError
-from localspec.events import Reporter
+import numpy as np
+import numpy.typing as npt
+
+from localspec.checkpoint import Checkpoint, moved
+from localspec.environment import home
+from localspec.errors import DoesNotFit, LocalspecError, NotHere, first_line
+from localspec.gguf.blocks import BLOCKS, floats, q8_0
 from localspec.gguf.file import damaged
 from localspec.gguf.model import GgufModel, GgufTensor
-from localspec.models.architecture import TransformerConfig, weight_map
-from localspec.models.model_config import least_parameters
-from localspec.models.packed_files import in_all_formats
+from localspec.models.architecture import TransformerConfig, in_features, weight_map
+from localspec.models.fingerprint import recognised
+from localspec.models.model_config import ModelConfig, least_parameters
+from localspec.models.packed_files import FILED
 from localspec.models.rope import Rope
-from localspec.models.tokenizer import Tokenizer
+from localspec.models.stored_weights import StoredTensor
 from localspec.models.weight_digests import stamps
+from localspec.native.blocks import PANEL, BlockMatrix, BlockStack, empty_matrices, packed_bytes
+from localspec.native.library import BLOCK_TYPES
 from localspec.native.pack import Recipe, Source
-from localspec.native.packed_cache import once, packing_told, write_with_room
-from localspec.packed_file import Origin
+from localspec.outside_files import parse_json
+from localspec.packed_file import BLOCKS as IN_BLOCKS
+from localspec.packed_file import REGISTERED, BlockPart, Header, Origin, PackedFile
 from localspec.paths import Paths
+from localspec.quantities import size
+
+Floats = npt.NDArray[np.float32]
+# The blocks that the numbers of a type are rounded to where the kernels have none for the type itself.
+ROUNDED_TO: Mapping[str, str] = {}
+_USUAL = "Q8_0"
+_PIECE = 2**21  # bytes of a file that a thread reads at a time
+_TYPES = {block.name: block for block in BLOCKS.values()}
 
 
-def pack_gguf(model: GgufModel, packing: str, origin: Origin, threads: int, reporter: Reporter, paths: Paths) -> Path:
-    """Returns the packed file of a model, which is made where there is none; all that is kept of it.
-
-    Raises what `gguf_source` and `once` raise, and LocalspecError where the files change meanwhile.
-    """
-    files = [part.path for part in model.parts]
-    before, source = stamps(files), gguf_source(model)
-    header = source.header(origin, packing, gguf_recipe(source, packing))
-
-    def make(file: Path) -> None:
-        write_with_room(file, header, source.filler({}), threads, packing_told(origin.name, packing, reporter))
-        if stamps(files) != before:
-            file.unlink(missing_ok=True)
-            raise LocalspecError(f"{model.path} changed while it was read; try again.")
-
-    return once(in_all_formats(origin, packing, paths, only_copy=True), make, reporter)
+def computed_as(stored: str) -> str:
+    """Return the type of blocks that a type of GGUF is computed in: itself, if there are kernels for it."""
+    return stored if stored in BLOCK_TYPES else ROUNDED_TO.get(stored, _USUAL)
 
 
 def gguf_source(model: GgufModel) -> Source:
-    """Looks at headers, and tries the tokenizer. Raises LocalspecError for what cannot be computed."""
+    """Look at headers, and try the tokenizer. Raises LocalspecError for what cannot be computed."""
     config = model.config
     if least_parameters(config) > model.parameters:
         raise damaged(model.path, f"it promises {config.num_hidden_layers} layers and has {model.parameters} weights")
@@ -46,12 +57,107 @@ def gguf_source(model: GgufModel) -> Source:
     Rope.of(config, config.contexts[0])
     stored = model.tensors(sizes)
     made_of = {name: [stored[part] for part, _ in parts] for name, parts in weight_map(sizes).items()}
-    made_of.setdefault("lm_head.weight", made_of["embed_tokens"])
-    Tokenizer.decoded(model.texts, model.path)
-    files = tuple(part.path for part in model.parts)
-    architecture = str(config.content["architectures"][0])
-    checkpoint = Checkpoint(model.path, config.content, architecture, files, model.parameters, model.size)
-    return Source(checkpoint, config, sizes, made_of, model.texts)
+    assert model.chat
+    return _source(config, sizes, made_of, [part.path for part in model.parts], model.texts, model.parameters)
+
+
+def _source(
+    config: ModelConfig,
+    sizes: TransformerConfig,
+    made_of: Mapping[str, Sequence[StoredTensor]],
+    files: Sequence[Path],
+    texts: Mapping[str, bytes],
+    parameters: int,
+) -> Source:
+    every = {name: [*parts] for name, parts in made_of.items()}
+    every.setdefault("lm_head.weight", every["embed_tokens"])
+    architecture, held = str(config.content["architectures"][0]), sum(file.stat().st_size for file in files)
+    checkpoint = Checkpoint(files[0], config.content, architecture, (*files,), parameters, held)
+    return Source(checkpoint, config, sizes, every, texts)
+
+
+def registration(source: Source, origin: Origin, answers: str = IN_BLOCKS) -> Header:
+    """Return what is kept of a model that is read from its files: texts, and where each weight lies.
+
+    `answers` is the packing that was asked for.
+    """
+    numbers = {file: number for number, file in enumerate(source.checkpoint.weight_files)}
+    names = weight_map(source.sizes)  # without a head that is the embedding
+    blocks = {name: tuple(_part(one, numbers) for one in source.made_of[name]) for name in names}
+    held = [_held(part) for parts in blocks.values() for part in parts]
+    texts = {name: len(text) for name, text in source.texts.items()}
+    return replace(
+        Header.plan(origin, IN_BLOCKS, source.checkpoint.parameters, {}, texts), format=REGISTERED, blocks=blocks,
+        weight_bytes=sum(held) if all(held) else 0,
+        answers=answers if all(held) or answers != IN_BLOCKS else FILED[0],
+    )  # fmt: skip
+
+
+def _part(tensor: StoredTensor, numbers: Mapping[Path, int]) -> BlockPart:
+    assert isinstance(tensor, GgufTensor)
+    number = numbers[tensor.file]
+    return BlockPart(number, tensor.start, tensor.bytes, tensor.block.name, tensor.shape, tensor.head_rows)
+
+
+def _held(part: BlockPart) -> int:
+    """Return the bytes of a part in memory; 0 if its rows are no whole number of blocks."""
+    rows, *columns = part.shape
+    if not columns:
+        return 4 * rows
+    try:
+        return packed_bytes(rows, columns[0], computed_as(part.type))
+    except LocalspecError:
+        return 0
+
+
+def files_of(found: PackedFile) -> list[Path]:
+    """Return the GGUF files of a registration.
+
+    Raises NotHere for one that is missing, and LocalspecError for one that changed.
+    """
+    header, files = found.header, [Path(name) for name in found.header.origin.files]
+    if missing := header.missing:
+        raise NotHere(moved(header, missing))
+    if not recognised(files, header.origin.files, Paths(home())):
+        raise LocalspecError(
+            f"{files[0]} has changed since it was imported as {header.origin.name}; import it again with `localspec "
+            f"import {files[0]}`."
+        )
+    return files
+
+
+def registered_source(header: Header, texts: Mapping[str, bytes], files: Sequence[Path]) -> Source:
+    """Return a registered model as the packer reads it. Raises LocalspecError for a header that cannot be meant."""
+    name, path = header.origin.name, files[0]
+    try:
+        config = ModelConfig.of(parse_json(texts["config.json"]))
+        sizes = TransformerConfig.of(config)
+        made_of = {ours: [_tensor(part, files) for part in parts] for ours, parts in header.blocks.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise LocalspecError(
+            f"The registration of {name} cannot be used ({first_line(error)}); import {path} again with `localspec "
+            f"import {path}`."
+        ) from None
+    wanted = {
+        ours: [(rows,) if (columns := in_features(ours, sizes)) is None else (rows, columns) for _, rows in parts]
+        for ours, parts in weight_map(sizes).items()
+    }
+    if wanted != {ours: [part.shape for part in parts] for ours, parts in made_of.items()}:
+        raise LocalspecError(
+            f"The registration of {name} has other weights than its config.json; import {path} again with `localspec "
+            f"import {path}`."
+        )
+    return _source(config, sizes, made_of, files, texts, header.parameters)
+
+
+def _tensor(part: BlockPart, files: Sequence[Path]) -> GgufTensor:
+    """Return a tensor of a file. Raises ValueError for one whose bytes do not fit its type and shape."""
+    block, rows = _TYPES[part.type], part.shape[0]
+    whole = part.shape[-1] % block.weights == 0 and (len(part.shape) == 2 or block.weights == 1)
+    heads = not part.head_rows or (rows % part.head_rows == 0 and part.head_rows % 2 == 0)
+    if not whole or not heads or prod(part.shape) // block.weights * block.bytes != part.bytes:
+        raise ValueError(f"a tensor of {part.type} has {part.bytes} bytes")
+    return GgufTensor(files[part.file], part.offset, part.shape, "", part.bytes, block, part.head_rows)
 
 
 def gguf_recipe(source: Source, packing: str) -> Recipe:
@@ -62,3 +168,110 @@ def gguf_recipe(source: Source, packing: str) -> Recipe:
 
 def _is_q8_0(part: object) -> bool:
     return isinstance(part, GgufTensor) and part.block.name == "Q8_0"
+
+
+# -- in blocks ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BlockModel:
+    """A model in the blocks of its GGUF files, in memory of its own. A head that is the embedding is there once."""
+
+    header: Header
+    config: ModelConfig
+    texts: Mapping[str, bytes]
+    tensors: Mapping[str, BlockStack | Floats]  # by the names of `weight_map`
+
+    @cached_property
+    def sizes(self) -> TransformerConfig:
+        """Its sizes; the head is always there."""
+        return replace(TransformerConfig.of(self.config), tied=False)
+
+
+def open_blocks(found: PackedFile, threads: int) -> BlockModel:
+    """Open a registered model. Raises NotHere and LocalspecError for files that are missing, changed or damaged.
+
+    Each thread reads a piece of a file into a buffer and transposes it into panels; nothing is mapped, because a mapped
+    file that is cut short ends the process.
+    """
+    texts = {name: found.text(name) for name in found.header.texts}
+    files = files_of(found)
+    before, source = stamps(files), registered_source(found.header, texts, files)
+    made_of = {name: [part for part in parts if isinstance(part, GgufTensor)] for name, parts in source.made_of.items()}
+    vectors = {name: parts for name, parts in made_of.items() if in_features(name, source.sizes) is None}
+    stored = {name: parts for name, parts in made_of.items() if name not in vectors}
+    if source.sizes.tied:
+        del stored["lm_head.weight"]
+    every = [part for parts in stored.values() for part in parts]
+    sizes = [(part.shape[0], part.shape[1], computed_as(part.block.name)) for part in every]
+    try:
+        matrices = iter(empty_matrices(sizes))
+    except (OSError, MemoryError) as error:
+        needed = size(found.header.weight_bytes)
+        raise DoesNotFit(
+            f"{found.header.origin.name} takes {needed} of memory, which are not free; choose a smaller model."
+        ) from error
+    stacks = {name: BlockStack((*islice(matrices, len(parts)),)) for name, parts in stored.items()}
+    pieces = [
+        (name, part, matrix, start, end)
+        for name, parts in stored.items()
+        for part, matrix in zip(parts, stacks[name].parts, strict=True)
+        for start, end in _ranges(part)
+    ]
+    held = threading.local()
+    with ThreadPoolExecutor(threads) as pool:
+        jobs = [pool.submit(_fill, held, *piece) for piece in pieces]
+        try:
+            for job in jobs:
+                job.result()
+        finally:
+            for job in jobs:
+                job.cancel()
+    if stamps(files) != before:
+        raise LocalspecError(f"{files[0]} changed while it was read; try again.")
+    if source.sizes.tied:
+        stacks["lm_head.weight"] = stacks["embed_tokens"]
+    tensors: dict[str, BlockStack | Floats] = {
+        **stacks,
+        **{name: _vector(name, parts) for name, parts in vectors.items()},
+    }
+    return BlockModel(found.header, source.config, texts, tensors)
+
+
+def _vector(name: str, parts: Sequence[GgufTensor]) -> Floats:
+    """Return a vector as the file has it. Raises LocalspecError for one with other than numbers."""
+    vector = np.concatenate([part.floats(0, part.shape[0]) for part in parts])
+    if not np.isfinite(vector).all():
+        raise not_finite(name, parts[0].file)
+    return vector
+
+
+def _ranges(part: GgufTensor) -> list[tuple[int, int]]:
+    """Return the rows of each piece of a tensor: whole panels, and whole heads where their rows are in pairs."""
+    together = PANEL if not part.head_rows else PANEL * part.head_rows // gcd(PANEL, part.head_rows)
+    step = max(1, _PIECE * part.shape[0] // part.bytes // together) * together
+    return [(start, min(start + step, part.shape[0])) for start in range(0, part.shape[0], step)]
+
+
+def _fill(held: Any, name: str, part: GgufTensor, matrix: BlockMatrix, start: int, end: int) -> None:
+    """Read rows of a file into the panels where they belong."""
+    count, of_row = end - start, part.bytes // part.shape[0]
+    if len(getattr(held, "buffer", ())) < count * of_row:
+        held.buffer = np.empty(count * of_row, np.uint8)
+    rows = held.buffer[: count * of_row]
+    part.read(rows.data, start * of_row)
+    if matrix.type != part.block.name:
+        rows = q8_0(floats(part.block, rows.data))
+    of_panel = len(matrix.data) // -(-matrix.out // PANEL)
+    panels = matrix.data[start // PANEL * of_panel : -(-end // PANEL) * of_panel]
+    try:
+        BlockMatrix(panels, count, matrix.inputs, matrix.type).fill(rows.reshape(count, -1), head_rows=part.head_rows)
+    except LocalspecError:
+        raise not_finite(name, part.file) from None
+
+
+def not_finite(name: str, file: Path) -> LocalspecError:
+    """Return what to say of a tensor with a number that is NaN or inf."""
+    return LocalspecError(
+        f"{name} in {file} holds NaN or inf, which no text can come from; fetch the file again, or choose another."
+    )

@@ -1,35 +1,60 @@
 """A model in its packed form, found on this machine or made."""
 
 import errno
+import hashlib
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 
-from localspec.checkpoint import is_packed, only_packed, revision, weight_files
+from localspec.checkpoint import damaged, is_packed, moved, only_packed, revision, weight_files
 from localspec.environment import home
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.events import Reporter
-from localspec.models.packed_files import FILED, former_forms, in_all_formats, lock_of, locked, remove_abandoned
+from localspec.models.fingerprint import identified, recognised, weights_fingerprint
+from localspec.models.packed_files import (
+    FILED,
+    Stalled,
+    former_forms,
+    in_all_formats,
+    lock_of,
+    locked,
+    packed_files,
+    partial_of,
+    remove_abandoned,
+)
 from localspec.models.registry import license_of
-from localspec.models.weight_digests import stamps, weight_digests
+from localspec.models.weight_digests import stamps
+from localspec.native.gguf_pack import BlockModel, files_of, gguf_recipe, open_blocks, registered_source
 from localspec.native.pack import Recipe, Source
-from localspec.native.packed_model import Fill, PackedModel, partial_of, write
-from localspec.packed_file import CannotRead, DamagedFile, Header, Origin, Progress, forms, read
+from localspec.native.packed_model import Fill, PackedModel, write
+from localspec.packed_file import (
+    BLOCKS,
+    CannotRead,
+    DamagedFile,
+    Header,
+    Origin,
+    Progress,
+    Section,
+    forms,
+    joined,
+    read,
+)
 from localspec.paths import Paths, private_directory
 from localspec.quantities import size
 
 PAUSE = 1.0  # seconds between two reports of how far packing is
-_SILENT = Reporter()
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 def load(
     path: Path, packing: str, name: str, threads: int, reporter: Reporter, paths: Paths | None = None
-) -> PackedModel:
+) -> PackedModel | BlockModel:
     """Returns a model in int8, int4, bf16 or fp32; `path` is its directory, or a packed file.
+
+    One that is registered can be had in the blocks of its GGUF files, too.
 
     A packed file is made where there is none, or a damaged one; whether its weights are whole, only `verify` looks.
     Where none can be written, the model is packed in memory, with a notice; bf16 and fp32 always are. Raises
@@ -38,9 +63,9 @@ def load(
     """
     name = name or path.name
     if is_packed(path):
-        return _all_there_is(path, packing)
+        return _all_there_is(path, packing, threads, reporter, paths or Paths(home()))
     if packing not in FILED:
-        return _in_memory(path, packing, name, threads, reporter)
+        return _in_memory(Source.open(path), Recipe.of(packing), packing, Origin(name, ""), threads, reporter)
     try:
         origin = Origin(name, revision(path))
         file = make(path, packing, origin, threads, reporter, paths)
@@ -52,7 +77,7 @@ def load(
         return _opened(make(path, packing, origin, threads, reporter, paths))
     except (CannotWrite, DoesNotFit) as error:
         reporter.notice(f"{error} The model is packed anew each time it is loaded until then.")
-        return _in_memory(path, packing, name, threads, reporter)
+        return _in_memory(Source.open(path), Recipe.of(packing), packing, Origin(name, ""), threads, reporter)
 
 
 def _opened(file: Path) -> PackedModel:
@@ -62,21 +87,83 @@ def _opened(file: Path) -> PackedModel:
     return model
 
 
-def _all_there_is(path: Path, packing: str) -> PackedModel:
-    """Maps the packed file of a model that is here in no other form, in this packing.
+def _all_there_is(path: Path, packing: str, threads: int, reporter: Reporter, paths: Paths) -> PackedModel | BlockModel:
+    """Open a model that is here packed, or registered and read from its GGUF files, in this packing.
 
     Raises NotHere for a packing that it is not here in.
     """
-    if (file := forms(path).get(packing)) is None:
+    here = forms(path)
+    registered = read(here[BLOCKS]) if BLOCKS in here else None
+    if registered and len(here) > 1 and (missing := registered.header.missing):
+        reporter.notice(f"{moved(registered.header, missing)} Until then it answers as it was packed before.")
+    if registered and packing == BLOCKS:
+        return open_blocks(registered, threads)
+    if packing in here:
+        try:
+            return _opened(here[packing])
+        except DamagedFile as error:
+            if not registered or registered.header.missing:
+                raise damaged(here[packing], error) from None
+            reporter.notice(str(error))
+            here[packing].unlink(missing_ok=True)
+    if registered is None:
         raise only_packed(path)
-    try:
-        return _opened(file)
-    except DamagedFile as error:
-        origin = read(file).header.origin
-        again = f"fetch the model with `localspec pull {origin.repo or origin.name}`"
-        if not origin.repo and origin.files:
-            again = f"import the model again with `localspec import {min(origin.files)}`"
-        raise LocalspecError(f"{str(error).partition(';')[0]}; delete {file}, and {again}.") from None
+    files, texts = files_of(registered), {name: registered.text(name) for name in registered.header.texts}
+    source = registered_source(registered.header, texts, files)
+    if packing in FILED:
+        try:
+            origin = registered.header.origin
+            return _opened(pack_gguf(source, packing, origin, threads, reporter, paths))
+        except (CannotWrite, DoesNotFit) as error:
+            reporter.notice(f"{error} The model is packed anew each time it is loaded until then.")
+    recipe = gguf_recipe(source, packing)
+    return _in_memory(source, recipe, packing, registered.header.origin, threads, reporter)
+
+
+def register(header: Header, texts: Mapping[str, bytes], reporter: Reporter, paths: Paths) -> Path:
+    """Write a registration, unless it is there already, and return its file. Raises what `once` raises."""
+
+    def fill(name: str, section: Section, first: int, into: memoryview) -> None:
+        into[:] = texts[name][first : first + len(into)]
+
+    digests = {
+        name: joined(hashlib.sha256(texts[name][start:end]).digest() for start, end in section.pieces)
+        for name, section in header.texts.items()
+    }
+
+    def same(known: Header) -> bool:
+        return known == header.with_digests(digests)
+
+    def make(file: Path) -> None:
+        write_with_room(file, header, fill, 1, lambda done, total: None)
+
+    return once(in_all_formats(header.origin, BLOCKS, paths, only_copy=True)[:1], make, reporter, same)
+
+
+def pack_gguf(
+    source: Source,
+    packing: str,
+    origin: Origin,
+    threads: int,
+    reporter: Reporter,
+    paths: Paths,
+    only_copy: bool = False,
+) -> Path:
+    """Return the packed file of a model in int8 or int4, which is made where there is none.
+
+    `only_copy` says that its files will be deleted then. Raises what `once` raises, and LocalspecError where the files
+    change meanwhile.
+    """
+    files = source.checkpoint.weight_files
+    before, header = stamps(files), source.header(origin, packing, gguf_recipe(source, packing))
+
+    def make(file: Path) -> None:
+        write_with_room(file, header, source.filler({}), threads, packing_told(origin.name, packing, reporter))
+        if stamps(files) != before:
+            file.unlink(missing_ok=True)
+            raise LocalspecError(f"{files[0]} changed while it was read; try again.")
+
+    return once(in_all_formats(origin, packing, paths, only_copy=only_copy), make, reporter)
 
 
 class CannotWrite(LocalspecError):
@@ -101,7 +188,7 @@ def make(
     """
 
     paths, before = paths or Paths(home()), stamps(weight_files(path))
-    origin = with_digests(origin, path, paths, threads, reporter)
+    origin = with_files(origin, path, paths, reporter)
 
     def serves(header: Header) -> bool:
         made_of = header.origin
@@ -120,11 +207,17 @@ def make(
     return once(in_all_formats(origin, packing, paths, only_copy=only_copy), make_it, reporter, serves)
 
 
-def with_digests(origin: Origin, path: Path, paths: Paths, threads: int = 1, reporter: Reporter = _SILENT) -> Origin:
-    """Adds the weight files of a directory with their digests, which name its packed files."""
-    files = weight_files(path)
-    digests = weight_digests(files, paths, threads, _shown(f"reading the weights of {origin.name}", reporter))
-    return replace(origin, files={file.name: (file.stat().st_size, digests[file.name]) for file in files})
+def with_files(origin: Origin, path: Path, paths: Paths, reporter: Reporter | None = None) -> Origin:
+    """Add the weight files of a directory, which name its packed files.
+
+    Where the same weights were packed before, the files stay as they are named there.
+    """
+    files, told = weight_files(path), _shown(f"reading the weights of {origin.name}", reporter or Reporter())
+    for one in packed_files(paths):
+        before = one.header.origin
+        if before.revision == origin.revision and recognised(files, before.files, paths, told):
+            return replace(origin, files=before.files)
+    return replace(origin, files=identified(files, paths))
 
 
 def once(
@@ -152,6 +245,8 @@ def once(
                 with suppress(OSError):
                     lock_of(file).unlink()  # of what will perhaps never be made
                 raise
+    except Stalled as error:
+        raise CannotWrite(f"{str(error.strerror)[:1].upper()}{str(error.strerror)[1:]}.") from None
     except CannotRead as error:  # what was just written
         raise CannotWrite(f"{error}") from None
     except OSError as error:
@@ -183,7 +278,8 @@ def _sound(known: Sequence[Path], reporter: Reporter, serves: Callable[[Header],
 
 def _make(path: Path, file: Path, packing: str, origin: Origin, threads: int, reporter: Reporter) -> None:
     source = Source.open(path)
-    header = source.header(replace(origin, license=license_of(path)), packing, Recipe.of(packing))
+    origin = replace(origin, license=license_of(path), weights=weights_fingerprint(path))
+    header = source.header(origin, packing, Recipe.of(packing))
     write_with_room(file, header, source.filler({}), threads, packing_told(origin.name, packing, reporter))
 
 
@@ -199,27 +295,28 @@ def write_with_room(file: Path, header: Header, fill: Fill, threads: int, progre
     write(file, header, fill, threads, progress)
 
 
-def _in_memory(path: Path, packing: str, name: str, threads: int, reporter: Reporter) -> PackedModel:
-    source = Source.open(path)
-    header = source.header(Origin(name, ""), packing, Recipe.of(packing))
+def _in_memory(
+    source: Source, recipe: Recipe, packing: str, origin: Origin, threads: int, reporter: Reporter
+) -> PackedModel:
+    header = source.header(origin, packing, recipe)
     try:
-        return PackedModel.in_memory(header, source.filler({}), threads, packing_told(name, packing, reporter))
+        return PackedModel.in_memory(header, source.filler({}), threads, packing_told(origin.name, packing, reporter))
     except (OSError, MemoryError) as error:  # mmap says it with its own error
         raise DoesNotFit(
-            f"{name} takes {size(header.section_bytes)} of memory in {packing}, which are not free; choose a "
+            f"{origin.name} takes {size(header.section_bytes)} of memory in {packing}, which are not free; choose a "
             "smaller model."
         ) from error
 
 
 def packing_told(name: str, packing: str, reporter: Reporter) -> Progress:
-    """Reports that a model is being packed."""
+    """Report that a model is being packed."""
     what = f"packing {name} in {packing}, once"
     reporter.progress(what)
     return _shown(what, reporter)
 
 
 def _shown(what: str, reporter: Reporter) -> Progress:
-    """Reports that something is done, and how far, where that takes a while."""
+    """Report that something is done, and how far, if that takes a while."""
     last = monotonic()
 
     def show(done: int, total: int) -> None:

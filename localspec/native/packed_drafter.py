@@ -14,8 +14,9 @@ from localspec.environment import home
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.events import Reporter
 from localspec.models.drafter_cards import REMEDY
+from localspec.models.fingerprint import file_fingerprint
 from localspec.models.stored_weights import StoredTensor
-from localspec.models.weight_digests import weight_digests
+from localspec.models.weight_digests import known_digests
 from localspec.native.matrix import PackedMatrix
 from localspec.native.pack import fill_panels, is_finite
 from localspec.native.packed_cache import CannotWrite, once, write_with_room
@@ -95,8 +96,10 @@ def packed_tensors(
         return tensors
     every = {f"{name} {index}": part for name, parts in large.items() for index, part in enumerate(parts)}
     paths = Paths(home())
-    digest = weight_digests([file], paths)[file.name][:40]
-    known = [paths.packed / f"{of or 'drafter'}-{digest}-int8-{written}{SUFFIX}" for written in range(FORMAT, 0, -1)]
+    digest = file_fingerprint(file)
+    named = [digest, *(one[:40] for one in known_digests([file], paths).values())]  # the second by earlier versions
+    stems = [f"{of or 'drafter'}-{one}-int8" for one in named]
+    known = [paths.packed / f"{stem}-{written}{SUFFIX}" for stem in stems for written in range(FORMAT, 0, -1)]
 
     planned = {name: Tensor("panels", "int8", part.shape[0], part.shape[1], group) for name, part in every.items()}
 

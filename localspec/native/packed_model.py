@@ -18,16 +18,12 @@ import numpy.typing as npt
 from localspec.errors import LocalspecError, first_line
 from localspec.models.architecture import TABLES, TransformerConfig, in_features, weight_map
 from localspec.models.model_config import ModelConfig
+from localspec.models.packed_files import partial_of
 from localspec.native.matrix import PackedMatrix
 from localspec.outside_files import parse_json
-from localspec.packed_file import PARTIAL, Header, Progress, Section, Tensor, joined, read, undamaged
+from localspec.packed_file import Header, Progress, Section, Tensor, joined, read, undamaged
 
 Fill = Callable[[str, Section, int, memoryview], None]  # name, section, first byte of the piece, where it goes
-
-
-def partial_of(file: Path) -> Path:
-    """Where a file lies while it is written."""
-    return file.with_name(file.name + PARTIAL)
 
 
 def write(file: Path, header: Header, fill: Fill, threads: int, progress: Progress) -> None:
@@ -41,6 +37,7 @@ def write(file: Path, header: Header, fill: Fill, threads: int, progress: Progre
     try:
         with os.fdopen(os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "r+b", buffering=0) as stream:
             os.chmod(partial, 0o600)  # a umask may have taken what it takes to read it back
+            stream.write(f"{os.getpid()}\n".encode())  # for those who wait, until the header is there
 
             def put(name: str, section: Section, first: int, end: int) -> bytes:
                 if not hasattr(held, "buffer"):

@@ -7,6 +7,7 @@ from localspec.machine.machine import PACKINGS, Device
 from localspec.models.drafter_kinds import kind_of
 from localspec.models.model import Model
 from localspec.models.shape import Shape
+from localspec.packed_file import BLOCKS
 from localspec.policy import host_time, prediction
 from localspec.policy.candidates import (
     MOST_NODES,
@@ -47,6 +48,8 @@ class Precision:
     quantize: str
 
     def __str__(self) -> str:
+        if self.quantize == BLOCKS:
+            return f"{self.device.block_bits:.1f} bits per weight"
         return self.dtype if self.quantize == "none" else self.quantize
 
 
@@ -75,9 +78,15 @@ class RunPlan:
         return self.bytes <= self.precision.device.usable
 
 
-def as_computed(device: Device, shape: Shape) -> Device:
-    """The device as it computes a model of this shape: torch has recurrent layers with dense weights alone."""
-    if not shape.recurrent or device.engine != "torch":
+def as_computed(device: Device, model: Model) -> Device:
+    """The device as it computes this model: torch has recurrent layers with dense weights alone.
+
+    Our library can compute a model in the blocks of its GGUF files.
+    """
+    if model.block_bytes and device.engine == "native":
+        bits = 8 * model.block_bytes / max(model.parameters, 1)
+        return replace(device, packings=(BLOCKS, *device.packings), block_bits=bits)
+    if not model.shape.recurrent or device.engine != "torch":
         return device
     why = "a model with recurrent layers is computed with dense weights alone"
     return replace(device.as_torch_has_it(), packings=(), missing=dict.fromkeys(PACKINGS, why))
@@ -104,9 +113,11 @@ def draft_precisions(small: Model, device: Device) -> list[Precision]:
 
     Without any it cannot be had on this device.
     """
-    device = as_computed(device, small.shape)
+    device = as_computed(device, small)
     natural = natural_precisions(device)
     best = [one for one in natural if one.quantize != "int4"] if device.type == "cpu" else natural[:1]
+    if device.block_bits:
+        best = [one for one in natural if one.quantize == small.packed[0]]
     return possible_precisions(small, best) or possible_precisions(small, natural)
 
 
@@ -127,12 +138,21 @@ def run_plans(
     plans = [
         plan for precision in precisions for plan in _plans_in(model, precision, measurements, most, context, decoding)
     ]
+    plans = _as_it_answers(plans, model)
     plans = _in_one_packing(plans, lambda plan: _read_along(model, plan.precision, measurements))
     plain_decoding = [plan for plan in plans if plan.candidate.name == "none"]
     base = max(plain_decoding, key=lambda plan: (plan.fits, plan.speed))
     rated = [_rated(plan, base) for plan in plans]
     # A stable sort: of equals the more accurate precision and the simpler drafter come first.
     return sorted(rated, key=lambda plan: plan.cost_effectiveness, reverse=True)
+
+
+def _as_it_answers(plans: list[RunPlan], model: Model) -> list[RunPlan]:
+    """Leave out other packings of a model in GGUF where the one that answers fits, and else that one."""
+    first = [plan for plan in plans if model.block_bytes and plan.precision.quantize == model.packed[0]]
+    fits = any(plan.fits for plan in first if plan.candidate.name == "none")
+    others = [plan for plan in plans if plan not in first]
+    return first if fits else others or first
 
 
 def _in_one_packing(plans: list[RunPlan], quick: Callable[[RunPlan], bool]) -> list[RunPlan]:
@@ -260,8 +280,7 @@ def _plans_in(
         plain_speed = told.speed(costs)
     # What plain replies took beside forwards hangs on decoding and machine; it is expected of what is foreseen, too.
     pace = plain_speed / estimated
-    weights = prediction.weights(model.shape, *how, model.parameters)
-    weights -= prediction.unread(model.shape, quantize, backend, planned)
+    weights = _weights(model, precision) - prediction.unread(model.shape, quantize, backend, planned)
     beside = prediction.program(quantize, backend) + prediction.tokenizer(model.shape, backend)
     loading = prediction.loading(model.shape, *how)
 
@@ -317,9 +336,9 @@ def _draft_model(
     own = draft_precisions(model.small, precision.device)
     if not own:
         return None
-    shape, parameters = model.small.shape, model.small.parameters
+    shape = model.small.shape
     chosen = min(own, key=lambda one: _estimate(shape, one, measurements).at(1, CONTEXT))
-    size = prediction.weights(shape, chosen.dtype, chosen.quantize, chosen.device.backend, parameters)
+    size = _weights(model.small, chosen)
     tokens = min(shape.context, planned)
     size -= prediction.unread(shape, chosen.quantize, chosen.device.backend, tokens)
     size += prediction.cache(shape, tokens, chosen.dtype)
@@ -329,8 +348,18 @@ def _draft_model(
     return DraftModelEstimate(model.small.card, size, costs, model.small_named)
 
 
+def _weights(model: Model, precision: Precision) -> int:
+    """Return the bytes of a model's weights in this precision."""
+    if precision.quantize == BLOCKS:
+        return model.block_bytes
+    how = precision.dtype, precision.quantize, precision.device.backend
+    return prediction.weights(model.shape, *how, model.parameters)
+
+
 def _rates(precision: Precision, measurements: MeasurementSource, quantize: str) -> Rates:
-    measured = measurements.rates(precision.device.name, precision.dtype, quantize)
+    measured = None  # no two models have the same blocks
+    if quantize != BLOCKS:
+        measured = measurements.rates(precision.device.name, precision.dtype, quantize)
     return measured or estimated_rates(precision.device, precision.dtype, quantize)
 
 

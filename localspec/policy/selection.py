@@ -11,6 +11,7 @@ from localspec.machine.machine import Device, Machine, this_machine
 from localspec.models.drafter_kinds import WEIGHTS, kind_of, kinds
 from localspec.models.model import Model, model_of
 from localspec.models.registry import TargetCard
+from localspec.packed_file import BLOCKS
 from localspec.policy.candidates import MOST_NODES, DrafterCandidate, drafter_bytes
 from localspec.policy.choice import Choice, LoadSpec
 from localspec.policy.decoding_kinds import asked_kind
@@ -35,7 +36,7 @@ from localspec.policy.ranking import (
 from localspec.policy.survey import recommendations
 
 # Packings in which a row can be had to the bit, whatever stands beside it; on CUDA by our own kernels, which need bf16.
-INVARIANT = {"cpu": ("none", "int8", "int4"), "cuda": ("none", "int8", "nf4"), "mps": ("none",)}
+INVARIANT = {"cpu": ("none", "int8", "int4", BLOCKS), "cuda": ("none", "int8", "nf4"), "mps": ("none",)}
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ def _attempt(
     measurements: MeasurementSource,
 ) -> Attempt:
     try:
-        precisions = possible_precisions(model, precisions_of(settings, as_computed(device, model.shape)))
+        precisions = possible_precisions(model, precisions_of(settings, as_computed(device, model)))
         if not precisions:
             raise only_packed(model.card.path)
     except (UsageMistake, NotHere) as mistake:  # another device may have what was named

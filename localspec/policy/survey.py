@@ -140,7 +140,7 @@ def recommend(
     fitting: list[tuple[RunPlan, Sequence[RunPlan]]] = []
     smallest: list[RunPlan] = []
     for device in machine.devices:
-        if not (open_ones := possible_precisions(model, precisions(as_computed(device, model.shape)))):
+        if not (open_ones := possible_precisions(model, precisions(as_computed(device, model)))):
             continue
         ranked = run_plans(model, open_ones, measurements, decoding=decoding_kind(model.temperature, "exact"))
         if (plan := best(ranked, here)) is not None:

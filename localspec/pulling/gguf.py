@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from localspec.config import Settings
-from localspec.engine.importing import asked_packing, import_gguf
+from localspec.engine import importing
+from localspec.engine.importing import asked_packing
 from localspec.environment import home, hub_places
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Reporter
@@ -120,11 +121,11 @@ def _disk(path: Path) -> int:
 
 
 def pack_fetched(part: Part, settings: Settings, reporter: Reporter, texts: Part | None = None) -> Packed:
-    """Imports the file of a part under the name of its source, and deletes what was fetched for it.
+    """Packs the file of a part under the name of its source, and deletes what was fetched for it.
 
     `texts` are the model's own, which are taken in place of those in the file. What was there before stays; so does all
-    that was fetched where it cannot be imported. Raises what `import_gguf` raises, and LocalspecError for a model that
-    cannot be opened then, or of fewer bits than its own weights were replaced for.
+    that was fetched where it cannot be packed. Raises what `importing.pack_fetched` raises, and LocalspecError for a
+    model that cannot be opened then, or of fewer bits than its own weights were replaced for.
     """
     from localspec.native.pack import read_texts
     from localspec.native.target import NativeTarget  # numpy
@@ -135,8 +136,8 @@ def pack_fetched(part: Part, settings: Settings, reporter: Reporter, texts: Part
         own = read_texts(snapshot(texts.source, texts.commit)) if texts else None
         if texts:
             _check_types(file)
-        done = import_gguf(file, settings, reporter, origin, own)
-        NativeTarget.open(done.path, quantize=done.packing)  # nothing else will be left of it
+        done = importing.pack_fetched(file, settings, reporter, origin, own)
+        NativeTarget.open(done.path, quantize=done.header.packing)  # nothing else will be left of it
     except LocalspecError as error:
         instead = f"; the weights themselves come with --original, from {texts.source}" if texts else ""
         why = str(error).rstrip(".").replace("fetch it again, or choose", "choose")  # it is what the hub has
@@ -147,7 +148,7 @@ def pack_fetched(part: Part, settings: Settings, reporter: Reporter, texts: Part
             with suppress(OSError):
                 one.path.unlink(missing_ok=True)
     deleted = discard_fetched(part) + (discard_fetched(texts) if texts else 0)
-    return Packed(part.source, done.path, done.bytes, deleted)
+    return Packed(part.source, done.path, done.path.stat().st_size, deleted)
 
 
 def _check_types(file: Path) -> None:

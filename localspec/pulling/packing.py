@@ -173,11 +173,11 @@ def _pack(
     part: Part, path: Path, packing: str, machine: Machine, reporter: Reporter, *, only_copy: bool = False
 ) -> Packed:
     """The packed file of a commit; those of what this source was before go."""
-    from localspec.native.packed_cache import make, with_digests
+    from localspec.native.packed_cache import make, with_files
 
     source = str(part.source)
     origin = Origin(source, revision(path), repo=source, commit=part.commit)
-    if other := _alone_in(with_digests(origin, path, Paths(home()), machine.cores, reporter), packing):
+    if other := _alone_in(with_files(origin, path, Paths(home()), reporter), packing):
         raise LocalspecError(
             f"{source} has the weights of {other}, of which only the packed form is here: use that, or delete it "
             f"with `localspec rm {other}`."

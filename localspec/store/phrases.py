@@ -144,27 +144,38 @@ class Phrases:
         path: str | os.PathLike[str] | None = None,
         make: bool = True,
         former: str | os.PathLike[str] | None = None,
+        earlier: str | None = None,
     ) -> int | None:
         """Return the pool of this model and tokenizer hash, made if it is absent.
 
         None if it is absent and `make` is False or the file is read-only.
 
         `path` is the model's directory, kept so that phrases can be shown as text; a pool of the same directory that
-        was made by another name is the model's, too. `former` is where the model lay before. Raises StoreTrouble.
+        was made by another name is the model's, too. `former` is where the model lay before. `earlier` is the hash by
+        which an earlier version knew the same tokenizer and weights. If it is given, `tokenizer` names the weights, and
+        a pool by any model's name is the model's, too. Raises StoreTrouble.
         """
         place, before = (None if one is None else os.fspath(one) for one in (path, former))
+        wanted = {
+            "model": model, "tokenizer": tokenizer, "earlier": earlier, "place": place, "before": before,
+            "any_model": earlier is not None,
+        }  # fmt: skip
 
-        def find(connection: sqlite3.Connection) -> tuple[int, str | None] | None:
-            query = """SELECT id, path FROM pool WHERE tokenizer = ? AND (model = ? OR path IN (?, ?))
-                ORDER BY model = ? DESC, used DESC"""
-            values = (tokenizer, model, place, before, model)
-            row: tuple[int, str | None] | None = connection.execute(query, values).fetchone()
+        def find(connection: sqlite3.Connection) -> tuple[int, str | None, str] | None:
+            query = """SELECT id, path, tokenizer FROM pool WHERE tokenizer = :tokenizer AND :any_model
+                OR tokenizer IN (:tokenizer, :earlier) AND (model = :model OR path IN (:place, :before))
+                ORDER BY model = :model DESC, tokenizer = :tokenizer DESC, used DESC"""
+            row: tuple[int, str | None, str] | None = connection.execute(query, wanted).fetchone()
             return row
 
-        def write(connection: sqlite3.Connection) -> tuple[int, str | None] | None:
+        def write(connection: sqlite3.Connection) -> tuple[int, str | None, str] | None:
             now = time.time()
             if (known := find(connection)) is not None:
-                connection.execute("UPDATE pool SET path = coalesce(?, path) WHERE id = ?", (place, known[0]))
+                connection.execute(
+                    "UPDATE pool SET path = coalesce(?, path), tokenizer = ? WHERE id = ?", (place, tokenizer, known[0])
+                )
+                if earlier is not None and known[1] and not os.path.exists(known[1]):  # that of its model, by then
+                    connection.execute("UPDATE pool SET model = ? WHERE id = ?", (model, known[0]))
             else:
                 connection.execute(
                     "INSERT INTO pool (model, tokenizer, path, created, used) VALUES (?, ?, ?, ?, ?)",
@@ -173,7 +184,8 @@ class Phrases:
             return find(connection)
 
         row = self._database.read(find)
-        if make and not self._database.read_only and (row is None or place not in (None, row[1])):
+        as_it_is = row is not None and place in (None, row[1]) and row[2] == tokenizer
+        if make and not self._database.read_only and not as_it_is:
             row = self._database.save(write)
         if row is None:
             return None

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from localspec.checkpoint import inspect, revision, text_name
+from localspec.checkpoint import inspect, text_name
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.models.drafter_cards import read_drafter
+from localspec.models.fingerprint import Identity
 from localspec.nn.target import Target
 from localspec.outside_files import parse_json, read_bytes
 from localspec.paths import private_directory, private_files
@@ -33,11 +34,11 @@ def convert_published(
     `about` has the model's `name` and where the heads were `published`; a drafter that was written before from the same
     heads for the same model stays. Raises what `read` and `Target.load` do, and DoesNotFit where the disk is full.
     """
-    own, new = revision(model), directory / "drafter"
-    made_for = {"name": about["name"], "revision": own}
+    own, new = Identity(model), directory / "drafter"
+    made_for = {"name": about["name"], "revision": own.revision, "weights": own.weights}
     with suppress(LocalspecError):
         existing = read_drafter(new).about
-        if existing.get("target") == made_for and existing.get("published") == about["published"]:
+        if {**made_for, **existing["target"]} == made_for and existing.get("published") == about["published"]:
             return
     target = Target.load(model, device="meta")
     drafter = read(target)

@@ -16,10 +16,10 @@ from accelerate import __version__ as accelerate_version
 from safetensors import SafetensorError
 
 from localspec import __version__
-from localspec.checkpoint import revision
 from localspec.drafters.saved import CARD
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.models.drafter_cards import ACCEPTANCE
+from localspec.models.fingerprint import Identity
 from localspec.nn.target import Target
 from localspec.outside_files import parse_json, read_bytes
 from localspec.training import checkpoint, curves
@@ -59,13 +59,15 @@ class Result:
 
     def _write(self, directory: Path) -> None:
         origin, target = self.origin, self.drafter.target
-        made_for: dict[str, Any] = {"name": origin.name, "revision": origin.revision}
+        weights = Identity(origin.path).weights
+        made_for: dict[str, Any] = {"name": origin.name, "revision": origin.revision, "weights": weights}
         if self.changes_target:
             self._keep_target(directory)
-            own = revision(directory / "target")
+            own = Identity(directory / "target")
             made_for = {
                 "name": f"{origin.name}, changed by {self.drafter.kind}",
-                "revision": own,
+                "revision": own.revision,
+                "weights": own.weights,
                 "made_from": made_for,
             }
         curves.draw(directory / "losses.jsonl", directory / "losses.svg", f"{self.drafter.kind} for {origin.name}")

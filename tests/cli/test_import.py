@@ -20,7 +20,9 @@ from golden import wording
 from machines import Told, machine
 from transformers import LlamaConfig
 
+from localspec.models.fingerprint import file_fingerprint
 from localspec.native.pack import Source
+from localspec.packed_file import read
 from localspec.paths import Paths
 
 SHAPE = {**tiny_models._SHAPE, "hidden_size": 64, "intermediate_size": 96, "num_key_value_heads": 2}
@@ -75,6 +77,11 @@ def test_a_failed_import_leaves_nothing(tmp_path: Path, gguf: Path, monkeypatch:
     monkeypatch.setattr("localspec.native.packed_cache.shutil.disk_usage", lambda path: usage)
     assert called(tmp_path, "import", str(gguf)).returncode == 4
     assert list(Paths(tmp_path).imports.iterdir()) == []
+    monkeypatch.undo()
+    assert called(tmp_path, "import", str(gguf)).returncode == 0
+    monkeypatch.setattr("localspec.native.packed_cache.shutil.disk_usage", lambda path: usage)
+    assert called(tmp_path, "import", str(gguf), "--quantize", "int8").returncode == 4
+    assert not list(Paths(tmp_path).packed.glob("*.p*"))
 
 
 @pytest.mark.skipif(os.name == "nt", reason="has no such signals")
@@ -91,30 +98,35 @@ def test_what_a_signal_ends_is_cleared_up(name, monkeypatch, tmp_path, gguf):
     monkeypatch.setattr(Source, "filler", ending)
     monkeypatch.setattr("localspec.cli.interrupt.signal.raise_signal", raised.append)
     with pytest.raises(SystemExit) as ended:
-        called(tmp_path, "import", str(gguf))
-    assert ended.value.code == 128 + number and raised == [number] and list(Paths(tmp_path).imports.iterdir()) == []
+        called(tmp_path, "import", str(gguf), "--quantize", "int8")
+    assert ended.value.code == 128 + number and raised == [number] and not list(Paths(tmp_path).packed.glob("*.p*"))
     assert signal.getsignal(number) == before
 
 
 @pytest.mark.slow
-def test_a_file_becomes_a_model_that_needs_it_no_more(tmp_path: Path, gguf: Path) -> None:
+def test_a_file_becomes_a_model_that_is_read_from_it(tmp_path: Path, gguf: Path) -> None:
+    before = gguf.read_bytes()
     first = imported(tmp_path, gguf)
     assert first["name"] == "Tiny-Chat.Q8_0"
-    assert first["new"] is True and first["packing"] == "int8" and first["types"] == ["Q8_0"]
+    assert first["new"] is True and first["packing"] == "blocks" and first["types"] == ["Q8_0"]
     assert first["file_bytes"] == gguf.stat().st_size
     again = imported(tmp_path, gguf)
     assert again["new"] is False and again["path"] == first["path"]
-    gguf.unlink()
     row = listed(tmp_path)["Tiny-Chat.Q8_0"]
-    assert row["path"] == first["path"] and row["license"] == "apache-2.0" and list(row["packed"]) == ["int8"]
+    assert row["path"] == first["path"] and row["license"] == "apache-2.0" and row["packed"] == {}
+    assert row["bits_per_weight"] == first["bits_per_weight"] and 8.5 <= first["bits_per_weight"] < 10
+    assert Path(str(first["path"])).stat().st_size < gguf.stat().st_size / 2, "nothing is copied"
     shown = json.loads(called(tmp_path, "show", "Tiny-Chat.Q8_0", "--json").stdout)
     assert shown["installed"] and shown["architecture"] == "LlamaForCausalLM"
     assert shown["source"] == str(gguf) and shown["thinking"] == "no"
     assert wording("every_weight_agrees") in called(tmp_path, "verify", "Tiny-Chat.Q8_0").stdout
     reply = called(tmp_path, "run", "-m", "Tiny-Chat.Q8_0", "-n", "8", "--json", "Hi")
-    assert json.loads(reply.stdout)["quantize"] == "int8"
+    assert json.loads(reply.stdout)["quantize"] == "blocks"
+    assert " bits per weight, " in shown["weights"]
+    assert " bits per weight" in called(tmp_path, "list").stdout
     removed = called(tmp_path, "rm", "Tiny-Chat.Q8_0", "--yes")
     assert removed.returncode == 0, removed.stderr
+    assert f"{gguf} {wording('stays_your_own_file')}" in removed.stdout and gguf.read_bytes() == before
     assert "Tiny-Chat.Q8_0" not in listed(tmp_path) and not Path(str(first["path"])).exists()
 
 
@@ -122,8 +134,9 @@ def test_a_file_becomes_a_model_that_needs_it_no_more(tmp_path: Path, gguf: Path
 def test_a_person_reads_what_was_made_of_what(tmp_path: Path, gguf: Path) -> None:
     result = called(tmp_path, "import", gguf.name)
     assert result.returncode == 0 and result.stderr == ""
-    assert result.stdout.startswith("Tiny-Chat.Q8_0: ") and " in int8, from " in result.stdout
-    assert wording("chat_localspec_chat_m_tiny_chat") in result.stdout
+    assert result.stdout.startswith("Tiny-Chat.Q8_0 is ready: ") and " bits per weight, " in result.stdout
+    assert f"{wording('read_from_must_stay', file=gguf.name)}\n" in result.stdout
+    assert "localspec chat -m Tiny-Chat.Q8_0" in result.stdout
     assert "imported before" in called(tmp_path, "import", gguf.name).stdout
 
 
@@ -138,31 +151,57 @@ def test_a_file_that_is_named_is_imported_when_it_is_first_used(tmp_path: Path, 
     shutil.move(gguf, tmp_path / "elsewhere.gguf")
     moved = called(tmp_path, "run", "-m", "elsewhere.gguf", "-n", "8", "--no-log", "--temp", "0", "Hi")
     assert (moved.stdout, moved.stderr) == (first.stdout, "")
+    assert json.loads(called(tmp_path, "show", "Tiny-Chat.Q8_0", "--json").stdout)["source"].endswith("elsewhere.gguf")
     in_few_bits = called(
         tmp_path, "run", "-m", "elsewhere.gguf", "-n", "8", "--quantize", "int4", "--no-log", "--temp", "0", "Hi"
     )
     assert in_few_bits.returncode == 0, in_few_bits.stderr
+    assert [file.parent for file in tmp_path.rglob("*-int4-*.packed")] == [Paths(tmp_path).packed]
     assert called(tmp_path, "verify", "Tiny-Chat.Q8_0").stdout.count(wording("every_weight_agrees")) == 2
     assert called(tmp_path, "rm", "elsewhere.gguf", "--yes").returncode == 0
     assert list(tmp_path.rglob("*.packed")) == [] and (tmp_path / "elsewhere.gguf").exists()
 
 
 @pytest.mark.slow
-def test_a_file_that_changed_is_another_model_and_its_former_import_stays(tmp_path, gguf, directory):
+def test_a_file_that_changed_is_what_its_name_means_now(tmp_path, gguf, directory):
     before = imported(tmp_path, gguf)
     write_model(gguf, directory, "F16")
     assert sentence(called(tmp_path, "show", gguf.name)).endswith(f"`localspec import {gguf.name}`.\n")
+    refused = called(tmp_path, "run", "-m", str(before["name"]), "--no-log", "Hi")
+    assert refused.returncode == 3 and wording("changed_since_imported_put_back", file=gguf) in sentence(refused)
+    result = called(tmp_path, "run", "-m", gguf.name, "-n", "1", "--no-log", "Hi")
+    assert result.returncode == 0 and wording("name_is_now_what_file_holds", file=gguf) in result.stderr
+    after = imported(tmp_path, gguf)
+    assert (after["new"], after["name"], after["types"]) == (False, before["name"], ["F16"])
+    assert [file.name.split("-")[1] for file in tmp_path.rglob("*.packed")] == ["blocks"], "nothing of before is left"
+    imported(tmp_path, gguf, "--quantize", "int4")
+    write_model(gguf, directory, "F32")
+    another = imported(tmp_path, gguf)
+    assert another["name"] != before["name"], "what was packed stays, under its name"
+    reply = called(tmp_path, "run", "-m", str(before["name"]), "-n", "1", "--json", "--no-log", "Hi")
+    assert json.loads(reply.stdout)["quantize"] == "int4"
+
+
+@pytest.mark.slow
+def test_a_file_that_changed_since_an_earlier_version_packed_it_is_another_model(tmp_path, gguf, directory):
+    before = packed_by_an_earlier_version(tmp_path, gguf)
+    write_model(gguf, directory, "F16")
     result = called(tmp_path, "run", "-m", gguf.name, "-n", "1", "--no-log", "Hi")
     assert result.returncode == 0 and wording("changed_since_imported_tiny_chat") in result.stderr
     after = imported(tmp_path, gguf)
     assert after["new"] is False and str(after["name"]).startswith("Tiny-Chat.Q8_0-") and after["types"] == ["F16"]
-    assert listed(tmp_path).keys() >= {str(before["name"]), str(after["name"])}
-    for name in (before["name"], after["name"]):
+    assert listed(tmp_path).keys() >= {str(before), str(after["name"])}
+    for name in (before, after["name"]):
         assert called(tmp_path, "run", "-m", str(name), "-n", "1", "--no-log", "Hi").returncode == 0
-    write_model(gguf, directory, "F32")
-    again = called(tmp_path, "run", "-m", gguf.name, "-n", "1", "--no-log", "Hi")
-    assert str(before["name"]) in again.stderr and str(after["name"]) in again.stderr
-    assert again.stderr.count(wording("changed_since_import")) == 1
+
+
+def packed_by_an_earlier_version(home: Path, gguf: Path) -> str:
+    """Import a file and leave of it what earlier versions did: a packed file in the data directory."""
+    name = str(imported(home, gguf, "--quantize", "int8")["name"])
+    [registration], [packed] = Paths(home).imports.glob("*.packed"), Paths(home).packed.glob("*.packed")
+    registration.unlink()
+    packed.rename(registration.with_name(packed.name))
+    return name
 
 
 @pytest.mark.slow
@@ -176,12 +215,13 @@ def test_two_files_of_one_name_are_two_models(tmp_path: Path, gguf: Path, direct
     assert set(listed(tmp_path)) >= {str(first["name"]), str(second["name"]), "demo"}
 
 
-def entered(home: Path, name: str, *files: Path) -> None:
-    """Writes an entry that lists the files into the user's models.toml."""
+def entered(home: Path, name: str, *files: Path, marks: bool = True) -> None:
+    """Write an entry that lists the files into the user's models.toml, with their fingerprints or without."""
     digests = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+    fingerprints = f"fingerprints = {json.dumps([file_fingerprint(file) for file in files])}\n" if marks else ""
     entry = f'[{name}]\nrepo = "org/{name}"\nlicense = "MIT"\ndescription = "Listed."\nquality = 7\n'
     Paths(home).user_models_file.parent.mkdir(parents=True, exist_ok=True)
-    Paths(home).user_models_file.write_text(f'{entry}starters = ["Hi"]\nsha256 = {json.dumps(digests)}\n')
+    Paths(home).user_models_file.write_text(f'{entry}starters = ["Hi"]\nsha256 = {json.dumps(digests)}\n{fingerprints}')
 
 
 def run_hi(home: Path, model: str) -> str:
@@ -242,6 +282,37 @@ def test_an_import_of_an_earlier_version_is_the_model_that_an_entry_lists(tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("before", [False, True])
+def test_a_file_is_read_for_the_digest_that_only_an_entry_of_ones_own_lists(
+    tmp_path: Path, gguf: Path, before: bool
+) -> None:
+    if before:
+        assert imported(tmp_path, gguf)["name"] == "Tiny-Chat.Q8_0"
+    entered(tmp_path, "listed", gguf, marks=False)
+    assert imported(tmp_path, gguf)["name"] == "listed"
+    assert set(listed(tmp_path)) == {"listed", "demo", "demo-draft"}
+    assert imported(tmp_path, gguf.rename(tmp_path / "moved.gguf"))["new"] is False
+
+
+@pytest.mark.slow
+def test_verify_prints_what_an_entry_lists_and_finds_a_byte_that_changed(tmp_path: Path, gguf: Path) -> None:
+    first = imported(tmp_path, gguf)
+    digest, mark = hashlib.sha256(gguf.read_bytes()).hexdigest(), file_fingerprint(gguf)
+    result = called(tmp_path, "verify", str(first["name"]))
+    assert result.returncode == 0 and digest in result.stdout and mark in result.stdout
+    assert wording("read_and_noted") in result.stdout
+    assert wording("same_content_as_last_reading") in called(tmp_path, "verify", str(gguf)).stdout
+    entered(tmp_path, "listed", gguf, marks=False)
+    assert "listed" in listed(tmp_path), "its digest is known without reading it again"
+    digests = json.loads((Paths(tmp_path).packed / "digests.json").read_text())
+    digests[os.path.realpath(gguf)][1] = "0" * 64  # as if a byte between the samples had been another one then
+    (Paths(tmp_path).packed / "digests.json").write_text(json.dumps(digests))
+    changed = called(tmp_path, "verify", "listed")
+    assert changed.returncode == 1 and wording("changed_unseen_rm_and_import_again") in changed.stderr
+    assert called(tmp_path, "verify", "listed").returncode == 0
+
+
+@pytest.mark.slow
 def test_two_files_that_one_entry_lists_are_two_models(tmp_path: Path, gguf: Path, directory: Path) -> None:
     other = write_model(tmp_path / "Other.gguf", directory, "F16")
     assert imported(tmp_path, gguf)["name"] == "Tiny-Chat.Q8_0"
@@ -295,7 +366,6 @@ def test_what_a_file_cannot_be_is_said(tmp_path: Path, gguf: Path, directory: Pa
     assert "localspec import" in refused(3, "show", gguf.name)
     assert "cuda" in refused(2, "run", "-m", gguf.name, "--device", "cuda", "Hi")
     assert "nf4" in refused(2, "import", gguf.name, "--quantize", "nf4")
-    assert "bf16" in refused(2, "run", "-m", gguf.name, "--dtype", "bf16", "Hi")
     (tmp_path / "a.gguf").write_bytes(gguf.read_bytes()[:-1])
     assert "a.gguf" in refused(1, "import", "a.gguf")
     write_model(tmp_path / "gemma.gguf", directory, "Q8_0", general__architecture="gemma3")
@@ -326,9 +396,48 @@ def test_a_file_that_is_named_otherwise_or_is_not_there_is_told_as_what_it_is(tm
 
 
 @pytest.mark.slow
-def test_all_packings_that_are_here_are_named(tmp_path: Path, gguf: Path) -> None:
+def test_what_is_asked_for_answers(tmp_path: Path, gguf: Path) -> None:
+    def answers(*flags: str) -> str:
+        result = called(tmp_path, "run", "-m", "Tiny-Chat.Q8_0", "-n", "1", "--no-log", "--json", *flags, "Hi")
+        return str(json.loads(result.stdout)["quantize"])
+
+    packed = imported(tmp_path, gguf, "--quantize", "int8")
+    assert packed["packing"] == "int8" and answers() == "int8" and answers("--quantize", "int4") == "int4"
+    assert json.loads(called(tmp_path, "show", "Tiny-Chat.Q8_0", "--json").stdout)["weights"].startswith("int8, ")
+    assert sorted(listed(tmp_path)["Tiny-Chat.Q8_0"]["packed"]) == ["int4", "int8"]
+    assert imported(tmp_path, gguf)["packing"] == "blocks" and answers() == "blocks"
+    assert answers("--dtype", "fp32") == "none"
+
+
+@pytest.mark.slow
+def test_a_model_whose_file_is_gone_is_said(tmp_path: Path, gguf: Path) -> None:
+    imported(tmp_path, gguf)
+    away = gguf.rename(tmp_path / "away.gguf")
+    for command in (
+        ("run", "-m", "Tiny-Chat.Q8_0", "Hi"),
+        ("show", "Tiny-Chat.Q8_0"),
+        ("verify", "Tiny-Chat.Q8_0"),
+    ):
+        result = called(tmp_path, *command)
+        assert result.returncode == 3 and wording("read_from_not_there", file=gguf) in sentence(result), command
+    assert "Tiny-Chat.Q8_0 is left out: " in called(tmp_path, "list").stderr
+    assert imported(tmp_path, away)["new"] is False and run_hi(tmp_path, "Tiny-Chat.Q8_0")
+    imported(tmp_path, away, "--quantize", "int8")
+    away.unlink()
+    result = called(tmp_path, "run", "-m", "Tiny-Chat.Q8_0", "-n", "1", "--no-log", "Hi")
+    assert result.returncode == 0 and wording("answers_as_packed_before") in result.stderr
+    assert called(tmp_path, "rm", "Tiny-Chat.Q8_0", "--yes").returncode == 0
+    assert list(tmp_path.rglob("*.packed")) == []
+
+
+@pytest.mark.slow
+def test_all_packings_that_an_earlier_version_made_are_named(tmp_path: Path, gguf: Path) -> None:
     for packing in ("int8", "int4"):
         imported(tmp_path, gguf, "--quantize", packing)
+    paths = Paths(tmp_path)
+    next(paths.imports.glob("*.packed")).unlink()
+    for file in paths.packed.glob("*.packed"):
+        file.rename(paths.imports / file.name)
     refused = called(tmp_path, "run", "-m", "Tiny-Chat.Q8_0", "--dtype", "fp32", "--no-log", "Hi")
     assert refused.returncode == 3 and "from GGUF in int4 and int8 alone" in sentence(refused)
 
@@ -391,7 +500,7 @@ def test_doctor_knows_what_was_imported(tmp_path: Path, gguf: Path) -> None:
     ],
 )
 def test_an_unusable_template_is_refused_before_weights_are_packed(tmp_path, directory, monkeypatch, template, command):
-    monkeypatch.setattr("localspec.native.gguf_pack.pack_gguf", pytest.fail)
+    monkeypatch.setattr("localspec.native.packed_cache.register", pytest.fail)
     file = write_model(tmp_path / "a.gguf", directory, "Q8_0", tokenizer__chat_template=template)
     result = called(tmp_path, *command, str(file))
     assert result.returncode == 1 and "chat template cannot be used" in result.stderr
@@ -402,7 +511,6 @@ def test_an_unusable_template_is_refused_before_weights_are_packed(tmp_path, dir
 def test_a_file_without_the_ending_becomes_a_model_too(tmp_path: Path, gguf: Path) -> None:
     blob = gguf.rename(gguf.with_name("sha256-0123"))
     assert called(tmp_path, "import", str(blob)).returncode == 0
-    blob.unlink()
     assert called(tmp_path, "run", "-m", "sha256-0123", "-n", "2", "--no-log", "Hi").returncode == 0
 
 
@@ -423,13 +531,31 @@ def test_what_is_left_out_of_the_metadata_is_said_once(tmp_path: Path, directory
     assert not any(one in second.stderr for one in said)
 
 
-def test_a_file_that_an_earlier_version_read_in_another_way_is_packed_again(tmp_path, gguf, monkeypatch):
+def test_a_file_that_an_earlier_version_read_in_another_way_is_read_again(tmp_path, gguf, monkeypatch):
     with monkeypatch.context() as earlier:
         earlier.setattr("localspec.gguf.config.ends", lambda metadata: [5])
-        first = imported(tmp_path, gguf)
-    again = called(tmp_path, "import", str(gguf), "--json")
-    assert wording("another_way_it_is_packed_again") in again.stderr
+        first = imported(tmp_path, gguf, "--quantize", "int8")
+    again = called(tmp_path, "import", str(gguf), "--json", "--quantize", "int8")
+    assert wording("another_way_it_is_read_again") in again.stderr
     found = json.loads(again.stdout)
     assert (found["name"], found["packing"], found["new"]) == (first["name"], first["packing"], True)
-    assert not Path(str(first["path"])).exists() and Path(found["path"]).exists()
-    assert imported(tmp_path, gguf)["new"] is False
+    for file in tmp_path.rglob("*.packed"):
+        assert json.loads(read(file).text("generation_config.json"))["eos_token_id"] != [5]
+    assert imported(tmp_path, gguf, "--quantize", "int8")["new"] is False
+
+
+def test_a_damaged_import_is_named_and_deleted(tmp_path: Path, gguf: Path) -> None:
+    path = Path(str(imported(tmp_path, gguf)["path"]))
+    path.write_bytes(path.read_bytes()[:-1])
+    for command in (("run", "-m", "Tiny-Chat.Q8_0", "Hi"), ("show", "Tiny-Chat.Q8_0"), ("verify", "Tiny-Chat.Q8_0")):
+        result = called(tmp_path, *command)
+        assert result.returncode == 1, result.stderr
+        assert f"`localspec rm Tiny-Chat.Q8_0`, and import it again with `localspec import {gguf}`" in sentence(result)
+    said = called(tmp_path, "list").stderr.replace("\n", " ")
+    assert "Tiny-Chat.Q8_0 is left out: " in said and said.count("is left out") == 1
+    assert called(tmp_path, "rm", "Tiny-Chat.Q8_0", "--yes").returncode == 0 and not path.exists()
+    imported(tmp_path, gguf)
+    path.write_bytes(b"x" * 100)
+    assert f"`localspec rm {path}`" in called(tmp_path, "list").stderr.replace("\n", "")
+    assert called(tmp_path, "rm", str(path), "--yes").returncode == 0 and not path.exists()
+    assert imported(tmp_path, gguf)["new"] is True

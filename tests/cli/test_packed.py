@@ -379,7 +379,7 @@ def test_kept_alone_with_a_damaged_text_it_says_what_to_do(alone):
     alone.file.write_bytes(content)
     result = alone.run("run", "Hi", "-m", "org/name", "-n", "2")
     assert result.returncode == 1 and "tokenizer.json" in result.stderr
-    assert f"delete {alone.file}" in result.stderr and "`localspec pull org/name`" in result.stderr
+    assert "`localspec rm org/name`" in result.stderr and "`localspec pull org/name`" in result.stderr
 
 
 # -- verified and removed ----------------------------------------------------------------------------------------------
@@ -490,21 +490,23 @@ def test_verify_and_rm_take_a_directory_and_a_packed_file(home, hub: Hub, tiny, 
     assert at(home, hub, "verify", str(tmp_path / "nothing")).returncode in (2, 3)
 
 
-def test_verify_sees_weights_that_changed_and_whose_times_did_not(home, hub: Hub, tiny, tmp_path, monkeypatch):
-    from native.test_changed_weights import change
+@pytest.mark.parametrize("times", ["kept", "new"])
+def test_verify_sees_weights_that_changed_between_the_samples(home, hub: Hub, tiny, tmp_path, monkeypatch, times):
+    from native.test_changed_weights import bytes_of, change_unseen
     from native.test_pack import copied
 
-    from localspec.models import weight_digests
+    from localspec.models import fingerprint, weight_digests
 
     monkeypatch.setattr(weight_digests, "_SETTLED", 0)
     path = copied(tiny("qwen2-one-key-head").path, tmp_path / "model")
-    load(path, "int8", "", 1, Reporter(), Paths(home))
-    told = weight_digests.stamps([path / WEIGHTS])
-    change(path)
-    with monkeypatch.context() as patched:
-        patched.setattr(weight_digests, "stamps", lambda files: told)
-        result = at(home, hub, "verify", str(path))
-    assert result.returncode == 1 and wording("changed_neither_size_nor_times", weights=WEIGHTS) in result.stdout
+    monkeypatch.setattr(fingerprint, "SAMPLES", 16)
+    before = bytes_of(load(path, "int8", "", 1, Reporter(), Paths(home)))
+    assert at(home, hub, "verify", str(path)).returncode == 0
+    change_unseen(path, monkeypatch, times)
+    assert bytes_of(load(path, "int8", "", 1, Reporter(), Paths(home))) == before
+    result = at(home, hub, "verify", str(path))
+    assert result.returncode == 1 and wording("changed_neither_size_nor_samples", weights=WEIGHTS) in result.stdout
+    assert bytes_of(load(path, "int8", "", 1, Reporter(), Paths(home))) != before
     assert at(home, hub, "verify", str(path)).returncode == 0
 
 

@@ -64,7 +64,7 @@ def test_a_script_says_whether_they_go(home: Path) -> None:
 
 def test_phrases_of_a_model_that_is_still_here_are_not_offered(home: Path, questions: list[str]) -> None:
     assert called(home, "import", "here.gguf", "--quantize", "int4").returncode == 0
-    before, int4 = phrases(home), next(Paths(home).imports.glob("*-int4-*.packed"))
+    before, int4 = phrases(home), next(Paths(home).packed.glob("*-int4-*.packed"))
     assert called(home, "rm", str(int4)).returncode == 0
     assert len(questions) == 1 and phrases(home) == before
 

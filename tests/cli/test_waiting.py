@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +16,15 @@ from filelock import FileLock
 from golden import wording
 from scripted_models import scripted_model
 
+from localspec.checkpoint import revision
 from localspec.cli import progress
 from localspec.cli.progress import Progress
+from localspec.events import Reporter
+from localspec.models import packed_files
+from localspec.models.packed_files import partial_of
+from localspec.native import packed_cache
+from localspec.packed_file import Origin
+from localspec.paths import Paths
 
 SOON = (
     "import sys; from localspec.cli import progress; from localspec.cli.main import main\n"
@@ -87,6 +95,41 @@ def test_who_waits_for_another_process_that_packs_is_told(tmp_path: Path, comman
             assert line
     out, _ = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out) == (0, "a\n")
+
+
+def test_a_process_that_writes_nothing_is_waited_for_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_files, "LOOK", 0.05)
+    monkeypatch.setattr(packed_files, "STALLED", 0.4)
+    path, paths = scripted_model(tmp_path / "model", [b"a"]).path, Paths(tmp_path)
+    file = packed_cache.make(path, "int8", Origin("model", revision(path)), 1, Reporter(), paths)
+    file.rename(partial_of(file))
+    partial_of(file).write_bytes(b"4321\n" + bytes(100))
+    shown: list[str] = []
+    said: list[str] = []
+    with FileLock(file.with_suffix(".lock")):
+        found = packed_cache.load(path, "int8", "model", 1, Reporter(said.append, shown.append), paths)
+    assert found.header.packing == "int8" and not file.exists(), "it was packed in memory"
+    assert wording("waiting_for_process_which_writes", file=file.name) in shown
+    assert len(said) == 1 and said[0].startswith(wording("process_has_written_nothing", file=file.name))
+
+
+def test_a_process_that_writes_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_files, "LOOK", 0.05)
+    monkeypatch.setattr(packed_files, "STALLED", 0.4)
+    lock, waited = FileLock(tmp_path / "a.lock", thread_local=False), threading.Event()
+
+    def write() -> None:
+        for number in range(15):
+            partial_of(tmp_path / "a.packed").write_bytes(b"4321\n" + bytes(number))
+            waited.wait(0.1)
+        lock.release()
+
+    lock.acquire()
+    writer = threading.Thread(target=write)
+    writer.start()
+    with packed_files.locked(tmp_path / "a.packed", Reporter(), "writes a.packed"):
+        assert not lock.is_locked
+    writer.join()
 
 
 def test_a_reply_that_is_seen_at_its_end_is_announced(tmp_path: Path, command: Any) -> None:

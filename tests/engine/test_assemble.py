@@ -30,6 +30,7 @@ from localspec.engine.measurement_cache import MeasurementCache
 from localspec.engine.model_profile import ModelProfile
 from localspec.events import Reporter
 from localspec.models.drafter_kinds import kinds
+from localspec.models.fingerprint import Identity
 from localspec.policy import host_time
 from localspec.policy.choice import Choice
 from localspec.policy.forward_costs import ForwardCosts
@@ -49,7 +50,7 @@ def asked(drafter: str, **settings: object) -> Choice:
 
 
 def profile(store: Store | None, subject: str, notice: Callable[[str], None] = pytest.fail) -> ModelProfile:
-    return ModelProfile(MeasurementCache(store, Reporter(notice)), "revision", subject)
+    return ModelProfile(MeasurementCache(store, Reporter(notice)), Identity(Path()), subject)
 
 
 def small(model: Tiny, store: Store | None = None, subject: str = "small") -> LoadedDraftModel:

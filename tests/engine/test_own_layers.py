@@ -1,6 +1,7 @@
 """Which layers draft is found once for a model, kept, and chosen by what forwards cost."""
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +21,7 @@ from localspec.engine.own_layers import load_layers
 from localspec.engine.recalled_measurements import LAYERS
 from localspec.errors import UsageMistake
 from localspec.events import Reporter
+from localspec.models.fingerprint import Identity
 from localspec.models.s3d_prediction import KeptLayers
 from localspec.policy.choice import Choice
 from localspec.policy.forward_costs import ForwardCosts
@@ -36,7 +38,7 @@ def choice(drafter: str = "layers", **settings: object) -> Choice:
 
 
 def profile(store: Store | None) -> ModelProfile:
-    return ModelProfile(MeasurementCache(store, Reporter(pytest.fail)), "revision", "subject")
+    return ModelProfile(MeasurementCache(store, Reporter(pytest.fail)), Identity(Path()), "subject")
 
 
 @pytest.mark.slow

@@ -19,7 +19,9 @@ from localspec.errors import LocalspecError, NotHere
 from localspec.gguf.blocks import BLOCKS as READ
 from localspec.gguf.blocks import floats
 from localspec.gguf.model import GgufModel
+from localspec.models.architecture import TransformerConfig
 from localspec.models.chat_tokenizer import ChatTokenizer
+from localspec.models.fingerprint import file_fingerprint, weights_fingerprint
 from localspec.models.model_config import ModelConfig
 from localspec.models.registry import resolve
 from localspec.models.rope import Rope
@@ -101,6 +103,29 @@ def test_packed_weights_are_those_of_the_same_numbers(tmp_path, directory, name,
     for tensor in found.header.tensors:
         assert found.header.tensors[tensor].tensor == expected.header.tensors[tensor].tensor
         assert bytes(found.view(tensor)) == bytes(expected.view(tensor)), tensor
+
+
+@each("name, kind", [(name, "Q4_K") for name in CONFIGS] + [("llama-biases-llama3", kind) for kind in BLOCKS])
+def test_the_fingerprint_is_that_of_the_same_numbers_in_a_directory(tmp_path, directory, name, kind):
+    found = GgufModel.open(write_model(tmp_path / "a.gguf", directory(name), kind))
+    assert found.weights == weights_fingerprint(dequantised(directory(name), kind, tmp_path / "same"))
+    other = GgufModel.open(write_model(tmp_path / "b.gguf", directory(name), kind, general__name="Another"))
+    assert other.weights == found.weights and file_fingerprint(other.path) != file_fingerprint(found.path)
+
+
+def test_a_weight_that_is_sampled_changes_the_fingerprint(tmp_path, directory):
+    file = write_model(tmp_path / "a.gguf", directory("llama-biases-llama3"), "Q4_K")
+    before = GgufModel.open(file)
+    own = before.weights
+    place = before.places["blk.1.attn_q.weight"][1]
+    content = bytearray(file.read_bytes())
+    row, columns = place.shape[0] // 8, place.shape[1]  # the first of four samples lies in the row at an eighth
+    heads = TransformerConfig.of(before.config).head_dim
+    within = row % heads
+    stored_row = row // heads * heads + 2 * (within % (heads // 2)) + within // (heads // 2)
+    content[place.start + stored_row * columns // 256 * 144 + 16] ^= 1
+    file.write_bytes(content)
+    assert GgufModel.open(file).weights != own
 
 
 @each("name", CONFIGS)

@@ -14,6 +14,7 @@ from localspec.checkpoint import revision
 from localspec.config import Settings
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.models.drafter_cards import find_drafter, read_drafter, trained_drafters
+from localspec.models.fingerprint import weights_fingerprint
 from localspec.models.registry import TargetCard, resolve
 from localspec.paths import Paths
 from localspec.policy.selection import choose
@@ -264,3 +265,19 @@ def test_several_have_no_distribution(paths, model, monkeypatch, name):
         written(paths.drafters / kind / "drafter", model, kind=kind)
     with pytest.raises(UsageMistake, match=matching("known_distribution")):
         choose(model, Settings(device="cpu", drafter=name, accept="rejection"))
+
+
+def test_a_drafter_belongs_to_its_weights_wherever_they_lie_and_whatever_their_texts(paths, model, tmp_path):
+    about = {"name": "mine", "revision": revision(model.path), "weights": weights_fingerprint(model.path)}
+    written(paths.drafters / "a" / "drafter", model, target=about)
+    named = written(tmp_path / "named" / "drafter", model, target=about)
+    (model.path / "config.json").write_text(json.dumps({**CONFIG, "max_position_embeddings": 99}))
+    moved = TargetCard("moved", model.path.rename(tmp_path / "moved"), None, "")
+    assert revision(moved.path) != about["revision"]
+    assert find_drafter("medusa", moved, paths).path == paths.drafters / "a" / "drafter"
+    assert find_drafter(str(named), moved, paths).weights == about["weights"]
+    save_file({"model.embed_tokens.weight": torch.arange(1000.0) + 1}, moved.path / "model.safetensors")
+    with pytest.raises(NotHere):
+        find_drafter("medusa", moved, paths)
+    with pytest.raises(UsageMistake, match=about["weights"][:12]):
+        find_drafter(str(named), moved, paths)

@@ -1,4 +1,4 @@
-"""Weights that change in place, where a revision does not see it: no text comes from those that were packed before."""
+"""Weights that change in place: those that are sampled are noticed at the next load, all others by `verify`."""
 
 import hashlib
 import json
@@ -12,9 +12,11 @@ from native.test_pack import copied, quiet
 from localspec.checkpoint import revision, tensor_start
 from localspec.errors import LocalspecError
 from localspec.events import Reporter
+from localspec.models import fingerprint
 from localspec.models import weight_digests as module
+from localspec.models.fingerprint import file_fingerprint, fingerprints, weights_fingerprint
 from localspec.models.packed_files import packed_files
-from localspec.models.weight_digests import changed_unseen, weight_digests
+from localspec.models.weight_digests import known_digests, look, weight_digests
 from localspec.native import packed_cache
 from localspec.native.packed_cache import load
 from localspec.packed_file import Origin, forms
@@ -37,21 +39,38 @@ def settled(monkeypatch):
 
 
 def change(path, times="kept"):
-    """Negates weights in place where no revision looks."""
-    file, before = path / "model.safetensors", revision(path)
+    """Negates weights in place where no revision looks, and a fingerprint does."""
+    file = path / "model.safetensors"
+    before = file_fingerprint(file)
+    return _change(path, lambda: (revision(path), file_fingerprint(file) != before), times, (revision(path), True))
+
+
+def change_unseen(path, monkeypatch, times="kept"):
+    """Negates weights in place where neither a revision nor a fingerprint looks; small models are sampled less."""
+    monkeypatch.setattr(fingerprint, "SAMPLES", 16)
+    file = path / "model.safetensors"
+
+    def seen():
+        return revision(path), file_fingerprint(file), weights_fingerprint(path)
+
+    return _change(path, seen, times, seen())
+
+
+def _change(path, seen, times, wanted):
+    file = path / "model.safetensors"
     content, start, told = bytearray(file.read_bytes()), tensor_start(file), file.stat()
     for at in range(start, len(content) - 4, 4 * 101):
         content[at + 3] ^= 0x80
         with file.open("r+b") as stream:
             stream.seek(at)
             stream.write(content[at : at + 4])
-        if revision(path) == before and content[at : at + 3] != b"\0\0\0":
+        if seen() == wanted and content[at : at + 3] != b"\0\0\0":
             break
         content[at + 3] ^= 0x80
         file.write_bytes(content)
     if times == "kept":
         os.utime(file, ns=(told.st_atime_ns, told.st_mtime_ns))
-    assert revision(path) == before and file.stat().st_size == told.st_size
+    assert seen() == wanted and file.stat().st_size == told.st_size
     return file
 
 
@@ -86,21 +105,43 @@ def test_files_that_were_touched_or_copied_are_read_once_and_not_packed_again(mo
     assert load(copied(model, model.parent / "copy"), "int8", "tiny", 1, quiet(), paths)
 
 
-def test_files_that_are_known_are_not_read(model, paths, monkeypatch):
+def test_no_file_is_read_whole_before_a_model_is_loaded(model, paths, monkeypatch):
+    monkeypatch.setattr(module, "_read", lambda files, *_: pytest.fail("read") if files else {})
     load(model, "int8", "tiny", 1, quiet(), paths)
-    read = []
-    monkeypatch.setattr(module, "_read", lambda files, *_: read.extend(files) or {})
     load(model, "int8", "tiny", 1, quiet(), paths)
-    assert read == []
 
 
 def test_a_file_that_changed_just_now_is_not_known_by_its_times(model, paths, monkeypatch):
     monkeypatch.setattr(module, "_SETTLED", 3600 * 10**9)
-    before, told = bytes_of(load(model, "int8", "tiny", 1, quiet(), paths)), module.stamps
-    same = module.stamps([model / "model.safetensors"])
+    file = model / "model.safetensors"
+    before, told = weight_digests([file], paths), module.stamps
+    look([file], {file.name: "a" * 40}, paths)
+    same = module.stamps([file])
     monkeypatch.setattr(module, "stamps", lambda files: same if files else told(files))  # as a coarse clock would say
     change(model)
-    assert bytes_of(load(model, "int8", "tiny", 1, quiet(), paths)) != before
+    assert known_digests([file], paths) == {} and weight_digests([file], paths) != before
+
+
+def test_what_was_packed_before_a_digest_was_known_serves_after_it(model, paths, monkeypatch):
+    load(model, "int8", "tiny", 1, quiet(), paths)
+    file = model / "model.safetensors"
+    look([file], {name: mark for name, (_, mark) in fingerprints([file]).items()}, paths)
+    assert known_digests([file], paths)
+    monkeypatch.setattr(packed_cache, "_make", lambda *_: pytest.fail("packed again"))
+    load(model, "int8", "tiny", 1, quiet(), paths)
+
+
+def test_what_an_earlier_version_packed_by_its_digest_serves_after_one_reading(model, paths, monkeypatch):
+    file = model / "model.safetensors"
+    digest = weight_digests([file], paths)
+    load(model, "int8", "tiny", 1, quiet(), paths)
+    (packed,) = packed_files(paths)
+    assert packed.header.origin.files == {file.name: (file.stat().st_size, digest[file.name])}
+    (paths.packed / "digests.json").unlink()
+    monkeypatch.setattr(packed_cache, "_make", lambda *_: pytest.fail("packed again"))
+    load(model, "int8", "tiny", 1, quiet(), paths)
+    monkeypatch.setattr(module, "_read", lambda files, *_: pytest.fail("read") if files else {})
+    load(model, "int8", "tiny", 1, quiet(), paths)
 
 
 def test_a_change_while_it_is_packed_is_said_and_nothing_is_kept(model, paths, monkeypatch):
@@ -130,18 +171,35 @@ def test_what_the_common_cache_names_is_not_read_until_it_changes(model, paths, 
     assert bytes_of(load(model, "int8", "tiny", 1, quiet(), paths)) != bytes_of(before)
 
 
-def test_only_reading_all_of_it_sees_bytes_that_changed_and_nothing_else(model, paths):
+@pytest.mark.parametrize("times", ["kept", "new"])
+def test_only_reading_all_of_it_sees_bytes_that_changed_between_the_samples(model, paths, monkeypatch, times):
+    monkeypatch.setattr(fingerprint, "SAMPLES", 16)
     file = model / "model.safetensors"
-    before = bytes_of(load(model, "int8", "tiny", 1, quiet(), paths))
-    assert changed_unseen([file], paths) == []
-    change(model)
+
+    def looked():
+        (found,) = look([file], {name: mark for name, (_, mark) in fingerprints([file]).items()}, paths).values()
+        return found
+
+    first = looked()
+    assert not first.before and not first.unseen
+    assert looked() == module.Looked(first.digest, first.digest, False)
+    change_unseen(model, monkeypatch, times)
+    now = looked()
+    assert now.unseen and now.before == first.digest != now.digest == hashlib.sha256(file.read_bytes()).hexdigest()
+    assert not looked().unseen, "from now on it is known so"
+    file.write_bytes(file.read_bytes()[:-64] + bytes(64))
+    assert not looked().unseen and looked().digest != now.digest, "its fingerprint says it"
+
+
+def test_a_digest_of_an_earlier_version_is_compared_by_the_times_of_its_file(model, paths):
+    file = model / "model.safetensors"
+    weight_digests([file], paths)
     known = json.loads((paths.packed / "digests.json").read_text())
-    known[os.path.realpath(file)][0] = module.stamps([file])[file.name]
-    (paths.packed / "digests.json").write_text(json.dumps(known))
-    assert changed_unseen([file], paths) == [file.name]
-    assert bytes_of(load(model, "int8", "tiny", 1, quiet(), paths)) != before
+    place = os.path.realpath(file)
     change(model)
-    assert changed_unseen([file], paths) == [], "its time of change says it"
+    known[place] = [module.stamps([file])[file.name], known[place][1]]  # two values, as they were written then
+    (paths.packed / "digests.json").write_text(json.dumps(known))
+    assert look([file], {file.name: "a" * 40}, paths)[file.name].unseen
 
 
 @each("content", [b"", b"[]", b'{"a": 1}', b'{"a": [1, 2, 3]}', b"\xff", b"[" * 100_000])

@@ -30,13 +30,14 @@ from localspec.events import Reporter
 from localspec.machine import compiled
 from localspec.models import packed_files as packed_files_module
 from localspec.models.architecture import weight_map
-from localspec.models.packed_files import packed_files, packed_path
+from localspec.models.fingerprint import file_fingerprint, weights_fingerprint
+from localspec.models.packed_files import packed_files, packed_path, partial_of
 from localspec.native import packed_cache, packed_model
 from localspec.native.library import FORMATS, library
 from localspec.native.matrix import PackedMatrix
 from localspec.native.pack import Source
-from localspec.native.packed_cache import load, with_digests
-from localspec.native.packed_model import PackedModel, partial_of
+from localspec.native.packed_cache import load, with_files
+from localspec.native.packed_model import PackedModel
 from localspec.packed_file import Origin, Tensor
 from localspec.paths import Paths
 
@@ -49,7 +50,7 @@ def quiet(sentences=None):
 
 
 def origin_of(path, paths):
-    return with_digests(Origin("", revision(path)), path, paths)
+    return with_files(Origin("", revision(path)), path, paths)
 
 
 def copied(path, to, change=lambda tensors: tensors):
@@ -131,8 +132,9 @@ def test_it_can_run_alone_with_all_that_its_directory_says(tiny, tmp_path):
     assert {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"} <= texts.keys()
     assert all((path / name).read_bytes() == text for name, text in texts.items())
     weights = (path / "model.safetensors").read_bytes()
-    digest = hashlib.sha256(weights).hexdigest()
-    assert model.header.origin.files == {"model.safetensors": (len(weights), digest)}
+    mark = file_fingerprint(path / "model.safetensors")
+    assert model.header.origin.files == {"model.safetensors": (len(weights), mark)}
+    assert model.header.origin.weights == weights_fingerprint(path)
     file = packed_path(model.header.origin, "int8", Paths(tmp_path))
     shutil.rmtree(path)
     again = load(file, "int8", "tiny", 1, quiet(), Paths(tmp_path))
@@ -326,7 +328,7 @@ def test_two_processes_at_once_pack_it_once(tiny, tmp_path):
         process.stdin.write("\n")
         process.stdin.flush()
     said = [process.communicate(timeout=PATIENCE)[0].splitlines() for process in both]
-    origin = with_digests(Origin("", "a" * 40), tiny(FAMILIES[0]).path, Paths(tmp_path))
+    origin = with_files(Origin("", "a" * 40), tiny(FAMILIES[0]).path, Paths(tmp_path))
     file = str(packed_path(origin, "int8", Paths(tmp_path)))
     assert sorted(said, key=len) == [[file], ["packs", file]]
     assert packed_file.read(Path(file)).verify() == []

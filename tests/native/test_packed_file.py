@@ -20,8 +20,8 @@ from golden import matching
 
 from localspec import packed_file
 from localspec.errors import LocalspecError
-from localspec.native.packed_model import PARTIAL, PackedModel, write
-from localspec.packed_file import DamagedFile, Header, Origin, Tensor, UnreadableFormat, read
+from localspec.native.packed_model import PackedModel, write
+from localspec.packed_file import PARTIAL, DamagedFile, Header, Origin, Tensor, UnreadableFormat, read
 
 ORIGIN = Origin("a model", "0" * 40, "MIT", "org/repo", "1" * 40, {"model.safetensors": (123, "")})
 TENSORS = {

@@ -522,3 +522,52 @@ def test_where_torch_makes_packed_weights_dense_int4_is_for_want_of_room_alone()
         return sorted({plan.precision.quantize for plan in found})
 
     assert precisions(48) == ["int8", "none"] and precisions(11) == ["int4", "none"]
+
+
+# -- a model that is read from its GGUF files ------------------------------------------------------------------------------
+
+IN_BLOCKS = replace(
+    model(), packed=("blocks", "int8", "int4", "none"), block_bytes=SEVEN.parameters * 6 // 10
+)  # 4.8 bits per weight
+
+
+def in_question(of: Model, device: Device) -> list[str]:
+    """The packings in question for a model on a device, as `auto` leaves them open."""
+    open_ones = ranking.possible_precisions(of, natural_precisions(ranking.as_computed(device, of)))
+    return list(dict.fromkeys(plan.precision.quantize for plan in run_plans(of, open_ones, NoMeasurements(), 16)))
+
+
+def test_a_file_is_taken_as_it_is_where_it_fits_and_else_what_is_smaller() -> None:
+    assert in_question(IN_BLOCKS, cpu(48)) == ["blocks"]
+    assert in_question(replace(IN_BLOCKS, packed=("int8", "blocks", "int4", "none")), cpu(48)) == ["int8"]
+    large = replace(IN_BLOCKS, block_bytes=SEVEN.parameters * 17 // 16)  # Q8_0
+    assert in_question(large, cpu(7.2)) == ["int4"]
+
+
+def test_a_file_as_it_is_takes_its_own_bytes_and_time() -> None:
+    device = ranking.as_computed(cpu(48), IN_BLOCKS)
+    blocks, eight = (
+        one(run_plans(IN_BLOCKS, [Precision(device, "bf16", packing)], NoMeasurements(), 16), "none", packing)
+        for packing in ("blocks", "int8")
+    )
+    assert str(blocks.precision) == "4.8 bits per weight"
+    assert blocks.loaded_bytes == IN_BLOCKS.block_bytes
+    assert 1.4 < blocks.speed / eight.speed < 2
+    rates = ranking.prediction.estimated_rates(device, "bf16", "blocks")
+    growth = rates.weight[rates.rows.index(8)] / rates.weight[0]
+    assert growth < 1.6 < 2 < in_avx2(device) < 3.2
+
+
+def in_avx2(device: Device) -> float:
+    """What 8 rows cost of one with AVX2, on two cores."""
+    rates = ranking.prediction.estimated_rates(replace(device, capability="avx2", cores=2), "bf16", "blocks")
+    return rates.weight[rates.rows.index(8)] / rates.weight[0]
+
+
+def test_a_draft_model_in_gguf_drafts_as_it_answers() -> None:
+    small = Model(
+        unfetched(LITTLE, name="small"), LITTLE, LITTLE.parameters, packed=("blocks", "int8", "int4", "none"),
+        block_bytes=LITTLE.parameters,
+    )  # fmt: skip
+    assert [one.quantize for one in ranking.draft_precisions(small, cpu())] == ["blocks"]
+    assert ranking.draft_precisions(small, GPU) == []

@@ -100,6 +100,38 @@ def test_pools_are_apart(store: Store, path: Path) -> None:
     assert by_id[second].phrases == 0 and by_id[second].path is None
 
 
+def test_a_pool_belongs_to_its_weights_by_any_name_and_is_found_by_what_an_earlier_version_named_them(
+    store: Store, tmp_path: Path
+) -> None:
+    (tmp_path / "here").mkdir()
+    old = store.phrases.pool("demo", "hash-revision", tmp_path / "here")
+    assert store.phrases.pool("other", "hash-weights", "/other", make=False, earlier="hash-revision") is None
+    assert store.phrases.pool("demo", "hash-weights", tmp_path / "here", make=False, earlier="hash-revision") == old
+    assert [one.tokenizer for one in store.phrases.pools()] == ["hash-revision"], "nothing is written to read it"
+    assert store.phrases.pool("demo", "hash-weights", tmp_path / "here", earlier="hash-revision") == old
+    assert [one.tokenizer for one in store.phrases.pools()] == ["hash-weights"]
+    assert store.phrases.pool("other", "hash-weights", "/other", earlier="hash-another") == old
+    assert store.phrases.pools()[0][1:4] == ("demo", "hash-weights", "/other")
+    assert store.phrases.pool("third", "hash-weights", "/third", earlier="hash-another") == old
+    assert store.phrases.pools()[0][1:4] == ("third", "hash-weights", "/third"), "that of /other is gone"
+    assert store.phrases.pool("demo", "hash2-weights", "/other", earlier="hash-revision") != old, "another tokenizer"
+    mine = store.phrases.pool("mine", "hash-revision", "/mine")
+    assert store.phrases.pool("mine", "hash-weights", "/mine", earlier="hash-revision") == mine, "its own comes first"
+
+
+def test_measurements_are_filed_under_another_digest_and_what_is_there_stays(store: Store) -> None:
+    for name, subject, value in (
+        ("costs", "aaaa · int8", 1), ("costs", "aaaa · int8 · filled up", 2), ("costs", "bbbb · int8", 3),
+        ("options with aaaa · int8", "cccc · bf16", 4), ("costs", "dddd", 5),
+    ):  # fmt: skip
+        store.measurements.remember(name, subject, value)
+    store.measurements.rename("aaaa", "bbbb")
+    kept = store.measurements
+    assert kept.recall("costs", "bbbb · int8") == 3 and kept.recall("costs", "bbbb · int8 · filled up") == 2
+    assert kept.recall("options with bbbb · int8", "cccc · bf16") == 4 and kept.recall("costs", "dddd") == 5
+    assert kept.recall("costs", "aaaa · int8") is None
+
+
 def test_the_path_of_a_pool_follows_the_model(store: Store) -> None:
     store.phrases.pool("demo", "one", "/old")
     store.phrases.pool("demo", "one", Path("/new"))

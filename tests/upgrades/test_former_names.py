@@ -78,7 +78,7 @@ def test_phrases_belong_to_a_model_that_is_imported_again(home: Path) -> None:
     ((_, digest),) = imports(Paths(home))[file.stem].header.origin.files.values()
     Paths(home).user_models_file.write_text(f'[{NEW}]\nrepo = "org/name"\nsha256 = ["{digest}"]\n')
     shown(home, "rm", NEW, "--yes")
-    assert shown(home, "import", str(file)).startswith(f"{NEW}: ")
+    assert shown(home, "import", str(file)).startswith(f"{NEW} is ready: ")
     card = find(NEW)
     assert card is not None and reference(card) == file.stem
     pools = {one["model"]: one["phrases"] for one in json.loads(shown(home, "pool", "list", "--json"))}

@@ -1,6 +1,7 @@
-"""Writes a home with imports in the cache directory, as 66a34518 made it: python tests/upgrades/write_imports.py COMMIT
+"""Writes a home with imports, as a commit made it: python tests/upgrades/write_imports.py CHECKOUT COMMIT
 
-COMMIT is a checkout of it with its compiled library. test_imports_upgrade.py opens the archive.
+CHECKOUT has that commit with its compiled library. In the archive of 66a34518 imports are in the cache directory, in that
+of 561bc3b4 everything is filed under revisions. test_imports_upgrade.py and test_fingerprint_upgrade.py open them.
 """
 
 import os
@@ -40,7 +41,7 @@ LEFT_OUT = (".lock", "-lock", "-wal", "-shm", "digests.json", "text.jsonl", "los
 
 
 def main() -> None:
-    """Replaces the archive."""
+    """Replace the archive."""
     checkout = Path(sys.argv[1])
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
@@ -65,7 +66,7 @@ def main() -> None:
             out = entry.name.endswith(LEFT_OUT) or "/tiny" in entry.name or "/cache/tokenizers" in entry.name
             return None if out else entry
 
-        with tarfile.open(HERE / "imports-66a34518.tar.xz", "w:xz") as archive:
+        with tarfile.open(HERE / f"imports-{sys.argv[2]}.tar.xz", "w:xz") as archive:
             archive.add(home, "home", filter=wanted)
 
 

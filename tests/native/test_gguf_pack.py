@@ -1,0 +1,328 @@
+"""Models that are read from their GGUF files: registered, opened in the files' own blocks, and packed on request."""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import tiny_models
+from each import each
+from gguf_files import Stored, metadata_of, stored, tensors_of, write_model, written
+from native.packings import assert_plain_text
+from transformers import LlamaConfig, Qwen2Config
+
+from localspec.decoding.tree import DraftTree
+from localspec.drafters.autoregressive import Autoregressive
+from localspec.drafters.phrases import WithPhrases
+from localspec.drafters.pool import PhrasePool
+from localspec.errors import DoesNotFit, LocalspecError, NotHere
+from localspec.events import Reporter
+from localspec.gguf.blocks import q8_0
+from localspec.gguf.model import GgufModel
+from localspec.models.fingerprint import fingerprints
+from localspec.native import gguf_pack
+from localspec.native.blocks import BlockStack
+from localspec.native.gguf_pack import BlockModel, gguf_source, open_blocks, registration
+from localspec.native.packed_cache import load, register
+from localspec.native.target import NativeTarget
+from localspec.packed_file import BLOCKS, DamagedFile, Header, Origin, PackedFile, read
+from localspec.paths import Paths
+
+SHAPE = {**tiny_models._SHAPE, "hidden_size": 256, "intermediate_size": 512, "num_key_value_heads": 2}
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """directory(FAMILY): a model of that family whose widths are whole blocks of every type."""
+    made: dict[str, Path] = {}
+    folder = tmp_path_factory.mktemp("tiny")
+
+    def of(family: str) -> Path:
+        config = {
+            "llama": lambda: LlamaConfig(**SHAPE),
+            "tied": lambda: LlamaConfig(**{**SHAPE, "tie_word_embeddings": True}),
+            "qwen2": lambda: Qwen2Config(**SHAPE),
+        }[family]
+        if family not in made:
+            made[family] = tiny_models.write(folder / family, config(), tiny_models.byte_tokenizer(), 0)
+        return made[family]
+
+    return of
+
+
+@pytest.fixture(autouse=True)
+def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
+    monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path / "home"))
+    return Paths(tmp_path / "home")
+
+
+def mixed(file: Path, path: Path, **kinds: str) -> Path:
+    """Write a model as a GGUF file: types by a part of the name of a matrix, else Q4_K."""
+    tensors = tensors_of(path, "Q4_K")
+    for name, kind in kinds.items():
+        tensors |= {one: found for one, found in tensors_of(path, kind).items() if name in one}
+    file.write_bytes(written(metadata_of(path, "gpt-2"), tensors))
+    return file
+
+
+def registered(file: Path, paths: Paths, answers: str = BLOCKS) -> PackedFile:
+    model = GgufModel.open(file)
+    files = [part.path for part in model.parts]
+    found = fingerprints(files)
+    origin = Origin("tiny", "0" * 40, files={str(one): found[one.name] for one in files})
+    return read(register(registration(gguf_source(model), origin, answers), model.texts, Reporter(), paths))
+
+
+def numbers(model: BlockModel, name: str) -> np.ndarray:
+    found = model.tensors[name]
+    return found.rows(range(found.out)) if isinstance(found, BlockStack) else found
+
+
+def as_read(file: Path) -> dict[str, np.ndarray]:
+    """Return the parameters that the tensors of a file stand for, in fp32."""
+    source = gguf_source(GgufModel.open(file))
+    return {
+        name: np.concatenate([part.floats(0, int(np.prod(part.shape))).reshape(part.shape) for part in parts])
+        for name, parts in source.made_of.items()
+    }
+
+
+@each("family", ["llama", "tied", "qwen2"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_every_weight_is_that_of_the_file(directory, tmp_path, paths, family, threads, monkeypatch):
+    monkeypatch.setattr(gguf_pack, "_PIECE", 5000)  # many pieces of few rows
+    kinds = {"attn_q": "Q5_0", "attn_v": "Q6_K", "ffn_down": "Q8_0", "token_embd": "Q4_1", "attn_output": "Q4_0"}
+    file = mixed(tmp_path / "tiny.gguf", directory(family), **kinds, ffn_gate="Q5_K", ffn_up="Q5_1")
+    model, wanted = open_blocks(registered(file, paths), threads), as_read(file)
+    assert model.tensors.keys() == wanted.keys()
+    for name, values in wanted.items():
+        assert np.array_equal(numbers(model, name), values), name
+    stacked = model.tensors["layers.0.qkv_proj.weight"]
+    assert isinstance(stacked, BlockStack) and [part.type for part in stacked.parts] == ["Q5_0", "Q4_K", "Q6_K"]
+    once = model.tensors["lm_head.weight"] is model.tensors["embed_tokens"]
+    assert once == (family == "tied")
+
+
+def test_a_registration_says_what_its_weights_take(directory, tmp_path, paths):
+    file = mixed(tmp_path / "tiny.gguf", directory("tied"), ffn_down="F16")
+    found = registered(file, paths)
+    model = open_blocks(found, 1)
+    held = {id(one): one.nbytes for one in model.tensors.values()}
+    assert found.header.weight_bytes == sum(held.values())
+    target = NativeTarget.open(found.path, quantize=BLOCKS)
+    assert target.nbytes == target.read_bytes == found.header.weight_bytes
+    assert found.path.stat().st_mode & 0o777 == 0o600
+
+
+@each("kind", ["F32", "F16", "BF16"])
+def test_numbers_that_have_no_blocks_are_rounded_as_llama_cpp_rounds_them(directory, tmp_path, paths, kind):
+    file = mixed(tmp_path / "tiny.gguf", directory("llama"), attn_q=kind)
+    values = as_read(file)["layers.0.qkv_proj.weight"]
+    queries = SHAPE["num_attention_heads"] * SHAPE["hidden_size"] // SHAPE["num_attention_heads"]
+    theirs = gguf.GGMLQuantizationType.Q8_0
+    rounded = gguf.quants.dequantize(gguf.quants.quantize(values[:queries], theirs), theirs)
+    found = numbers(open_blocks(registered(file, paths), 1), "layers.0.qkv_proj.weight")
+    assert np.array_equal(found[:queries], rounded) and np.array_equal(found[queries:], values[queries:])
+    assert not np.array_equal(found[:queries], values[:queries])
+
+
+def test_q8_0_is_what_the_gguf_package_writes():
+    random = np.random.default_rng(0)
+    values = np.concatenate([random.normal(size=3200), np.zeros(32), random.normal(size=32) * 1e-30, np.arange(32) / 2])
+    values = values.astype(np.float32).reshape(1, -1)
+    theirs = gguf.quants.quantize(values, gguf.GGMLQuantizationType.Q8_0)
+    assert np.array_equal(q8_0(values.reshape(-1)), theirs.reshape(-1))
+
+
+def test_drafts_change_no_token(directory, tmp_path, paths):
+    file = mixed(tmp_path / "tiny.gguf", directory("llama"), ffn_down="Q6_K", token_embd="Q8_0")
+    target = NativeTarget.open(registered(file, paths).path, quantize=BLOCKS)
+    prompt = [1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3]
+    assert_plain_text(target, WithPhrases(Autoregressive(), PhrasePool(())), prompt)
+
+
+def test_its_logits_are_those_of_the_numbers_in_the_file(directory, tmp_path, paths):
+    path = registered(mixed(tmp_path / "tiny.gguf", directory("llama"), attn_q="Q6_K", ffn_up="F16"), paths).path
+    rows = []
+    for packing in (BLOCKS, "fp32"):
+        target = NativeTarget.open(path, quantize=packing)
+        rows.append(target.forward(DraftTree.chain([*range(1, 40)]), target.cache(64)).logits.rows)
+    assert np.abs(rows[0] - rows[1]).max() < 0.05 * np.abs(rows[1]).max()  # inputs of products have 8 bits
+
+
+def test_parts_are_one_model(directory, tmp_path, paths):
+    metadata, tensors = metadata_of(directory("llama"), "gpt-2"), tensors_of(directory("llama"), "Q4_K")
+    names = sorted(tensors)
+    for number, part in enumerate((names[:7], names[7:])):
+        said = {"split.no": number, "split.count": 2}
+        content = written({**(metadata if number == 0 else {}), **said}, {name: tensors[name] for name in part})
+        (tmp_path / f"tiny-{number + 1:05}-of-00002.gguf").write_bytes(content)
+    file, whole = tmp_path / "tiny-00002-of-00002.gguf", tmp_path / "whole.gguf"
+    whole.write_bytes(written(metadata, tensors))
+    found, wanted = open_blocks(registered(file, paths), 2), as_read(whole)
+    assert all(np.array_equal(numbers(found, name), values) for name, values in wanted.items())
+    (tmp_path / "tiny-00001-of-00002.gguf").unlink()
+    with pytest.raises(NotHere, match="tiny-00001-of-00002.gguf, which is not there"):
+        open_blocks(read(registered_path(paths)), 1)
+
+
+def registered_path(paths: Paths) -> Path:
+    [file] = paths.imports.glob("*-blocks-*.packed")
+    return file
+
+
+def test_what_is_asked_for_is_packed_in_the_cache_and_found_again(directory, tmp_path, paths):
+    file = mixed(tmp_path / "tiny.gguf", directory("llama"))
+    path = registered(file, paths).path
+    for packing in ("int8", "int4"):
+        assert load(path, packing, "", 1, Reporter(), paths).header.packing == packing
+    packed = sorted(one.name.split("-")[1] for one in paths.packed.glob("*.packed"))
+    assert packed == ["int4", "int8"] and [path] == [*paths.imports.glob("*.packed")]
+    file.unlink()
+    said: list[str] = []
+    assert load(path, "int8", "", 1, Reporter(said.append), paths).header.packing == "int8"
+    assert len(said) == 1 and "tiny.gguf, which is not there" in said[0]
+
+
+@each("packing", ["fp32", "bf16"])
+def test_dense_weights_are_those_of_the_file(directory, tmp_path, paths, packing):
+    file = mixed(tmp_path / "tiny.gguf", directory("llama"))
+    found = load(registered(file, paths).path, packing, "", 1, Reporter(), paths)
+    values = as_read(file)["layers.0.down_proj.weight"]
+    unpacked = found.tensors["layers.0.down_proj.weight"].unpack()
+    assert found.header.packing == packing
+    assert np.array_equal(unpacked, values) if packing == "fp32" else np.allclose(unpacked, values, rtol=0.01)
+
+
+def test_a_width_without_whole_blocks_is_packed_instead(tmp_path, paths):
+    shape = {**tiny_models._SHAPE, "hidden_size": 48, "num_key_value_heads": 2}
+    path = tiny_models.write(tmp_path / "narrow", LlamaConfig(**shape), tiny_models.byte_tokenizer(), 0)
+    header = registered(write_model(tmp_path / "tiny.gguf", path, "F16"), paths).header
+    assert (header.weight_bytes, header.answers) == (0, "int8")
+
+
+# -- what goes wrong ---------------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_changed_or_is_missing_is_said(directory, tmp_path, paths):
+    file = mixed(tmp_path / "tiny.gguf", directory("llama"))
+    found, content = registered(file, paths), file.read_bytes()
+    file.write_bytes(content[:-4] + b"\1\2\3\4")
+    with pytest.raises(LocalspecError, match=r"has changed since it was imported as tiny; import it again"):
+        open_blocks(found, 1)
+    file.write_bytes(content[:-4])
+    with pytest.raises(NotHere, match="has changed since it was imported"):
+        open_blocks(found, 1)
+    file.unlink()
+    with pytest.raises(NotHere, match=r"tiny\.gguf, which is not there; put it back"):
+        open_blocks(found, 1)
+
+
+def test_a_file_that_changes_while_it_is_read_is_said(directory, tmp_path, paths, monkeypatch):
+    file = mixed(tmp_path / "tiny.gguf", directory("llama"))
+    found, before = registered(file, paths), gguf_pack._fill
+
+    def touching(*given: Any) -> None:
+        os.utime(file, ns=(1, 1))
+        before(*given)
+
+    monkeypatch.setattr(gguf_pack, "_fill", touching)
+    with pytest.raises(LocalspecError, match="changed while it was read"):
+        open_blocks(found, 1)
+
+
+@each("kind", ["Q4_K", "F32"])
+def test_a_weight_that_is_no_number_is_refused(directory, tmp_path, paths, kind):
+    tensors = tensors_of(directory("llama"), kind)
+    bad = tensors["blk.0.ffn_down.weight"]
+    number = np.float32(np.nan).tobytes() if kind == "F32" else np.float16(np.nan).tobytes()
+    tensors["blk.0.ffn_down.weight"] = Stored(kind, bad.shape, number + bad.content[len(number) :])
+    file = tmp_path / "tiny.gguf"
+    file.write_bytes(written(metadata_of(directory("llama"), "gpt-2"), tensors))
+    with pytest.raises(LocalspecError, match=r"layers\.0\.down_proj\.weight in .* holds NaN or inf"):
+        open_blocks(registered(file, paths), 1)
+
+
+def test_a_vector_that_is_no_number_is_refused(directory, tmp_path, paths):
+    tensors = tensors_of(directory("llama"), "Q4_K")
+    tensors["output_norm.weight"] = stored("F32", np.full(256, np.inf, np.float32))
+    file = tmp_path / "tiny.gguf"
+    file.write_bytes(written(metadata_of(directory("llama"), "gpt-2"), tensors))
+    with pytest.raises(LocalspecError, match="norm in .* holds NaN or inf"):
+        open_blocks(registered(file, paths), 1)
+
+
+def test_memory_that_is_not_there_is_said(directory, tmp_path, paths, monkeypatch):
+    found = registered(mixed(tmp_path / "tiny.gguf", directory("llama")), paths)
+
+    def none(sizes: object) -> Any:
+        raise OSError(12, "no memory")
+
+    monkeypatch.setattr(gguf_pack, "empty_matrices", none)
+    with pytest.raises(DoesNotFit, match="tiny takes .* of memory"):
+        open_blocks(found, 1)
+
+
+def part(**changes: Any) -> Callable[[Header], Header]:
+    """Return what changes a part of a registration."""
+
+    def change(header: Header) -> Header:
+        name = "layers.0.down_proj.weight"
+        [one] = header.blocks[name]
+        return replace(header, blocks={**header.blocks, name: (replace(one, **changes),)})
+
+    return change
+
+
+UNREADABLE = {
+    "another file": part(file=1),
+    "before the file": part(offset=-1),
+    "behind the file": part(offset=2**40),
+    "longer than the file": part(bytes=2**40),
+    "no sizes": part(shape=()),
+    "three sizes": part(shape=(2, 2, 2)),
+    "a size of nothing": part(shape=(0, 256)),
+    "a size without end": part(shape=(2**40, 256)),
+    "an offset that is no number": part(offset="7"),
+    "a packing that nothing has": lambda header: replace(header, answers="int7"),
+    "weights of no number": lambda header: replace(header, weight_bytes=-1),
+    "another packing": lambda header: replace(header, packing="int8"),
+}
+UNUSABLE = {
+    "an unknown type": part(type="Q9_9"),
+    "another type": part(type="Q6_K"),
+    "another shape": part(shape=(128, 1024)),
+    "heads of odd rows": part(head_rows=3),
+    "heads that do not fit": part(head_rows=100),
+    "fewer bytes": part(bytes=144),
+    "a parameter too few": lambda header: replace(
+        header, blocks={name: parts for name, parts in header.blocks.items() if name != "norm"}
+    ),
+    "a parameter too many": lambda header: replace(header, blocks={**header.blocks, "more": header.blocks["norm"]}),
+}
+
+
+@each("name", [*UNREADABLE, *UNUSABLE])
+def test_a_hostile_registration_is_a_sentence(directory, tmp_path, paths, name):
+    found = registered(mixed(tmp_path / "tiny.gguf", directory("llama")), paths)
+    header = {**UNREADABLE, **UNUSABLE}[name](found.header)
+    content = found.path.read_bytes()[found.start :]
+    found.path.write_bytes(header.encoded() + content)
+    if name in UNREADABLE:
+        with pytest.raises(DamagedFile):
+            read(found.path)
+        return
+    with pytest.raises(LocalspecError, match="The registration of tiny .* import .* again"):
+        open_blocks(read(found.path), 1)
+
+
+def test_a_registration_in_json_has_only_what_it_needs(directory, tmp_path, paths):
+    found = registered(mixed(tmp_path / "tiny.gguf", directory("llama")), paths)
+    said = json.loads(found.path.read_bytes()[48:].partition(b"\0")[0])
+    assert (said["format"], said["packing"], said["tensors"]) == (2, "blocks", {})
+    assert found.path.stat().st_size < 200_000
