@@ -83,8 +83,8 @@ def rows(name: str, path: Path, tokens: int) -> Iterator[str]:
     texts, own = documents(Tokenizer.open(path), tokens), Source.open(path)
     right = exact(path, texts)
     for packing in ("int8", "int4"):
-        ways = [ours(own, Recipe.of(packing), texts)]
-        ways.append(ours(from_q8_0(own), Recipe.of(packing, frozenset(own.made_of)), texts))
+        ways = [ours(own, Recipe(packing), texts)]
+        ways.append(ours(from_q8_0(own), Recipe(packing, frozenset(own.made_of)), texts))
         cells = [f"{cross_entropy(one, texts):.4f}" for one in (right, *ways)]
         for way in ways:
             far = divergences(right, way)

@@ -53,7 +53,7 @@ def main() -> None:
     show("fp32", 32.0, want, want, evaluated)
     for packing in ("int8", "int4"):
         for given in ({}, importance) if importance and packing == "int4" else ({},):
-            model, bits = packed(source, Recipe.of(packing), given)
+            model, bits = packed(source, Recipe(packing), given)
             way = ours(NativeTarget(model, target.config, target.tokenizer, BATCH, {}, packing))
             show(packing + (" calibrated" if given else ""), bits, [way(ids) for ids in evaluated], want, evaluated)
     if find_spec("llama_cpp") and find_spec("gguf"):

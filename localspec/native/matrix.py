@@ -11,7 +11,7 @@ from localspec.errors import LocalspecError
 from localspec.native.library import FORMATS, Matrix, Packing, address, check, int32, library
 
 PANEL = 32  # output channels
-_SOURCES = {np.dtype(np.float32): "fp32", np.dtype(np.float16): "fp16", np.dtype(np.uint16): "bf16"}
+SOURCES = {np.dtype(np.float32): "fp32", np.dtype(np.float16): "fp16", np.dtype(np.uint16): "bf16"}
 _ALIGNMENT = 64  # bytes
 
 
@@ -45,7 +45,7 @@ class PackedMatrix:
         weights = np.ascontiguousarray(weights)
         out, inputs = weights.shape
         packed = cls.empty(out, inputs, format, group)
-        source = FORMATS[_SOURCES[weights.dtype]]
+        source = FORMATS[SOURCES[weights.dtype]]
         given = address(weights), source, out, inputs, FORMATS[format], group, interleave, address(importance)
         check(library().ls_pack(Packing(*given), address(packed.data), 0, -(-out // PANEL)))
         return packed

@@ -65,7 +65,7 @@ def load(
     if is_packed(path):
         return _all_there_is(path, packing, threads, reporter, paths or Paths(home()))
     if packing not in FILED:
-        return _in_memory(Source.open(path), Recipe.of(packing), packing, Origin(name, ""), threads, reporter)
+        return _in_memory(Source.open(path), Recipe(packing), packing, Origin(name, ""), threads, reporter)
     try:
         origin = Origin(name, revision(path))
         file = make(path, packing, origin, threads, reporter, paths)
@@ -77,7 +77,7 @@ def load(
         return _opened(make(path, packing, origin, threads, reporter, paths))
     except (CannotWrite, DoesNotFit) as error:
         reporter.notice(f"{error} The model is packed anew each time it is loaded until then.")
-        return _in_memory(Source.open(path), Recipe.of(packing), packing, Origin(name, ""), threads, reporter)
+        return _in_memory(Source.open(path), Recipe(packing), packing, Origin(name, ""), threads, reporter)
 
 
 def _opened(file: Path) -> PackedModel:
@@ -279,7 +279,7 @@ def _sound(known: Sequence[Path], reporter: Reporter, serves: Callable[[Header],
 def _make(path: Path, file: Path, packing: str, origin: Origin, threads: int, reporter: Reporter) -> None:
     source = Source.open(path)
     origin = replace(origin, license=license_of(path), weights=weights_fingerprint(path))
-    header = source.header(origin, packing, Recipe.of(packing))
+    header = source.header(origin, packing, Recipe(packing))
     write_with_room(file, header, source.filler({}), threads, packing_told(origin.name, packing, reporter))
 
 

@@ -15,7 +15,9 @@ from localspec.engine.backends import Target as DecodingTarget
 from localspec.engine.loading import load_target as load_for_replies
 from localspec.errors import DoesNotFit, LocalspecError, out_of_memory
 from localspec.events import Reporter
+from localspec.models.architecture import TABLES
 from localspec.models.registry import TargetCard
+from localspec.native.blocks import BlockStack
 from localspec.native.matrix import PackedMatrix
 from localspec.native.target import NativeTarget
 from localspec.nn.linear import PackedLinear, PackedWeight
@@ -80,7 +82,12 @@ def torch_target(native: NativeTarget) -> Target:
     return Target(transformer, native.config, native.tokenizer, native.context, native.generation)
 
 
-def _of_torch(name: str, weight: PackedMatrix | npt.NDArray[Any]) -> PackedWeight | torch.Tensor:
+def _of_torch(name: str, weight: PackedMatrix | BlockStack | npt.NDArray[Any]) -> PackedWeight | torch.Tensor:
+    if name in TABLES and isinstance(weight, PackedMatrix | BlockStack):
+        return torch.from_numpy(weight.rows(range(weight.out)))
+    if isinstance(weight, BlockStack):
+        shape = torch.Size((weight.out, weight.inputs))
+        return PackedWeight(shape, weight.nbytes, lambda: weight.rows(range(weight.out)))
     if isinstance(weight, PackedMatrix):
         interleaved = name.endswith("gate_up_proj.weight")
         shape = torch.Size((weight.out, weight.inputs))

@@ -350,7 +350,7 @@ def test_a_packed_file_whose_config_tells_of_another_model_is_refused(tiny, tmp_
     config = {**source.config.content, "intermediate_size": 41}
     texts = {**source.texts, "config.json": content or json.dumps(config).encode()}
     source = Source(source.checkpoint, source.config, source.sizes, source.made_of, texts)
-    header = source.header(packed_file.Origin("tiny", "a" * 40), "int8", packed_cache.Recipe.of("int8"))
+    header = source.header(packed_file.Origin("tiny", "a" * 40), "int8", packed_cache.Recipe("int8"))
     model = PackedModel.in_memory(header, source.filler({}), 1, lambda done, total: None)
     with pytest.raises(LocalspecError, match=said):
         assert model.sizes

@@ -84,6 +84,10 @@ typedef struct {
 } ls_blocks_packing;
 LS_API int ls_blocks_pack(const ls_blocks_packing* packing, void* target, int from_panel, int to_panel); /* target: the whole part */
 
+/* Rounds panels [from_panel, to_panel) of weights to blocks of a type: Q4_0, Q4_1, Q5_0, Q8_0, Q4_K or Q6_K. Of the packing no
+   format, group and interleave count. Fails for a weight that is NaN or inf. */
+LS_API int ls_blocks_round(const ls_packing* packing, int type, void* target, int from_panel, int to_panel); /* target: the whole part */
+
 /* The weights of some rows, in the order of the channels in memory -> [count, in] */
 LS_API int ls_rows(const ls_matrix* matrix, int count, const int32_t* rows, float* weights);
 
