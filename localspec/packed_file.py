@@ -198,6 +198,14 @@ class Header:
         return self.packing == BLOCKS
 
     @property
+    def outdated(self) -> bool:
+        """Return whether this is in int4 of an earlier version, which loses more of a model than today's.
+
+        It answers where the weights are not here; where they are, the model is packed again.
+        """
+        return self.packing == "int4" and self.format == 1
+
+    @property
     def missing(self) -> Path | None:
         """The first GGUF file of a registration that is not there, or not as long as it was; None if all are."""
         for name, (size, _) in self.origin.files.items() if self.registered else ():
@@ -330,9 +338,10 @@ def peek(file: Path) -> tuple[PackedFile, int]:
 
 def forms(file: Path) -> dict[str, Path]:
     """The packings in which the model of a packed file is here: this one, and those of its weights."""
-    found = {peek(file)[0].header.packing: file}
-    for other in of_same_weights(file):
-        found.setdefault(read(other).header.packing, other)
+    here, found = [(peek(file)[0].header, file)], dict[str, Path]()
+    here += [(read(other).header, other) for other in of_same_weights(file)]
+    for header, one in sorted(here, key=lambda pair: pair[0].outdated):
+        found.setdefault(header.packing, one)
     return found
 
 

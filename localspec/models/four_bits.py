@@ -1,6 +1,10 @@
 """Which blocks a matrix has where a model is packed in four bits."""
 
-from localspec.packed_file import block_inputs
+from collections.abc import Sequence
+
+from localspec.models.architecture import TransformerConfig
+from localspec.models.shape import Shape
+from localspec.packed_file import BLOCKS, Tensor, block_inputs
 
 _USUAL, _FINER = ("Q4_K", "Q5_0"), ("Q6_K", "Q8_0")  # the second of each for widths that the first does not divide
 
@@ -13,6 +17,35 @@ def block_type(name: str, part: int, layers: int, inputs: int) -> str | None:
     """
     types = _FINER if _loses_most(name, part, layers) else _USUAL
     return next((one for one in types if inputs % block_inputs(one) == 0), None)
+
+
+def part_rows(name: str, stored: Sequence[int], sizes: TransformerConfig) -> list[int]:
+    """Return the rows of the parts of our parameter `name`, each of which may have its own type.
+
+    `stored` are the rows of its tensors; some families store queries, keys and values as one, or gate and up.
+    """
+    if name.endswith("gate_up_proj.weight"):
+        return [sum(stored) // 2] * 2
+    if len(stored) == 1 and name.endswith("qkv_proj.weight"):
+        one = sizes.sizes_of(int(name.split(".")[1]))
+        keys = one.num_kv_heads * one.head_dim
+        parts = [sizes.num_heads * one.head_dim * (2 if sizes.gated else 1), keys, keys]
+        return parts if sum(parts) == stored[0] else [*stored]
+    return [*stored]
+
+
+def in_four_bits(shape: Shape) -> int:
+    """Return the bytes of all matrices of a model, without tables."""
+    return sum(
+        _part_bytes(block_type(name, part, shape.num_layers, inputs), rows, inputs)
+        for name, parts, inputs in shape.linears
+        for part, rows in enumerate(parts)
+    )
+
+
+def _part_bytes(type: str | None, rows: int, inputs: int) -> int:  # noqa: A002
+    tensor = Tensor(BLOCKS, type, rows, inputs) if type else Tensor("panels", "int8", rows, inputs, 32)
+    return tensor.bytes
 
 
 def _loses_most(name: str, part: int, layers: int) -> bool:

@@ -50,6 +50,15 @@ def in_all_formats(origin: Origin, packing: str, paths: Paths, *, only_copy: boo
     return [place / f"{stem}-{written}{SUFFIX}" for place in places for written in formats]
 
 
+def remove_outdated(file: Path) -> None:
+    """Delete the file that an earlier version made in the place of this one, which is whole."""
+    for former in range(1, FORMAT):
+        stem = file.name.removesuffix(f"-{FORMAT}{SUFFIX}")
+        with suppress(LocalspecError, OSError):
+            if read(found := file.with_name(f"{stem}-{former}{SUFFIX}")).header.outdated:
+                found.unlink()
+
+
 def former_path(file: Path, paths: Paths) -> Path | None:
     """Return the path at which an earlier version kept this file; None if that is the same path."""
     return paths.packed / file.name if file.parent == paths.imports else None

@@ -9,6 +9,7 @@ import tokenizers
 
 from localspec.machine.hardware import physical_cores
 from localspec.models.architecture import TransformerConfig, in_features, weight_map
+from localspec.models.four_bits import part_rows
 from localspec.models.model_config import ModelConfig
 from localspec.models.rope import Rope
 from localspec.models.tokenizer import Tokenizer
@@ -28,7 +29,7 @@ def invented_target(config: ModelConfig, packing: str) -> NativeTarget:
     sizes, recipe = TransformerConfig.of(config), Recipe(packing)
     weights: dict[str, Any] = {}
     for name, made_of in weight_map(sizes).items():
-        parts = [(rows, None) for _, rows in made_of]
+        parts = [(rows, None) for rows in part_rows(name, [rows for _, rows in made_of], sizes)]
         tensors = recipe.sections(name, parts, in_features(name, sizes), sizes.num_layers).values()
         blocks = tuple(_part(one) for one in tensors if one.layout == BLOCKS)
         weights[name] = BlockStack(blocks) if blocks else _weight(next(iter(tensors)))

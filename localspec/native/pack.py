@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from localspec.checkpoint import Checkpoint, inspect
 from localspec.errors import LocalspecError
 from localspec.gguf.model import GgufTensor
 from localspec.models.architecture import TABLES, TransformerConfig, in_features, weight_map
-from localspec.models.four_bits import block_type
+from localspec.models.four_bits import block_type, part_rows
 from localspec.models.model_config import ModelConfig, read_config
 from localspec.models.rope import Rope
 from localspec.models.stored_weights import StoredTensor, stored_sizes, stored_tensors
@@ -45,14 +46,12 @@ class Recipe:
     ) -> dict[str, Tensor]:
         """Return how a parameter is packed, by the names of its sections.
 
-        `parts` are the rows of each tensor that it is stacked from, with the type of its blocks, if it has any. `inputs`
-        is None for a vector. In blocks each part is a section: the parameter's name, a space, its number.
+        `parts` are the rows of each part, with the type of its blocks, if it is stored in blocks. `inputs` is None for a
+        vector. In blocks each part is a section: the parameter's name, a space, its number.
         """
         out = sum(rows for rows, _ in parts)
         if self.packing != "int4" or inputs is None or name in TABLES or name.endswith(".conv"):
             return {name: self.tensor(name, out, inputs)}
-        if len(parts) == 1 and "gate_up_proj" in name:
-            parts = [(out // 2, None)] * 2
         found = {}
         for number, (rows, stored) in enumerate(parts):
             if (chosen := block_type(name, number, layers, inputs)) is None:
@@ -105,10 +104,15 @@ class Source:
         tensors = {}
         for name, parts in self.made_of.items():
             if name != "embed_tokens" or not self.sizes.tied:
-                stored = [(part.shape[0], _type(part)) for part in parts]
+                rows, types = self._part_rows(name), [_type(part) for part in parts]
+                types = types if len(types) == len(rows) else [None] * len(rows)
+                stored = [*zip(rows, types, strict=True)]
                 tensors |= recipe.sections(name, stored, in_features(name, self.sizes), self.sizes.num_layers)
         texts = {name: len(text) for name, text in self.texts.items()}
         return Header.plan(origin, packing, self.checkpoint.parameters, tensors, texts)
+
+    def _part_rows(self, name: str) -> list[int]:
+        return part_rows(name, [part.shape[0] for part in self.made_of[name]], self.sizes)
 
     def filler(self, importance: Importance) -> Callable[[str, Section, int, memoryview], None]:
         """Returns what fills a piece of a section with what belongs there; several threads may call it."""
@@ -122,7 +126,8 @@ class Source:
             if section.tensor.layout == "rows":
                 finite = _fill_rows(parts, section.tensor, first, into)
             elif section.tensor.layout == BLOCKS:
-                finite = _fill_blocks(parts, int(number), section.tensor, first, into, counts)
+                above = sum(self._part_rows(ours)[: int(number)])
+                finite = _fill_blocks(parts, above, section.tensor, first, into, counts)
             else:
                 fill_panels(parts, section.tensor, first, into, ours.endswith("gate_up_proj.weight"), counts)
                 finite = is_finite(into, section.tensor)
@@ -168,23 +173,28 @@ def _fill_rows(parts: list[StoredTensor], tensor: Tensor, first: int, into: memo
 
 def _fill_blocks(
     parts: Sequence[StoredTensor],
-    number: int,
+    above: int,
     tensor: Tensor,
     first: int,
     into: memoryview,
     importance: npt.NDArray[np.float32] | None,
 ) -> bool:
-    """Fill panels of a part with the blocks of its file, or with others. Return whether all weights are numbers."""
+    """Fill panels of a part with the blocks of its file, or with others. Return whether all weights are numbers.
+
+    `above` are the rows of the parts before it.
+    """
     row = BLOCK_PANEL * (first // tensor.panel_bytes)
     count = min(tensor.out - row, BLOCK_PANEL * (len(into) // tensor.panel_bytes))
     target = BlockMatrix(np.frombuffer(into, np.uint8), count, tensor.inputs, tensor.format)
     filled: Callable[..., None]
     given: tuple[Any, ...]
-    if number < len(parts) and parts[number].shape[0] == tensor.out and _type(parts[number]) == tensor.format:
-        filled, given = target.fill, (_blocks(parts[number], row, count),)
+    starts = accumulate((part.shape[0] for part in parts), initial=0)
+    same = next((part for start, part in zip(starts, parts, strict=False) if start == above), None)
+    if same and same.shape[0] == tensor.out and _type(same) == tensor.format:
+        filled, given = target.fill, (_blocks(same, row, count),)
     else:
-        row += sum(part.shape[0] for part in parts[:number]) if len(parts) > 1 else tensor.out * number
-        filled, given = target.fill_rounded, (_rows(parts, [(row, row + count)], tensor.inputs)[0], importance)
+        weights, _ = _rows(parts, [(above + row, above + row + count)], tensor.inputs)
+        filled, given = target.fill_rounded, (weights, importance)
     try:
         filled(*given)
     except LocalspecError:

@@ -24,6 +24,7 @@ from localspec.models.packed_files import (
     packed_files,
     partial_of,
     remove_abandoned,
+    remove_outdated,
 )
 from localspec.models.registry import license_of
 from localspec.models.weight_digests import stamps
@@ -98,7 +99,8 @@ def _all_there_is(path: Path, packing: str, threads: int, reporter: Reporter, pa
         reporter.notice(f"{moved(registered.header, missing)} Until then it answers as it was packed before.")
     if registered and packing == BLOCKS:
         return open_blocks(registered, threads)
-    if packing in here:
+    old = packing in here and read(here[packing]).header.outdated
+    if packing in here and not (old and registered and not registered.header.missing):
         try:
             return _opened(here[packing])
         except DamagedFile as error:
@@ -163,7 +165,8 @@ def pack_gguf(
             file.unlink(missing_ok=True)
             raise LocalspecError(f"{files[0]} changed while it was read; try again.")
 
-    return once(in_all_formats(origin, packing, paths, only_copy=only_copy), make, reporter)
+    known = in_all_formats(origin, packing, paths, only_copy=only_copy)
+    return once(known, make, reporter, lambda header: not header.outdated)
 
 
 class CannotWrite(LocalspecError):
@@ -180,7 +183,7 @@ def make(
     *,
     only_copy: bool = False,
 ) -> Path:
-    """Returns a model's packed file, which is made where there is none, or a damaged one; an older format serves too.
+    """Returns a model's packed file, which is made where there is none, or a damaged one; an older format of int8 serves, too.
 
     Where `origin` names a commit it is the file of that commit: another with the same weights has other texts. One
     process makes it, others wait. `only_copy` says that its weights will be deleted then. Raises CannotWrite,
@@ -193,7 +196,7 @@ def make(
     def serves(header: Header) -> bool:
         made_of = header.origin
         of_the_commit = not origin.commit or (made_of.repo, made_of.commit) == (origin.repo, origin.commit)
-        return of_the_commit and made_of.files == origin.files
+        return of_the_commit and made_of.files == origin.files and not header.outdated
 
     def make_it(file: Path) -> None:
         _make(path, file, packing, origin, threads, reporter)
@@ -241,6 +244,7 @@ def once(
                 return found
             try:
                 make_it(file)
+                remove_outdated(file)
             except BaseException:
                 with suppress(OSError):
                     lock_of(file).unlink()  # of what will perhaps never be made

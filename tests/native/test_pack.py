@@ -29,11 +29,12 @@ from localspec.errors import DoesNotFit, LocalspecError
 from localspec.events import Reporter
 from localspec.machine import compiled
 from localspec.models import packed_files as packed_files_module
-from localspec.models.architecture import weight_map
+from localspec.models.architecture import TransformerConfig, weight_map
 from localspec.models.fingerprint import file_fingerprint, weights_fingerprint
 from localspec.models.packed_files import packed_files, packed_path, partial_of
 from localspec.native import packed_cache, packed_model
 from localspec.native.library import FORMATS, library
+from localspec.native.blocks import BlockStack
 from localspec.native.matrix import PackedMatrix
 from localspec.native.pack import Source
 from localspec.native.packed_cache import load, with_files
@@ -87,7 +88,19 @@ def test_every_weight_is_there_in_its_format(tiny, tmp_path, name, packing):
     model = load(path, packing, "tiny", 2, quiet(), Paths(tmp_path))
     right = stacked(path, model.sizes)
     assert model.tensors.keys() == right.keys()
+    assert (model.tensors["embed_tokens"] is model.tensors["lm_head.weight"]) == TransformerConfig.of(model.config).tied
     for parameter, found in model.tensors.items():
+        if isinstance(found, BlockStack):
+            assert packing == "int4" and all(part.data.ctypes.data % 64 == 0 for part in found.parts)
+            types = {part.type for part in found.parts}
+            assert types <= ({"Q6_K", "Q8_0"} if "lm_head" in parameter else {"Q4_K", "Q5_0", "Q6_K", "Q8_0"})
+            apart, first = found.rows(range(found.out)) - right[parameter], 0
+            for part in found.parts:
+                largest = np.abs(right[parameter][first : first + part.out]).max()
+                steps = {"Q4_K": 1 / 10, "Q5_0": 1 / 14, "Q6_K": 1 / 30, "Q8_0": 1 / 200}[part.type]
+                assert np.abs(apart[first : first + part.out]).max() <= steps * largest, parameter
+                first += part.out
+            continue
         if not isinstance(found, PackedMatrix):
             numbers = (found.astype(np.uint32) << 16).view(np.float32) if found.dtype == np.uint16 else found
             assert found.shape == right[parameter].shape
@@ -95,15 +108,18 @@ def test_every_weight_is_there_in_its_format(tiny, tmp_path, name, packing):
             np.testing.assert_array_equal(numbers, exact if found.dtype == np.uint16 else right[parameter])
             continue
         assert found.data.ctypes.data % 64 == 0
+        if parameter == "embed_tokens":
+            continue  # which is the head
         interleave = parameter.endswith("gate_up_proj.weight")
         at_once = PackedMatrix.pack(right[parameter], found.format, found.group, interleave)
         np.testing.assert_array_equal(found.data, at_once.data), parameter
-        sensitive = parameter.startswith(("lm_head", "layers.0.")) or "per_layer_" in parameter
-        wanted = "int8" if packing == "int4" and sensitive else packing
-        assert found.format == wanted and found.group == {"int8": 64 if found.inputs % 64 == 0 else 32, "int4": 32}.get(
-            wanted, 0
+        assert packing != "int4" or found.inputs % 32
+        wanted = "int8" if packing == "int4" else packing
+        assert (found.format, found.group) == (
+            wanted,
+            (64 if found.inputs % 64 == 0 else 32) if wanted == "int8" else 0,
         )
-        steps = {"fp32": 0, "bf16": 2**-8, "int8": 1 / 200, "int4": 1 / 6}[wanted]
+        steps = {"fp32": 0, "bf16": 2**-8, "int8": 1 / 200}[wanted]
         apart = np.abs(found.unpack(interleave) - right[parameter]).max()
         assert apart <= steps * np.abs(right[parameter]).max(), parameter
 

@@ -84,7 +84,7 @@ typedef struct {
 } ls_blocks_packing;
 LS_API int ls_blocks_pack(const ls_blocks_packing* packing, void* target, int from_panel, int to_panel); /* target: the whole part */
 
-/* Rounds panels [from_panel, to_panel) of weights to blocks of a type: Q4_0, Q4_1, Q5_0, Q8_0, Q4_K or Q6_K. Of the packing no
+/* Rounds panels [from_panel, to_panel) of weights to blocks of a type: Q4_K, Q5_0, Q6_K or Q8_0. Of the packing no
    format, group and interleave count. Fails for a weight that is NaN or inf. */
 LS_API int ls_blocks_round(const ls_packing* packing, int type, void* target, int from_panel, int to_panel); /* target: the whole part */
 

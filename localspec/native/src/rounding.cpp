@@ -28,21 +28,20 @@ void read_block(const ls_packing& p, int row, int first, int count, Block16* to)
     for (int i = 0; i < count; i++) to->importance[i] = p.importance ? p.importance[first + i] : 1.0f;
 }
 
-// `bits` of each of `count` steps from `first` on, `apart` bits apart in bytes that follow each other.
+// To `count` bytes, from bit `at_bit` of each on: `bits` bits of the steps from `first` on plus `add`, from `from_bit` on.
 void put_bits(const RoundedBlock& r, int lane, int first, int count, int add, int from_bit, int bits, int at_bit, uint8_t* to) {
     for (int i = 0; i < count; i++) to[i] |= (uint8_t)(((r.steps[first + i][lane] + add) >> from_bit & ((1 << bits) - 1)) << at_bit);
 }
 
-void put_small(const RoundedBlock& r, int lane, int type, uint8_t* to) {  // 32 weights
-    const int half = type == LS_Q4_0 ? 8 : type == LS_Q5_0 ? 16 : 0;
-    memcpy(to, &r.scale[lane], 2), to += 2;
-    if (type == LS_Q8_0) return put_bits(r, lane, 0, 32, 0, 0, 8, 0, to);
-    if (type == LS_Q4_1) memcpy(to, &r.minimum[lane], 2), to += 2;
-    if (type == LS_Q5_0) {
-        for (int i = 0; i < 32; i++) to[i / 8] |= (uint8_t)(((r.steps[i][lane] + half) >> 4 & 1) << i % 8);
-        to += 4;
-    }
-    put_bits(r, lane, 0, 16, half, 0, 4, 0, to), put_bits(r, lane, 16, 16, half, 0, 4, 4, to);
+void put_q5_0(const RoundedBlock& r, int lane, uint8_t* to) {
+    memcpy(to, &r.scale[lane], 2);
+    for (int i = 0; i < 32; i++) to[2 + i / 8] |= (uint8_t)(((r.steps[i][lane] + 16) >> 4 & 1) << i % 8);
+    for (int half = 0; half < 2; half++) put_bits(r, lane, 16 * half, 16, 16, 0, 4, 4 * half, to + 6);
+}
+
+void put_q8_0(const RoundedBlock& r, int lane, uint8_t* to) {
+    memcpy(to, &r.scale[lane], 2);
+    put_bits(r, lane, 0, 32, 0, 0, 8, 0, to + 2);
 }
 
 void put_q4_k(const RoundedBlock& r, int lane, uint8_t* to) {
@@ -70,9 +69,7 @@ void put_q6_k(const RoundedBlock& r, int lane, uint8_t* to) {
 
 }  // namespace
 
-bool can_round_to(int type) {
-    return type == LS_Q4_0 || type == LS_Q4_1 || type == LS_Q5_0 || type == LS_Q8_0 || type == LS_Q4_K || type == LS_Q6_K;
-}
+bool can_round_to(int type) { return type == LS_Q5_0 || type == LS_Q8_0 || type == LS_Q4_K || type == LS_Q6_K; }
 
 int round_to_blocks(const ls_packing& p, int type, uint8_t* target, int from_panel, int to_panel) {
     const BlockLayout& l = *find_layout(type);
@@ -91,7 +88,8 @@ int round_to_blocks(const ls_packing& p, int type, uint8_t* target, int from_pan
                 uint8_t* to = rows + stride * lane + (size_t)l.bytes * number;
                 if (type == LS_Q4_K) put_q4_k(block.rounded, lane, to);
                 else if (type == LS_Q6_K) put_q6_k(block.rounded, lane, to);
-                else put_small(block.rounded, lane, type, to);
+                else if (type == LS_Q5_0) put_q5_0(block.rounded, lane, to);
+                else put_q8_0(block.rounded, lane, to);
             }
         }
         const ls_blocks_packing whole{rows, (int64_t)stride * lanes, type, lanes, p.in, 0};

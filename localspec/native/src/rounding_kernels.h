@@ -1,8 +1,8 @@
 // How weights are rounded to blocks, for 16 rows at a time, a lane each: v [inputs][16] of one block, as [i][row].
 //
-// A weight is scale * q + low. Scales and lows are searched: of the roundings by scales near the largest one, the one with
-// the least squared error, weighted by importance. As ggml's make_qkx2_quants and make_qx_quants, and then some: integer scales
-// of groups are tried one step up and down, too.
+// A weight is scale * q + low. Scales and lows are searched: of the roundings by scales near the largest one, the one with the
+// least squared error, weighted by importance, as ggml's make_qkx2_quants and make_qx_quants do. Integer scales of groups are
+// tried one step up and down, too.
 
 LS_INLINE v16 nearest(v16 v, float least, float most) {  // least where v is NaN
     const v16 shift = all(12582912.0f), known = chosen(v == v, v, all(least));
@@ -25,15 +25,17 @@ LS_INLINE v16 in_halves(v16 v, uint16_t* halves) {
 
 struct Line { v16 scale, low; };
 
-// The line through `count` weights whose integers are 0 to `most`; of lines with a low above zero only where `any_low`.
-LS_INLINE Line fit_line(const float* v, const float* importance, int count, float most, bool any_low) {
+// The line through 32 weights whose integers are 0 to 15; its low is never above zero.
+LS_INLINE Line fit_line(const float* v, const float* importance) {
+    constexpr int count = 32;
+    constexpr float most = 15;
     v16 least = load(v), greatest = least, weight = all(0.0f), sum = all(0.0f);
     for (int i = 0; i < count; i++) {
         const v16 x = load(v + 16 * i), w = all(importance[i]);
         least = smaller_of(least, x), greatest = larger_of(greatest, x);
         weight = weight + w, sum = fma(w, x, sum);
     }
-    if (!any_low) least = smaller_of(least, all(0.0f));
+    least = smaller_of(least, all(0.0f));
     const v16 range = greatest - least;
     Line best{range / all(most), least};
     v16 gained = all(-3e38f), inverse = inverse_of(range);
@@ -49,10 +51,8 @@ LS_INLINE Line fit_line(const float* v, const float* importance, int count, floa
         }
         const v16 inverse_determinant = inverse_of(weight * q2 - q1 * q1);
         Line line{(weight * qx - sum * q1) * inverse_determinant, (q2 * sum - q1 * qx) * inverse_determinant};
-        if (!any_low) {
-            const i16 above = line.low > all(0.0f);
-            line.scale = chosen(above, qx * inverse_of(q2), line.scale), line.low = chosen(above, all(0.0f), line.low);
-        }
+        const i16 above = line.low > all(0.0f);
+        line.scale = chosen(above, qx * inverse_of(q2), line.scale), line.low = chosen(above, all(0.0f), line.low);
         const v16 gain = fma(line.scale, qx, line.low * sum);  // what the line takes from the squared error
         const i16 better = (gain > gained) & (line.scale > all(0.0f));
         gained = chosen(better, gain, gained);
@@ -106,7 +106,7 @@ void round_q4_k(const float* v, const float* importance, RoundedBlock* to) {
     Line lines[8];
     v16 largest = all(0.0f), lowest = all(0.0f);
     for (int g = 0; g < 8; g++) {
-        lines[g] = fit_line(v + 512 * g, importance + 32 * g, 32, 15, false);
+        lines[g] = fit_line(v + 512 * g, importance + 32 * g);
         largest = larger_of(largest, lines[g].scale), lowest = larger_of(lowest, -lines[g].low);
     }
     const v16 d = in_halves(largest / all(63.0f), to->scale), e = in_halves(lowest / all(63.0f), to->minimum);
@@ -129,15 +129,15 @@ void round_q6_k(const float* v, const float* importance, RoundedBlock* to) {
     v16 found[16], largest = all(0.0f);
     for (int g = 0; g < 16; g++) {
         found[g] = fit_scale(v + 256 * g, importance + 16 * g, 16, 32);
-        largest = larger_of(largest, absolute(found[g]));
+        largest = chosen(absolute(found[g]) > absolute(largest), found[g], largest);
     }
-    const v16 d = in_halves(largest / all(127.0f), to->scale);
+    const v16 d = in_halves(largest / all(-128.0f), to->scale);  // so that the largest becomes -128
     for (int g = 0; g < 16; g++) {
         const float *x = v + 256 * g, *w = importance + 16 * g;
-        const v16 scale = nearest(found[g] * inverse_of(d), -127, 127);
+        const v16 scale = nearest(found[g] * inverse_of(d), -128, 127);
         v16 least = all(3e38f), scales = scale;
         for (int t = -1; t <= 1; t++) {
-            const v16 s = within(scale + all((float)t), -127, 127), error = error_of(x, w, 16, s * d, all(0.0f), -32, 31);
+            const v16 s = within(scale + all((float)t), -128, 127), error = error_of(x, w, 16, s * d, all(0.0f), -32, 31);
             const i16 better = error < least;
             least = chosen(better, error, least), scales = chosen(better, s, scales);
         }
@@ -146,15 +146,9 @@ void round_q6_k(const float* v, const float* importance, RoundedBlock* to) {
     }
 }
 
-void round_by_scale(const float* v, const float* importance, float half, RoundedBlock* to) {
-    const v16 scale = in_halves(fit_scale(v, importance, 32, half), to->scale);
-    take_steps(v, 32, scale, all(0.0f), -half, half - 1, to->steps[0]);
-}
-
-void round_by_line(const float* v, const float* importance, float most, RoundedBlock* to) {
-    const Line line = fit_line(v, importance, 32, most, true);
-    const v16 scale = in_halves(line.scale, to->scale), low = in_halves(line.low, to->minimum);
-    take_steps(v, 32, scale, low, 0, most, to->steps[0]);
+void round_q5_0(const float* v, const float* importance, RoundedBlock* to) {
+    const v16 scale = in_halves(fit_scale(v, importance, 32, 16), to->scale);
+    take_steps(v, 32, scale, all(0.0f), -16, 15, to->steps[0]);
 }
 
 void round_to_eight(const float* v, RoundedBlock* to) {  // the largest weight becomes 127
@@ -165,9 +159,7 @@ void round_to_eight(const float* v, RoundedBlock* to) {  // the largest weight b
 
 void round_block(int type, const float* v, const float* importance, RoundedBlock* to) {
     switch (type) {
-        case LS_Q4_0: round_by_scale(v, importance, 8, to); break;
-        case LS_Q5_0: round_by_scale(v, importance, 16, to); break;
-        case LS_Q4_1: round_by_line(v, importance, 15, to); break;
+        case LS_Q5_0: round_q5_0(v, importance, to); break;
         case LS_Q8_0: round_to_eight(v, to); break;
         case LS_Q4_K: round_q4_k(v, importance, to); break;
         case LS_Q6_K: round_q6_k(v, importance, to); break;
