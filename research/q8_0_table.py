@@ -114,10 +114,10 @@ def exact(path: Path, texts: list[list[int]]) -> Logits:
 
 def ours(source: Source, recipe: Recipe, texts: list[list[int]]) -> Logits:
     """The CPU engine, with the weights of a source packed by a recipe."""
-    header = source.header(Origin("a model", "0" * 40), recipe.format, recipe)
+    header = source.header(Origin("a model", "0" * 40), recipe.packing, recipe)
     held = PackedModel.in_memory(header, source.filler({}), physical_cores(), lambda done, total: None)
     engine = NativeModel(
-        held.sizes, Rope.of(source.config, BATCH), held.tensors, Threads(physical_cores()), cache_format(recipe.format)
+        held.sizes, Rope.of(source.config, BATCH), held.tensors, Threads(physical_cores()), cache_format(recipe.packing)
     )
     return [engine.forward(ids, None, engine.cache(BATCH))[0].numpy().copy() for ids in texts]
 

@@ -92,11 +92,11 @@ def ours(target: NativeTarget) -> Logits:
 
 def packed(source: Source, recipe: Recipe, importance: Mapping[str, np.ndarray]) -> tuple[NativeModel, float]:
     """A model packed in memory, and its bits a weight."""
-    header = source.header(Origin("a model", ""), recipe.format, recipe)
+    header = source.header(Origin("a model", ""), recipe.packing, recipe)
     held = PackedModel.in_memory(header, source.filler(importance), physical_cores(), lambda done, total: None)
     rope = Rope.of(source.config, BATCH)
-    model = NativeModel(held.sizes, rope, held.tensors, Threads(physical_cores()), cache_format(recipe.format))
-    matrices = [section for section in header.tensors.values() if section.tensor and section.tensor.layout == "panels"]
+    model = NativeModel(held.sizes, rope, held.tensors, Threads(physical_cores()), cache_format(recipe.packing))
+    matrices = [section for section in header.tensors.values() if section.tensor and section.tensor.layout != "rows"]
     weights = sum(section.tensor.out * section.tensor.inputs for section in matrices if section.tensor)
     return model, 8 * sum(section.bytes for section in matrices) / weights
 

@@ -36,16 +36,14 @@ def part_rows(name: str, stored: Sequence[int], sizes: TransformerConfig) -> lis
 
 def in_four_bits(shape: Shape) -> int:
     """Return the bytes of all matrices of a model, without tables."""
-    return sum(
-        _part_bytes(block_type(name, part, shape.num_layers, inputs), rows, inputs)
-        for name, parts, inputs in shape.linears
-        for part, rows in enumerate(parts)
-    )
-
-
-def _part_bytes(type: str | None, rows: int, inputs: int) -> int:  # noqa: A002
-    tensor = Tensor(BLOCKS, type, rows, inputs) if type else Tensor("panels", "int8", rows, inputs, 32)
-    return tensor.bytes
+    found = 0
+    for name, parts, inputs in shape.linears:
+        for part, rows in enumerate(parts):
+            if (chosen := block_type(name, part, shape.num_layers, inputs)) is None:
+                found += Tensor("panels", "int8", sum(parts), inputs, 32).bytes
+                break
+            found += Tensor(BLOCKS, chosen, rows, inputs).bytes
+    return found
 
 
 def _loses_most(name: str, part: int, layers: int) -> bool:

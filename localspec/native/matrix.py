@@ -35,18 +35,16 @@ class PackedMatrix:
         format: str,  # noqa: A002
         group: int = 0,
         interleave: bool = False,
-        importance: npt.NDArray[np.float32] | None = None,
     ) -> "PackedMatrix":
-        """Packs weights [out, inputs] of fp32, fp16, or bf16 as uint16.
+        """Pack weights [out, inputs] of fp32, fp16, or bf16 as uint16; `interleave` is for gate and up, stacked.
 
-        `interleave` is for gate and up, stacked; `importance` [inputs] weighs the squared errors of int4. Raises
-        LocalspecError for a format that is not possible.
+        Raises LocalspecError for a format that is not possible; int4 is only read, as earlier versions wrote it.
         """
         weights = np.ascontiguousarray(weights)
         out, inputs = weights.shape
         packed = cls.empty(out, inputs, format, group)
         source = FORMATS[SOURCES[weights.dtype]]
-        given = address(weights), source, out, inputs, FORMATS[format], group, interleave, address(importance)
+        given = address(weights), source, out, inputs, FORMATS[format], group, interleave, None
         check(library().ls_pack(Packing(*given), address(packed.data), 0, -(-out // PANEL)))
         return packed
 

@@ -46,8 +46,8 @@ class Recipe:
     ) -> dict[str, Tensor]:
         """Return how a parameter is packed, by the names of its sections.
 
-        `parts` are the rows of each part, with the type of its blocks, if it is stored in blocks. `inputs` is None for a
-        vector. In blocks each part is a section: the parameter's name, a space, its number.
+        `parts` are the rows of each part, with the type of the blocks that it is stored in, if any. `inputs` is None
+        for a vector. In blocks each part is a section: the parameter's name, a space, its number.
         """
         out = sum(rows for rows, _ in parts)
         if self.packing != "int4" or inputs is None or name in TABLES or name.endswith(".conv"):
@@ -129,7 +129,7 @@ class Source:
                 above = sum(self._part_rows(ours)[: int(number)])
                 finite = _fill_blocks(parts, above, section.tensor, first, into, counts)
             else:
-                fill_panels(parts, section.tensor, first, into, ours.endswith("gate_up_proj.weight"), counts)
+                fill_panels(parts, section.tensor, first, into, ours.endswith("gate_up_proj.weight"))
                 finite = is_finite(into, section.tensor)
             if not finite:
                 raise LocalspecError(
@@ -226,9 +226,8 @@ def fill_panels(
     first: int,
     into: memoryview,
     interleave: bool,
-    importance: npt.NDArray[np.float32] | None = None,
 ) -> None:
-    """Packs the panels of a piece, as a matrix of its own: gate and up have 16 channels in each panel, others 32."""
+    """Pack the panels of a piece, as a separate matrix: gate and up have 16 channels in each panel, others 32."""
     panel, count = first // tensor.panel_bytes, len(into) // tensor.panel_bytes
     if interleave:
         half = tensor.out // 2
@@ -239,7 +238,7 @@ def fill_panels(
     target = np.frombuffer(into, np.uint8)
     packing = Packing(
         address(rows), FORMATS[source], len(rows), tensor.inputs, FORMATS[tensor.format], tensor.group, interleave,
-        address(importance),
+        None,
     )  # fmt: skip
     check(library().ls_pack(packing, address(target), 0, count))
 

@@ -183,7 +183,7 @@ def make(
     *,
     only_copy: bool = False,
 ) -> Path:
-    """Returns a model's packed file, which is made where there is none, or a damaged one; an older format of int8 serves, too.
+    """Return a model's packed file, which is made where there is none, or a damaged one; older int8 serves, too.
 
     Where `origin` names a commit it is the file of that commit: another with the same weights has other texts. One
     process makes it, others wait. `only_copy` says that its weights will be deleted then. Raises CannotWrite,

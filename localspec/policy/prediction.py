@@ -110,7 +110,10 @@ def unread(shape: Shape, quantize: str, backend: str, tokens: int) -> int:
     """
     if backend != "native" or quantize in ("none", BLOCKS):
         return 0
-    tables = (0 if shape.tied else shape.embedding, shape.hidden_size), (shape.table, shape.num_layers * shape.layer_inputs[0])
+    tables = (
+        (0 if shape.tied else shape.embedding, shape.hidden_size),
+        (shape.table, shape.num_layers * shape.layer_inputs[0]),
+    )
     return sum(max(0, numbers * 2 - tokens * (-(-row * 2 // PAGE) * PAGE)) for numbers, row in tables)
 
 

@@ -21,7 +21,7 @@ def packed(weights: np.ndarray, group: int = 32, interleave: bool = False) -> Pa
     largest = np.take_along_axis(grouped, np.abs(grouped).argmax(-1)[..., None], -1)
     scales = np.where(largest == 0, 1, largest / -8).clip(-65504, 65504).astype(np.float16)
     scales[scales == 0] = 2**-24
-    steps = np.clip(np.rint(grouped / scales.astype(np.float32)), -8, 7).astype(np.int8) + 8
+    steps = np.nan_to_num(np.clip(np.rint(grouped / scales.astype(np.float32)), -8, 7)).astype(np.int8) + 8
     halves = steps.astype(np.uint8).reshape(*steps.shape[:3], group // 8, 2, 4).transpose(0, 2, 3, 1, 5, 4)
     found = PackedMatrix.empty(out, inputs, "int4", group)
     of_record = [
@@ -30,3 +30,10 @@ def packed(weights: np.ndarray, group: int = 32, interleave: bool = False) -> Pa
     ]
     found.data[:] = np.concatenate(of_record, axis=-1).reshape(-1)
     return found
+
+
+def in_form(weights: np.ndarray, form: str, group: int = 0, interleave: bool = False) -> PackedMatrix:
+    """Return weights in any form that the library computes panels in."""
+    if form == "int4":
+        return packed(weights, group, interleave)
+    return PackedMatrix.pack(weights, form, group, interleave)

@@ -4,7 +4,6 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-
 Bytes = npt.NDArray[np.uint8]
 
 Floats = npt.NDArray[np.float32]

@@ -33,8 +33,8 @@ from localspec.models.architecture import TransformerConfig, weight_map
 from localspec.models.fingerprint import file_fingerprint, weights_fingerprint
 from localspec.models.packed_files import packed_files, packed_path, partial_of
 from localspec.native import packed_cache, packed_model
-from localspec.native.library import FORMATS, library
 from localspec.native.blocks import BlockStack
+from localspec.native.library import FORMATS, library
 from localspec.native.matrix import PackedMatrix
 from localspec.native.pack import Source
 from localspec.native.packed_cache import load, with_files
@@ -455,66 +455,17 @@ def test_every_instruction_set_packs_to_the_same_bytes():
     weights = np.random.default_rng(0).standard_normal((70, 300)).astype(np.float32) ** 3
     weights[3, 5:40], weights[7, 200] = 0, 1e5
     weights[40, 100], weights[41, 7], weights[42, 9:13] = np.nan, np.inf, 1e-30
-    importance, found = np.random.default_rng(1).random(300, dtype=np.float32), {}
+    found = {}
     with np.errstate(all="ignore"):
         sources = weights, weights.astype(np.float16), (weights.view(np.uint32) >> 16).astype(np.uint16)
     for isa in isas():
         digest = hashlib.sha256()
         with using(isa):
             for source in sources:
-                for layout, group in (
-                    ("int8", 64),
-                    ("int8", 128),
-                    ("int4", 32),
-                    ("int4", 64),
-                    ("bf16", 0),
-                    ("fp32", 0),
-                ):
-                    for given in (None, importance):
-                        digest.update(PackedMatrix.pack(source, layout, group, True, given).data)
+                for layout, group in (("int8", 64), ("int8", 128), ("bf16", 0), ("fp32", 0)):
+                    digest.update(PackedMatrix.pack(source, layout, group, True).data)
         found[isa] = digest.hexdigest()
     assert len(found) > 1 and len(set(found.values())) == 1, found
-
-
-def error_of_the_best_scale(weights, importance):
-    """The squared error of 4 bits in groups of 32 where every scale near the largest weight is tried, in numpy."""
-    grouped = weights.reshape(len(weights), -1, 32).astype(np.float64)
-    largest = np.take_along_axis(grouped, np.abs(grouped).argmax(-1)[..., None], -1)
-    best = np.full(grouped.shape[:2], np.inf)
-    for divisor in np.arange(6.75, 8.76, 0.25):
-        scales = (-largest / divisor).astype(np.float16).astype(np.float64)
-        rounded = np.clip(np.rint(grouped / scales), -8, 7) * scales
-        best = np.minimum(best, (importance.reshape(-1, 32) * (grouped - rounded) ** 2).sum(-1))
-    return best.sum()
-
-
-@each("scale", [1.0, 1e-4, 300.0])
-def test_scales_of_four_bits_are_better_than_the_best_of_those_that_are_tried(scale):
-    weights = scale * np.random.default_rng(2).standard_normal((64, 256)).astype(np.float32)
-    importance = np.random.default_rng(3).random(256).astype(np.float32) ** 4
-    for given in (importance, None):
-        counts = np.ones(256, np.float32) if given is None else given
-        packed = PackedMatrix.pack(weights, "int4", 32, importance=given)
-        error = (counts * (weights - packed.unpack()) ** 2).sum()
-        assert 0.9 * error_of_the_best_scale(weights, counts) < error < error_of_the_best_scale(weights, counts)
-        largest = np.abs(weights.reshape(64, -1, 32)).max(-1, keepdims=True) / 8
-        simple = np.clip(np.rint(weights.reshape(64, -1, 32) / largest), -8, 7) * largest
-        assert error < 0.9 * (counts * (weights - simple.reshape(64, 256)) ** 2).sum()
-    weighed = PackedMatrix.pack(weights, "int4", 32, importance=importance).unpack()
-    plain = PackedMatrix.pack(weights, "int4", 32).unpack()
-    assert (importance * (weights - weighed) ** 2).sum() < 0.95 * (importance * (weights - plain) ** 2).sum()
-
-
-def test_weights_that_four_bits_can_hold_are_held_exactly():
-    """Q4_0 of GGUF is such: steps of a scale in fp16, the largest of which is -8."""
-    random = np.random.default_rng(5)
-    steps = random.integers(-8, 8, (40, 8, 32))
-    steps[..., 0] = -8
-    scales = (random.random((40, 8, 1)) / 50 + 0.001).astype(np.float16).astype(np.float32) * random.choice(
-        [-1, 1], (40, 8, 1)
-    )
-    weights = (steps * scales).astype(np.float32).reshape(40, 256)
-    np.testing.assert_array_equal(PackedMatrix.pack(weights, "int4", 32).unpack(), weights)
 
 
 @each("group", [32, 64, 128])

@@ -277,6 +277,7 @@ int ls_pack(const ls_packing* packing, void* target, int from_panel, int to_pane
     LS_CHECK(packing && packing->weights && target, "Packing needs weights and a place for them.");
     const ls_packing& p = *packing;
     LS_TRY(check_format(p.out, p.in, p.format, p.group));
+    LS_CHECK(p.format != LS_INT4, "Nothing is packed in int4 as it was; round it to blocks.");
     LS_CHECK(p.source == LS_FP32 || p.source == LS_BF16 || p.source == LS_FP16, "Weights of format %d cannot be packed; give fp32, bf16 or fp16.", p.source);
     LS_CHECK(!p.interleave || p.out % 2 == 0, "%d channels have no two halves to interleave.", p.out);
     LS_CHECK(0 <= from_panel && from_panel <= to_panel && to_panel <= panels_of(p.out), "There are no panels %d to %d; there are %d.", from_panel, to_panel, panels_of(p.out));

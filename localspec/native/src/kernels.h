@@ -158,8 +158,7 @@ struct Kernels {
     double (*exponential_sum)(const float* x, float divisor, float largest, int size);  // of e^(x / divisor - largest)
     uint64_t (*read)(const void* data, size_t bytes);
     void (*extremes)(const float* v, int count, float* found);
-    void (*fit_steps)(const float* v, const float* importance, int count, const float* scales, float* products, float* squares);
-    void (*quantise)(const float* v, int count, const float* scales, float least, float most, int8_t* steps);
+    void (*quantise)(const float* v, int count, const float* scales, int8_t* steps);
     void (*read_blocks)(const ls_blocks& part, int in, int row, int from, int to, float* weights);  // [from, to) of a row
     void (*round_block)(int type, const float* v, const float* importance, RoundedBlock* to);  // v [inputs of a block][16 rows]
 };

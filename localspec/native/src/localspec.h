@@ -68,7 +68,7 @@ typedef struct {
     int32_t source;           /* LS_FP32, LS_BF16 or LS_FP16 */
     int32_t out, in, format, group;
     int32_t interleave;       /* 1: gate_up_proj, whose halves are interleaved by 16 channels */
-    const float* importance;  /* [in]: weights of the squared errors of a scale's search (int4), or NULL: none given */
+    const float* importance;  /* [in]: weights of the squared errors of a search (blocks), or NULL: none given */
 } ls_packing;
 LS_API int ls_pack(const ls_packing* packing, void* target, int from_panel, int to_panel); /* target: the whole matrix */
 LS_API int ls_unpack(const ls_matrix* matrix, int interleave, float* weights);             /* -> [out, in] */

@@ -11,12 +11,13 @@ LS_INLINE v16 nearest(v16 v, float least, float most) {  // least where v is NaN
 LS_INLINE v16 inverse_of(v16 v) { return chosen(v != all(0.0f), all(1.0f) / v, all(0.0f)); }
 LS_INLINE v16 absolute(v16 v) { return as_floats(as_bits(v) & 0x7fffffff); }
 
-// To the nearest number of fp16, and to the largest where there is none as large; NaN stays.
+// To the nearest number of fp16 that is not zero, and to the largest where there is none as large; zero and NaN stay.
 LS_INLINE v16 in_halves(v16 v, uint16_t* halves) {
     v16 found;
     for (int j = 0; j < 16; j++) {
         uint16_t h = float_to_half(v[j]);
         if (v[j] == v[j] && (h & 0x7fff) >= 0x7c00) h = (uint16_t)((h & 0x8000) | 0x7bff);
+        if (v[j] != 0 && (h & 0x7fff) == 0) h |= 1;
         halves[j] = h;
         found[j] = half_to_float(h);
     }
@@ -72,7 +73,7 @@ LS_INLINE v16 fit_scale(const float* v, const float* importance, int count, floa
     v16 best = largest / all(-half), gained = all(0.0f);
     constexpr int TRIED = 16;
     for (int t = 0; t <= TRIED + 1; t++) {
-        const v16 factor = t <= TRIED ? all(-half + 1.25f - 0.125f * (float)t) * inverse : inverse_of(best);
+        const v16 factor = t <= TRIED ? all(-half * (1.03125f - 0.015625f * (float)t)) * inverse : inverse_of(best);
         v16 product = all(0.0f), square = product;
         for (int i = 0; i < count; i++) {
             const v16 x = load(v + 16 * i), q = nearest(x * factor, -half, half - 1), weighted = q * all(importance[i]);
