@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Final, Literal
 
 from localspec.environment import home
 from localspec.errors import LocalspecError
@@ -30,7 +30,9 @@ from localspec.paths import Paths
 SUFFIX = ".packed"
 PARTIAL = ".partial"  # the end of the name of a file that is being written
 FORMAT = 2  # of these files; those of lower numbers stay readable, and have no blocks
-BLOCKS = "blocks"  # the packing of weights that stay in the blocks of GGUF files; and the layout of matrices in blocks
+BLOCKS: Final = (
+    "blocks"  # the packing of weights that stay in the blocks of GGUF files; and the layout of matrices in blocks
+)
 LAYOUTS = (1,)  # of the tensors' bytes, which can be computed with: localspec/native/src/layout.h
 PANEL = 32  # output channels
 PIECE = 2**24  # bytes at most, but for a single panel that is larger

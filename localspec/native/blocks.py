@@ -62,15 +62,25 @@ class BlockMatrix:
         packing = BlocksPacking(address(rows), rows.nbytes, BLOCK_TYPES[self.type], self.out, self.inputs, head_rows)
         check(library().ls_blocks_pack(packing, address(self.data), first, self.panels if end is None else end))
 
-    def fill_rounded(self, weights: npt.NDArray[Any], importance: npt.NDArray[np.float32] | None = None) -> None:
+    def fill_rounded(
+        self, weights: npt.NDArray[Any], importance: npt.NDArray[np.float32] | None = None, source: str = ""
+    ) -> None:
         """Fill it with weights [out, inputs] of fp32, fp16, or bf16 as uint16, which are rounded to its type.
 
-        `importance` [inputs] weighs the squared errors. Raises LocalspecError for a weight that is NaN or inf, and for
-        a type that nothing is rounded to.
+        `source` names the format of bits that are given as uint16 and are not bf16. `importance` [inputs] weighs the
+        squared errors. Raises LocalspecError for a weight that is NaN or inf, and for a type that nothing is rounded to.
         """
         assert weights.shape == (self.out, self.inputs)
-        source = FORMATS[SOURCES[weights.dtype]]
-        packing = Packing(address(weights), source, self.out, self.inputs, 0, 0, 0, address(importance))
+        packing = Packing(
+            address(weights),
+            FORMATS[source or SOURCES[weights.dtype]],
+            self.out,
+            self.inputs,
+            0,
+            0,
+            0,
+            address(importance),
+        )
         check(library().ls_blocks_round(packing, BLOCK_TYPES[self.type], address(self.data), 0, self.panels))
 
     def numbers(self) -> npt.NDArray[np.float32]:

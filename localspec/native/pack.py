@@ -101,7 +101,7 @@ class Source:
 
     def header(self, origin: Origin, packing: str, recipe: Recipe) -> Header:
         """Return what a packed file of this model will hold. An embedding that is the head is there once."""
-        tensors = {}
+        tensors: dict[str, Tensor] = {}
         for name, parts in self.made_of.items():
             if name != "embed_tokens" or not self.sizes.tied:
                 rows, types = self._part_rows(name), [_type(part) for part in parts]
@@ -193,8 +193,8 @@ def _fill_blocks(
     if same and same.shape[0] == tensor.out and _type(same) == tensor.format:
         filled, given = target.fill, (_blocks(same, row, count),)
     else:
-        weights, _ = _rows(parts, [(above + row, above + row + count)], tensor.inputs)
-        filled, given = target.fill_rounded, (weights, importance)
+        weights, source = _rows(parts, [(above + row, above + row + count)], tensor.inputs)
+        filled, given = target.fill_rounded, (weights, importance, source)
     try:
         filled(*given)
     except LocalspecError:

@@ -140,6 +140,21 @@ def test_pieces_make_the_same_file_as_the_whole(tiny, tmp_path, monkeypatch, pie
         assert bytes(whole.view(name)) == bytes(pieces.view(name)), name
 
 
+@each("stored", [torch.bfloat16, torch.float16])
+def test_in_four_bits_weights_are_the_same_from_every_type_of_number_and_in_pieces(tiny, tmp_path, monkeypatch, stored):
+    source = tiny("gemma3-grouped-mixed-window-linear").path
+    given = copied(source, tmp_path / "given", lambda t: {name: part.to(stored) for name, part in t.items()})
+    wide = copied(source, tmp_path / "wide", lambda t: {name: part.to(stored).float() for name, part in t.items()})
+    whole = load(given, "int4", "tiny", 1, quiet(), Paths(tmp_path / "whole"))
+    with monkeypatch.context() as patch:
+        patch.setattr(packed_file, "PIECE", 1000)
+        pieces = load(wide, "int4", "tiny", 3, quiet(), Paths(tmp_path / "pieces"))
+    blocks = [name for name, one in whole.header.tensors.items() if one.tensor.layout == "blocks"]
+    assert blocks and any(len(pieces.header.tensors[name].pieces) > 1 for name in blocks)
+    for name in blocks:
+        assert bytes(whole.view(name)) == bytes(pieces.view(name)), name
+
+
 def test_it_can_run_alone_with_all_that_its_directory_says(tiny, tmp_path):
     path = copied(tiny(FAMILIES[0]).path, tmp_path / "model")
     (path / "generation_config.json").write_text('{"temperature": 0.5}')
