@@ -58,7 +58,8 @@ def weights(shape: Shape, dtype: str, quantize: str, backend: str, parameters: i
         if quantize == "none":
             return (shape.matrices + tables) * item + small * 4
         matrices = in_four_bits(shape) if quantize == "int4" else packed(shape.matrices, 0, quantize, backend)
-        return matrices + tables * 2 + small * 4
+        dense = shape.embedding * 4 if shape.tied and backend == "cpu" else 0  # what torch makes of such a head
+        return matrices + tables * 2 + dense + small * 4
     if quantize == "none":
         return parameters * item
     if backend == "cuda":  # the head stays as it is

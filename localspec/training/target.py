@@ -19,6 +19,7 @@ from localspec.models.architecture import TABLES
 from localspec.models.registry import TargetCard
 from localspec.native.blocks import BlockStack
 from localspec.native.matrix import PackedMatrix
+from localspec.native.model import as_fine
 from localspec.native.target import NativeTarget
 from localspec.nn.linear import PackedLinear, PackedWeight
 from localspec.nn.packing import DTYPES
@@ -73,10 +74,11 @@ def served_target(card: TargetCard, settings: Settings, target: Target) -> Decod
 def torch_target(native: NativeTarget) -> Target:
     """The same model with the same numbers, computed by torch in fp32 and with gradients; weights stay where they are.
 
-    What differs is that activations are not rounded.
+    What differs is that activations are not rounded. An embedding that is the packed head is dense here.
     """
     model = native.model
-    sizes = replace(model.sizes, tied=False)  # the head is packed, apart from the embedding
+    scale = as_fine(model.sizes.embed_scale, model.weights["embed_tokens"])
+    sizes = replace(model.sizes, tied=False, embed_scale=scale)  # the head is packed, apart from the embedding
     weights = {name: _of_torch(name, weight) for name, weight in model.weights.items()}
     transformer = Transformer(sizes, RotaryEmbedding(model.rope, "cpu"), weights, PackedLinear)
     return Target(transformer, native.config, native.tokenizer, native.context, native.generation)
