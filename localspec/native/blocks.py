@@ -68,7 +68,7 @@ class BlockMatrix:
         """Fill it with weights [out, inputs] of fp32, fp16, or bf16 as uint16, which are rounded to its type.
 
         `source` names the format of bits that are given as uint16 and are not bf16. `importance` [inputs] weighs the
-        squared errors. Raises LocalspecError for a weight that is NaN or inf, and for a type that nothing is rounded to.
+        squared errors. Raises LocalspecError for a weight that is NaN or inf, and for a type without rounding.
         """
         assert weights.shape == (self.out, self.inputs)
         packing = Packing(
