@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Final, Literal
 
 from localspec.environment import home
 from localspec.errors import LocalspecError
@@ -29,9 +29,10 @@ from localspec.paths import Paths
 
 SUFFIX = ".packed"
 PARTIAL = ".partial"  # the end of the name of a file that is being written
-FORMAT = 1  # of these files; those of lower numbers stay readable
-REGISTERED = 2  # the format of a registration
-BLOCKS = "blocks"  # the packing of weights that stay in the blocks of GGUF files
+FORMAT = 2  # of these files; those of lower numbers stay readable, and have no blocks
+BLOCKS: Final = (
+    "blocks"  # the packing of weights that stay in the blocks of GGUF files; and the layout of matrices in blocks
+)
 LAYOUTS = (1,)  # of the tensors' bytes, which can be computed with: localspec/native/src/layout.h
 PANEL = 32  # output channels
 PIECE = 2**24  # bytes at most, but for a single panel that is larger
@@ -39,6 +40,13 @@ _MAGIC, _ALIGNMENT = b"LSPACKED", 4096
 _HEADER_LIMIT, _LARGEST = 2**26, 2**26  # bytes of a header; channels of a tensor
 _MOST_PIECES = 2**20  # of a section
 _ITEM_BITS = {"fp32": 32, "bf16": 16, "int8": 8, "int4": 4}
+# Of a type of blocks: inputs and lines of 64 bytes of a record of 16 rows (localspec/native/src/block_layout.h).
+RECORDS = {
+    "Q4_0": (64, 9), "Q4_1": (32, 5), "Q5_0": (64, 11), "Q5_1": (32, 6), "Q8_0": (64, 17), "Q2_K": (256, 21),
+    "Q3_K": (256, 28), "Q4_K": (256, 36), "Q5_K": (256, 44), "Q6_K": (256, 53), "IQ4_NL": (64, 9),
+    "IQ4_XS": (256, 34), "MXFP4": (128, 17),
+}  # fmt: skip
+BLOCK_PANEL, _LINE = 16, 64  # rows of a panel of blocks; bytes
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _REVISION = re.compile(r"[0-9a-f]{40}")
 Progress = Callable[[int, int], None]  # bytes that are done, and bytes in all
@@ -60,10 +68,11 @@ class UnreadableFormat(LocalspecError):
 class Tensor:
     """How a weight [out, inputs] lies in memory: packed in panels of 32 output channels, or row by row.
 
-    `group` inputs share a scale; it is 0 where there are no scales. A vector is one row.
+    `group` inputs share a scale; it is 0 where there are no scales. A vector is one row. Of a matrix in blocks this is
+    one part: some rows, in panels of 16, and `format` is the type of the blocks.
     """
 
-    layout: Literal["panels", "rows"]
+    layout: Literal["panels", "rows", "blocks"]
     format: str
     out: int
     inputs: int
@@ -74,6 +83,9 @@ class Tensor:
         """Bytes of a panel, or of a row."""
         if self.layout == "rows":
             return self.inputs * _ITEM_BITS[self.format] // 8
+        if self.layout == BLOCKS:
+            inputs, lines = RECORDS[self.format]
+            return -(-self.inputs // inputs) * lines * _LINE
         if not self.group:
             return PANEL * self.inputs * _ITEM_BITS[self.format] // 8
         records = -(-self.inputs // self.group)
@@ -81,8 +93,8 @@ class Tensor:
 
     @property
     def panels(self) -> int:
-        """How many panels, or rows, there are."""
-        return self.out if self.layout == "rows" else -(-self.out // PANEL)
+        """Return how many panels, or rows, there are."""
+        return self.out if self.layout == "rows" else -(-self.out // (BLOCK_PANEL if self.layout == BLOCKS else PANEL))
 
     @property
     def bytes(self) -> int:
@@ -184,8 +196,16 @@ class Header:
 
     @property
     def registered(self) -> bool:
-        """Whether the weights are in GGUF files, and not here."""
-        return self.format == REGISTERED
+        """Return whether the weights are in GGUF files, and not here."""
+        return self.packing == BLOCKS
+
+    @property
+    def outdated(self) -> bool:
+        """Return whether this is in int4 of an earlier version, which loses more of a model than today's.
+
+        It answers where the weights are not here; where they are, the model is packed again.
+        """
+        return self.packing == "int4" and self.format == 1
 
     @property
     def missing(self) -> Path | None:
@@ -210,6 +230,17 @@ class Header:
             return {name: replace(section, digest=digests[name]) for name, section in sections.items()}
 
         return replace(self, tensors=known(self.tensors), texts=known(self.texts))
+
+
+def block_inputs(type: str) -> int:  # noqa: A002
+    """Return how many weights a block of a type has."""
+    return 256 if RECORDS[type][0] == 256 else 32
+
+
+def bits(type: str) -> float:  # noqa: A002
+    """Return the bits of a weight in blocks of a type, scales included."""
+    inputs, lines = RECORDS[type]
+    return 8 * lines * _LINE / (inputs * BLOCK_PANEL)
 
 
 def aligned(count: int) -> int:
@@ -309,9 +340,10 @@ def peek(file: Path) -> tuple[PackedFile, int]:
 
 def forms(file: Path) -> dict[str, Path]:
     """The packings in which the model of a packed file is here: this one, and those of its weights."""
-    found = {peek(file)[0].header.packing: file}
-    for other in of_same_weights(file):
-        found.setdefault(read(other).header.packing, other)
+    here, found = [(peek(file)[0].header, file)], dict[str, Path]()
+    here += [(read(other).header, other) for other in of_same_weights(file)]
+    for header, one in sorted(here, key=lambda pair: pair[0].outdated):
+        found.setdefault(header.packing, one)
     return found
 
 
@@ -353,7 +385,7 @@ def _parsed(text: bytes) -> Header:
 
 def _header(said: Any) -> Header:
     """What a header means. Raises ValueError and its like for one that cannot be meant, UnreadableFormat."""
-    for name, known in (("format", range(1, REGISTERED + 1)), ("layout", LAYOUTS)):
+    for name, known in (("format", range(1, FORMAT + 1)), ("layout", LAYOUTS)):
         if _count(said[name]) not in known:
             raise UnreadableFormat(
                 f"of {name} {said[name]}, which this version of localspec cannot read; use the version that wrote it"
@@ -377,9 +409,10 @@ def _header(said: Any) -> Header:
         others,
         said["format"],
         said["layout"],
-        **(_registered(said, [*origin["files"].values()]) if said["format"] == REGISTERED else {}),
+        **(_registered(said, [*origin["files"].values()]) if said["packing"] == BLOCKS else {}),
     )
-    if header.registered != (header.packing == BLOCKS) or (header.registered and tensors):
+    blocks = header.registered or any(one.tensor and one.tensor.layout == BLOCKS for one in tensors.values())
+    if (header.registered and tensors) or (blocks and header.format == 1):
         raise ValueError
     if any(one.tensor is None for one in tensors.values()) or any(one.tensor for one in others.values()):
         raise ValueError
@@ -414,12 +447,12 @@ def _section(said: Any) -> Section:
     tensor = None
     if said["tensor"] is not None:
         tensor = Tensor(**said["tensor"])
-        item = _ITEM_BITS[tensor.format]
         sizes = (_count(tensor.out), _count(tensor.inputs), _count(tensor.group))
-        scaled = item <= 8
+        scaled = tensor.layout != BLOCKS and _ITEM_BITS[tensor.format] <= 8
         if (
-            tensor.layout not in ("panels", "rows")
+            tensor.layout not in ("panels", "rows", BLOCKS)
             or not all(1 <= size <= _LARGEST for size in sizes[:2])
+            or (tensor.layout == BLOCKS and tensor.inputs % block_inputs(tensor.format))
             or (tensor.group not in (32, 64, 128) if scaled else tensor.group != 0)
             or (scaled and tensor.layout == "rows")
             or tensor.bytes != said["bytes"]

@@ -83,8 +83,8 @@ def rows(name: str, path: Path, tokens: int) -> Iterator[str]:
     texts, own = documents(Tokenizer.open(path), tokens), Source.open(path)
     right = exact(path, texts)
     for packing in ("int8", "int4"):
-        ways = [ours(own, Recipe.of(packing), texts)]
-        ways.append(ours(from_q8_0(own), Recipe.of(packing, frozenset(own.made_of)), texts))
+        ways = [ours(own, Recipe(packing), texts)]
+        ways.append(ours(from_q8_0(own), Recipe(packing, frozenset(own.made_of)), texts))
         cells = [f"{cross_entropy(one, texts):.4f}" for one in (right, *ways)]
         for way in ways:
             far = divergences(right, way)
@@ -114,10 +114,10 @@ def exact(path: Path, texts: list[list[int]]) -> Logits:
 
 def ours(source: Source, recipe: Recipe, texts: list[list[int]]) -> Logits:
     """The CPU engine, with the weights of a source packed by a recipe."""
-    header = source.header(Origin("a model", "0" * 40), recipe.format, recipe)
+    header = source.header(Origin("a model", "0" * 40), recipe.packing, recipe)
     held = PackedModel.in_memory(header, source.filler({}), physical_cores(), lambda done, total: None)
     engine = NativeModel(
-        held.sizes, Rope.of(source.config, BATCH), held.tensors, Threads(physical_cores()), cache_format(recipe.format)
+        held.sizes, Rope.of(source.config, BATCH), held.tensors, Threads(physical_cores()), cache_format(recipe.packing)
     )
     return [engine.forward(ids, None, engine.cache(BATCH))[0].numpy().copy() for ids in texts]
 

@@ -53,7 +53,7 @@ def main() -> None:
     show("fp32", 32.0, want, want, evaluated)
     for packing in ("int8", "int4"):
         for given in ({}, importance) if importance and packing == "int4" else ({},):
-            model, bits = packed(source, Recipe.of(packing), given)
+            model, bits = packed(source, Recipe(packing), given)
             way = ours(NativeTarget(model, target.config, target.tokenizer, BATCH, {}, packing))
             show(packing + (" calibrated" if given else ""), bits, [way(ids) for ids in evaluated], want, evaluated)
     if find_spec("llama_cpp") and find_spec("gguf"):
@@ -92,11 +92,11 @@ def ours(target: NativeTarget) -> Logits:
 
 def packed(source: Source, recipe: Recipe, importance: Mapping[str, np.ndarray]) -> tuple[NativeModel, float]:
     """A model packed in memory, and its bits a weight."""
-    header = source.header(Origin("a model", ""), recipe.format, recipe)
+    header = source.header(Origin("a model", ""), recipe.packing, recipe)
     held = PackedModel.in_memory(header, source.filler(importance), physical_cores(), lambda done, total: None)
     rope = Rope.of(source.config, BATCH)
-    model = NativeModel(held.sizes, rope, held.tensors, Threads(physical_cores()), cache_format(recipe.format))
-    matrices = [section for section in header.tensors.values() if section.tensor and section.tensor.layout == "panels"]
+    model = NativeModel(held.sizes, rope, held.tensors, Threads(physical_cores()), cache_format(recipe.packing))
+    matrices = [section for section in header.tensors.values() if section.tensor and section.tensor.layout != "rows"]
     weights = sum(section.tensor.out * section.tensor.inputs for section in matrices if section.tensor)
     return model, 8 * sum(section.bytes for section in matrices) / weights
 

@@ -11,16 +11,18 @@ from tiny_models import Tiny
 from transformers import AutoModelForCausalLM
 
 from localspec.models.architecture import TABLES, TransformerConfig, weight_map
+from localspec.models.four_bits import block_type, part_rows
 from localspec.models.model_config import ModelConfig
 from localspec.models.rope import Rope
 from localspec.models.tokenizer import Tokenizer
+from localspec.native.blocks import BlockMatrix, BlockStack
 from localspec.native.cache import cache_format
 from localspec.native.matrix import PackedMatrix
 from localspec.native.model import NativeModel
 from localspec.native.target import NativeTarget
 from localspec.native.threads import Threads
 
-GROUPS = {"fp32": 0, "bf16": 0, "int8": 64, "int4": 32}
+GROUPS = {"fp32": 0, "bf16": 0, "int8": 64}
 
 
 def packed_weights(stock: Any, sizes: TransformerConfig, packing: str) -> dict[str, Any]:
@@ -31,13 +33,31 @@ def packed_weights(stock: Any, sizes: TransformerConfig, packing: str) -> dict[s
         whole = np.concatenate([theirs[part] for part, _ in made_of])
         if name in TABLES:
             ours[name] = whole
+        elif whole.ndim == 2 and packing == "int4":
+            ours[name] = in_four_bits(name, whole, [rows for _, rows in made_of], sizes)
         elif whole.ndim == 2:
             ours[name] = PackedMatrix.pack(whole, packing, GROUPS[packing], interleave="gate_up_proj" in name)
         else:
             ours[name] = np.ascontiguousarray(whole)
-    if sizes.tied:
-        ours["lm_head.weight"] = PackedMatrix.pack(ours["embed_tokens"], packing, GROUPS[packing])
+    if sizes.tied and packing == "int4":
+        head = in_four_bits("lm_head.weight", ours["embed_tokens"], [len(ours["embed_tokens"])], sizes)
+        ours["embed_tokens"] = ours["lm_head.weight"] = head
+    elif sizes.tied:
+        head = PackedMatrix.pack(ours["embed_tokens"], packing, GROUPS[packing])
+        ours["embed_tokens"] = ours["lm_head.weight"] = head
     return ours
+
+
+def in_four_bits(name: str, whole: Any, stored: list[int], sizes: TransformerConfig) -> BlockStack | PackedMatrix:
+    """Return a matrix in the blocks that it has in int4; in int8 where its width is none of theirs."""
+    rows, inputs = part_rows(name, stored, sizes), whole.shape[1]
+    types = [block_type(name, part, sizes.num_layers, inputs) for part in range(len(rows))]
+    if None in types:
+        return PackedMatrix.pack(whole, "int8", 32, interleave="gate_up_proj" in name)
+    parts = [BlockMatrix.empty(count, inputs, type) for count, type in zip(rows, types, strict=True)]  # noqa: A001
+    for part, weights in zip(parts, np.split(whole, np.cumsum(rows)[:-1]), strict=True):
+        part.fill_rounded(np.ascontiguousarray(weights))
+    return BlockStack(tuple(parts))
 
 
 def native_target(

@@ -82,6 +82,8 @@ def _imported(
         if known and not _holds_all(read(known), model):
             known.unlink()
             known = None
+        if known and read(known).header.outdated:
+            known = None
         path = known or pack_gguf(gguf_source(model), packing, found.header.origin, threads, reporter, paths)
         held = path.stat().st_size
     origin = found.header.origin

@@ -18,7 +18,7 @@ from localspec.checkpoint import revision
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Reporter
 from localspec.hub.sources import Source
-from localspec.packed_file import BLOCKS, FORMAT, PARTIAL, REGISTERED, SUFFIX, Origin, PackedFile, peek, read
+from localspec.packed_file import BLOCKS, FORMAT, PARTIAL, SUFFIX, Origin, PackedFile, peek, read
 from localspec.paths import Paths
 
 LOOK = 0.5  # seconds after which it is reported that another process has a lock
@@ -41,8 +41,17 @@ def in_all_formats(origin: Origin, packing: str, paths: Paths, *, only_copy: boo
     weights = hashlib.sha256(json.dumps(sorted(origin.files.items())).encode()).hexdigest()[:16]
     stem = f"{origin.revision}-{packing}-{weights}"
     places = (paths.imports, paths.packed) if only_copy else (paths.packed, paths.imports)
-    formats = [REGISTERED] if packing == BLOCKS else range(FORMAT, 0, -1)
+    formats = [FORMAT] if packing == BLOCKS else range(FORMAT, 0, -1)
     return [place / f"{stem}-{written}{SUFFIX}" for place in places for written in formats]
+
+
+def remove_outdated(file: Path) -> None:
+    """Delete the file that an earlier version made in the place of this one, which is whole."""
+    for former in range(1, FORMAT):
+        stem = file.name.removesuffix(f"-{FORMAT}{SUFFIX}")
+        with suppress(LocalspecError, OSError):
+            if read(found := file.with_name(f"{stem}-{former}{SUFFIX}")).header.outdated:
+                found.unlink()
 
 
 def former_path(file: Path, paths: Paths) -> Path | None:

@@ -1,6 +1,6 @@
 """How large the parts of a model are, from its config.json or from models.toml; parameters are counted, not read."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,10 +112,28 @@ class Shape:
         return self._weights(self.widest) if self.delta else self.layers // self.num_layers
 
     @property
-    def sensitive(self) -> int:
-        """Weights in layers that have eight bits where the others have four: `native/pack.py` says which."""
-        others = (3 * self.num_layers - 2) * self.layer_inputs[0] * self.hidden_size
-        return self._weights_at(0) + others
+    def linears(self) -> Iterator[tuple[str, list[int], int]]:
+        """Our name of each matrix of the layers and of the head, the rows of its parts, and its inputs."""
+        hidden, width = self.hidden_size, self.layer_inputs[0]
+        for index in range(self.num_layers):
+            one, ours = self.layer_sizes[index] if self.layer_sizes else self.widest, f"layers.{index}."
+            if self.delta and self.delta.layers[index]:
+                heads = [self.delta.channels, self.delta.value_heads, self.delta.value_heads, self.delta.values]
+                yield f"{ours}delta.in_proj.weight", heads, hidden
+                yield f"{ours}delta.out_proj.weight", [hidden], self.delta.values
+            else:
+                queries, keys = self.num_heads * one.head_dim, one.num_kv_heads * one.head_dim
+                parts = [keys] * (one.projected // one.num_kv_heads)
+                yield f"{ours}qkv_proj.weight", [queries * (2 if self.gated else 1), *parts], hidden
+                yield f"{ours}o_proj.weight", [hidden], queries
+            yield f"{ours}gate_up_proj.weight", [one.intermediate_size] * 2, hidden
+            yield f"{ours}down_proj.weight", [hidden], one.intermediate_size
+            if width:
+                yield f"{ours}per_layer_input_gate.weight", [width], hidden
+                yield f"{ours}per_layer_projection.weight", [hidden], width
+        if width:
+            yield "per_layer_model_projection.weight", [self.num_layers * width], hidden
+        yield "lm_head.weight", [self.vocab_size], hidden
 
     @property
     def rows(self) -> int:

@@ -1,7 +1,8 @@
-"""Matrices that stay in the blocks of their GGUF file, as the compiled library computes with them."""
+"""Matrices in blocks, those of their GGUF file or others, as the compiled library computes with them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,15 +11,17 @@ from localspec.errors import LocalspecError
 from localspec.native.library import (
     BLOCK_TYPES,
     BLOCKS,
+    FORMATS,
     MOST_PARTS,
     Blocks,
     BlocksPacking,
     Matrix,
+    Packing,
     address,
     check,
     library,
 )
-from localspec.native.matrix import matrix_rows
+from localspec.native.matrix import SOURCES, matrix_rows
 
 PANEL = 16  # output channels
 _ALIGNMENT = 64  # bytes
@@ -26,7 +29,7 @@ _ALIGNMENT = 64  # bytes
 
 @dataclass(frozen=True)
 class BlockMatrix:
-    """A weight [out, inputs] in blocks of a `type` of BLOCK_TYPES; each value is that of the file."""
+    """A weight [out, inputs] in blocks of a `type` of BLOCK_TYPES; each value of a file stays as it is."""
 
     data: npt.NDArray[np.uint8]
     out: int
@@ -58,6 +61,31 @@ class BlockMatrix:
         """
         packing = BlocksPacking(address(rows), rows.nbytes, BLOCK_TYPES[self.type], self.out, self.inputs, head_rows)
         check(library().ls_blocks_pack(packing, address(self.data), first, self.panels if end is None else end))
+
+    def fill_rounded(
+        self, weights: npt.NDArray[Any], importance: npt.NDArray[np.float32] | None = None, source: str = ""
+    ) -> None:
+        """Fill it with weights [out, inputs] of fp32, fp16, or bf16 as uint16, which are rounded to its type.
+
+        `source` names the format of bits that are given as uint16 and are not bf16. `importance` [inputs] weighs the
+        squared errors. Raises LocalspecError for a weight that is NaN or inf, and for a type without rounding.
+        """
+        assert weights.shape == (self.out, self.inputs)
+        packing = Packing(
+            address(weights),
+            FORMATS[source or SOURCES[weights.dtype]],
+            self.out,
+            self.inputs,
+            0,
+            0,
+            0,
+            address(importance),
+        )
+        check(library().ls_blocks_round(packing, BLOCK_TYPES[self.type], address(self.data), 0, self.panels))
+
+    def numbers(self) -> npt.NDArray[np.float32]:
+        """Return the weights that it stands for, [out, inputs]."""
+        return BlockStack((self,)).rows(range(self.out))
 
 
 @dataclass(frozen=True)

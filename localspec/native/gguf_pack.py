@@ -32,7 +32,7 @@ from localspec.native.library import BLOCK_TYPES
 from localspec.native.pack import Recipe, Source
 from localspec.outside_files import MIB, parse_json
 from localspec.packed_file import BLOCKS as IN_BLOCKS
-from localspec.packed_file import REGISTERED, BlockPart, Header, Origin, PackedFile
+from localspec.packed_file import BlockPart, Header, Origin, PackedFile
 from localspec.paths import Paths
 from localspec.quantities import size
 
@@ -91,7 +91,7 @@ def registration(source: Source, origin: Origin, answers: str = IN_BLOCKS) -> He
     quick = all(held) and rounded <= _MOST_ROUNDED
     texts = {name: len(text) for name, text in source.texts.items()}
     return replace(
-        Header.plan(origin, IN_BLOCKS, source.checkpoint.parameters, {}, texts), format=REGISTERED, blocks=blocks,
+        Header.plan(origin, IN_BLOCKS, source.checkpoint.parameters, {}, texts), blocks=blocks,
         weight_bytes=sum(held) if all(held) else 0,
         answers=answers if quick or answers != IN_BLOCKS else FILED[0],
     )  # fmt: skip
@@ -173,7 +173,7 @@ def _tensor(part: BlockPart, files: Sequence[Path]) -> GgufTensor:
 def gguf_recipe(source: Source, packing: str) -> Recipe:
     """As any model is packed, but that the groups of 32 of Q8_0 stay: packing finds their scales again, bit for bit."""
     kept = (name for name, parts in source.made_of.items() if all(_is_q8_0(part) for part in parts))
-    return Recipe.of(packing, frozenset(kept))
+    return Recipe(packing, frozenset(kept))
 
 
 def _is_q8_0(part: object) -> bool:

@@ -9,26 +9,30 @@ import tokenizers
 
 from localspec.machine.hardware import physical_cores
 from localspec.models.architecture import TransformerConfig, in_features, weight_map
+from localspec.models.four_bits import part_rows
 from localspec.models.model_config import ModelConfig
 from localspec.models.rope import Rope
 from localspec.models.tokenizer import Tokenizer
+from localspec.native.blocks import BlockMatrix, BlockStack
 from localspec.native.matrix import PANEL, PackedMatrix
 from localspec.native.model import NativeModel
 from localspec.native.pack import Recipe
 from localspec.native.target import NativeTarget
 from localspec.native.threads import Threads
-from localspec.packed_file import Tensor
+from localspec.packed_file import BLOCK_PANEL, BLOCKS, Tensor
 
 SPREAD = 0.02  # standard deviation of the weights
 
 
 def invented_target(config: ModelConfig, packing: str) -> NativeTarget:
     """Makes a model of this config in int8, int4, bf16 or fp32."""
-    sizes, recipe = TransformerConfig.of(config), Recipe.of(packing)
+    sizes, recipe = TransformerConfig.of(config), Recipe(packing)
     weights: dict[str, Any] = {}
     for name, made_of in weight_map(sizes).items():
-        out, inputs = sum(rows for _, rows in made_of), in_features(name, sizes)
-        weights[name] = _weight(recipe.tensor(name, out, inputs))
+        parts = [(rows, None) for rows in part_rows(name, [rows for _, rows in made_of], sizes)]
+        tensors = recipe.sections(name, parts, in_features(name, sizes), sizes.num_layers).values()
+        blocks = tuple(_part(one) for one in tensors if one.layout == BLOCKS)
+        weights[name] = BlockStack(blocks) if blocks else _weight(next(iter(tensors)))
     cache_format = "fp32" if packing == "fp32" else "fp16"
     rope = Rope.of(config, config.max_position_embeddings)
     model = NativeModel(sizes, rope, weights, Threads(physical_cores()), cache_format)
@@ -43,9 +47,20 @@ def _weight(tensor: Tensor) -> PackedMatrix | npt.NDArray[Any]:
         if tensor.format == "bf16":
             return np.full((tensor.out, tensor.inputs), one.view(np.uint32) >> 16, np.uint16)
         return np.full(tensor.inputs if tensor.out == 1 else (tensor.out, tensor.inputs), one)
-    random = np.random.default_rng(0).normal(0.0, SPREAD, (PANEL, tensor.inputs)).astype(np.float32)
-    panel = PackedMatrix.pack(random, tensor.format, tensor.group)
+    panel = PackedMatrix.pack(_random(PANEL, tensor.inputs), tensor.format, tensor.group)
     count = -(-tensor.out // PANEL)
     whole = PackedMatrix.empty(tensor.out, tensor.inputs, tensor.format, tensor.group)
     whole.data[:] = np.tile(panel.data, count)
     return whole
+
+
+def _part(tensor: Tensor) -> BlockMatrix:
+    panel = BlockMatrix.empty(BLOCK_PANEL, tensor.inputs, tensor.format)
+    panel.fill_rounded(_random(BLOCK_PANEL, tensor.inputs))
+    whole = BlockMatrix.empty(tensor.out, tensor.inputs, tensor.format)
+    whole.data[:] = np.tile(panel.data, whole.panels)
+    return whole
+
+
+def _random(rows: int, inputs: int) -> npt.NDArray[np.float32]:
+    return np.random.default_rng(0).normal(0.0, SPREAD, (rows, inputs)).astype(np.float32)

@@ -156,6 +156,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "ls_linear": (c_int, [c_void_p, POINTER(Matrix), c_int, c_void_p, c_void_p, c_int]),
     "ls_blocks_bytes": (c_size_t, [c_int, c_int, c_int]),
     "ls_blocks_pack": (c_int, [POINTER(BlocksPacking), c_void_p, c_int, c_int]),
+    "ls_blocks_round": (c_int, [POINTER(Packing), c_int, c_void_p, c_int, c_int]),
     "ls_rows": (c_int, [POINTER(Matrix), c_int, c_void_p, c_void_p]),
     "ls_model_new": (c_void_p, [POINTER(ModelConfig)]),
     "ls_model_free": (None, [c_void_p]),

@@ -11,7 +11,7 @@ from localspec.errors import LocalspecError
 from localspec.native.library import FORMATS, Matrix, Packing, address, check, int32, library
 
 PANEL = 32  # output channels
-_SOURCES = {np.dtype(np.float32): "fp32", np.dtype(np.float16): "fp16", np.dtype(np.uint16): "bf16"}
+SOURCES = {np.dtype(np.float32): "fp32", np.dtype(np.float16): "fp16", np.dtype(np.uint16): "bf16"}
 _ALIGNMENT = 64  # bytes
 
 
@@ -35,18 +35,16 @@ class PackedMatrix:
         format: str,  # noqa: A002
         group: int = 0,
         interleave: bool = False,
-        importance: npt.NDArray[np.float32] | None = None,
     ) -> "PackedMatrix":
-        """Packs weights [out, inputs] of fp32, fp16, or bf16 as uint16.
+        """Pack weights [out, inputs] of fp32, fp16, or bf16 as uint16; `interleave` is for gate and up, stacked.
 
-        `interleave` is for gate and up, stacked; `importance` [inputs] weighs the squared errors of int4. Raises
-        LocalspecError for a format that is not possible.
+        Raises LocalspecError for a format that is not possible; int4 is only read, as earlier versions wrote it.
         """
         weights = np.ascontiguousarray(weights)
         out, inputs = weights.shape
         packed = cls.empty(out, inputs, format, group)
-        source = FORMATS[_SOURCES[weights.dtype]]
-        given = address(weights), source, out, inputs, FORMATS[format], group, interleave, address(importance)
+        source = FORMATS[SOURCES[weights.dtype]]
+        given = address(weights), source, out, inputs, FORMATS[format], group, interleave, None
         check(library().ls_pack(Packing(*given), address(packed.data), 0, -(-out // PANEL)))
         return packed
 

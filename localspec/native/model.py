@@ -81,7 +81,7 @@ class NativeModel:
         factors = None if rope.query_factors is None else np.ascontiguousarray(rope.query_factors, np.float32)
         embed, head = weights.get("embed_tokens"), weights.get("lm_head.weight")
         norm = self._vector("norm", sizes.hidden_size)
-        embed_scale = sizes.embed_scale if embed is None else _as_fine(sizes.embed_scale, embed)
+        embed_scale = sizes.embed_scale if embed is None else as_fine(sizes.embed_scale, embed)
         config = ModelConfig(
             sizes.num_layers, sizes.hidden_size, sizes.intermediate_size, sizes.num_heads, sizes.num_kv_heads,
             sizes.head_dim, rope.rotary_dim, sizes.vocab_size, FORMATS[cache_format], sizes.rms_norm_eps,
@@ -144,7 +144,7 @@ class NativeModel:
             return LayerInputs()
         name = "embed_tokens_per_layer"
         return LayerInputs(
-            width, tokens, _as_fine(width**0.5, self.weights[name]), sizes.hidden_size**-0.5,
+            width, tokens, as_fine(width**0.5, self.weights[name]), sizes.hidden_size**-0.5,
             self._table(name, tokens, sizes.num_layers * width),
             self.weights["per_layer_model_projection.weight"].struct(),
             address(self._vector("per_layer_projection_norm", width)),
@@ -276,7 +276,7 @@ def _table_format(table: Any) -> str:
     return "fp32" if exact else "bf16"
 
 
-def _as_fine(scale: float, table: Any) -> float:
+def as_fine(scale: float, table: Any) -> float:
     """Return what the rows of a table are multiplied by, with no more digits than they have."""
     if _table_format(table) == "fp32":
         return scale

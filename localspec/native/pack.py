@@ -1,7 +1,8 @@
 """Makes packed models: which tensor is packed how, read from the model's files a piece at a time."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +11,19 @@ import numpy.typing as npt
 
 from localspec.checkpoint import Checkpoint, inspect
 from localspec.errors import LocalspecError
+from localspec.gguf.model import GgufTensor
 from localspec.models.architecture import TABLES, TransformerConfig, in_features, weight_map
+from localspec.models.four_bits import block_type, part_rows
 from localspec.models.model_config import ModelConfig, read_config
 from localspec.models.rope import Rope
 from localspec.models.stored_weights import StoredTensor, stored_sizes, stored_tensors
 from localspec.models.tokenizer import TOKENIZER_FILES
+from localspec.native.blocks import BlockMatrix
 from localspec.native.library import FORMATS, Packing, address, check, library
 from localspec.outside_files import read_bytes
-from localspec.packed_file import PANEL, Header, Origin, Section, Tensor
+from localspec.packed_file import BLOCK_PANEL, BLOCKS, PANEL, RECORDS, Header, Origin, Section, Tensor, bits
 
-LINEARS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
-RECURRENT = ("delta.in_proj", "delta.out_proj")  # in the place of the first two
+MOST_BITS = 5.5  # of a weight in blocks of a GGUF file, which stay as they are where a model is packed in four bits
 TEXTS = ("config.json", "generation_config.json", *TOKENIZER_FILES)
 _SOURCES = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}  # what the library packs as it is stored
 _HALF = PANEL // 2  # channels of gate, and of up, in a panel
@@ -29,35 +32,46 @@ Importance = Mapping[str, npt.NDArray[np.float32]]  # by parameter: a weight for
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a model is packed: a format for its matrices, and another for those that lose too much by it.
+    """How a model is packed: in int8, int4, bf16 or fp32.
 
-    Matrices that are `narrow` have groups of 32 in 8 bits, too.
+    In int4 matrices are in blocks of the types that `block_type` chooses, and those without such a type in int8. In
+    int8 matrices that are `narrow` have groups of 32.
     """
 
-    format: str
-    others: Mapping[str, str]  # by parameter
+    packing: str
     narrow: frozenset[str] = frozenset()
 
-    @classmethod
-    def of(cls, packing: str, narrow: frozenset[str] = frozenset()) -> "Recipe":
-        """The recipe of a packing: int8, int4, bf16 or fp32. In four bits the first layer and the head lose most.
+    def sections(
+        self, name: str, parts: Sequence[tuple[int, str | None]], inputs: int | None, layers: int
+    ) -> dict[str, Tensor]:
+        """Return how a parameter is packed, by the names of its sections.
 
-        What layers read beside their states passes matrices so small that four bits would save next to nothing.
+        `parts` are the rows of each part, with the type of the blocks that it is stored in, if any. `inputs` is None
+        for a vector. In blocks each part is a section: the parameter's name, a space, its number.
         """
-        sensitive = ("lm_head.weight", *(f"layers.0.{name}.weight" for name in (*LINEARS, *RECURRENT)))
-        return cls(packing, dict.fromkeys(sensitive, "int8") if packing == "int4" else {}, narrow)
+        out = sum(rows for rows, _ in parts)
+        if self.packing != "int4" or inputs is None or name in TABLES or name.endswith(".conv"):
+            return {name: self.tensor(name, out, inputs)}
+        found = {}
+        for number, (rows, stored) in enumerate(parts):
+            if (chosen := block_type(name, number, layers, inputs)) is None:
+                return {name: self.tensor(name, out, inputs)}
+            if stored in RECORDS and bits(stored) <= max(MOST_BITS, bits(chosen)):
+                chosen = stored
+            found[f"{name} {number}"] = Tensor(BLOCKS, chosen, rows, inputs)
+        return found
 
     def tensor(self, name: str, out: int, inputs: int | None) -> Tensor:
-        """How a parameter of these sizes is packed; `inputs` is None for a vector."""
+        """Return how a parameter of these sizes is packed where it is not in blocks; `inputs` is None for a vector."""
         if inputs is None:
             return Tensor("rows", "fp32", 1, out)
         if name.endswith(".conv"):
             return Tensor("rows", "fp32", out, inputs)
         if name in TABLES:
-            return Tensor("rows", "fp32" if self.format == "fp32" else "bf16", out, inputs)
-        chosen = self.others.get(name, "int8" if self.format == "int4" and ".per_layer_" in f".{name}" else self.format)
-        groups = {"int8": 32 if inputs % 64 or name in self.narrow else 64, "int4": 32}
-        return Tensor("panels", chosen, out, inputs, groups.get(chosen, 0))
+            return Tensor("rows", "fp32" if self.packing == "fp32" else "bf16", out, inputs)
+        if self.packing in ("fp32", "bf16"):
+            return Tensor("panels", self.packing, out, inputs)
+        return Tensor("panels", "int8", out, inputs, 32 if inputs % 64 or name in self.narrow else 64)
 
 
 @dataclass(frozen=True)
@@ -86,13 +100,19 @@ class Source:
         return cls(checkpoint, config, sizes, made_of, read_texts(path))
 
     def header(self, origin: Origin, packing: str, recipe: Recipe) -> Header:
-        """What a packed file of this model will hold."""
-        tensors = {
-            name: recipe.tensor(name, sum(part.shape[0] for part in parts), in_features(name, self.sizes))
-            for name, parts in self.made_of.items()
-        }
+        """Return what a packed file of this model will hold. An embedding that is the head is there once."""
+        tensors: dict[str, Tensor] = {}
+        for name, parts in self.made_of.items():
+            if name != "embed_tokens" or not self.sizes.tied:
+                rows, types = self._part_rows(name), [_type(part) for part in parts]
+                types = types if len(types) == len(rows) else [None] * len(rows)
+                stored = [*zip(rows, types, strict=True)]
+                tensors |= recipe.sections(name, stored, in_features(name, self.sizes), self.sizes.num_layers)
         texts = {name: len(text) for name, text in self.texts.items()}
         return Header.plan(origin, packing, self.checkpoint.parameters, tensors, texts)
+
+    def _part_rows(self, name: str) -> list[int]:
+        return part_rows(name, [part.shape[0] for part in self.made_of[name]], self.sizes)
 
     def filler(self, importance: Importance) -> Callable[[str, Section, int, memoryview], None]:
         """Returns what fills a piece of a section with what belongs there; several threads may call it."""
@@ -101,18 +121,27 @@ class Source:
             if section.tensor is None:
                 into[:] = self.texts[name][first : first + len(into)]
                 return
+            ours, _, number = name.partition(" ")
+            parts, counts = self.made_of[ours], importance.get(ours)
             if section.tensor.layout == "rows":
-                _fill_rows(self.made_of[name], section.tensor, first, into)
+                finite = _fill_rows(parts, section.tensor, first, into)
+            elif section.tensor.layout == BLOCKS:
+                above = sum(self._part_rows(ours)[: int(number)])
+                finite = _fill_blocks(parts, above, section.tensor, first, into, counts)
             else:
-                interleave = name.endswith("gate_up_proj.weight")
-                fill_panels(self.made_of[name], section.tensor, first, into, interleave, importance.get(name))
-            if not is_finite(into, section.tensor):
+                fill_panels(parts, section.tensor, first, into, ours.endswith("gate_up_proj.weight"))
+                finite = is_finite(into, section.tensor)
+            if not finite:
                 raise LocalspecError(
-                    f"{name} of {self.checkpoint.path} holds NaN or inf, which no text can come from; "
+                    f"{ours} of {self.checkpoint.path} holds NaN or inf, which no text can come from; "
                     "fetch the model again, or choose another."
                 )
 
         return fill
+
+
+def _type(part: StoredTensor) -> str | None:
+    return part.block.name if isinstance(part, GgufTensor) else None
 
 
 def read_texts(path: Path) -> dict[str, bytes]:
@@ -127,18 +156,61 @@ def _text(file: Path) -> bytes:
         raise LocalspecError(f"{file} cannot be read ({error.strerror}); correct its permissions.") from None
 
 
-def _fill_rows(parts: list[StoredTensor], tensor: Tensor, first: int, into: memoryview) -> None:
-    """Rows of an embedding, or a vector that may be stacked from several."""
+def _fill_rows(parts: list[StoredTensor], tensor: Tensor, first: int, into: memoryview) -> bool:
+    """Fill rows of an embedding, or of a vector that may be stacked from several. Return whether all are numbers."""
     if len(parts) == 1:
         item = 2 if tensor.format == "bf16" else 4
         if parts[0].dtype == "BF16" and tensor.format == "bf16":
             parts[0].read(into, first)
-            return
+            return is_finite(into, tensor)
         numbers = parts[0].floats(first // item, len(into) // item)
     else:
         whole = np.concatenate([part.floats(0, part.shape[0]) for part in parts])
         numbers = whole[first // 4 : (first + len(into)) // 4]
     into[:] = (_bf16(numbers) if tensor.format == "bf16" else numbers).tobytes()
+    return is_finite(into, tensor)
+
+
+def _fill_blocks(
+    parts: Sequence[StoredTensor],
+    above: int,
+    tensor: Tensor,
+    first: int,
+    into: memoryview,
+    importance: npt.NDArray[np.float32] | None,
+) -> bool:
+    """Fill panels of a part with the blocks of its file, or with others. Return whether all weights are numbers.
+
+    `above` are the rows of the parts before it.
+    """
+    row = BLOCK_PANEL * (first // tensor.panel_bytes)
+    count = min(tensor.out - row, BLOCK_PANEL * (len(into) // tensor.panel_bytes))
+    target = BlockMatrix(np.frombuffer(into, np.uint8), count, tensor.inputs, tensor.format)
+    filled: Callable[..., None]
+    given: tuple[Any, ...]
+    starts = accumulate((part.shape[0] for part in parts), initial=0)
+    same = next((part for start, part in zip(starts, parts, strict=False) if start == above), None)
+    if same and same.shape[0] == tensor.out and _type(same) == tensor.format:
+        filled, given = target.fill, (_blocks(same, row, count),)
+    else:
+        weights, source = _rows(parts, [(above + row, above + row + count)], tensor.inputs)
+        filled, given = target.fill_rounded, (weights, importance, source)
+    try:
+        filled(*given)
+    except LocalspecError:
+        return False
+    return True
+
+
+def _blocks(part: StoredTensor, row: int, count: int) -> npt.NDArray[np.uint8]:
+    """Return rows of a tensor as their file has them, those of heads in our order."""
+    assert isinstance(part, GgufTensor)
+    heads, of_row = part.head_rows or 1, part.bytes // part.shape[0]
+    before = row % heads
+    rows = np.empty((-(-(before + count) // heads) * heads, of_row), np.uint8)
+    part.read(rows.data.cast("B"), (row - before) * of_row)
+    pairs = rows.reshape(-1, heads // 2, 2, of_row).swapaxes(1, 2).reshape(rows.shape) if part.head_rows else rows
+    return np.ascontiguousarray(pairs[before : before + count])
 
 
 def _bf16(numbers: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
@@ -154,9 +226,8 @@ def fill_panels(
     first: int,
     into: memoryview,
     interleave: bool,
-    importance: npt.NDArray[np.float32] | None = None,
 ) -> None:
-    """Packs the panels of a piece, as a matrix of its own: gate and up have 16 channels in each panel, others 32."""
+    """Pack the panels of a piece, as a separate matrix: gate and up have 16 channels in each panel, others 32."""
     panel, count = first // tensor.panel_bytes, len(into) // tensor.panel_bytes
     if interleave:
         half = tensor.out // 2
@@ -167,7 +238,7 @@ def fill_panels(
     target = np.frombuffer(into, np.uint8)
     packing = Packing(
         address(rows), FORMATS[source], len(rows), tensor.inputs, FORMATS[tensor.format], tensor.group, interleave,
-        address(importance),
+        None,
     )  # fmt: skip
     check(library().ls_pack(packing, address(target), 0, count))
 
@@ -184,7 +255,7 @@ def is_finite(piece: memoryview, tensor: Tensor) -> bool:
     return bool(np.isfinite(records[:, : 2 * PANEL].copy().view(np.float16)).all())  # where a weight is none, its scale
 
 
-def _rows(parts: list[StoredTensor], ranges: list[tuple[int, int]], inputs: int) -> tuple[npt.NDArray[Any], str]:
+def _rows(parts: Sequence[StoredTensor], ranges: list[tuple[int, int]], inputs: int) -> tuple[npt.NDArray[Any], str]:
     """Rows [from, to) of tensors that are stacked, one range after another, and their format for the library."""
     same = len({part.dtype for part in parts}) == 1 and parts[0].dtype in _SOURCES
     source = _SOURCES[parts[0].dtype] if same else "fp32"

@@ -24,6 +24,7 @@ from localspec.models.packed_files import (
     packed_files,
     partial_of,
     remove_abandoned,
+    remove_outdated,
 )
 from localspec.models.registry import license_of
 from localspec.models.weight_digests import stamps
@@ -65,7 +66,7 @@ def load(
     if is_packed(path):
         return _all_there_is(path, packing, threads, reporter, paths or Paths(home()))
     if packing not in FILED:
-        return _in_memory(Source.open(path), Recipe.of(packing), packing, Origin(name, ""), threads, reporter)
+        return _in_memory(Source.open(path), Recipe(packing), packing, Origin(name, ""), threads, reporter)
     try:
         origin = Origin(name, revision(path))
         file = make(path, packing, origin, threads, reporter, paths)
@@ -77,7 +78,7 @@ def load(
         return _opened(make(path, packing, origin, threads, reporter, paths))
     except (CannotWrite, DoesNotFit) as error:
         reporter.notice(f"{error} The model is packed anew each time it is loaded until then.")
-        return _in_memory(Source.open(path), Recipe.of(packing), packing, Origin(name, ""), threads, reporter)
+        return _in_memory(Source.open(path), Recipe(packing), packing, Origin(name, ""), threads, reporter)
 
 
 def _opened(file: Path) -> PackedModel:
@@ -98,7 +99,8 @@ def _all_there_is(path: Path, packing: str, threads: int, reporter: Reporter, pa
         reporter.notice(f"{moved(registered.header, missing)} Until then it answers as it was packed before.")
     if registered and packing == BLOCKS:
         return open_blocks(registered, threads)
-    if packing in here:
+    old = packing in here and read(here[packing]).header.outdated
+    if packing in here and not (old and registered and not registered.header.missing):
         try:
             return _opened(here[packing])
         except DamagedFile as error:
@@ -154,7 +156,7 @@ def pack_gguf(source: Source, packing: str, origin: Origin, threads: int, report
             file.unlink(missing_ok=True)
             raise LocalspecError(f"{files[0]} changed while it was read; try again.")
 
-    return once(in_all_formats(origin, packing, paths), make, reporter)
+    return once(in_all_formats(origin, packing, paths), make, reporter, lambda header: not header.outdated)
 
 
 class CannotWrite(LocalspecError):
@@ -171,7 +173,7 @@ def make(
     *,
     only_copy: bool = False,
 ) -> Path:
-    """Returns a model's packed file, which is made where there is none, or a damaged one; an older format serves too.
+    """Return a model's packed file, which is made where there is none, or a damaged one; older int8 serves, too.
 
     Where `origin` names a commit it is the file of that commit: another with the same weights has other texts. One
     process makes it, others wait. `only_copy` says that its weights will be deleted then. Raises CannotWrite,
@@ -184,7 +186,7 @@ def make(
     def serves(header: Header) -> bool:
         made_of = header.origin
         of_the_commit = not origin.commit or (made_of.repo, made_of.commit) == (origin.repo, origin.commit)
-        return of_the_commit and made_of.files == origin.files
+        return of_the_commit and made_of.files == origin.files and not header.outdated
 
     def make_it(file: Path) -> None:
         _make(path, file, packing, origin, threads, reporter)
@@ -232,6 +234,7 @@ def once(
                 return found
             try:
                 make_it(file)
+                remove_outdated(file)
             except BaseException:
                 with suppress(OSError):
                     lock_of(file).unlink()  # of what will perhaps never be made
@@ -270,7 +273,7 @@ def _sound(known: Sequence[Path], reporter: Reporter, serves: Callable[[Header],
 def _make(path: Path, file: Path, packing: str, origin: Origin, threads: int, reporter: Reporter) -> None:
     source = Source.open(path)
     origin = replace(origin, license=license_of(path), weights=weights_fingerprint(path))
-    header = source.header(origin, packing, Recipe.of(packing))
+    header = source.header(origin, packing, Recipe(packing))
     write_with_room(file, header, source.filler({}), threads, packing_told(origin.name, packing, reporter))
 
 

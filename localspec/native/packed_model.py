@@ -19,9 +19,11 @@ from localspec.errors import LocalspecError, first_line
 from localspec.models.architecture import TABLES, TransformerConfig, in_features, weight_map
 from localspec.models.model_config import ModelConfig
 from localspec.models.packed_files import partial_of
+from localspec.native.blocks import BlockMatrix, BlockStack
+from localspec.native.library import MOST_PARTS
 from localspec.native.matrix import PackedMatrix
 from localspec.outside_files import parse_json
-from localspec.packed_file import Header, Progress, Section, Tensor, joined, read, undamaged
+from localspec.packed_file import BLOCKS, Header, Progress, Section, Tensor, joined, read, undamaged
 
 Fill = Callable[[str, Section, int, memoryview], None]  # name, section, first byte of the piece, where it goes
 
@@ -143,11 +145,16 @@ class PackedModel:
 
     @cached_property
     def sizes(self) -> TransformerConfig:
-        """Raises LocalspecError for a config.json that is not usable, or that tells of other weights than there are."""
+        """The sizes, whose head is always there.
+
+        Raises LocalspecError for a config.json that is not usable, or that tells of other weights than there are.
+        """
         sizes = replace(TransformerConfig.of(self.config), tied=False)
-        there, wanted = {name: one.tensor for name, one in self.header.tensors.items()}, weight_map(sizes)
+        there, wanted = self._parts, weight_map(sizes)
+        if "embed_tokens" not in there:
+            del wanted["embed_tokens"]  # which is the head
         for name, parts in wanted.items():
-            if not _fits(there.get(name), name, sum(rows for _, rows in parts), in_features(name, sizes)):
+            if not _fits(there.get(name, []), name, sum(rows for _, rows in parts), in_features(name, sizes)):
                 raise self._unusable(f"has no {name} as its config.json tells of it")
         if unknown := next((name for name in there if name not in wanted), None):
             raise self._unusable(f"holds a tensor {unknown!r} that its config.json does not tell of")
@@ -157,20 +164,38 @@ class PackedModel:
         return LocalspecError(f"The packed file of {self.header.origin.name} {why}; delete it, and it is made again.")
 
     @cached_property
-    def tensors(self) -> dict[str, PackedMatrix | npt.NDArray[Any]]:
+    def _parts(self) -> dict[str, list[tuple[str, Tensor]]]:
+        """The sections of each parameter, by name: one, or in blocks one for each part."""
+        found: dict[str, list[tuple[str, Tensor]]] = {}
+        for name, section in self.header.tensors.items():
+            assert section.tensor is not None
+            blocks = section.tensor.layout == BLOCKS
+            found.setdefault(name.rpartition(" ")[0] if blocks else name, []).append((name, section.tensor))
+        return found
+
+    @cached_property
+    def tensors(self) -> dict[str, PackedMatrix | BlockStack | npt.NDArray[Any]]:
         """The weights by the names of `weight_map`, where they lie: matrices, and arrays for all that is not packed.
 
-        Numbers of bf16 are given as uint16. The head is always there.
+        Numbers of bf16 are given as uint16. Embedding and head are always there: one object where the file has one.
         """
-        return {name: self._tensor(name, section) for name, section in self.header.tensors.items()}
+        found = {name: self._tensor(name, parts) for name, parts in self._parts.items()}
+        if "embed_tokens" not in found and "lm_head.weight" in found:
+            found["embed_tokens"] = found["lm_head.weight"]
+        return found
 
-    def _tensor(self, name: str, section: Section) -> PackedMatrix | npt.NDArray[Any]:
-        tensor, content = section.tensor, np.frombuffer(self.view(name), np.uint8)
-        assert tensor is not None
+    def _tensor(self, name: str, parts: list[tuple[str, Tensor]]) -> PackedMatrix | BlockStack | npt.NDArray[Any]:
+        if parts[0][1].layout == BLOCKS:
+            every = [(self._content(part), one.out, one.inputs, one.format) for part, one in parts]
+            return BlockStack(tuple(BlockMatrix(*one) for one in every))
+        (_, tensor), content = parts[0], self._content(name)
         if tensor.layout == "panels":
             return PackedMatrix(content, tensor.out, tensor.inputs, tensor.format, tensor.group)
         numbers = content.view(np.uint16 if tensor.format == "bf16" else np.float32)
         return numbers if tensor.out == 1 and name not in TABLES else numbers.reshape(tensor.out, tensor.inputs)
+
+    def _content(self, name: str) -> npt.NDArray[np.uint8]:
+        return np.frombuffer(self.view(name), np.uint8)
 
     @property
     def nbytes(self) -> int:
@@ -192,12 +217,24 @@ class PackedModel:
         }
 
 
-def _fits(tensor: Tensor | None, name: str, out: int, inputs: int | None) -> bool:
-    """Whether a tensor lies as the transformer reads it here: sizes are all that the library knows of it."""
-    if tensor is None:
+def _fits(parts: list[tuple[str, Tensor]], name: str, out: int, inputs: int | None) -> bool:
+    """Return whether a parameter lies as the transformer reads it here: sizes are all that the library knows of it."""
+    if not parts:
         return False
+    tensor = parts[0][1]
     if inputs is None:
-        return tensor == Tensor("rows", "fp32", 1, out)
+        return [one for _, one in parts] == [Tensor("rows", "fp32", 1, out)]
+    if tensor.layout == BLOCKS:
+        rows, halves = [one.out for _, one in parts], "gate_up_proj" in name
+        return (
+            [part for part, _ in parts] == [f"{name} {number}" for number in range(len(parts))]
+            and (rows == [out // 2] * 2 if halves else len(parts) <= MOST_PARTS and sum(rows) == out)
+            and all((one.layout, one.inputs) == (BLOCKS, inputs) for _, one in parts)
+            and name not in TABLES
+            and not name.endswith(".conv")
+        )
+    if len(parts) > 1:
+        return False
     form: tuple[str, tuple[str, ...]] = "panels", ("fp32", "bf16", "int8", "int4")
     if name.endswith(".conv") or name in TABLES:
         form = "rows", ("fp32",) if name.endswith(".conv") else ("fp32", "bf16")

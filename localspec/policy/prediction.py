@@ -8,6 +8,7 @@ from typing import Any
 
 from localspec.machine.machine import Device
 from localspec.models.architecture import TransformerConfig
+from localspec.models.four_bits import in_four_bits
 from localspec.models.shape import Shape
 from localspec.packed_file import BLOCKS
 from localspec.policy.forward_costs import ForwardCostModel, linear
@@ -38,8 +39,8 @@ MOST_PARKED = 4 * 2**30  # bytes of parked texts
 
 def packed(weights: int, rows: int, quantize: str, backend: str) -> int:
     """Bytes of packed matrices with so many weights and output channels (`rows`) together, of a `Device.backend`."""
-    if backend in ("native", "cpu"):  # our library's: a scale in fp16 for 64 weights of int8, for 32 of int4
-        return weights + weights // 64 * 2 if quantize == "int8" else weights // 2 + weights // 32 * 2
+    if backend in ("native", "cpu"):  # our library's: a scale in fp16 for 64 weights of int8
+        return weights + weights // 64 * 2
     if quantize == "int8":  # a scale for each channel
         return weights + rows * {"cuda": 4, "mps": 2}[backend]
     if quantize == "nf4":  # 64 weights share a scale of a byte, and 256 of those another one
@@ -48,20 +49,17 @@ def packed(weights: int, rows: int, quantize: str, backend: str) -> int:
 
 
 def weights(shape: Shape, dtype: str, quantize: str, backend: str, parameters: int | None = None) -> int:
-    """Bytes of a model's weights; of an embedding that is the head too there are two where the head is packed.
-
-    `parameters` is their true number, where it is known.
-    """
+    """Return the bytes of a model's weights; `parameters` is their true number, where it is known."""
     item, parameters = ITEM[dtype], parameters or shape.parameters
     known = shape.parameters - (2 * shape.num_layers + 1) * shape.hidden_size
     small = max(0, parameters - known)  # norms and biases
-    if backend == "native" or (backend == "cpu" and quantize != "none"):  # the head is packed, beside the embedding
-        layers, head = shape.layers, shape.embedding
+    if backend == "native" or (backend == "cpu" and quantize != "none"):  # whose tables are never packed
+        tables = shape.table + (0 if shape.tied else shape.embedding)
         if quantize == "none":
-            return (layers + 2 * head + shape.table) * item + small * 4
-        in_int8 = shape.sensitive if quantize == "int4" else layers
-        rest = packed(layers - in_int8, 0, quantize, backend)
-        return packed(head + in_int8, 0, "int8", backend) + rest + (head + shape.table) * 2 + small * 4
+            return (shape.matrices + tables) * item + small * 4
+        matrices = in_four_bits(shape) if quantize == "int4" else packed(shape.matrices, 0, quantize, backend)
+        dense = shape.embedding * 4 if shape.tied and backend == "cpu" else 0  # what torch makes of such a head
+        return matrices + tables * 2 + dense + small * 4
     if quantize == "none":
         return parameters * item
     if backend == "cuda":  # the head stays as it is
@@ -113,7 +111,10 @@ def unread(shape: Shape, quantize: str, backend: str, tokens: int) -> int:
     """
     if backend != "native" or quantize in ("none", BLOCKS):
         return 0
-    tables = (shape.embedding, shape.hidden_size), (shape.table, shape.num_layers * shape.layer_inputs[0])
+    tables = (
+        (0 if shape.tied else shape.embedding, shape.hidden_size),
+        (shape.table, shape.num_layers * shape.layer_inputs[0]),
+    )
     return sum(max(0, numbers * 2 - tokens * (-(-row * 2 // PAGE) * PAGE)) for numbers, row in tables)
 
 
@@ -198,7 +199,7 @@ def unpacked(shape: Shape | TransformerConfig) -> int:
 # cost, and the seconds that a layer takes beside its matrices. Published figures, and ours from other machines; those
 # of CUDA are of recorded steps on an H200, where NF4 is held up by arithmetic and not by memory.
 _SHARES = {
-    "native": {"none": 0.9, "int8": 0.9, "int4": 0.85, BLOCKS: 0.8},
+    "native": {"none": 0.9, "int8": 0.9, "int4": 0.8, BLOCKS: 0.8},
     "cpu": {"none": 0.6},
     "cuda": {"none": 0.8, "int8": 0.2, "nf4": 0.4},
     "mps": {"none": 0.75, "int8": 0.65, "int4": 0.55},
@@ -217,10 +218,10 @@ _LAYER = {"cpu": 1e-4, "cuda": 1e-4, "mps": 2.5e-4}
 # much longer 8 rows took than one on Cascade Lake: 1.5 times with VNNI, 2.9 times with AVX2; for
 # the other instructions they are guessed.
 _ARITHMETIC = {
-    "avx512_vnni": {"int8": 5.5e-12, "int4": 6e-12, BLOCKS: 8e-12, "bf16": 23e-12, "fp32": 21e-12},
-    "avx_vnni": {"int8": 9e-12, "int4": 10e-12, BLOCKS: 13e-12, "bf16": 27e-12, "fp32": 25e-12},
-    "avx2": {"int8": 16e-12, "int4": 15e-12, BLOCKS: 27e-12, "bf16": 27e-12, "fp32": 25e-12},
-    "neon": {"int8": 16e-12, "int4": 15e-12, BLOCKS: 27e-12, "bf16": 50e-12, "fp32": 50e-12},
+    "avx512_vnni": {"int8": 5.5e-12, "int4": 8e-12, BLOCKS: 8e-12, "bf16": 23e-12, "fp32": 21e-12},
+    "avx_vnni": {"int8": 9e-12, "int4": 13e-12, BLOCKS: 13e-12, "bf16": 27e-12, "fp32": 25e-12},
+    "avx2": {"int8": 16e-12, "int4": 27e-12, BLOCKS: 27e-12, "bf16": 27e-12, "fp32": 25e-12},
+    "neon": {"int8": 16e-12, "int4": 27e-12, BLOCKS: 27e-12, "bf16": 50e-12, "fp32": 50e-12},
     "c": {"int8": 1.4e-9, "int4": 1.6e-9, BLOCKS: 1.6e-9, "bf16": 1.4e-9, "fp32": 1.4e-9},
 }
 _MEETING = 1.5  # reading and computing overlap: their times add up as powers of this

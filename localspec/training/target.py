@@ -15,8 +15,11 @@ from localspec.engine.backends import Target as DecodingTarget
 from localspec.engine.loading import load_target as load_for_replies
 from localspec.errors import DoesNotFit, LocalspecError, out_of_memory
 from localspec.events import Reporter
+from localspec.models.architecture import TABLES
 from localspec.models.registry import TargetCard
+from localspec.native.blocks import BlockStack
 from localspec.native.matrix import PackedMatrix
+from localspec.native.model import as_fine
 from localspec.native.target import NativeTarget
 from localspec.nn.linear import PackedLinear, PackedWeight
 from localspec.nn.packing import DTYPES
@@ -71,16 +74,22 @@ def served_target(card: TargetCard, settings: Settings, target: Target) -> Decod
 def torch_target(native: NativeTarget) -> Target:
     """The same model with the same numbers, computed by torch in fp32 and with gradients; weights stay where they are.
 
-    What differs is that activations are not rounded.
+    What differs is that activations are not rounded. An embedding that is the packed head is dense here.
     """
     model = native.model
-    sizes = replace(model.sizes, tied=False)  # the head is packed, apart from the embedding
+    scale = as_fine(model.sizes.embed_scale, model.weights["embed_tokens"])
+    sizes = replace(model.sizes, tied=False, embed_scale=scale)  # the head is packed, apart from the embedding
     weights = {name: _of_torch(name, weight) for name, weight in model.weights.items()}
     transformer = Transformer(sizes, RotaryEmbedding(model.rope, "cpu"), weights, PackedLinear)
     return Target(transformer, native.config, native.tokenizer, native.context, native.generation)
 
 
-def _of_torch(name: str, weight: PackedMatrix | npt.NDArray[Any]) -> PackedWeight | torch.Tensor:
+def _of_torch(name: str, weight: PackedMatrix | BlockStack | npt.NDArray[Any]) -> PackedWeight | torch.Tensor:
+    if name in TABLES and isinstance(weight, PackedMatrix | BlockStack):
+        return torch.from_numpy(weight.rows(range(weight.out)))
+    if isinstance(weight, BlockStack):
+        shape = torch.Size((weight.out, weight.inputs))
+        return PackedWeight(shape, weight.nbytes, lambda: weight.rows(range(weight.out)))
     if isinstance(weight, PackedMatrix):
         interleaved = name.endswith("gate_up_proj.weight")
         shape = torch.Size((weight.out, weight.inputs))

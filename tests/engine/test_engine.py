@@ -231,7 +231,7 @@ def test_what_may_not_learn_writes_nothing(tmp_path):
 
 
 def test_a_model_that_does_not_fit_is_refused_before_anything_is_read(monkeypatch):
-    monkeypatch.setattr("localspec.engine.loading.free_memory", lambda device: 10_000_000)
+    monkeypatch.setattr("localspec.engine.loading.free_memory", lambda device: 5_000_000)
     with pytest.raises(DoesNotFit, match=matching("n0_0_gib_are_free")):
         load()
 

@@ -8,6 +8,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from native.old_int4 import in_form
 
 from localspec.models.architecture import TransformerConfig, weight_map
 from localspec.models.model_config import ModelConfig
@@ -90,7 +91,7 @@ class Model:
         given = given or {}
         weights.update(given)
         for name in [name for name in weights if name.endswith(".weight") and name not in given]:
-            weights[name] = PackedMatrix.pack(weights[name], form, group, "gate_up_proj" in name)
+            weights[name] = in_form(weights[name], form, group, "gate_up_proj" in name)
         told: list[NativeConfig] = []
         with patch.object(native_model, "ModelConfig", lambda *given: told.append(NativeConfig(*given)) or told[-1]):
             self.native = native_model.NativeModel(sizes, Rope.of(config, context), weights, Threads(1), cache)

@@ -2,11 +2,11 @@
 
 import numpy as np
 from each import each
+from native.old_int4 import in_form
 
 from localspec.models.architecture import TransformerConfig
 from localspec.models.rope import Rope
 from localspec.native.library import address, check, library
-from localspec.native.matrix import PackedMatrix
 from localspec.native.model import NativeModel
 from localspec.native.threads import Threads
 
@@ -17,7 +17,7 @@ def head(weights, packing="int8", threads=1):
     """A model that is nothing but a head [vocab, hidden]."""
     vocab, hidden = weights.shape
     sizes = TransformerConfig("llama", vocab, hidden, 1, 1, 1, 2, 1e-6, (), False, False, False, False, False)
-    packed = PackedMatrix.pack(weights, packing, GROUPS[packing])
+    packed = in_form(weights, packing, GROUPS[packing])
     return NativeModel(sizes, Rope(np.ones(1, np.float32), 1.0), {"lm_head.weight": packed}, Threads(threads), "fp32")
 
 

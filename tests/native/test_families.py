@@ -12,7 +12,7 @@ from slow_cases import cases
 from tiny_models import CONFIGS, FAMILIES, LATER, RECURRENT
 
 from localspec.native.library import Request, address, check, int32, library
-from localspec.native.model import _as_fine
+from localspec.native.model import as_fine
 
 TWO = Pool(2)
 # Each instruction set reads token by token and all at once, one of both in two threads.
@@ -91,5 +91,5 @@ def test_heads_of_real_width_are_the_stock_models(head_dim):
 def test_gemma_s_scale_of_embeddings_is_rounded_as_torch_rounds_it(width):
     """Of all sizes of Gemma 3: where digits are cut off in place of that, three of the five are others."""
     table = np.empty((1, width), np.uint16)
-    assert _as_fine(width**0.5, table) == float(torch.tensor(width**0.5, dtype=torch.bfloat16))
-    assert _as_fine(width**0.5, table.astype(np.float32)) == width**0.5
+    assert as_fine(width**0.5, table) == float(torch.tensor(width**0.5, dtype=torch.bfloat16))
+    assert as_fine(width**0.5, table.astype(np.float32)) == width**0.5

@@ -358,9 +358,9 @@ UNREADABLE = {
     "an offset that is no number": part(offset="7"),
     "a packing that nothing has": lambda header: replace(header, answers="int7"),
     "weights of no number": lambda header: replace(header, weight_bytes=-1),
-    "another packing": lambda header: replace(header, packing="int8"),
 }
 UNUSABLE = {
+    "another packing": lambda header: replace(header, packing="int8"),
     "an unknown type": part(type="Q9_9"),
     "another type": part(type="Q6_K"),
     "another shape": part(shape=(128, 1024)),

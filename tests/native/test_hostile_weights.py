@@ -9,6 +9,7 @@ from golden import matching
 
 from localspec.errors import LocalspecError
 from localspec.events import Reporter
+from localspec.models.registry import resolve
 from localspec.models.rope import Rope
 from localspec.native.model import NativeModel
 from localspec.native.packed_cache import load
@@ -48,6 +49,18 @@ CASES = {
     "a short head": ("lm_head.weight", lambda one: replace(one, out=one.out - 32)),
     "a recurrent layer that its family does not have": (f"{LAYER}delta.A_log", lambda _: vector(4)),
 }
+BLOCK_CASES = {
+    "a part without a row": (f"{LAYER}o_proj.weight 0", lambda one: replace(one, out=one.out - 1)),
+    "a part too many": (f"{LAYER}o_proj.weight 1", lambda _: Tensor("blocks", "Q4_K", 16, 256)),
+    "more parts than can be": (f"{LAYER}qkv_proj.weight 4", lambda _: Tensor("blocks", "Q4_K", 16, 256)),
+    "a part that is no number": (f"{LAYER}o_proj.weight x", lambda _: Tensor("blocks", "Q4_K", 16, 256)),
+    "a part of another width": (f"{LAYER}qkv_proj.weight 1", lambda one: replace(one, inputs=2 * one.inputs)),
+    "a gate that is not as wide as up": (f"{LAYER}gate_up_proj.weight 0", lambda one: replace(one, out=one.out - 16)),
+    "panels as well": (f"{LAYER}down_proj.weight", lambda _: Tensor("panels", "int8", 256, 640, 64)),
+    "an embedding in blocks": ("embed_tokens 0", lambda _: Tensor("blocks", "Q4_K", 8192, 256)),
+    "a short head": ("lm_head.weight 0", lambda one: replace(one, out=one.out - 16)),
+    "a norm in blocks": ("norm 0", lambda _: Tensor("blocks", "Q4_K", 1, 256)),
+}
 RECURRENT_CASES = {
     "attention in a recurrent layer": (f"{LAYER}qkv_proj.weight", lambda _: Tensor("panels", "int8", 96, 48, 32)),
     "a short convolution": (f"{LAYER}delta.conv", lambda one: replace(one, inputs=one.inputs - 1)),
@@ -64,6 +77,11 @@ RECURRENT_CASES = {
 def whole(tiny, tmp_path):
     path = tiny("llama-grouped-dynamic").path
     return load(path, "int8", "tiny", 1, Reporter(), Paths(tmp_path))
+
+
+@pytest.fixture
+def blocks(tmp_path):
+    return load(resolve("demo").path, "int4", "tiny", 1, Reporter(), Paths(tmp_path))
 
 
 @pytest.fixture
@@ -87,13 +105,13 @@ def rewritten(whole, tensors, to):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("of", ["whole", "recurrent"])
+@pytest.mark.parametrize("of", ["whole", "recurrent", "blocks"])
 def test_a_tensor_that_the_config_does_not_tell_of_so_is_a_sentence(request, tmp_path, of):
     whole = request.getfixturevalue(of)
     tensors = {name: section.tensor for name, section in whole.header.tensors.items()}
-    for place, becomes in (CASES if of == "whole" else RECURRENT_CASES).values():
+    for place, becomes in {"whole": CASES, "recurrent": RECURRENT_CASES, "blocks": BLOCK_CASES}[of].values():
         file = rewritten(whole, {**tensors, place: becomes(tensors.get(place))}, tmp_path / "model.packed")
-        said = f"The packed file of tiny .*{place}.*; delete it, and it is made again"
+        said = f"The packed file of tiny .*{place.partition(' ')[0]}.*; delete it, and it is made again"
         with pytest.raises(LocalspecError, match=said):
             _ = PackedModel.open(file).sizes
         with pytest.raises(LocalspecError, match=matching("packed_file_of_tiny")):

@@ -29,10 +29,11 @@ from localspec.errors import DoesNotFit, LocalspecError
 from localspec.events import Reporter
 from localspec.machine import compiled
 from localspec.models import packed_files as packed_files_module
-from localspec.models.architecture import weight_map
+from localspec.models.architecture import TransformerConfig, weight_map
 from localspec.models.fingerprint import file_fingerprint, weights_fingerprint
 from localspec.models.packed_files import in_all_formats, packed_files, partial_of
 from localspec.native import packed_cache, packed_model
+from localspec.native.blocks import BlockStack
 from localspec.native.library import FORMATS, library
 from localspec.native.matrix import PackedMatrix
 from localspec.native.pack import Source
@@ -87,7 +88,19 @@ def test_every_weight_is_there_in_its_format(tiny, tmp_path, name, packing):
     model = load(path, packing, "tiny", 2, quiet(), Paths(tmp_path))
     right = stacked(path, model.sizes)
     assert model.tensors.keys() == right.keys()
+    assert (model.tensors["embed_tokens"] is model.tensors["lm_head.weight"]) == TransformerConfig.of(model.config).tied
     for parameter, found in model.tensors.items():
+        if isinstance(found, BlockStack):
+            assert packing == "int4" and all(part.data.ctypes.data % 64 == 0 for part in found.parts)
+            types = {part.type for part in found.parts}
+            assert types <= ({"Q6_K", "Q8_0"} if "lm_head" in parameter else {"Q4_K", "Q5_0", "Q6_K", "Q8_0"})
+            apart, first = found.rows(range(found.out)) - right[parameter], 0
+            for part in found.parts:
+                largest = np.abs(right[parameter][first : first + part.out]).max()
+                steps = {"Q4_K": 1 / 10, "Q5_0": 1 / 14, "Q6_K": 1 / 30, "Q8_0": 1 / 200}[part.type]
+                assert np.abs(apart[first : first + part.out]).max() <= steps * largest, parameter
+                first += part.out
+            continue
         if not isinstance(found, PackedMatrix):
             numbers = (found.astype(np.uint32) << 16).view(np.float32) if found.dtype == np.uint16 else found
             assert found.shape == right[parameter].shape
@@ -95,15 +108,18 @@ def test_every_weight_is_there_in_its_format(tiny, tmp_path, name, packing):
             np.testing.assert_array_equal(numbers, exact if found.dtype == np.uint16 else right[parameter])
             continue
         assert found.data.ctypes.data % 64 == 0
+        if parameter == "embed_tokens":
+            continue  # which is the head
         interleave = parameter.endswith("gate_up_proj.weight")
         at_once = PackedMatrix.pack(right[parameter], found.format, found.group, interleave)
         np.testing.assert_array_equal(found.data, at_once.data), parameter
-        sensitive = parameter.startswith(("lm_head", "layers.0.")) or "per_layer_" in parameter
-        wanted = "int8" if packing == "int4" and sensitive else packing
-        assert found.format == wanted and found.group == {"int8": 64 if found.inputs % 64 == 0 else 32, "int4": 32}.get(
-            wanted, 0
+        assert packing != "int4" or found.inputs % 32
+        wanted = "int8" if packing == "int4" else packing
+        assert (found.format, found.group) == (
+            wanted,
+            (64 if found.inputs % 64 == 0 else 32) if wanted == "int8" else 0,
         )
-        steps = {"fp32": 0, "bf16": 2**-8, "int8": 1 / 200, "int4": 1 / 6}[wanted]
+        steps = {"fp32": 0, "bf16": 2**-8, "int8": 1 / 200}[wanted]
         apart = np.abs(found.unpack(interleave) - right[parameter]).max()
         assert apart <= steps * np.abs(right[parameter]).max(), parameter
 
@@ -121,6 +137,21 @@ def test_pieces_make_the_same_file_as_the_whole(tiny, tmp_path, monkeypatch, pie
         pieces = load(path, "int8", "tiny", 3, quiet(), Paths(tmp_path / "pieces"))
     assert any(len(section.pieces) > 1 for section in pieces.header.tensors.values())
     for name in whole.header.sections:
+        assert bytes(whole.view(name)) == bytes(pieces.view(name)), name
+
+
+@each("stored", [torch.bfloat16, torch.float16])
+def test_in_four_bits_weights_are_the_same_from_every_type_of_number_and_in_pieces(tiny, tmp_path, monkeypatch, stored):
+    source = tiny("gemma3-grouped-mixed-window-linear").path
+    given = copied(source, tmp_path / "given", lambda t: {name: part.to(stored) for name, part in t.items()})
+    wide = copied(source, tmp_path / "wide", lambda t: {name: part.to(stored).float() for name, part in t.items()})
+    whole = load(given, "int4", "tiny", 1, quiet(), Paths(tmp_path / "whole"))
+    with monkeypatch.context() as patch:
+        patch.setattr(packed_file, "PIECE", 1000)
+        pieces = load(wide, "int4", "tiny", 3, quiet(), Paths(tmp_path / "pieces"))
+    blocks = [name for name, one in whole.header.tensors.items() if one.tensor.layout == "blocks"]
+    assert blocks and any(len(pieces.header.tensors[name].pieces) > 1 for name in blocks)
+    for name in blocks:
         assert bytes(whole.view(name)) == bytes(pieces.view(name)), name
 
 
@@ -350,7 +381,7 @@ def test_a_packed_file_whose_config_tells_of_another_model_is_refused(tiny, tmp_
     config = {**source.config.content, "intermediate_size": 41}
     texts = {**source.texts, "config.json": content or json.dumps(config).encode()}
     source = Source(source.checkpoint, source.config, source.sizes, source.made_of, texts)
-    header = source.header(packed_file.Origin("tiny", "a" * 40), "int8", packed_cache.Recipe.of("int8"))
+    header = source.header(packed_file.Origin("tiny", "a" * 40), "int8", packed_cache.Recipe("int8"))
     model = PackedModel.in_memory(header, source.filler({}), 1, lambda done, total: None)
     with pytest.raises(LocalspecError, match=said):
         assert model.sizes
@@ -439,66 +470,17 @@ def test_every_instruction_set_packs_to_the_same_bytes():
     weights = np.random.default_rng(0).standard_normal((70, 300)).astype(np.float32) ** 3
     weights[3, 5:40], weights[7, 200] = 0, 1e5
     weights[40, 100], weights[41, 7], weights[42, 9:13] = np.nan, np.inf, 1e-30
-    importance, found = np.random.default_rng(1).random(300, dtype=np.float32), {}
+    found = {}
     with np.errstate(all="ignore"):
         sources = weights, weights.astype(np.float16), (weights.view(np.uint32) >> 16).astype(np.uint16)
     for isa in isas():
         digest = hashlib.sha256()
         with using(isa):
             for source in sources:
-                for layout, group in (
-                    ("int8", 64),
-                    ("int8", 128),
-                    ("int4", 32),
-                    ("int4", 64),
-                    ("bf16", 0),
-                    ("fp32", 0),
-                ):
-                    for given in (None, importance):
-                        digest.update(PackedMatrix.pack(source, layout, group, True, given).data)
+                for layout, group in (("int8", 64), ("int8", 128), ("bf16", 0), ("fp32", 0)):
+                    digest.update(PackedMatrix.pack(source, layout, group, True).data)
         found[isa] = digest.hexdigest()
     assert len(found) > 1 and len(set(found.values())) == 1, found
-
-
-def error_of_the_best_scale(weights, importance):
-    """The squared error of 4 bits in groups of 32 where every scale near the largest weight is tried, in numpy."""
-    grouped = weights.reshape(len(weights), -1, 32).astype(np.float64)
-    largest = np.take_along_axis(grouped, np.abs(grouped).argmax(-1)[..., None], -1)
-    best = np.full(grouped.shape[:2], np.inf)
-    for divisor in np.arange(6.75, 8.76, 0.25):
-        scales = (-largest / divisor).astype(np.float16).astype(np.float64)
-        rounded = np.clip(np.rint(grouped / scales), -8, 7) * scales
-        best = np.minimum(best, (importance.reshape(-1, 32) * (grouped - rounded) ** 2).sum(-1))
-    return best.sum()
-
-
-@each("scale", [1.0, 1e-4, 300.0])
-def test_scales_of_four_bits_are_better_than_the_best_of_those_that_are_tried(scale):
-    weights = scale * np.random.default_rng(2).standard_normal((64, 256)).astype(np.float32)
-    importance = np.random.default_rng(3).random(256).astype(np.float32) ** 4
-    for given in (importance, None):
-        counts = np.ones(256, np.float32) if given is None else given
-        packed = PackedMatrix.pack(weights, "int4", 32, importance=given)
-        error = (counts * (weights - packed.unpack()) ** 2).sum()
-        assert 0.9 * error_of_the_best_scale(weights, counts) < error < error_of_the_best_scale(weights, counts)
-        largest = np.abs(weights.reshape(64, -1, 32)).max(-1, keepdims=True) / 8
-        simple = np.clip(np.rint(weights.reshape(64, -1, 32) / largest), -8, 7) * largest
-        assert error < 0.9 * (counts * (weights - simple.reshape(64, 256)) ** 2).sum()
-    weighed = PackedMatrix.pack(weights, "int4", 32, importance=importance).unpack()
-    plain = PackedMatrix.pack(weights, "int4", 32).unpack()
-    assert (importance * (weights - weighed) ** 2).sum() < 0.95 * (importance * (weights - plain) ** 2).sum()
-
-
-def test_weights_that_four_bits_can_hold_are_held_exactly():
-    """Q4_0 of GGUF is such: steps of a scale in fp16, the largest of which is -8."""
-    random = np.random.default_rng(5)
-    steps = random.integers(-8, 8, (40, 8, 32))
-    steps[..., 0] = -8
-    scales = (random.random((40, 8, 1)) / 50 + 0.001).astype(np.float16).astype(np.float32) * random.choice(
-        [-1, 1], (40, 8, 1)
-    )
-    weights = (steps * scales).astype(np.float32).reshape(40, 256)
-    np.testing.assert_array_equal(PackedMatrix.pack(weights, "int4", 32).unpack(), weights)
 
 
 @each("group", [32, 64, 128])

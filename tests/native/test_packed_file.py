@@ -29,6 +29,8 @@ TENSORS = {
     "layers.0.qkv_proj.weight": Tensor("panels", "int8", 70, 48, 32),
     "layers.0.input_layernorm": Tensor("rows", "fp32", 1, 48),
     "lm_head.weight": Tensor("panels", "int4", 33, 100, 32),
+    "layers.0.o_proj.weight 0": Tensor("blocks", "Q5_0", 33, 96),
+    "layers.0.o_proj.weight 1": Tensor("blocks", "Q4_K", 16, 256),
 }
 TEXTS = {"config.json": '{"a": "ä"}'.encode(), "chat_template.jinja": b"", "tokenizer.json": bytes(range(256)) * 3}
 
@@ -157,6 +159,10 @@ def tensor(**values):
     return lambda header: header["tensors"]["lm_head.weight"]["tensor"].update(values)
 
 
+def block(**values):
+    return lambda header: header["tensors"]["layers.0.o_proj.weight 0"]["tensor"].update(values)
+
+
 def top(**values):
     return lambda header: header.update(values)
 
@@ -198,6 +204,16 @@ HOSTILE = {
     "no group": tensor(group=0),
     "a dense group": lambda header: header["tensors"]["embed_tokens"]["tensor"].update(group=32),
     "another key": tensor(more=1),
+    "no such type of blocks": block(format="Q9_9"),
+    "int8 in blocks": block(format="int8"),
+    "blocks in panels": block(layout="panels"),
+    "blocks in rows": block(layout="rows"),
+    "blocks with a group": block(group=32),
+    "blocks that do not fill a row": block(inputs=95),
+    "large blocks that do not fill a row": block(format="Q4_K"),
+    "blocks of another type": block(format="Q8_0"),
+    "more rows of blocks": block(out=49),
+    "blocks in a format that had none": top(format=1),
     "tensors a list": top(tensors=[]),
     "texts a list": top(texts=[[1]]),
     "packing a number": top(packing=8),

@@ -14,10 +14,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from each import each
+from native.old_int4 import in_form
 from quantized_layers import adapter_acts_in_its_own_forward_alone, error, gaussian, gradient_is_that_of_a_dense_layer
 
 from localspec.machine import compiled
-from localspec.native.matrix import PackedMatrix
 from localspec.nn import linear_bitsandbytes, linear_mps
 from localspec.nn.linear import Linear, LoraAdapter, PackedLinear, PackedWeight, QuantizedLinear
 from localspec.nn.linear_bitsandbytes import LLMInt8Linear, NF4Linear
@@ -55,7 +55,7 @@ def made(
     """Return a layer of Gaussian weights: of a class, or of a form of our library's."""
     weight, added = gaussian(out, inner, seed=1), gaussian(out, seed=2).to(precision) if bias else None
     if isinstance(kind, tuple):
-        matrix = PackedMatrix.pack(weight.numpy(), *kind)
+        matrix = in_form(weight.numpy(), *kind)
         return PackedLinear(PackedWeight(torch.Size((out, inner)), matrix.data.nbytes, matrix.unpack), added)
     return kind(weight.to(precision), added)
 

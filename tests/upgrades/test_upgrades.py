@@ -15,7 +15,8 @@ from golden import wording
 from localspec.config import load
 from localspec.models.drafter_cards import FORMAT, read_drafter
 from localspec.models.registry import known
-from localspec.packed_file import REGISTERED, UnreadableFormat, read
+from localspec.packed_file import FORMAT as PACKED_FORMAT
+from localspec.packed_file import UnreadableFormat, read
 from localspec.paths import Paths
 from localspec.store.store import MIGRATIONS, Store
 
@@ -143,7 +144,7 @@ def test_a_newer_packed_file(home: Path) -> None:
         content = file.read_bytes()
         length = struct.unpack_from("<Q", content, 8)[0]
         header = json.loads(content[48 : 48 + length])
-        header["format"] = REGISTERED + 1
+        header["format"] = PACKED_FORMAT + 1
         said = json.dumps(header, separators=(",", ":")).encode().ljust(length)
         assert len(said) == length
         start = content[:8] + struct.pack("<Q", len(said)) + hashlib.sha256(said).digest()

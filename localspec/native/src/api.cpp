@@ -277,6 +277,7 @@ int ls_pack(const ls_packing* packing, void* target, int from_panel, int to_pane
     LS_CHECK(packing && packing->weights && target, "Packing needs weights and a place for them.");
     const ls_packing& p = *packing;
     LS_TRY(check_format(p.out, p.in, p.format, p.group));
+    LS_CHECK(p.format != LS_INT4, "Nothing is packed in int4 as it was; round it to blocks.");
     LS_CHECK(p.source == LS_FP32 || p.source == LS_BF16 || p.source == LS_FP16, "Weights of format %d cannot be packed; give fp32, bf16 or fp16.", p.source);
     LS_CHECK(!p.interleave || p.out % 2 == 0, "%d channels have no two halves to interleave.", p.out);
     LS_CHECK(0 <= from_panel && from_panel <= to_panel && to_panel <= panels_of(p.out), "There are no panels %d to %d; there are %d.", from_panel, to_panel, panels_of(p.out));
@@ -329,6 +330,20 @@ int ls_blocks_pack(const ls_blocks_packing* packing, void* target, int from_pane
     LS_CHECK(from_panel >= 0 && from_panel <= to_panel && to_panel <= block_panels(p.out), "There are no panels %d to %d; there are %d.", from_panel, to_panel, block_panels(p.out));
     const int bad = pack_blocks(p, (uint8_t*)target, from_panel, to_panel);
     LS_CHECK(bad < 0, "Row %d has a block whose scale is NaN or inf, which no text can come from.", bad);
+    return LS_OK;
+}
+
+int ls_blocks_round(const ls_packing* packing, int type, void* target, int from_panel, int to_panel) {
+    LS_CHECK(packing && packing->weights && target, "Packing needs weights and a place for them.");
+    const ls_packing& p = *packing;
+    LS_TRY(check_blocks(type, p.out, p.in));
+    LS_CHECK(can_round_to(type), "Weights are not rounded to blocks of type %d.", type);
+    LS_CHECK(p.source == LS_FP32 || p.source == LS_BF16 || p.source == LS_FP16, "Weights of format %d cannot be packed; give fp32, bf16 or fp16.", p.source);
+    LS_CHECK(from_panel >= 0 && from_panel <= to_panel && to_panel <= block_panels(p.out), "There are no panels %d to %d; there are %d.", from_panel, to_panel, block_panels(p.out));
+    FloatMode mode;
+    const int bad = round_to_blocks(p, type, (uint8_t*)target, from_panel, to_panel);
+    if (bad == NO_ROOM) return fail(LS_NO_MEMORY, "There is no memory to round rows of %d weights.", p.in);
+    LS_CHECK(bad < 0, "Row %d has a weight that is NaN or inf, which no text can come from.", bad);
     return LS_OK;
 }
 

@@ -131,6 +131,12 @@ LS_INLINE size_t attention_scratch(const Attending& a, int tree_slots) {  // flo
     return (size_t)BLOCK * (CHUNK + tree_slots + 32) + (size_t)(queries + BLOCK) * state_floats(a.head_dim);
 }
 
+struct alignas(64) RoundedBlock {  // blocks of 16 rows, a lane each, as far as their type has it
+    uint16_t scale[16], minimum[16];         // fp16
+    int8_t scales[16][16], minima[8][16];    // of groups
+    int8_t steps[256][16];
+};
+
 struct Kernels {
     float (*inverse_rms)(const float* x, int size, float eps);
     void (*normalise)(const float* x, float factor, const float* weight, int size, float* y);  // weight NULL: none
@@ -152,9 +158,9 @@ struct Kernels {
     double (*exponential_sum)(const float* x, float divisor, float largest, int size);  // of e^(x / divisor - largest)
     uint64_t (*read)(const void* data, size_t bytes);
     void (*extremes)(const float* v, int count, float* found);
-    void (*fit_steps)(const float* v, const float* importance, int count, const float* scales, float* products, float* squares);
-    void (*quantise)(const float* v, int count, const float* scales, float least, float most, int8_t* steps);
+    void (*quantise)(const float* v, int count, const float* scales, int8_t* steps);
     void (*read_blocks)(const ls_blocks& part, int in, int row, int from, int to, float* weights);  // [from, to) of a row
+    void (*round_block)(int type, const float* v, const float* importance, RoundedBlock* to);  // v [inputs of a block][16 rows]
 };
 
 const Kernels* c_kernels();

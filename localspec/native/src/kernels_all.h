@@ -33,13 +33,15 @@ namespace {
 
 #include "block_lanes.h"
 
+#include "rounding_kernels.h"
+
 #include "block_types.h"
 
 #include "block_kernels.h"
 
 const Kernels TABLE = {inverse_rms, normalise, prepare, multiply, prepare_blocks, multiply_blocks, shrink, expand, place, attend, combine,
                        to_cells, from_cells, gates, recur, recurring_scratch,
-                       maximum, exponential_sum, read, extremes, fit_steps, quantise, read_blocks};
+                       maximum, exponential_sum, read, extremes, quantise, read_blocks, round_block};
 
 }  // namespace
 }  // namespace ls

@@ -68,7 +68,7 @@ typedef struct {
     int32_t source;           /* LS_FP32, LS_BF16 or LS_FP16 */
     int32_t out, in, format, group;
     int32_t interleave;       /* 1: gate_up_proj, whose halves are interleaved by 16 channels */
-    const float* importance;  /* [in]: weights of the squared errors of a scale's search (int4), or NULL: none given */
+    const float* importance;  /* [in]: weights of the squared errors of a search (blocks), or NULL: none given */
 } ls_packing;
 LS_API int ls_pack(const ls_packing* packing, void* target, int from_panel, int to_panel); /* target: the whole matrix */
 LS_API int ls_unpack(const ls_matrix* matrix, int interleave, float* weights);             /* -> [out, in] */
@@ -83,6 +83,10 @@ typedef struct {
     int32_t head_rows;        /* rows of a head, of which rows 2 i and 2 i + 1 become i and head_rows / 2 + i; 0: as they are */
 } ls_blocks_packing;
 LS_API int ls_blocks_pack(const ls_blocks_packing* packing, void* target, int from_panel, int to_panel); /* target: the whole part */
+
+/* Rounds panels [from_panel, to_panel) of weights to blocks of a type: Q4_K, Q5_0, Q6_K or Q8_0. Of the packing no
+   format, group and interleave count. Fails for a weight that is NaN or inf. */
+LS_API int ls_blocks_round(const ls_packing* packing, int type, void* target, int from_panel, int to_panel); /* target: the whole part */
 
 /* The weights of some rows, in the order of the channels in memory -> [count, in] */
 LS_API int ls_rows(const ls_matrix* matrix, int count, const int32_t* rows, float* weights);

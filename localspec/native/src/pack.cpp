@@ -13,7 +13,6 @@ constexpr int LANES = 16;
 // Inputs [first, first + count) of a panel's 32 channels, as [2][count][16]: what the kernels take twice; zeros beyond.
 struct alignas(64) Tile {
     float v[2][MOST_INPUTS * LANES];
-    float importance[MOST_INPUTS];
 };
 
 template <class Stored, class Convert>
@@ -53,46 +52,20 @@ void largest_scales(const float* largest, uint16_t* scales) {
     for (int j = 0; j < LANES; j++) scales[j] = scale_of(fabsf(largest[j]) / 127);
 }
 
-// Scales of 4 bits with the least weighted squared error: of the roundings by scales near `largest / -8`, whose sign puts
-// the largest weight at -8, the best one, and the scale that fits it best; as ggml's make_qx_quants.
-void searched_scales(const float* v, const float* largest, const float* importance, int group, uint16_t* scales) {
-    alignas(64) float tried[LANES], products[LANES], squares[LANES], most[LANES];
-    for (int j = 0; j < LANES; j++) scales[j] = scale_of(largest[j]), most[j] = 0;  // of zeros; or NaN
-    for (int step = -4; step <= 4; step++) {
-        for (int j = 0; j < LANES; j++) tried[j] = half_to_float(scale_of(-largest[j] / (7.75f + 0.25f * (float)step)));
-        kernels().fit_steps(v, importance, group, tried, products, squares);
-        for (int j = 0; j < LANES; j++) {
-            const float gain = products[j] * products[j] / squares[j];
-            if (gain > most[j] && largest[j] == largest[j]) most[j] = gain, scales[j] = scale_of(products[j] / squares[j]);
-        }
-    }
-}
-
-void pack_record(const ls_packing& p, Tile* tile, int first, uint8_t* record) {
+void pack_record(const ls_packing& p, const Tile& tile, uint8_t* record) {
     const Kernels& k = kernels();
     const int group = p.group;
-    for (int i = 0; i < group; i++) tile->importance[i] = p.importance && first + i < p.in ? p.importance[first + i] : 1.0f;
     for (int half = 0; half < 2; half++) {
-        const float* v = tile->v[half];
+        const float* v = tile.v[half];
         alignas(64) float largest[LANES], scales[LANES];
         alignas(64) int8_t steps[MOST_INPUTS * LANES];
         uint16_t* halves = (uint16_t*)record + half * LANES;
         k.extremes(v, group, largest);
-        if (p.format == LS_INT8) largest_scales(largest, halves);
-        else searched_scales(v, largest, tile->importance, group, halves);
+        largest_scales(largest, halves);
         for (int j = 0; j < LANES; j++) scales[j] = half_to_float(halves[j]);
-        k.quantise(v, group, scales, p.format == LS_INT8 ? -127 : -8, p.format == LS_INT8 ? 127 : 7, steps);
+        k.quantise(v, group, scales, steps);
         for (int i = 0; i < group; i++)
-            for (int j = 0; j < LANES; j++) {
-                const int step = steps[i * LANES + j], channel = half * LANES + j;
-                if (p.format == LS_INT8) {
-                    record[64 + int8_at(channel, i)] = (uint8_t)(step + 128);
-                } else {
-                    uint8_t* byte = record + 64 + int4_at(channel, i);
-                    const int shift = int4_shift(i);
-                    *byte = (uint8_t)((*byte & ~(15 << shift)) | (step + 8) << shift);
-                }
-            }
+            for (int j = 0; j < LANES; j++) record[64 + int8_at(half * LANES + j, i)] = (uint8_t)(steps[i * LANES + j] + 128);
     }
 }
 
@@ -117,7 +90,7 @@ void pack(const ls_packing& p, uint8_t* target, int from_panel, int to_panel) {
         for (int first = 0; first < p.in; first += count) {
             read_tile(p, panel, first, count, &tile);
             if (dense) pack_dense(p, tile, first, count, to);
-            else pack_record(p, &tile, first, to + record_bytes(p.format, p.group) * (first / p.group));
+            else pack_record(p, tile, to + record_bytes(p.format, p.group) * (first / p.group));
         }
     }
 }

@@ -11,27 +11,11 @@ void extremes(const float* v, int count, float* found) {  // of the largest abso
     store(found, chosen(odd, all(__builtin_nanf("")), largest));
 }
 
-// Where v is rounded to `steps` of scales [16]: the sums of importance * v * step and importance * step^2. Their quotient
-// is the scale that fits those steps best, and the first one's square by the second what it takes from the squared error.
-void fit_steps(const float* v, const float* importance, int count, const float* scales, float* products, float* squares) {
-    const v16 inverse = all(1.0f) / load(scales), shift = all(12582912.0f);
-    v16 product = all(0.0f), square = all(0.0f);
-    for (int i = 0; i < count; i++) {
-        const v16 x = load(v + 16 * i);
-        const v16 step = smaller_of(larger_of(x * inverse, all(-8.0f)), all(7.0f)) + shift - shift;
-        const v16 weighted = step * all(importance[i]);
-        product = product + weighted * x;
-        square = square + weighted * step;
-    }
-    store(products, product);
-    store(squares, square);
-}
-
-void quantise(const float* v, int count, const float* scales, float least, float most, int8_t* steps) {  // -> [count][16]
+void quantise(const float* v, int count, const float* scales, int8_t* steps) {  // -> [count][16], -127 to 127
     const v16 scale = load(scales);
     for (int i = 0; i < count; i++) {
         const v16 ratio = load(v + 16 * i) / scale;
-        const v16 known = chosen(ratio == ratio, ratio, all(least));
-        to_bytes(rounded(smaller_of(larger_of(known, all(least)), all(most))), steps + 16 * i);
+        const v16 known = chosen(ratio == ratio, ratio, all(-127.0f));
+        to_bytes(rounded(smaller_of(larger_of(known, all(-127.0f)), all(127.0f))), steps + 16 * i);
     }
 }
