@@ -50,11 +50,6 @@ def imports(paths: Paths) -> dict[str, PackedFile]:
     return {one.header.origin.name: one for one in sorted(_imported(paths), key=rank)}
 
 
-def registrations(paths: Paths) -> list[PackedFile]:
-    """Return the imported models that are read from their GGUF files."""
-    return [one for one in _imported(paths) if one.header.registered]
-
-
 def import_of(path: Path, paths: Paths, progress: Progress = lambda done, total: None) -> PackedFile | None:
     """What was imported from a file as it is now, wherever it lay then; None where nothing was.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from localspec.checkpoint import inspect
 from localspec.config import Settings
-from localspec.engine.importing import asked_packing, register_fetched
+from localspec.engine.importing import asked_packing, import_gguf
 from localspec.environment import home
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Reporter
@@ -101,7 +101,7 @@ def register(
     """Register the file of a part under the name of its source, and pack it if a packing is asked for.
 
     `texts` are the model's own, which are taken in place of those in the file; `before` is what `made_before` found.
-    All that was fetched stays if it cannot be registered. Raises what `register_fetched` raises, and LocalspecError for
+    All that was fetched stays if it cannot be registered. Raises what `import_gguf` raises, and LocalspecError for
     a model of fewer bits than its own weights were replaced for.
     """
     from localspec.native.pack import read_texts  # numpy
@@ -114,7 +114,7 @@ def register(
             own = {name: before.text(name) for name in before.header.texts}
         if texts:
             _check_types(file)
-        done = register_fetched(file, settings, reporter, origin, own)
+        done = import_gguf(file, settings, reporter, origin, own)
     except LocalspecError as error:
         instead = f"; the weights themselves come with --original, from {texts.source}" if texts else ""
         why = str(error).rstrip(".").replace("fetch it again, or choose", "choose")  # it is what the hub has

@@ -15,7 +15,7 @@ import tiny_models
 from command import called, sentence
 from each import each
 from filelock import FileLock
-from gguf_files import write_model
+from gguf_files import metadata_of, tensors_of, write_model, written
 from golden import wording
 from machines import Told, machine
 from transformers import LlamaConfig
@@ -171,23 +171,26 @@ def test_a_file_that_is_named_is_imported_when_it_is_first_used(tmp_path: Path, 
 
 
 @pytest.mark.slow
-def test_a_file_that_changed_is_what_its_name_means_now(tmp_path, gguf, directory):
-    before = imported(tmp_path, gguf)
-    write_model(gguf, directory, "F16")
+@pytest.mark.parametrize("same_size", [False, True])
+def test_a_file_that_changed_is_another_model(tmp_path, gguf, directory, same_size):
+    before, content = imported(tmp_path, gguf), gguf.read_bytes()
+    if same_size:
+        gguf.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    else:
+        write_model(gguf, directory, "F16")
     assert sentence(called(tmp_path, "show", gguf.name)).endswith(f"`localspec import {gguf.name}`.\n")
     refused = called(tmp_path, "run", "-m", str(before["name"]), "--no-log", "Hi")
-    assert refused.returncode == 3 and wording("changed_since_imported_put_back", file=gguf) in sentence(refused)
+    assert refused.returncode == 3
+    assert wording("changed_since_imported_import_again", file=gguf) in sentence(refused)
     result = called(tmp_path, "run", "-m", gguf.name, "-n", "1", "--no-log", "Hi")
-    assert result.returncode == 0 and wording("name_is_now_what_file_holds", file=gguf) in result.stderr
+    assert result.returncode == 0 and wording("changed_since_imported_tiny_chat") in result.stderr
     after = imported(tmp_path, gguf)
-    assert (after["new"], after["name"], after["types"]) == (False, before["name"], ["F16"])
-    assert [file.name.split("-")[1] for file in tmp_path.rglob("*.packed")] == ["blocks"], "nothing of before is left"
-    imported(tmp_path, gguf, "--quantize", "int4")
-    write_model(gguf, directory, "F32")
-    another = imported(tmp_path, gguf)
-    assert another["name"] != before["name"], "what was packed stays, under its name"
-    reply = called(tmp_path, "run", "-m", str(before["name"]), "-n", "1", "--json", "--no-log", "Hi")
-    assert json.loads(reply.stdout)["quantize"] == "int4"
+    assert after["new"] is False and str(after["name"]).startswith("Tiny-Chat.Q8_0-")
+    rows = listed(tmp_path)
+    assert rows[str(after["name"])]["missing"] is None and run_hi(tmp_path, str(after["name"]))
+    assert same_size or rows[str(before["name"])]["missing"] == str(gguf)
+    gguf.write_bytes(content)
+    assert imported(tmp_path, gguf)["name"] == before["name"] and run_hi(tmp_path, str(before["name"]))
 
 
 @pytest.mark.slow
@@ -431,14 +434,24 @@ def test_a_model_whose_file_is_gone_is_said(tmp_path: Path, gguf: Path) -> None:
     ):
         result = called(tmp_path, *command)
         assert result.returncode == 3 and wording("read_from_not_there", file=gguf) in sentence(result), command
-    assert "Tiny-Chat.Q8_0 is left out: " in called(tmp_path, "list").stderr
+    table = called(tmp_path, "list")
+    assert wording("read_from_not_there", file=gguf) in table.stderr
+    assert f"missing: {gguf}" in table.stdout and listed(tmp_path)["Tiny-Chat.Q8_0"]["missing"] == str(gguf)
+    for number in range(2):  # the only one, then the chosen one
+        said = called(tmp_path, "run", "-n", "1", "--no-log", "Hi")
+        assert said.returncode == 0 and wording("read_from_not_there", file=gguf) in said.stderr, number
+        assert wording("until_then_demo_answers") in said.stderr and said.stderr.count("\n") == 1
+        away.rename(gguf)
+        assert called(tmp_path, "use", "Tiny-Chat.Q8_0").returncode == 0
+        gguf.rename(away)
+    assert listed(tmp_path)["Tiny-Chat.Q8_0"]["present"] is False
     assert imported(tmp_path, away)["new"] is False and run_hi(tmp_path, "Tiny-Chat.Q8_0")
     imported(tmp_path, away, "--quantize", "int8")
     away.unlink()
     result = called(tmp_path, "run", "-m", "Tiny-Chat.Q8_0", "-n", "1", "--no-log", "Hi")
     assert result.returncode == 0 and wording("answers_as_packed_before") in result.stderr
     assert called(tmp_path, "rm", "Tiny-Chat.Q8_0", "--yes").returncode == 0
-    assert list(tmp_path.rglob("*.packed")) == []
+    assert list(Paths(tmp_path).imports.iterdir()) == []
 
 
 @pytest.mark.slow
@@ -451,6 +464,45 @@ def test_all_packings_that_an_earlier_version_made_are_named(tmp_path: Path, ggu
         file.rename(paths.imports / file.name)
     refused = called(tmp_path, "run", "-m", "Tiny-Chat.Q8_0", "--dtype", "fp32", "--no-log", "Hi")
     assert refused.returncode == 3 and "from GGUF in int4 and int8 alone" in sentence(refused)
+
+
+@pytest.mark.parametrize("keep", [0, 30, 2000, -1], ids=str)
+def test_a_registration_that_is_damaged_is_called_so_everywhere(tmp_path: Path, gguf: Path, keep: int) -> None:
+    path = Path(str(imported(tmp_path, gguf)["path"]))
+    content = path.read_bytes()
+    path.write_bytes(content[:keep] if keep >= 0 else content.replace(b'"license":"', b'"license":"x', 1))
+    said = called(tmp_path, "run", "-m", "Tiny-Chat.Q8_0", "Hi")
+    assert said.returncode == 1 and wording("is_damaged_rm_and_import", file=path) in sentence(said)
+    table = called(tmp_path, "list").stderr.replace("\n", " ")
+    assert "is damaged" in table and wording("rm_file_and_import_its_gguf", file=path) in table
+    if keep < 0:
+        assert "damaged" not in called(tmp_path, "run", "-m", "another", "Hi").stderr
+    assert imported(tmp_path, gguf)["path"] == str(path) and run_hi(tmp_path, "Tiny-Chat.Q8_0")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="has no pipes")
+def test_a_pipe_is_no_file_whichever_command_is_given_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.gguf")
+    for command in (("run", "Hi", "-m"), ("chat", "--plain", "-m"), ("show",), ("import",)):
+        result = called(tmp_path, *command, "pipe.gguf")
+        assert result.returncode == 2 and wording("no_regular_file_give_gguf") in sentence(result), command
+
+
+def test_all_parts_of_a_model_are_said_to_stay(tmp_path: Path, gguf: Path, directory: Path) -> None:
+    first, second = (tmp_path / f"part-0000{number}-of-00002.gguf" for number in (1, 2))
+    metadata, tensors = metadata_of(directory, "gpt-2"), tensors_of(directory, "Q8_0")
+    names = sorted(tensors)
+    for number, (file, part) in enumerate(((first, names[:3]), (second, names[3:]))):
+        said = {"split.no": number, "split.count": 2, "split.tensors.count": len(names)}
+        file.write_bytes(
+            written({**(said if number else {**metadata, **said})}, {name: tensors[name] for name in part})
+        )
+    assert wording("and_other_part_must_stay", file=first) in called(tmp_path, "import", str(first)).stdout
+    assert called(tmp_path, "rm", "part", "--yes").returncode == 0
+    used = called(tmp_path, "run", "-m", first.name, "-n", "1", "--no-log", "Hi")
+    assert wording("and_other_part_must_stay", file=first.name) in used.stderr.replace("\n", " ")
+    second.rename(tmp_path / "away.gguf")
+    assert str(second) in sentence(called(tmp_path, "run", "-m", "part", "Hi"))
 
 
 def test_a_license_without_end_is_cut(tmp_path: Path, directory: Path) -> None:
