@@ -20,6 +20,10 @@ from golden import wording
 from machines import Told, machine
 from transformers import LlamaConfig
 
+from localspec.config import load
+from localspec.engine import importing
+from localspec.events import Reporter
+from localspec.gguf.model import GgufModel
 from localspec.models.fingerprint import file_fingerprint
 from localspec.native.pack import Source
 from localspec.packed_file import read
@@ -503,6 +507,28 @@ def test_all_parts_of_a_model_are_said_to_stay(tmp_path: Path, gguf: Path, direc
     assert wording("and_other_part_must_stay", file=first.name) in used.stderr.replace("\n", " ")
     second.rename(tmp_path / "away.gguf")
     assert str(second) in sentence(called(tmp_path, "run", "-m", "part", "Hi"))
+
+
+@pytest.mark.parametrize("step", ["GgufModel.open", "registry.file_digests", "registry.listed_as", "new_name"])
+def test_imports_that_overlap_are_one_model(tmp_path: Path, gguf: Path, monkeypatch: Any, step: str) -> None:
+    """The first waits at a step until the second has ended."""
+    if step != "new_name":
+        entered(tmp_path, "listed", gguf)
+    monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path))
+    said, found = list[str](), list[importing.Imported]()
+    place, name = (importing.registry, step.partition(".")[2]) if "registry" in step else (importing, step)
+    place, name = (GgufModel, "open") if step == "GgufModel.open" else (place, name)
+    real = getattr(place, name)
+
+    def once(*given: Any) -> Any:
+        monkeypatch.setattr(place, name, real)
+        found.append(importing.import_gguf(gguf, load(), Reporter(said.append)))
+        return real(*given)
+
+    monkeypatch.setattr(place, name, once)
+    found.append(importing.import_gguf(gguf, load(), Reporter(said.append)))
+    assert said == [] and found[0].path == found[1].path and found[0].name == found[1].name
+    assert [file.name for file in Paths(tmp_path).imports.iterdir()] == [found[0].path.name]
 
 
 def test_a_license_without_end_is_cut(tmp_path: Path, directory: Path) -> None:
