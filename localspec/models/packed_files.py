@@ -18,7 +18,7 @@ from localspec.checkpoint import revision
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Reporter
 from localspec.hub.sources import Source
-from localspec.packed_file import BLOCKS, FORMAT, PARTIAL, REGISTERED, SUFFIX, Origin, PackedFile, peek, read
+from localspec.packed_file import BLOCKS, FORMAT, PARTIAL, REGISTERED, SUFFIX, Origin, PackedFile, read
 from localspec.paths import Paths
 
 LOOK = 0.5  # seconds after which it is reported that another process has a lock
@@ -46,11 +46,6 @@ def in_all_formats(origin: Origin, packing: str, paths: Paths, *, only_copy: boo
     places = (paths.imports, paths.packed) if only_copy else (paths.packed, paths.imports)
     formats = [REGISTERED] if packing == BLOCKS else range(FORMAT, 0, -1)
     return [place / f"{stem}-{written}{SUFFIX}" for place in places for written in formats]
-
-
-def former_path(file: Path, paths: Paths) -> Path | None:
-    """Return the path at which an earlier version kept this file; None if that is the same path."""
-    return paths.packed / file.name if file.parent == paths.imports else None
 
 
 def kept_for_gpus(paths: Paths) -> list[tuple[str, str, Path]]:
@@ -111,15 +106,6 @@ def packed_in(directory: Path) -> list[PackedFile]:
     for file in _files(directory, f"*{SUFFIX}"):
         with suppress(LocalspecError):
             found.append(read(file))
-    return found
-
-
-def damaged(paths: Paths) -> list[PackedFile]:
-    """Return the packed models that are not whole, as far as their headers can be read."""
-    found = []
-    for file in unreadable(paths):
-        with suppress(LocalspecError):
-            found.append(peek(file)[0])
     return found
 
 

@@ -24,7 +24,7 @@ from localspec.models.drafter_cards import trained_drafters
 from localspec.models.imported import imports
 from localspec.models.only_copies import is_only_copy, move_only_copies
 from localspec.models.packed_files import packed_files, packed_in
-from localspec.models.registry import TargetCard, resolve
+from localspec.models.registry import resolve
 from localspec.packed_file import Origin
 from localspec.paths import Paths
 from localspec.store.store import Store
@@ -103,8 +103,7 @@ def test_the_path_of_then_is_still_a_name(home: Path) -> None:
     assert called(home, "run", "hi", "-m", str(file), *AS_THEN).stdout == before.stdout
 
 
-@pytest.mark.parametrize("new_name", [None, "by-another-name"])
-def test_phrases_belong_to_the_model_by_both_names(home: Path, new_name: str | None) -> None:
+def test_phrases_belong_to_the_model_in_both_places(home: Path) -> None:
     paths = Paths(home)
     with Store.open(paths.database, pytest.fail) as store:
         pools = {pool.model: pool for pool in store.phrases.pools()}
@@ -116,9 +115,7 @@ def test_phrases_belong_to_the_model_by_both_names(home: Path, new_name: str | N
     with Store.open(paths.database, pytest.fail) as store, pytest.MonkeyPatch.context() as patched:
         patched.setenv("LOCALSPEC_HOME", str(home))
         for name, pool in pools.items():
-            file = imports(paths)[name].path
-            card = TargetCard(new_name or name, file, None, "", entry=resolve(name, paths).entry)
-            found = SavedPhrases.open(store, card, pool.tokenizer, True, Reporter())
+            found = SavedPhrases.open(store, resolve(name, paths), pool.tokenizer, True, Reporter())
             assert found and found.pool_id == pool.pool
         now = {pool.pool: pool for pool in store.phrases.pools()}
         assert len(now) == 2 and {pool.path for pool in now.values()} == {str(one.path) for one in packed_files(paths)}
