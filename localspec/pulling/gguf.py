@@ -77,7 +77,7 @@ def memory(part: Part, settings: Settings, machine: Machine) -> tuple[bool | Non
     others = ", ".join(device.name for device in machine.devices if device.type != "cpu")
     instead = f"; it serves the CPU alone, and {others} the model's own weights" if others else ""
     digits = re.search(r"\d+", part.source.gguf)
-    bits = int(digits[0]) if digits else 32
+    bits = float(digits[0]) if digits else 32
     bits += 0 if bits > 8 else 0.5 if bits == 8 else 1.5  # at most: some parts of a file are in types of more bits
     weights = int(part.weights * 8 / bits)
     asked, usable = asked_packing(settings), machine.devices[-1].usable
