@@ -165,6 +165,7 @@ def test_a_file_that_is_named_is_imported_when_it_is_first_used(tmp_path: Path, 
     shutil.move(gguf, tmp_path / "elsewhere.gguf")
     moved = called(tmp_path, "run", "-m", "elsewhere.gguf", "-n", "8", "--no-log", "--temp", "0", "Hi")
     assert (moved.stdout, moved.stderr) == (first.stdout, "")
+    assert len([*Paths(tmp_path).imports.iterdir()]) == 1, "the registration of the former place is gone"
     assert json.loads(called(tmp_path, "show", "Tiny-Chat.Q8_0", "--json").stdout)["source"].endswith("elsewhere.gguf")
     in_few_bits = called(
         tmp_path, "run", "-m", "elsewhere.gguf", "-n", "8", "--quantize", "int4", "--no-log", "--temp", "0", "Hi"
@@ -427,6 +428,10 @@ def test_what_is_asked_for_answers(tmp_path: Path, gguf: Path) -> None:
     assert sorted(listed(tmp_path)["Tiny-Chat.Q8_0"]["packed"]) == ["int4", "int8"]
     assert imported(tmp_path, gguf)["packing"] == "blocks" and answers() == "blocks"
     assert answers("--dtype", "fp32") == "none"
+    imported(tmp_path, gguf, "--quantize", "int8")
+    moved = gguf.rename(tmp_path / "moved.gguf")
+    assert called(tmp_path, "run", "-m", str(moved), "-n", "1", "--no-log", "Hi").returncode == 0
+    assert answers() == "int8", "as before it was moved"
 
 
 @pytest.mark.slow
@@ -533,6 +538,17 @@ def test_imports_that_overlap_are_one_model(tmp_path: Path, gguf: Path, monkeypa
     assert [file.name for file in Paths(tmp_path).imports.iterdir()] == [found[0].path.name]
 
 
+def test_a_revision_changes_with_files_texts_and_repository() -> None:
+    files, texts = {"/a.gguf": (1, "0" * 40)}, {"config.json": b"{}"}
+    others = [
+        importing._revision({"/a.gguf": (1, "1" * 40)}, texts, ""),
+        importing._revision(files, {"config.json": b"[]"}, ""),
+        importing._revision(files, texts, "org/name:Q8_0"),
+    ]
+    own = importing._revision({"/elsewhere.gguf": (1, "0" * 40)}, texts, "")
+    assert own == importing._revision(files, texts, "") and len({own, *others}) == 4
+
+
 def test_a_license_without_end_is_cut(tmp_path: Path, directory: Path) -> None:
     file = write_model(tmp_path / "a.gguf", directory, "Q8_0", general__license="a\nb" + "c" * 100_000)
     assert imported(tmp_path, file)["license"] == "a b" + "c" * 97
@@ -622,17 +638,22 @@ def test_what_is_left_out_of_the_metadata_is_said_once(tmp_path: Path, directory
     assert not any(one in second.stderr for one in said)
 
 
-def test_a_file_that_an_earlier_version_read_in_another_way_is_read_again(tmp_path, gguf, monkeypatch):
+@pytest.mark.parametrize("packing", ["auto", "int8"])
+def test_a_file_that_an_earlier_version_read_in_another_way_is_read_again(tmp_path, gguf, monkeypatch, packing):
     with monkeypatch.context() as earlier:
         earlier.setattr("localspec.gguf.config.ends", lambda metadata: [5])
         first = imported(tmp_path, gguf, "--quantize", "int8")
-    again = called(tmp_path, "import", str(gguf), "--json", "--quantize", "int8")
+    paths = Paths(tmp_path)
+    if packing == "int8":  # also if it was the only copy meanwhile
+        for file in paths.packed.glob("*.packed"):
+            file.rename(paths.imports / file.name)
+    again = called(tmp_path, "import", str(gguf), "--json", "--quantize", packing)
     assert wording("another_way_it_is_read_again") in again.stderr
     found = json.loads(again.stdout)
-    assert (found["name"], found["packing"], found["new"]) == (first["name"], first["packing"], True)
+    assert (found["name"], found["new"]) == (first["name"], True)
     for file in tmp_path.rglob("*.packed"):
         assert json.loads(read(file).text("generation_config.json"))["eos_token_id"] != [5]
-    assert imported(tmp_path, gguf, "--quantize", "int8")["new"] is False
+    assert imported(tmp_path, gguf, "--quantize", packing)["new"] is False
 
 
 def test_a_damaged_import_is_named_and_deleted(tmp_path: Path, gguf: Path) -> None:
