@@ -241,9 +241,14 @@ def again(origin: packed_file.Origin) -> str:
 
 
 def moved(header: packed_file.Header, missing: Path) -> str:
-    """Return what to say where a file of a registration is missing, or not as long as it was."""
-    origin, what = header.origin, "has changed since it was imported" if missing.is_file() else "is not there"
-    back = again(origin) if origin.repo else "put it back, or give `localspec import` the file where it is now"
+    """Return what to say where a file of a registration is missing, or has changed."""
+    origin = header.origin
+    if missing.is_file():
+        what, back = "has changed since it was imported", again(origin)
+        back += "" if origin.repo else f", or delete this entry with `localspec rm {origin.name}`"
+    else:
+        what, back = "is not there", "put it back, or give `localspec import` the file where it is now"
+        back = again(origin) if origin.repo else back
     return f"{origin.name} is read from {missing}, which {what}; {back}."
 
 

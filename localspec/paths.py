@@ -68,11 +68,6 @@ class Paths:
         return self.state_dir / "last-notice.txt"
 
     @property
-    def unmoved(self) -> Path:
-        """The last notice of models that could not be moved out of the cache directory."""
-        return self.state_dir / "unmoved.txt"
-
-    @property
     def drafters(self) -> Path:
         return self.data_dir / "drafters"
 

@@ -18,7 +18,7 @@ from localspec.models import registry
 from localspec.models.imported import is_gguf
 from localspec.models.names import full_name
 from localspec.models.only_copies import move_only_copies
-from localspec.models.present import By, chat_models, save_choice, saved_choice
+from localspec.models.present import By, chat_models, missing_models, save_choice, saved_choice
 from localspec.models.registry import TargetCard
 from localspec.paths import Paths
 from localspec.reminders import once_a_day
@@ -144,20 +144,31 @@ def _unnamed_model(settings: Settings, store: Store | None, reporter: Reporter, 
     """Return the saved choice, else the only model here, else the best one for this machine, which is then saved.
 
     A notice names the last two, once a day. With `instead`, the model replaces that of a conversation, and every model
-    is named.
+    is named. Each time, a notice names a saved choice whose GGUF file is missing; without a choice, all such models.
     """
     paths = Paths(environment.home())
     told = reporter.notice if instead else once_a_day(paths.last_notice, reporter.notice)
     if (choice := saved_choice(paths)) is not None:
-        with suppress(NotHere):
+        try:
             card = _resolve(choice.model)
+        except NotHere as error:
+            known = registry.find(choice.model)
+            without_file = [str(error)] if known and known.here else []
+        else:
             if instead:
                 told(f"{card.name} answers; choose another model with -m.")
             return card
-        name = registry.renamed(paths).get(choice.model, choice.model)
-        told(f"The model that was chosen last, {name}, is no longer here.")
+        if not without_file:
+            name = registry.renamed(paths).get(choice.model, choice.model)
+            told(f"The model that was chosen last, {name}, is no longer here.")
+    else:
+        without_file = missing_models(paths)
     models = chat_models(paths)
     chosen = _best(models, settings, store) if len(models) > 1 else next(iter(models), None)
+    if without_file:  # one of them might be the better choice, so none is saved
+        chosen = chosen or _resolve("demo")
+        reporter.notice(f"{' '.join(without_file)} Until then {chosen.name} answers.")
+        return chosen
     if chosen is None:
         told(DEMO)
         return _resolve("demo")

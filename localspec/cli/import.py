@@ -12,7 +12,7 @@ from localspec.cli.options import takes_settings
 from localspec.cli.progress import Progress, say
 from localspec.cli.texts import file_named
 from localspec.config import Settings
-from localspec.engine.importing import Imported, import_gguf
+from localspec.engine.importing import Imported, import_gguf, must_stay
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.models.other_programs import models_below
 from localspec.packed_file import BLOCKS
@@ -89,6 +89,6 @@ def _tell(done: Imported, file: Path) -> None:
     typer.echo(
         one_line(
             f"{done.name} is ready: {amount(done.parameters)} parameters, {held}, {size(done.bytes)}, read from "
-            f"{file}, which must stay there.{known}"
+            f"{must_stay(file)}.{known}"
         )
     )

@@ -8,19 +8,18 @@ from typing import Annotated, Any
 
 import typer
 
-from localspec.checkpoint import revision
+from localspec.checkpoint import is_packed, revision
 from localspec.cli.console import table, width
 from localspec.cli.progress import say
 from localspec.config import load
 from localspec.environment import home
-from localspec.errors import LocalspecError
+from localspec.errors import LocalspecError, NotHere
 from localspec.hub.cached_gguf import cached_gguf
-from localspec.models.only_copies import unmoved
 from localspec.models.own_draft import BESIDE, own_draft
 from localspec.models.packed_files import files_in_use, kept_for_gpus, packed_files, packed_sources, unreadable
 from localspec.models.present import present_model
 from localspec.models.registry import TargetCard, installed, reference
-from localspec.packed_file import BLOCKS
+from localspec.packed_file import BLOCKS, read
 from localspec.paths import Paths
 from localspec.quantities import amount, precision_in_words, size
 
@@ -42,29 +41,35 @@ def list_models(
     packed += kept_for_gpus(paths)
     found_here = [*installed()]
     for card, found in found_here:
+        row: dict[str, Any] = {"name": card.name}
         if isinstance(found, LocalspecError):
-            say(f"{card.name} is left out: {found}")
-            continue
-        rows.append(
-            {
-                "name": card.name,
-                "parameters": found.parameters,
-                "bytes": found.bytes,
-                "packed": _packed(card, packed),
-                "bits_per_weight": round(found.bits, 3) if found.packing == BLOCKS else None,
-                "draft": _draft(card),
-                "license": card.license,
-                "path": str(card.path),
-                "description": card.description,
-                "present": present is not None and present in (reference(card), card.name),
+            header = read(card.path).header if isinstance(found, NotHere) and is_packed(card.path) else None
+            say(str(found) if header else f"{card.name} is left out: {found}")
+            if header is None:
+                continue
+            row |= {
+                "parameters": header.parameters,
+                "bytes": 0,
+                "bits_per_weight": None,
+                "missing": str(header.missing),
             }
-        )
+        else:
+            bits = round(found.bits, 3) if found.packing == BLOCKS else None
+            row |= {"parameters": found.parameters, "bytes": found.bytes, "bits_per_weight": bits, "missing": None}
+        row |= {
+            "packed": _packed(card, packed),
+            "draft": _draft(card) if row["missing"] is None else None,
+            "license": card.license,
+            "path": str(card.path),
+            "description": card.description,
+            "present": present is not None and present in (reference(card), card.name),
+        }
+        rows.append(row)
     named = {card.path for card, _ in found_here}
     for file, why in unreadable(paths).items():
         if file not in named:
-            say(f"{file.name} is left out: {why} Delete it with `localspec rm {file}`.")
-    if sentence := unmoved(paths):
-        say(sentence)
+            again = ", and import its GGUF file again" if f"-{BLOCKS}-" in file.name else ""
+            say(f"{file.name} is left out: {why} Delete it with `localspec rm {file}`{again}.")
     used = files_in_use(paths)
     for one in cached_gguf():
         if str(one.source) not in packed_sources(paths) and not one.places & used:
@@ -94,7 +99,9 @@ def list_models(
 
 
 def _forms(row: dict[str, Any], bytes_: Callable[[int], str]) -> str:
-    """How a model's weights are held, if not only in its own files."""
+    """How a model's weights are held, if not only in its own files; or which file of them is missing."""
+    if row["missing"]:
+        return f"missing: {row['missing']}"
     bits = row["bits_per_weight"]
     in_blocks = [precision_in_words("", BLOCKS, bits)] if bits else []
     packed = [f"{form} {bytes_(held)}" for form, held in row["packed"].items()]

@@ -201,7 +201,6 @@ def places_of(paths: Paths) -> dict[Path, list[Place]]:
                 Place(paths.socket, "the socket of `localspec serve`"),
                 Place(paths.socket.with_name(f"{paths.socket.name}.lock"), "its lock"),
                 Place(paths.last_notice, "when a notice was shown last"),
-                Place(paths.unmoved, "which models could not be moved"),
                 Place(paths.logs, "logs", True),
             ],
         ),

@@ -4,7 +4,7 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from localspec.machine import compiled
 from localspec.machine.machine import this_machine
 from localspec.models import registry
 from localspec.models.fingerprint import fingerprints
-from localspec.models.imported import import_of, imports, is_gguf, new_name, registrations
+from localspec.models.imported import import_of, imports, is_gguf, new_name, parts_of
 from localspec.models.names import full_name
 from localspec.models.only_copies import move_only_copies
 from localspec.models.other_programs import ollama_name
@@ -27,7 +27,7 @@ from localspec.models.registry import TargetCard
 from localspec.models.tokenizer_trial import child_at_hand
 from localspec.packed_file import BLOCKS, Origin, PackedFile, forms, read
 from localspec.paths import Paths
-from localspec.quantities import size
+from localspec.quantities import counted, size
 
 if TYPE_CHECKING:
     from localspec.gguf.model import GgufModel
@@ -57,36 +57,37 @@ class Imported:
         return 8 * self.bytes / max(self.parameters, 1)
 
 
-def import_gguf(file: Path, settings: Settings, reporter: Reporter) -> Imported:
+def import_gguf(
+    file: Path,
+    settings: Settings,
+    reporter: Reporter,
+    origin: Origin | None = None,
+    texts: Mapping[str, bytes] | None = None,
+) -> Imported:
     """Register a GGUF file as a model that is read from it, and pack it if a packing is asked for.
+
+    A file that was fetched has an `origin`, with the revision of what was made of the same file before, or none.
+    `texts` are the model's own, in place of those in the file.
 
     Raises UsageMistake for what cannot be had, NotHere, DoesNotFit and LocalspecError for a file that cannot be read or
     computed, or whose tokenizer or chat template cannot be used.
     """
     began, paths = time.perf_counter(), Paths(home())
-    asked = asked_packing(settings)
-    found, model, new = _register(file, asked or BLOCKS, reporter, paths)
-    return _imported(found, model, new, began, reporter, paths)
-
-
-def _imported(
-    found: PackedFile, model: "GgufModel", new: bool, began: float, reporter: Reporter, paths: Paths
-) -> Imported:
-    """Pack a registered model if a packing answers, and describe it."""
+    found, model, new = _register(file, asked_packing(settings) or BLOCKS, reporter, paths, origin, texts)
     path, packing, held = found.path, found.header.answers, found.header.weight_bytes
+    origin = found.header.origin
     if packing != BLOCKS:
         from localspec.native.gguf_pack import gguf_source
         from localspec.native.packed_cache import pack_gguf
 
-        threads, known = this_machine().cores, forms(path).get(packing)
+        known = forms(path).get(packing)
         if known and not _holds_all(read(known), model):
             known.unlink()
             known = None
         if known and read(known).header.outdated:
             known = None
-        path = known or pack_gguf(gguf_source(model), packing, found.header.origin, threads, reporter, paths)
+        path = known or pack_gguf(gguf_source(model), packing, origin, this_machine().cores, reporter, paths)
         held = path.stat().st_size
-    origin = found.header.origin
     card = registry.find(origin.name)
     return Imported(
         card.name if card else origin.name, path, packing, found.header.parameters, held, origin.license, model.size,
@@ -95,7 +96,14 @@ def _imported(
 
 
 @child_at_hand()
-def _register(file: Path, answers: str, reporter: Reporter, paths: Paths) -> tuple[PackedFile, "GgufModel", bool]:
+def _register(
+    file: Path,
+    answers: str,
+    reporter: Reporter,
+    paths: Paths,
+    origin: Origin | None = None,
+    texts: Mapping[str, bytes] | None = None,
+) -> tuple[PackedFile, "GgufModel", bool]:
     """Register a file, unless that was done before. Returns its registration, and whether it is new.
 
     `answers` is the packing that answers by default. Raises what `import_gguf` raises.
@@ -111,51 +119,38 @@ def _register(file: Path, answers: str, reporter: Reporter, paths: Paths) -> tup
     def show(done: int, total: int) -> None:
         reporter.progress(f"reading {file.name}: {done / max(total, 1):.0%}")
 
-    former, model = import_of(file, paths, progress=show), GgufModel.open(file)
+    former, model = None if origin else import_of(file, paths, show), GgufModel.open(file, texts)
     files = [part.path for part in model.parts]
     model.chat.require_template()
-    same = former is not None and _holds_all(former, model)
-    before = [one for one in registrations(paths) if [*one.header.origin.files] == [*map(str, files)]]
-    changed = [one for one in before if former is None or one.path != former.path]
-    if former and not same:
-        reporter.notice(f"{file} was imported by a version that read its metadata in another way; it is read again.")
-    digests, marks = registry.file_digests(files, paths, show), fingerprints(files)
+    marks = fingerprints(files)
+    held = {str(part): marks[part.name] for part in files}
+    digests = {} if origin else registry.file_digests(files, paths, show)
     if former:
         origin = former.header.origin
-    elif changed and not _has_copy(changed[0], paths):  # the weights that it had are nowhere any more
-        origin = replace(changed[0].header.origin, license=None)
-        reporter.notice(f"{file} has changed since it was imported; {origin.name} is now what the file holds.")
-    else:
-        origin = Origin(_name(file, files, digests, paths), "")
-        _name_older(file, files, reporter, paths)
-    held = {str(file): marks[file.name] for file in files}
+    elif origin is None:
+        origin = Origin(_name(file, held, digests, reporter, paths), "")
     origin = replace(
-        origin, revision=origin.revision if former else _revision(held, model.texts), files=held,
+        origin, revision=origin.revision or _revision(held, model.texts, origin.repo), files=held,
         weights=model.weights, license=model.license() or origin.license,
     )  # fmt: skip
-    header, known = registration(gguf_source(model), origin, answers), former is not None and former.header.registered
+    header = registration(gguf_source(model), origin, answers)
+    same, known = former is not None and _holds_all(former, model), former is not None and former.header.registered
+    if former and not same:
+        reporter.notice(f"{file} was imported by a version that read its metadata in another way; it is read again.")
+        _forget(former, paths)
     if not (same and known):
         for sentence in model.notices():
             reporter.notice(sentence)
-    _forget([*changed, *([former] if former and not same else [])], paths)
     written = read(register(header, model.texts, reporter, paths))
-    for one in [*changed, *([former] if former and known else [])]:
-        if one.path != written.path:
-            one.path.unlink(missing_ok=True)
+    if former and known and former.path != written.path:
+        former.path.unlink(missing_ok=True)
     return written, model, not (same and known)
 
 
-def _has_copy(registered: PackedFile, paths: Paths) -> bool:
-    """Return whether there is a packed file of a registered model that does not go with the cache."""
-    others = (one.header for one in packed_in(paths.imports) if not one.header.registered)
-    return any(other.origin.revision == registered.header.origin.revision for other in others)
-
-
-def _forget(former: Sequence[PackedFile], paths: Paths) -> None:
-    """Delete what was packed of the former contents of files, or with former texts, and can be made again."""
-    revisions = {one.header.origin.revision for one in former}
+def _forget(former: PackedFile, paths: Paths) -> None:
+    """Delete what was packed with former texts and can be made again."""
     for one in packed_in(paths.packed):
-        if one.header.origin.revision in revisions:
+        if one.header.origin.revision == former.header.origin.revision:
             with suppress(OSError):
                 one.path.unlink(missing_ok=True)
 
@@ -164,8 +159,7 @@ def _checked(file: Path) -> Path:
     """Return the absolute path of a file. Raises UsageMistake, NotHere and LocalspecError for what cannot be one."""
     file = Path(os.path.abspath(file))
     if file.exists() and not file.is_file():
-        what = "a directory" if file.is_dir() else "no regular file"
-        raise UsageMistake(f"{str(file)!r} is {what}; give a GGUF file.")
+        raise registry.not_regular(file)
     if not file.is_file():
         raise NotHere(f"There is no file {str(file)!r}; give a GGUF file that is on this machine.")
     if re.search("[\ud800-\udfff]", str(file)):
@@ -173,66 +167,50 @@ def _checked(file: Path) -> Path:
     return file
 
 
-def _name(file: Path, files: Sequence[Path], digests: Mapping[str, str], paths: Paths) -> str:
-    """Return the name of a model that is new: of the entry that lists its files, if there is one."""
-    taken = registry.cards(paths).keys() - imports(paths).keys()
+def _name(
+    file: Path, held: Mapping[str, tuple[int, str]], digests: Mapping[str, str], reporter: Reporter, paths: Paths
+) -> str:
+    """Return the name of a model that is new: of the entry that lists its files, if there is one.
+
+    A notice names the models that were imported from other contents of these files: they stay.
+    """
+    every = imports(paths)
+    older = [
+        name
+        for name, one in every.items()
+        if [*one.header.origin.files] == [*held] and one.header.origin.files != held  # equal if imported just now
+    ]
+    if older:
+        remove = older[0] if len(older) == 1 else "NAME"
+        reporter.notice(
+            f"{file} has changed since it was imported as {', '.join(older)}, which stays until `localspec rm "
+            f"{remove}`."
+        )
+    taken = registry.cards(paths).keys() - every.keys()
     listed = registry.listed_as(digests.values(), paths)
     names = (old for old, now in registry.renamed(paths).items() if now == listed)  # phrases have the former name
-    return next(names, listed) or new_name(file, digests[files[0].name], taken, paths, ollama_name(file))
+    return next(names, listed) or new_name(file, next(iter(digests.values())), taken, paths, ollama_name(file))
 
 
-def _name_older(file: Path, files: Sequence[Path], reporter: Reporter, paths: Paths) -> None:
-    """Say which models earlier versions packed from other contents of these files: they stay."""
-    older = [name for name, one in imports(paths).items() if [*one.header.origin.files] == [*map(str, files)]]
-    if older:
-        former_names, remove = ", ".join(older), older[0] if len(older) == 1 else "NAME"
-        reporter.notice(
-            f"{file} has changed since it was imported as {former_names}, which stays until `localspec rm {remove}`."
-        )
-
-
-def _revision(files: Mapping[str, tuple[int, str]], texts: Mapping[str, bytes]) -> str:
+def _revision(files: Mapping[str, tuple[int, str]], texts: Mapping[str, bytes], repo: str) -> str:
     revision = hashlib.sha256("".join(digest for _, digest in files.values()).encode())
-    for name, content in sorted(texts.items()):
+    for name, content in sorted({**texts, **({repo: b""} if repo else {})}.items()):
         revision.update(f"{name} {len(content)}\n".encode() + content)
     return revision.hexdigest()[:40]
-
-
-@child_at_hand()
-def register_fetched(
-    file: Path, settings: Settings, reporter: Reporter, origin: Origin, texts: Mapping[str, bytes] | None = None
-) -> Imported:
-    """Register a GGUF file that was fetched, and pack it if a packing is asked for.
-
-    `texts` are the model's own, in place of those in the file. `origin` has the revision of what was made of the same
-    file before, or none. Raises what `import_gguf` raises.
-    """
-    from localspec.gguf.model import GgufModel  # numpy
-    from localspec.native.gguf_pack import gguf_source, registration
-    from localspec.native.packed_cache import register
-
-    began, paths, asked = time.perf_counter(), Paths(home()), asked_packing(settings)
-    reporter.progress(f"reading {file.name}")
-    model = GgufModel.open(file, texts)
-    model.chat.require_template()
-    files = [part.path for part in model.parts]
-    marks = fingerprints(files)
-    held = {str(part): marks[part.name] for part in files}
-    origin = replace(
-        origin, revision=origin.revision or _revision(held, {**model.texts, origin.repo: b""}), files=held,
-        weights=model.weights, license=model.license() or origin.license,
-    )  # fmt: skip
-    header = registration(gguf_source(model), origin, asked or BLOCKS)
-    for sentence in model.notices():
-        reporter.notice(sentence)
-    found = read(register(header, model.texts, reporter, paths))
-    return _imported(found, model, True, began, reporter, paths)
 
 
 def _holds_all(packed: PackedFile, model: "GgufModel") -> bool:
     """Return whether a packed file or a registration has the texts of its model as they are read now."""
     texts = packed.header.texts
     return all(name in texts and packed.text(name) == content for name, content in model.texts.items())
+
+
+def must_stay(file: Path) -> str:
+    """Return a clause that names a file, counts the other parts of its model, and says that they must stay."""
+    others = len(parts_of(file)) - 1
+    if not others:
+        return f"{file}, which must stay there"
+    return f"{file} and {counted(others, 'other part')} in the same folder, which must all stay there"
 
 
 def ready(name: str, settings: Settings, reporter: Reporter) -> TargetCard:
@@ -255,9 +233,7 @@ def ready(name: str, settings: Settings, reporter: Reporter) -> TargetCard:
         header = registered.header
         if not moved:
             held = size(header.weight_bytes) if header.answers == BLOCKS else f"packed in {header.answers}"
-            reporter.notice(
-                f"{name} was imported as {header.origin.name}: {held}, read from {file}, which must stay there."
-            )
+            reporter.notice(f"{name} was imported as {header.origin.name}: {held}, read from {must_stay(file)}.")
     return registry.resolve(name)
 
 

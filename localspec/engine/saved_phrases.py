@@ -5,11 +5,8 @@ from dataclasses import dataclass
 from typing import Self
 
 from localspec.drafters.pool import PhrasePool
-from localspec.environment import home
 from localspec.events import Reporter
-from localspec.models.packed_files import former_path
 from localspec.models.registry import TargetCard, reference
-from localspec.paths import Paths
 from localspec.store.database import StoreTrouble
 from localspec.store.phrases import Phrase
 from localspec.store.store import Store
@@ -34,10 +31,7 @@ class SavedPhrases:
         version named them; without it only a pool of the same name or place counts. Trouble with the store is reported.
         """
         try:
-            former = former_path(card.path, Paths(home()))
-            pool_id = store.phrases.pool(
-                reference(card), tokenizer, str(card.path), make=learn, former=former, earlier=earlier
-            )
+            pool_id = store.phrases.pool(reference(card), tokenizer, str(card.path), make=learn, earlier=earlier)
         except StoreTrouble as trouble:
             reporter.notice(str(trouble))
             return None

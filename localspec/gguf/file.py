@@ -142,18 +142,20 @@ class _Reader:
     def _placed(
         self, found: dict[str, tuple[int, tuple[int, ...], Block]], metadata: dict[str, Value]
     ) -> dict[str, Place]:
-        """Tensors lie after the header, aligned, one after another, and within the file."""
+        """Return where tensors lie: after the header, aligned, in the order of the table, and without gaps."""
         step = metadata.get("general.alignment", 32)
         if type(step) is not int or not 8 <= step <= 2**20 or step & (step - 1):
             raise ValueError(f"an alignment of {str(step)[:40]} bytes")
         start = -(-self._at // step) * step
         places = {name: Place(start + offset, shape, block) for name, (offset, shape, block) in found.items()}
+        end = start
         for name, place in places.items():
-            if (place.start - start) % step or place.start + place.bytes > self._size:
-                raise ValueError(f"the tensor {name!r} is to lie where the file, of {self._size} bytes, has no room")
-        for one, other in pairwise(sorted(places.values(), key=lambda place: place.start)):
-            if one.start + one.bytes > other.start:
-                raise ValueError("two of its tensors lie in the same place")
+            if place.start != end:
+                where = f"at byte {place.start}, where {end} is expected: its offset is wrong"
+                raise ValueError(f"the tensor {name!r} lies {where}")
+            end += -(-place.bytes // step) * step
+            if place.start + place.bytes > self._size:
+                raise ValueError(f"the tensor {name!r} ends beyond the file, which has {self._size} bytes")
         return places
 
     def _tensor(self, name: str) -> tuple[int, tuple[int, ...], Block]:

@@ -38,6 +38,9 @@ _NAMES = {
     "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up", "mlp.gate_up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
 }  # fmt: skip
+_TABLE, _HEAD = "token_embd.weight", "output.weight"
+_SAMPLES = 64  # rows in which head and embedding are compared
+_ALIKE = 0.9  # least cosine of a head and an embedding with the same numbers; two bits a weight bring it to 0.95
 _BESIDE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # part of the configuration
 
 
@@ -141,9 +144,22 @@ class GgufModel:
     def places(self) -> dict[str, tuple[Path, Place]]:
         return {name: (part.path, place) for part in self.parts for name, place in part.tensors.items()}
 
-    @property
+    @cached_property
     def parameters(self) -> int:
-        return sum(prod(place.shape) for name, (_, place) in self.places.items() if name not in _BESIDE)
+        """The number of its weights. A head that is the embedding once more, in whatever type, does not count."""
+        left_out = (*_BESIDE, _HEAD) if self._repeats_embedding() else _BESIDE
+        return sum(prod(place.shape) for name, (_, place) in self.places.items() if name not in left_out)
+
+    def _repeats_embedding(self) -> bool:
+        """Return whether the head has the numbers of the embedding, by samples. Rounding to few bits is allowed for."""
+        shapes = [self.places[name][1].shape if name in self.places else () for name in (_TABLE, _HEAD)]
+        if shapes[0] != shapes[1] or len(shapes[0]) != 2:
+            return False
+        rows, columns = shapes[0]
+        firsts = [rows * sample // _SAMPLES * columns for sample in range(_SAMPLES)]
+        stored = (self._tensor(name, shapes[0], 0).samples(firsts, min(32, columns)) for name in (_TABLE, _HEAD))
+        table, head = (np.frombuffer(one, np.float32) for one in stored)
+        return bool(table @ head > _ALIKE * np.linalg.norm(table) * np.linalg.norm(head))
 
     @property
     def size(self) -> int:

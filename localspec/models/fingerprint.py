@@ -24,7 +24,7 @@ from localspec.checkpoint import (
     weight_files,
 )
 from localspec.errors import LocalspecError, cannot_read
-from localspec.models.weight_digests import known_digests, weight_digests
+from localspec.models.weight_digests import Stamp, known_digests, settled, stamp, weight_digests
 from localspec.outside_files import MIB
 from localspec.packed_file import Progress, forms, read
 from localspec.paths import Paths
@@ -35,13 +35,15 @@ SAMPLES, SAMPLE_BYTES = 1024, 64  # of the rest of a file
 RUN = 32  # neighbouring weights that are sampled together; no block of any type has fewer
 _PLACES, _LARGE = 4, 2**16  # samples of a tensor with at least 2**16 weights; a smaller tensor has one
 _HEAD, _TABLE = "lm_head.weight", "model.embed_tokens.weight"
+_known: dict[Path, tuple[Stamp, str]] = {}  # fingerprints of files as they were
 Values = Callable[[str, Sequence[int], int], bytes]  # (tensor, first weight of each sample, weights of a sample)
 
 
 def file_fingerprint(file: Path) -> str:
     """Return 40 hexadecimal digits that change with the size, the header and 1024 samples of a file.
 
-    Raises LocalspecError for what cannot be read, is empty, or becomes shorter meanwhile.
+    A process reads a file again only if it changed, or had changed just before. Raises LocalspecError for what cannot
+    be read, is empty, or becomes shorter meanwhile.
     """
     digest = hashlib.sha256()
     try:
@@ -50,6 +52,9 @@ def file_fingerprint(file: Path) -> str:
             raise LocalspecError(f"{file} cannot be read, because it is not a regular file; give a file of weights.")
         if not found.st_size:
             raise LocalspecError(f"{file} is empty; fetch it again.")
+        before, known = _known.get(file, ([], ""))
+        if before == stamp(found):
+            return known
         with file.open("rb", buffering=0) as stream:
             digest.update(f"file {found.st_size}\n".encode())
             start = _header_bytes(stream, found.st_size)
@@ -63,6 +68,8 @@ def file_fingerprint(file: Path) -> str:
                     digest.update(_read_at(stream, at, SAMPLE_BYTES, file))
     except OSError as error:
         raise cannot_read(file, error) from None
+    if settled(stamp(found)):
+        _known[file] = stamp(found), digest.hexdigest()[:DIGITS]
     return digest.hexdigest()[:DIGITS]
 
 

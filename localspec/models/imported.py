@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from localspec.models.fingerprint import recognised
-from localspec.models.packed_files import damaged, packed_files, rank
+from localspec.models.packed_files import packed_files, rank
 from localspec.packed_file import PackedFile, Progress
 from localspec.paths import Paths
 
@@ -50,11 +50,6 @@ def imports(paths: Paths) -> dict[str, PackedFile]:
     return {one.header.origin.name: one for one in sorted(_imported(paths), key=rank)}
 
 
-def registrations(paths: Paths) -> list[PackedFile]:
-    """Return the imported models that are read from their GGUF files."""
-    return [one for one in _imported(paths) if one.header.registered]
-
-
 def import_of(path: Path, paths: Paths, progress: Progress = lambda done, total: None) -> PackedFile | None:
     """What was imported from a file as it is now, wherever it lay then; None where nothing was.
 
@@ -82,15 +77,6 @@ def new_name(path: Path, digest: str, taken: Collection[str], paths: Paths, call
     return plain if plain not in {*taken, *imports(paths)} else f"{plain}-{digest[:8]}"
 
 
-def damaged_imports(paths: Paths) -> dict[str, PackedFile]:
-    """Return the imports that are not whole, by name."""
-    return {one.header.origin.name: one for one in damaged(paths) if _is_import(one)}
-
-
 def _imported(paths: Paths) -> list[PackedFile]:
-    return [one for one in packed_files(paths) if _is_import(one)]
-
-
-def _is_import(one: PackedFile) -> bool:
-    origin = one.header.origin
-    return not origin.repo and came_from_gguf(origin.files)
+    every = ((one, one.header.origin) for one in packed_files(paths))
+    return [one for one, origin in every if not origin.repo and came_from_gguf(origin.files)]

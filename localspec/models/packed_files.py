@@ -18,7 +18,7 @@ from localspec.checkpoint import revision
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Reporter
 from localspec.hub.sources import Source
-from localspec.packed_file import BLOCKS, FORMAT, PARTIAL, SUFFIX, Origin, PackedFile, peek, read
+from localspec.packed_file import BLOCKS, FORMAT, PARTIAL, SUFFIX, Origin, PackedFile, read
 from localspec.paths import Paths
 
 LOOK = 0.5  # seconds after which it is reported that another process has a lock
@@ -26,6 +26,9 @@ STALLED = 30.0  # seconds after which a process that writes nothing is waited fo
 
 GPU_SUFFIX = ".safetensors"  # of what was packed for a GPU, which another library reads
 FILED = ("int8", "int4")  # packings that are kept on disk; dense ones are read about as fast from the model's own files
+
+
+_BEGIN = 2**16  # bytes of a packed file, in which the name of its model is
 
 
 class Stalled(OSError):
@@ -52,11 +55,6 @@ def remove_outdated(file: Path) -> None:
         with suppress(LocalspecError, OSError):
             if read(found := file.with_name(f"{stem}-{former}{SUFFIX}")).header.outdated:
                 found.unlink()
-
-
-def former_path(file: Path, paths: Paths) -> Path | None:
-    """Return the path at which an earlier version kept this file; None if that is the same path."""
-    return paths.packed / file.name if file.parent == paths.imports else None
 
 
 def kept_for_gpus(paths: Paths) -> list[tuple[str, str, Path]]:
@@ -120,15 +118,6 @@ def packed_in(directory: Path) -> list[PackedFile]:
     return found
 
 
-def damaged(paths: Paths) -> list[PackedFile]:
-    """Return the packed models that are not whole, as far as their headers can be read."""
-    found = []
-    for file in unreadable(paths):
-        with suppress(LocalspecError):
-            found.append(peek(file)[0])
-    return found
-
-
 def unreadable(paths: Paths) -> dict[Path, str]:
     """Return the packed files that cannot be read, and why not."""
     found = {}
@@ -143,6 +132,20 @@ def unreadable(paths: Paths) -> dict[Path, str]:
 def _places(paths: Paths) -> tuple[Path, Path]:
     """Return the directories of packed files. Files move from the first to the second, so read them in this order."""
     return paths.packed, paths.imports
+
+
+def damaged_of(name: str, paths: Paths) -> Path | None:
+    """Return a packed file that cannot be read and may be the model of this name; None without one.
+
+    What is left of it has the name, or no name at all.
+    """
+    quoted = json.dumps(name, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    for file in unreadable(paths):
+        with suppress(OSError), file.open("rb") as stream:
+            begin = stream.read(_BEGIN)
+            if quoted in begin or b'"name":' not in begin:
+                return file
+    return None
 
 
 def packed_of(path: Path, source: str, paths: Paths) -> list[Path]:
@@ -169,7 +172,8 @@ def other_source(file: Path, sources: Collection[str]) -> str:
 def locked(file: Path, reporter: Reporter, what: str) -> Iterator[None]:
     """Hold the lock of a file; report that another process does `what` while it is waited for.
 
-    Raises Stalled where that process writes nothing for a while, and OSError.
+    Its lock file goes with the lock: a process that waits notices that, and makes another one. Raises Stalled where the
+    other process writes nothing for a while, and OSError.
     """
     from filelock import FileLock, Timeout
 
@@ -191,6 +195,8 @@ def locked(file: Path, reporter: Reporter, what: str) -> Iterator[None]:
     try:
         yield
     finally:
+        with suppress(OSError):  # Windows deletes no open file, so it stays there
+            lock_of(file).unlink()
         lock.release()
 
 
@@ -213,16 +219,18 @@ def lock_of(file: Path) -> Path:
 
 
 def remove_abandoned(*directories: Path) -> int:
-    """Deletes what was being written by processes that ended without a word, and returns the bytes of it."""
+    """Delete what processes were writing that were killed, and their locks. Return the bytes of it."""
     from filelock import FileLock, Timeout
 
     freed = 0
-    for partial in (file for directory in directories for file in _files(directory, f"*{PARTIAL}")):
-        lock = lock_of(partial.with_suffix(""))
+    every = (file for directory in directories for file in _files(directory, "*"))
+    for file in {one.with_suffix("").with_suffix(SUFFIX) for one in every if one.suffix in (PARTIAL, ".lock")}:
+        lock, partial = lock_of(file), partial_of(file)
         with suppress(OSError, Timeout), FileLock(lock, timeout=0, mode=0o600):  # else somebody writes it
-            count = partial.stat().st_size
-            partial.unlink()
-            freed += count
+            if partial.is_file():
+                count = partial.stat().st_size
+                partial.unlink()
+                freed += count
             lock.unlink()  # who waits for it sees that it is gone, and takes another
     return freed
 

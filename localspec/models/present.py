@@ -98,3 +98,9 @@ def chat_models(paths: Paths) -> list[registry.TargetCard]:
         if talks and not isinstance(what, LocalspecError) and card.entry and not card.entry.toy:
             found.setdefault(card.path, card)
     return list(found.values())
+
+
+def missing_models(paths: Paths) -> list[str]:
+    """Return a sentence for each registered model whose GGUF files are missing or have changed."""
+    every = registry.installed(paths)
+    return [str(what) for card, what in every if isinstance(what, NotHere) and is_packed(card.path)]

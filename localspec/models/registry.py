@@ -12,15 +12,15 @@ from localspec import packed_file
 from localspec.checkpoint import PICKLED_INDEX, Checkpoint, inspect, is_packed, read_config
 from localspec.config import nearest
 from localspec.environment import home
-from localspec.errors import LocalspecError, NotHere
+from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.hub.cache import find_snapshot, pulled_sources
 from localspec.hub.records import folder
 from localspec.hub.sources import Source
 from localspec.models.entries import PACKAGE, Entry, read_entries
 from localspec.models.fingerprint import fingerprints, identified
 from localspec.models.former_names import former_names
-from localspec.models.imported import begins_as_gguf, damaged_imports, import_of, imports, is_gguf
-from localspec.models.packed_files import packed_sources
+from localspec.models.imported import begins_as_gguf, import_of, imports, is_gguf
+from localspec.models.packed_files import damaged_of, packed_sources
 from localspec.models.weight_digests import digest_of, look
 from localspec.outside_files import read_bytes
 from localspec.packed_file import PackedFile, Progress
@@ -68,7 +68,7 @@ def cards(paths: Paths | None = None) -> dict[str, TargetCard]:
     packed, users = packed_sources(paths), {entry.name: entry for entry in read_entries(paths.user_models_file)}
     entries = {entry.name: entry for entry in _shipped_entries()} | users
     found = {entry.name: _card(entry, paths, packed) for entry in entries.values()}
-    every = damaged_imports(paths) | imports(paths)
+    every = imports(paths)
     listed = _listed_imports(every, found, paths)
     for name, one in listed.items():
         if not (card := found[name]).here:
@@ -229,6 +229,7 @@ def resolve(name: str, paths: Paths | None = None) -> TargetCard:
                 f"{card.path}`; then its entry is not needed."
             )
         if not card.here:
+            refuse_damaged(name, paths)
             raise NotHere(f"{card.name} is not here; fetch it with `localspec pull {card.name}`.")
         return card
     path = Path(os.path.abspath(os.path.expanduser(name)))
@@ -253,9 +254,12 @@ def resolve(name: str, paths: Paths | None = None) -> TargetCard:
     if name and "\0" not in name and os.path.lexists(path):
         if begins_as_gguf(path):
             raise NotHere(f"{name} is a GGUF file by another name; `localspec import {name}` makes a model of it.")
+        if not path.is_file() and path.exists():
+            raise not_regular(path)
         raise NotHere(
             f"{name!r} is not a directory; give the directory in the Hugging Face layout that holds config.json."
         )
+    refuse_damaged(name, paths)
     names = [card.name for card in known.values() if card.here]
     here, guess = ", ".join(names), nearest(name, names) or nearest(name, known)
     if name.lower().endswith(".gguf"):
@@ -275,6 +279,21 @@ def resolve(name: str, paths: Paths | None = None) -> TargetCard:
         f"There is no model {name!r}{guess}; give a local directory, or a name of those that are here: "
         f"{here}. `localspec doctor` tells which ones can be fetched."
     )
+
+
+def refuse_damaged(name: str, paths: Paths | None = None) -> None:
+    """Raise LocalspecError if a damaged packed file may be the model of this name."""
+    if file := damaged_of(name, paths or Paths(home())):
+        raise LocalspecError(
+            f"{name} is not here, unless it is {file}, which is damaged; delete that with `localspec rm {file}`, and "
+            "import its GGUF file or pull it again."
+        )
+
+
+def not_regular(file: Path) -> UsageMistake:
+    """Return what to say of a directory, a pipe or a device in place of a GGUF file."""
+    what = "a directory" if file.is_dir() else "no regular file"
+    return UsageMistake(f"{str(file)!r} is {what}; give a GGUF file.")
 
 
 def is_import(name: str) -> bool:

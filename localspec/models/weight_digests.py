@@ -23,7 +23,7 @@ from localspec.paths import Paths, private_directory, write_anew
 
 Stamp = list[int]  # bytes, nanoseconds of the last change of its content and of anything about it, inode
 Known = tuple[Stamp, str, str]  # a file as it was then, its SHA-256, its fingerprint (empty from earlier versions)
-_SETTLED = 2 * 10**9  # nanoseconds: file systems count time coarsely, so what changed just now may change unseen
+SETTLED = 2 * 10**9  # nanoseconds: file systems count time coarsely, so what changed just now may change unseen
 _PIECE = 2**22  # bytes read at once
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -122,7 +122,17 @@ def stamps(files: Sequence[Path]) -> dict[str, Stamp]:
         found = {file.name: file.stat() for file in files}
     except OSError as error:
         raise _unreadable(error) from None
-    return {name: [one.st_size, one.st_mtime_ns, one.st_ctime_ns, one.st_ino] for name, one in found.items()}
+    return {name: stamp(one) for name, one in found.items()}
+
+
+def stamp(found: os.stat_result) -> Stamp:
+    """Return what changes with a file."""
+    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
+
+
+def settled(stamp: Stamp) -> bool:
+    """Return whether a further change of a file is sure to change its stamp, because it was not changed just now."""
+    return all(abs(time.time_ns() - moment) > SETTLED for moment in stamp[1:3])
 
 
 def _named(file: Path) -> str:
@@ -182,12 +192,7 @@ def _remember(learned: Mapping[str, Known], paths: Paths) -> None:
 
     Of a file that changed just now only digest and fingerprint are kept: its times do not tell a further change.
     """
-    now = time.time_ns()
-
-    def settled(one: Known) -> bool:
-        return all(abs(now - moment) > _SETTLED for moment in one[0][1:3])
-
-    new = {place: one if settled(one) else ([], one[1], one[2]) for place, one in learned.items()}
+    new = {place: one if settled(one[0]) else ([], one[1], one[2]) for place, one in learned.items()}
     learned = {place: one for place, one in new.items() if one[0] or one[2]}
     if not learned:
         return

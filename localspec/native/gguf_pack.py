@@ -14,14 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from localspec.checkpoint import Checkpoint, again, moved
-from localspec.environment import home
 from localspec.errors import DoesNotFit, LocalspecError, NotHere, first_line
 from localspec.gguf.blocks import BLOCKS, floats
 from localspec.gguf.file import damaged
 from localspec.gguf.model import GgufModel, GgufTensor
 from localspec.gguf.stand_ins import requantised
 from localspec.models.architecture import TransformerConfig, in_features, weight_map
-from localspec.models.fingerprint import recognised
+from localspec.models.fingerprint import file_fingerprint
 from localspec.models.model_config import ModelConfig, least_parameters
 from localspec.models.packed_files import FILED
 from localspec.models.rope import Rope
@@ -33,7 +32,6 @@ from localspec.native.pack import Recipe, Source
 from localspec.outside_files import MIB, parse_json
 from localspec.packed_file import BLOCKS as IN_BLOCKS
 from localspec.packed_file import BlockPart, Header, Origin, PackedFile
-from localspec.paths import Paths
 from localspec.quantities import size
 
 Floats = npt.NDArray[np.float32]
@@ -124,18 +122,13 @@ def _held(part: GgufTensor) -> int:
 
 
 def files_of(found: PackedFile) -> list[Path]:
-    """Return the GGUF files of a registration.
-
-    Raises NotHere for one that is missing, and LocalspecError for one that changed.
-    """
-    header, files = found.header, [Path(name) for name in found.header.origin.files]
-    if missing := header.missing:
-        raise NotHere(moved(header, missing))
-    if not recognised(files, header.origin.files, Paths(home())):
-        raise LocalspecError(
-            f"{files[0]} has changed since it was imported as {header.origin.name}; {again(header.origin)}."
-        )
-    return files
+    """Return the GGUF files of a registration. Raises NotHere for one that is missing, or changed."""
+    header = found.header
+    known = {Path(name): mark for name, (_, mark) in header.origin.files.items()}
+    gone = header.missing or next((file for file, mark in known.items() if file_fingerprint(file) != mark), None)
+    if gone:
+        raise NotHere(moved(header, gone))
+    return [*known]
 
 
 def registered_source(header: Header, texts: Mapping[str, bytes], files: Sequence[Path]) -> Source:

@@ -19,7 +19,6 @@ from localspec.models.packed_files import (
     Stalled,
     former_forms,
     in_all_formats,
-    lock_of,
     locked,
     packed_files,
     partial_of,
@@ -133,8 +132,9 @@ def register(header: Header, texts: Mapping[str, bytes], reporter: Reporter, pat
         for name, section in header.texts.items()
     }
 
-    def same(known: Header) -> bool:
-        return known == header.with_digests(digests)
+    def same(known: Header) -> bool:  # whoever registered the file at the same time may have named it otherwise
+        origin = replace(header.origin, name=known.origin.name)
+        return known == replace(header.with_digests(digests), origin=origin)
 
     def make(file: Path) -> None:
         write_with_room(file, header, fill, 1, lambda done, total: None)
@@ -232,13 +232,8 @@ def once(
         with locked(file, reporter, f"writes {file.name}"):
             if found := _sound(known, Reporter(), serves):  # another process made it meanwhile
                 return found
-            try:
-                make_it(file)
-                remove_outdated(file)
-            except BaseException:
-                with suppress(OSError):
-                    lock_of(file).unlink()  # of what will perhaps never be made
-                raise
+            make_it(file)
+            remove_outdated(file)
     except Stalled as error:
         raise CannotWrite(f"{str(error.strerror)[:1].upper()}{str(error.strerror)[1:]}.") from None
     except CannotRead as error:  # what was just written

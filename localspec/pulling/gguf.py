@@ -8,7 +8,7 @@ from pathlib import Path
 
 from localspec.checkpoint import inspect
 from localspec.config import Settings
-from localspec.engine.importing import asked_packing, register_fetched
+from localspec.engine.importing import asked_packing, import_gguf
 from localspec.environment import home
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Reporter
@@ -24,8 +24,6 @@ from localspec.pulling.packing import Installed, Packed, discard_fetched
 from localspec.quantities import size
 
 _EIGHT_BITS = frozenset(("Q8_0", "F16", "BF16", "F32"))  # types of at least as many bits
-# Of a weight, about the most that files of a type so called have: parts of some are in types of more bits.
-_BITS = {"32": 32, "16": 16, "8_K": 16, "8": 8.5, "6": 7.5, "5": 6.5, "4": 5.5, "3": 4.5, "2": 3.7, "1": 2.9}
 
 
 def made_before(part: Part, texts: Part | None) -> PackedFile | None:
@@ -78,12 +76,13 @@ def memory(part: Part, settings: Settings, machine: Machine) -> tuple[bool | Non
     """
     others = ", ".join(device.name for device in machine.devices if device.type != "cpu")
     instead = f"; it serves the CPU alone, and {others} the model's own weights" if others else ""
-    kinds = ((rf"(^|-)([IT]?Q|MXFP|B?FP?){digits}", most) for digits, most in _BITS.items())
-    bits = next((most for kind, most in kinds if re.search(kind, part.source.gguf)), 32)
+    digits = re.search(r"\d+", part.source.gguf)
+    bits = float(digits[0]) if digits else 32
+    bits += 0 if bits > 8 else 0.5 if bits == 8 else 1.5  # at most: some parts of a file are in types of more bits
     weights = int(part.weights * 8 / bits)
     asked, usable = asked_packing(settings), machine.devices[-1].usable
     sizes = {packing: packed(weights, 0, packing, "native") for packing in ([asked] if asked else FILED)}
-    if asked is None and bits <= _BITS["8"]:  # more bits become int8
+    if asked is None and bits < 16:  # more bits become int8
         sizes = {BLOCKS: part.weights, **sizes}
     packing = next((one for one in sizes if sizes[one] <= usable), [*sizes][-1])
     held = "" if packing == BLOCKS else f" packed in {packing}"
@@ -101,7 +100,7 @@ def register(
     """Register the file of a part under the name of its source, and pack it if a packing is asked for.
 
     `texts` are the model's own, which are taken in place of those in the file; `before` is what `made_before` found.
-    All that was fetched stays if it cannot be registered. Raises what `register_fetched` raises, and LocalspecError for
+    All that was fetched stays if it cannot be registered. Raises what `import_gguf` raises, and LocalspecError for
     a model of fewer bits than its own weights were replaced for.
     """
     from localspec.native.pack import read_texts  # numpy
@@ -114,7 +113,7 @@ def register(
             own = {name: before.text(name) for name in before.header.texts}
         if texts:
             _check_types(file)
-        done = register_fetched(file, settings, reporter, origin, own)
+        done = import_gguf(file, settings, reporter, origin, own)
     except LocalspecError as error:
         instead = f"; the weights themselves come with --original, from {texts.source}" if texts else ""
         why = str(error).rstrip(".").replace("fetch it again, or choose", "choose")  # it is what the hub has

@@ -6,7 +6,7 @@ from localspec.config import nearest
 from localspec.errors import NotHere, UsageMistake
 from localspec.hub.sources import Source
 from localspec.models.imported import is_gguf
-from localspec.models.registry import cards, is_path, source_here
+from localspec.models.registry import cards, is_path, refuse_damaged, source_here
 
 
 def sources_of(name: str, here: bool = False) -> list[Source]:
@@ -14,7 +14,8 @@ def sources_of(name: str, here: bool = False) -> list[Source]:
 
     `here` says that only models of this machine can be meant.
 
-    Raises NotHere for a name that is not registered, UsageMistake for one that is no repository either.
+    Raises LocalspecError for what may be damaged, NotHere for a name that is not registered, and UsageMistake for one
+    that is no repository either.
     """
     known = cards()
     if name in known:
@@ -25,6 +26,8 @@ def sources_of(name: str, here: bool = False) -> list[Source]:
     if is_path(name) and is_gguf(Path(name).expanduser()):
         raise UsageMistake(f"{name} is on this machine already; chat with it: `localspec chat -m {name}`.")
     if "/" not in name:
+        if here:
+            refuse_damaged(name)
         names = [one.name for one in known.values() if one.here or not here]
         listed = (
             "`localspec list` shows those that are here"

@@ -143,7 +143,6 @@ class Phrases:
         tokenizer: str,
         path: str | os.PathLike[str] | None = None,
         make: bool = True,
-        former: str | os.PathLike[str] | None = None,
         earlier: str | None = None,
     ) -> int | None:
         """Return the pool of this model and tokenizer hash, made if it is absent.
@@ -151,19 +150,19 @@ class Phrases:
         None if it is absent and `make` is False or the file is read-only.
 
         `path` is the model's directory, kept so that phrases can be shown as text; a pool of the same directory that
-        was made by another name is the model's, too. `former` is where the model lay before. `earlier` is the hash by
-        which an earlier version knew the same tokenizer and weights. If it is given, `tokenizer` names the weights, and
-        a pool by any model's name is the model's, too. Raises StoreTrouble.
+        was made by another name is the model's, too. `earlier` is the hash by which an earlier version
+        knew the same tokenizer and weights. If it is given, `tokenizer` names the weights, and a pool by any model's
+        name is the model's, too. Raises StoreTrouble.
         """
-        place, before = (None if one is None else os.fspath(one) for one in (path, former))
+        place = None if path is None else os.fspath(path)
         wanted = {
-            "model": model, "tokenizer": tokenizer, "earlier": earlier, "place": place, "before": before,
+            "model": model, "tokenizer": tokenizer, "earlier": earlier, "place": place,
             "any_model": earlier is not None,
         }  # fmt: skip
 
         def find(connection: sqlite3.Connection) -> tuple[int, str | None, str] | None:
             query = """SELECT id, path, tokenizer FROM pool WHERE tokenizer = :tokenizer AND :any_model
-                OR tokenizer IN (:tokenizer, :earlier) AND (model = :model OR path IN (:place, :before))
+                OR tokenizer IN (:tokenizer, :earlier) AND (model = :model OR path = :place)
                 ORDER BY model = :model DESC, tokenizer = :tokenizer DESC, used DESC"""
             row: tuple[int, str | None, str] | None = connection.execute(query, wanted).fetchone()
             return row

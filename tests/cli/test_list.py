@@ -23,7 +23,7 @@ def test_json(tmp_path):
     size = (model / "model.safetensors").stat().st_size
     assert first == {
         "name": "demo", "parameters": 44, "bytes": size, "packed": {}, "draft": None, "license": "mit", "path": str(model),
-        "description": "", "present": False, "bits_per_weight": None,
+        "description": "", "present": False, "bits_per_weight": None, "missing": None,
     }  # fmt: skip
     assert second["name"] == "other" and second["license"] is None
 

@@ -497,7 +497,7 @@ def test_verify_sees_weights_that_changed_between_the_samples(home, hub: Hub, ti
 
     from localspec.models import fingerprint, weight_digests
 
-    monkeypatch.setattr(weight_digests, "_SETTLED", 0)
+    monkeypatch.setattr(weight_digests, "SETTLED", 0)
     path = copied(tiny("qwen2-one-key-head").path, tmp_path / "model")
     monkeypatch.setattr(fingerprint, "SAMPLES", 16)
     before = bytes_of(load(path, "int8", "", 1, Reporter(), Paths(home)))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from each import each
 from gguf_files import ARRAY, TEXT, stored, text, value, written
-from golden import matching
+from golden import matching, wording
 
 from localspec.errors import LocalspecError
 from localspec.gguf import file
@@ -175,3 +175,11 @@ def test_no_file_is_waited_for(tmp_path):
         os.mkfifo(tmp_path / "pipe.gguf")
         with pytest.raises(LocalspecError, match=matching("not_a_file")):
             read(tmp_path / "pipe.gguf")
+
+
+@each("offset", [1025, 1056, 2**40, 992])
+def test_a_wrong_offset_is_named(tmp_path, offset):
+    """Also one that is aligned and within the file: weights from a wrong place might be NaN, or no text."""
+    old, new = (struct.pack("<IQQIQ", 2, 64, 4, 8, at) for at in (1024, offset))
+    said = refused(tmp_path / "a.gguf", replaced(text("two.weight") + old, text("two.weight") + new) + bytes(4096))
+    assert "'two.weight'" in said and wording("its_offset_is_wrong") in said

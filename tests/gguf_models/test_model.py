@@ -201,6 +201,23 @@ def test_parts_are_one_model(tmp_path, directory):
         GgufModel.open(tmp_path / "b-00001-of-00002.gguf")
 
 
+def test_a_head_that_is_the_embedding_in_another_type_counts_once(tmp_path, directory):
+    path = directory("qwen2-tied-yarn")
+    metadata, tensors = metadata_of(path, "gpt-2"), tensors_of(path, "F16")
+    table = weights_of(path)["model.embed_tokens.weight"]
+
+    def parameters(head: np.ndarray | None) -> int:
+        file, more = tmp_path / "a.gguf", {} if head is None else {"output.weight": q8_0(head)}
+        file.write_bytes(written(metadata, {**tensors, **more}))
+        found = GgufModel.open(file)
+        assert gguf_source(found).checkpoint.parameters == found.parameters
+        return found.parameters
+
+    once = parameters(None)
+    assert once == sum(one.size for one in weights_of(path).values())
+    assert parameters(table) == once and parameters(table[::-1].copy()) == once + table.size
+
+
 WRONG: dict[str, dict[str, Any]] = {
     "another architecture": {"general__architecture": "gemma3"},
     "no architecture": {"general__architecture": None},

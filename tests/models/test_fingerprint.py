@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 
 from localspec.checkpoint import revision, tensor_start, weight_files
 from localspec.errors import LocalspecError
-from localspec.models import fingerprint
+from localspec.models import fingerprint, weight_digests
 from localspec.models.fingerprint import (
     HEADER,
     RUN,
@@ -28,7 +28,7 @@ from localspec.models.fingerprint import (
     sampled_weights,
     weights_fingerprint,
 )
-from localspec.models.weight_digests import weight_digests
+from localspec.models.weight_digests import weight_digests as sha256_of
 from localspec.packed_file import Header, Origin
 from localspec.paths import Paths
 
@@ -217,6 +217,28 @@ def test_a_file_is_known_by_size_header_and_samples(file: Path, tmp_path: Path) 
     assert file_fingerprint(renamed) != before
 
 
+def test_the_size_counts_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Zeros after zeros change no sample."""
+    monkeypatch.setattr(fingerprint, "HEADER", 64)
+    file, found = tmp_path / "a.gguf", set[str]()
+    for size in (2**20, 2**20 + 1, 2**21):
+        file.touch()
+        os.truncate(file, size)
+        found.add(file_fingerprint(file))
+    assert len(found) == 3
+
+
+def test_a_file_that_stays_as_it_is_is_read_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads, read = [], fingerprint._read_at
+    monkeypatch.setattr(fingerprint, "_read_at", lambda *given: reads.append(given) or read(*given))
+    before = file_fingerprint(file)
+    assert file_fingerprint(file) == before and len(reads) == 2 * 1025, "it changed just now, and may change unseen"
+    monkeypatch.setattr(weight_digests, "SETTLED", -1)
+    assert [file_fingerprint(file) for _ in range(3)] == [before] * 3 and len(reads) == 3 * 1025
+    flipped(file, 5)
+    assert file_fingerprint(file) != before
+
+
 def test_metadata_of_safetensors_are_the_files_and_not_the_weights(tiny: Any, tmp_path: Path) -> None:
     like = tiny(LLAMA).path
     one = directory(tmp_path / "one", like, tensors_of(like))
@@ -300,7 +322,7 @@ def test_files_are_recognised_under_other_names(tmp_path: Path, monkeypatch: pyt
     others = [file.rename(tmp_path / f"b{file.name}") for file in files]
     assert recognised(others, held, paths) and not recognised(others[:1], held, paths)
     assert not recognised([tmp_path / "a-1", others[1]], held, paths)
-    by_digest = {name: (99, digest) for name, digest in weight_digests(others, paths).items()}
+    by_digest = {name: (99, digest) for name, digest in sha256_of(others, paths).items()}
     assert recognised(others, by_digest, paths), "as earlier versions noted them"
     flipped(others[0], 5)
     assert not recognised(others, held, paths) and not recognised(others, by_digest, paths)

@@ -35,7 +35,7 @@ def paths(tmp_path):
 
 @pytest.fixture(autouse=True)
 def settled(monkeypatch):
-    monkeypatch.setattr(module, "_SETTLED", 0)
+    monkeypatch.setattr(module, "SETTLED", 0)
 
 
 def change(path, times="kept"):
@@ -112,7 +112,7 @@ def test_no_file_is_read_whole_before_a_model_is_loaded(model, paths, monkeypatc
 
 
 def test_a_file_that_changed_just_now_is_not_known_by_its_times(model, paths, monkeypatch):
-    monkeypatch.setattr(module, "_SETTLED", 3600 * 10**9)
+    monkeypatch.setattr(module, "SETTLED", 3600 * 10**9)
     file = model / "model.safetensors"
     before, told = weight_digests([file], paths), module.stamps
     look([file], {file.name: "a" * 40}, paths)

@@ -105,7 +105,7 @@ def test_a_drafter_is_found_by_its_revision(home: Path) -> None:
 def test_an_import_is_recognised_in_a_file_of_another_name_and_read_once(
     home: Path, monkeypatch: pytest.MonkeyPatch, known: bool
 ) -> None:
-    monkeypatch.setattr(weight_digests, "_SETTLED", 0)
+    monkeypatch.setattr(weight_digests, "SETTLED", 0)
     paths, file = Paths(home), (home / "here.gguf").rename(home / "renamed.gguf")
     before = {one.path.name for one in imports(paths).values()}
     read, reads = weight_digests._read, []

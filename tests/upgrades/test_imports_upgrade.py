@@ -7,11 +7,10 @@ import signal
 import subprocess
 import sys
 import tarfile
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType, SimpleNamespace
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -25,10 +24,9 @@ from localspec.models.drafter_cards import trained_drafters
 from localspec.models.imported import imports
 from localspec.models.only_copies import is_only_copy, move_only_copies
 from localspec.models.packed_files import packed_files, packed_in
-from localspec.models.registry import TargetCard, resolve
+from localspec.models.registry import resolve
 from localspec.packed_file import Origin
 from localspec.paths import Paths
-from localspec.reminders import DAY
 from localspec.store.store import Store
 
 ARCHIVE = Path(__file__).parent / "imports-66a34518.tar.xz"
@@ -105,8 +103,7 @@ def test_the_path_of_then_is_still_a_name(home: Path) -> None:
     assert called(home, "run", "hi", "-m", str(file), *AS_THEN).stdout == before.stdout
 
 
-@pytest.mark.parametrize("new_name", [None, "by-another-name"])
-def test_phrases_belong_to_the_model_by_both_names(home: Path, new_name: str | None) -> None:
+def test_phrases_belong_to_the_model_in_both_places(home: Path) -> None:
     paths = Paths(home)
     with Store.open(paths.database, pytest.fail) as store:
         pools = {pool.model: pool for pool in store.phrases.pools()}
@@ -118,9 +115,7 @@ def test_phrases_belong_to_the_model_by_both_names(home: Path, new_name: str | N
     with Store.open(paths.database, pytest.fail) as store, pytest.MonkeyPatch.context() as patched:
         patched.setenv("LOCALSPEC_HOME", str(home))
         for name, pool in pools.items():
-            file = imports(paths)[name].path
-            card = TargetCard(new_name or name, file, None, "", entry=resolve(name, paths).entry)
-            found = SavedPhrases.open(store, card, pool.tokenizer, True, Reporter())
+            found = SavedPhrases.open(store, resolve(name, paths), pool.tokenizer, True, Reporter())
             assert found and found.pool_id == pool.pool
         now = {pool.pool: pool for pool in store.phrases.pools()}
         assert len(now) == 2 and {pool.path for pool in now.values()} == {str(one.path) for one in packed_files(paths)}
@@ -184,26 +179,19 @@ def test_a_move_that_is_killed_anywhere_loses_nothing(home: Path, moved_by: str,
         if not again:
             for file in paths.imports.glob("*.packed"):
                 os.replace(file, paths.packed / file.name)
-    assert again or lines > (20 if moved_by == "rename" else 40)
+    assert again or lines > (10 if moved_by == "rename" else 20)
     move_only_copies(paths, Reporter(pytest.fail))
     assert contents(paths.imports) == before and not contents(paths.packed)
     assert {file.suffix for file in paths.imports.iterdir()} <= {".packed", ".lock"}
 
 
-@pytest.mark.parametrize("when", ["before", "while"])
-def test_a_full_disk_leaves_them_where_they_are_and_they_answer(
-    home: Path, monkeypatch: pytest.MonkeyPatch, when: str
-) -> None:
+def test_a_full_disk_leaves_them_where_they_are_and_they_answer(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     onto_another_disk(monkeypatch)
     before = contents(Paths(home).packed)
-    if when == "before":
-        monkeypatch.setattr(only_copies.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
-    else:
-
-        def full(_: int) -> None:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-        monkeypatch.setattr(only_copies.os, "fsync", full)
+    monkeypatch.setattr(only_copies.os, "fsync", full)
     result = called(home, "run", "hello again", "-m", "gone", *AS_THEN)
     assert result.returncode == 0 and result.stderr.count("\n") == 1
     assert wording("could_not_be_moved_to") in result.stderr
@@ -213,37 +201,23 @@ def test_a_full_disk_leaves_them_where_they_are_and_they_answer(
     assert contents(Paths(home).imports) == before
 
 
-def test_one_that_cannot_be_moved_keeps_no_other_and_is_named_once_a_day(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    onto_another_disk(monkeypatch)
-    paths, copy = Paths(home), only_copies._copy
-    stays = packed_in(paths.packed)[0].path  # the first that is tried
-    other = packed_in(paths.packed)[1].path
+def test_one_that_cannot_be_moved_keeps_no_other_and_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths, move, said = Paths(home), only_copies._move, list[str]()
+    stays, other = (one.path for one in packed_in(paths.packed))  # in the order in which they are tried
 
     def refuse(file: Path, new: Path, reporter: Reporter) -> None:
         if file == stays:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
-        copy(file, new, reporter)
+        move(file, new, reporter)
 
-    def notices() -> list[str]:
-        said: list[str] = []
-        move_only_copies(paths, Reporter(said.append))
-        return said
-
-    monkeypatch.setattr(only_copies, "_copy", refuse)
-    (said,) = notices()
-    assert f"{stays} (Permission denied)" in said and str(other) not in said
-    assert wording("free_space_or_correct_permissions") in said
+    monkeypatch.setattr(only_copies, "_move", refuse)
+    move_only_copies(paths, Reporter(said.append))
+    assert len(said) == 1 and f"{stays} (Permission denied)" in said[0] and str(other) not in said[0]
+    assert wording("free_space_or_correct_permissions") in said[0]
     assert stays.exists() and not other.exists() and (paths.imports / other.name).exists()
-    assert notices() == []
-    assert said in " ".join(called(home, "list").stderr.split())
-    before = time.time() - DAY
-    os.utime(paths.unmoved, (before, before))
-    assert notices() == [said]
-    monkeypatch.setattr(only_copies, "_copy", copy)
-    assert notices() == [] and (paths.imports / stays.name).exists() and not paths.unmoved.exists()
-    assert said not in called(home, "list").stderr
+    monkeypatch.undo()
+    move_only_copies(paths, Reporter(pytest.fail))
+    assert (paths.imports / stays.name).exists() and not list(paths.imports.glob("*.lock"))
 
 
 @pytest.mark.slow
