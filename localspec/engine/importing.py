@@ -25,7 +25,7 @@ from localspec.models.other_programs import ollama_name
 from localspec.models.packed_files import FILED, packed_in
 from localspec.models.registry import TargetCard
 from localspec.models.tokenizer_trial import child_at_hand
-from localspec.packed_file import BLOCKS, Origin, PackedFile, forms, read
+from localspec.packed_file import BLOCKS, Header, Origin, PackedFile, forms, read
 from localspec.paths import Paths
 from localspec.quantities import size
 
@@ -135,7 +135,7 @@ def _register(file: Path, answers: str, reporter: Reporter, paths: Paths) -> tup
     )  # fmt: skip
     header, known = registration(gguf_source(model), origin, answers), former is not None and former.header.registered
     if not (same and known):
-        for sentence in model.notices():
+        for sentence in [*model.notices(), *_rounding(header)]:
             reporter.notice(sentence)
     _forget([*changed, *([former] if former and not same else [])], paths)
     written = read(register(header, model.texts, reporter, paths))
@@ -143,6 +143,20 @@ def _register(file: Path, answers: str, reporter: Reporter, paths: Paths) -> tup
         if one.path != written.path:
             one.path.unlink(missing_ok=True)
     return written, model, not (same and known)
+
+
+def _rounding(header: Header) -> list[str]:
+    """Return what to say of a registration with types that have no kernels."""
+    from localspec.native.gguf_pack import rounded
+
+    types = rounded(header)
+    if not types or header.answers != BLOCKS:
+        return []
+    stored, becomes = " and ".join(sorted(types)), " and ".join(sorted({*types.values()}))
+    return [
+        f"There is no kernel for the weights of {header.origin.name} in {stored}; they are rounded to {becomes} once, "
+        f"and the model takes {size(header.weight_bytes)} of memory."
+    ]
 
 
 def _has_copy(registered: PackedFile, paths: Paths) -> bool:
@@ -223,7 +237,7 @@ def register_fetched(
         weights=model.weights, license=model.license() or origin.license,
     )  # fmt: skip
     header = registration(gguf_source(model), origin, asked or BLOCKS)
-    for sentence in model.notices():
+    for sentence in [*model.notices(), *_rounding(header)]:
         reporter.notice(sentence)
     found = read(register(header, model.texts, reporter, paths))
     return _imported(found, model, True, began, reporter, paths)
