@@ -43,6 +43,7 @@ from localspec.packed_file import (
     Tensor,
     forms,
     joined,
+    of_same_weights,
     read,
 )
 from localspec.paths import Paths, private_directory
@@ -125,7 +126,10 @@ def _all_there_is(path: Path, packing: str, threads: int, reporter: Reporter, pa
     if packing in (*FILED, BLOCKS):
         try:
             origin = registered.header.origin
-            return _opened_or_again(lambda: pack_gguf(source, packing, origin, threads, reporter, paths), reporter)
+            others = of_same_weights(path) if packing == BLOCKS else []  # made when the GGUF file lay elsewhere
+            return _opened_or_again(
+                lambda: pack_gguf(source, packing, origin, threads, reporter, paths, others), reporter
+            )
         except (CannotWrite, DoesNotFit) as error:
             reporter.notice(f"{error} The model is packed anew each time it is loaded until then.")
     recipe = gguf_recipe(source, packing)
@@ -152,8 +156,16 @@ def register(header: Header, texts: Mapping[str, bytes], reporter: Reporter, pat
     return once(in_all_formats(header.origin, BLOCKS, paths, only_copy=True)[:1], make, reporter, same)
 
 
-def pack_gguf(source: Source, packing: str, origin: Origin, threads: int, reporter: Reporter, paths: Paths) -> Path:
-    """Return the packed file of a model in int8, int4 or blocks. Make it if it does not exist.
+def pack_gguf(
+    source: Source,
+    packing: str,
+    origin: Origin,
+    threads: int,
+    reporter: Reporter,
+    paths: Paths,
+    others: Sequence[Path] = (),
+) -> Path:
+    """Return the packed file of a model in int8, int4 or blocks. Make it if neither it nor one of `others` serves.
 
     A file in blocks is also made again if it has other types than this version rounds to. Raises what `once` raises,
     and LocalspecError where the files change meanwhile.
@@ -171,7 +183,7 @@ def pack_gguf(source: Source, packing: str, origin: Origin, threads: int, report
         return not found.outdated and (packing != BLOCKS or _tensors(found) == _tensors(header))
 
     known = in_all_formats(origin, ROUNDED if packing == BLOCKS else packing, paths)
-    return once(known, make, reporter, serves)
+    return once([*known, *others], make, reporter, serves)
 
 
 def _tensors(header: Header) -> dict[str, Tensor | None]:

@@ -326,6 +326,17 @@ def test_what_was_packed_answers_without_the_file(directory, tmp_path, paths):
     assert without.nbytes == with_file.nbytes and without.read_bytes == with_file.read_bytes
 
 
+def test_a_file_that_moved_is_not_packed_again(directory, tmp_path, paths):
+    file, done = mixed(tmp_path / "tiny.gguf", directory("llama"), ffn_down="IQ2_XS"), list[str]()
+    first = registered(file, paths).path
+    load(first, BLOCKS, "", 1, Reporter(progress=done.append), paths)
+    (tmp_path / "elsewhere").mkdir()
+    second = registered(file.rename(tmp_path / "elsewhere" / "tiny.gguf"), paths).path
+    first.unlink()
+    load(second, BLOCKS, "", 1, Reporter(progress=done.append), paths)
+    assert len(done) == 1 and len([*paths.packed.glob("*.packed")]) == 1
+
+
 def test_a_registration_of_an_earlier_version_keeps_answering(directory, tmp_path, paths):
     file = mixed(tmp_path / "tiny.gguf", directory("llama"), ffn_down="F16")
     now = registered(file, paths)
