@@ -179,6 +179,7 @@ def test_a_file_that_changed_is_what_its_name_means_now(tmp_path, gguf, director
     assert refused.returncode == 3 and wording("changed_since_imported_put_back", file=gguf) in sentence(refused)
     result = called(tmp_path, "run", "-m", gguf.name, "-n", "1", "--no-log", "Hi")
     assert result.returncode == 0 and wording("name_is_now_what_file_holds", file=gguf) in result.stderr
+    assert wording("no_kernel_for_weights") in result.stderr
     after = imported(tmp_path, gguf)
     assert (after["new"], after["name"], after["types"]) == (False, before["name"], ["F16"])
     packed = sorted(file.name.split("-")[1] for file in tmp_path.rglob("*.packed"))
