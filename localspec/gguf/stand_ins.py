@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from localspec.packed_file import block_inputs
 
 STAND_INS: Mapping[str, str] = {
-    "TQ1_0": "Q4_K", "TQ2_0": "Q4_K", "IQ1_S": "Q4_K", "IQ1_M": "Q6_K", "IQ2_XXS": "Q6_K", "IQ2_XS": "Q6_K",
+    "TQ1_0": "Q4_K", "TQ2_0": "Q4_K", "IQ1_S": "Q4_K", "IQ1_M": "Q6_K", "IQ2_XXS": "Q5_0", "IQ2_XS": "Q6_K",
     "IQ2_S": "Q6_K", "IQ3_XXS": "Q5_0", "IQ3_S": "Q5_0", "NVFP4": "Q6_K", "F16": "Q8_0", "BF16": "Q8_0", "F32": "Q8_0",
 }  # fmt: skip
 _ANY_WIDTH = "Q8_0"  # for rows that are no whole number of the blocks above
