@@ -210,7 +210,10 @@ def packings(path: Path) -> tuple[str, ...]:
     here = packed_file.forms(path)
     if packed_file.BLOCKS not in here:
         return (*here,)
-    header = packed_file.read(here.pop(packed_file.BLOCKS)).header
+    header = packed_file.read(here[packed_file.BLOCKS]).header
+    if not header.registered:
+        return (*here,)
+    del here[packed_file.BLOCKS]
     if missing := header.missing:
         if not here:
             raise NotHere(moved(header, missing))
@@ -266,6 +269,7 @@ def _inspect_packed(found: packed_file.PackedFile) -> Checkpoint:
         if packing != packed_file.BLOCKS and (packed := packed_file.forms(found.path).get(packing)):
             held = packed.stat().st_size
     table, parts = header.tensors.get("embed_tokens"), header.blocks.get("embed_tokens", ())
+    table = table or header.tensors.get("embed_tokens 0")
     embedding = table.tensor.out * table.tensor.inputs if table and table.tensor else 0
     embedding += sum(math.prod(part.shape) for part in parts)
     architecture = _architecture(config, found.path)

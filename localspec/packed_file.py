@@ -3,7 +3,7 @@
     magic, 8 bytes │ length of the header, 8 bytes │ sha256 of the header, 32 bytes │ header, JSON │ sections ...
 
 A model that is read from its GGUF files has such a file without tensors: its registration. The header says where the
-weights lie in the GGUF files.
+weights lie in the GGUF files. If some are in types without kernels, a second file has all of them in blocks.
 
 Sections are tensors and texts. Each begins at a multiple of 4096 bytes, counted from the first one after the header.
 A section is written and read back in pieces; its digest is the sha256 of the sha256 of its pieces, one after another.
@@ -197,7 +197,12 @@ class Header:
     @property
     def registered(self) -> bool:
         """Return whether the weights are in GGUF files, and not here."""
-        return self.packing == BLOCKS
+        return self.packing == BLOCKS and not self.tensors
+
+    @property
+    def block_bytes(self) -> int:
+        """Return what the weights take in memory in blocks, and 0 if nothing is known of that."""
+        return self.weight_bytes or sum(section.bytes for section in self.tensors.values())
 
     @property
     def outdated(self) -> bool:
@@ -342,9 +347,15 @@ def forms(file: Path) -> dict[str, Path]:
     """The packings in which the model of a packed file is here: this one, and those of its weights."""
     here, found = [(peek(file)[0].header, file)], dict[str, Path]()
     here += [(read(other).header, other) for other in of_same_weights(file)]
-    for header, one in sorted(here, key=lambda pair: pair[0].outdated):
+    for header, one in sorted(here, key=_last_choice):
         found.setdefault(header.packing, one)
     return found
+
+
+def _last_choice(one: tuple[Header, Path]) -> tuple[bool, bool, bool]:
+    """Return what sorts files of one packing: a registration is first while its GGUF files are there, else last."""
+    header = one[0]
+    return header.outdated, header.missing is not None, not header.registered
 
 
 def of_same_weights(file: Path) -> list[Path]:
@@ -409,10 +420,10 @@ def _header(said: Any) -> Header:
         others,
         said["format"],
         said["layout"],
-        **(_registered(said, [*origin["files"].values()]) if said["packing"] == BLOCKS else {}),
+        **(_registered(said, [*origin["files"].values()]) if said["packing"] == BLOCKS and not tensors else {}),
     )
     blocks = header.registered or any(one.tensor and one.tensor.layout == BLOCKS for one in tensors.values())
-    if (header.registered and tensors) or (blocks and header.format == 1):
+    if blocks and header.format == 1:
         raise ValueError
     if any(one.tensor is None for one in tensors.values()) or any(one.tensor for one in others.values()):
         raise ValueError

@@ -23,12 +23,12 @@ import numpy as np
 from real.reference import log_softmax
 
 from localspec.gguf.blocks import BLOCKS, floats
-from localspec.gguf.stand_ins import STAND_INS, requantised
+from localspec.gguf.stand_ins import STAND_INS
 from localspec.machine.hardware import physical_cores
+from localspec.native.blocks import BlockMatrix
 
 BY_NAME = {block.name: (number, block) for number, block in BLOCKS.items()}
 TYPES = ("IQ1_S", "IQ1_M", "TQ1_0", "TQ2_0", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "NVFP4")
-PIECE = 2**18  # weights that are put into other blocks at once
 ROWS = 32  # of logits that are widened to 64 bits at a time
 
 
@@ -66,10 +66,9 @@ class Quantiser:
 
 def stood_in(numbers: np.ndarray, kind: str) -> np.ndarray:
     """Return what numbers are in the blocks that stand in for theirs."""
-    flat, block = numbers.reshape(-1), BY_NAME[kind][1]
-    starts = range(0, flat.size, PIECE)
-    pieces = [floats(block, requantised(flat[start : start + PIECE], kind)) for start in starts]
-    return np.concatenate(pieces).reshape(numbers.shape)
+    matrix = BlockMatrix.empty(*numbers.shape, kind)
+    matrix.fill_rounded(numbers)
+    return matrix.numbers()
 
 
 def importances(layers: dict[str, Any], read: Callable[[], object]) -> dict[str, np.ndarray]:

@@ -19,7 +19,7 @@ from localspec.models.fingerprint import fingerprints, recognised
 from localspec.models.packed_files import GPU_SUFFIX, packed_of, packed_sources
 from localspec.models.registry import NOWHERE, is_import, is_path, resolve
 from localspec.models.weight_digests import forget, look
-from localspec.packed_file import SUFFIX, forms, read
+from localspec.packed_file import SUFFIX, of_same_weights, read
 from localspec.paths import Paths
 from localspec.pulling.repositories import own_source, sources_of
 from localspec.quantities import counted, size
@@ -126,7 +126,7 @@ def _verify_packed(name: str, sources: list[Source], model: Source | None) -> li
     places = [(find_snapshot(source) or NOWHERE, str(source)) for source in sources]
     own = resolve(name).path if model is None else NOWHERE
     if is_packed(own):
-        files = [own] if is_packed(Path(os.path.expanduser(name))) else sorted(forms(own).values())
+        files = [own] if is_packed(Path(os.path.expanduser(name))) else sorted({own, *of_same_weights(own)})
     else:
         places += [(own, "")] if model is None else []
         found = {file for place in places for file in packed_of(*place, paths)}

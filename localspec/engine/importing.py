@@ -25,7 +25,7 @@ from localspec.models.other_programs import ollama_name
 from localspec.models.packed_files import FILED, packed_in
 from localspec.models.registry import TargetCard
 from localspec.models.tokenizer_trial import child_at_hand
-from localspec.packed_file import BLOCKS, Origin, PackedFile, forms, read
+from localspec.packed_file import BLOCKS, Header, Origin, PackedFile, forms, read
 from localspec.paths import Paths
 from localspec.quantities import counted, size
 
@@ -139,12 +139,26 @@ def _register(
         reporter.notice(f"{file} was imported by a version that read its metadata in another way; it is read again.")
         _forget(former, paths)
     if not (same and known):
-        for sentence in model.notices():
+        for sentence in [*model.notices(), *_rounding(header)]:
             reporter.notice(sentence)
     written = read(register(header, model.texts, reporter, paths))
     if former and known and former.path != written.path:
         former.path.unlink(missing_ok=True)
     return written, model, not (same and known)
+
+
+def _rounding(header: Header) -> list[str]:
+    """Return what to say of a registration with types that have no kernels."""
+    from localspec.native.gguf_pack import rounded
+
+    types = rounded(header)
+    if not types or header.answers != BLOCKS:
+        return []
+    stored, becomes = " and ".join(sorted(types)), " and ".join(sorted({*types.values()}))
+    return [
+        f"There is no kernel for the weights of {header.origin.name} in {stored}; they are rounded to {becomes} once, "
+        f"and the model takes {size(header.weight_bytes)} of memory."
+    ]
 
 
 def _forget(former: PackedFile, paths: Paths) -> None:

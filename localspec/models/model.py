@@ -82,7 +82,7 @@ def small_model_of(card: TargetCard) -> Model:
     if card.here:
         checkpoint = inspect(card.path)
         packed = packings(card.path) if checkpoint.packing else ()
-        block_bytes = read_packed(forms(card.path)[BLOCKS]).header.weight_bytes if BLOCKS in packed else 0
+        block_bytes = read_packed(forms(card.path)[BLOCKS]).header.block_bytes if BLOCKS in packed else 0
         shape, parameters = Shape.of(checkpoint.config), checkpoint.parameters
     else:
         shape = card.entry.shape if card.entry else None

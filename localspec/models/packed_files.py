@@ -26,6 +26,7 @@ STALLED = 30.0  # seconds after which a process that writes nothing is waited fo
 
 GPU_SUFFIX = ".safetensors"  # of what was packed for a GPU, which another library reads
 FILED = ("int8", "int4")  # packings that are kept on disk; dense ones are read about as fast from the model's own files
+ROUNDED = "rounded"  # in the name of a file in blocks, for a registration whose types have not all kernels
 
 
 _BEGIN = 2**16  # bytes of a packed file, in which the name of its model is

@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from localspec.checkpoint import Checkpoint, again, moved
 from localspec.errors import DoesNotFit, LocalspecError, NotHere, first_line
-from localspec.gguf.blocks import BLOCKS, floats
+from localspec.gguf.blocks import BLOCKS
 from localspec.gguf.file import damaged
 from localspec.gguf.model import GgufModel, GgufTensor
-from localspec.gguf.stand_ins import requantised
+from localspec.gguf.stand_ins import stand_in
 from localspec.models.architecture import TransformerConfig, in_features, weight_map
 from localspec.models.fingerprint import file_fingerprint
 from localspec.models.model_config import ModelConfig, least_parameters
@@ -26,7 +26,7 @@ from localspec.models.packed_files import FILED
 from localspec.models.rope import Rope
 from localspec.models.stored_weights import StoredTensor
 from localspec.models.weight_digests import stamps
-from localspec.native.blocks import PANEL, BlockMatrix, BlockStack, empty_matrices, packed_bytes
+from localspec.native.blocks import PANEL, BlockMatrix, BlockStack, empty_matrices
 from localspec.native.library import BLOCK_TYPES
 from localspec.native.pack import Recipe, Source
 from localspec.outside_files import MIB, parse_json
@@ -35,16 +35,15 @@ from localspec.packed_file import BlockPart, Header, Origin, PackedFile
 from localspec.quantities import size
 
 Floats = npt.NDArray[np.float32]
-_USUAL = "Q8_0"  # the blocks that weights are rounded to at each start where no kernel reads those of their own type
-_MOST_ROUNDED = 2**26  # weights: more of them take seconds, so such a model is packed once, in int8
 _PIECE = 2**21  # bytes of a file that a thread reads at a time
 _ROOM = 320 * MIB  # address space that threads and the tokenizer take at most; without it they end the process, or hang
 _TYPES = {block.name: block for block in BLOCKS.values()}
 
 
-def computed_as(stored: str) -> str:
-    """Return the type of blocks that a type of GGUF is computed in: itself, if there are kernels for it."""
-    return stored if stored in BLOCK_TYPES else _USUAL
+def rounded(header: Header) -> dict[str, str]:
+    """Return the types of a registration's matrices that have no kernels, and what each of them is rounded to."""
+    wide = (part for parts in header.blocks.values() for part in parts if len(part.shape) > 1)
+    return {part.type: stand_in(part.type, part.shape[1]) or FILED[0] for part in wide if part.type not in BLOCK_TYPES}
 
 
 def gguf_source(model: GgufModel) -> Source:
@@ -83,16 +82,10 @@ def registration(source: Source, origin: Origin, answers: str = IN_BLOCKS) -> He
     numbers = {file: number for number, file in enumerate(source.checkpoint.weight_files)}
     names = weight_map(source.sizes)  # without a head that is the embedding
     blocks = {name: tuple(_part(one, numbers) for one in source.made_of[name]) for name in names}
-    every = [part for name in names for part in _as_computed(name, source.made_of[name])]
-    held = [_held(part) for part in every]
-    rounded = sum(prod(part.shape) for part in every if len(part.shape) > 1 and part.block.name not in BLOCK_TYPES)
-    quick = all(held) and rounded <= _MOST_ROUNDED
+    held = source.header(origin, IN_BLOCKS, gguf_recipe(source, IN_BLOCKS)).block_bytes
     texts = {name: len(text) for name, text in source.texts.items()}
-    return replace(
-        Header.plan(origin, IN_BLOCKS, source.checkpoint.parameters, {}, texts), blocks=blocks,
-        weight_bytes=sum(held) if all(held) else 0,
-        answers=answers if quick or answers != IN_BLOCKS else FILED[0],
-    )  # fmt: skip
+    plan = Header.plan(origin, IN_BLOCKS, source.checkpoint.parameters, {}, texts)
+    return replace(plan, blocks=blocks, weight_bytes=held, answers=answers)
 
 
 def _part(tensor: StoredTensor, numbers: Mapping[Path, int]) -> BlockPart:
@@ -108,17 +101,6 @@ def _as_computed(name: str, parts: Sequence[StoredTensor]) -> list[GgufTensor]:
         return found
     half = replace(found[0], shape=(found[0].shape[0] // 2, found[0].shape[1]), bytes=found[0].bytes // 2)
     return [half, replace(half, start=half.start + half.bytes)]
-
-
-def _held(part: GgufTensor) -> int:
-    """Return the bytes of a part in memory; 0 if its rows are no whole number of blocks."""
-    rows, *columns = part.shape
-    if not columns:
-        return 4 * rows
-    try:
-        return packed_bytes(rows, columns[0], computed_as(part.block.name))
-    except LocalspecError:
-        return 0
 
 
 def files_of(found: PackedFile) -> list[Path]:
@@ -192,7 +174,9 @@ class BlockModel:
 
 
 def open_blocks(found: PackedFile, threads: int) -> BlockModel:
-    """Open a registered model. Raises NotHere and LocalspecError for files that are missing, changed or damaged.
+    """Open a registered model whose types all have kernels.
+
+    Raises NotHere and LocalspecError for files that are missing, changed or damaged.
 
     Each thread reads a piece of a file into a buffer and transposes it into panels; nothing is mapped, because a mapped
     file that is cut short ends the process.
@@ -206,7 +190,7 @@ def open_blocks(found: PackedFile, threads: int) -> BlockModel:
     if source.sizes.tied:
         del stored["lm_head.weight"]
     every = [part for parts in stored.values() for part in parts]
-    sizes = [(part.shape[0], part.shape[1], computed_as(part.block.name)) for part in every]
+    sizes = [(part.shape[0], part.shape[1], part.block.name) for part in every]
     try:
         matrices = iter(empty_matrices(sizes))
         np.empty(_ROOM, np.uint8)  # given back at once: it is there for what follows, which would end the process
@@ -264,8 +248,6 @@ def _fill(held: Any, name: str, part: GgufTensor, matrix: BlockMatrix, start: in
         held.buffer = np.empty(count * of_row, np.uint8)
     rows = held.buffer[: count * of_row]
     part.read(rows.data, start * of_row)
-    if matrix.type != part.block.name:
-        rows = requantised(floats(part.block, rows.data), matrix.type)
     of_panel = len(matrix.data) // -(-matrix.out // PANEL)
     panels = matrix.data[start // PANEL * of_panel : -(-end // PANEL) * of_panel]
     try:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from localspec.checkpoint import Checkpoint, inspect
 from localspec.errors import LocalspecError
 from localspec.gguf.model import GgufTensor
+from localspec.gguf.stand_ins import stand_in
 from localspec.models.architecture import TABLES, TransformerConfig, in_features, weight_map
 from localspec.models.four_bits import block_type, part_rows
 from localspec.models.model_config import ModelConfig, read_config
@@ -32,10 +33,10 @@ Importance = Mapping[str, npt.NDArray[np.float32]]  # by parameter: a weight for
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a model is packed: in int8, int4, bf16 or fp32.
+    """How a model is packed: in int8, int4, bf16, fp32 or blocks.
 
-    In int4 matrices are in blocks of the types that `block_type` chooses, and those without such a type in int8. In
-    int8 matrices that are `narrow` have groups of 32.
+    In int4 matrices are in blocks of the types that `block_type` chooses. In blocks they have those of their file, or
+    their stand-ins. Matrices without such a type are in int8. In int8 matrices that are `narrow` have groups of 32.
     """
 
     packing: str
@@ -50,14 +51,20 @@ class Recipe:
         for a vector. In blocks each part is a section: the parameter's name, a space, its number.
         """
         out = sum(rows for rows, _ in parts)
-        if self.packing != "int4" or inputs is None or name in TABLES or name.endswith(".conv"):
+        in_blocks = self.packing == BLOCKS or (self.packing == "int4" and name not in TABLES)
+        if not in_blocks or inputs is None or name.endswith(".conv"):
             return {name: self.tensor(name, out, inputs)}
         found = {}
         for number, (rows, stored) in enumerate(parts):
-            if (chosen := block_type(name, number, layers, inputs)) is None:
+            if self.packing == "int4":
+                chosen = block_type(name, number, layers, inputs)
+                if chosen and stored in RECORDS and bits(stored) <= max(MOST_BITS, bits(chosen)):
+                    chosen = stored
+            else:
+                assert stored is not None
+                chosen = stored if stored in RECORDS else stand_in(stored, inputs)
+            if chosen is None:
                 return {name: self.tensor(name, out, inputs)}
-            if stored in RECORDS and bits(stored) <= max(MOST_BITS, bits(chosen)):
-                chosen = stored
             found[f"{name} {number}"] = Tensor(BLOCKS, chosen, rows, inputs)
         return found
 
@@ -105,7 +112,7 @@ class Source:
         for name, parts in self.made_of.items():
             if name != "embed_tokens" or not self.sizes.tied:
                 rows, types = self._part_rows(name), [_type(part) for part in parts]
-                types = types if len(types) == len(rows) else [None] * len(rows)
+                types *= len(rows) // len(types)  # a tensor of several parts has one
                 stored = [*zip(rows, types, strict=True)]
                 tensors |= recipe.sections(name, stored, in_features(name, self.sizes), self.sizes.num_layers)
         texts = {name: len(text) for name, text in self.texts.items()}
@@ -189,9 +196,9 @@ def _fill_blocks(
     filled: Callable[..., None]
     given: tuple[Any, ...]
     starts = accumulate((part.shape[0] for part in parts), initial=0)
-    same = next((part for start, part in zip(starts, parts, strict=False) if start == above), None)
-    if same and same.shape[0] == tensor.out and _type(same) == tensor.format:
-        filled, given = target.fill, (_blocks(same, row, count),)
+    start, stored = [pair for pair in zip(starts, parts, strict=False) if pair[0] <= above][-1]
+    if _type(stored) == tensor.format and above + tensor.out <= start + stored.shape[0]:
+        filled, given = target.fill, (_blocks(stored, above - start + row, count),)
     else:
         weights, source = _rows(parts, [(above + row, above + row + count)], tensor.inputs)
         filled, given = target.fill_rounded, (weights, importance, source)

@@ -16,6 +16,7 @@ from localspec.events import Reporter
 from localspec.models.fingerprint import identified, recognised, weights_fingerprint
 from localspec.models.packed_files import (
     FILED,
+    ROUNDED,
     Stalled,
     former_forms,
     in_all_formats,
@@ -27,7 +28,7 @@ from localspec.models.packed_files import (
 )
 from localspec.models.registry import license_of
 from localspec.models.weight_digests import stamps
-from localspec.native.gguf_pack import BlockModel, files_of, gguf_recipe, open_blocks, registered_source
+from localspec.native.gguf_pack import BlockModel, files_of, gguf_recipe, open_blocks, registered_source, rounded
 from localspec.native.pack import Recipe, Source
 from localspec.native.packed_model import Fill, PackedModel, write
 from localspec.packed_file import (
@@ -38,8 +39,10 @@ from localspec.packed_file import (
     Origin,
     Progress,
     Section,
+    Tensor,
     forms,
     joined,
+    of_same_weights,
     read,
 )
 from localspec.paths import Paths, private_directory
@@ -68,13 +71,7 @@ def load(
         return _in_memory(Source.open(path), Recipe(packing), packing, Origin(name, ""), threads, reporter)
     try:
         origin = Origin(name, revision(path))
-        file = make(path, packing, origin, threads, reporter, paths)
-        try:
-            return _opened(file)
-        except DamagedFile as error:
-            reporter.notice(str(error))
-            file.unlink(missing_ok=True)
-        return _opened(make(path, packing, origin, threads, reporter, paths))
+        return _opened_or_again(lambda: make(path, packing, origin, threads, reporter, paths), reporter)
     except (CannotWrite, DoesNotFit) as error:
         reporter.notice(f"{error} The model is packed anew each time it is loaded until then.")
         return _in_memory(Source.open(path), Recipe(packing), packing, Origin(name, ""), threads, reporter)
@@ -87,34 +84,51 @@ def _opened(file: Path) -> PackedModel:
     return model
 
 
+def _opened_or_again(made: Callable[[], Path], reporter: Reporter) -> PackedModel:
+    """Map a file that was made or found. If its texts are damaged, it is made again."""
+    file = made()
+    try:
+        return _opened(file)
+    except DamagedFile as error:
+        reporter.notice(str(error))
+        file.unlink(missing_ok=True)
+    return _opened(made())
+
+
 def _all_there_is(path: Path, packing: str, threads: int, reporter: Reporter, paths: Paths) -> PackedModel | BlockModel:
     """Open a model that is here packed, or registered and read from its GGUF files, in this packing.
 
     Raises NotHere for a packing that it is not here in.
     """
     here = forms(path)
-    registered = read(here[BLOCKS]) if BLOCKS in here else None
-    if registered and len(here) > 1 and (missing := registered.header.missing):
+    registered = next((one for one in map(read, {path, *here.values()}) if one.header.registered), None)
+    missing = registered.header.missing if registered else None
+    if registered and missing and {*here.values()} != {registered.path}:
         reporter.notice(f"{moved(registered.header, missing)} Until then it answers as it was packed before.")
-    if registered and packing == BLOCKS:
-        return open_blocks(registered, threads)
-    old = packing in here and read(here[packing]).header.outdated
-    if packing in here and not (old and registered and not registered.header.missing):
+    file = here.get(packing)
+    if registered and file == registered.path:
+        if not rounded(registered.header):
+            return open_blocks(registered, threads)
+        file = None
+    if file and not (read(file).header.outdated and registered and not missing):
         try:
-            return _opened(here[packing])
+            return _opened(file)
         except DamagedFile as error:
-            if not registered or registered.header.missing:
-                raise damaged(here[packing], error) from None
+            if not registered or missing:
+                raise damaged(file, error) from None
             reporter.notice(str(error))
-            here[packing].unlink(missing_ok=True)
+            file.unlink(missing_ok=True)
     if registered is None:
         raise only_packed(path)
     files, texts = files_of(registered), {name: registered.text(name) for name in registered.header.texts}
     source = registered_source(registered.header, texts, files)
-    if packing in FILED:
+    if packing in (*FILED, BLOCKS):
         try:
             origin = registered.header.origin
-            return _opened(pack_gguf(source, packing, origin, threads, reporter, paths))
+            others = of_same_weights(path) if packing == BLOCKS else []  # made when the GGUF file lay elsewhere
+            return _opened_or_again(
+                lambda: pack_gguf(source, packing, origin, threads, reporter, paths, others), reporter
+            )
         except (CannotWrite, DoesNotFit) as error:
             reporter.notice(f"{error} The model is packed anew each time it is loaded until then.")
     recipe = gguf_recipe(source, packing)
@@ -142,10 +156,19 @@ def register(header: Header, texts: Mapping[str, bytes], reporter: Reporter, pat
     return once(in_all_formats(header.origin, BLOCKS, paths, only_copy=True)[:1], make, reporter, same)
 
 
-def pack_gguf(source: Source, packing: str, origin: Origin, threads: int, reporter: Reporter, paths: Paths) -> Path:
-    """Return the packed file of a model in int8 or int4. Make it if it does not exist.
+def pack_gguf(
+    source: Source,
+    packing: str,
+    origin: Origin,
+    threads: int,
+    reporter: Reporter,
+    paths: Paths,
+    others: Sequence[Path] = (),
+) -> Path:
+    """Return the packed file of a model in int8, int4 or blocks. Make it if neither it nor one of `others` serves.
 
-    Raises what `once` raises, and LocalspecError where the files change meanwhile.
+    A file in blocks is also made again if it has other types than this version rounds to. Raises what `once` raises,
+    and LocalspecError where the files change meanwhile.
     """
     files = source.checkpoint.weight_files
     before, header = stamps(files), source.header(origin, packing, gguf_recipe(source, packing))
@@ -156,7 +179,15 @@ def pack_gguf(source: Source, packing: str, origin: Origin, threads: int, report
             file.unlink(missing_ok=True)
             raise LocalspecError(f"{files[0]} changed while it was read; try again.")
 
-    return once(in_all_formats(origin, packing, paths), make, reporter, lambda header: not header.outdated)
+    def serves(found: Header) -> bool:
+        return not found.outdated and (packing != BLOCKS or _tensors(found) == _tensors(header))
+
+    known = in_all_formats(origin, ROUNDED if packing == BLOCKS else packing, paths)
+    return once([*known, *others], make, reporter, serves)
+
+
+def _tensors(header: Header) -> dict[str, Tensor | None]:
+    return {name: section.tensor for name, section in header.tensors.items()}
 
 
 class CannotWrite(LocalspecError):

@@ -24,6 +24,8 @@ from localspec.pulling.packing import Installed, Packed, discard_fetched
 from localspec.quantities import size
 
 _EIGHT_BITS = frozenset(("Q8_0", "F16", "BF16", "F32"))  # types of at least as many bits
+# Of a weight in memory, the fewest bits where types have no kernels: those of the blocks that they are rounded to.
+_ROUNDED = {r"(^|-)B?F(P?16|P?32)": 8.5, r"(^|-)(IQ[123]|TQ)": 4.5}
 
 
 def made_before(part: Part, texts: Part | None) -> PackedFile | None:
@@ -82,8 +84,9 @@ def memory(part: Part, settings: Settings, machine: Machine) -> tuple[bool | Non
     weights = int(part.weights * 8 / bits)
     asked, usable = asked_packing(settings), machine.devices[-1].usable
     sizes = {packing: packed(weights, 0, packing, "native") for packing in ([asked] if asked else FILED)}
-    if asked is None and bits < 16:  # more bits become int8
-        sizes = {BLOCKS: part.weights, **sizes}
+    if asked is None:
+        least = next((most for kind, most in _ROUNDED.items() if re.search(kind, part.source.gguf)), None)
+        sizes = {BLOCKS: int(weights * least / 8) if least else part.weights, **sizes}
     packing = next((one for one in sizes if sizes[one] <= usable), [*sizes][-1])
     held = "" if packing == BLOCKS else f" packed in {packing}"
     if sizes[packing] > usable:

@@ -4,6 +4,8 @@ import hashlib
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import tiny_models
@@ -15,6 +17,7 @@ from golden import matching, wording
 from hub_server import Hub, Repository, model_repository, served
 from transformers import Qwen3Config
 
+from localspec.config import Settings
 from localspec.errors import LocalspecError
 from localspec.events import Reporter
 from localspec.gguf.model import GgufModel
@@ -27,6 +30,8 @@ from localspec.native.gguf_pack import gguf_source
 from localspec.native.packed_cache import pack_gguf
 from localspec.packed_file import Origin
 from localspec.paths import Paths, private_directory
+from localspec.pulling.gguf import memory
+from localspec.quantities import size
 
 pytestmark = pytest.mark.slow
 
@@ -356,3 +361,14 @@ def test_a_newer_commit_takes_the_place_of_the_one_before(home, files, directory
     assert at(home, hub, "run", "-m", NAME, "-n", "1", "--no-log", "Hi").returncode == 0
     assert at(home, hub, "rm", NAME, "--yes").returncode == 0
     assert blobs(home) == {} and not list(common_cache(home).glob("models--*/snapshots/*"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "stored", "held"),  # bits of a weight
+    [("Q4_K_M", 5.5, 5.5), ("F16", 16, 8.5), ("BF16", 16, 8.5), ("F32", 32, 8.5), ("UD-IQ2_M", 3.7, 4.5)],
+)
+def test_a_plan_counts_what_types_without_kernels_become(kind, stored, held):
+    part: Any = SimpleNamespace(source=Source.parse(f"org/tiny-GGUF:{kind}"), weights=int(10**9 * stored))
+    machine = Machine((Device("cpu", "a processor", 10**12, 10**12, ("fp32",)),), 1)
+    fits, said = memory(part, Settings(), machine)
+    assert fits is None and said.startswith(f"about {size(10**9 * held)}, of")

@@ -2,12 +2,12 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 import tiny_models
@@ -16,6 +16,7 @@ from gguf_files import Stored, metadata_of, pairs, stored, tensors_of, write_mod
 from native.packings import assert_plain_text
 from transformers import LlamaConfig, Phi3Config, Qwen2Config
 
+from localspec.checkpoint import inspect, packings
 from localspec.config import Settings
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
@@ -25,15 +26,20 @@ from localspec.engine.importing import ready
 from localspec.errors import DoesNotFit, LocalspecError, NotHere
 from localspec.events import Reporter
 from localspec.gguf.model import GgufModel
+from localspec.gguf.stand_ins import STAND_INS, stand_in
 from localspec.models import tokenizer_trial
 from localspec.models.fingerprint import fingerprints
 from localspec.models.tokenizer import Tokenizer
 from localspec.native import gguf_pack
-from localspec.native.blocks import BlockStack
+from localspec.native.blocks import BlockMatrix, BlockStack
 from localspec.native.gguf_pack import BlockModel, gguf_source, open_blocks, registration
+from localspec.native.matrix import PackedMatrix
+from localspec.native.model import NativeModel
 from localspec.native.packed_cache import load, register
+from localspec.native.packed_model import PackedModel
 from localspec.native.target import NativeTarget
-from localspec.packed_file import BLOCKS, DamagedFile, Header, Origin, PackedFile, read
+from localspec.native.threads import Threads
+from localspec.packed_file import BLOCKS, RECORDS, DamagedFile, Header, Origin, PackedFile, forms, read
 from localspec.paths import Paths
 
 SHAPE = {**tiny_models._SHAPE, "hidden_size": 256, "intermediate_size": 512, "num_key_value_heads": 2}
@@ -82,7 +88,7 @@ def registered(file: Path, paths: Paths, answers: str = BLOCKS) -> PackedFile:
     return read(register(registration(gguf_source(model), origin, answers), model.texts, Reporter(), paths))
 
 
-def numbers(model: BlockModel, name: str) -> np.ndarray:
+def numbers(model: BlockModel | PackedModel, name: str) -> np.ndarray:
     found = model.tensors[name]
     return found.rows(range(found.out)) if isinstance(found, BlockStack) else found
 
@@ -143,7 +149,7 @@ def test_gate_and_up_in_one_tensor_are_two_parts(directory, tmp_path, paths, kin
         said = {key.replace("phi3.", f"{family}."): one for key, one in metadata_of(directory("phi3"), "gpt-2").items()}
         (tmp_path / "tiny.gguf").write_bytes(written({**said, "general.architecture": family}, own))
         found = registered(tmp_path / "tiny.gguf", paths)
-        model, wanted = open_blocks(found, 2), as_read(tmp_path / "tiny.gguf")
+        model, wanted = load(found.path, BLOCKS, "", 2, Reporter(), paths), as_read(tmp_path / "tiny.gguf")
         stack = model.tensors["layers.1.gate_up_proj.weight"]
         assert isinstance(stack, BlockStack) and [part.out for part in stack.parts] == [512, 512]
         equal = {name for name, values in wanted.items() if np.array_equal(numbers(model, name), values)}
@@ -157,36 +163,16 @@ def test_gate_and_up_in_one_tensor_are_two_parts(directory, tmp_path, paths, kin
     assert np.array_equal(*rows) and np.ptp(rows[0]) > 1
 
 
-def test_a_registration_says_what_its_weights_take(directory, tmp_path, paths):
-    file = mixed(tmp_path / "tiny.gguf", directory("tied"), ffn_down="F16")
+@pytest.mark.parametrize("kinds", [{}, {"ffn_down": "IQ2_XS", "token_embd": "F16"}])
+def test_a_registration_says_what_its_weights_take(directory, tmp_path, paths, kinds):
+    file = mixed(tmp_path / "tiny.gguf", directory("tied"), **kinds)
     found = registered(file, paths)
-    model = open_blocks(found, 1)
+    model = load(found.path, BLOCKS, "", 1, Reporter(), paths)
     held = {id(one): one.nbytes for one in model.tensors.values()}
     assert found.header.weight_bytes == sum(held.values())
     target = NativeTarget.open(found.path, quantize=BLOCKS)
     assert target.nbytes == target.read_bytes == found.header.weight_bytes
     assert found.path.stat().st_mode & 0o777 == 0o600
-
-
-@each("kind", ["F32", "F16", "BF16"])
-def test_numbers_that_have_no_blocks_are_rounded_as_llama_cpp_rounds_them(directory, tmp_path, paths, kind):
-    file = mixed(tmp_path / "tiny.gguf", directory("llama"), attn_q=kind)
-    values = as_read(file)["layers.0.qkv_proj.weight"]
-    queries = SHAPE["num_attention_heads"] * SHAPE["hidden_size"] // SHAPE["num_attention_heads"]
-    theirs = gguf.GGMLQuantizationType.Q8_0
-    rounded = gguf.quants.dequantize(gguf.quants.quantize(values[:queries], theirs), theirs)
-    found = numbers(open_blocks(registered(file, paths), 1), "layers.0.qkv_proj.weight")
-    assert np.array_equal(found[:queries], rounded) and np.array_equal(found[queries:], values[queries:])
-    assert not np.array_equal(found[:queries], values[:queries])
-
-
-@pytest.mark.parametrize(("most", "answers"), [(2**20, BLOCKS), (1000, "int8")])
-def test_a_model_with_many_weights_to_round_is_packed_instead(
-    directory, tmp_path, paths, monkeypatch, most: int, answers: str
-):
-    monkeypatch.setattr(gguf_pack, "_MOST_ROUNDED", most)
-    file = mixed(tmp_path / "tiny.gguf", directory("llama"), attn_q="F16")
-    assert registered(file, paths).header.answers == answers
 
 
 def test_drafts_change_no_token(directory, tmp_path, paths):
@@ -249,11 +235,120 @@ def test_dense_weights_are_those_of_the_file(directory, tmp_path, paths, packing
     assert np.array_equal(unpacked, values) if packing == "fp32" else np.allclose(unpacked, values, rtol=0.01)
 
 
-def test_a_width_without_whole_blocks_is_packed_instead(tmp_path, paths):
-    shape = {**tiny_models._SHAPE, "hidden_size": 48, "num_key_value_heads": 2}
+def test_a_width_without_whole_blocks_is_in_int8(tmp_path, paths):
+    shape = {**tiny_models._SHAPE, "hidden_size": 48, "intermediate_size": 64, "num_key_value_heads": 2}
     path = tiny_models.write(tmp_path / "narrow", LlamaConfig(**shape), tiny_models.byte_tokenizer(), 0)
-    header = registered(write_model(tmp_path / "tiny.gguf", path, "F16"), paths).header
-    assert (header.weight_bytes, header.answers) == (0, "int8")
+    found = registered(write_model(tmp_path / "tiny.gguf", path, "F16"), paths)
+    target = NativeTarget.open(found.path, quantize=BLOCKS)
+    assert found.header.answers == BLOCKS and target.nbytes == found.header.weight_bytes
+    assert isinstance(target.model.weights["layers.0.qkv_proj.weight"], PackedMatrix)
+    assert isinstance(target.model.weights["layers.0.down_proj.weight"], BlockStack)
+    assert_plain_text(target, WithPhrases(Autoregressive(), PhrasePool(())), [1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3])
+
+
+# -- types without kernels ---------------------------------------------------------------------------------------------
+
+COARSE = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "TQ1_0", "TQ2_0")
+
+
+def without_kernels(tmp_path: Path, width: int, coarse: Sequence[str]) -> Path:
+    """Write a model of this width with a coarse type in each layer, all types of any width, and some with kernels."""
+    shape = {**SHAPE, "hidden_size": width, "num_attention_heads": width // 64, "num_key_value_heads": 1}
+    shape |= {"intermediate_size": 256, "num_hidden_layers": len(coarse)}
+    path = tiny_models.write(tmp_path / f"wide-{width}", Qwen2Config(**shape), tiny_models.byte_tokenizer(), 0)
+    kinds = {f"blk.{layer}.ffn_down": kind for layer, kind in enumerate(coarse)}
+    kinds |= {"attn_q": "NVFP4", "attn_k": "Q5_0", "attn_output": "BF16", "ffn_gate": "Q8_0", "token_embd": "NVFP4"}
+    return mixed(tmp_path / f"{width}.gguf", path, **kinds, ffn_up="F32", attn_v="F16")
+
+
+@pytest.mark.parametrize("coarse", [COARSE[:3], COARSE[3:6], COARSE[6:]])
+@pytest.mark.parametrize("width", [576, 896])
+def test_types_without_kernels_are_rounded_to_their_stand_ins(tmp_path, paths, width, coarse):
+    file = without_kernels(tmp_path, width, coarse)
+    source, found = gguf_source(GgufModel.open(file)), registered(file, paths)
+    model = load(found.path, BLOCKS, "", 2, Reporter(), paths)
+    dense: dict[str, np.ndarray] = {}
+    for name, parts in source.made_of.items():
+        values = numbers(model, name)
+        first = 0
+        for part in parts:
+            rows, exact = values[first : first + part.shape[0]], part.floats(0, int(np.prod(part.shape)))
+            exact, first = exact.reshape(part.shape), first + part.shape[0]
+            kind = part.block.name
+            if len(part.shape) > 1 and kind not in RECORDS:
+                stood = BlockMatrix.empty(*part.shape, stand_in(kind, part.shape[1]) or "")
+                stood.fill_rounded(exact)
+                assert not np.array_equal(rows, exact) or kind.startswith("TQ"), (name, kind)
+                exact = stood.numbers()
+            assert np.array_equal(rows, exact), (name, kind)
+        dense[name] = values
+    target = NativeTarget.open(found.path, quantize=BLOCKS)
+    sizes = target.model.sizes
+    matrices = {
+        name: PackedMatrix.pack(values, "fp32", interleave="gate_up" in name) if name.endswith(".weight") else values
+        for name, values in dense.items()
+    }
+    loop = NativeModel(sizes, target.model.rope, matrices, Threads(1), "fp32")
+    tokens = [*range(1, 40)]
+    wanted = loop.forward(tokens, None, loop.cache(64))[0].numpy()
+    logits = target.forward(DraftTree.chain(tokens), target.cache(64)).logits.rows
+    assert np.abs(logits - wanted).mean() < 0.1 * wanted.std()  # inputs of products have 8 bits
+    assert_plain_text(target, WithPhrases(Autoregressive(), PhrasePool(())), [1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3], 64)
+
+
+def test_they_are_packed_once(directory, tmp_path, paths, monkeypatch):
+    file, done = mixed(tmp_path / "tiny.gguf", directory("llama"), ffn_down="IQ2_XS"), list[str]()
+    path, opened = registered(file, paths).path, partial(load, packing=BLOCKS, name="", threads=1, paths=paths)
+    reporter = Reporter(progress=done.append)
+    first = opened(path, reporter=reporter)
+    [packed] = paths.packed.glob("*-rounded-*.packed")
+    assert done == ["packing tiny in blocks, once"] and packed.stat().st_mode & 0o777 == 0o600
+    again = opened(path, reporter=reporter)
+    assert len(done) == 1 and again.header == first.header and not again.header.registered
+    assert packings(path)[0] == BLOCKS and forms(path)[BLOCKS] == path
+    monkeypatch.setitem(STAND_INS, "IQ2_XS", "Q8_0")
+    assert opened(path, reporter=reporter).header != first.header and len(done) == 2
+    with packed.open("r+b") as stream:  # its texts are at its end
+        stream.seek(packed.stat().st_size - 10)
+        stream.write(b"damaged")
+    assert opened(path, reporter=reporter).texts and len(done) == 3
+
+
+def test_what_was_packed_answers_without_the_file(directory, tmp_path, paths):
+    file = mixed(tmp_path / "tiny.gguf", directory("tied"), ffn_down="IQ3_S", token_embd="F16")
+    path, said = registered(file, paths).path, list[str]()
+    with_file = NativeTarget.open(path, quantize=BLOCKS)
+    file.unlink()
+    assert packings(path) == (BLOCKS,)
+    assert inspect(path).embedding == with_file.vocab_size * SHAPE["hidden_size"]
+    without = NativeTarget.open(path, quantize=BLOCKS, reporter=Reporter(said.append))
+    assert len(said) == 1 and "tiny.gguf, which is not there" in said[0]
+    assert without.nbytes == with_file.nbytes and without.read_bytes == with_file.read_bytes
+
+
+def test_a_file_that_moved_is_not_packed_again(directory, tmp_path, paths):
+    file, done = mixed(tmp_path / "tiny.gguf", directory("llama"), ffn_down="IQ2_XS"), list[str]()
+    first = registered(file, paths).path
+    load(first, BLOCKS, "", 1, Reporter(progress=done.append), paths)
+    (tmp_path / "elsewhere").mkdir()
+    second = registered(file.rename(tmp_path / "elsewhere" / "tiny.gguf"), paths).path
+    first.unlink()
+    load(second, BLOCKS, "", 1, Reporter(progress=done.append), paths)
+    assert len(done) == 1 and len([*paths.packed.glob("*.packed")]) == 1
+
+
+def test_a_registration_of_an_earlier_version_keeps_answering(directory, tmp_path, paths):
+    file = mixed(tmp_path / "tiny.gguf", directory("llama"), ffn_down="F16")
+    now = registered(file, paths)
+    texts = {name: now.text(name) for name in now.header.texts}
+    now.path.unlink()
+    before = replace(now.header, answers="int8", weight_bytes=0)
+    path = register(before, texts, Reporter(), paths)
+    assert packings(path)[0] == "int8" and BLOCKS not in packings(path)
+    assert load(path, "int8", "", 1, Reporter(), paths).header.packing == "int8"
+    file.unlink()
+    assert packings(path) == ("int8",)
+    assert load(path, "int8", "", 1, Reporter(), paths).header.packing == "int8"
 
 
 # -- what goes wrong ---------------------------------------------------------------------------------------------------
@@ -293,8 +388,8 @@ def test_a_weight_that_is_no_number_is_refused(directory, tmp_path, paths, kind)
     tensors["blk.0.ffn_down.weight"] = Stored(kind, bad.shape, number + bad.content[len(number) :])
     file = tmp_path / "tiny.gguf"
     file.write_bytes(written(metadata_of(directory("llama"), "gpt-2"), tensors))
-    with pytest.raises(LocalspecError, match=r"layers\.0\.down_proj\.weight in .* holds NaN or inf"):
-        open_blocks(registered(file, paths), 1)
+    with pytest.raises(LocalspecError, match=r"layers\.0\.down_proj\.weight (in|of) .* holds NaN or inf"):
+        load(registered(file, paths).path, BLOCKS, "", 1, Reporter(), paths)
 
 
 def test_a_vector_that_is_no_number_is_refused(directory, tmp_path, paths):
