@@ -13,7 +13,6 @@ from localspec import setting_checks as checks
 from localspec.environment import HOME, ISA, REAL_MODELS, SERVE_KEY, SERVER_KEY, home
 from localspec.errors import UsageMistake
 from localspec.outside_files import MIB, parse_toml, read_bytes
-from localspec.packed_file import BLOCKS
 from localspec.paths import Paths
 from localspec.setting_checks import HOTTEST, Check
 
@@ -242,7 +241,7 @@ def narrowed(settings: Settings, device: str, dtype: str, quantize: str) -> Sett
 
     A model in the blocks of its GGUF files is in them where no precision is named.
     """
-    if quantize == BLOCKS:
+    if quantize == "blocks":
         dtype = quantize = "auto"
     found = {"device": device, "dtype": dtype, "quantize": quantize}
     return replace(settings, **{name: TABLE[name].check.value(value) for name, value in found.items()})

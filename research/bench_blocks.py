@@ -18,10 +18,9 @@ import numpy as np
 from gguf import GGUFReader, dequantize
 
 from localspec.machine import compiled
-from localspec.native.blocks import BlockMatrix, packed_bytes
-from localspec.native.library import BLOCK_TYPES, address, check, library
-from localspec.native.matrix import PackedMatrix
+from localspec.machine.library import BLOCK_TYPES, address, check, library
 from localspec.native.threads import Threads
+from localspec.weights.matrices import BlockMatrix, PackedMatrix, packed_bytes
 
 PEER = """
 import sys, time

@@ -19,7 +19,6 @@ from figures import DRAWS, difference, figure, length, table, told
 from localspec import config
 from localspec.bench import prompts
 from localspec.bench.turns import in_turns
-from localspec.checkpoint import revision
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter
 from localspec.decoding.going_round import until_it_goes_round
@@ -37,6 +36,7 @@ from localspec.models import drafter_cards, registry
 from localspec.policy.selection import choose
 from localspec.store.store import Store
 from localspec.training.examples import read_examples
+from localspec.weights.checkpoint import revision
 
 GREEDY = Sampling()
 NODES, DEPTHS = 16, 4

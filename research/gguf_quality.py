@@ -25,9 +25,9 @@ from real.reference import File, log_softmax
 
 from localspec.config import Settings
 from localspec.events import Reporter
-from localspec.gguf.model import GgufModel
 from localspec.machine.hardware import physical_cores
 from localspec.models.tokenizer import Tokenizer
+from localspec.weights.gguf_model import GgufModel
 
 WINDOW = 512
 CONTEXT = WINDOW // 2  # tokens of it that are not counted

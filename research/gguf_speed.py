@@ -26,11 +26,11 @@ import numpy as np
 from llama_cpp_model import BATCH, Gguf
 
 from localspec.bench.turns import in_turns
-from localspec.gguf.model import GgufModel
 from localspec.machine import compiled
 from localspec.machine.hardware import physical_cores
 from localspec.native.target import NativeTarget
 from localspec.native.threads import Threads
+from localspec.weights.gguf_model import GgufModel
 
 SHORT = 64  # tokens of context of a step
 SAMPLE = 0.05  # seconds

@@ -22,19 +22,19 @@ import llama_cpp_model
 import numpy as np
 from scipy.special import log_softmax
 
-from localspec.checkpoint import inspect
-from localspec.gguf.model import GgufModel
+from localspec.families.architecture import TransformerConfig
+from localspec.families.rope import Rope
 from localspec.machine.hardware import physical_cores
-from localspec.models.architecture import TransformerConfig
-from localspec.models.model_config import read_config
-from localspec.models.rope import Rope
 from localspec.models.tokenizer import Tokenizer
 from localspec.native.cache import cache_format
-from localspec.native.gguf_pack import gguf_recipe, gguf_source
 from localspec.native.model import NativeModel
-from localspec.native.packed_model import PackedModel
 from localspec.native.threads import Threads
-from localspec.packed_file import Origin
+from localspec.weights.checkpoint import inspect
+from localspec.weights.gguf_model import GgufModel
+from localspec.weights.gguf_weights import gguf_recipe, gguf_source
+from localspec.weights.opened import PackedModel
+from localspec.weights.packed_file import Origin
+from localspec.weights.stored import read_config
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = ROOT / "localspec" / "demo"
@@ -79,7 +79,7 @@ def introduction(tokens: int) -> str:
         "# GGUF files here and in llama.cpp\n\n"
         f"Made by `research/gguf_table.py`, llama-cpp-python {version('llama_cpp_python')}: about {tokens} tokens of this "
         "repository's documents (a quarter of them for models of random weights, whose cross-entropy says nothing by itself). *Exact* is "
-        "transformers in fp32 with the weights that the file stands for, unpacked and named by `localspec/gguf/`; bits are "
+        "transformers in fp32 with the weights that the file stands for, unpacked and named by `localspec/weights/`; bits are "
         "those of a weight in the file, the embedding among them. |Δ| is the largest difference of any logit from exact "
         "ones, in hundredths of the largest logit; argmax, how often the likeliest token is the exact one's. llama.cpp "
         "rounds activations to 8 bits a block, as the CPU engine does, so neither is exact."

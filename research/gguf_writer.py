@@ -15,10 +15,10 @@ import torch
 from llama_cpp_model import library
 from safetensors import safe_open
 
-from localspec.checkpoint import inspect
 from localspec.errors import LocalspecError
-from localspec.models.model_config import ModelConfig
-from localspec.models.rope import Rope
+from localspec.families.model_config import ModelConfig
+from localspec.families.rope import Rope
+from localspec.weights.checkpoint import inspect
 
 Kind = Literal["f16", "q8_0"]
 QUANTISED = ("q8_0", "q4_0", "q4_k_m")  # made by llama.cpp's own quantiser

@@ -31,7 +31,12 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = {"decoding": ["decoding"], "drafters": ["drafters", "decoding"], "native": ["native"]}  # of tests
+FOLDERS = {
+    "decoding": ["decoding"],
+    "drafters": ["drafters", "decoding"],
+    "native": ["native"],
+    "weights": ["weights", "native"],
+}  # of tests
 MOST_CPP = 60
 MEMORY = 8 << 30
 REPLACED = ("not compiled", "same library")  # another mutant is drawn in their place

@@ -80,10 +80,10 @@ def run(path: Path, form: str) -> dict[str, float]:
     from localspec import Engine, Limits, Sampling, config
     from localspec.engine.forward_timing import measure_forward_costs
     from localspec.engine.rates import measure_rates
+    from localspec.machine.library import library
     from localspec.machine.memory import peak_memory
     from localspec.models import registry
     from localspec.models.shape import Shape
-    from localspec.native.library import library
     from localspec.policy.prediction import Estimate
     from localspec.policy.selection import choose
 

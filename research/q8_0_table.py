@@ -14,16 +14,17 @@ import numpy as np
 from gguf_table import BATCH, DEMO, Logits, cross_entropy, documents, models
 from scipy.special import log_softmax
 
+from localspec.families.rope import Rope
 from localspec.machine.hardware import physical_cores
-from localspec.models.rope import Rope
-from localspec.models.stored_weights import StoredTensor
 from localspec.models.tokenizer import Tokenizer
 from localspec.native.cache import cache_format
 from localspec.native.model import NativeModel
-from localspec.native.pack import Recipe, Source
-from localspec.native.packed_model import PackedModel
 from localspec.native.threads import Threads
-from localspec.packed_file import Origin
+from localspec.weights.opened import PackedModel
+from localspec.weights.packed_file import Origin
+from localspec.weights.recipe import Recipe
+from localspec.weights.source import Source
+from localspec.weights.stored import StoredTensor
 
 HEAD = (
     "| model | kept in | cross-entropy, exact | from its own weights | from Q8_0 | KL, own | KL, Q8_0 | argmax, own | "

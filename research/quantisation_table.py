@@ -21,15 +21,16 @@ import numpy as np
 from scipy.special import log_softmax
 
 from localspec.errors import LocalspecError
+from localspec.families.rope import Rope
 from localspec.machine.hardware import physical_cores
-from localspec.models.rope import Rope
 from localspec.native.cache import cache_format
 from localspec.native.model import NativeModel
-from localspec.native.pack import Recipe, Source
-from localspec.native.packed_model import PackedModel
 from localspec.native.target import NativeTarget
 from localspec.native.threads import Threads
-from localspec.packed_file import Origin
+from localspec.weights.opened import PackedModel
+from localspec.weights.packed_file import Origin
+from localspec.weights.recipe import Recipe
+from localspec.weights.source import Source
 
 Logits = Callable[[list[int]], np.ndarray]
 BATCH = 512

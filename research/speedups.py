@@ -30,7 +30,6 @@ from speedups_page import AUTO, EVERY, KINDS, LEAST, OWN, PLAIN, about, missed, 
 from localspec import Done, Engine, Event, Limits, Statistics, config
 from localspec.bench import prompts
 from localspec.bench.turns import on_its_own_clock, side_by_side
-from localspec.checkpoint import inspect
 from localspec.config import Settings
 from localspec.decoding.going_round import until_it_goes_round
 from localspec.engine.measurement_cache import MeasurementCache
@@ -46,6 +45,7 @@ from localspec.policy.decoding_kinds import DecodingKind, decoding_kind
 from localspec.policy.ranking import Precision, run_plans
 from localspec.policy.selection import choose
 from localspec.store.store import Store
+from localspec.weights.checkpoint import inspect
 
 TEMPERATURES = (0.0, 0.7)
 WARM = 2  # prompts that are answered first and do not count

@@ -1,4 +1,4 @@
-"""What is lost where blocks of one type stand in for those of another: the figures behind localspec/gguf/stand_ins.py.
+"""What is lost where blocks of one type stand in for those of another: the figures behind localspec/weights/recipe.py.
 
     python research/stand_in_table.py FILE.gguf --work DIR --texts TEXTS.jsonl.xz [--types IQ2_XS] [--layers 3,10,17,24]
 
@@ -22,10 +22,10 @@ import gguf_quality
 import numpy as np
 from real.reference import log_softmax
 
-from localspec.gguf.blocks import BLOCKS, floats
-from localspec.gguf.stand_ins import STAND_INS
 from localspec.machine.hardware import physical_cores
-from localspec.native.blocks import BlockMatrix
+from localspec.weights.gguf_file import BLOCKS, floats
+from localspec.weights.matrices import BlockMatrix
+from localspec.weights.recipe import STAND_INS
 
 BY_NAME = {block.name: (number, block) for number, block in BLOCKS.items()}
 TYPES = ("IQ1_S", "IQ1_M", "TQ1_0", "TQ2_0", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "NVFP4")

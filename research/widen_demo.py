@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from localspec.checkpoint import inspect, revision
 from localspec.errors import LocalspecError, UsageMistake
+from localspec.weights.checkpoint import inspect, revision
 
 DEMO = Path(__file__).resolve().parent.parent / "localspec" / "demo"
 COPIED = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")

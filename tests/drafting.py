@@ -17,7 +17,7 @@ from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.saved import load_drafter
 from localspec.drafters.trained import TrainedDrafter
-from localspec.models.architecture import weight_map
+from localspec.families.architecture import weight_map
 from localspec.models.drafter_cards import read_drafter
 from localspec.nn.adapters import Adapters
 from localspec.nn.logits import TorchHidden

@@ -10,13 +10,13 @@ from gguf_alterations import ARRAY, FORMS, KINDS, TEXT, Header, text, typed
 from localspec.config import Settings
 from localspec.engine.asked_sampling import asked_sampling
 from localspec.errors import LocalspecError
-from localspec.gguf.model import GgufModel
+from localspec.families.generation_config import generation_config
+from localspec.families.rope import Rope
 from localspec.models.chat_tokenizer import ChatTokenizer
-from localspec.models.generation_config import generation_config
-from localspec.models.rope import Rope
 from localspec.models.tokenizer import Tokenizer
-from localspec.native.gguf_pack import gguf_source
-from localspec.native.pack import Source
+from localspec.weights.gguf_model import GgufModel
+from localspec.weights.gguf_weights import gguf_source
+from localspec.weights.source import Source
 
 LONGEST = 700  # characters of a sentence
 _NUMBERS = (0, 1, 2, 3, 7, 64, 255, 2**31 - 1, 2**32 - 1)

@@ -10,17 +10,16 @@ import torch
 from tiny_models import Tiny
 from transformers import AutoModelForCausalLM
 
-from localspec.models.architecture import TABLES, TransformerConfig, weight_map
-from localspec.models.four_bits import block_type, part_rows
-from localspec.models.model_config import ModelConfig
-from localspec.models.rope import Rope
+from localspec.families.architecture import TABLES, TransformerConfig, weight_map
+from localspec.families.model_config import ModelConfig
+from localspec.families.rope import Rope
 from localspec.models.tokenizer import Tokenizer
-from localspec.native.blocks import BlockMatrix, BlockStack
 from localspec.native.cache import cache_format
-from localspec.native.matrix import PackedMatrix
 from localspec.native.model import NativeModel
 from localspec.native.target import NativeTarget
 from localspec.native.threads import Threads
+from localspec.weights.matrices import BlockMatrix, BlockStack, PackedMatrix
+from localspec.weights.recipe import block_type, part_rows
 
 GROUPS = {"fp32": 0, "bf16": 0, "int8": 64}
 

@@ -12,7 +12,7 @@ from command import ROOT
 from each import each
 from training.test_eagle3_files import CASES
 
-from localspec.models.model_config import _DEFAULTS
+from localspec.families.model_config import _DEFAULTS
 
 PAGE = (ROOT / "tests" / "families.md").read_text("utf-8")
 KEYS = dict(re.findall(r"^- \*\*(\w)\*\*: .*?`(tests/[\w/]+\.py::\w+)`$", PAGE, re.MULTILINE))

@@ -11,17 +11,17 @@ import pytest
 from each import each
 from golden import matching, wording
 
-from localspec.checkpoint import tensor_headers
 from localspec.cli.texts import piped_text
 from localspec.config import read_toml
 from localspec.errors import LocalspecError, UsageMistake
-from localspec.models import generation_config, stored_tokens, tokenizer
-from localspec.models.generation_config import read_generation_config
-from localspec.models.registry import license_of
+from localspec.families import generation_config
+from localspec.families.generation_config import read_generation_config
+from localspec.models import stored_tokens, tokenizer
 from localspec.models.tokenizer import Tokenizer
 from localspec.outside_files import parse_json, parse_toml, read_bytes
 from localspec.training.distill import written
 from localspec.training.examples import read_examples
+from localspec.weights.checkpoint import license_of, tensor_headers
 
 fifos = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs mkfifo")
 zeros = pytest.mark.skipif(not os.path.exists("/dev/zero"), reason="needs /dev/zero")

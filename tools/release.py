@@ -63,7 +63,7 @@ def try_wheel(wheel: Path, folder: Path) -> None:
     """Install a wheel with its dependencies, and ask the demo model."""
     python = environment(folder / "env")
     pip(python, "install", "-c", str(ROOT / "constraints.txt"), str(wheel))
-    code = "import localspec.native.library as l; assert l.library().ls_abi(); print(l.__file__)"
+    code = "import localspec.machine.library as l; assert l.library().ls_abi(); print(l.__file__)"
     where = subprocess.run([python, "-c", code], cwd=folder, check=True, capture_output=True, text=True).stdout
     assert str(folder) in where, f"not the wheel's own: {where}"
     asked = [str(python), "-m", "localspec", "run", "Who are you?", "-m", "demo", "--json", "--temp", "0", "--no-log"]

@@ -8,13 +8,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
 
-from localspec.checkpoint import inspect
 from localspec.engine.importing import ready
 from localspec.errors import UsageMistake
 from localspec.events import Reporter
 from localspec.models.registry import TargetCard
 from localspec.quantities import precision_in_words
 from localspec.text import safe
+from localspec.weights.checkpoint import inspect
 
 if TYPE_CHECKING:
     from localspec import Choice, Engine, Sampling, Statistics

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from localspec.checkpoint import inspect
 from localspec.errors import LocalspecError
 from localspec.models.registry import TargetCard
 from localspec.quantities import parameters_words, precision_in_words
+from localspec.weights.checkpoint import inspect
 
 if TYPE_CHECKING:
     from localspec.chat.answerer import Answerer

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from localspec.checkpoint import Checkpoint
 from localspec.engine.measurement_cache import MeasurementCache
 from localspec.engine.recalled_measurements import RecalledMeasurements
 from localspec.environment import home
@@ -23,6 +22,7 @@ from localspec.policy.ranking import QUICK
 from localspec.policy.survey import Recommendation, all_ways, preferred, recommend, recommendations
 from localspec.quantities import amount, pace_in_words, size
 from localspec.store.store import user_store
+from localspec.weights.checkpoint import Checkpoint
 
 GATED = "gated: its terms must be accepted first"
 Place = Literal["here", "elsewhere", "too large"]

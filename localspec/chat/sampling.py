@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from localspec import config
-from localspec.checkpoint import is_packed
 from localspec.config import SAMPLING, TYPED, Settings, nearest
 from localspec.errors import UsageMistake
 from localspec.text import one_line
+from localspec.weights.checkpoint import is_packed
 
 if TYPE_CHECKING:
     from localspec.chat.answerer import Sampled

@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from localspec import environment
 from localspec.chat.conversation import Conversation, Resumed, saved_conversation
 from localspec.chat.present_names import by_present_name
-from localspec.checkpoint import inspect
 from localspec.config import Settings
 from localspec.errors import NotHere
 from localspec.events import Reporter
 from localspec.models import registry
-from localspec.models.imported import is_gguf
 from localspec.models.names import full_name
 from localspec.models.only_copies import move_only_copies
 from localspec.models.present import By, chat_models, missing_models, save_choice, saved_choice
@@ -26,6 +24,8 @@ from localspec.store.conversations import Saved
 from localspec.store.database import StoreTrouble
 from localspec.store.history import History
 from localspec.store.store import Store, user_store
+from localspec.weights.checkpoint import inspect
+from localspec.weights.packed_files import is_gguf
 
 if TYPE_CHECKING:
     from localspec.machine.machine import Machine

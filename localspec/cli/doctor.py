@@ -24,14 +24,19 @@ from localspec.errors import LocalspecError, UsageMistake
 from localspec.machine import hardware
 from localspec.machine.machine import Device, Machine, this_machine, torch_trouble
 from localspec.marks import drawable
-from localspec.models.imported import imports
-from localspec.models.other_programs import FoundModel, kept_by_others
-from localspec.models.packed_files import packed_bytes, packed_files, remove_abandoned
 from localspec.paths import Paths
 from localspec.policy.survey import Recommendation, all_ways, preferred, recommendations
 from localspec.quantities import counted, expected_pace, size, speedup, tokens_a_second
 from localspec.store.store import user_store
 from localspec.text import one_line
+from localspec.weights.packed_files import (
+    FoundModel,
+    imports,
+    kept_by_others,
+    packed_bytes,
+    packed_files,
+    remove_abandoned,
+)
 
 MOST_FOUND = 5  # models of other programs that the page names
 BUSY = 0.25  # cores that other programs may keep busy without a word

@@ -14,10 +14,10 @@ from localspec.cli.texts import file_named
 from localspec.config import Settings
 from localspec.engine.importing import Imported, import_gguf, must_stay
 from localspec.errors import LocalspecError, UsageMistake
-from localspec.models.other_programs import models_below
-from localspec.packed_file import BLOCKS
 from localspec.quantities import amount, precision_in_words, size
 from localspec.text import one_line
+from localspec.weights.packed_file import BLOCKS
+from localspec.weights.packed_files import models_below
 
 app = typer.Typer()
 

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import typer
 
-from localspec import packed_file
-from localspec.checkpoint import is_packed
 from localspec.cli.console import at_a_terminal
 from localspec.cli.store_access import store_if_any
 from localspec.environment import home
@@ -22,6 +20,8 @@ from localspec.paths import Paths
 from localspec.quantities import counted
 from localspec.store.phrases import PoolInfo
 from localspec.text import one_line
+from localspec.weights import packed_file
+from localspec.weights.checkpoint import is_packed
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Learned:
 
 def forget_tokenizer(path: Path) -> None:
     """Delete the cached self-test of the tokenizer in a packed file or a directory."""
-    from localspec.models.tokenizer import TOKENIZER_FILES  # slow to import
+    from localspec.weights.checkpoint import TOKENIZER_FILES  # slow to import
 
     texts = dict[str, bytes]()
     for name in (*TOKENIZER_FILES, "config.json"):

@@ -8,20 +8,21 @@ from typing import Annotated, Any
 
 import typer
 
-from localspec.checkpoint import is_packed, revision
 from localspec.cli.console import table, width
 from localspec.cli.progress import say
 from localspec.config import load
 from localspec.environment import home
 from localspec.errors import LocalspecError, NotHere
 from localspec.hub.cached_gguf import cached_gguf
+from localspec.hub.records import packed_sources
 from localspec.models.own_draft import BESIDE, own_draft
-from localspec.models.packed_files import files_in_use, kept_for_gpus, packed_files, packed_sources, unreadable
 from localspec.models.present import present_model
 from localspec.models.registry import TargetCard, installed, reference
-from localspec.packed_file import BLOCKS, read
 from localspec.paths import Paths
 from localspec.quantities import amount, precision_in_words, size
+from localspec.weights.checkpoint import is_packed, revision
+from localspec.weights.packed_file import BLOCKS, read
+from localspec.weights.packed_files import files_in_use, kept_for_gpus, packed_files, unreadable
 
 app = typer.Typer()
 

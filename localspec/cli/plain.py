@@ -26,7 +26,6 @@ from localspec.chat.thinking import SHOW, asked, filled_context, state, why_empt
 from localspec.chat.trace import Trace
 from localspec.chat.trace_words import UNTOLD, step_by_step
 from localspec.chat.wording import in_words, kept_thought, repeated, same_answer
-from localspec.checkpoint import inspect
 from localspec.cli.beginning import Begun, begin
 from localspec.cli.console import piped, width
 from localspec.cli.interrupt import Interrupt, cleared_up_when_ended
@@ -42,6 +41,7 @@ from localspec.models import registry
 from localspec.quantities import counted, precision_in_words
 from localspec.store.searched_words import excerpt, folded_words
 from localspec.text import one_line, safe
+from localspec.weights.checkpoint import inspect
 
 if TYPE_CHECKING:
     from localspec.chat.answerer import Answerer

@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from localspec.checkpoint import is_packed
 from localspec.cli.console import may_delete
 from localspec.cli.learned import Learned, forget_tokenizer
 from localspec.environment import home
@@ -18,16 +17,24 @@ from localspec.hub.cache import Removal, forget_what_is_gone, removable, remove
 from localspec.hub.cached_gguf import cached_gguf, discard_gguf
 from localspec.hub.sources import Source
 from localspec.models.entries import Entry
-from localspec.models.imported import import_of, is_gguf
-from localspec.models.packed_files import files_in_use, other_source, packed_of, remove_abandoned, unreadable
 from localspec.models.registry import NOWHERE, cards, is_import, is_path, reference, resolve
-from localspec.models.weight_digests import forget
-from localspec.packed_file import Header, of_same_weights, peek
 from localspec.paths import Paths
 from localspec.pulling.heads import drafter_made_of
 from localspec.pulling.repositories import own_source, sources_of
 from localspec.quantities import size
 from localspec.text import one_line
+from localspec.weights.checkpoint import is_packed
+from localspec.weights.fingerprint import forget
+from localspec.weights.packed_file import Header, of_same_weights, peek
+from localspec.weights.packed_files import (
+    files_in_use,
+    import_of,
+    is_gguf,
+    other_source,
+    packed_of,
+    remove_abandoned,
+    unreadable,
+)
 
 app = typer.Typer()
 

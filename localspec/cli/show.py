@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from localspec.chat.sampling import sampling_words
-from localspec.checkpoint import inspect, is_packed, revision
 from localspec.cli.console import folded, width
 from localspec.errors import LocalspecError
 from localspec.hub.records import record
@@ -19,9 +18,10 @@ from localspec.models.names import full_name
 from localspec.models.own_draft import own_draft
 from localspec.models.registry import TargetCard, named_card, source_here
 from localspec.models.shape import Shape
-from localspec.packed_file import read
 from localspec.quantities import amount, size
 from localspec.text import one_line
+from localspec.weights.checkpoint import inspect, is_packed, revision
+from localspec.weights.packed_file import read
 
 app = typer.Typer()
 

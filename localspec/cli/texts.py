@@ -18,7 +18,7 @@ def valid_text(argument: str) -> str:
 
 def asked(argument: str) -> str:
     """A prompt as it was given. Raises UsageMistake for the name of a GGUF file, which was meant as a model."""
-    from localspec.models.imported import is_gguf  # a twentieth of what happens before the chat's first paint
+    from localspec.weights.packed_files import is_gguf  # a twentieth of what happens before the chat's first paint
 
     prompt = valid_text(argument)
     if "\0" not in prompt and len(prompt) < 4096 and is_gguf(Path(prompt).expanduser()):

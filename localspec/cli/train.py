@@ -24,12 +24,12 @@ from localspec.errors import NotHere, UsageMistake
 from localspec.marks import drawable
 from localspec.models import registry
 from localspec.models.drafter_kinds import TABLE, kinds
-from localspec.models.imported import is_gguf
 from localspec.paths import Paths, private_files
 from localspec.quantities import speedup
 from localspec.store.store import user_store
 from localspec.training.directory import ANSWERS, Lock, begun, refuse_course, refuse_result, usable
 from localspec.training.examples import read_examples
+from localspec.weights.packed_files import is_gguf
 
 if TYPE_CHECKING:
     from localspec.training.course import Course

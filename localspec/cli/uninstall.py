@@ -16,9 +16,8 @@ from localspec.environment import home
 from localspec.errors import LocalspecError
 from localspec.hub.cache import Removal, removable, remove
 from localspec.hub.cached_gguf import CachedGguf, cached_gguf, discard_gguf
-from localspec.hub.records import all_records
+from localspec.hub.records import all_records, packed_sources
 from localspec.hub.sources import Source
-from localspec.models.packed_files import packed_sources
 from localspec.paths import Paths
 from localspec.quantities import size
 from localspec.store.copied import erase

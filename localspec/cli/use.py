@@ -5,7 +5,6 @@ from typing import Annotated
 import typer
 
 from localspec import environment
-from localspec.checkpoint import inspect
 from localspec.cli.progress import say
 from localspec.config import load
 from localspec.errors import LocalspecError
@@ -14,6 +13,7 @@ from localspec.models.names import full_name
 from localspec.models.present import present_model, save_choice
 from localspec.paths import Paths
 from localspec.text import one_line
+from localspec.weights.checkpoint import inspect
 
 app = typer.Typer()
 

@@ -7,23 +7,23 @@ from typing import Annotated
 
 import typer
 
-from localspec.checkpoint import inspect, is_packed
 from localspec.cli.progress import Progress
 from localspec.engine.kept_weights import kept_damage
 from localspec.environment import home
 from localspec.errors import LocalspecError, NotHere
 from localspec.hub.cache import Verified, find_snapshot, verify
 from localspec.hub.cached_gguf import verify_gguf
+from localspec.hub.records import packed_sources
 from localspec.hub.sources import Source
-from localspec.models.fingerprint import fingerprints, recognised
-from localspec.models.packed_files import GPU_SUFFIX, packed_of, packed_sources
 from localspec.models.registry import NOWHERE, is_import, is_path, resolve
-from localspec.models.weight_digests import forget, look
-from localspec.packed_file import SUFFIX, of_same_weights, read
 from localspec.paths import Paths
 from localspec.pulling.repositories import own_source, sources_of
 from localspec.quantities import counted, size
 from localspec.text import one_line
+from localspec.weights.checkpoint import inspect, is_packed
+from localspec.weights.fingerprint import fingerprints, forget, look, recognised
+from localspec.weights.packed_file import SUFFIX, of_same_weights, read
+from localspec.weights.packed_files import GPU_SUFFIX, packed_of
 
 app = typer.Typer()
 

@@ -11,8 +11,8 @@ import numpy.typing as npt
 from localspec.decoding.forward import CacheT, ForwardModel, ParkableCache, TokenCache
 from localspec.decoding.logits import Logits
 from localspec.events import Reporter
-from localspec.models.architecture import TransformerConfig
-from localspec.models.rope import Rope
+from localspec.families.architecture import TransformerConfig
+from localspec.families.rope import Rope
 from localspec.models.tokenizer import Tokenizer
 
 Array = npt.NDArray[Any]

@@ -19,8 +19,8 @@ from localspec.drafters.features import Features
 from localspec.drafters.tensors import TensorSpec
 from localspec.drafters.trained import QUIET, ParallelDrafter
 from localspec.errors import UsageMistake
-from localspec.models.architecture import TransformerConfig
-from localspec.models.rope import Rope
+from localspec.families.architecture import TransformerConfig
+from localspec.families.rope import Rope
 from localspec.models.small_model import described
 from localspec.policy.prediction import CHUNK
 

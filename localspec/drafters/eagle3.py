@@ -23,8 +23,8 @@ from localspec.drafters.semi import FREQUENT, LARGE
 from localspec.drafters.tensors import TensorSpec
 from localspec.drafters.trained import QUIET, TrainedDrafter
 from localspec.errors import LocalspecError, UsageMistake
-from localspec.models.architecture import TransformerConfig
-from localspec.models.rope import Rope
+from localspec.families.architecture import TransformerConfig
+from localspec.families.rope import Rope
 from localspec.models.small_model import described
 from localspec.policy.prediction import CHUNK
 

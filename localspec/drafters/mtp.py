@@ -16,7 +16,6 @@ from typing import Any, Self
 
 import numpy as np
 
-from localspec.checkpoint import inspect
 from localspec.decoding.compute import Array, DraftableModel, Rows
 from localspec.decoding.drafter import Context, HeldText, Step
 from localspec.decoding.forward import brought_back, set_aside
@@ -26,10 +25,11 @@ from localspec.drafters.paths import PathTrees
 from localspec.drafters.tensors import TensorSpec
 from localspec.drafters.trained import QUIET, OfModel, TrainedDrafter
 from localspec.errors import UsageMistake
-from localspec.models.architecture import TransformerConfig, in_features, weight_map
+from localspec.families.architecture import TransformerConfig, in_features, weight_map
 from localspec.models.mtp_layer import OURS, PREFIX, mtp_layer
-from localspec.models.stored_weights import StoredTensor, damaged, find_stored
 from localspec.policy.prediction import CHUNK
+from localspec.weights.checkpoint import inspect
+from localspec.weights.stored import StoredTensor, damaged, find_stored
 
 
 @dataclass(frozen=True)

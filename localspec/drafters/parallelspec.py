@@ -16,7 +16,6 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from localspec.checkpoint import inspect
 from localspec.decoding.compute import Array, DraftableModel, RowModel, Rows
 from localspec.decoding.drafter import Context, HeldText, Step
 from localspec.decoding.forward import brought_back, set_aside
@@ -27,13 +26,14 @@ from localspec.drafters.paths import PathTrees
 from localspec.drafters.tensors import TensorSpec
 from localspec.drafters.trained import OfModel, ParallelDrafter
 from localspec.errors import UsageMistake
-from localspec.models.architecture import TransformerConfig, in_features, weight_map
-from localspec.models.model_config import read_config
+from localspec.families.architecture import TransformerConfig, in_features, weight_map
 from localspec.models.small_model import MaskedModel, compare_tokens, impossible_ids, mask_token
 from localspec.models.stored_names import stored_name
 from localspec.models.target_map import target_map
 from localspec.models.tokenizer import Tokenizer
 from localspec.policy.prediction import CHUNK
+from localspec.weights.checkpoint import inspect
+from localspec.weights.stored import read_config
 
 FORMS = ("medusa", "eagle", "model")
 BEGINNINGS = ("last", "first", "fresh")

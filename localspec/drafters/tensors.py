@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from localspec.checkpoint import tensor_headers, tensor_start
 from localspec.decoding.compute import Array
 from localspec.errors import LocalspecError, cannot_read
 from localspec.models.drafter_cards import REMEDY
+from localspec.weights.checkpoint import tensor_headers, tensor_start
 
 FLOATS = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 _NAMES = {**FLOATS, "BOOL": "bool", "I64": "int64"}  # of types that drafters have, by their names in files

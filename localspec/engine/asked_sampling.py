@@ -7,7 +7,7 @@ from typing import Any
 from localspec.config import TYPED, Settings
 from localspec.decoding.sampling import Sampling
 from localspec.errors import UsageMistake
-from localspec.models.default_sampling import default_sampling
+from localspec.families.default_sampling import default_sampling
 
 
 def asked_sampling(settings: Settings, generation: Mapping[str, Any], name: str = "") -> Sampling:

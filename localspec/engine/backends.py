@@ -9,8 +9,8 @@ from localspec.decoding.exactness import Exactness
 from localspec.decoding.measuring import Measuring
 from localspec.engine.kept_weights import load_kept
 from localspec.events import Reporter
+from localspec.families.model_config import ModelConfig
 from localspec.models.chat_tokenizer import ChatTokenizer
-from localspec.models.model_config import ModelConfig
 from localspec.policy.choice import LoadSpec, StepForm
 
 

@@ -8,7 +8,6 @@ from functools import partial
 from itertools import zip_longest
 from typing import Literal, Self
 
-from localspec.checkpoint import inspect, is_packed, only_packed
 from localspec.config import Settings
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter
@@ -51,13 +50,13 @@ from localspec.engine.spilling import SpillWatch
 from localspec.engine.step_forms import RecordingWatch, settle_step_form
 from localspec.errors import DoesNotFit, LocalspecError, first_line
 from localspec.events import Done, Event, Prefill, Reporter
+from localspec.families.generation_config import GENERATION, LEFT_OUT
 from localspec.machine import compiled
 from localspec.machine.hardware import IdleCores, devices
 from localspec.machine.machine import Device, this_machine, torch_trouble
 from localspec.machine.memory import give_back
 from localspec.models.drafter_kinds import kind_of
 from localspec.models.encoding import Unwanted, given_up_unless
-from localspec.models.generation_config import GENERATION, LEFT_OUT
 from localspec.models.messages import Message
 from localspec.models.model import model_of
 from localspec.models.registry import TargetCard
@@ -69,6 +68,7 @@ from localspec.policy.forward_costs import ForwardCostModel
 from localspec.policy.selection import choices, requested_drafter
 from localspec.quantities import counted
 from localspec.store.store import Store
+from localspec.weights.checkpoint import inspect, is_packed, only_packed
 
 LOOK = 1.0  # seconds in which other programs are looked at: in a moment anything looks busy
 

@@ -17,20 +17,27 @@ from localspec.events import Reporter
 from localspec.machine import compiled
 from localspec.machine.machine import this_machine
 from localspec.models import registry
-from localspec.models.fingerprint import fingerprints
-from localspec.models.imported import import_of, imports, is_gguf, new_name, parts_of
 from localspec.models.names import full_name
 from localspec.models.only_copies import move_only_copies
-from localspec.models.other_programs import ollama_name
-from localspec.models.packed_files import FILED, packed_in
 from localspec.models.registry import TargetCard
 from localspec.models.tokenizer_trial import child_at_hand
-from localspec.packed_file import BLOCKS, Header, Origin, PackedFile, forms, read
 from localspec.paths import Paths
 from localspec.quantities import counted, size
+from localspec.weights.fingerprint import fingerprints
+from localspec.weights.packed_file import BLOCKS, Header, Origin, PackedFile, forms, read
+from localspec.weights.packed_files import (
+    FILED,
+    import_of,
+    imports,
+    is_gguf,
+    new_name,
+    ollama_name,
+    packed_in,
+    parts_of,
+)
 
 if TYPE_CHECKING:
-    from localspec.gguf.model import GgufModel
+    from localspec.weights.gguf_model import GgufModel
 
 
 @dataclass(frozen=True)
@@ -77,8 +84,8 @@ def import_gguf(
     path, packing, held = found.path, found.header.answers, found.header.weight_bytes
     origin = found.header.origin
     if packing != BLOCKS:
-        from localspec.native.gguf_pack import gguf_source
-        from localspec.native.packed_cache import pack_gguf
+        from localspec.weights.gguf_weights import gguf_source
+        from localspec.weights.opening import pack_gguf
 
         known = forms(path).get(packing)
         if known and not _holds_all(read(known), model):
@@ -108,9 +115,9 @@ def _register(
 
     `answers` is the packing that answers by default. Raises what `import_gguf` raises.
     """
-    from localspec.gguf.model import GgufModel  # numpy
-    from localspec.native.gguf_pack import gguf_source, registration
-    from localspec.native.packed_cache import register
+    from localspec.weights.gguf_model import GgufModel  # numpy
+    from localspec.weights.gguf_weights import gguf_source, registration
+    from localspec.weights.opening import register
 
     file = _checked(file)
     move_only_copies(paths, reporter)
@@ -149,7 +156,7 @@ def _register(
 
 def _rounding(header: Header) -> list[str]:
     """Return what to say of a registration with types that have no kernels."""
-    from localspec.native.gguf_pack import rounded
+    from localspec.weights.gguf_weights import rounded
 
     types = rounded(header)
     if not types or header.answers != BLOCKS:

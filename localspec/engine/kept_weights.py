@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from localspec.checkpoint import revision, weight_files
 from localspec.environment import home
 from localspec.errors import LocalspecError, out_of_memory
 from localspec.events import Reporter
 from localspec.machine.memory import free_memory
-from localspec.models.fingerprint import fingerprints, identified
-from localspec.models.packed_files import GPU_SUFFIX, in_all_formats, lock_of, remove_abandoned
-from localspec.models.weight_digests import stamps
-from localspec.packed_file import DamagedFile, Origin
 from localspec.paths import Paths, private_directory
 from localspec.policy.choice import LoadSpec
 from localspec.quantities import size
+from localspec.weights.checkpoint import revision, weight_files
+from localspec.weights.fingerprint import fingerprints, identified, stamps
+from localspec.weights.packed_file import DamagedFile, Origin
+from localspec.weights.packed_files import GPU_SUFFIX, in_all_formats, lock_of, remove_abandoned
 
 if TYPE_CHECKING:
     from localspec.nn.target import Target

@@ -11,9 +11,9 @@ from typing import Any, Generic, TypeVar
 from localspec.decoding.measuring import Measuring, finished
 from localspec.events import Reporter
 from localspec.machine.hardware import IdleCores, physical_cores
-from localspec.models.fingerprint import Identity
 from localspec.store.database import StoreTrouble
 from localspec.store.store import Store
+from localspec.weights.fingerprint import Identity
 
 LOOK_SECONDS = 0.3  # at least so long other programs are watched, before the machine counts as idle
 T = TypeVar("T")

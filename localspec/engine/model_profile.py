@@ -18,12 +18,12 @@ from localspec.engine.recalled_measurements import (
 )
 from localspec.events import Reporter, Statistics
 from localspec.machine.machine import this_machine
-from localspec.models.fingerprint import Identity
 from localspec.models.shape import Shape
 from localspec.policy.choice import LoadSpec
 from localspec.policy.decoding_kinds import DecodingKind, kept_as
 from localspec.policy.forward_costs import CurrentCosts, ForwardCostModel, ForwardCosts
 from localspec.policy.prediction import Estimate, estimated_rates
+from localspec.weights.fingerprint import Identity
 
 EXACTNESS = Quantity("exactness", Exactness.from_json, Exactness.as_json)
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from localspec.engine.backends import Target, random_target
 from localspec.engine.forward_timing import measure_forward_costs
+from localspec.families.model_config import ModelConfig
 from localspec.machine.hardware import physical_cores
-from localspec.models.model_config import ModelConfig
 from localspec.policy.forward_costs import ForwardCosts
 from localspec.policy.prediction import Rates
 

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from localspec.checkpoint import Checkpoint, originals
 from localspec.drafters.eagle3 import Eagle3Options
 from localspec.drafters.medusa import MedusaOptions
 from localspec.drafters.parallelspec import MODEL_MASKS, ParallelSpecOptions, layers_of
@@ -19,20 +18,21 @@ from localspec.drafters.tensors import StoredTensors, check_tensors
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.exporting.engines import Engine, Form, no_counterpart
 from localspec.exporting.layouts import write_eagle3, write_heads, write_model
-from localspec.models.architecture import TransformerConfig, weight_map
+from localspec.families.architecture import TransformerConfig, weight_map
+from localspec.families.model_config import ModelConfig
 from localspec.models.drafter_cards import DrafterCard
-from localspec.models.model_config import ModelConfig, read_config
 from localspec.models.registry import TargetCard
 from localspec.models.small_model import MaskedModel, mask_token
 from localspec.models.stored_names import stored_name
 from localspec.models.stored_tokens import compare_stored
-from localspec.models.stored_weights import stored_sizes, stored_tensors
 from localspec.models.target_map import target_map
 from localspec.models.tokenizer import Tokenizer
 from localspec.nn.target import Target
 from localspec.nn.weights import TYPES, Weights
 from localspec.outside_files import parse_json
 from localspec.policy.drafter_spec import named_drafter
+from localspec.weights.checkpoint import Checkpoint, originals
+from localspec.weights.stored import read_config, stored_sizes, stored_tensors
 
 _ROTATIONS = ("default", "linear", "llama3", "yarn")  # that a Llama of the engines has
 _SHARED = (

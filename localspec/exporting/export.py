@@ -11,17 +11,17 @@ from pathlib import Path
 import psutil
 from safetensors import SafetensorError
 
-from localspec.checkpoint import originals
 from localspec.environment import home
 from localspec.errors import DoesNotFit, LocalspecError, NotHere, UsageMistake, first_line
 from localspec.exporting.counterparts import counterpart
 from localspec.exporting.engines import Form, Served, check_heads, check_path, command, engine_named
 from localspec.hub.cache import find_snapshot
 from localspec.models.drafter_cards import read_drafter
-from localspec.models.model_config import read_config
 from localspec.models.registry import TargetCard, resolve
 from localspec.paths import Paths, private_files
 from localspec.training.checkpoint import full
+from localspec.weights.checkpoint import originals
+from localspec.weights.stored import read_config
 
 
 @dataclass(frozen=True)

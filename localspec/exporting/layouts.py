@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from localspec.drafters.eagle3 import Eagle3Options
 from localspec.drafters.medusa import MedusaOptions
 from localspec.errors import LocalspecError
-from localspec.models.architecture import TransformerConfig, weight_map
+from localspec.families.architecture import TransformerConfig, weight_map
 
 SHARD = 2**31  # bytes of a file, about: what is held in memory at a time
 _INDEX = "model.safetensors.index.json"

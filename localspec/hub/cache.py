@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from localspec.checkpoint import inspect
 from localspec.environment import hub_places
 from localspec.errors import LocalspecError, NotHere
 from localspec.hub.records import COMMIT, DIGEST, ExpectedFile, PullRecord, all_records, folder, forget, record, records
 from localspec.hub.sources import Source
 from localspec.outside_files import read_bytes
 from localspec.paths import Paths
+from localspec.weights.checkpoint import inspect
 
 HEADS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")  # files of Medusa heads; the first that exists is used
 TOKENIZER = "tokenizer.json"  # the one form that is read; others would have to be converted

@@ -10,7 +10,7 @@ from localspec.hub.sources import Source
 from localspec.quantities import size
 
 _TYPE = r"((?P<stem>.*?)[-._])??(?P<type>(UD-)?(I?Q\d[A-Z0-9_]*|TQ\d[A-Z0-9_]*|BF16|FP?16|FP?32|MXFP4))"
-# Types that some of the weights are in by the name alone, and that `localspec.gguf.blocks` has not.
+# Types that some of the weights are in by the name alone, and that `localspec.weights.gguf_file` has not.
 _UNREAD = re.compile(r"(UD-)?(Q1_.*|Q2_0|Q7_.*|Q4_0_\d.*|Q8_1|Q8_K)", re.ASCII)
 _TYPED = re.compile(_TYPE, re.IGNORECASE | re.ASCII)
 _PARTED = re.compile(r"(?P<name>.*?)(-(?P<part>\d{5})-of-(?P<count>\d{5}))?\.gguf", re.IGNORECASE | re.ASCII)

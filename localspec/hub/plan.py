@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from localspec.checkpoint import ARCHITECTURES, HEAD_PREFIX, PICKLED_INDEX, supported
 from localspec.environment import hub_places
 from localspec.errors import LocalspecError
+from localspec.families.supported import ARCHITECTURES, supported
 from localspec.hub.cache import HEADS, TOKENIZER, cached, damage
 from localspec.hub.client import client, localspec_errors, must_be_online, page, server
 from localspec.hub.gguf_files import of_type, types_listed
@@ -17,6 +17,7 @@ from localspec.hub.sources import Source
 from localspec.outside_files import parse_json, read_bytes
 from localspec.published_heads import kind_of_heads, why_not_read
 from localspec.text import LONGEST_LICENSE, one_line
+from localspec.weights.checkpoint import HEAD_PREFIX, PICKLED_INDEX
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 PICKLED = "pytorch_model.bin"

@@ -14,6 +14,8 @@ from localspec.errors import LocalspecError, UsageMistake
 from localspec.hub.sources import Source
 from localspec.outside_files import parse_json, read_bytes
 from localspec.paths import Paths, private_directory, write_anew
+from localspec.weights.packed_file import PackedFile
+from localspec.weights.packed_files import packed_files, rank
 
 FORMAT = 1  # of the files of records
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -163,3 +165,16 @@ def _write(file: Path, source: Source, known: dict[str, PullRecord]) -> None:
         },
     }
     write_anew(file, json.dumps(content, indent=1).encode())
+
+
+def packed_sources(paths: Paths) -> dict[str, PackedFile]:
+    """The packed models that were pulled, by source; of several the one that is read from its files, or made last."""
+    pulled = [one for one in packed_files(paths) if _is_source(one.header.origin.repo)]
+    return {one.header.origin.repo: one for one in sorted(pulled, key=rank)}
+
+
+def _is_source(repo: str) -> bool:
+    try:
+        return str(Source.parse(repo)) == repo
+    except UsageMistake:
+        return False

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from localspec.errors import UsageMistake
-from localspec.models.architecture import TransformerConfig, in_features, weight_map
+from localspec.families.architecture import TransformerConfig, in_features, weight_map
 
 LINEARS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 WHICH = {  # the projections that may be adapted, by the last part of their Hugging Face names

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from localspec import packed_file
-from localspec.checkpoint import is_packed
+from localspec.families.generation_config import GENERATION, generation_config, read_generation_config
 from localspec.models.chat_tokenizer import ChatTokenizer
-from localspec.models.generation_config import GENERATION, generation_config, read_generation_config
 from localspec.models.tokenizer import Tokenizer
+from localspec.weights import packed_file
+from localspec.weights.checkpoint import is_packed
 
 
 def chat_files(path: Path) -> tuple[ChatTokenizer, Mapping[str, Any]]:

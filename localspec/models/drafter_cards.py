@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from localspec.checkpoint import inspect, read_config, read_json, tensor_headers
 from localspec.environment import home
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.hub.cache import find_snapshot
 from localspec.models.drafter_kinds import TABLE, WEIGHTS, kind_of, kinds
-from localspec.models.fingerprint import Identity
 from localspec.models.mtp_layer import MTP, mtp_layer
 from localspec.models.registry import TargetCard
 from localspec.models.target_map import target_map
 from localspec.paths import Paths
+from localspec.weights.checkpoint import inspect, read_config, read_json, tensor_headers
+from localspec.weights.fingerprint import Identity
 
 FORMAT = 1  # of drafter.json
 RANKS = 10  # of the candidates whose accuracy it tells

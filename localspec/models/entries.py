@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from localspec.checkpoint import ARCHITECTURES
 from localspec.config import nearest, read_toml
 from localspec.errors import UsageMistake
+from localspec.families.supported import ARCHITECTURES
 from localspec.hub.sources import Source
 from localspec.models.drafter_kinds import WEIGHTS, kinds
 from localspec.models.shape import TABLE_KEYS, Shape, whole

@@ -3,16 +3,16 @@
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from localspec.checkpoint import inspect, is_packed, packings
 from localspec.errors import LocalspecError
-from localspec.models.default_sampling import DefaultSampling, default_sampling
+from localspec.families.default_sampling import DefaultSampling, default_sampling
+from localspec.families.generation_config import GENERATION, generation_config, read_generation_config
 from localspec.models.drafter_cards import DrafterCard, trained_drafters
-from localspec.models.generation_config import GENERATION, generation_config, read_generation_config
 from localspec.models.own_draft import own_draft
 from localspec.models.registry import TargetCard
 from localspec.models.shape import Shape
-from localspec.packed_file import BLOCKS, forms
-from localspec.packed_file import read as read_packed
+from localspec.weights.checkpoint import inspect, is_packed, packings
+from localspec.weights.packed_file import BLOCKS, forms
+from localspec.weights.packed_file import read as read_packed
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from localspec.checkpoint import is_packed, read_config, tensor_headers, text_config, weight_files
 from localspec.errors import LocalspecError, NotHere
+from localspec.families.supported import text_config
+from localspec.weights.checkpoint import is_packed, read_config, tensor_headers, weight_files
 
 MTP = "mtp"  # the kind of drafter that it is
 PREFIX = "mtp."  # of its tensors, which are beside those of the model

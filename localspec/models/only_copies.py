@@ -13,11 +13,10 @@ from localspec.errors import UsageMistake
 from localspec.events import Reporter
 from localspec.hub.cache import find_snapshot
 from localspec.hub.sources import Source
-from localspec.models.imported import came_from_gguf
-from localspec.models.packed_files import locked, packed_files, packed_in
-from localspec.packed_file import PARTIAL, Origin
 from localspec.paths import Paths, private_directory
 from localspec.quantities import counted
+from localspec.weights.packed_file import PARTIAL, Origin
+from localspec.weights.packed_files import came_from_gguf, locked, packed_files, packed_in
 
 
 def is_only_copy(origin: Origin, paths: Paths) -> bool:

@@ -6,13 +6,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from localspec.checkpoint import inspect
 from localspec.environment import home
 from localspec.errors import LocalspecError
 from localspec.models.registry import TargetCard, known, named_card, resolve
 from localspec.models.shape import Shape
 from localspec.models.stored_tokens import compare_stored, same_file
 from localspec.paths import Paths
+from localspec.weights.checkpoint import inspect
 
 BESIDE = "draft"  # the directory inside a model's own that may hold its small model
 MUCH_SMALLER = 3  # times fewer parameters than the target, of a model that drafts though nobody said it should

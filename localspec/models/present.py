@@ -5,7 +5,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
-from localspec.checkpoint import inspect, is_packed
 from localspec.config import Settings
 from localspec.errors import LocalspecError, NotHere
 from localspec.hub.cache import holds_tokenizer
@@ -13,6 +12,7 @@ from localspec.models import registry
 from localspec.outside_files import parse_json, read_bytes
 from localspec.paths import Paths, private_directory, write_anew
 from localspec.text import one_line
+from localspec.weights.checkpoint import inspect, is_packed
 
 By = Literal["use", "chat", "machine"]
 _ORIGINS: dict[str, str] = {

@@ -8,25 +8,21 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from localspec import packed_file
-from localspec.checkpoint import PICKLED_INDEX, Checkpoint, inspect, is_packed, read_config
 from localspec.config import nearest
 from localspec.environment import home
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.hub.cache import find_snapshot, pulled_sources
-from localspec.hub.records import folder
+from localspec.hub.records import folder, packed_sources
 from localspec.hub.sources import Source
 from localspec.models.entries import PACKAGE, Entry, read_entries
-from localspec.models.fingerprint import fingerprints, identified
 from localspec.models.former_names import former_names
-from localspec.models.imported import begins_as_gguf, import_of, imports, is_gguf
-from localspec.models.packed_files import damaged_of, packed_sources
-from localspec.models.weight_digests import digest_of, look
-from localspec.outside_files import read_bytes
-from localspec.packed_file import PackedFile, Progress
 from localspec.paths import Paths
 from localspec.published_heads import kind_of_heads
-from localspec.text import LONGEST_LICENSE
+from localspec.weights import packed_file
+from localspec.weights.checkpoint import PICKLED_INDEX, Checkpoint, inspect, is_packed, license_of, read_config
+from localspec.weights.fingerprint import digest_of, fingerprints, identified, look
+from localspec.weights.packed_file import PackedFile, Progress
+from localspec.weights.packed_files import begins_as_gguf, damaged_of, import_of, imports, is_gguf
 
 WEIGHTS = "model.safetensors"
 NOWHERE = Path("not fetched")  # stands for the directory of a model that is not here
@@ -329,29 +325,3 @@ def installed(paths: Paths | None = None) -> Iterator[tuple[TargetCard, Checkpoi
             yield card, inspect(card.path)
         except LocalspecError as error:
             yield card, error
-
-
-def license_of(path: Path) -> str | None:
-    """The license in the front matter of the directory's README.md, else the name of a license file.
-
-    A packed file says it itself.
-    """
-    if is_packed(path):
-        own = packed_file.peek(path)[0].header.origin.license
-        return own[:LONGEST_LICENSE] if own else None
-    try:
-        front = re.match(r"---\r?\n(.*?)\r?\n---", read_bytes(path / "README.md").decode("utf-8", "replace"), re.DOTALL)
-    except OSError:
-        front = None
-    lines = re.findall(r"^(license|license_name):[ \t]*[\"']?([^\"'\r\n#]+)", front[1] if front else "", re.MULTILINE)
-    said: dict[str, str] = dict(lines)
-    chosen = said.get("license", "").strip()
-    if chosen == "other":
-        chosen = said.get("license_name", chosen).strip()
-    if chosen:
-        return chosen[:LONGEST_LICENSE]
-    try:
-        files = sorted(entry.name for entry in path.iterdir() if re.match(r"(?i)licen[cs]e|copying", entry.name))
-    except OSError:
-        return None
-    return f"see {files[0]}" if files else None

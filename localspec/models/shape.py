@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from localspec.checkpoint import inspect
-from localspec.models.delta_net import DeltaNet, of_qwen35
-from localspec.models.family_config import LayerSizes, of_gemma4
-from localspec.models.model_config import with_defaults
+from localspec.families.delta_net import DeltaNet, of_qwen35
+from localspec.families.family_config import LayerSizes, of_gemma4
+from localspec.families.model_config import with_defaults
+from localspec.weights.checkpoint import inspect
 
 # Our names, and those of config.json; what it may leave out has a rule below.
 _NAMES = {

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from localspec.errors import LocalspecError, UsageMistake, first_line
-from localspec.models.architecture import TransformerConfig
-from localspec.models.model_config import ModelConfig
-from localspec.models.rope import Rope
+from localspec.families.architecture import TransformerConfig
+from localspec.families.model_config import ModelConfig
+from localspec.families.rope import Rope
 from localspec.models.stored_tokens import compare
 from localspec.models.tokenizer import Tokenizer
 from localspec.outside_files import parse_json

@@ -3,10 +3,10 @@
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from localspec import packed_file
-from localspec.checkpoint import is_packed
 from localspec.errors import LocalspecError, UsageMistake, cannot_read
 from localspec.outside_files import parse_json, read_bytes
+from localspec.weights import packed_file
+from localspec.weights.checkpoint import is_packed
 
 FILE = "tokenizer.json"
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from localspec.checkpoint import tensor_headers
 from localspec.errors import LocalspecError, NotHere, UsageMistake
+from localspec.weights.checkpoint import tensor_headers
 
 WEIGHT, BIAS = "target_proj.weight", "target_proj.bias"
 PICKLE, FILE = "warp_model.bin", "warp_model.safetensors"  # as it is published, and as it is read

@@ -15,17 +15,9 @@ from localspec.errors import LocalspecError, cannot_read, first_line, out_of_mem
 from localspec.models.encoding import Unwanted, patience, waited_for
 from localspec.models.tokenizer_trial import try_out
 from localspec.outside_files import parse_json, read_bytes
+from localspec.weights.checkpoint import AROUND, TOKENIZER_FILES
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one text needs no threads, which complain after a fork
-
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-)
-AROUND = "_around_prompts"  # key in tokenizer_config.json, which localspec writes for a GGUF file
 _handed_on: "list[Tokenizer]" = []  # at most one
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 

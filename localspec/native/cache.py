@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from ctypes import c_int32
 
-from localspec.native.library import check, free_with, library, made
+from localspec.machine.library import check, free_with, library, made
 
 
 def cache_format(packing: str) -> str:

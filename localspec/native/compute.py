@@ -17,18 +17,17 @@ from localspec.decoding.compute import (
 )
 from localspec.decoding.forward import TokenCache
 from localspec.events import Reporter
-from localspec.models.architecture import TransformerConfig, weight_map
-from localspec.models.rope import Rope
-from localspec.native import packed_cache
-from localspec.native.blocks import BlockStack
+from localspec.families.architecture import TransformerConfig, weight_map
+from localspec.families.rope import Rope
+from localspec.machine.library import address, check, library
 from localspec.native.cache import NativeCache, cache_format
-from localspec.native.library import address, check, library
 from localspec.native.logits import NativeLogits
-from localspec.native.matrix import PackedMatrix
 from localspec.native.model import NativeAdapters, NativeModel, Weights
 from localspec.native.packed_drafter import StoredMatrix, packed_tensors
 from localspec.native.row_attention import NativeAttention, rms_norm
 from localspec.native.threads import Threads
+from localspec.weights import opening
+from localspec.weights.matrices import BlockStack, PackedMatrix
 
 _GROUP = 32  # inputs that share a scale
 _NONE, _SILU = 0, 1  # activations, as localspec.h numbers them
@@ -182,7 +181,7 @@ class NativeCompute:
 
     def read_model(self, path: Path, context: int) -> NativeRowModel:
         """Returns the small language model of a directory; its packed file is made where there is none."""
-        packed = packed_cache.load(path, self._format, path.name, self._model.threads.count, Reporter())
+        packed = opening.load(path, self._format, path.name, self._model.threads.count, Reporter())
         return self._made(packed.sizes, Rope.of(packed.config, context), packed.tensors)
 
     def _made(self, sizes: TransformerConfig, rope: Rope, weights: Weights) -> NativeRowModel:

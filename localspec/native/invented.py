@@ -7,19 +7,17 @@ import numpy as np
 import numpy.typing as npt
 import tokenizers
 
+from localspec.families.architecture import TransformerConfig, in_features, weight_map
+from localspec.families.model_config import ModelConfig
+from localspec.families.rope import Rope
 from localspec.machine.hardware import physical_cores
-from localspec.models.architecture import TransformerConfig, in_features, weight_map
-from localspec.models.four_bits import part_rows
-from localspec.models.model_config import ModelConfig
-from localspec.models.rope import Rope
 from localspec.models.tokenizer import Tokenizer
-from localspec.native.blocks import BlockMatrix, BlockStack
-from localspec.native.matrix import PANEL, PackedMatrix
 from localspec.native.model import NativeModel
-from localspec.native.pack import Recipe
 from localspec.native.target import NativeTarget
 from localspec.native.threads import Threads
-from localspec.packed_file import BLOCK_PANEL, BLOCKS, Tensor
+from localspec.weights.matrices import BlockMatrix, BlockStack, PackedMatrix
+from localspec.weights.packed_file import BLOCK_PANEL, BLOCKS, PANEL, Tensor
+from localspec.weights.recipe import Recipe, part_rows
 
 SPREAD = 0.02  # standard deviation of the weights
 

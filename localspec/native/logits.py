@@ -11,8 +11,8 @@ from localspec.decoding.logits import Candidate, Picks, PicksOnRequest, candidat
 from localspec.decoding.numpy_logits import NumpyLogits
 from localspec.decoding.sampling import Ids, Sampling
 from localspec.errors import LocalspecError
-from localspec.native import library as native
-from localspec.native.library import address, check, int32, library
+from localspec.machine import library as native
+from localspec.machine.library import address, check, int32, library
 
 
 class NativeLogits(NumpyLogits):

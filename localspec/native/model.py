@@ -8,11 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from localspec.errors import LocalspecError
-from localspec.models.architecture import TransformerConfig
-from localspec.models.rope import Rope
-from localspec.native.blocks import BlockStack
-from localspec.native.cache import NativeCache
-from localspec.native.library import (
+from localspec.families.architecture import TransformerConfig
+from localspec.families.rope import Rope
+from localspec.machine.library import (
     ACTIVATIONS,
     FORMATS,
     Adapter,
@@ -31,9 +29,10 @@ from localspec.native.library import (
     library,
     made,
 )
+from localspec.native.cache import NativeCache
 from localspec.native.logits import NativeLogits
-from localspec.native.matrix import PackedMatrix
 from localspec.native.threads import Threads
+from localspec.weights.matrices import BlockStack, PackedMatrix
 
 Floats = npt.NDArray[np.float32]
 # A PackedMatrix or a BlockStack for each linear layer; arrays for norms and biases; one or the other for tables.

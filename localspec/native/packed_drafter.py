@@ -8,21 +8,20 @@ from typing import Any, cast
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from localspec.checkpoint import tensor_headers, tensor_start
 from localspec.decoding.compute import Array, Floats
 from localspec.environment import home
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.events import Reporter
 from localspec.models.drafter_cards import REMEDY
-from localspec.models.fingerprint import file_fingerprint
-from localspec.models.stored_weights import StoredTensor
-from localspec.models.weight_digests import known_digests
-from localspec.native.matrix import PackedMatrix
-from localspec.native.pack import fill_panels, is_finite
-from localspec.native.packed_cache import CannotWrite, once, write_with_room
-from localspec.native.packed_model import PackedModel
-from localspec.packed_file import FORMAT, SUFFIX, Header, Origin, Section, Tensor
 from localspec.paths import Paths
+from localspec.weights.checkpoint import tensor_headers, tensor_start
+from localspec.weights.fingerprint import file_fingerprint, known_digests
+from localspec.weights.matrices import PackedMatrix
+from localspec.weights.opened import PackedModel
+from localspec.weights.opening import CannotWrite, once, write_with_room
+from localspec.weights.packed_file import FORMAT, SUFFIX, Header, Origin, Section, Tensor
+from localspec.weights.source import fill_panels, is_finite
+from localspec.weights.stored import StoredTensor
 
 LARGE = 2**20  # weights of a tensor that is packed
 MATTERS = 2**25  # weights of all of them that are worth a file: packing them takes a core a tenth of a second

@@ -7,8 +7,8 @@ import numpy as np
 
 from localspec.decoding.compute import EPS, Array, Floats
 from localspec.decoding.rows_seen import rows_seen
-from localspec.models.architecture import TransformerConfig
-from localspec.models.rope import Rope
+from localspec.families.architecture import TransformerConfig
+from localspec.families.rope import Rope
 
 _PIECE = 2**22  # scores that are in memory at once
 

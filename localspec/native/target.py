@@ -5,25 +5,24 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from localspec.checkpoint import is_packed
 from localspec.decoding.forward import ForwardOutput
 from localspec.decoding.numpy_logits import NumpyHidden
 from localspec.decoding.tree import DraftTree
 from localspec.events import Reporter
+from localspec.families.architecture import TABLES
+from localspec.families.generation_config import generation_config
+from localspec.families.model_config import ModelConfig
+from localspec.families.rope import Rope
 from localspec.machine.hardware import logical_cores, physical_cores
-from localspec.models.architecture import TABLES
 from localspec.models.chat_tokenizer import ChatTokenizer
-from localspec.models.generation_config import generation_config
 from localspec.models.messages import Message
-from localspec.models.model_config import ModelConfig
-from localspec.models.rope import Rope
 from localspec.models.tokenizer import Tokenizer
 from localspec.native.cache import NativeCache, cache_format
 from localspec.native.compute import NativeCompute
 from localspec.native.model import NativeModel
-from localspec.native.pack import read_texts
-from localspec.native.packed_cache import load
 from localspec.native.threads import Threads
+from localspec.weights.checkpoint import is_packed, read_texts
+from localspec.weights.opening import load
 
 
 class NativeTarget:
@@ -62,7 +61,7 @@ class NativeTarget:
 
         `threads` are shared with a draft model, and are as many as there are cores by default; so is the vocabulary of
         a `tokenizer` from the same files; `context` is the model's
-        own by default. Raises what `packed_cache.load` raises, LocalspecError for a tokenizer or settings that cannot
+        own by default. Raises what `opening.load` raises, LocalspecError for a tokenizer or settings that cannot
         be used, and UsageMistake for a context that the model cannot hold.
         """
         threads = threads or Threads(physical_cores())

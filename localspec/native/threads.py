@@ -1,6 +1,6 @@
 """The threads that models compute with: one pool for a target and its draft model, which never compute at once."""
 
-from localspec.native.library import free_with, library, made
+from localspec.machine.library import free_with, library, made
 
 
 class _Pool:

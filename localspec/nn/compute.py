@@ -9,14 +9,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from localspec.checkpoint import inspect
 from localspec.decoding.compute import EPS, Array, Floats, LowRank, PackedAdapters, RowAttention, RowFunction
 from localspec.decoding.forward import TokenCache
 from localspec.events import Reporter
-from localspec.models.architecture import TransformerConfig, weight_map
-from localspec.models.model_config import read_config
-from localspec.models.rope import Rope
-from localspec.models.stored_weights import stored_sizes
+from localspec.families.architecture import TransformerConfig, weight_map
+from localspec.families.rope import Rope
 from localspec.nn import own_kernels
 from localspec.nn.cache import KVCache
 from localspec.nn.linear import Linear, PackedLinear
@@ -33,6 +30,8 @@ from localspec.nn.transfer import uploaded
 from localspec.nn.transformer import Transformer
 from localspec.nn.weights import Weights
 from localspec.policy.choice import StepForm
+from localspec.weights.checkpoint import inspect
+from localspec.weights.stored import read_config, stored_sizes
 
 LEAST_SIDE, LEAST_WEIGHTS = 64, 2**16  # of a drafter's matrix that is packed
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from localspec.models.delta_net import DeltaNet
+from localspec.families.delta_net import DeltaNet
 from localspec.nn.linear import LayerClass
 from localspec.nn.placed_rows import PlacedChain
 from localspec.nn.states import State, StateCache

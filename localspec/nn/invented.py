@@ -5,9 +5,9 @@ from pathlib import Path
 import tokenizers
 import torch
 
-from localspec.models.architecture import TransformerConfig
-from localspec.models.model_config import ModelConfig
-from localspec.models.rope import Rope
+from localspec.families.architecture import TransformerConfig
+from localspec.families.model_config import ModelConfig
+from localspec.families.rope import Rope
 from localspec.models.tokenizer import Tokenizer
 from localspec.nn.attention import fastest
 from localspec.nn.packing import DTYPES, linear_class, lm_head_class

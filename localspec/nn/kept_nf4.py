@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from localspec.errors import first_line
 from localspec.nn.linear_bitsandbytes import NF4Linear, PackedNF4
 from localspec.nn.transformer import Transformer
-from localspec.packed_file import DamagedFile
+from localspec.weights.packed_file import DamagedFile
 
 FORMAT = "2"  # of what is written; another one is made anew
 DIGEST = "sha256"  # of all tensors

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from localspec.models.architecture import TransformerConfig
+from localspec.families.architecture import TransformerConfig
 from localspec.nn import layer_kernels, own_kernels
 
 

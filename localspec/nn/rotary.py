@@ -2,8 +2,8 @@
 
 import torch
 
-from localspec.models.architecture import TransformerConfig
-from localspec.models.rope import Rope
+from localspec.families.architecture import TransformerConfig
+from localspec.families.rope import Rope
 
 
 class RotaryEmbedding:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from localspec.decoding.rows_seen import rows_seen
-from localspec.models.architecture import TransformerConfig
+from localspec.families.architecture import TransformerConfig
 from localspec.nn.recording import Recorder
 from localspec.nn.rotary import RotaryEmbedding, apply_rope
 from localspec.nn.static_shapes import filled_rows, filled_slots

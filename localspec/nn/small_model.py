@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from localspec.models.architecture import TransformerConfig, in_features, weight_map
-from localspec.models.model_config import ModelConfig
-from localspec.models.rope import Rope
+from localspec.families.architecture import TransformerConfig, in_features, weight_map
+from localspec.families.model_config import ModelConfig
+from localspec.families.rope import Rope
 from localspec.models.small_model import MaskedModel, compare_tokens, mask_token
 from localspec.nn.rotary import RotaryEmbedding
 from localspec.nn.target import Target

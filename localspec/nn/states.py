@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol, Self
 
 import torch
 
-from localspec.models.architecture import TransformerConfig
+from localspec.families.architecture import TransformerConfig
 from localspec.nn.cache import KVCache
 from localspec.policy.prediction import MOST_CHAINED, STATES
 

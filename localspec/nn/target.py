@@ -11,17 +11,15 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import nn
 
-from localspec.checkpoint import originals
 from localspec.decoding.forward import ForwardOutput
 from localspec.decoding.tree import DraftTree
 from localspec.errors import LocalspecError
-from localspec.models.architecture import weight_map
+from localspec.families.architecture import weight_map
+from localspec.families.generation_config import read_generation_config
+from localspec.families.model_config import ModelConfig
+from localspec.families.rope import Rope
 from localspec.models.chat_tokenizer import ChatTokenizer
-from localspec.models.generation_config import read_generation_config
 from localspec.models.messages import Message
-from localspec.models.model_config import ModelConfig, read_config
-from localspec.models.rope import Rope
-from localspec.models.stored_weights import stored_sizes
 from localspec.models.tokenizer import Tokenizer
 from localspec.nn import own_kernels, row_kernels
 from localspec.nn.attention import LEAST_SLOTS, fastest, invariant
@@ -38,6 +36,8 @@ from localspec.nn.transfer import moved, uploaded
 from localspec.nn.transformer import Transformer
 from localspec.nn.weights import Weights, freed_at_once
 from localspec.policy.choice import StepForm
+from localspec.weights.checkpoint import originals
+from localspec.weights.stored import read_config, stored_sizes
 
 
 class Target:

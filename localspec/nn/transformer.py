@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from localspec.errors import LocalspecError
-from localspec.models.architecture import TransformerConfig
+from localspec.families.architecture import TransformerConfig
 from localspec.models.stored_names import use_stored_names
 from localspec.nn import layer_kernels, own_kernels
 from localspec.nn.attention import ACTIVATIONS, Attention, fastest, invariant

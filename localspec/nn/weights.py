@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 import torch
 
-from localspec.checkpoint import Checkpoint
-from localspec.models.architecture import TransformerConfig, weight_map
-from localspec.models.stored_weights import StoredTensor, damaged, stored_tensors
+from localspec.families.architecture import TransformerConfig, weight_map
+from localspec.weights.checkpoint import Checkpoint
+from localspec.weights.stored import StoredTensor, damaged, stored_tensors
 
 PIECE = 2**18  # numbers that are read at a time where they change their type or device
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as malloc.h names them

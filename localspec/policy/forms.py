@@ -2,7 +2,7 @@
 
 from localspec.models.drafter_kinds import WEIGHTS, kind_of, kinds
 from localspec.models.entries import Entry, Form
-from localspec.models.packed_files import FILED
+from localspec.weights.packed_files import FILED
 
 # Types of GGUF files from which these packings come out as near to the publisher's weights as from those weights
 # themselves: docs/figures/q8-0-table.md. Types of fewer bits do not.

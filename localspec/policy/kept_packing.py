@@ -4,12 +4,12 @@ from localspec.config import Settings
 from localspec.errors import LocalspecError
 from localspec.machine.machine import Machine
 from localspec.models.model import Model
-from localspec.models.packed_files import FILED
 from localspec.models.registry import NOWHERE, TargetCard
 from localspec.models.shape import Shape
 from localspec.policy.drafter_spec import DrafterSpec
 from localspec.policy.measurements import MeasurementSource
 from localspec.policy.selection import choices
+from localspec.weights.packed_files import FILED
 
 LOSSLESS = "int8"  # where another machine will load it, or this one has no answer: it loses next to nothing
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+from localspec.families.architecture import TransformerConfig
 from localspec.machine.machine import Device
-from localspec.models.architecture import TransformerConfig
-from localspec.models.four_bits import in_four_bits
 from localspec.models.shape import Shape
-from localspec.packed_file import BLOCKS
 from localspec.policy.forward_costs import ForwardCostModel, linear
 from localspec.policy.host_time import step_seconds
+from localspec.weights.packed_file import BLOCKS
+from localspec.weights.recipe import in_four_bits
 
 ITEM = {"fp32": 4, "bf16": 2, "fp16": 2}  # bytes of a number
 CHUNK = 512  # prompt tokens a forward: bounds the memory of prefill
@@ -57,7 +57,11 @@ def weights(shape: Shape, dtype: str, quantize: str, backend: str, parameters: i
         tables = shape.table + (0 if shape.tied else shape.embedding)
         if quantize == "none":
             return (shape.matrices + tables) * item + small * 4
-        matrices = in_four_bits(shape) if quantize == "int4" else packed(shape.matrices, 0, quantize, backend)
+        matrices = (
+            in_four_bits(shape.linears, shape.num_layers)
+            if quantize == "int4"
+            else packed(shape.matrices, 0, quantize, backend)
+        )
         dense = shape.embedding * 4 if shape.tied and backend == "cpu" else 0  # what torch makes of such a head
         return matrices + tables * 2 + dense + small * 4
     if quantize == "none":

@@ -7,7 +7,6 @@ from localspec.machine.machine import PACKINGS, Device
 from localspec.models.drafter_kinds import kind_of
 from localspec.models.model import Model
 from localspec.models.shape import Shape
-from localspec.packed_file import BLOCKS
 from localspec.policy import host_time, prediction
 from localspec.policy.candidates import (
     MOST_NODES,
@@ -24,6 +23,7 @@ from localspec.policy.host_time import step_seconds
 from localspec.policy.measurements import MeasurementSource
 from localspec.policy.prediction import CONTEXT, Estimate, Rates, estimated_rates
 from localspec.quantities import precision_in_words, tokens_a_second
+from localspec.weights.packed_file import BLOCKS
 
 AUTO_NODES = 16  # of a tree at most, where no number was asked for and rows have a price; how many pay is measured
 # Twice the nodes brought 1 to 11 % more tokens a step: what twice the rows may take to be worth it.

@@ -3,16 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from localspec.checkpoint import inspect, only_packed
 from localspec.config import Settings
 from localspec.errors import DoesNotFit, LocalspecError, NotHere, UsageMistake
 from localspec.machine import compiled
 from localspec.machine.machine import Device, Machine, this_machine
 from localspec.models.drafter_kinds import WEIGHTS, kind_of, kinds
 from localspec.models.model import Model, model_of
-from localspec.models.model_config import read_config
 from localspec.models.registry import TargetCard
-from localspec.packed_file import BLOCKS
 from localspec.policy.candidates import MOST_NODES, DrafterCandidate, drafter_bytes
 from localspec.policy.choice import Choice, LoadSpec
 from localspec.policy.decoding_kinds import asked_kind
@@ -35,6 +32,9 @@ from localspec.policy.ranking import (
     why_none,
 )
 from localspec.policy.survey import recommendations
+from localspec.weights.checkpoint import inspect, only_packed
+from localspec.weights.packed_file import BLOCKS
+from localspec.weights.stored import read_config
 
 # Packings in which a row can be had to the bit, whatever stands beside it; on CUDA by our own kernels, which need bf16.
 INVARIANT = {"cpu": ("none", "int8", "int4", BLOCKS), "cuda": ("none", "int8", "nf4"), "mps": ("none",)}

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from localspec.checkpoint import is_packed, only_packed
 from localspec.errors import LocalspecError
 from localspec.hub.cache import holds_tokenizer
 from localspec.machine.machine import Device, Machine
@@ -26,6 +25,7 @@ from localspec.policy.ranking import (
     run_plans,
     speedup,
 )
+from localspec.weights.checkpoint import is_packed, only_packed
 
 Prefer = Literal["speed", "memory", "quality"]
 

@@ -6,7 +6,6 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from localspec.checkpoint import inspect
 from localspec.config import Settings
 from localspec.engine.importing import asked_packing, import_gguf
 from localspec.environment import home
@@ -14,14 +13,16 @@ from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Reporter
 from localspec.hub.cache import differs, snapshot
 from localspec.hub.plan import CONFIG, Part
+from localspec.hub.records import packed_sources
 from localspec.hub.sources import Source
 from localspec.machine.machine import Machine
-from localspec.models.packed_files import FILED, packed_files, packed_sources
-from localspec.packed_file import BLOCKS, Origin, PackedFile
 from localspec.paths import Paths
 from localspec.policy.prediction import packed
 from localspec.pulling.packing import Installed, Packed, discard_fetched
 from localspec.quantities import size
+from localspec.weights.checkpoint import inspect
+from localspec.weights.packed_file import BLOCKS, Origin, PackedFile
+from localspec.weights.packed_files import FILED, packed_files
 
 _EIGHT_BITS = frozenset(("Q8_0", "F16", "BF16", "F32"))  # types of at least as many bits
 # Of a weight in memory, the fewest bits where types have no kernels: those of the blocks that they are rounded to.
@@ -56,7 +57,7 @@ def check(part: Part, packed_only: bool, settings: Settings) -> None:
     Raises UsageMistake for --packed-only, LocalspecError for an architecture that the hub names and localspec does not
     compute, and what `asked_packing` raises.
     """
-    from localspec.gguf.config import FAMILIES  # numpy
+    from localspec.weights.gguf_config import FAMILIES  # numpy
 
     if not part.source.gguf:
         return
@@ -106,7 +107,7 @@ def register(
     All that was fetched stays if it cannot be registered. Raises what `import_gguf` raises, and LocalspecError for
     a model of fewer bits than its own weights were replaced for.
     """
-    from localspec.native.pack import read_texts  # numpy
+    from localspec.weights.checkpoint import read_texts  # numpy
 
     source, file = str(part.source), snapshot(part.source, part.commit) / part.files[0].name
     origin = Origin(source, before.header.origin.revision if before else "", part.license, source, part.commit)
@@ -145,7 +146,7 @@ def _forget_former(registered: PackedFile, stay: set[Path], reporter: Reporter) 
 
 def _check_types(file: Path) -> None:
     """Raises LocalspecError for a file whose matrices have fewer bits than its name says."""
-    from localspec.gguf.model import GgufModel  # numpy
+    from localspec.weights.gguf_model import GgufModel  # numpy
 
     if fewer := sorted({*GgufModel.open(file).types} - _EIGHT_BITS):
         raise LocalspecError(

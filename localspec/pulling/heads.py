@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from localspec.checkpoint import HEAD_PREFIX, inspect, read_json, tensor_headers
 from localspec.environment import home
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.hub.cache import find_snapshot, snapshot
@@ -16,6 +15,7 @@ from localspec.hub.sources import Source
 from localspec.models.registry import split_of
 from localspec.paths import Paths, private_directory
 from localspec.published_heads import base_model
+from localspec.weights.checkpoint import HEAD_PREFIX, inspect, read_json, tensor_headers
 
 
 @dataclass(frozen=True)

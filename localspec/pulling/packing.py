@@ -4,11 +4,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from localspec.checkpoint import revision, weight_files
 from localspec.config import Settings
 from localspec.environment import home
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.events import Reporter
+from localspec.families.model_config import ModelConfig, least_parameters
 from localspec.hub.cache import discard, find_snapshot, repository, snapshot
 from localspec.hub.cached_gguf import tidy
 from localspec.hub.plan import Part, Plan, is_weights
@@ -16,15 +16,15 @@ from localspec.hub.records import forget
 from localspec.hub.sources import Source
 from localspec.machine import compiled
 from localspec.machine.machine import Machine
-from localspec.models.model_config import ModelConfig, least_parameters
-from localspec.models.packed_files import FILED, packed_files
 from localspec.models.shape import Shape
-from localspec.packed_file import Origin, read
 from localspec.paths import Paths
 from localspec.policy.kept_packing import LOSSLESS, kept_packing
 from localspec.policy.measurements import MeasurementSource
 from localspec.policy.prediction import weights
 from localspec.quantities import size
+from localspec.weights.checkpoint import revision, weight_files
+from localspec.weights.packed_file import Origin, read
+from localspec.weights.packed_files import FILED, packed_files
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ def packing_to_keep(plan: Plan, packing: str | None, settings: Settings) -> str:
     packing = settings.quantize if settings.quantize != "auto" else packing or LOSSLESS
     if "tokenizer.json" not in {file.name for file in model.files}:
         trouble = "it has no tokenizer.json"
-    from localspec.models.architecture import TransformerConfig
-    from localspec.models.rope import Rope  # numpy
+    from localspec.families.architecture import TransformerConfig
+    from localspec.families.rope import Rope  # numpy
 
     try:
         config = ModelConfig.of(model.config)
@@ -118,7 +118,7 @@ def pack_beside(part: Part, packing: str, machine: Machine, reporter: Reporter) 
 
     That it cannot be written is a notice: it is made, or said, again when the model is loaded.
     """
-    from localspec.native.packed_cache import CannotWrite  # numpy
+    from localspec.weights.opening import CannotWrite  # numpy
 
     try:
         return _pack(part, snapshot(part.source, part.commit), packing, machine, reporter)
@@ -179,7 +179,7 @@ def _pack(
     part: Part, path: Path, packing: str, machine: Machine, reporter: Reporter, *, only_copy: bool = False
 ) -> Packed:
     """The packed file of a commit; those of what this source was before go."""
-    from localspec.native.packed_cache import make, with_files
+    from localspec.weights.opening import make, with_files
 
     source = str(part.source)
     origin = Origin(source, revision(path), repo=source, commit=part.commit)

@@ -14,14 +14,14 @@ from localspec.engine.measurement_cache import MeasurementCache
 from localspec.engine.recalled_measurements import RecalledMeasurements
 from localspec.errors import DoesNotFit, UsageMistake
 from localspec.events import Reporter
+from localspec.families.family_config import NotComputed
+from localspec.families.model_config import ModelConfig, not_computed
 from localspec.hub.cache import snapshot
 from localspec.hub.client import must_be_online, server
 from localspec.hub.fetch import fetch, too_large
 from localspec.hub.plan import Part, Plan
 from localspec.hub.plan import plan as ask_hub
 from localspec.machine.machine import Machine, this_machine
-from localspec.models.family_config import NotComputed
-from localspec.models.model_config import ModelConfig, not_computed
 from localspec.models.registry import TargetCard, cards, named_card, split_of
 from localspec.policy.kept_packing import LOSSLESS
 from localspec.policy.measurements import MeasurementSource, NoMeasurements

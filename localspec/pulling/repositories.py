@@ -5,8 +5,8 @@ from pathlib import Path
 from localspec.config import nearest
 from localspec.errors import NotHere, UsageMistake
 from localspec.hub.sources import Source
-from localspec.models.imported import is_gguf
 from localspec.models.registry import cards, is_path, refuse_damaged, source_here
+from localspec.weights.packed_files import is_gguf
 
 
 def sources_of(name: str, here: bool = False) -> list[Source]:

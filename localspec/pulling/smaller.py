@@ -53,7 +53,7 @@ def with_smaller_form(
     Configuration and tokenizer come from the original: a GGUF file lacks how its model samples, and writes its
     tokenizer in another way. What the hub does not have after all is told, and the original taken.
     """
-    from localspec.models.tokenizer import TOKENIZER_FILES  # the tokenizers library
+    from localspec.weights.checkpoint import TOKENIZER_FILES  # the tokenizers library
 
     original, *others = found.parts
     form = suited_form(entry, packing)

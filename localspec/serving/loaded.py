@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from localspec import Engine
-from localspec.checkpoint import inspect
 from localspec.config import Settings
 from localspec.engine.device_profile import BandwidthProfiler
 from localspec.engine.measurement_cache import MeasurementCache
@@ -20,12 +19,13 @@ from localspec.machine.machine import Machine
 from localspec.machine.memory import give_back
 from localspec.models import registry
 from localspec.models.model import model_of
-from localspec.models.model_config import read_config
 from localspec.models.registry import TargetCard
 from localspec.policy.choice import Choice
 from localspec.policy.selection import choices, requested_drafter
 from localspec.serving.asked import shown
 from localspec.store.store import Store
+from localspec.weights.checkpoint import inspect
+from localspec.weights.stored import read_config
 
 QUIET_SECONDS = 1.0  # in which nobody asked, before one looks whether another drafter would do better
 BETWEEN_LOOKS = 60.0  # seconds

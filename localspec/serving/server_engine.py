@@ -12,7 +12,6 @@ from typing import Any
 from localspec import Limits
 from localspec.chat.kept_phrases import Decode, decoder
 from localspec.chat.wording import SAMENESS
-from localspec.checkpoint import revision
 from localspec.config import TYPED, Rule, Settings
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Event, Memory, Reporter, Statistics
@@ -26,6 +25,7 @@ from localspec.serving.pieces import (
 from localspec.serving.server import Server, TooLong
 from localspec.serving.server_reply import Reply
 from localspec.serving.server_report import ServerReport
+from localspec.weights.checkpoint import revision
 
 FIRST_SECONDS = 600.0  # until the first text: it may load its model, and others may be before us
 NEXT_SECONDS = 120.0  # from one piece to the next

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
-from localspec.checkpoint import revision
 from localspec.config import Settings
 from localspec.decoding.limits import Limits
 from localspec.decoding.sampling import Sampling
@@ -26,6 +25,7 @@ from localspec.models.registry import TargetCard
 from localspec.policy.choice import Choice
 from localspec.policy.selection import choose
 from localspec.store.store import Store
+from localspec.weights.checkpoint import revision
 
 BATCH = 16  # prompts at once, where nothing else was asked for
 

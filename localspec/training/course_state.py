@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from localspec.checkpoint import read_json
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.training.directory import ANSWERS, PLAN, begun
+from localspec.weights.checkpoint import read_json
 
 
 @dataclass(frozen=True)

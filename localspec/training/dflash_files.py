@@ -11,13 +11,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from localspec.checkpoint import read_config, weight_files
 from localspec.drafters.dflash import DFlashOptions, Drafter
 from localspec.drafters.tensors import TensorSpec
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.nn.target import Target
 from localspec.published_heads import is_dflash
 from localspec.training.published_files import Tensors, check_numbers, convert_published, read_tensors
+from localspec.weights.checkpoint import read_config, weight_files
 
 _LAYER_KEYS = (
     "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size",

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from localspec.checkpoint import PICKLED_INDEX, read_config
 from localspec.drafters.eagle3 import MOST_PLACES, Drafter, Eagle3Options
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.nn.target import Target
@@ -30,6 +29,7 @@ from localspec.training.published_files import (
     stored_matrix,
 )
 from localspec.training.trainable import TrainableDrafter, make_drafter
+from localspec.weights.checkpoint import PICKLED_INDEX, read_config
 
 FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", PICKLED_INDEX)
 _EMBEDDING = ("model.embed_tokens.weight",)  # of the target

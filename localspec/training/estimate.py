@@ -11,11 +11,11 @@ import torch
 
 from localspec import config
 from localspec.errors import DoesNotFit, UsageMistake
+from localspec.families.architecture import TransformerConfig
+from localspec.families.delta_net import DeltaNet
 from localspec.machine.hardware import wait_for
 from localspec.machine.machine import Machine
 from localspec.machine.memory import free_memory
-from localspec.models.architecture import TransformerConfig
-from localspec.models.delta_net import DeltaNet
 from localspec.models.drafter_kinds import kind_of, kinds
 from localspec.models.registry import TargetCard
 from localspec.nn.adapters import Adapters

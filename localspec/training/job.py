@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from accelerate.state import AcceleratorState
 
-from localspec.checkpoint import originals, revision
 from localspec.config import Settings
 from localspec.drafters.saved import drafter_class
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
@@ -32,6 +31,7 @@ from localspec.training.result import NEW_TARGET, Origin, Result, report_of, rou
 from localspec.training.target import decoding_target, load_target, served_target
 from localspec.training.train import StepReport, Training, TrainingPlan
 from localspec.training.trainable import PreviousRun, TrainableDrafter, make_drafter, trainable_class
+from localspec.weights.checkpoint import originals, revision
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from localspec.checkpoint import PICKLED_INDEX
 from localspec.errors import LocalspecError, NotHere
 from localspec.models.drafter_cards import read_drafter
 from localspec.nn.target import Target
@@ -37,6 +36,7 @@ from localspec.training.published_files import (
     unpickled,
 )
 from localspec.training.trainable import TrainableDrafter, make_drafter
+from localspec.weights.checkpoint import PICKLED_INDEX
 
 FILES = (
     "medusa_lm_head.safetensors",

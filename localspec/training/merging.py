@@ -10,13 +10,12 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from localspec.checkpoint import originals
-from localspec.models.architecture import weight_map
-from localspec.models.model_config import read_config
-from localspec.models.stored_weights import StoredTensor, stored_sizes, stored_tensors
+from localspec.families.architecture import weight_map
 from localspec.nn.adapters import Adapters
 from localspec.nn.target import Target
 from localspec.nn.weights import TYPES, read_stored
+from localspec.weights.checkpoint import originals
+from localspec.weights.stored import StoredTensor, read_config, stored_sizes, stored_tensors
 
 SHARD = 2**30  # bytes of a file at most, and of weights that are in memory at once
 FINE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # what a small change is not lost in

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from localspec.checkpoint import inspect, text_name
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.models.drafter_cards import read_drafter
-from localspec.models.fingerprint import Identity
 from localspec.nn.target import Target
 from localspec.outside_files import parse_json, read_bytes
 from localspec.paths import private_directory, private_files
 from localspec.training.checkpoint import full
 from localspec.training.trainable import Saveable, save_drafter
+from localspec.weights.checkpoint import inspect, text_name
+from localspec.weights.fingerprint import Identity
 
 Tensors = Mapping[str, torch.Tensor]
 _NUMBERS = (torch.float32, torch.float16, torch.bfloat16)  # what drafters are kept in

@@ -19,12 +19,12 @@ from localspec import __version__
 from localspec.drafters.saved import CARD
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.models.drafter_cards import ACCEPTANCE
-from localspec.models.fingerprint import Identity
 from localspec.nn.target import Target
 from localspec.outside_files import parse_json, read_bytes
 from localspec.training import checkpoint, curves
 from localspec.training.merging import write_merged
 from localspec.training.trainable import TrainableDrafter, save_drafter
+from localspec.weights.fingerprint import Identity
 
 REPORTED = ("measured_tokens", "steps", "tokens", "loss", "perplexity")  # of how a drafter was trained
 NEW_TARGET = "target.new"

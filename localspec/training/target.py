@@ -15,10 +15,8 @@ from localspec.engine.backends import Target as DecodingTarget
 from localspec.engine.loading import load_target as load_for_replies
 from localspec.errors import DoesNotFit, LocalspecError, out_of_memory
 from localspec.events import Reporter
-from localspec.models.architecture import TABLES
+from localspec.families.architecture import TABLES
 from localspec.models.registry import TargetCard
-from localspec.native.blocks import BlockStack
-from localspec.native.matrix import PackedMatrix
 from localspec.native.model import as_fine
 from localspec.native.target import NativeTarget
 from localspec.nn.linear import PackedLinear, PackedWeight
@@ -28,6 +26,7 @@ from localspec.nn.target import Target
 from localspec.nn.transformer import Transformer
 from localspec.policy.choice import LoadSpec
 from localspec.policy.selection import choose
+from localspec.weights.matrices import BlockStack, PackedMatrix
 
 
 def load_target(choice: LoadSpec, reporter: Reporter, each: Callable[[nn.Module], None] = lambda layer: None) -> Target:

@@ -12,10 +12,10 @@ import torch
 from benchmarks.workshop import Model, some_tokens
 from localspec.decoding.tree import DraftTree
 from localspec.machine import compiled
-from localspec.native.matrix import PackedMatrix
 from localspec.native.target import NativeTarget
 from localspec.native.threads import Threads
 from localspec.policy.prediction import CHUNK
+from localspec.weights.matrices import PackedMatrix
 
 OURS = ("int8", "int4")
 THEIRS = gguf_writer.QUANTISED

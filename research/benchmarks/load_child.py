@@ -43,7 +43,7 @@ def _llama_cpp(path: Path, argument: str, threads: int, flash: bool) -> Callable
     import checkout  # noqa: F401
     import llama_cpp_model
 
-    from localspec.checkpoint import read_config
+    from localspec.weights.checkpoint import read_config
 
     vocabulary = read_config(path)["vocab_size"]
     llama_cpp_model.library()

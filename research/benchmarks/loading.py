@@ -16,13 +16,13 @@ from benchmarks.load_child import AT_ONCE
 from benchmarks.readings import OtherPrograms, cell, turns
 from benchmarks.sections import Measured, Wanted
 from benchmarks.workshop import Model
-from localspec.checkpoint import inspect, revision
 from localspec.environment import home
 from localspec.errors import LocalspecError
-from localspec.models.packed_files import in_all_formats
-from localspec.native.packed_cache import with_files
-from localspec.packed_file import Origin
 from localspec.paths import Paths
+from localspec.weights.checkpoint import inspect, revision
+from localspec.weights.opening import with_files
+from localspec.weights.packed_file import Origin
+from localspec.weights.packed_files import in_all_formats
 
 PIECE = 4 * 2**20  # bytes that a plain read of a file asks for at once
 

@@ -9,8 +9,8 @@ import gguf_writer
 import llama_cpp_model
 from widen_demo import widen
 
-from localspec.checkpoint import inspect, read_config, revision
-from localspec.models.model_config import ModelConfig
+from localspec.families.model_config import ModelConfig
+from localspec.weights.checkpoint import inspect, read_config, revision
 
 FACTORS = {"small": 8, "large": 16}  # 0.4 B and 1.4 B
 CONTEXT = 32768  # that the widened demo claims

@@ -6,9 +6,9 @@ from pathlib import Path
 import tokenizers
 import torch
 
-from localspec.models.architecture import TransformerConfig, in_features, weight_map
-from localspec.models.model_config import ModelConfig
-from localspec.models.rope import Rope
+from localspec.families.architecture import TransformerConfig, in_features, weight_map
+from localspec.families.model_config import ModelConfig
+from localspec.families.rope import Rope
 from localspec.models.shape import Shape
 from localspec.models.tokenizer import Tokenizer
 from localspec.nn.attention import fastest

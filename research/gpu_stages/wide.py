@@ -12,10 +12,10 @@ from widen_demo import widen
 from gpu_stages.asked import Asked
 from localspec import config
 from localspec.bench import prompts
-from localspec.checkpoint import inspect
 from localspec.config import Settings
 from localspec.models import registry
 from localspec.models.registry import TargetCard
+from localspec.weights.checkpoint import inspect
 
 CONTEXT = 4096
 PRECISIONS = {"bf16": {"dtype": "bf16", "quantize": "none"}, "nf4": {"dtype": "bf16", "quantize": "nf4"}}

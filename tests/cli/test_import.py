@@ -23,11 +23,11 @@ from transformers import LlamaConfig
 from localspec.config import load
 from localspec.engine import importing
 from localspec.events import Reporter
-from localspec.gguf.model import GgufModel
-from localspec.models.fingerprint import file_fingerprint
-from localspec.native.pack import Source
-from localspec.packed_file import read
 from localspec.paths import Paths
+from localspec.weights.fingerprint import file_fingerprint
+from localspec.weights.gguf_model import GgufModel
+from localspec.weights.packed_file import read
+from localspec.weights.source import Source
 
 SHAPE = {**tiny_models._SHAPE, "hidden_size": 64, "intermediate_size": 96, "num_key_value_heads": 2}
 
@@ -78,12 +78,12 @@ def test_what_processes_left_that_were_killed_goes_and_what_one_writes_stays(tmp
 
 def test_a_failed_import_leaves_nothing(tmp_path: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = type("usage", (), {"free": 1000})
-    monkeypatch.setattr("localspec.native.packed_cache.shutil.disk_usage", lambda path: usage)
+    monkeypatch.setattr("localspec.weights.opening.shutil.disk_usage", lambda path: usage)
     assert called(tmp_path, "import", str(gguf)).returncode == 4
     assert list(Paths(tmp_path).imports.iterdir()) == []
     monkeypatch.undo()
     assert called(tmp_path, "import", str(gguf)).returncode == 0
-    monkeypatch.setattr("localspec.native.packed_cache.shutil.disk_usage", lambda path: usage)
+    monkeypatch.setattr("localspec.weights.opening.shutil.disk_usage", lambda path: usage)
     assert called(tmp_path, "import", str(gguf), "--quantize", "int8").returncode == 4
     assert not list(Paths(tmp_path).packed.glob("*.p*"))
 
@@ -608,7 +608,7 @@ def test_doctor_knows_what_was_imported(tmp_path: Path, gguf: Path) -> None:
     ],
 )
 def test_an_unusable_template_is_refused_before_weights_are_packed(tmp_path, directory, monkeypatch, template, command):
-    monkeypatch.setattr("localspec.native.packed_cache.register", pytest.fail)
+    monkeypatch.setattr("localspec.weights.opening.register", pytest.fail)
     file = write_model(tmp_path / "a.gguf", directory, "Q8_0", tokenizer__chat_template=template)
     result = called(tmp_path, *command, str(file))
     assert result.returncode == 1 and "chat template cannot be used" in result.stderr
@@ -642,7 +642,7 @@ def test_what_is_left_out_of_the_metadata_is_said_once(tmp_path: Path, directory
 @pytest.mark.parametrize("packing", ["auto", "int8"])
 def test_a_file_that_an_earlier_version_read_in_another_way_is_read_again(tmp_path, gguf, monkeypatch, packing):
     with monkeypatch.context() as earlier:
-        earlier.setattr("localspec.gguf.config.ends", lambda metadata: [5])
+        earlier.setattr("localspec.weights.gguf_config.ends", lambda metadata: [5])
         first = imported(tmp_path, gguf, "--quantize", "int8")
     paths = Paths(tmp_path)
     if packing == "int8":  # also if it was the only copy meanwhile

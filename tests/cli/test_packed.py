@@ -14,7 +14,6 @@ from each import each
 from golden import matching, wording
 from hub_server import Hub, Repository, model_repository, served
 
-from localspec.checkpoint import inspect, revision
 from localspec.decoding.tree import DraftTree
 from localspec.errors import NotHere
 from localspec.events import Reporter
@@ -22,13 +21,14 @@ from localspec.hub.cache import find_snapshot
 from localspec.hub.sources import Source
 from localspec.machine import compiled
 from localspec.models.model import model_of
-from localspec.models.packed_files import packed_files
 from localspec.models.registry import resolve
-from localspec.native.packed_cache import load
 from localspec.native.target import NativeTarget
-from localspec.packed_file import read
 from localspec.paths import Paths
 from localspec.quantities import size
+from localspec.weights.checkpoint import inspect, revision
+from localspec.weights.opening import load
+from localspec.weights.packed_file import read
+from localspec.weights.packed_files import packed_files
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(compiled.library() is None, reason="the library is not built")]
 
@@ -270,7 +270,7 @@ def test_kept_alone_a_model_with_recurrent_layers_is_whole_and_computes_the_same
 
 
 def test_kept_alone_weights_that_are_no_numbers_are_refused_and_what_was_fetched_stays(home, tiny, tmp_path):
-    from native.test_pack import copied
+    from weights.test_opening import copied
 
     def change(tensors):
         return {
@@ -449,7 +449,7 @@ def test_rm_keeps_what_was_pulled_for_another_source_with_the_same_weights(home,
 
 def test_changed_weights_leave_no_packed_form_of_the_former_ones(home, tiny, tmp_path):
     from native.test_changed_weights import change
-    from native.test_pack import copied
+    from weights.test_opening import copied
 
     def pack(path: Path, packing: str) -> None:
         load(path, packing, str(path), 1, Reporter(), Paths(home))
@@ -493,11 +493,11 @@ def test_verify_and_rm_take_a_directory_and_a_packed_file(home, hub: Hub, tiny, 
 @pytest.mark.parametrize("times", ["kept", "new"])
 def test_verify_sees_weights_that_changed_between_the_samples(home, hub: Hub, tiny, tmp_path, monkeypatch, times):
     from native.test_changed_weights import bytes_of, change_unseen
-    from native.test_pack import copied
+    from weights.test_opening import copied
 
-    from localspec.models import fingerprint, weight_digests
+    from localspec.weights import fingerprint
 
-    monkeypatch.setattr(weight_digests, "SETTLED", 0)
+    monkeypatch.setattr(fingerprint, "SETTLED", 0)
     path = copied(tiny("qwen2-one-key-head").path, tmp_path / "model")
     monkeypatch.setattr(fingerprint, "SAMPLES", 16)
     before = bytes_of(load(path, "int8", "", 1, Reporter(), Paths(home)))

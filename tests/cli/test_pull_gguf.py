@@ -20,18 +20,18 @@ from transformers import Qwen3Config
 from localspec.config import Settings
 from localspec.errors import LocalspecError
 from localspec.events import Reporter
-from localspec.gguf.model import GgufModel
 from localspec.hub.gguf_files import of_type, types_listed
 from localspec.hub.records import ExpectedFile
 from localspec.hub.sources import Source
 from localspec.machine.machine import Device, Machine
 from localspec.models.registry import resolve
-from localspec.native.gguf_pack import gguf_source
-from localspec.native.packed_cache import pack_gguf
-from localspec.packed_file import Origin
 from localspec.paths import Paths, private_directory
 from localspec.pulling.gguf import memory
 from localspec.quantities import size
+from localspec.weights.gguf_model import GgufModel
+from localspec.weights.gguf_weights import gguf_source
+from localspec.weights.opening import pack_gguf
+from localspec.weights.packed_file import Origin
 
 pytestmark = pytest.mark.slow
 

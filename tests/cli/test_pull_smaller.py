@@ -17,11 +17,11 @@ from machines import gpu, machine
 from localspec import Done, Engine, Limits, Sampling
 from localspec.config import Settings
 from localspec.errors import NotHere
-from localspec.models.packed_files import packed_files
 from localspec.models.registry import resolve
 from localspec.paths import Paths
 from localspec.policy.measurements import NoMeasurements
 from localspec.policy.selection import choose
+from localspec.weights.packed_files import packed_files
 
 pytestmark = pytest.mark.slow
 

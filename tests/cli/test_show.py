@@ -7,7 +7,7 @@ from command import called, sentence
 from each import each
 from golden import wording
 
-from localspec.checkpoint import revision
+from localspec.weights.checkpoint import revision
 
 KEYS = {
     "name",

@@ -11,12 +11,12 @@ from command import called, sentence
 from golden import wording
 from machines import Told, machine
 
-from localspec.checkpoint import revision
 from localspec.models.drafter_kinds import TABLE, DrafterKind
 from localspec.models.registry import resolve
 from localspec.nn.target import Target
 from localspec.paths import Paths
 from localspec.training.trainable import make_drafter, save_drafter
+from localspec.weights.checkpoint import revision
 
 ROW = DrafterKind(
     "toy", "shifts the target's last state", "weights", seconds=lambda cost, nodes: cost.product(cost.parameters, 1),

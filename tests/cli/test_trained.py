@@ -12,7 +12,6 @@ from golden import wording
 from safetensors.torch import load_file, save_file
 from scripted_models import random_model
 
-from localspec.checkpoint import revision
 from localspec.config import Settings
 from localspec.engine.engine import Engine
 from localspec.models.drafter_cards import find_drafter
@@ -23,6 +22,7 @@ from localspec.paths import Paths
 from localspec.policy.selection import choose
 from localspec.store.store import Store
 from localspec.training.trainable import make_drafter, save_drafter
+from localspec.weights.checkpoint import revision
 
 pytestmark = pytest.mark.slow
 

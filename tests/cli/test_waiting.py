@@ -16,15 +16,14 @@ from filelock import FileLock
 from golden import wording
 from scripted_models import scripted_model
 
-from localspec.checkpoint import revision
 from localspec.cli import progress
 from localspec.cli.progress import Progress
 from localspec.events import Reporter
-from localspec.models import packed_files
-from localspec.models.packed_files import partial_of
-from localspec.native import packed_cache
-from localspec.packed_file import Origin
 from localspec.paths import Paths
+from localspec.weights import opening, packed_files
+from localspec.weights.checkpoint import revision
+from localspec.weights.packed_file import Origin
+from localspec.weights.packed_files import partial_of
 
 SOON = (
     "import sys; from localspec.cli import progress; from localspec.cli.main import main\n"
@@ -101,13 +100,13 @@ def test_a_process_that_writes_nothing_is_waited_for_no_more(tmp_path: Path, mon
     monkeypatch.setattr(packed_files, "LOOK", 0.05)
     monkeypatch.setattr(packed_files, "STALLED", 0.4)
     path, paths = scripted_model(tmp_path / "model", [b"a"]).path, Paths(tmp_path)
-    file = packed_cache.make(path, "int8", Origin("model", revision(path)), 1, Reporter(), paths)
+    file = opening.make(path, "int8", Origin("model", revision(path)), 1, Reporter(), paths)
     file.rename(partial_of(file))
     partial_of(file).write_bytes(b"4321\n" + bytes(100))
     shown: list[str] = []
     said: list[str] = []
     with FileLock(file.with_suffix(".lock")):
-        found = packed_cache.load(path, "int8", "model", 1, Reporter(said.append, shown.append), paths)
+        found = opening.load(path, "int8", "model", 1, Reporter(said.append, shown.append), paths)
     assert found.header.packing == "int8" and not file.exists(), "it was packed in memory"
     assert wording("waiting_for_process_which_writes", file=file.name) in shown
     assert len(said) == 1 and said[0].startswith(wording("process_has_written_nothing", file=file.name))

@@ -30,12 +30,12 @@ from localspec.engine.measurement_cache import MeasurementCache
 from localspec.engine.model_profile import ModelProfile
 from localspec.events import Reporter
 from localspec.models.drafter_kinds import kinds
-from localspec.models.fingerprint import Identity
 from localspec.policy import host_time
 from localspec.policy.choice import Choice
 from localspec.policy.forward_costs import ForwardCosts
 from localspec.policy.selection import choose
 from localspec.store.store import Store
+from localspec.weights.fingerprint import Identity
 
 LLAMA = "llama-grouped-dynamic"
 COSTS = ForwardCosts((1, 64), (256,), ((1.0, 1.5),))

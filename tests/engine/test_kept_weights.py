@@ -21,7 +21,6 @@ from localspec.engine import kept_weights
 from localspec.engine.backends import open_target
 from localspec.errors import UsageMistake
 from localspec.events import Reporter
-from localspec.models.packed_files import lock_of, packed_of
 from localspec.models.registry import resolve
 from localspec.nn import packing
 from localspec.nn import target as target_module
@@ -31,6 +30,7 @@ from localspec.nn.target import Target
 from localspec.paths import Paths
 from localspec.policy.choice import Choice
 from localspec.policy.selection import choose
+from localspec.weights.packed_files import lock_of, packed_of
 
 if find_spec("bitsandbytes") is None:
     pytest.skip("bitsandbytes is not installed", allow_module_level=True)

@@ -21,13 +21,13 @@ from localspec.engine.own_layers import load_layers
 from localspec.engine.recalled_measurements import LAYERS
 from localspec.errors import UsageMistake
 from localspec.events import Reporter
-from localspec.models.fingerprint import Identity
 from localspec.models.s3d_prediction import KeptLayers
 from localspec.policy.choice import Choice
 from localspec.policy.forward_costs import ForwardCosts
 from localspec.policy.measurements import ModelMeasurements
 from localspec.policy.selection import choose
 from localspec.store.store import Store
+from localspec.weights.fingerprint import Identity
 
 LLAMA = "llama-grouped-dynamic"
 COSTS = ForwardCosts((1, 64), (256,), ((1.0, 1.5),))

@@ -10,7 +10,6 @@ from golden import wording
 from machines import flat, unfetched
 from reply_statistics import said
 
-from localspec.checkpoint import revision
 from localspec.engine import recalled_measurements
 from localspec.engine.measurement_cache import MeasurementCache
 from localspec.engine.recalled_measurements import (
@@ -27,6 +26,7 @@ from localspec.models.registry import TargetCard
 from localspec.policy.measurements import ModelMeasurements, ReplyStats
 from localspec.policy.prediction import Rates
 from localspec.store.store import Store
+from localspec.weights.checkpoint import revision
 
 SUMS = [200.0, 100.0, 400.0, 2.0, 10.0, 1.0]  # tokens, steps, nodes, seconds of drafting, of verification
 

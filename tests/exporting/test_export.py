@@ -21,7 +21,6 @@ from safetensors.torch import load_file, save_file
 from tiny_models import LATER, Tiny, byte_tokenizer, prompt_ids, read, stock_logits, word_tokenizer, write
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from localspec.checkpoint import revision
 from localspec.decoding.budget import Budget
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
@@ -35,6 +34,7 @@ from localspec.models.drafter_kinds import TABLE, kinds
 from localspec.training.eagle3_files import read_published as read_head
 from localspec.training.medusa_files import read_published
 from localspec.training.trainable import make_drafter, save_drafter
+from localspec.weights.checkpoint import revision
 
 Make = Callable[[str], Tiny]
 

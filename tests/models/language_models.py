@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from tiny_models import VOCABULARY, prompt_ids, stock_logits
 
-from localspec.checkpoint import Checkpoint, inspect
 from localspec.decoding.tree import DraftTree
 from localspec.native.target import NativeTarget
 from localspec.native.threads import Threads
 from localspec.nn.target import Target
+from localspec.weights.checkpoint import Checkpoint, inspect
 
 
 def assert_language_model_is_served(path: Path, stock_class: Any) -> tuple[Target, Checkpoint]:

@@ -10,14 +10,14 @@ from each import each
 from golden import matching
 from safetensors.torch import save_file
 
-from localspec.checkpoint import revision
 from localspec.config import Settings
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.models.drafter_cards import find_drafter, read_drafter, trained_drafters
-from localspec.models.fingerprint import weights_fingerprint
 from localspec.models.registry import TargetCard, resolve
 from localspec.paths import Paths
 from localspec.policy.selection import choose
+from localspec.weights.checkpoint import revision
+from localspec.weights.fingerprint import weights_fingerprint
 
 
 @pytest.fixture

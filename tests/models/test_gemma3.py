@@ -16,21 +16,23 @@ from tiny_models import VOCABULARY, byte_tokenizer, prompt_ids, save_filled, sto
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, Gemma3Config, Gemma3ForConditionalGeneration
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
 
-from localspec.checkpoint import ARCHITECTURES, inspect
 from localspec.decoding.tree import DraftTree
 from localspec.errors import LocalspecError
-from localspec.models.architecture import TransformerConfig
+from localspec.families.architecture import TransformerConfig
+from localspec.families.model_config import ModelConfig
+from localspec.families.rope import Rope
+from localspec.families.supported import ARCHITECTURES
 from localspec.models.chat_tokenizer import ChatTokenizer
 from localspec.models.messages import Message
-from localspec.models.model_config import ModelConfig, read_config
 from localspec.models.registry import cards
-from localspec.models.rope import Rope
 from localspec.models.shape import Shape
 from localspec.models.tokenizer import Tokenizer
 from localspec.native.target import NativeTarget
 from localspec.nn.target import Target
 from localspec.paths import Paths
 from localspec.training.published_files import stored_matrix
+from localspec.weights.checkpoint import inspect
+from localspec.weights.stored import read_config
 
 SMALL = {
     "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 4, "head_dim": 16,
@@ -243,9 +245,9 @@ def test_embeddings_are_scaled_by_a_root_that_has_as_many_digits_as_they_have(pi
 
 
 def test_the_nearest_model_of_what_is_refused_is_registered(tmp_path: Path):
-    from localspec import checkpoint
+    from localspec.families import supported
 
-    names = {*checkpoint._NEAREST.values(), checkpoint.ANY}
+    names = {*supported._NEAREST.values(), supported.ANY}
     known = cards(Paths(tmp_path))
     assert names <= known.keys()
     for name in names:

@@ -34,16 +34,17 @@ from localspec.engine.engine import Engine
 from localspec.engine.own_layers import load_layers
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done
-from localspec.models.architecture import TransformerConfig
+from localspec.families.architecture import TransformerConfig
+from localspec.families.model_config import ModelConfig
+from localspec.families.rope import Rope
 from localspec.models.drafter_kinds import kinds
-from localspec.models.model_config import ModelConfig, read_config
 from localspec.models.registry import named_card
-from localspec.models.rope import Rope
 from localspec.models.shape import Shape
 from localspec.models.small_model import mask_token
 from localspec.nn.target import Target
 from localspec.policy.selection import choose
 from localspec.training.trainable import make_drafter
+from localspec.weights.stored import read_config
 
 Make = Callable[[str], Tiny]
 SMALL = {

@@ -13,14 +13,16 @@ from tiny_models import CONFIGS, VOCABULARY, byte_tokenizer, save_filled
 from transformers import CONFIG_MAPPING, Mistral3Config, Mistral3ForConditionalGeneration
 from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
 
-from localspec.checkpoint import Checkpoint, inspect, supported, text_config
 from localspec.errors import LocalspecError
-from localspec.models.architecture import TransformerConfig
-from localspec.models.model_config import ModelConfig, read_config
-from localspec.models.rope import Rope
+from localspec.families.architecture import TransformerConfig
+from localspec.families.model_config import ModelConfig
+from localspec.families.rope import Rope
+from localspec.families.supported import supported, text_config
 from localspec.models.shape import Shape
 from localspec.nn.rotary import RotaryEmbedding
 from localspec.nn.target import Target
+from localspec.weights.checkpoint import Checkpoint, inspect
+from localspec.weights.stored import read_config
 
 SMALL = {
     "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 4, "num_attention_heads": 4,

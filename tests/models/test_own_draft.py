@@ -9,7 +9,6 @@ from checkpoints import CONFIG, change_config, write_checkpoint
 from each import each
 from golden import matching, wording
 
-from localspec.checkpoint import inspect
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.models import own_draft as module
 from localspec.models.model import model_of
@@ -17,6 +16,7 @@ from localspec.models.own_draft import own_draft
 from localspec.models.registry import TargetCard, resolve
 from localspec.models.stored_tokens import compare_stored
 from localspec.paths import Paths
+from localspec.weights.checkpoint import inspect
 
 WORDS = {"a": 0, "b": 1, "c": 2}
 TARGET = {"w": [400]}  # numbers of a target, and of small models
@@ -188,7 +188,7 @@ def test_nothing_is_waited_for_and_no_circle_is_gone_around(target, tmp_path):
 
 def test_no_weight_is_read_to_look(target, tmp_path, monkeypatch):
     write(target / "draft", TENTH)
-    monkeypatch.setattr("localspec.checkpoint._samples", lambda file, start: pytest.fail(f"{file} was read"))
+    monkeypatch.setattr("localspec.weights.checkpoint._samples", lambda file, start: pytest.fail(f"{file} was read"))
     register(tmp_path, tenth=write(tmp_path / "tenth", TENTH))
     assert found(resolve(str(target)), tmp_path) is not None
 

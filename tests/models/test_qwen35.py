@@ -18,19 +18,18 @@ from slow_cases import covering
 from tiny_models import RECURRENT, VOCABULARY, Tiny, byte_tokenizer, prompt_ids, save_filled, stock_reply
 from transformers import CONFIG_MAPPING, Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
-from localspec.checkpoint import inspect
 from localspec.config import Settings
 from localspec.decoding.session import Limits
 from localspec.decoding.tree import DraftTree
 from localspec.engine.engine import Engine
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.events import Done, Text
-from localspec.models.architecture import TransformerConfig
-from localspec.models.delta_net import DeltaNet
+from localspec.families.architecture import TransformerConfig
+from localspec.families.delta_net import DeltaNet
+from localspec.families.model_config import ModelConfig
+from localspec.families.rope import Rope
 from localspec.models.drafter_kinds import kinds
-from localspec.models.model_config import ModelConfig
 from localspec.models.registry import TargetCard
-from localspec.models.rope import Rope
 from localspec.models.shape import Shape
 from localspec.models.small_model import MaskedModel
 from localspec.nn.invented import invented_target
@@ -39,6 +38,7 @@ from localspec.policy.prediction import BUCKET, RECENT, STATES, cache
 from localspec.policy.selection import choose
 from localspec.training.estimate import hours, needs, shadow
 from localspec.training.trainable import make_drafter, trainable_class
+from localspec.weights.checkpoint import inspect
 
 NAME = "qwen3_5-grouped-shared-keys-interval"
 every_config = each("name", RECURRENT)

@@ -7,10 +7,11 @@ from checkpoints import CONFIG, safetensors, write_checkpoint
 from each import each
 from golden import wording
 
-from localspec.checkpoint import ARCHITECTURES, inspect, revision
 from localspec.errors import LocalspecError, NotHere
+from localspec.families.supported import ARCHITECTURES
 from localspec.models.registry import cards, installed, resolve
 from localspec.paths import Paths
+from localspec.weights.checkpoint import inspect, revision
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from each import each
 from tiny_models import CONFIGS
 from transformers import AutoModelForCausalLM
 
-from localspec.models.architecture import TransformerConfig
-from localspec.models.model_config import ModelConfig
+from localspec.families.architecture import TransformerConfig
+from localspec.families.model_config import ModelConfig
 from localspec.models.registry import cards
 from localspec.models.shape import Shape
 from localspec.paths import Paths

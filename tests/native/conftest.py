@@ -15,7 +15,7 @@ from localspec.machine import compiled
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if compiled.library() is None:
         for item in items:
-            if "native" in item.path.parts:
+            if {"native", "weights"} & {*item.path.parts}:
                 item.add_marker(pytest.mark.skip(reason=compiled.missing()))
 
 

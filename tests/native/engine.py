@@ -10,15 +10,14 @@ import numpy as np
 import torch
 from native.old_int4 import in_form
 
-from localspec.models.architecture import TransformerConfig, weight_map
-from localspec.models.model_config import ModelConfig
-from localspec.models.rope import Rope
+from localspec.families.architecture import TransformerConfig, weight_map
+from localspec.families.model_config import ModelConfig
+from localspec.families.rope import Rope
+from localspec.machine.library import ACTIVATIONS, Adapter, Layer, Request, address, check, int32, library, made
+from localspec.machine.library import ModelConfig as NativeConfig
 from localspec.native import model as native_model
-from localspec.native.blocks import BlockStack
-from localspec.native.library import ACTIVATIONS, Adapter, Layer, Request, address, check, int32, library, made
-from localspec.native.library import ModelConfig as NativeConfig
-from localspec.native.matrix import PackedMatrix
 from localspec.native.threads import Threads
+from localspec.weights.matrices import BlockStack, PackedMatrix
 
 ISAS = ("c", "neon", "avx2", "avx_vnni", "avx512_vnni")
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from localspec.native.matrix import PackedMatrix
+from localspec.weights.matrices import PackedMatrix
 
 PANEL = 32
 

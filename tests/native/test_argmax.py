@@ -4,9 +4,9 @@ import numpy as np
 from each import each
 from native.old_int4 import in_form
 
-from localspec.models.architecture import TransformerConfig
-from localspec.models.rope import Rope
-from localspec.native.library import address, check, library
+from localspec.families.architecture import TransformerConfig
+from localspec.families.rope import Rope
+from localspec.machine.library import address, check, library
 from localspec.native.model import NativeModel
 from localspec.native.threads import Threads
 

@@ -12,8 +12,8 @@ from slow_cases import cases
 from tiny_models import CONFIGS, RECURRENT
 
 from localspec.decoding.sampling import Sampling
-from localspec.models.architecture import TransformerConfig, in_features, weight_map
-from localspec.models.model_config import ModelConfig
+from localspec.families.architecture import TransformerConfig, in_features, weight_map
+from localspec.families.model_config import ModelConfig
 
 ATTENDING, RECURRING = "qwen3-grouped-mixed-window-wide-heads", "qwen3_5-grouped-shared-keys-interval"
 DIGESTS = {

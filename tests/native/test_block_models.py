@@ -17,10 +17,10 @@ from tiny_models import CONFIGS, RECURRENT
 from transformers import LlamaConfig
 
 from localspec.errors import LocalspecError
-from localspec.models.architecture import TransformerConfig, weight_map
-from localspec.models.model_config import ModelConfig
-from localspec.native.blocks import BlockMatrix, BlockStack
+from localspec.families.architecture import TransformerConfig, weight_map
+from localspec.families.model_config import ModelConfig
 from localspec.native.compute import NativeCompute
+from localspec.weights.matrices import BlockMatrix, BlockStack
 
 POOLS = [Pool(1), Pool(2), Pool(5)]
 SHAPE = {**tiny_models._SHAPE, "hidden_size": 64, "intermediate_size": 96}

@@ -12,8 +12,8 @@ from gguf.constants import GGML_QUANT_SIZES
 from native.engine import Pool, isas, linear, using
 
 from localspec.errors import LocalspecError
-from localspec.native.blocks import BlockMatrix, BlockStack, empty_matrices
-from localspec.native.library import BLOCK_TYPES, address, check, int32, library
+from localspec.machine.library import BLOCK_TYPES, address, check, int32, library
+from localspec.weights.matrices import BlockMatrix, BlockStack, empty_matrices
 
 F32 = np.float32
 ONE, TWO = Pool(1), Pool(2)

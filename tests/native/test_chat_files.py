@@ -1,13 +1,13 @@
 """How one speaks with a model, from its files alone: as the loaded model does, packed or not."""
 
-from localspec.checkpoint import revision
 from localspec.events import Reporter
 from localspec.models.chat_files import chat_files
 from localspec.models.registry import resolve
-from localspec.native.packed_cache import make
 from localspec.native.target import NativeTarget
-from localspec.packed_file import Origin
 from localspec.paths import Paths
+from localspec.weights.checkpoint import revision
+from localspec.weights.opening import make
+from localspec.weights.packed_file import Origin
 
 
 def test_a_directory_and_its_packed_file_are_spoken_with_as_the_loaded_model_is(tmp_path):

@@ -26,8 +26,8 @@ from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.s3d import S3DOptions, stacked_adapters
 from localspec.drafters.saved import load_drafter
+from localspec.families.architecture import in_features, weight_map
 from localspec.models.adapter_names import WHICH, adapted_parts
-from localspec.models.architecture import in_features, weight_map
 from localspec.models.drafter_cards import read_drafter
 from localspec.native.target import NativeTarget
 from localspec.native.threads import Threads

@@ -11,7 +11,7 @@ from native.stock_models import stock_of
 from slow_cases import cases
 from tiny_models import CONFIGS, FAMILIES, LATER, RECURRENT
 
-from localspec.native.library import Request, address, check, int32, library
+from localspec.machine.library import Request, address, check, int32, library
 from localspec.native.model import as_fine
 
 TWO = Pool(2)

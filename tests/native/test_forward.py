@@ -10,7 +10,7 @@ from native.engine import POOL, Model, Pool, Text, adapters, isas, stock_logits,
 from native.stock_models import stock_of
 from tiny_models import CONFIGS
 
-from localspec.native.library import Request, address, check, int32, library
+from localspec.machine.library import Request, address, check, int32, library
 
 TWO, SIXTEEN = Pool(2), Pool(16)
 WINDOWED = "qwen3-grouped-mixed-window-wide-heads"  # 9 positions, norms, one layer that sees everything

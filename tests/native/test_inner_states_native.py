@@ -15,7 +15,7 @@ from golden import matching
 from tiny_models import FAMILIES
 
 from localspec.errors import LocalspecError
-from localspec.native.library import Request, check, int32, library
+from localspec.machine.library import Request, check, int32, library
 
 
 @each(

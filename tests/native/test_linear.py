@@ -6,7 +6,7 @@ from each import each
 from native.engine import POOL, Pool, isas, linear, using
 from native.old_int4 import in_form
 
-from localspec.native.matrix import PackedMatrix
+from localspec.weights.matrices import PackedMatrix
 
 FORMS = [("fp32", 0), ("bf16", 0), ("int8", 32), ("int8", 64), ("int8", 128), ("int4", 32), ("int4", 64), ("int4", 128)]
 SIZES = [(5, 7), (64, 128), (99, 200), (33, 48), (320, 300)]

@@ -12,7 +12,7 @@ from native.stock_models import stock_of
 from tiny_models import CONFIGS, RECURRENT
 
 from localspec.errors import LocalspecError
-from localspec.native.library import (
+from localspec.machine.library import (
     Adapter,
     Delta,
     DeltaSizes,
@@ -29,7 +29,7 @@ from localspec.native.library import (
     library,
     made,
 )
-from localspec.native.matrix import PackedMatrix
+from localspec.weights.matrices import PackedMatrix
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ from golden import matching, wording
 from safetensors.numpy import save_file
 
 from localspec import Engine, Limits, Sampling
-from localspec.checkpoint import revision
 from localspec.config import Settings
 from localspec.drafters.saved import load_drafter
 from localspec.drafters.tensors import StoredTensors
@@ -20,14 +19,15 @@ from localspec.errors import LocalspecError
 from localspec.events import Reporter
 from localspec.machine import compiled
 from localspec.models.drafter_cards import find_drafter, read_drafter
-from localspec.models.packed_files import packed_files, packed_of
 from localspec.models.registry import resolve
 from localspec.native import packed_drafter
 from localspec.native.compute import NativeLinear
 from localspec.native.target import NativeTarget
-from localspec.packed_file import Header, read
 from localspec.paths import Paths
 from localspec.policy.selection import choose
+from localspec.weights.checkpoint import revision
+from localspec.weights.packed_file import Header, read
+from localspec.weights.packed_files import packed_files, packed_of
 
 pytestmark = pytest.mark.skipif(compiled.library() is None, reason="the library is not built")
 KINDS = ("medusa", "semi")  # S3D's adapters stay as they are

@@ -9,8 +9,8 @@ from native.engine import isas, using
 
 from localspec.decoding.numpy_logits import NumpyLogits
 from localspec.decoding.sampling import Sampling
-from localspec.native.library import Sampling as Settings
-from localspec.native.library import address, check, int32, library
+from localspec.machine.library import Sampling as Settings
+from localspec.machine.library import address, check, int32, library
 from localspec.native.logits import NativeLogits
 
 RNG = np.random.default_rng(0)

@@ -9,10 +9,10 @@ from each import each
 from kernel_files import needs_shares
 
 from localspec.drafters.saved import load_drafter
+from localspec.families.architecture import in_features, weight_map
+from localspec.families.model_config import ModelConfig
 from localspec.machine import compiled
-from localspec.models.architecture import in_features, weight_map
 from localspec.models.drafter_cards import trained_drafters
-from localspec.models.model_config import ModelConfig
 from localspec.models.registry import resolve
 from localspec.models.shape import Shape
 from localspec.native.invented import invented_target
@@ -77,7 +77,7 @@ def test_a_model_whose_layers_differ_holds_what_is_predicted(unlike, packing):
 TOUCHES = """
 import json, os, sys, time
 from pathlib import Path
-from localspec.native.packed_model import PackedModel
+from localspec.weights.opened import PackedModel
 import numpy as np
 
 model = PackedModel.open(Path(sys.argv[1]))
@@ -101,9 +101,9 @@ print(json.dumps(found))
 @needs_shares
 def test_two_processes_share_one_copy_of_a_packed_model(tmp_path, monkeypatch):
     from localspec.events import Reporter
-    from localspec.models.packed_files import packed_files
-    from localspec.native.packed_cache import load
     from localspec.paths import Paths
+    from localspec.weights.opening import load
+    from localspec.weights.packed_files import packed_files
 
     load(resolve("demo").path, "int8", "demo", 1, Reporter(), Paths(tmp_path))
     (file,) = (one.path for one in packed_files(Paths(tmp_path)))

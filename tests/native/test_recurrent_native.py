@@ -30,18 +30,19 @@ from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
 from localspec.engine.backends import random_target
 from localspec.errors import LocalspecError
-from localspec.models.model_config import ModelConfig
+from localspec.families.model_config import ModelConfig
 from localspec.models.shape import Shape
 from localspec.native import exactness
 from localspec.native.cache import NativeCache
-from localspec.native.pack import Recipe, Source
-from localspec.native.packed_model import PackedModel
 from localspec.native.target import NativeTarget
 from localspec.native.threads import Threads
 from localspec.nn.target import Target
-from localspec.packed_file import Origin
 from localspec.policy import prediction
 from localspec.training.trainable import make_drafter
+from localspec.weights.opened import PackedModel
+from localspec.weights.packed_file import Origin
+from localspec.weights.recipe import Recipe
+from localspec.weights.source import Source
 
 Make = Callable[..., Tiny]
 NAMES = list(RECURRENT)

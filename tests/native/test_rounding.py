@@ -10,9 +10,9 @@ from native.engine import isas, using
 from native.oracles import rounded
 
 from localspec.errors import LocalspecError
-from localspec.native.blocks import BlockMatrix
-from localspec.native.library import BLOCK_TYPES, library
-from localspec.packed_file import RECORDS, Tensor, bits
+from localspec.machine.library import BLOCK_TYPES, library
+from localspec.weights.matrices import BlockMatrix
+from localspec.weights.packed_file import RECORDS, Tensor, bits
 
 TYPES = ("Q4_K", "Q6_K", "Q5_0", "Q8_0")
 

@@ -29,9 +29,9 @@ from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.machine import compiled
+from localspec.machine.library import library
 from localspec.native import exactness
 from localspec.native import target as native_target
-from localspec.native.library import library
 from localspec.native.logits import NativeLogits
 from localspec.native.target import NativeTarget
 from localspec.native.threads import Threads

@@ -14,8 +14,8 @@ from clocks import PATIENCE, until
 from each import each
 from native.engine import Pool, linear
 
-from localspec.native.library import library
-from localspec.native.matrix import PackedMatrix
+from localspec.machine.library import library
+from localspec.weights.matrices import PackedMatrix
 
 WEIGHTS = PackedMatrix.pack(np.random.default_rng(0).standard_normal((640, 512)).astype(np.float32), "int8", 64)
 INPUTS = np.random.default_rng(1).standard_normal((20, 512)).astype(np.float32)

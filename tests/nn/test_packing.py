@@ -18,7 +18,7 @@ from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.errors import LocalspecError, UsageMistake
-from localspec.models.architecture import weight_map
+from localspec.families.architecture import weight_map
 from localspec.nn import exactness, packing, target
 from localspec.nn.linear import LayerClass, Linear, QuantizedLinear
 from localspec.nn.linear_bitsandbytes import LLMInt8Linear, NF4Linear

@@ -27,7 +27,7 @@ from localspec.drafters.ingredients import Hyperparameters
 from localspec.drafters.ouroboros import Pair, ouroboros
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
-from localspec.models.architecture import weight_map
+from localspec.families.architecture import weight_map
 from localspec.nn.exactness import measure
 from localspec.nn.states import KEPT, STATES, State, StateCache
 from localspec.nn.target import Target

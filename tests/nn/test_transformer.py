@@ -30,7 +30,7 @@ from localspec.decoding.session import Limits, Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.errors import LocalspecError, UsageMistake
-from localspec.models.architecture import weight_map
+from localspec.families.architecture import weight_map
 from localspec.nn.cache import KVCache
 from localspec.nn.target import Target, ancestor_mask
 from localspec.policy.prediction import BUCKET

@@ -18,14 +18,15 @@ from kernel_files import needs_peaks
 from safetensors.torch import load_file, save_file
 from tiny_models import SHARDED, Tiny
 
-from localspec.checkpoint import inspect, tensor_headers, tensor_start
 from localspec.errors import LocalspecError
-from localspec.models import stored_weights
-from localspec.models.architecture import TransformerConfig, in_features, weight_map
-from localspec.models.model_config import ModelConfig, read_config
+from localspec.families.architecture import TransformerConfig, in_features, weight_map
+from localspec.families.model_config import ModelConfig
 from localspec.nn import weights
 from localspec.nn.target import Target
 from localspec.nn.weights import Weights, freed_at_once
+from localspec.weights import stored
+from localspec.weights.checkpoint import inspect, tensor_headers, tensor_start
+from localspec.weights.stored import read_config
 
 Make = Callable[[str], Tiny]
 NAME = "qwen2-grouped-yarn"
@@ -80,7 +81,7 @@ def test_no_file_stays_open_or_mapped(tiny, tmp_path):
 
 def test_a_device_without_numbers_is_given_none(tiny, monkeypatch):
     """Training asks so for shapes alone, of models that are large."""
-    monkeypatch.setattr(stored_weights, "FileIO", None)
+    monkeypatch.setattr(stored, "FileIO", None)
     shadow, target = Target.load(tiny(NAME).path, device="meta"), tiny(NAME).target
     assert shadow.device == "meta" and shadow.nbytes == target.nbytes
 
@@ -107,7 +108,7 @@ def test_a_file_that_cannot_be_opened_is_not_called_damaged(tiny, tmp_path, monk
     def full(file: Path) -> None:
         raise OSError(errno.EMFILE, "Too many open files", str(file))
 
-    monkeypatch.setattr(stored_weights, "FileIO", full)
+    monkeypatch.setattr(stored, "FileIO", full)
     with pytest.raises(LocalspecError, match=f"^{matching('no_more_files_can_be_opened')} .*ulimit"):
         ours[next(iter(ours))]
 

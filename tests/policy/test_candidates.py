@@ -10,7 +10,7 @@ from machines import LITTLE, SEVEN, Told, flat, trained, unfetched
 
 import localspec
 from localspec.errors import UsageMistake
-from localspec.models.delta_net import DeltaNet
+from localspec.families.delta_net import DeltaNet
 from localspec.models.drafter_cards import DrafterCard, read_drafter
 from localspec.models.drafter_kinds import DRAFT_TOKENS, FORWARDS_A_DRAFT
 from localspec.models.entries import PublishedDrafter, PublishedLength

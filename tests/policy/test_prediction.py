@@ -17,8 +17,6 @@ from localspec.engine.rates import HEADS
 from localspec.machine.machine import Device
 from localspec.models.entries import PACKAGE
 from localspec.models.shape import Shape
-from localspec.native.pack import Recipe, Source
-from localspec.packed_file import Origin
 from localspec.policy import prediction
 from localspec.policy.cost_effectiveness import cost_effectiveness
 from localspec.policy.prediction import (
@@ -36,6 +34,9 @@ from localspec.policy.prediction import (
     speed,
     weights,
 )
+from localspec.weights.packed_file import Origin
+from localspec.weights.recipe import Recipe
+from localspec.weights.source import Source
 
 # -- M -------------------------------------------------------------------------------------------------------------------
 

@@ -18,18 +18,18 @@ from real.texts import DOCUMENT
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from localspec.errors import LocalspecError
-from localspec.gguf.model import GgufModel
-from localspec.models.architecture import TransformerConfig
+from localspec.families.architecture import TransformerConfig
+from localspec.families.generation_config import generation_config
+from localspec.families.rope import Rope
 from localspec.models.chat_tokenizer import ChatTokenizer
-from localspec.models.generation_config import generation_config
-from localspec.models.rope import Rope
 from localspec.models.tokenizer import Tokenizer
 from localspec.native.cache import cache_format
-from localspec.native.gguf_pack import gguf_recipe, gguf_source
 from localspec.native.model import NativeModel
-from localspec.native.packed_model import PackedModel
 from localspec.native.threads import Threads
-from localspec.packed_file import Origin
+from localspec.weights.gguf_model import GgufModel
+from localspec.weights.gguf_weights import gguf_recipe, gguf_source
+from localspec.weights.opened import PackedModel
+from localspec.weights.packed_file import Origin
 
 POSITIONS = 200
 ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Name three primes.\n\n  Why these?"}]

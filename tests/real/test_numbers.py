@@ -15,15 +15,15 @@ from real.texts import ASKED, DOCUMENT, PROMPTS, long_document
 from real.whole_matrix import WHOLE_MATRIX
 
 from localspec.decoding.tree import DraftTree
-from localspec.gguf.model import GgufModel
-from localspec.models.rope import Rope
+from localspec.families.rope import Rope
 from localspec.native.cache import cache_format
-from localspec.native.gguf_pack import gguf_recipe, gguf_source
 from localspec.native.model import NativeModel
-from localspec.native.packed_model import PackedModel
 from localspec.native.target import NativeTarget
 from localspec.native.threads import Threads
-from localspec.packed_file import Origin
+from localspec.weights.gguf_model import GgufModel
+from localspec.weights.gguf_weights import gguf_recipe, gguf_source
+from localspec.weights.opened import PackedModel
+from localspec.weights.packed_file import Origin
 
 SAID = 32  # greedy tokens
 LENGTH = 512  # tokens of the document

@@ -8,9 +8,9 @@ from real.reference import BytePairs, File, rendered
 from real.texts import CONVERSATIONS, SPELLED
 from real.whole_matrix import WHOLE_MATRIX
 
-from localspec.gguf.model import GgufModel
 from localspec.models.chat_tokenizer import ChatTokenizer
 from localspec.models.tokenizer import Tokenizer
+from localspec.weights.gguf_model import GgufModel
 
 MODELS = ["smollm2", pytest.param("qwen-0.5b", marks=WHOLE_MATRIX), pytest.param("qwen-1.5b", marks=WHOLE_MATRIX)]
 

@@ -9,8 +9,8 @@ from real.reference import BytePairs
 from real.texts import nasty
 from real.whole_matrix import WHOLE_MATRIX
 
-from localspec.gguf.model import GgufModel
 from localspec.models.tokenizer import Tokenizer
+from localspec.weights.gguf_model import GgufModel
 
 MODELS = ["smollm2", pytest.param("qwen-0.5b", marks=WHOLE_MATRIX), pytest.param("qwen-1.5b", marks=WHOLE_MATRIX)]
 # Bytes that SmolLM2's vocabulary lacks. Characters that need one vanish, as they do in llama.cpp.

@@ -11,11 +11,11 @@ from each import each
 from golden import matching
 from tiny_models import FAMILIES, Tiny
 
-from localspec.checkpoint import inspect
 from localspec.errors import LocalspecError, NotHere
 from localspec.models.drafter_cards import read_drafter
 from localspec.published_heads import is_dflash, kind_of_heads, why_not_read
 from localspec.training.dflash_files import convert, read_published
+from localspec.weights.checkpoint import inspect
 
 Make = Callable[[str], Tiny]
 LLAMA = FAMILIES[0]

@@ -17,10 +17,10 @@ from transformers import LlamaConfig, Phi3Config, Qwen2Config
 
 import localspec
 from localspec.errors import DoesNotFit
-from localspec.models.architecture import TransformerConfig
-from localspec.models.model_config import ModelConfig
+from localspec.families.architecture import TransformerConfig
+from localspec.families.model_config import ModelConfig
+from localspec.families.rope import Rope
 from localspec.models.registry import NOWHERE, TargetCard
-from localspec.models.rope import Rope
 from localspec.models.shape import Shape
 from localspec.models.tokenizer import Tokenizer
 from localspec.nn.linear import QuantizedLinear

@@ -13,7 +13,6 @@ from golden import matching
 from safetensors.torch import load_file, save_file
 from tiny_models import SHARDED, Tiny, prompt_ids, stock_reply
 
-from localspec.checkpoint import PICKLED_INDEX, inspect, revision
 from localspec.decoding.budget import Budget
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
@@ -25,6 +24,7 @@ from localspec.nn.target import Target
 from localspec.training.drafters.medusa import Trainable
 from localspec.training.medusa_files import convert, read_published, split
 from localspec.training.trainable import save_drafter
+from localspec.weights.checkpoint import PICKLED_INDEX, inspect, revision
 
 Make = Callable[[str], Tiny]
 Tensors = dict[str, torch.Tensor]

@@ -13,7 +13,7 @@ from tiny_models import Tiny, prompt_ids
 from torch import nn
 from transformers import LlamaConfig
 
-from localspec.models.model_config import ModelConfig
+from localspec.families.model_config import ModelConfig
 from localspec.models.registry import NOWHERE, TargetCard
 from localspec.nn.cache import TextPrefix
 from localspec.nn.invented import invented_target

@@ -30,7 +30,6 @@ from localspec.events import Reporter
 from localspec.machine import compiled
 from localspec.machine.machine import this_machine
 from localspec.models.registry import TargetCard
-from localspec.native.blocks import BlockStack
 from localspec.native.model import NativeModel
 from localspec.native.target import NativeTarget
 from localspec.nn.linear import PackedLinear
@@ -43,6 +42,7 @@ from localspec.training.generated import measured_text
 from localspec.training.s3d_timing import timings
 from localspec.training.target import decoding_target, load_target, served_target, torch_target
 from localspec.training.trainable import make_drafter
+from localspec.weights.matrices import BlockStack
 
 pytestmark = pytest.mark.skipif(compiled.library() is None, reason="the library is not built")
 Make = Callable[[str], Tiny]

@@ -16,12 +16,12 @@ from textual.css.stylesheet import Stylesheet
 from tui.scripted_engine import ScriptedChat, card
 
 from localspec.chat import model_list
-from localspec.checkpoint import Checkpoint
 from localspec.errors import LocalspecError
 from localspec.models import registry
 from localspec.models.registry import TargetCard
 from localspec.policy import survey
 from localspec.store.store import Store
+from localspec.weights.checkpoint import Checkpoint
 
 HERE = Path(__file__).parent
 LOOK_SECONDS = 0.001

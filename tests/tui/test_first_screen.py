@@ -11,9 +11,9 @@ from tui.scripted_engine import card, talked, until
 from tui.test_conversations import keep
 
 from localspec.chat.introduction import STARTERS
-from localspec.checkpoint import Checkpoint
 from localspec.config import Settings
 from localspec.models.entries import Entry
+from localspec.weights.checkpoint import Checkpoint
 from localspec_tui.widgets.first_screen import FirstScreen
 from localspec_tui.widgets.prompt import Prompt
 

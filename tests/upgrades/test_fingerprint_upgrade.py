@@ -12,19 +12,19 @@ import pytest
 from command import called
 from safetensors.numpy import load_file, save_file
 
-from localspec.checkpoint import revision
 from localspec.engine.measurement_cache import MeasurementCache
 from localspec.engine.recalled_measurements import COSTS, RecalledMeasurements, model_subject
-from localspec.gguf.model import GgufModel
-from localspec.models import weight_digests
 from localspec.models.drafter_cards import trained_drafters
-from localspec.models.fingerprint import Identity, recognised, weights_fingerprint
-from localspec.models.imported import import_of, imports
 from localspec.models.registry import TargetCard, resolve
-from localspec.packed_file import read
 from localspec.paths import Paths
 from localspec.policy.forward_costs import ForwardCosts
 from localspec.store.store import Store
+from localspec.weights import fingerprint
+from localspec.weights.checkpoint import revision
+from localspec.weights.fingerprint import Identity, recognised, weights_fingerprint
+from localspec.weights.gguf_model import GgufModel
+from localspec.weights.packed_file import read
+from localspec.weights.packed_files import import_of, imports
 
 HERE = Path(__file__).parent
 SAID = ("-n", "24", "--seed", "1", "--temp", "1", "--drafter", "phrases")
@@ -105,13 +105,13 @@ def test_a_drafter_is_found_by_its_revision(home: Path) -> None:
 def test_an_import_is_recognised_in_a_file_of_another_name_and_read_once(
     home: Path, monkeypatch: pytest.MonkeyPatch, known: bool
 ) -> None:
-    monkeypatch.setattr(weight_digests, "SETTLED", 0)
+    monkeypatch.setattr(fingerprint, "SETTLED", 0)
     paths, file = Paths(home), (home / "here.gguf").rename(home / "renamed.gguf")
     before = {one.path.name for one in imports(paths).values()}
-    read, reads = weight_digests._read, []
-    monkeypatch.setattr(weight_digests, "_read", lambda files, *more: reads.extend(files) or read(files, *more))
+    read, reads = fingerprint._read, []
+    monkeypatch.setattr(fingerprint, "_read", lambda files, *more: reads.extend(files) or read(files, *more))
     if known:
-        assert weight_digests.weight_digests([file], paths)
+        assert fingerprint.weight_digests([file], paths)
         reads.clear()
     found = import_of(file, paths)
     assert found and found.header.origin.name == "here" and reads == ([] if known else [file])

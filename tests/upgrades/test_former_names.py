@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from command import called
 
-from localspec.models.imported import imports
 from localspec.models.registry import find, reference
 from localspec.paths import Paths
+from localspec.weights.packed_files import imports
 
 ARCHIVE = Path(__file__).parent / "imports-66a34518.tar.xz"
 OLD, NEW = "gone", "listed-name"

@@ -21,13 +21,12 @@ from localspec.engine.saved_phrases import SavedPhrases
 from localspec.events import Reporter
 from localspec.models import only_copies
 from localspec.models.drafter_cards import trained_drafters
-from localspec.models.imported import imports
 from localspec.models.only_copies import is_only_copy, move_only_copies
-from localspec.models.packed_files import packed_files, packed_in
 from localspec.models.registry import resolve
-from localspec.packed_file import Origin
 from localspec.paths import Paths
 from localspec.store.store import Store
+from localspec.weights.packed_file import Origin
+from localspec.weights.packed_files import imports, packed_files, packed_in
 
 ARCHIVE = Path(__file__).parent / "imports-66a34518.tar.xz"
 NAMES = {"here", "gone"}

@@ -7,16 +7,16 @@ import pytest
 from native import old_int4
 
 from localspec.events import Reporter
-from localspec.models.architecture import in_features
-from localspec.models.packed_files import in_all_formats, packed_files
-from localspec.native.blocks import BlockStack
-from localspec.native.matrix import PackedMatrix
-from localspec.native.pack import Recipe, Source
-from localspec.native.packed_cache import load, with_files
-from localspec.native.packed_model import PackedModel, write
+from localspec.families.architecture import in_features
 from localspec.native.target import NativeTarget
-from localspec.packed_file import SUFFIX, Header, Origin, Tensor
 from localspec.paths import Paths
+from localspec.weights.matrices import BlockStack, PackedMatrix
+from localspec.weights.opened import PackedModel, write
+from localspec.weights.opening import load, with_files
+from localspec.weights.packed_file import SUFFIX, Header, Origin, Tensor
+from localspec.weights.packed_files import in_all_formats, packed_files
+from localspec.weights.recipe import Recipe
+from localspec.weights.source import Source
 
 
 def former_file(path, paths, only_copy):
@@ -50,7 +50,7 @@ def former_file(path, paths, only_copy):
 
 
 def revision(path):
-    from localspec.checkpoint import revision
+    from localspec.weights.checkpoint import revision
 
     return revision(path)
 
@@ -92,6 +92,6 @@ def test_where_a_new_one_cannot_be_written_the_old_one_stays(path, tmp_path, mon
     def full(*given):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("localspec.native.packed_cache.write", full)
+    monkeypatch.setattr("localspec.weights.opening.write", full)
     assert load(path, "int4", str(path), 1, Reporter(notice=said.append), Paths(tmp_path)).sizes
     assert file.exists() and said

@@ -15,10 +15,10 @@ from golden import wording
 from localspec.config import load
 from localspec.models.drafter_cards import FORMAT, read_drafter
 from localspec.models.registry import known
-from localspec.packed_file import FORMAT as PACKED_FORMAT
-from localspec.packed_file import UnreadableFormat, read
 from localspec.paths import Paths
 from localspec.store.store import MIGRATIONS, Store
+from localspec.weights.packed_file import FORMAT as PACKED_FORMAT
+from localspec.weights.packed_file import UnreadableFormat, read
 
 HERE = Path(__file__).parent
 STATES = sorted(place.name for place in HERE.iterdir() if (place / "data").is_dir())

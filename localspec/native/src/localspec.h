@@ -1,4 +1,4 @@
-/* The native CPU engine as C functions: all that Python calls, through ctypes (localspec/native/library.py).
+/* The native CPU engine as C functions: all that Python calls, through ctypes (localspec/machine/library.py).
 
    A function that can fail returns LS_OK or another code (one that makes something: NULL), and ls_error() has the
    sentence. Arguments are checked; what stays the caller's duty is that arrays are as large as is said here, and that

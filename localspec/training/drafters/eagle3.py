@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from localspec.drafters.eagle3 import Drafter, Eagle3Options, layer_of
-from localspec.models.architecture import TransformerConfig
+from localspec.families.architecture import TransformerConfig
 from localspec.models.drafter_cards import RANKS
 from localspec.nn.losses import DepthLoss, Guess, cross_entropies
 from localspec.nn.rotary import RotaryEmbedding, apply_rope

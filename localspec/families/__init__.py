@@ -1,0 +1,1 @@
+"""What families of models differ in, as their config.json says."""

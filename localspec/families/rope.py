@@ -1,0 +1,196 @@
+"""The frequencies by which positions are rotated, for every kind of scaling that the served families have.
+
+Each is computed as the Hugging Face code computes it, step by step in fp32, but for the power: that is rounded from
+double precision, so that it is the same on every machine.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from localspec.errors import LocalspecError
+from localspec.families.model_config import ModelConfig
+
+_Frequencies = np.ndarray[Any, np.dtype[np.float32]]
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary position embedding: angles of a position are position * inv_freq [rotary_dim / 2], fp32.
+
+    Cosines and sines are multiplied by `attention_scaling`. Channels of a head after `rotary_dim` are not rotated.
+    """
+
+    inv_freq: _Frequencies
+    attention_scaling: float
+    local: "Rope | None" = None  # of layers that are rotated otherwise, or not at all (zeros); as wide as their heads
+    query_factors: _Frequencies | None = None  # queries at position i are multiplied by that of i // query_period
+    query_period: int = 1
+
+    @property
+    def rotary_dim(self) -> int:
+        return 2 * len(self.inv_freq)
+
+    @classmethod
+    def of(cls, config: ModelConfig, context: int) -> "Rope":
+        """The rotation of a model for texts of at most `context` tokens.
+
+        Scaling that depends on the length (dynamic NTK, longrope) is fixed by it, so that a token's rotation never
+        changes while a text grows. Raises LocalspecError for parameters that are not known or not possible.
+        """
+        whole = cls._by(config, config.rope_parameters, context)
+        if config.query_growth is not None and context > config.query_growth[1]:
+            beta, period = config.query_growth
+            turns = np.arange(context // period + 2, dtype=np.float32)  # drafts may reach beyond the context
+            factors = 1 + np.float32(beta) * np.log(1 + turns)
+            whole = replace(whole, query_factors=factors.astype(np.float32), query_period=period)
+        if any(config.unrotated):
+            return replace(whole, local=cls(np.zeros_like(whole.inv_freq), 1.0))
+        if config.local_rope_parameters is None:
+            return whole
+        heads = [
+            one.head_dim for one, window in zip(config.layer_sizes, config.sliding_windows, strict=False) if window
+        ]
+        of_local = replace(config, head_dim=heads[0]) if heads else config
+        local = cls._by(of_local, config.local_rope_parameters, context)
+        if local.rotary_dim != whole.rotary_dim and not heads:
+            raise _impossible(f"they rotate {whole.rotary_dim} channels in some layers, {local.rotary_dim} in others")
+        return replace(whole, local=local)
+
+    @classmethod
+    def _by(cls, config: ModelConfig, parameters: Mapping[str, Any], context: int) -> "Rope":
+        rope_type = parameters["rope_type"]
+        if not isinstance(rope_type, str) or rope_type not in _KINDS:
+            raise LocalspecError(
+                f"The model scales its positions by '{rope_type}', which localspec does not know; choose another model."
+            )
+        try:
+            with np.errstate(all="ignore"):
+                inv_freq, attention_scaling = _KINDS[rope_type](config, parameters, context)
+        except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+            what = f"'{error.args[0]}' is missing" if isinstance(error, KeyError) else str(error)
+            raise _impossible(what) from None
+        if not np.isfinite(inv_freq).all():
+            raise _impossible("they give no finite angles")
+        if not 0 < attention_scaling < 1e6:
+            raise _impossible(f"they scale attention by {attention_scaling:g}")
+        if not 0 < 2 * len(inv_freq) <= config.head_dim:
+            raise _impossible(f"they rotate {2 * len(inv_freq)} channels of heads that have {config.head_dim}")
+        return cls(inv_freq.astype(np.float32), float(attention_scaling))
+
+
+def _impossible(what: str) -> LocalspecError:
+    return LocalspecError(f"The model's rope_parameters cannot be used ({what}); fetch the model again.")
+
+
+def _rotary_dim(config: ModelConfig, parameters: Mapping[str, Any]) -> int:
+    return int(config.head_dim * parameters.get("partial_rotary_factor", 1.0))
+
+
+def _powers(base: float, dim: int) -> _Frequencies:
+    exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
+    return np.power(np.float64(np.float32(base)), exponents.astype(np.float64)).astype(np.float32)
+
+
+def _default(config: ModelConfig, parameters: Mapping[str, Any], context: int) -> tuple[_Frequencies, float]:
+    # Of the families, only Phi-3 and Qwen3.5 rotate a part of a head without any scaling.
+    partial = config.model_type in ("phi3", "qwen3_5_text")
+    dim = _rotary_dim(config, parameters) if partial else config.head_dim
+    return np.reciprocal(_powers(parameters["rope_theta"], dim)), 1.0
+
+
+def _proportional(config: ModelConfig, parameters: Mapping[str, Any], context: int) -> tuple[_Frequencies, float]:
+    """Gemma 4: the slower frequencies of a head are zeros, and the others as if there were no such zeros."""
+    half, share = config.head_dim // 2, parameters.get("partial_rotary_factor", 1.0)
+    kept = np.arange(half) < int(share * config.head_dim // 2)
+    inv_freq = np.reciprocal(_powers(parameters["rope_theta"], config.head_dim)) / np.float32(
+        parameters.get("factor", 1.0)
+    )
+    return np.where(kept, inv_freq, np.float32(0)), 1.0
+
+
+def _linear(config: ModelConfig, parameters: Mapping[str, Any], context: int) -> tuple[_Frequencies, float]:
+    powers = _powers(parameters["rope_theta"], _rotary_dim(config, parameters))
+    return np.divide(np.reciprocal(powers), np.float32(parameters["factor"]), dtype=np.float32), 1.0
+
+
+def _dynamic(config: ModelConfig, parameters: Mapping[str, Any], context: int) -> tuple[_Frequencies, float]:
+    """NTK-aware scaling: the base grows with the length of the text."""
+    dim, factor, limit = _rotary_dim(config, parameters), parameters["factor"], config.max_position_embeddings
+    growth = (factor * max(context, limit) / limit) - (factor - 1)
+    return np.reciprocal(_powers(parameters["rope_theta"] * growth ** (dim / (dim - 2)), dim)), 1.0
+
+
+def _yarn(config: ModelConfig, parameters: Mapping[str, Any], context: int) -> tuple[_Frequencies, float]:
+    """YaRN (Peng et al. 2023): slow channels are interpolated, fast ones are not, those between by a ramp."""
+    dim, base, original = _rotary_dim(config, parameters), parameters["rope_theta"], _original(parameters)
+    factor = parameters.get("factor") or config.max_position_embeddings / original
+
+    def channel(rotations: float) -> float:
+        return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(base))
+
+    low, high = channel(parameters.get("beta_fast") or 32), channel(parameters.get("beta_slow") or 1)
+    if parameters.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    high = high + 0.001 if low == high else high  # a ramp of no width
+    ramp = (np.arange(dim // 2, dtype=np.float32) - np.float32(low)) / np.float32(high - low)
+    kept, powers = 1 - np.clip(ramp, np.float32(0), np.float32(1)), _powers(base, dim)
+    inv_freq = np.reciprocal(np.float32(factor) * powers) * (1 - kept) + np.reciprocal(powers) * kept
+    return inv_freq, _yarn_attention_scaling(parameters, factor)
+
+
+def _yarn_attention_scaling(parameters: Mapping[str, Any], factor: float) -> float:
+    def scaling(mscale: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+    if (given := parameters.get("attention_factor")) is not None:
+        return float(given)
+    mscale, all_dim = parameters.get("mscale"), parameters.get("mscale_all_dim")
+    return scaling(mscale) / scaling(all_dim) if mscale and all_dim else scaling(1)
+
+
+def _longrope(config: ModelConfig, parameters: Mapping[str, Any], context: int) -> tuple[_Frequencies, float]:
+    """LongRoPE (Ding et al. 2024): a searched factor for each channel, of one set for short and one for long texts."""
+    original = _original(parameters)
+    factor = parameters.get("factor") or config.max_position_embeddings / original
+    factors = np.array(parameters["long_factor" if context > original else "short_factor"], np.float32)
+    powers = _powers(parameters["rope_theta"], _rotary_dim(config, parameters))
+    if factors.shape != powers.shape:
+        raise ValueError(f"{len(powers)} factors of channels are needed, and there are {factors.size}")
+    scaling = parameters.get("attention_factor")
+    if scaling is None:
+        scaling = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return np.reciprocal(factors * powers), float(scaling)
+
+
+def _llama3(config: ModelConfig, parameters: Mapping[str, Any], context: int) -> tuple[_Frequencies, float]:
+    """Llama 3.1: waves longer than a part of the original context are stretched, short ones are not."""
+    inv_freq = np.reciprocal(_powers(parameters["rope_theta"], _rotary_dim(config, parameters)))
+    original = _original(parameters)
+    factor, low, high = (parameters[name] for name in ("factor", "low_freq_factor", "high_freq_factor"))
+    wave = np.reciprocal(inv_freq) * np.float32(2 * math.pi)
+    stretched = np.where(wave > original / low, inv_freq / np.float32(factor), inv_freq)
+    smooth = (np.reciprocal(wave) * np.float32(original) - np.float32(low)) / np.float32(high - low)
+    between = (1 - smooth) * stretched / np.float32(factor) + smooth * stretched
+    medium = ~(wave < original / high) & ~(wave > original / low)
+    return np.where(medium, between, stretched), 1.0
+
+
+def _original(parameters: Mapping[str, Any]) -> int:
+    length: int = parameters["original_max_position_embeddings"]
+    return length
+
+
+_KINDS: Mapping[str, Callable[[ModelConfig, Mapping[str, Any], int], tuple[_Frequencies, float]]] = {
+    "default": _default,
+    "linear": _linear,
+    "proportional": _proportional,
+    "dynamic": _dynamic,
+    "yarn": _yarn,
+    "longrope": _longrope,
+    "llama3": _llama3,
+}

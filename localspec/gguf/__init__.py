@@ -1,1 +1,0 @@
-"""GGUF files, which llama.cpp reads: a model in one file, or in several parts; metadata, tokenizer and weights."""

@@ -1,0 +1,240 @@
+"""The compiled library as Python sees it: its structures and functions, and its errors as exceptions.
+
+Names and order are those of `native/src/localspec.h`. Arrays are given as addresses; who calls keeps them alive.
+"""
+
+import ctypes
+import weakref
+from ctypes import POINTER, c_double, c_float, c_int, c_int32, c_int64, c_size_t, c_uint64, c_void_p
+from functools import cache
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from localspec.errors import LocalspecError
+from localspec.machine import compiled
+
+FORMATS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3, "fp16": 4}
+BLOCK_TYPES = {
+    "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q2_K": 10, "Q3_K": 11, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14,
+    "IQ4_NL": 20, "IQ4_XS": 23, "MXFP4": 39,
+}  # fmt: skip
+ACTIVATIONS = {"silu": 1, "gelu": 2}
+BLOCKS, MOST_PARTS = 5, 4  # the format of a stack of parts in blocks, and how many there can be
+_NO_MEMORY = 2
+
+
+class Blocks(ctypes.Structure):
+    """ls_blocks: rows of a weight that stay in the blocks of their GGUF file."""
+
+    _fields_ = (("data", c_void_p), ("type", c_int32), ("out", c_int32))
+
+
+class Matrix(ctypes.Structure):
+    """ls_matrix: a packed weight, or a stack of blocks, and its bias."""
+
+    _fields_ = (
+        ("data", c_void_p), ("bias", c_void_p),
+        ("out", c_int32), ("inputs", c_int32), ("format", c_int32), ("group", c_int32),
+        ("num_parts", c_int32), ("parts", Blocks * MOST_PARTS),
+    )  # fmt: skip
+
+
+class Packing(ctypes.Structure):
+    """ls_packing: what is to be packed, and how."""
+
+    _fields_ = (
+        ("weights", c_void_p), ("source", c_int32), ("out", c_int32), ("inputs", c_int32), ("format", c_int32),
+        ("group", c_int32), ("interleave", c_int32), ("importance", c_void_p),
+    )  # fmt: skip
+
+
+class BlocksPacking(ctypes.Structure):
+    """ls_blocks_packing: rows of a file, and how they are transposed."""
+
+    _fields_ = (
+        ("rows", c_void_p), ("bytes", c_int64), ("type", c_int32), ("out", c_int32), ("inputs", c_int32),
+        ("head_rows", c_int32),
+    )  # fmt: skip
+
+
+class Table(ctypes.Structure):
+    """ls_table: rows that are read by a token's id, plain ones or those of a matrix."""
+
+    _fields_ = (("rows", c_void_p), ("format", c_int32), ("matrix", Matrix))
+
+
+class Adapter(ctypes.Structure):
+    """ls_adapter: a low-rank addition to a linear layer; `b` is transposed."""
+
+    _fields_ = (("a", c_void_p), ("b", c_void_p), ("rank", c_int32), ("scale", c_float))
+
+
+class DeltaSizes(ctypes.Structure):
+    """ls_delta_sizes."""
+
+    _fields_ = (
+        ("key_heads", c_int32), ("value_heads", c_int32), ("key_dim", c_int32), ("value_dim", c_int32),
+        ("taps", c_int32),
+    )  # fmt: skip
+
+
+class Delta(ctypes.Structure):
+    """ls_delta: what a recurrent layer has beside its projections."""
+
+    _fields_ = (("conv", c_void_p), ("dt_bias", c_void_p), ("a_log", c_void_p), ("value_norm", c_void_p))
+
+
+class Layer(ctypes.Structure):
+    """ls_layer."""
+
+    _fields_ = (
+        ("qkv_proj", Matrix), ("o_proj", Matrix), ("gate_up_proj", Matrix), ("down_proj", Matrix),
+        ("input_layernorm", c_void_p), ("post_attention_layernorm", c_void_p), ("q_norm", c_void_p),
+        ("k_norm", c_void_p), ("o_norm", c_void_p), ("down_norm", c_void_p), ("sliding_window", c_int32),
+        ("local", c_int32), ("delta", c_void_p), ("num_kv_heads", c_int32), ("head_dim", c_int32),
+        ("intermediate_size", c_int32), ("keys_from", c_int32), ("keys_are_values", c_int32), ("scalar", c_void_p),
+        ("input_gate", Matrix), ("input_projection", Matrix), ("input_norm", c_void_p),
+    )  # fmt: skip
+
+
+class LayerInputs(ctypes.Structure):
+    """ls_layer_inputs: what layers read of a token beside their states."""
+
+    _fields_ = (
+        ("width", c_int32), ("tokens", c_int32), ("table_scale", c_float), ("projection_scale", c_float),
+        ("table", Table), ("projection", Matrix), ("norm", c_void_p),
+    )  # fmt: skip
+
+
+class ModelConfig(ctypes.Structure):
+    """ls_model_config."""
+
+    _fields_ = (
+        ("num_layers", c_int32), ("hidden_size", c_int32), ("intermediate_size", c_int32), ("num_heads", c_int32),
+        ("num_kv_heads", c_int32), ("head_dim", c_int32), ("rotary_dim", c_int32), ("vocab_size", c_int32),
+        ("cache_format", c_int32), ("rms_norm_eps", c_float),
+        ("attention_scaling", c_float), ("local_scaling", c_float), ("query_scalar", c_float),
+        ("embed_scale", c_float), ("norm_offset", c_float), ("residual_scale", c_float),
+        ("logit_scale", c_float), ("gate", c_int32), ("embed_tokens", Table),
+        ("lm_head", Matrix), ("norm", c_void_p), ("inv_freq", c_void_p), ("local_inv_freq", c_void_p),
+        ("query_factors", c_void_p), ("num_query_factors", c_int32), ("query_period", c_int32), ("layers", c_void_p),
+        ("gated", c_int32), ("delta", DeltaSizes), ("local_rotary_dim", c_int32), ("value_norm", c_int32),
+        ("logit_cap", c_float), ("layer_inputs", LayerInputs),
+    )  # fmt: skip
+
+
+class Request(ctypes.Structure):
+    """ls_request: the rows of a forward, and where its results go."""
+
+    _fields_ = (
+        ("rows", c_int32), ("tokens", c_void_p), ("inputs", c_void_p), ("parents", c_void_p), ("positions", c_void_p),
+        ("layers", c_void_p), ("num_layers", c_int32), ("adapters", c_void_p), ("hidden", c_void_p),
+        ("logits", c_void_p), ("argmax", c_void_p), ("logits_from", c_int32), ("inner_at", c_void_p),
+        ("num_inner", c_int32), ("inner", c_void_p),
+    )  # fmt: skip
+
+
+class Sampling(ctypes.Structure):
+    """ls_sampling."""
+
+    _fields_ = (
+        ("temperature", c_double), ("top_p", c_double), ("min_p", c_double), ("seed", c_uint64), ("top_k", c_int32),
+    )  # fmt: skip
+
+
+# name -> (what it returns, what it takes)
+_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "ls_error": (ctypes.c_char_p, []),
+    "ls_pool_new": (c_void_p, [c_int]),
+    "ls_pool_free": (None, [c_void_p]),
+    "ls_pool_lend": (None, [c_void_p, c_int]),
+    "ls_packed_bytes": (c_size_t, [c_int, c_int, c_int, c_int]),
+    "ls_pack": (c_int, [POINTER(Packing), c_void_p, c_int, c_int]),
+    "ls_unpack": (c_int, [POINTER(Matrix), c_int, c_void_p]),
+    "ls_linear": (c_int, [c_void_p, POINTER(Matrix), c_int, c_void_p, c_void_p, c_int]),
+    "ls_blocks_bytes": (c_size_t, [c_int, c_int, c_int]),
+    "ls_blocks_pack": (c_int, [POINTER(BlocksPacking), c_void_p, c_int, c_int]),
+    "ls_blocks_round": (c_int, [POINTER(Packing), c_int, c_void_p, c_int, c_int]),
+    "ls_rows": (c_int, [POINTER(Matrix), c_int, c_void_p, c_void_p]),
+    "ls_model_new": (c_void_p, [POINTER(ModelConfig)]),
+    "ls_model_free": (None, [c_void_p]),
+    "ls_cache_new": (c_void_p, [c_void_p, c_int]),
+    "ls_cache_copy": (c_void_p, [c_void_p, c_int, c_int]),
+    "ls_cache_reachable": (c_int, [c_void_p, c_int]),
+    "ls_cache_free": (None, [c_void_p]),
+    "ls_cache_reserve": (c_int, [c_void_p, c_int]),
+    "ls_cache_slots": (c_int, [c_void_p]),
+    "ls_cache_length": (c_int, [c_void_p]),
+    "ls_cache_bytes": (c_int64, [c_void_p]),
+    "ls_cache_keep": (c_int, [c_void_p, c_void_p, c_int]),
+    "ls_cache_truncate": (c_int, [c_void_p, c_int]),
+    "ls_forward": (c_int, [c_void_p, c_void_p, c_void_p, POINTER(Request)]),
+    "ls_embed": (c_int, [c_void_p, c_int, c_void_p, c_void_p]),
+    "ls_head": (c_int, [c_void_p, c_void_p, c_int, c_void_p, c_void_p, c_void_p]),
+    "ls_pick": (c_int, [c_void_p, c_int, POINTER(Sampling), c_int64, POINTER(c_int32)]),
+    "ls_probabilities": (c_int, [c_void_p, c_int, POINTER(Sampling), c_void_p]),
+    "ls_top": (c_int, [c_void_p, c_int, c_double, c_int, c_void_p, c_void_p, POINTER(c_int32)]),
+    "ls_candidates": (
+        c_int,
+        [c_void_p, c_int, POINTER(Sampling), c_int64, c_void_p, c_int, c_int, c_void_p, c_void_p, POINTER(c_int32)],
+    ),
+}  # fmt: skip
+
+
+@cache
+def library() -> Any:
+    """The library with the types of its functions set. Raises LocalspecError where it is missing."""
+    found = compiled.library()
+    if found is None:
+        raise LocalspecError(f"The CPU engine cannot be used: {compiled.missing()}; install localspec again.")
+    for name, (returns, takes) in _FUNCTIONS.items():
+        function = getattr(found, name)
+        function.restype, function.argtypes = returns, takes
+    return found
+
+
+def check(code: int) -> None:
+    """Raises what the library's last call failed with: MemoryError, or LocalspecError with its sentence."""
+    if code:
+        _fail(code)
+
+
+def made(handle: int | None) -> int:
+    """Returns what the library made. Raises as `check` does where it is nothing."""
+    if not handle:
+        _fail(_NO_MEMORY if "memory" in _sentence() else 1)
+    return handle
+
+
+def free_with(owner: object, function: str, handle: int) -> None:
+    """Has a function of the library free what it made when its owner is gone.
+
+    Not at the program's end: another thread may still compute with it then.
+    """
+    weakref.finalize(owner, getattr(library(), function), handle).atexit = False
+
+
+def _fail(code: int) -> NoReturn:
+    if code == _NO_MEMORY:
+        raise MemoryError(_sentence())
+    raise LocalspecError(_sentence())
+
+
+def _sentence() -> str:
+    text: bytes = library().ls_error() or b"The CPU engine failed and does not say why."
+    return text.decode("utf-8", "replace")
+
+
+def address(array: npt.NDArray[Any] | None) -> int | None:
+    """The address of a contiguous array's first number; None for no array."""
+    if array is None:
+        return None
+    assert array.flags.c_contiguous
+    return int(array.ctypes.data)
+
+
+def int32(values: Any) -> npt.NDArray[np.int32]:
+    """Numbers as the library takes them."""
+    return np.ascontiguousarray(values, np.int32)

@@ -1,0 +1,440 @@
+"""Reads what a model's directory in the Hugging Face layout holds, or its packed file: headers, never weights."""
+
+import hashlib
+import json
+import math
+import os
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from localspec.errors import LocalspecError, NotHere, cannot_read
+from localspec.families.supported import ARCHITECTURES, supported, text_config
+from localspec.outside_files import JSON_LIMIT, TEXT_LIMIT, parse_json, read_bytes
+from localspec.published_heads import kind_of_heads, why_not_read
+from localspec.quantities import precision_in_words, size
+from localspec.text import LONGEST_LICENSE
+from localspec.weights import packed_file
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+)
+AROUND = "_around_prompts"  # key in tokenizer_config.json, which localspec writes for a GGUF file
+
+
+# What tensors of a language model are called inside of one that reads pictures too, by this and by later conventions.
+_LANGUAGE_MODEL = {"language_model.": "", "model.language_model.": "model."}
+_OTHER_SENSES = ("vision_tower.", "multi_modal_projector.", "audio_tower.", "embed_vision.", "embed_audio.")
+# Parts that are not computed here: what sees and hears, and the layer of Qwen3.5 that predicts a token further ahead.
+_OTHERS = (*_OTHER_SENSES, *(f"model.{name}" for name in _OTHER_SENSES), "model.visual.", "mtp.")
+
+CAN_BE_PACKED = ("int8", "int4", "none")  # what a model that is read from GGUF files can be made into
+
+PICKLED_INDEX = "pytorch_model.bin.index.json"
+HEAD_PREFIX = "medusa_head."  # of the tensors of Medusa heads inside a whole model
+FETCH = "fetch it again"  # what helps a damaged model
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+_SAMPLES, _SAMPLE_BYTES = 64, 256
+_MOST_DIMENSIONS = 8
+_HEADER_LIMIT = 100_000_000  # bytes; what the safetensors library itself accepts
+_ITEM_BITS = {"BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
+              "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What is known of a model's directory, or packed file, without reading the weights."""
+
+    path: Path
+    config: Mapping[str, Any]
+    architecture: str
+    weight_files: tuple[Path, ...]
+    parameters: int
+    bytes: int  # of the weight files
+    embedding: int = 0  # how many of the parameters are the input embedding
+    packing: str = ""  # that answers, of a packed file or a registration; empty for a directory
+
+    @property
+    def held(self) -> str:
+        """The bytes of its weights in words, with the bits per weight of one that is read from its GGUF files."""
+        if not self.packing:
+            return size(self.bytes)
+        bits = self.bits if self.packing == packed_file.BLOCKS else None
+        return f"{precision_in_words('', self.packing, bits)}, {size(self.bytes)}"
+
+    @property
+    def bits(self) -> float:
+        """Bits that a weight takes, on average."""
+        return 8 * self.bytes / max(self.parameters, 1)
+
+    @property
+    def context(self) -> int | None:
+        """The longest text that the model was made for, in tokens."""
+        longest = text_config(self.config).get("max_position_embeddings")
+        return longest if isinstance(longest, int) else None
+
+
+def inspect(path: Path) -> Checkpoint:
+    """Reads what a directory in the Hugging Face layout holds, or a packed file.
+
+    Raises NotHere where there is no model, LocalspecError where it is damaged or of a kind that cannot be served.
+    """
+    if is_packed(path):
+        try:
+            return _inspect_packed(packed_file.read(path))
+        except packed_file.DamagedFile as error:
+            raise damaged(path, error) from None
+    config = read_config(path)
+    architecture = _architecture(config, path)
+    files = weight_files(path)
+    counts = {
+        text_name(name): math.prod(entry["shape"])
+        for file in files
+        for name, entry in tensor_headers(file).items()
+        if is_of_language(name)
+    }
+    size = sum(file.stat().st_size for file in files)
+    embedding = counts.get("model.embed_tokens.weight", 0)
+    return Checkpoint(path, config, architecture, files, sum(counts.values()), size, embedding)
+
+
+def text_name(name: str) -> str:
+    """What a tensor is called in a language model that is by itself."""
+    for prefix, own in _LANGUAGE_MODEL.items():
+        if name.startswith(prefix):
+            return own + name.removeprefix(prefix)
+    return name
+
+
+def is_of_language(name: str) -> bool:
+    """Return whether a tensor belongs to the language model: not to other senses, nor to heads that draft."""
+    return not name.startswith((HEAD_PREFIX, *_OTHERS))
+
+
+def is_packed(path: Path) -> bool:
+    """Whether this is a packed file, and no directory."""
+    return path.suffix == packed_file.SUFFIX and path.is_file()
+
+
+def originals(path: Path) -> Checkpoint:
+    """Inspects a model whose own weights are needed. Raises NotHere for a packed file, and what `inspect` raises."""
+    if is_packed(path):
+        raise only_packed(path)
+    return inspect(path)
+
+
+def only_packed(path: Path) -> NotHere:
+    """What is said where a model that is here in a packed form alone is needed in another one."""
+    header, packings = packed_file.read(path).header, " and ".join(sorted(packed_file.forms(path)))
+    if header.missing:
+        return NotHere(moved(header, header.missing))
+    if header.registered:
+        return NotHere(
+            f"{header.origin.name} is read from a GGUF file, which serves the CPU engine only; for all else fetch the "
+            "model's own weights: those of a registered one with `localspec pull NAME --original`."
+        )
+    if any(name.lower().endswith(".gguf") for name in header.origin.files):
+        return NotHere(
+            f"Of {header.origin.name} there is what was imported from GGUF in {packings} alone, which serves the "
+            "CPU engine; for another packing import the file again with --quantize, for all else fetch the model's own "
+            "weights: those of a registered one with `localspec pull NAME --original`."
+        )
+    return NotHere(
+        f"Of {header.origin.name} there is its packed form in {packings} alone, and this needs its own weights; "
+        f"fetch them with `localspec pull {header.origin.repo or header.origin.name}`."
+    )
+
+
+def packings(path: Path) -> tuple[str, ...]:
+    """Return the packings that the model of a packed file can be loaded in, first the one that answers.
+
+    A model that is read from its GGUF files can be had in all of them. Raises NotHere where its files are missing and
+    it was never packed.
+    """
+    here = packed_file.forms(path)
+    if packed_file.BLOCKS not in here:
+        return (*here,)
+    header = packed_file.read(here[packed_file.BLOCKS]).header
+    if not header.registered:
+        return (*here,)
+    del here[packed_file.BLOCKS]
+    if missing := header.missing:
+        if not here:
+            raise NotHere(moved(header, missing))
+        return (*here,)
+    in_blocks = (packed_file.BLOCKS,) if header.weight_bytes else ()
+    return (*dict.fromkeys((header.answers, *in_blocks, *CAN_BE_PACKED)),)
+
+
+def damaged(path: Path, error: LocalspecError) -> LocalspecError:
+    """Return what to say of a packed file that is damaged: how to get rid of it, and how its model comes again."""
+    try:
+        origin = packed_file.peek(path)[0].header.origin
+    except LocalspecError:
+        return LocalspecError(f"{str(error).partition(';')[0]}; delete it with `localspec rm {path}`.")
+    if not origin.repo and not any(map(os.path.isabs, origin.files)):
+        return error
+    return LocalspecError(
+        f"{str(error).partition(';')[0]}; delete it with `localspec rm {origin.repo or origin.name}`, and "
+        f"{again(origin)}."
+    )
+
+
+def again(origin: packed_file.Origin) -> str:
+    """Return a clause that says how a model that was pulled or imported comes again."""
+    if origin.repo:
+        return f"fetch it again with `localspec pull {origin.repo}`"
+    return f"import it again with `localspec import {next(iter(origin.files), 'FILE')}`"
+
+
+def moved(header: packed_file.Header, missing: Path) -> str:
+    """Return what to say where a file of a registration is missing, or has changed."""
+    origin = header.origin
+    if missing.is_file():
+        what, back = "has changed since it was imported", again(origin)
+        back += "" if origin.repo else f", or delete this entry with `localspec rm {origin.name}`"
+    else:
+        what, back = "is not there", "put it back, or give `localspec import` the file where it is now"
+        back = again(origin) if origin.repo else back
+    return f"{origin.name} is read from {missing}, which {what}; {back}."
+
+
+def _inspect_packed(found: packed_file.PackedFile) -> Checkpoint:
+    try:
+        config = parse_json(found.text("config.json"))
+    except (KeyError, ValueError):
+        config = None
+    if not isinstance(config, dict):
+        raise LocalspecError(f"{found.path} holds no config.json that can be read; delete it, and it is made again.")
+    header, packing, held = found.header, found.header.packing, found.path.stat().st_size
+    if header.registered:
+        packing = packings(found.path)[0]
+        held = header.weight_bytes or sum(count for count, _ in header.origin.files.values())
+        if packing != packed_file.BLOCKS and (packed := packed_file.forms(found.path).get(packing)):
+            held = packed.stat().st_size
+    table, parts = header.tensors.get("embed_tokens"), header.blocks.get("embed_tokens", ())
+    table = table or header.tensors.get("embed_tokens 0")
+    embedding = table.tensor.out * table.tensor.inputs if table and table.tensor else 0
+    embedding += sum(math.prod(part.shape) for part in parts)
+    architecture = _architecture(config, found.path)
+    return Checkpoint(found.path, config, architecture, (), header.parameters, held, embedding, packing)
+
+
+def _architecture(config: Mapping[str, Any], path: Path) -> str:
+    """The architecture that a config.json names. Raises LocalspecError for one that cannot be served."""
+    if (why := why_not_read(config)) or kind_of_heads(config) == "dflash":
+        use = "use another" if why else "fetch it with `localspec pull`, and it becomes one of its model's"
+        raise LocalspecError(f"What is in {path} is {why or 'a DFlash drafter, and no model by itself'}; {use}.")
+    named = config.get("architectures")
+    architecture = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else None
+    if architecture not in ARCHITECTURES:
+        what = (
+            f"The architecture {architecture} in {path}"
+            if architecture
+            else f"The architecture that {path} does not name"
+        )
+        raise LocalspecError(f"{what} is not supported; {supported(architecture)}")
+    if config.get("model_type") != ARCHITECTURES[architecture]:
+        raise LocalspecError(
+            f"{path / 'config.json'} says model_type {config.get('model_type')!r}, and {architecture} is of type "
+            f"{ARCHITECTURES[architecture]!r}; fetch the model again, or choose another."
+        )
+    return architecture
+
+
+def revision(path: Path) -> str:
+    """Returns 40 hexadecimal digits that change with config.json, tokenizer.json, and names and contents of weights.
+
+    Of each file's weights a few thousand are read, evenly spaced, since training changes all of them a little. Raises
+    what `inspect` raises. A packed file has that of the directory it was made of.
+    """
+    if is_packed(path):
+        return packed_file.read(path).header.origin.revision
+    read_config(path)
+    digest = hashlib.sha256()
+    for name in ("config.json", "tokenizer.json"):
+        content = _bytes(path / name) if os.path.isfile(path / name) else b""
+        digest.update(f"{name} {len(content)}\n".encode() + content)
+    for file in weight_files(path):
+        digest.update(f"{file.name} ".encode() + _told_and_sampled(file))
+    return digest.hexdigest()[:40]
+
+
+def _told_and_sampled(file: Path) -> bytes:
+    header = _header(file)
+    return f"{file.stat().st_size} {len(header)}\n".encode() + header + _samples(file, 8 + len(header))
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    file = path / "config.json"
+    if not os.path.isdir(path):
+        raise NotHere(f"There is no directory {path}; give one in the Hugging Face layout.")
+    if not os.path.isfile(file):
+        raise NotHere(
+            f"{path} holds no config.json, so it is not a model in the Hugging Face layout; give another directory."
+        )
+    config = read_json(file)
+    if not isinstance(config, dict):
+        raise LocalspecError(f"{file} does not hold a JSON object; fetch it again.")
+    return config
+
+
+def weight_files(path: Path) -> tuple[Path, ...]:
+    """Returns model.safetensors, or the files that its index names."""
+    single, index = path / "model.safetensors", path / "model.safetensors.index.json"
+    if single.is_file():
+        return (single,)
+    if not index.is_file():
+        pickles = sorted(file.name for pattern in _PICKLES for file in path.glob(pattern))
+        if pickles:
+            raise LocalspecError(
+                f"{path} holds its weights as pickle only ({pickles[0]}), which may run code when it is read; "
+                "save the model as safetensors."
+            )
+        raise NotHere(
+            f"{path} holds no weights; it needs model.safetensors, or model.safetensors.index.json and its files."
+        )
+    content = read_json(index)
+    table = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(table, dict) or not table or not all(isinstance(name, str) for name in table.values()):
+        raise LocalspecError(f"{index} holds no weight_map; fetch it again.")
+    names = sorted(set(table.values()))
+    for name in names:
+        if not re.fullmatch(r"[\w.-]{1,200}\.safetensors", name):  # nothing outside the directory, and no pickle
+            raise LocalspecError(f"{index} names {name[:200]!r}, no safetensors file beside it; fetch it again.")
+        if not (path / name).is_file():
+            raise NotHere(f"{path} lacks {name}, which its index names; fetch the missing file.")
+    return tuple(path / name for name in names)
+
+
+def _bytes(file: Path, limit: int = TEXT_LIMIT) -> bytes:
+    try:
+        return read_bytes(file, limit)
+    except OSError as error:
+        raise cannot_read(file, error) from None
+
+
+def read_json(file: Path, remedy: str = FETCH) -> object:
+    """Reads a JSON file. Raises LocalspecError, which ends in the remedy, where it is damaged."""
+    try:
+        content: object = parse_json(_bytes(file, JSON_LIMIT).decode())
+    except ValueError as error:
+        what = (
+            error.msg
+            if isinstance(error, json.JSONDecodeError)
+            else "not UTF-8 text"
+            if isinstance(error, UnicodeDecodeError)
+            else str(error)
+        )
+        line = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+        raise LocalspecError(f"{file}{line}: this is not JSON ({what}); {remedy}.") from None
+    return content
+
+
+def _header(file: Path, remedy: str = FETCH) -> bytes:
+    """Reads the JSON before the tensors, whose length is in the first eight bytes."""
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            start = stream.read(8)
+            length = struct.unpack("<Q", start)[0] if len(start) == 8 else -1
+            if not 2 <= length <= min(size - 8, _HEADER_LIMIT):
+                raise LocalspecError(
+                    f"{file} is not a whole safetensors file (its header does not fit in {size} bytes); {remedy}."
+                )
+            return stream.read(length)
+    except OSError as error:
+        raise LocalspecError(f"{file} cannot be read ({error.strerror}); correct its permissions.") from None
+
+
+def _samples(file: Path, start: int) -> bytes:
+    """Reads evenly spaced pieces of a file after `start`."""
+    size = file.stat().st_size - start
+    with file.open("rb") as stream:
+        pieces = []
+        for piece in range(_SAMPLES):
+            stream.seek(start + size * piece // _SAMPLES)
+            pieces.append(stream.read(_SAMPLE_BYTES))
+    return b"".join(pieces)
+
+
+def tensor_headers(file: Path, remedy: str = FETCH) -> dict[str, Any]:
+    """Reads a header's tensors: name -> dtype, shape, data_offsets.
+
+    Raises LocalspecError, which ends in the remedy, where the file is damaged or its download was cut short.
+    """
+    header = _header(file, remedy)
+    present = file.stat().st_size - 8 - len(header)
+    try:
+        entries = parse_json(header)
+        entries.pop("__metadata__", None)
+        end = 0
+        for entry in entries.values():
+            first, last = entry["data_offsets"]
+            sound = len(entry["shape"]) <= _MOST_DIMENSIONS and first <= last
+            sound = sound and all(type(n) is int and n >= 0 for n in (first, last, *entry["shape"]))
+            bits = _ITEM_BITS.get(entry["dtype"])
+            if not sound or (bits and math.prod(entry["shape"]) * bits != (last - first) * 8):
+                raise ValueError
+            end = max(end, last)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise LocalspecError(f"{file} is not a safetensors file (its header is damaged); {remedy}.") from None
+    if end != present:
+        raise LocalspecError(
+            f"{file} is cut short or damaged: {present} bytes of tensors where {end} belong; {remedy}."
+        )
+    tensors: dict[str, Any] = entries
+    return tensors
+
+
+def tensor_start(file: Path) -> int:
+    """Returns the byte of a safetensors file that data_offsets count from. Raises what `tensor_headers` raises."""
+    return 8 + len(_header(file))
+
+
+def license_of(path: Path) -> str | None:
+    """The license in the front matter of the directory's README.md, else the name of a license file.
+
+    A packed file says it itself.
+    """
+    if is_packed(path):
+        own = packed_file.peek(path)[0].header.origin.license
+        return own[:LONGEST_LICENSE] if own else None
+    try:
+        front = re.match(r"---\r?\n(.*?)\r?\n---", read_bytes(path / "README.md").decode("utf-8", "replace"), re.DOTALL)
+    except OSError:
+        front = None
+    lines = re.findall(r"^(license|license_name):[ \t]*[\"']?([^\"'\r\n#]+)", front[1] if front else "", re.MULTILINE)
+    said: dict[str, str] = dict(lines)
+    chosen = said.get("license", "").strip()
+    if chosen == "other":
+        chosen = said.get("license_name", chosen).strip()
+    if chosen:
+        return chosen[:LONGEST_LICENSE]
+    try:
+        files = sorted(entry.name for entry in path.iterdir() if re.match(r"(?i)licen[cs]e|copying", entry.name))
+    except OSError:
+        return None
+    return f"see {files[0]}" if files else None
+
+
+TEXTS = ("config.json", "generation_config.json", *TOKENIZER_FILES)
+
+
+def read_texts(path: Path) -> dict[str, bytes]:
+    """Returns the files of a model that are not weights, by name. Raises LocalspecError where one cannot be read."""
+    return {name: _text(path / name) for name in TEXTS if (path / name).is_file()}
+
+
+def _text(file: Path) -> bytes:
+    try:
+        return read_bytes(file)
+    except OSError as error:
+        raise LocalspecError(f"{file} cannot be read ({error.strerror}); correct its permissions.") from None

@@ -1,0 +1,415 @@
+"""Fingerprints of files and of weights, and the SHA-256 of files.
+
+The fingerprint of a file tells it from others at once; that of weights is the same whatever files hold them. Both
+read samples. A byte that changes between the samples is noticed by `localspec verify` only, which reads whole files
+for their SHA-256. A remembered SHA-256 counts while size, times and inode of its file stay as they were.
+"""
+
+import hashlib
+import json
+import os
+import re
+import stat
+import struct
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from threading import Event, Lock
+from typing import Any, BinaryIO
+
+from localspec.errors import LocalspecError, cannot_read
+from localspec.outside_files import MIB, parse_json, read_bytes
+from localspec.paths import Paths, private_directory, write_anew
+from localspec.weights.checkpoint import (
+    is_of_language,
+    is_packed,
+    revision,
+    tensor_headers,
+    tensor_start,
+    text_name,
+    weight_files,
+)
+from localspec.weights.packed_file import Progress, forms, read
+
+Stamp = list[int]  # bytes, nanoseconds of the last change of its content and of anything about it, inode
+Known = tuple[Stamp, str, str]  # a file as it was then, its SHA-256, its fingerprint (empty from earlier versions)
+SETTLED = 2 * 10**9  # nanoseconds: file systems count time coarsely, so what changed just now may change unseen
+_PIECE = 2**22  # bytes read at once
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def weight_digests(
+    files: Sequence[Path], paths: Paths, threads: int = 1, progress: Progress = lambda done, total: None
+) -> dict[str, str]:
+    """Returns the sha256 of each file by its name; reads those that are not known or may have changed.
+
+    Raises LocalspecError for a file that cannot be read.
+    """
+    known, now = _remembered(paths), stamps(files)
+    found = _without_reading(files, known, now)
+    unread = [file for file in files if file not in found]
+    found |= _read(unread, threads, progress)
+    read = {os.path.realpath(file): (now[file.name], found[file], "") for file in files}
+    _remember({place: one for place, one in read.items() if known.get(place, ())[:2] != one[:2]}, paths)
+    return {file.name: found[file] for file in files}
+
+
+def known_digests(files: Sequence[Path], paths: Paths) -> dict[str, str]:
+    """Return the sha256 of each file by its name, where it is known without reading the file.
+
+    The common cache's name for a file counts until the file changes.
+    Raises LocalspecError for a file that is not there.
+    """
+    known, now = _remembered(paths), stamps(files)
+    found = _without_reading(files, known, now)
+    named = {os.path.realpath(file): (now[file.name], digest, "") for file, digest in found.items()}
+    _remember({place: one for place, one in named.items() if place not in known}, paths)
+    return {file.name: digest for file, digest in found.items()}
+
+
+def _without_reading(files: Sequence[Path], known: Mapping[str, Known], now: Mapping[str, Stamp]) -> dict[Path, str]:
+    """Return the digests that the common cache names files by, or that are remembered of files as they are now."""
+    found = {}
+    for file in files:
+        before = known.get(os.path.realpath(file))
+        if before is None and (named := _named(file)):
+            found[file] = named
+        elif before is not None and before[0] == now[file.name]:
+            found[file] = before[1]
+    return found
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What reading a whole file found: its SHA-256, that of its last reading (empty before the first), its change."""
+
+    digest: str
+    before: str
+    unseen: bool  # it differs from the last reading, and nothing else says so
+
+
+def look(
+    files: Sequence[Path],
+    fingerprints: Mapping[str, str],
+    paths: Paths,
+    progress: Progress = lambda done, total: None,
+) -> dict[str, Looked]:
+    """Read all files, and compare them with what was remembered of them. Return what was found, by their names.
+
+    A change is unseen if size, times and inode stayed, or if the fingerprint stayed. `fingerprints` are those of the
+    files now, by name. Other files are known as they are from now on; one that changed unseen stays known as it was,
+    until `forget` is called. Raises LocalspecError for a file that cannot be read.
+    """
+    known, now, found = _remembered(paths), stamps(files), {}
+    learned: dict[str, Known] = {}
+    for file, digest in _read(files, 1, progress).items():
+        place, mark = os.path.realpath(file), fingerprints[file.name]
+        stamp, before, former_mark = known.get(place, ([], "", ""))
+        unseen = before not in ("", digest) and (stamp == now[file.name] or former_mark == mark)
+        found[file.name] = Looked(digest, before, unseen)
+        if not unseen:
+            learned |= {place: (now[file.name], digest, mark), mark: ([], digest, mark)}
+    _remember(learned, paths)
+    return found
+
+
+def forget(files: Iterable[Path], fingerprints: Iterable[str], paths: Paths) -> None:
+    """Forget what these files held, and what files with these fingerprints held."""
+    gone, known = {*map(os.path.realpath, files), *fingerprints}, _remembered(paths)
+    if gone & known.keys():
+        with suppress(OSError):
+            write_anew(_file(paths), json.dumps({one: known[one] for one in known if one not in gone}).encode())
+
+
+def digest_of(mark: str, paths: Paths) -> str:
+    """Return the SHA-256 that a file with this fingerprint had when it was read; empty if none was."""
+    return _remembered(paths).get(mark, ([], "", ""))[1]
+
+
+def stamps(files: Sequence[Path]) -> dict[str, Stamp]:
+    """What changes with a file, by its name. Raises LocalspecError for one that is not there."""
+    try:
+        found = {file.name: file.stat() for file in files}
+    except OSError as error:
+        raise _unreadable(error) from None
+    return {name: stamp(one) for name, one in found.items()}
+
+
+def stamp(found: os.stat_result) -> Stamp:
+    """Return what changes with a file."""
+    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
+
+
+def settled(stamp: Stamp) -> bool:
+    """Return whether a further change of a file is sure to change its stamp, because it was not changed just now."""
+    return all(abs(time.time_ns() - moment) > SETTLED for moment in stamp[1:3])
+
+
+def _named(file: Path) -> str:
+    """The sha256 that the common cache names a file by; empty for other files."""
+    try:
+        name = os.path.basename(os.readlink(file))
+    except OSError:
+        return ""
+    return name if _DIGEST.fullmatch(name) else ""
+
+
+def _read(files: Sequence[Path], threads: int, progress: Progress) -> dict[Path, str]:
+    total, done, lock, stop = sum(one[0] for one in stamps(files).values()), 0, Lock(), Event()
+
+    def read(file: Path) -> str:
+        nonlocal done
+        digest = hashlib.sha256()
+        with file.open("rb") as stream:
+            while (piece := stream.read(_PIECE)) and not stop.is_set():
+                digest.update(piece)
+                with lock:
+                    done += len(piece)
+                    progress(done, total)
+        return digest.hexdigest()
+
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            return dict(zip(files, pool.map(read, files), strict=True))
+        except OSError as error:
+            raise _unreadable(error) from None
+        finally:
+            stop.set()  # who interrupts does not wait for the end of a large file
+
+
+def _unreadable(error: OSError) -> LocalspecError:
+    return LocalspecError(f"{error.filename} cannot be read ({error.strerror}); correct its permissions.")
+
+
+# -- remembered --------------------------------------------------------------------------------------------------------
+
+
+def _file(paths: Paths) -> Path:
+    return paths.packed / "digests.json"
+
+
+def _remembered(paths: Paths) -> dict[str, Known]:
+    """Return what is known of files, by where they are, and by fingerprint. What cannot be read is nothing."""
+    try:
+        content = parse_json(read_bytes(_file(paths))) if _file(paths).is_file() else {}
+        return {str(place): (list(said[0]), str(said[1]), "".join(said[2:])) for place, said in content.items()}
+    except (OSError, ValueError, TypeError, AttributeError, LookupError):
+        return {}
+
+
+def _remember(learned: Mapping[str, Known], paths: Paths) -> None:
+    """Add what was learned, and forget files that are gone. Where it cannot be kept, they are read again.
+
+    Of a file that changed just now only digest and fingerprint are kept: its times do not tell a further change.
+    """
+    new = {place: one if settled(one[0]) else ([], one[1], one[2]) for place, one in learned.items()}
+    learned = {place: one for place, one in new.items() if one[0] or one[2]}
+    if not learned:
+        return
+    with suppress(OSError):  # two processes at once: what one of them learned is read again
+        every = {**_remembered(paths), **learned}
+        private_directory(paths.packed)
+        here = {place: one for place, one in every.items() if place == one[2] or os.path.exists(place)}
+        write_anew(_file(paths), json.dumps(here).encode())
+
+
+DIGITS = 40  # of a fingerprint; a SHA-256 has 64
+HEADER = 24 * MIB  # bytes from the start of a file that are all read: the largest headers of GGUF have 20 MiB
+SAMPLES, SAMPLE_BYTES = 1024, 64  # of the rest of a file
+RUN = 32  # neighbouring weights that are sampled together; no block of any type has fewer
+_PLACES, _LARGE = 4, 2**16  # samples of a tensor with at least 2**16 weights; a smaller tensor has one
+_HEAD, _TABLE = "lm_head.weight", "model.embed_tokens.weight"
+_known: dict[Path, tuple[Stamp, str]] = {}  # fingerprints of files as they were
+Values = Callable[[str, Sequence[int], int], bytes]  # (tensor, first weight of each sample, weights of a sample)
+
+
+def file_fingerprint(file: Path) -> str:
+    """Return 40 hexadecimal digits that change with the size, the header and 1024 samples of a file.
+
+    A process reads a file again only if it changed, or had changed just before. Raises LocalspecError for what cannot
+    be read, is empty, or becomes shorter meanwhile.
+    """
+    digest = hashlib.sha256()
+    try:
+        found = file.stat()
+        if not stat.S_ISREG(found.st_mode):  # to open a pipe is to wait for a writer
+            raise LocalspecError(f"{file} cannot be read, because it is not a regular file; give a file of weights.")
+        if not found.st_size:
+            raise LocalspecError(f"{file} is empty; fetch it again.")
+        before, known = _known.get(file, ([], ""))
+        if before == stamp(found):
+            return known
+        with file.open("rb", buffering=0) as stream:
+            digest.update(f"file {found.st_size}\n".encode())
+            start = _header_bytes(stream, found.st_size)
+            digest.update(_read_at(stream, 0, start, file))
+            rest = found.st_size - start
+            if rest <= SAMPLES * SAMPLE_BYTES:
+                digest.update(_read_at(stream, start, rest, file))
+            else:
+                for sample in range(SAMPLES):
+                    at = start + (rest - SAMPLE_BYTES) * sample // (SAMPLES - 1)
+                    digest.update(_read_at(stream, at, SAMPLE_BYTES, file))
+    except OSError as error:
+        raise cannot_read(file, error) from None
+    if settled(stamp(found)):
+        _known[file] = stamp(found), digest.hexdigest()[:DIGITS]
+    return digest.hexdigest()[:DIGITS]
+
+
+def fingerprints(files: Sequence[Path]) -> dict[str, tuple[int, str]]:
+    """Return the bytes and the fingerprint of each file, by its name. Raises what `file_fingerprint` raises."""
+    return {file.name: (file.stat().st_size, file_fingerprint(file)) for file in files}
+
+
+def identified(files: Sequence[Path], paths: Paths) -> dict[str, tuple[int, str]]:
+    """Return the bytes of each file, and its SHA-256 where all are known without reading, else its fingerprint."""
+    known = known_digests(files, paths)
+    if len(known) < len(files):
+        return fingerprints(files)
+    return {file.name: (file.stat().st_size, known[file.name]) for file in files}
+
+
+def recognised(
+    files: Sequence[Path],
+    held: Mapping[str, tuple[int, str]],
+    paths: Paths,
+    progress: Progress = lambda done, total: None,
+) -> bool:
+    """Return whether these are the files that an `Origin.files` names, under whatever names.
+
+    Earlier versions wrote SHA-256 digests: files of the same sizes are read for those, unless theirs are known. Raises
+    LocalspecError for a file that cannot be read.
+    """
+    sizes = [file.stat().st_size for file in files if file.is_file()]
+    if sorted(sizes) != sorted(size for size, _ in held.values()):
+        return False
+    wanted = sorted(digest for _, digest in held.values())
+    if all(len(digest) == DIGITS for digest in wanted):
+        return sorted(map(file_fingerprint, files)) == wanted
+    return sorted(weight_digests(files, paths, progress=progress).values()) == wanted
+
+
+class Identity:
+    """A model by what drafters, phrases and measurements of it are filed under."""
+
+    def __init__(self, path: Path) -> None:
+        """`path` is its directory, or a packed file."""
+        self.path = path
+
+    @cached_property
+    def weights(self) -> str:
+        """The fingerprint of its weights. Raises what `checkpoint.inspect` raises."""
+        return weights_fingerprint(self.path)
+
+    @cached_property
+    def revision(self) -> str:
+        """What earlier versions filed everything under. Raises what `checkpoint.inspect` raises."""
+        return revision(self.path)
+
+    def owns(self, *filed: object) -> bool:
+        """Return whether something that is filed under these names belongs to the model."""
+        return self.weights in filed or self.revision in filed
+
+
+def weights_fingerprint(path: Path) -> str:
+    """Return 40 hexadecimal digits that change with the weights of a model and with nothing else.
+
+    Neither names of files, nor how tensors are divided among them, nor texts count. A packed file has that of what it
+    was made of. If it was made by an earlier version, and so were the other packings of its weights, its revision
+    stands in. Raises what `checkpoint.inspect` raises.
+    """
+    if is_packed(path):
+        origin = read(path).header.origin
+        others = () if origin.weights else forms(path).values()
+        found = (read(other).header.origin.weights for other in others)
+        return origin.weights or next(filter(None, found), origin.revision)
+    entries: dict[str, tuple[Path, dict[str, Any]]] = {}
+    starts: dict[Path, int] = {}
+    for file in weight_files(path):
+        starts[file] = tensor_start(file)
+        entries |= {text_name(name): (file, one) for name, one in tensor_headers(file).items() if is_of_language(name)}
+    with ExitStack() as stack:
+        try:
+            streams = {file: stack.enter_context(file.open("rb", buffering=0)) for file in starts}
+        except OSError as error:
+            raise LocalspecError(f"{error.filename} cannot be read ({error.strerror}); correct that.") from None
+
+        def values(name: str, firsts: Sequence[int], count: int) -> bytes:
+            file, entry = entries[name]
+            first, end = entry["data_offsets"]
+            item = (end - first) // prod(entry["shape"])
+            places = (starts[file] + first + at * item for at in firsts)
+            try:
+                stored = b"".join(_read_at(streams[file], place, count * item, file) for place in places)
+            except OSError as error:
+                raise cannot_read(file, error) from None
+            return _floats(stored, entry["dtype"])
+
+        return sampled_weights({name: tuple(entry["shape"]) for name, (_, entry) in entries.items()}, values)
+
+
+def sampled_weights(shapes: Mapping[str, tuple[int, ...]], values: Values) -> str:
+    """Return the fingerprint of weights, by the names and shapes that their tensors have in the Hugging Face layout.
+
+    `values` reads samples, as little-endian fp32. A head that is the embedding once more is left out, because files
+    differ in whether they repeat it.
+    """
+    digest, table = hashlib.sha256(b"weights\n"), (shapes.get(_TABLE), b"")
+    for name, shape in sorted(shapes.items(), key=lambda one: (one[0] != _TABLE, one[0])):
+        if not prod(shape):
+            continue
+        columns = shape[-1] if shape else 1
+        found = values(name, _firsts(prod(shape), columns), min(RUN, columns))
+        if name == _TABLE:
+            table = shape, found
+        elif name == _HEAD and (shape, found) == table:
+            continue
+        digest.update(f"{name} {list(shape)}\n".encode() + found)
+    return digest.hexdigest()[:DIGITS]
+
+
+def _firsts(weights: int, columns: int) -> list[int]:
+    """Return the first weight of each sample of a tensor: evenly spaced, and each within one row."""
+    places, run = (_PLACES if weights >= _LARGE else 1), min(RUN, columns)
+    middles = (divmod((2 * place + 1) * weights // (2 * places), columns) for place in range(places))
+    return [row * columns + min(column // RUN * RUN, columns - run) for row, column in middles]
+
+
+def _floats(stored: bytes, dtype: str) -> bytes:
+    """Return numbers of a safetensors type as fp32; those of rarer types stay as they are stored."""
+    if dtype == "BF16":
+        found = bytearray(2 * len(stored))
+        found[2::4], found[3::4] = stored[::2], stored[1::2]
+        return bytes(found)
+    if dtype == "F16":
+        count = len(stored) // 2
+        return struct.pack(f"<{count}f", *struct.unpack(f"<{count}e", stored))
+    return stored
+
+
+def _header_bytes(stream: BinaryIO, size: int) -> int:
+    """Return how many bytes from the start of a file are read whole."""
+    begin = stream.read(9)
+    if len(begin) == 9 and begin[8:] == b"{":  # safetensors
+        length = 8 + int(struct.unpack("<Q", begin[:8])[0])
+        return min(length, size, HEADER)
+    return min(size, HEADER)
+
+
+def _read_at(stream: BinaryIO, start: int, count: int, file: Path) -> bytes:
+    """Read a part of a file. Raises LocalspecError where the file ends too early."""
+    stream.seek(start, os.SEEK_SET)
+    pieces = []
+    while count:
+        piece = stream.read(count)
+        if not piece:
+            raise LocalspecError(f"{file} ends too early, so it is damaged or changes just now; fetch it again.")
+        pieces.append(piece)
+        count -= len(piece)
+    return b"".join(pieces)

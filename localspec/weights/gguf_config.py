@@ -1,0 +1,213 @@
+"""The metadata of a GGUF file as the config.json of the family that it is of."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from localspec.errors import LocalspecError
+from localspec.families.default_sampling import NAME
+from localspec.families.generation_config import possible
+from localspec.families.model_config import ModelConfig
+from localspec.weights.gguf_metadata import Metadata, check, in_short, left_out
+from localspec.weights.gguf_tokens import ends
+
+FAMILIES = {
+    "llama": ("LlamaForCausalLM", "llama"),  # Mistral's files call themselves so, too
+    "qwen2": ("Qwen2ForCausalLM", "qwen2"),
+    "qwen3": ("Qwen3ForCausalLM", "qwen3"),
+    "phi3": ("Phi3ForCausalLM", "phi3"),
+}  # by general.architecture: the class that computes it, and its model_type
+_LONG_AND_SHORT = ("rope_factors_long.weight", "rope_factors_short.weight")
+_BY_CHANNEL = ("rope_freqs.weight", *_LONG_AND_SHORT)
+_SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+
+
+def architecture(metadata: Metadata) -> str:
+    """The architecture that a file names. Raises LocalspecError for one that localspec does not compute."""
+    named = metadata.text("general.architecture")
+    if named not in FAMILIES:
+        what = f"is of the architecture {named[:80]!r}" if named else "names no architecture"
+        raise LocalspecError(
+            f"The {metadata.file} {what}, which localspec does not read from GGUF; it reads {', '.join(FAMILIES)}."
+        )
+    return named
+
+
+def config(
+    metadata: Metadata, shapes: Mapping[str, Sequence[int]], factors: Callable[[str], list[float]]
+) -> dict[str, Any]:
+    """The content of a config.json, by the metadata and the shapes of the tensors.
+
+    `factors` reads a small tensor by its name. Raises ValueError, with a clause, for what is missing or not possible,
+    and LocalspecError for what localspec does not compute.
+    """
+    named = architecture(metadata)
+
+    def number(key: str) -> Any:
+        return metadata.number(f"{named}.{key}")
+
+    check(metadata, named)
+    window, context = number("attention.sliding_window") or None, number("context_length")
+    if window and context and window >= context:
+        window = None
+    if window and named != "phi3":  # the converter writes it for no other, and llama.cpp ignores it
+        raise LocalspecError(
+            f"The {metadata.file} sets {named}.attention.sliding_window = {window}, which localspec computes for phi3 "
+            "only; choose another."
+        )
+    class_name, model_type = FAMILIES[named]
+    hidden, heads = number("embedding_length"), number("attention.head_count")
+    if hidden is None or heads is None:
+        raise ValueError(
+            f"it does not say its {named}.{'embedding_length' if hidden is None else 'attention.head_count'}"
+        )
+    head_dim = number("attention.key_length") or hidden // heads
+    if (values := number("attention.value_length")) not in (None, head_dim):
+        raise ValueError(f"keys have {head_dim} channels and values {values}")
+    content = {
+        "architectures": [class_name],
+        "model_type": model_type,
+        "hidden_size": hidden,
+        "intermediate_size": number("feed_forward_length"),
+        "num_hidden_layers": number("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": number("attention.head_count_kv") or heads,
+        "head_dim": head_dim,
+        "vocab_size": shapes["token_embd.weight"][0] if "token_embd.weight" in shapes else None,
+        "max_position_embeddings": context,
+        "rms_norm_eps": number("attention.layer_norm_rms_epsilon"),
+        "hidden_act": "silu",
+        "tie_word_embeddings": "output.weight" not in shapes,
+        "attention_bias": named in ("llama", "qwen3") and "blk.0.attn_output.bias" in shapes,
+        "mlp_bias": named == "llama" and "blk.0.ffn_down.bias" in shapes,
+        "sliding_window": window,
+        "rope_parameters": _rotation(named, head_dim, number, metadata, shapes, factors),
+        "bos_token_id": metadata.number("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": metadata.number("tokenizer.ggml.eos_token_id"),
+    }
+    if named == "phi3":
+        original = content["rope_parameters"].get("original_max_position_embeddings")
+        content["original_max_position_embeddings"] = original or content["max_position_embeddings"]
+    if missing := [key for key in ("intermediate_size", "num_hidden_layers", "vocab_size", "max_position_embeddings",
+                                   "rms_norm_eps") if content[key] is None]:  # fmt: skip
+        raise ValueError(f"it does not say its {missing[0]}")
+    return content
+
+
+def _rotation(
+    named: str,
+    head_dim: int,
+    number: Callable[[str], Any],
+    metadata: Metadata,
+    shapes: Mapping[str, Sequence[int]],
+    factors: Callable[[str], list[float]],
+) -> dict[str, Any]:
+    """How positions are rotated: rope_parameters."""
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": number("rope.freq_base") or 10000.0}
+    rotated = number("rope.dimension_count") or head_dim
+    if rotated != head_dim:
+        if named != "phi3":
+            raise LocalspecError(
+                f"The {metadata.file} rotates {rotated} of the {head_dim} channels of a head, which localspec computes "
+                "for phi3 alone; choose another."
+            )
+        rope["partial_rotary_factor"] = rotated / head_dim
+    kind = metadata.text(f"{named}.rope.scaling.type") or "linear"  # as llama.cpp takes a factor without a type
+    factor = number("rope.scaling.factor") or number("rope.scale_linear") or 1.0
+    if kind == "none":
+        factor = 1.0
+    scaling = number("rope.scaling.attn_factor") or 1.0
+    context = number("context_length")
+    original = number("rope.scaling.original_context_length") or context
+    by_channel = [name for name in _BY_CHANNEL if name in shapes]
+    if kind == "yarn" and factor != 1:
+        if by_channel:
+            raise LocalspecError(
+                f"The {metadata.file} scales its positions by yarn and by {by_channel[0]}, which localspec does not "
+                "compute; choose another."
+            )
+        growth = 1 + 0.1 * math.log(max(factor, 1))
+        _check_yarn(named, metadata, growth)
+        rope |= {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+        return rope if scaling == 1 else {**rope, "attention_factor": growth * scaling}
+
+    def divided(name: str) -> list[float]:
+        return [each * factor for each in factors(name)]
+
+    rope |= {"attention_factor": scaling} if by_channel or scaling != 1 else {}
+    if "rope_freqs.weight" in shapes:  # what llama3 makes of its frequencies, channel by channel
+        each = divided("rope_freqs.weight")
+        return {**rope, "rope_type": "longrope", "short_factor": each, "long_factor": each,
+                "original_max_position_embeddings": context}  # fmt: skip
+    if len(by_channel) == len(_LONG_AND_SHORT):
+        return {
+            **rope, "rope_type": "longrope", "original_max_position_embeddings": original,
+            "long_factor": divided("rope_factors_long.weight"), "short_factor": divided("rope_factors_short.weight"),
+        }  # fmt: skip
+    if by_channel:
+        raise ValueError(f"it has {by_channel[0]!r} and not its counterpart")
+    if scaling != 1:
+        each = [factor] * (rotated // 2)
+        return {**rope, "rope_type": "longrope", "short_factor": each, "long_factor": each,
+                "original_max_position_embeddings": context}  # fmt: skip
+    return rope if factor == 1 else {**rope, "rope_type": "linear", "factor": factor}
+
+
+def _check_yarn(named: str, metadata: Metadata, growth: float) -> None:
+    """Raise LocalspecError for values of YaRN with which llama.cpp and the model's own code differ.
+
+    llama.cpp does not read them for these architectures. `growth` is by how much YaRN usually scales attention.
+    """
+    for name, usual in {"ext_factor": (1, -1), "attn_factor": (growth,), "beta_fast": (32,), "beta_slow": (1,),
+                        "log_multiplier": (0,)}.items():  # fmt: skip
+        key = f"{named}.rope.scaling.yarn_{name}"
+        value = metadata.number(key)
+        if value is not None and not any(math.isclose(value, one, rel_tol=1e-4) for one in usual):
+            raise LocalspecError(
+                f"The {metadata.file} sets {key} = {in_short(value)}, which localspec does not compute; choose another."
+            )
+
+
+def differences(one: ModelConfig, other: ModelConfig) -> str:
+    """In what two configurations are those of different models, in a clause; empty where they may be of the same.
+
+    Contexts and what a tokenizer says may differ, and numbers by as much as fp32 rounds them.
+    """
+    family = {"mistral": "llama"}
+    names = (
+        "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+        "head_dim", "rms_norm_eps",
+    )  # fmt: skip
+    pairs: list[tuple[str, Any, Any]] = [(name, getattr(one, name), getattr(other, name)) for name in names]
+    pairs += [("rope_theta", one.rope_parameters["rope_theta"], other.rope_parameters["rope_theta"])]
+    families = [family.get(config.model_type, config.model_type) for config in (one, other)]
+    if families[0] != families[1]:
+        return f"{one.model_type} and {other.model_type}"
+    different = (f"{name} = {a} and {b}" for name, a, b in pairs if not math.isclose(a, b, rel_tol=1e-5))
+    return next(different, "")
+
+
+def generation_config(metadata: Metadata) -> dict[str, Any]:
+    """Return the content of a generation_config.json: which tokens end a reply, and how the model samples."""
+    said = {theirs: _sampled(metadata, name) for name, theirs in _SAMPLING.items()}
+    named = {NAME: " ".join(filter(None, map(metadata.label, ("general.basename", "general.name")))) or None}
+    known = {name: value for name, value in {**said, **named}.items() if value is not None}
+    return {"eos_token_id": ends(metadata), **known}
+
+
+def _sampled(metadata: Metadata, name: str) -> Any:
+    """Return how the maker samples; None where the file does not say, or what it says is not possible."""
+    value = metadata.values.get(f"general.sampling.{name}")
+    if name == "top_k" and type(value) is int and value < 0:
+        return 0  # llama.cpp and the Hugging Face code take less than one token as all
+    return value if possible(_SAMPLING[name], value) else None
+
+
+def ignored_sampling(metadata: Metadata) -> list[str]:
+    """Return a sentence for each value by which the maker samples that is not possible, or that localspec lacks."""
+    impossible = (f"general.sampling.{name}" for name in _SAMPLING if _sampled(metadata, name) is None)
+    return [
+        f"{key} = {in_short(metadata.values[key])} is left out, because it is not possible."
+        for key in impossible
+        if key in metadata.values
+    ] + left_out(metadata)

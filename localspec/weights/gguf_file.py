@@ -1,0 +1,281 @@
+"""GGUF files: the header, where each tensor lies, and what numbers its blocks stand for.
+
+    "GGUF" │ version, 4 bytes │ tensors, 8 bytes │ keys, 8 bytes │ keys and values │ tensors │ padding │ their bytes
+
+Nothing that a file says of itself is believed. Every length is compared with what is left of the file before
+anything of that length is made, and nothing is mapped: a mapped file that somebody cuts short ends the process.
+(llama.cpp's docs/gguf.md, versions 2 and 3.)
+"""
+
+import os
+import stat
+import struct
+from array import array
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from localspec.errors import LocalspecError
+from localspec.outside_files import MIB
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Block:
+    """A type: its name in ggml, how many weights are in a block, and its bytes."""
+
+    name: str
+    weights: int
+    bytes: int
+
+
+BLOCKS: dict[int, Block] = {
+    0: Block("F32", 1, 4), 1: Block("F16", 1, 2), 30: Block("BF16", 1, 2),
+    2: Block("Q4_0", 32, 18), 3: Block("Q4_1", 32, 20), 6: Block("Q5_0", 32, 22), 7: Block("Q5_1", 32, 24),
+    8: Block("Q8_0", 32, 34), 10: Block("Q2_K", 256, 84), 11: Block("Q3_K", 256, 110), 12: Block("Q4_K", 256, 144),
+    13: Block("Q5_K", 256, 176), 14: Block("Q6_K", 256, 210), 16: Block("IQ2_XXS", 256, 66),
+    17: Block("IQ2_XS", 256, 74), 18: Block("IQ3_XXS", 256, 98), 19: Block("IQ1_S", 256, 50),
+    20: Block("IQ4_NL", 32, 18), 21: Block("IQ3_S", 256, 110), 22: Block("IQ2_S", 256, 82),
+    23: Block("IQ4_XS", 256, 136), 29: Block("IQ1_M", 256, 56), 34: Block("TQ1_0", 256, 54),
+    35: Block("TQ2_0", 256, 66), 39: Block("MXFP4", 32, 17), 40: Block("NVFP4", 64, 36),
+}  # fmt: skip
+# Types that no weights are stored in, or that the package gguf does not read, for a sentence about them.
+NAMES = {9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 41: "Q1_0", 42: "Q2_0"}
+
+
+def floats(block: Block, stored: Any) -> Floats:
+    """Return the numbers that whole blocks stand for, one after another, as ggml's dequantize_row finds them."""
+    from gguf import GGMLQuantizationType, quants
+
+    with np.errstate(all="ignore"):  # a hostile file has scales that are not finite
+        numbers = quants.dequantize(np.frombuffer(stored, np.uint8), GGMLQuantizationType[block.name])
+    return numbers.reshape(-1)
+
+
+_HEADER_LIMIT = 128 * MIB  # bytes; the largest vocabularies take 20 MiB
+_MOST_TENSORS = _MOST_KEYS = 2**16
+_MOST_TEXTS = 2**22  # of all arrays; the largest vocabularies have 800,000 tokens and merges
+_LONGEST_NAME = 2**8  # bytes of a key or a tensor's name
+_DIMENSIONS = 4
+_NUMBERS = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8"}
+_TEXT, _ARRAY = 8, 9
+_LENGTH = struct.Struct("<Q")  # of a text
+_PIECE = 4 * MIB  # bytes that are read at a time
+
+
+class Texts:
+    """An array of texts as the file stores them, each after its length: Python's objects take ten times that memory."""
+
+    def __init__(self, content: bytes, ends: "array[int]") -> None:
+        """`ends` are the places in `content` where texts end."""
+        self._content, self._ends = content, ends
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @cached_property
+    def _decoded(self) -> list[str]:
+        content, size = self._content, _LENGTH.size
+
+        def decoded(errors: str) -> list[str]:
+            places = pairwise([0, *self._ends])
+            return [content[end + size : next_end].decode("utf-8", errors) for end, next_end in places]
+
+        try:
+            return decoded("strict")  # much faster
+        except UnicodeDecodeError:
+            return decoded("surrogateescape")
+
+    def tolist(self) -> list[str]:
+        """Return the texts, with lone surrogates for bytes that are not UTF-8. Everybody gets the same list."""
+        return self._decoded
+
+
+Value = str | int | float | bool | Texts | npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor lies: its first byte, its shape as matrices have it (rows first), and how its rows are stored."""
+
+    start: int
+    shape: tuple[int, ...]
+    block: Block
+
+    @property
+    def bytes(self) -> int:
+        return prod(self.shape) // self.block.weights * self.block.bytes
+
+
+@dataclass(frozen=True)
+class GgufFile:
+    """One file: metadata by key, tensors by their names in it."""
+
+    path: Path
+    metadata: dict[str, Value]
+    tensors: dict[str, Place]
+    bytes: int
+
+
+def read(path: Path) -> GgufFile:
+    """Reads a header. Raises LocalspecError for a file that cannot be read, is no GGUF, or contradicts itself."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # to open a pipe is to wait for a writer
+            raise LocalspecError(f"{path} cannot be read, for it is not a file.")
+        with path.open("rb", buffering=0) as stream:
+            return _Reader(path, stream).file()
+    except OSError as error:
+        raise LocalspecError(f"{path} cannot be read ({error.strerror}); correct that.") from None
+    except ValueError as error:
+        raise damaged(path, str(error)[:200]) from None
+
+
+def damaged(path: Path, what: str) -> LocalspecError:
+    return LocalspecError(f"{path} is no GGUF file that can be read ({what}); fetch it again, or choose another.")
+
+
+class _Reader:
+    """Reads one header from its beginning. Raises ValueError, with a clause, for what cannot be."""
+
+    def __init__(self, path: Path, stream: BinaryIO) -> None:
+        self._path, self._stream = path, stream
+        self._size = os.fstat(stream.fileno()).st_size
+        self._most, self._texts_left = min(self._size, _HEADER_LIMIT), _MOST_TEXTS
+        self._content, self._at = bytearray(), 0  # what was read so far, and how much of it was understood
+
+    def file(self) -> GgufFile:
+        if self._bytes(4) != b"GGUF":
+            raise ValueError("it does not begin as such a file does")
+        version = self._number("<I")
+        if version not in (2, 3):
+            big = version in (2 << 24, 3 << 24)
+            raise ValueError("it is of a machine that writes numbers the other way" if big else f"version {version}")
+        count, keys = self._number("<Q"), self._number("<Q")
+        if count > _MOST_TENSORS or keys > _MOST_KEYS:
+            raise ValueError(f"it promises {count} tensors and {keys} keys")
+        metadata: dict[str, Value] = {}
+        for _ in range(keys):
+            key = self._text(_LONGEST_NAME)
+            if key in metadata:
+                raise ValueError(f"{key!r} is there twice")
+            metadata[key] = self._value()
+        found: dict[str, tuple[int, tuple[int, ...], Block]] = {}
+        for _ in range(count):
+            name = self._text(_LONGEST_NAME)
+            if name in found:
+                raise ValueError(f"the tensor {name!r} is there twice")
+            found[name] = self._tensor(name)
+        return GgufFile(self._path, metadata, self._placed(found, metadata), self._size)
+
+    def _placed(
+        self, found: dict[str, tuple[int, tuple[int, ...], Block]], metadata: dict[str, Value]
+    ) -> dict[str, Place]:
+        """Return where tensors lie: after the header, aligned, in the order of the table, and without gaps."""
+        step = metadata.get("general.alignment", 32)
+        if type(step) is not int or not 8 <= step <= 2**20 or step & (step - 1):
+            raise ValueError(f"an alignment of {str(step)[:40]} bytes")
+        start = -(-self._at // step) * step
+        places = {name: Place(start + offset, shape, block) for name, (offset, shape, block) in found.items()}
+        end = start
+        for name, place in places.items():
+            if place.start != end:
+                where = f"at byte {place.start}, where {end} is expected: its offset is wrong"
+                raise ValueError(f"the tensor {name!r} lies {where}")
+            end += -(-place.bytes // step) * step
+            if place.start + place.bytes > self._size:
+                raise ValueError(f"the tensor {name!r} ends beyond the file, which has {self._size} bytes")
+        return places
+
+    def _tensor(self, name: str) -> tuple[int, tuple[int, ...], Block]:
+        dimensions = self._number("<I")
+        if not 1 <= dimensions <= _DIMENSIONS:
+            raise ValueError(f"the tensor {name!r} has {dimensions} dimensions")
+        sizes = [self._number("<Q") for _ in range(dimensions)]
+        kind, offset = self._number("<I"), self._number("<Q")
+        if (block := BLOCKS.get(kind)) is None:
+            raise LocalspecError(
+                f"The tensor {name!r} in {self._path} is of the type {NAMES.get(kind, kind)}, which localspec does not "
+                "read; choose a file in another type, such as Q4_K_M."
+            )
+        if not all(1 <= size <= self._size * block.weights for size in sizes) or sizes[0] % block.weights:
+            raise ValueError(f"the tensor {name!r} has the sizes {sizes} in {block.name}")
+        return offset, tuple(reversed(sizes)), block  # the first of a file varies fastest
+
+    def _value(self) -> Value:
+        kind = self._number("<I")
+        if kind == _TEXT:
+            return self._text()
+        if kind == _ARRAY:
+            return self._array()
+        number: Value = self._numbers(kind, 1)[0].item()
+        return number
+
+    def _array(self) -> Value:
+        kind, count = self._number("<I"), self._number("<Q")
+        if kind == _TEXT:
+            if count > min((self._most - self._at) // _LENGTH.size, self._texts_left):
+                raise ValueError(f"an array of {count} texts")
+            self._texts_left -= count
+            return self._texts(count)
+        return self._numbers(kind, count)
+
+    def _texts(self, count: int) -> Texts:
+        content, start, ends = self._content, self._at, array("I")
+        length_at, size, here, at = _LENGTH.unpack_from, _LENGTH.size, len(content), start
+        for _ in range(count):  # 300,000 in usual files
+            if at + size > here:
+                here = self._fetch(at, size)
+            length = length_at(content, at)[0]
+            at += size
+            if at + length > here:
+                here = self._fetch(at, length)
+            at += length
+            ends.append(at - start)
+        self._at = at
+        with memoryview(content) as whole:
+            return Texts(bytes(whole[start:at]), ends)
+
+    def _numbers(self, kind: int, count: int) -> npt.NDArray[Any]:
+        if kind not in _NUMBERS:
+            raise ValueError("an array of arrays" if kind == _ARRAY else f"a value of the type {kind}")
+        dtype = np.dtype(_NUMBERS[kind])
+        content = self._bytes(count * dtype.itemsize)
+        return np.frombuffer(content, "u1").astype(bool) if kind == 7 else np.frombuffer(content, dtype)
+
+    def _text(self, longest: int = _HEADER_LIMIT) -> str:
+        """Read a text. What is not UTF-8 becomes lone surrogates, and matters only to those who need the text."""
+        length = self._number("<Q")
+        if length > longest:
+            raise ValueError(f"a name of {length} bytes")
+        return self._bytes(length).decode("utf-8", "surrogateescape")
+
+    def _number(self, form: str) -> int:
+        number: int = struct.unpack(form, self._bytes(struct.calcsize(form)))[0]
+        return number
+
+    def _bytes(self, count: int) -> bytes:
+        start, end = self._at, self._at + count
+        if end > len(self._content):
+            self._fetch(start, count)
+        self._at = end
+        return bytes(self._content[start:end])
+
+    def _fetch(self, at: int, count: int) -> int:
+        """Read on until `count` bytes from `at` on are there. Return how many bytes of the file are there then."""
+        if count > self._most - at:
+            raise ValueError(f"{count} bytes are to follow where {self._most - at} are left, or may be")
+        while len(self._content) < at + count:
+            piece = self._stream.read(
+                min(max(_PIECE, at + count - len(self._content)), self._most - len(self._content))
+            )
+            if not piece:
+                raise ValueError("it became shorter while it was read")
+            self._content += piece
+        return len(self._content)

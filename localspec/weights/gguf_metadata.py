@@ -1,0 +1,408 @@
+"""The metadata of a GGUF file: typed access to its values, and tables of the keys that localspec accepts.
+
+The keys are those of the GGUF specification (ggml's docs/gguf.md), of llama.cpp's converters
+(gguf-py/gguf/constants.py) and of its loader (src/llama-arch.cpp), as of November 2026. A key of the architecture
+begins with its name, as in "llama.block_count". It is in one of four tables below: USED, NEUTRAL, OFF or SAME. Any
+other key of the architecture is refused, because it may change the arithmetic. Unknown keys elsewhere are ignored.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from localspec.errors import LocalspecError
+from localspec.text import one_line
+from localspec.weights.gguf_file import Texts, Value
+
+_MOST_POSITIONS, _MOST_CHANNELS, _MOST_LAYERS = 2**31 - 1, 2**24, 2**16
+_MOST_NUMBERS = 2**21  # in an array; the longest arrays have one number for each token of the vocabulary
+
+
+def _count(least: int, most: int) -> Callable[[Any], bool]:
+    """Return a check for integers from `least` to `most`."""
+    return lambda value: type(value) is int and least <= value <= most
+
+
+def _number(least: float, most: float) -> Callable[[Any], bool]:
+    """Return a check for numbers above `least` and up to `most`. NaN fails it."""
+    return lambda value: type(value) in (int, float) and least < value <= most
+
+
+# -- keys of the architecture, without its name ------------------------------------------------------------------------
+
+# Keys that localspec computes with, and a check for a possible value of each.
+USED: Mapping[str, Callable[[Any], bool]] = {
+    "context_length": _count(1, _MOST_POSITIONS),
+    "embedding_length": _count(1, _MOST_CHANNELS),
+    "feed_forward_length": _count(1, _MOST_CHANNELS),
+    "block_count": _count(1, _MOST_LAYERS),
+    "attention.head_count": _count(1, _MOST_LAYERS),
+    "attention.head_count_kv": _count(1, _MOST_LAYERS),
+    "attention.key_length": _count(1, _MOST_CHANNELS),
+    "attention.value_length": _count(1, _MOST_CHANNELS),
+    "attention.layer_norm_rms_epsilon": lambda value: value == 0 or _number(0, 0.1)(value),
+    "attention.sliding_window": _count(0, 2**64 - 1),  # 0 means no window
+    "rope.dimension_count": lambda value: _count(2, _MOST_CHANNELS)(value) and value % 2 == 0,
+    "rope.freq_base": _number(1, 1e12),
+    "rope.scaling.type": lambda value: value in ("none", "linear", "yarn", "longrope"),
+    "rope.scaling.factor": lambda value: value == 0 or _number(0.01, 1e6)(value),  # 0 means no scaling, as in llama.cpp
+    "rope.scale_linear": lambda value: value == 0 or _number(0.01, 1e6)(value),  # the older name of rope.scaling.factor
+    "rope.scaling.attn_factor": _number(0, 1e3),
+    "rope.scaling.original_context_length": _count(0, _MOST_POSITIONS),  # 0 means context_length, as in llama.cpp
+    "rope.scaling.yarn_ext_factor": _number(-1e6, 1e6),
+    "rope.scaling.yarn_attn_factor": _number(-1e6, 1e6),
+    "rope.scaling.yarn_beta_fast": _number(-1e6, 1e6),
+    "rope.scaling.yarn_beta_slow": _number(-1e6, 1e6),
+    "rope.scaling.yarn_log_multiplier": _number(-1e6, 1e6),
+    "tensor_data_layout": lambda value: value in ("reference", "Meta AI original pth"),
+}
+_EXPERTS = "no expert is chosen, because expert_count must be 0"
+_RMS = "every norm of these architectures divides by the root of the mean square"
+_CLASSES = "it is for embeddings and classes, and replies are text"
+# Keys that are ignored, and the reason.
+NEUTRAL: Mapping[str, str] = {
+    "vocab_size": "the rows of the embedding are counted",
+    "attention.layer_norm_epsilon": _RMS,
+    "attention.group_norm_epsilon": _RMS,
+    "attention.group_norm_groups": _RMS,
+    "rope.scaling.finetuned": "it says how the model was made",
+    "pooling_type": _CLASSES,
+    "classifier.output_labels": _CLASSES,
+    "classifier.pooling_type": _CLASSES,
+    "decoder_start_token_id": "nothing is encoded first",
+    "expert_used_count": _EXPERTS,
+    "expert_feed_forward_length": _EXPERTS,
+    "expert_shared_feed_forward_length": _EXPERTS,
+    "expert_chunk_feed_forward_length": _EXPERTS,
+    "expert_shared_count": _EXPERTS,
+    "expert_group_count": _EXPERTS,
+    "expert_group_used_count": _EXPERTS,
+    "expert_weights_scale": _EXPERTS,
+    "expert_weights_norm": _EXPERTS,
+    "expert_gating_func": _EXPERTS,
+    "expert_group_scale": _EXPERTS,
+    "experts_per_group": _EXPERTS,
+    "expert_latent_length": _EXPERTS,
+    "router_logit_softcapping": _EXPERTS,
+}
+# Keys of computations that localspec lacks, and the values that switch these off. Any other value is refused. An empty
+# tuple marks a key that only other architectures have: any value is refused.
+OFF: Mapping[str, tuple[Any, ...]] = {
+    "expert_count": (0,),
+    "attention.causal": (True,),
+    "attention.scale": (0,),
+    "attention.clamp_kqv": (0,),
+    "attention.max_alibi_bias": (0,),
+    "attention.output_scale": (0, 1),
+    "attention.value_scale": (0, 1),
+    "attention.sliding_window_pattern": (0, 1, False),
+    "attention.shared_kv_layers": (0,),
+    "attention.temperature_length": (0,),
+    "attention.temperature_scale": (0,),
+    "attention.relative_buckets_count": (0,),
+    "attn_logit_softcapping": (0,),
+    "final_logit_softcapping": (0,),
+    "logit_scale": (0, 1),
+    "residual_scale": (0, 1),
+    "embedding_scale": (0, 1),
+    "use_parallel_residual": (False,),
+    "rope.scale": (0, 1),
+    "rope.scaling.alpha": (0, 1),
+    "rope.dimension_sections": (0,),
+    "nextn_predict_layers": (0,),
+    "leading_dense_block_count": (0,),
+    "interleave_moe_layer_step": (0, 1),
+    "moe_every_n_layers": (0,),
+    "moe_latent_size": (0,),
+    "n_deepstack_layers": (0,),
+    "num_loops": (0, 1),
+    "embedding_length_per_layer_input": (0,),
+    "activation_sparsity_scale": (0,),
+    "swiglu_clamp_exp": (0,),
+    "swiglu_clamp_shexp": (0,),
+    "swin_norm": (False,),
+    "rescale_every_n_layers": (0,),
+    "full_attention_interval": (0, 1),
+    "hidden_activation": ("silu",),
+    **dict.fromkeys(
+        (
+            "features_length",
+            "decoder_block_count",
+            "time_mix_extra_dim",
+            "time_decay_extra_dim",
+            "token_shift_count",
+            "altup.active_idx",
+            "altup.num_inputs",
+            "dense_2_feat_in",
+            "dense_2_feat_out",
+            "dense_3_feat_in",
+            "dense_3_feat_out",
+            "attention.q_lora_rank",
+            "attention.kv_lora_rank",
+            "attention.decay_lora_rank",
+            "attention.iclr_lora_rank",
+            "attention.value_residual_mix_lora_rank",
+            "attention.gate_lora_rank",
+            "attention.key_length_mla",
+            "attention.value_length_mla",
+            "attention.indexer.head_count",
+            "attention.indexer.key_length",
+            "attention.indexer.top_k",
+            "attention.rope_pattern",
+            "attention.recurrent_layers",
+            "ssm.conv_kernel",
+            "ssm.inner_size",
+            "ssm.state_size",
+            "ssm.time_step_rank",
+            "ssm.group_count",
+            "ssm.dt_b_c_rms",
+            "kda.head_dim",
+            "wkv.head_size",
+            "posnet.embedding_length",
+            "posnet.block_count",
+            "convnext.embedding_length",
+            "convnext.block_count",
+            "shortconv.l_cache",
+            "deepstack_mapping",
+            "hash_layer_count",
+            "skip_loop_final_norm",
+            "target_layers",
+            "target_hidden_size",
+            "norm_before_residual",
+            "norm_before_fc",
+            "block_size",
+        ),
+        (),
+    ),
+}
+# Keys that are accepted only with the value of another key.
+SAME: Mapping[str, str] = {
+    "embedding_length_out": "embedding_length",
+    "attention.key_length_swa": "attention.key_length",
+    "attention.value_length_swa": "attention.value_length",
+    "rope.dimension_count_swa": "rope.dimension_count",
+    "rope.freq_base_swa": "rope.freq_base",
+}
+
+# -- other keys --------------------------------------------------------------------------------------------------------
+
+USED_ELSEWHERE = (
+    "general.architecture", "general.alignment", "general.name", "general.basename", "general.license",
+    "general.sampling.temp", "general.sampling.top_k", "general.sampling.top_p", "general.sampling.min_p",
+    "split.count", "split.tensors.count",
+    "tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.ggml.tokens", "tokenizer.ggml.token_type",
+    "tokenizer.ggml.scores", "tokenizer.ggml.merges", "tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id",
+    "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id", "tokenizer.ggml.unknown_token_id",
+    "tokenizer.ggml.padding_token_id", "tokenizer.ggml.fim_pad_token_id", "tokenizer.ggml.fim_rep_token_id",
+    "tokenizer.ggml.fim_sep_token_id", "tokenizer.ggml.add_bos_token", "tokenizer.ggml.add_eos_token",
+    "tokenizer.ggml.add_space_prefix", "tokenizer.chat_template",
+)  # fmt: skip
+# Samplers that the model's maker recommends and localspec lacks, and the values that switch them off. A notice says
+# that any other value is ignored.
+TASTE: Mapping[str, tuple[Any, ...]] = {
+    "general.sampling.xtc_probability": (0,), "general.sampling.penalty_repeat": (0, 1),
+    "general.sampling.mirostat": (0,),
+}  # fmt: skip
+_CARD = "it describes the model to people"
+_OTHER_KIND = "llama.cpp uses it for other kinds of tokenizers"
+_FILL = "a prompt that fills in the middle spells these marks"
+# Keys that are ignored, and the reason. A name that ends in "." stands for all keys that begin with it.
+NEUTRAL_ELSEWHERE: Mapping[str, str] = {
+    "general.type": "the tensors show whether it is a model",
+    "general.quantization_version": "each tensor names its type",
+    "general.file_type": "each tensor names its type",
+    **dict.fromkeys(
+        (
+            "general.author",
+            "general.version",
+            "general.organization",
+            "general.finetune",
+            "general.description",
+            "general.quantized_by",
+            "general.size_label",
+            "general.license.name",
+            "general.license.link",
+            "general.url",
+            "general.doi",
+            "general.uuid",
+            "general.repo_url",
+            "general.source.",
+            "general.base_model.",
+            "general.dataset.",
+            "general.tags",
+            "general.languages",
+            "general.datasets",
+        ),
+        _CARD,
+    ),
+    "general.sampling.sequence": "the samplers of localspec have one order",
+    "general.sampling.xtc_threshold": "xtc_probability says whether there is XTC",
+    "general.sampling.penalty_last_n": "penalty_repeat says whether there is a penalty",
+    "general.sampling.mirostat_tau": "mirostat says whether there is Mirostat",
+    "general.sampling.mirostat_eta": "mirostat says whether there is Mirostat",
+    "general.tensor_extra.": "it describes how tensors were made",
+    "split.no": "the name of a file says which part it is",
+    "tokenizer.chat_templates": "it lists the names of further templates",
+    "tokenizer.chat_template.": "further templates are for tools, and the first one serves",
+    "tokenizer.ggml.added_tokens": "the types of tokens show which were added",
+    "tokenizer.ggml.token_type_count": _OTHER_KIND,
+    "tokenizer.ggml.cls_token_id": _OTHER_KIND,
+    "tokenizer.ggml.mask_token_id": _OTHER_KIND,
+    "tokenizer.ggml.seperator_token_id": _OTHER_KIND,
+    "tokenizer.ggml.separator_token_id": _OTHER_KIND,
+    "tokenizer.ggml.add_sep_token": _OTHER_KIND,
+    "tokenizer.ggml.remove_extra_whitespaces": _OTHER_KIND,
+    "tokenizer.ggml.precompiled_charsmap": _OTHER_KIND,
+    "tokenizer.ggml.normalizer.lowercase": _OTHER_KIND,
+    "tokenizer.ggml.normalizer.strip_accents": _OTHER_KIND,
+    "tokenizer.ggml.suppress_tokens": "llama.cpp lends the list to programs, and none of its own uses it",
+    "tokenizer.huggingface.json": "the keys of tokenizer.ggml say the same",
+    "tokenizer.rwkv.world": _OTHER_KIND,
+    "tokenizer.ggml.fim_pre_token_id": _FILL,
+    "tokenizer.ggml.fim_suf_token_id": _FILL,
+    "tokenizer.ggml.fim_mid_token_id": _FILL,
+    "tokenizer.ggml.prefix_token_id": _FILL,
+    "tokenizer.ggml.suffix_token_id": _FILL,
+    "tokenizer.ggml.middle_token_id": _FILL,
+}
+
+
+class Metadata:
+    """A reader of metadata values that checks their types.
+
+    Its methods return None for a missing key. They raise ValueError for a wrong type; the message is a clause without
+    a final period.
+    """
+
+    def __init__(self, values: Mapping[str, Value], name: str = "") -> None:
+        """Read from `values`. `name` is the name of their file, for messages."""
+        self.values, self.file = values, f"GGUF file {name}".rstrip()
+
+    def text(self, key: str) -> str | None:
+        """Return a text that is used literally, so it must be UTF-8."""
+        found: str | None = self._of(key, (str,))
+        if found is not None and not is_utf8(found):
+            raise ValueError(f"{key} is not UTF-8")
+        return found
+
+    def label(self, key: str) -> str | None:
+        """Return a text to display, with U+FFFD for bytes that are not UTF-8; None for another type."""
+        found = self.values.get(key)
+        return shown(found) if isinstance(found, str) else None
+
+    def number(self, key: str) -> Any:
+        """Return a number. An array, which has one number for each layer, must repeat the same number."""
+        value: Any = self.values.get(key)
+        if isinstance(value, np.ndarray):
+            several = set(value[:_MOST_LAYERS].tolist())
+            if len(several) != 1:
+                raise ValueError(f"{key} differs from layer to layer")
+            value = several.pop()
+        if isinstance(value, bool):
+            raise ValueError(f"{key} = {value} is no number")
+        return self._of(key, (int, float), value)
+
+    def flag(self, key: str) -> bool | None:
+        """Return a Boolean."""
+        found: bool | None = self._of(key, (bool,))
+        return found
+
+    def texts(self, key: str) -> Sequence[str] | None:
+        """Return an array of texts, which everybody gets the same list of."""
+        found: Texts | list[str] | None = self._of(key, (Texts, list))
+        return found.tolist() if isinstance(found, Texts) else found
+
+    def count(self, key: str) -> int:
+        """Return how many texts an array has; 0 without one."""
+        return len(self._of(key, (Texts, list)) or ())
+
+    @cached_property
+    def merged(self) -> frozenset[str]:
+        """The tokens that merges make: "t he" makes "the"."""
+        return frozenset([merge.replace(" ", "") for merge in self.texts("tokenizer.ggml.merges") or []])
+
+    def numbers(self, key: str) -> list[Any] | None:
+        """Return an array of numbers as a list."""
+        found: np.ndarray[Any, Any] | None = self._of(key, (np.ndarray,))
+        if found is not None and len(found) > _MOST_NUMBERS:
+            raise ValueError(f"{key} has {len(found):,} numbers")
+        return None if found is None else found.tolist()
+
+    def _of(self, key: str, kinds: tuple[type, ...], *replacement: Any) -> Any:
+        """Return the value of a key, or `replacement` for it, checked to be of one of the `kinds`."""
+        value = replacement[0] if replacement else self.values.get(key)
+        if value is not None and not isinstance(value, kinds):
+            raise ValueError(f"{key} = {in_short(value)} is not possible")
+        return value
+
+
+def check(metadata: Metadata, named: str) -> None:
+    """Raise LocalspecError for a key of the architecture `named` that is unknown, impossible or not supported."""
+
+    def refuse(key: str, what: str) -> LocalspecError:
+        return LocalspecError(
+            f"The {metadata.file} sets {one_line(shown(key))} = {in_short(metadata.values[key])}, {what}."
+        )
+
+    for key, value in metadata.values.items():
+        prefix, _, name = key.partition(".")
+        if prefix != named:
+            continue
+        # An array has one value for each layer. None, which passes no check, stands for an empty one or one of texts.
+        values = _by_layer(value)
+        values = [None] if isinstance(value, Texts) or not values else values
+        if name in USED:
+            if not all(map(USED[name], values)):
+                raise refuse(key, "which is not possible; fetch it again, or choose another")
+        elif name in OFF or name in SAME:
+            if name in OFF:
+                computed = all(one is not None and one in OFF[name] for one in values)
+            else:
+                others = _by_layer(metadata.values.get(f"{named}.{SAME[name]}"))
+                computed = None not in values and (values == others or len({*values, *others}) == 1)
+            if not computed:
+                raise refuse(key, "which localspec does not compute; choose another")
+        elif name not in NEUTRAL:
+            raise refuse(key, "which localspec does not know and which may change its replies; choose another")
+
+
+def left_out(metadata: Metadata) -> list[str]:
+    """Return a sentence for each sampler that the model's maker recommends and localspec lacks."""
+    return [
+        f"{key} = {in_short(metadata.values[key])} is left out, because localspec does not have this sampler."
+        for key, off in TASTE.items()
+        if key in metadata.values and not all(value in off for value in _by_layer(metadata.values[key]))
+    ]
+
+
+def _by_layer(value: Any) -> list[Any]:
+    """Return the values of an array, or the one value."""
+    return value[:_MOST_LAYERS].tolist() if isinstance(value, np.ndarray) else [value]
+
+
+def shown(text: str) -> str:
+    """Return a text with U+FFFD for the bytes that were not UTF-8 in the file."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def is_utf8(text: str) -> bool:
+    """Return whether a text was UTF-8 in the file. Other bytes were read as lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def in_short(value: Any) -> str:
+    """Return a short form of a value, for a message."""
+    if isinstance(value, str):
+        return repr(shown(value)[:40])
+    if isinstance(value, float) and math.isfinite(value):
+        return f"{value:g}"
+    if isinstance(value, np.ndarray):
+        return f"{value[:4].tolist()}"[:-1] + (", …]" if len(value) > 4 else "]")
+    return f"{len(value)} texts" if isinstance(value, Texts) else str(value)[:40]

@@ -1,0 +1,298 @@
+"""A model in GGUF files: its parts, the texts that a directory in the Hugging Face layout would have, its tensors."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from localspec.errors import LocalspecError, NotHere
+from localspec.families.architecture import TransformerConfig, in_features, weight_map
+from localspec.families.model_config import ModelConfig
+from localspec.models.chat_tokenizer import ChatTokenizer
+from localspec.models.tokenizer import Tokenizer
+from localspec.outside_files import parse_json
+from localspec.text import LONGEST_LICENSE, one_line
+from localspec.weights.fingerprint import sampled_weights
+from localspec.weights.gguf_config import architecture, config, differences, generation_config, ignored_sampling
+from localspec.weights.gguf_file import Block, GgufFile, Place, damaged, floats, read
+from localspec.weights.gguf_metadata import Metadata, in_short
+from localspec.weights.gguf_tokens import ends_at_words, impossible_roles, tokenizer_files
+from localspec.weights.packed_files import parts_of
+from localspec.weights.stored import StoredTensor
+
+_PIECE = 2**20  # weights that are unpacked at a time
+_NAMES = {
+    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
+    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v", "self_attn.qkv_proj": "attn_qkv", "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up", "mlp.gate_up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+}  # fmt: skip
+_TABLE, _HEAD = "token_embd.weight", "output.weight"
+_SAMPLES = 64  # rows in which head and embedding are compared
+_ALIKE = 0.9  # least cosine of a head and an embedding with the same numbers; two bits a weight bring it to 0.95
+_BESIDE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # part of the configuration
+
+
+@dataclass(frozen=True)
+class GgufTensor(StoredTensor):
+    """A tensor in blocks. Where it has `head_rows`, those of each head are stored in pairs of neighbouring channels.
+
+    Of no type that the packer reads as it is stored, so that it asks for `floats`.
+    """
+
+    block: Block
+    head_rows: int = 0
+
+    def floats(self, first: int, count: int) -> npt.NDArray[np.float32]:
+        """Returns the `count` weights of whole rows from the `first` on, in the order of the Hugging Face layout."""
+        columns = prod(self.shape[1:])
+        row, end = first // columns, (first + count) // columns
+        found = np.empty((end - row, columns), np.float32)
+        step, filled = self.head_rows or max(1, _PIECE // columns), 0
+        while row < end:
+            start = row // step * step if self.head_rows else row
+            rows = self._rows(start, min(start + step, self.shape[0]), columns)
+            if self.head_rows:
+                rows = rows.reshape(-1, 2, columns).swapaxes(0, 1).reshape(-1, columns)
+            taken = rows[row - start : end - start]
+            found[filled : filled + len(taken)] = taken
+            filled, row = filled + len(taken), row + len(taken)
+        return found.reshape(-1)
+
+    def samples(self, firsts: Sequence[int], count: int) -> bytes:
+        """Return `count` weights from each of `firsts` on as fp32; all of a sample lie in one row and one block.
+
+        Raises LocalspecError for a file that changed or cannot be read.
+        """
+        if len(self.shape) < 2:
+            whole = self.floats(0, prod(self.shape))
+            return b"".join(whole[first : first + count].astype("<f4").tobytes() for first in firsts)
+        columns, block = prod(self.shape[1:]), self.block
+        stored = np.empty((len(firsts), -(-count // block.weights) * block.bytes), np.uint8)
+        within = []
+        for index, first in enumerate(firsts):
+            row, column = divmod(first, columns)
+            at = self._stored_row(row) * columns + column
+            within.append(at % block.weights)
+            self.read(stored[index].data, at // block.weights * block.bytes)
+        unpacked = floats(block, stored.data).reshape(len(firsts), -1)
+        found = [weights[start : start + count] for weights, start in zip(unpacked, within, strict=True)]
+        return np.concatenate(found).astype("<f4", copy=False).tobytes()
+
+    def _stored_row(self, row: int) -> int:
+        """Return where a row of the Hugging Face layout is stored."""
+        if not self.head_rows:
+            return row
+        head, within = divmod(row, self.head_rows)
+        half, pair = divmod(within, self.head_rows // 2)
+        return head * self.head_rows + 2 * pair + half
+
+    def _rows(self, start: int, end: int, columns: int) -> npt.NDArray[np.float32]:
+        size = columns // self.block.weights * self.block.bytes
+        stored = np.empty((end - start) * size, np.uint8)
+        self.read(stored.data, start * size)
+        return floats(self.block, stored.data).reshape(-1, columns)
+
+
+@dataclass(frozen=True)
+class GgufModel:
+    """Every part of a model; the first one has the metadata of all.
+
+    `given` are the texts of the same model as its publisher has them, in place of those that the metadata make.
+    """
+
+    parts: tuple[GgufFile, ...]
+    given: Mapping[str, bytes] | None = None
+
+    @classmethod
+    def open(cls, path: Path, given: Mapping[str, bytes] | None = None) -> "GgufModel":
+        """Reads the headers of a file and of its other parts. Raises LocalspecError, NotHere for a missing part."""
+        files = parts_of(path)
+        if missing := next((file for file in files if not file.is_file()), None):
+            raise NotHere(f"{missing} is not here, which is a part of this model; put it beside the others.")
+        parts = tuple(read(file) for file in files)
+        said = parts[0].metadata.get("split.count", 1)
+        if type(said) is not int or said not in (0, len(parts)):
+            raise damaged(path, f"it is one of {in_short(said)} parts, and its name does not tell which")
+        found, tensors = cls(parts, given), parts[0].metadata.get("split.tensors.count")
+        if len(parts) > 1 and tensors is not None and in_short(tensors) != str(len(found.places)):
+            raise damaged(path, f"its parts have {len(found.places)} tensors of {in_short(tensors)}")
+        if len(found.places) != sum(len(part.tensors) for part in parts):
+            raise damaged(path, "two of its parts have the same tensor")
+        return found
+
+    @property
+    def path(self) -> Path:
+        return self.parts[0].path
+
+    @cached_property
+    def metadata(self) -> Metadata:
+        return Metadata(self.parts[0].metadata, self.path.name)
+
+    @cached_property
+    def places(self) -> dict[str, tuple[Path, Place]]:
+        return {name: (part.path, place) for part in self.parts for name, place in part.tensors.items()}
+
+    @cached_property
+    def parameters(self) -> int:
+        """The number of its weights. A head that is the embedding once more, in whatever type, does not count."""
+        left_out = (*_BESIDE, _HEAD) if self._repeats_embedding() else _BESIDE
+        return sum(prod(place.shape) for name, (_, place) in self.places.items() if name not in left_out)
+
+    def _repeats_embedding(self) -> bool:
+        """Return whether the head has the numbers of the embedding, by samples. Rounding to few bits is allowed for."""
+        shapes = [self.places[name][1].shape if name in self.places else () for name in (_TABLE, _HEAD)]
+        if shapes[0] != shapes[1] or len(shapes[0]) != 2:
+            return False
+        rows, columns = shapes[0]
+        firsts = [rows * sample // _SAMPLES * columns for sample in range(_SAMPLES)]
+        stored = (self._tensor(name, shapes[0], 0).samples(firsts, min(32, columns)) for name in (_TABLE, _HEAD))
+        table, head = (np.frombuffer(one, np.float32) for one in stored)
+        return bool(table @ head > _ALIKE * np.linalg.norm(table) * np.linalg.norm(head))
+
+    @property
+    def size(self) -> int:
+        """Bytes of its files."""
+        return sum(part.bytes for part in self.parts)
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """How its weights are stored, each type once; vectors are not counted."""
+        return tuple(sorted({place.block.name for _, place in self.places.values() if len(place.shape) > 1}))
+
+    @cached_property
+    def texts(self) -> dict[str, bytes]:
+        """What a directory of this model would hold beside its weights, by name.
+
+        Raises LocalspecError for a model that localspec does not compute, metadata that cannot be meant, and texts that
+        were given and are of another model.
+        """
+        shapes = {name: place.shape for name, (_, place) in self.places.items()}
+        try:
+            content = config(self.metadata, shapes, self._factors)
+            if self.given is not None:
+                return self._given(self.given, content)
+            tokenizer = tokenizer_files(self.metadata, content["vocab_size"])
+            generation = generation_config(self.metadata)
+            files = {"config.json": content, "generation_config.json": generation, **tokenizer}
+        except ValueError as error:
+            raise damaged(self.path, str(error)[:200]) from None
+        return {
+            name: (one if isinstance(one, str) else json.dumps(one, ensure_ascii=False)).encode()
+            for name, one in files.items()
+        }
+
+    def _given(self, texts: Mapping[str, bytes], own: Mapping[str, Any]) -> dict[str, bytes]:
+        """The texts that were given, but that a head of its own is where the file has one. Raises ValueError."""
+        said, tied = parse_json(texts["config.json"]), own["tie_word_embeddings"]
+        theirs = ModelConfig.of(said)
+        if other := differences(ModelConfig.of(own), theirs):
+            raise ValueError(f"it is of another model than the texts beside it: {other}")
+        if theirs.tie_word_embeddings == tied:
+            return {**texts}
+        return {**texts, "config.json": json.dumps({**said, "tie_word_embeddings": tied}).encode()}
+
+    @cached_property
+    def config(self) -> ModelConfig:
+        """Raises LocalspecError where `texts` does, and for sizes that are not possible."""
+        try:
+            return ModelConfig.of(json.loads(self.texts["config.json"]))
+        except ValueError as error:
+            raise damaged(self.path, str(error)[:200]) from None
+
+    @cached_property
+    def chat(self) -> ChatTokenizer:
+        """Its tokenizer and chat template. Raises LocalspecError where `texts` does, and for an unusable tokenizer."""
+        return ChatTokenizer(Tokenizer.decoded(self.texts, self.path))
+
+    def notices(self) -> list[str]:
+        """Return what becomes of metadata that are not followed, or that change prompts unlike the model's own files.
+
+        Raises what `texts` raises.
+        """
+        if self.given is not None:
+            return []
+        found = ignored_sampling(self.metadata)
+        found += impossible_roles(self.metadata, len(self.metadata.texts("tokenizer.ggml.tokens") or []))
+        found += ends_at_words(self.metadata)
+        found += [
+            f"{self.path.name} wants {mark} {'before' if first else 'after'} each prompt, and its chat template writes "
+            "none; it is put there, as llama-server does."
+            for mark, first in self.chat.added_marks()
+        ]
+        return found
+
+    def license(self) -> str | None:
+        said = self.metadata.label("general.license")
+        return one_line(said)[:LONGEST_LICENSE] if said else None
+
+    @cached_property
+    def weights(self) -> str:
+        """The fingerprint of its weights, which is that of a directory with the same numbers.
+
+        Raises what `tensors` raises, and LocalspecError for files that change meanwhile.
+        """
+        found = self.tensors(TransformerConfig.of(self.config))
+
+        def values(name: str, firsts: Sequence[int], count: int) -> bytes:
+            return found[name].samples(firsts, count)
+
+        return sampled_weights({name: tensor.shape for name, tensor in found.items()}, values)
+
+    def tensors(self, sizes: TransformerConfig) -> dict[str, GgufTensor]:
+        """Every tensor that the model is made of, by its name in the Hugging Face layout.
+
+        Raises LocalspecError for one that is missing, of another shape than promised, or that nothing here computes.
+        """
+        found: dict[str, GgufTensor] = {}
+        taken = set(_BESIDE)
+        for name, parts in weight_map(sizes).items():
+            columns = in_features(name, sizes)
+            for part, rows in parts:
+                theirs = _name(part)
+                taken.add(theirs)
+                shape = (rows,) if columns is None else (rows, columns)
+                found[part] = self._tensor(theirs, shape, self._head_rows(part, sizes))
+        if unknown := sorted(self.places.keys() - taken):
+            raise LocalspecError(
+                f"{self.path} holds a tensor {unknown[0]!r}, which no {sizes.family} has that localspec computes; "
+                "choose another."
+            )
+        return found
+
+    def _tensor(self, name: str, shape: tuple[int, ...], head_rows: int) -> GgufTensor:
+        if name not in self.places:
+            raise damaged(self.path, f"it lacks {name!r}")
+        file, place = self.places[name]
+        if place.shape != shape:
+            raise damaged(self.path, f"{name!r} has the shape {[*place.shape]} where {[*shape]} is promised")
+        if len(shape) == 1 and place.block.weights > 1:
+            raise damaged(self.path, f"{name!r} is a vector in {place.block.name}")
+        return GgufTensor(file, place.start, shape, "", place.bytes, place.block, head_rows)
+
+    def _head_rows(self, name: str, sizes: TransformerConfig) -> int:
+        """llama.cpp's llama rotates channels that are neighbours, and the Hugging Face code two halves of a head."""
+        pairs = architecture(self.metadata) == "llama" and re.search(r"\.[qk]_proj\.", name)
+        return sizes.head_dim if pairs else 0
+
+    def _factors(self, name: str) -> list[float]:
+        size = self.places[name][1].shape[0]
+        numbers: list[float] = self._tensor(name, (size,), 0).floats(0, size).tolist()
+        return numbers
+
+
+def _name(theirs: str) -> str:
+    """The name in GGUF of a tensor of the Hugging Face layout."""
+    name, end = theirs.rsplit(".", 1)
+    if layer := re.fullmatch(r"model\.layers\.(\d+)\.(.+)", name):
+        return f"blk.{layer[1]}.{_NAMES[layer[2]]}.{end}"
+    return f"{_NAMES[name]}.{end}"

@@ -1,0 +1,385 @@
+"""The tokenizer's files from the metadata of a GGUF file, and the tokens with a role, as llama.cpp finds them."""
+
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+from localspec.errors import LocalspecError
+from localspec.text import one_line
+from localspec.weights.checkpoint import AROUND
+from localspec.weights.gguf_metadata import Metadata, in_short, is_utf8, shown
+
+# Types of tokens that are marks: unknown, control, user-defined. Each is a list, to compare with a slice of the types:
+# the slice is empty for a token that has no type.
+_MARKS = ([2], [3], [4])
+_NO_TOKEN = (-1, 2**32 - 1)  # ids by which converters say "no token"
+_OF_PIECES = {"bos": 1, "eos": 2, "unknown": 0}  # default ids in a SentencePiece vocabulary
+# Spellings of tokens that end a reply, from llama.cpp's src/llama-vocab.cpp, where it builds `special_eog_ids`.
+_ENDS = {
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
+    "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>",
+    "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~[",
+}  # fmt: skip
+_FILL_ENDS = {
+    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep": ("<|file_sep|>",),
+}  # spellings for the fill-in-the-middle roles, for files that give no id
+# A mark does not end replies if the vocabulary also has all of these others: it is then used within a reply.
+_NO_END = (
+    ("<|end|>", {"<|return|>", "<|call|>"}), ("<|end|>", {"<|return|>", "<|calls|>"}),
+    ("<|end|>", {"<|flush|>", "<|call|>"}), ("<|end|>", {"<|flush|>", "<|calls|>"}),
+    ("</s>", {"<|tool_response>"}), ("</s>", {"<|plamo:eos|>"}),
+)  # fmt: skip
+
+
+def token_of(metadata: Metadata, role: str, count: int) -> int | None:
+    """Return the id of the token with a role, in a vocabulary of `count` tokens; None if there is no such token.
+
+    Raises ValueError for an end-of-text id outside the vocabulary. Its message is a clause without a final period.
+    """
+    key = f"tokenizer.ggml.{role}_token_id"
+    if key not in metadata.values:
+        default = _OF_PIECES.get(role) if metadata.values.get("tokenizer.ggml.model") == "llama" else None
+        return default if default is not None and default < count else None
+    index = metadata.values[key]
+    if _is_token(index, count):
+        return int(index)  # type: ignore[arg-type]
+    if role == "eos":
+        raise ValueError(f"{key} = {in_short(index)} is none of {count} tokens")
+    return None
+
+
+def _is_token(index: object, count: int) -> bool:
+    return type(index) is int and 0 <= index < count
+
+
+def impossible_roles(metadata: Metadata, count: int) -> list[str]:
+    """Return a sentence for each token id that is ignored, because it is outside the vocabulary."""
+    outside = {
+        key: index
+        for key, index in metadata.values.items()
+        if key.startswith("tokenizer.ggml.") and key.endswith("_token_id") and not _is_token(index, count)
+    }
+    return [
+        f"{one_line(shown(key))} = {in_short(index)} is left out, because there are {count} tokens."
+        for key, index in outside.items()
+        if not (type(index) is int and index in _NO_TOKEN)
+    ]
+
+
+def around(metadata: Metadata, tokens: Sequence[str], begins: bool) -> tuple[list[int], list[int]]:
+    """Return the tokens to add before a text, and those to add after it.
+
+    `begins` is the default for adding a begin-of-text token, for files without this setting. Raises LocalspecError if
+    the file wants such a token and does not name it.
+    """
+    added: list[list[int]] = []
+    for role, default in (("bos", begins), ("eos", False)):
+        key = f"tokenizer.ggml.add_{role}_token"
+        wanted, index = metadata.flag(key), token_of(metadata, role, len(tokens))
+        if wanted and index is None:
+            raise LocalspecError(
+                f"The {metadata.file} sets {key} = true and names no such token; fetch it again, or choose another."
+            )
+        added.append([index] if index is not None and (default if wanted is None else wanted) else [])
+    return added[0], added[1]
+
+
+def ends(metadata: Metadata) -> list[int]:
+    """Return the tokens that end a reply: by an id in the metadata, or by the spelling of a known mark.
+
+    A token that ordinary text is tokenized into is not a mark, even if it is spelled like one. llama.cpp would take it
+    for a mark.
+    """
+    tokens = metadata.texts("tokenizer.ggml.tokens") or []
+    types = metadata.numbers("tokenizer.ggml.token_type") or []
+    count = len(tokens) or 2**32 - 1  # any id is possible in a file without a list of tokens
+    found = [token_of(metadata, role, count) for role in ("eos", "eot", "eom", *_FILL_ENDS)]
+    known = set(_ENDS)
+    for role, spellings in _FILL_ENDS.items():
+        if token_of(metadata, role, count) is None:
+            known |= {*spellings}
+    spelled = [index for index, token in enumerate(tokens) if token in known]
+    words = ordinary(metadata, tokens, types, spelled)
+    found += [index for index in spelled if index not in words]
+    ids = list(dict.fromkeys(index for index in found if index is not None))
+    spelling = {index: tokens[index] for index in ids if index < len(tokens)}
+    spellings_found = {spelling.get(index) for index in ids}
+    within_replies = {mark for mark, others in _NO_END if others <= spellings_found}
+    return [index for index in ids if spelling.get(index) not in within_replies]
+
+
+def ends_at_words(metadata: Metadata) -> list[str]:
+    """Return a sentence for each token that ends replies because the file names its id, though text contains it."""
+    tokens = metadata.texts("tokenizer.ggml.tokens") or []
+    types = metadata.numbers("tokenizer.ggml.token_type") or []
+    named = {f"tokenizer.ggml.{role}_token_id": token_of(metadata, role, len(tokens)) for role in ("eos", "eot", "eom")}
+    words = ordinary(metadata, tokens, types, {index for index in named.values() if index is not None})
+    return [
+        f"Replies end at {one_line(shown(tokens[index]))[:40]!r}, an ordinary word, because {key} = {index}."
+        for key, index in named.items()
+        if index is not None and index in words and key in metadata.values
+    ]
+
+
+def ordinary(metadata: Metadata, tokens: Sequence[str], types: Sequence[int], ids: Collection[int]) -> set[int]:
+    """Return the ids, among `ids`, of tokens that ordinary text is tokenized into.
+
+    Such a token is not typed as a mark, and the tokenizer can merge it from shorter tokens, or it is one character.
+    """
+    normal = {tokens[index]: index for index in ids if types[index : index + 1] not in _MARKS}
+    if not normal:
+        return set()
+    if metadata.text("tokenizer.ggml.model") == "gpt2":
+        return {index for token, index in normal.items() if len(token) == 1 or token in metadata.merged}
+    if "tokenizer.ggml.token_type" not in metadata.values:
+        # Without types, "<s>" would be taken for a word of the pieces "<" and "s>".
+        return set()
+    pieces = {token for index, token in enumerate(tokens) if types[index : index + 1] not in _MARKS}
+    return {
+        index
+        for token, index in normal.items()
+        if len(token) == 1 or any(token[:at] in pieces and token[at:] in pieces for at in range(1, len(token)))
+    }
+
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = range(1, 7)  # types of tokens
+_MOST_TOKENS, _LONGEST = 2**20, 2**10  # characters of a token
+_MOST_MERGES = 2**20  # the largest published vocabulary, o200k of GPT-4o and gpt-oss, has 446,189
+_MERGED = 0.9  # the least share of words that merges make; in published vocabularies it is all or nearly all
+_LONGEST_TEMPLATE = 2**20  # characters; published ones have some thousands
+_LONGEST_PIECE = 2**7  # characters of a token that others are merged to: every way to cut it is tried
+_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_WORDS = r"|[^\r\n\p{L}\p{N}]?\p{L}+|"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_CASED = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+%s"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*%s|\p{N}%s"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_LLAMA3 = _CONTRACTIONS + _WORDS + r"\p{N}{1,3}" + _REST
+_QWEN2 = _CONTRACTIONS + _WORDS + r"\p{N}" + _REST
+_GPT4O = _CASED % (_CONTRACTIONS + "?", _CONTRACTIONS + "?", "{1,3}")
+_TEKKEN = _CASED % ("", "", "")
+# How text is split before it is merged, by tokenizer.ggml.pre: an expression, or none for GPT-2's own, with or without
+# every digit by itself. As the Hugging Face files of these models have it.
+_SPLITS: Mapping[str, str | None] = {
+    "gpt-2": None, "smollm": None, "qwen2": _QWEN2, "deepseek-r1-qwen": _QWEN2, "megrez": _QWEN2, "llama-bpe": _LLAMA3,
+    "llama3": _LLAMA3, "llama-v3": _LLAMA3, "dbrx": _LLAMA3, "smaug-bpe": _LLAMA3, "falcon3": _LLAMA3,
+    "gpt-4o": _GPT4O, "tekken": _TEKKEN,
+}  # fmt: skip
+_SINGLE_DIGITS = ("smollm",)
+_WHOLE_WORDS = (
+    "llama-bpe",
+    "llama3",
+    "llama-v3",
+    "falcon3",
+    "tekken",
+)  # a word that is a token is never merged from parts
+_COMPOSED = ("qwen2", "deepseek-r1-qwen", "megrez")  # which normalise to NFC
+_BEGINS = (
+    "llama-bpe",
+    "llama3",
+    "llama-v3",
+    "falcon3",
+    "tekken",
+)  # with the mark of a beginning, unless it is said otherwise
+_ROLES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+_OF_PHI_3 = {"<|user|>", "<|assistant|>", "<|end|>"}  # marks after which its tokenizer swallows blanks
+_STEPS = [
+    {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
+    {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+]  # fmt: skip
+
+
+def tokenizer_files(metadata: Metadata, vocab_size: int) -> dict[str, Any]:
+    """tokenizer.json and tokenizer_config.json as objects, and the chat template as a text where there is one.
+
+    Raises ValueError, with a clause, for what is missing or not possible, LocalspecError for a kind that is not known.
+    """
+    kind, count = metadata.text("tokenizer.ggml.model"), metadata.count("tokenizer.ggml.tokens")
+    if not kind or not count:
+        raise ValueError("it holds no tokenizer")
+    if count > min(vocab_size, _MOST_TOKENS):
+        raise ValueError(f"its tokenizer has {count} tokens where the model has {vocab_size}")
+    if (merges := metadata.count("tokenizer.ggml.merges")) > _MOST_MERGES:
+        raise ValueError(f"its tokenizer has {merges:,} merges, and {_MOST_MERGES:,} are the most")
+    tokens = metadata.texts("tokenizer.ggml.tokens") or []
+    if not is_utf8("".join(tokens)):
+        odd = next(index for index, token in enumerate(tokens) if not is_utf8(token))
+        raise ValueError(f"token {odd} in tokenizer.ggml.tokens is not UTF-8")
+    if (longest := max(map(len, tokens))) > _LONGEST:
+        raise ValueError(f"a token of its tokenizer has {longest:,} characters, and {_LONGEST:,} are the most")
+    types = metadata.numbers("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
+    if len(types) != len(tokens):
+        raise ValueError(f"{len(tokens)} tokens have {len(types)} types")
+    used = [token for token, of in zip(tokens, types, strict=True) if token and of != _UNUSED]
+    if len(set(used)) < len(used):
+        twice = next(token for token, count in Counter(used).items() if count > 1)
+        raise ValueError(f"its tokenizer has the token {twice[:80]!r} twice")
+    if kind not in ("gpt2", "llama"):
+        raise LocalspecError(
+            f"The tokenizer of the {metadata.file} is of the kind {kind[:40]!r}, and localspec reads gpt2 and llama; "
+            "choose another."
+        )
+    ids = {ours: token_of(metadata, ours, len(tokens)) for ours in _ROLES}
+    # A word with a role ends a reply or pads it; as a special token it would be taken out of every text.
+    words = ordinary(metadata, tokens, types, [index for index in ids.values() if index is not None])
+    roles = {_ROLES[ours]: tokens[index] for ours, index in ids.items() if index is not None and index not in words}
+    make = _byte_level if kind == "gpt2" else _pieces
+    marks = around(metadata, tokens, kind == "llama" or metadata.text("tokenizer.ggml.pre") in _BEGINS)
+    config = {**roles, "clean_up_tokenization_spaces": False, "tokenizer_class": "PreTrainedTokenizerFast"}
+    config |= {AROUND: marks} if any(marks) else {}
+    content = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": _added(metadata, tokens, types, roles),
+        **make(metadata, tokens, types, roles), "post_processor": _with_marks(*marks, tokens),
+    }  # fmt: skip
+    files: dict[str, Any] = {"tokenizer.json": content, "tokenizer_config.json": config}
+    if template := metadata.text("tokenizer.chat_template"):
+        if len(template) > _LONGEST_TEMPLATE:
+            raise ValueError(
+                f"its chat template has {len(template):,} characters, and {_LONGEST_TEMPLATE:,} are the most"
+            )
+        files["chat_template.jinja"] = template
+    return files
+
+
+def _added(
+    metadata: Metadata, tokens: Sequence[str], types: Sequence[int], roles: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """The tokens that a text is searched for before it is split."""
+    marks = {token for token, kind in zip(tokens, types, strict=True) if kind != _NORMAL}
+    swallow = marks >= _OF_PHI_3  # as its own files say; llama.cpp looks for "phi-3" in the name
+    kept, named = {"<unk>", "<s>", "<|endoftext|>"}, {*roles.values()}
+    return [
+        {
+            "id": index, "content": token, "single_word": False, "lstrip": False,
+            "rstrip": swallow and token not in kept, "normalized": False,
+            "special": kind != _USER or token in named,
+        }
+        for index, (token, kind) in enumerate(zip(tokens, types, strict=True))
+        if token and (kind in (_CONTROL, _USER, _UNKNOWN) or token in named)
+    ]  # fmt: skip
+
+
+def _vocabulary(tokens: Sequence[str], types: Sequence[int]) -> dict[str, int]:
+    """Tokens by what they spell; what pads a vocabulary spells nothing."""
+    return {token: index for index, (token, kind) in enumerate(zip(tokens, types, strict=True)) if kind != _UNUSED}
+
+
+def _with_marks(begin: Sequence[int], end: Sequence[int], tokens: Sequence[str]) -> dict[str, Any] | None:
+    """Return what sets these tokens before and after a text that has no chat template around it."""
+    if not begin and not end:
+        return None
+
+    def processed(part: str, number: int) -> list[dict[str, Any]]:
+        before, after = (
+            [{"SpecialToken": {"id": tokens[index], "type_id": number}} for index in ids] for ids in (begin, end)
+        )
+        return [*before, {"Sequence": {"id": part, "type_id": number}}, *after]
+
+    named = {tokens[at]: {"id": tokens[at], "ids": [at], "tokens": [tokens[at]]} for at in (*begin, *end)}
+    first = processed("A", 0)
+    return {
+        "type": "TemplateProcessing",
+        "single": first,
+        "pair": [*first, *processed("B", 1)],
+        "special_tokens": named,
+    }
+
+
+def _byte_level(
+    metadata: Metadata, tokens: Sequence[str], types: Sequence[int], roles: Mapping[str, str]
+) -> dict[str, Any]:
+    """Byte-level BPE, as GPT-2 began it."""
+    pre = metadata.text("tokenizer.ggml.pre") or "default"
+    if pre not in _SPLITS:
+        raise LocalspecError(
+            f"The tokenizer of the {metadata.file} splits text as {pre[:40]!r}, which localspec does not know; choose "
+            f"a newer file, or one of {', '.join(_SPLITS)}."
+        )
+    one = {token: token for token in tokens}  # each spelling once in memory
+    made_by: dict[tuple[str, str], str] = {}  # of a pair that is there twice, the first counts
+    for merge in metadata.texts("tokenizer.ggml.merges") or []:
+        left, _, right = merge.partition(" ")
+        try:
+            made_by[one[left], one[right]] = one[left + right]
+        except KeyError:
+            what = f"its tokenizer merges {shown(merge)[:80]!r}, which is no pair that makes a token"
+            raise ValueError(what) from None
+    vocabulary = _vocabulary(tokens, types)
+    unused = {token: index for index, (token, kind) in enumerate(zip(tokens, types, strict=True)) if kind == _UNUSED}
+    if not unused.keys().isdisjoint(chain(made_by.values(), chain.from_iterable(made_by))):
+        for pair, result in made_by.items():
+            for token in (*pair, result):  # llama.cpp merges tokens into an unused one, too
+                if token in unused:
+                    vocabulary.setdefault(token, unused[token])
+    words = {token for token, of in zip(tokens, types, strict=True) if of == _NORMAL and len(token) > 1}
+    made = words.intersection(made_by.values())
+    if len(made) < _MERGED * len(words):
+        raise ValueError(
+            f"tokenizer.ggml.merges makes {len(made)} of {len(words)} words, so that texts would be split into smaller "
+            "parts"
+        )
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    expression = _SPLITS[pre]
+    first = {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
+    steps = [first] if expression else [{"type": "Digits", "individual_digits": True}] if pre in _SINGLE_DIGITS else []
+    return {
+        "normalizer": {"type": "NFC"} if pre in _COMPOSED else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*steps, {**byte_level, "use_regex": not expression}]},
+        "decoder": {**byte_level, "use_regex": True},
+        "model": _bpe(vocabulary, [*made_by], ignore_merges=pre in _WHOLE_WORDS),
+    }
+
+
+def _pieces(
+    metadata: Metadata, tokens: Sequence[str], types: Sequence[int], roles: Mapping[str, str]
+) -> dict[str, Any]:
+    """Pieces of SentencePiece's BPE with scores: what is not among them is spelled in bytes."""
+    scores = metadata.numbers("tokenizer.ggml.scores")
+    if scores is None or len(scores) != len(tokens):
+        raise ValueError(f"{len(tokens)} tokens have {len(scores or [])} scores")
+    if odd := next((score for score in scores if not abs(score) < math.inf), None):
+        raise ValueError(f"tokenizer.ggml.scores holds {in_short(odd)}")
+    vocabulary = _vocabulary(tokens, types)
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    prefix = metadata.flag("tokenizer.ggml.add_space_prefix") is not False
+    steps = [{"type": "Prepend", "prepend": "▁"}, replace] if prefix else [replace]
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": steps},
+        "pre_tokenizer": None,
+        "decoder": {"type": "Sequence", "decoders": _STEPS if prefix else _STEPS[:3]},
+        "model": _bpe(
+            vocabulary,
+            _merges(tokens, types, scores),
+            unk_token=roles.get("unk_token"),
+            fuse_unk=True,
+            byte_fallback=True,
+        ),
+    }
+
+
+def _merges(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> list[tuple[str, str]]:
+    """Every pair of pieces that makes a piece, the piece of the best score first, as transformers orders them."""
+    normal = {token: index for index, token in enumerate(tokens) if types[index] == _NORMAL}
+    if long := next((token for token in normal if len(token) > _LONGEST_PIECE), None):
+        raise ValueError(f"a piece of its tokenizer has {len(long)} characters")
+    found = []
+    for piece, index in normal.items():
+        cuts = ((piece[:at], piece[at:]) for at in range(1, len(piece)))
+        ways = [(left, right) for left, right in cuts if left in normal and right in normal]
+        found += [(scores[index], *way) for way in sorted(ways, key=lambda way: (normal[way[0]], normal[way[1]]))]
+    found.sort(key=lambda one: (one[0], len(one[1]), len(one[2])), reverse=True)
+    return [(left, right) for _, left, right in found]
+
+
+def _bpe(vocabulary: Mapping[str, int], merges: Sequence[tuple[str, str]], **unlike: Any) -> dict[str, Any]:
+    usual = {
+        "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+        "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
+    }  # fmt: skip
+    return {**usual, **unlike, "vocab": dict(vocabulary), "merges": merges}

@@ -1,0 +1,219 @@
+"""Matrices as the compiled library computes with them: packed in panels, or in blocks, and stacks of blocks."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from localspec.errors import LocalspecError
+from localspec.machine.library import (
+    BLOCK_TYPES,
+    BLOCKS,
+    FORMATS,
+    MOST_PARTS,
+    Blocks,
+    BlocksPacking,
+    Matrix,
+    Packing,
+    address,
+    check,
+    int32,
+    library,
+)
+from localspec.weights.packed_file import BLOCK_PANEL, PANEL
+
+SOURCES = {np.dtype(np.float32): "fp32", np.dtype(np.float16): "fp16", np.dtype(np.uint16): "bf16"}
+_ALIGNMENT = 64  # bytes
+
+
+@dataclass(frozen=True)
+class PackedMatrix:
+    """A weight [out, inputs] and its packed bytes, wherever they lie: in a mapped file, or in memory of their own.
+
+    `format` is fp32, bf16, int8 or int4; `group` inputs share a scale, and it is 0 where there are no scales.
+    """
+
+    data: npt.NDArray[np.uint8]
+    out: int
+    inputs: int
+    format: str
+    group: int
+
+    @classmethod
+    def pack(
+        cls,
+        weights: npt.NDArray[Any],
+        format: str,  # noqa: A002
+        group: int = 0,
+        interleave: bool = False,
+    ) -> "PackedMatrix":
+        """Pack weights [out, inputs] of fp32, fp16, or bf16 as uint16; `interleave` is for gate and up, stacked.
+
+        Raises LocalspecError for a format that is not possible; int4 is only read, as earlier versions wrote it.
+        """
+        weights = np.ascontiguousarray(weights)
+        out, inputs = weights.shape
+        packed = cls.empty(out, inputs, format, group)
+        source = FORMATS[SOURCES[weights.dtype]]
+        given = address(weights), source, out, inputs, FORMATS[format], group, interleave, None
+        check(library().ls_pack(Packing(*given), address(packed.data), 0, -(-out // PANEL)))
+        return packed
+
+    @classmethod
+    def empty(cls, out: int, inputs: int, format: str, group: int = 0) -> "PackedMatrix":  # noqa: A002
+        """Returns room for a matrix, in memory of its own. Raises LocalspecError for a format that is not possible."""
+        if not (size := library().ls_packed_bytes(out, inputs, FORMATS[format], group)):
+            raise LocalspecError(f"A matrix of {out} by {inputs} in {format} cannot be packed by {group}.")
+        spare = np.empty(size + _ALIGNMENT, np.uint8)
+        return cls(spare[-spare.ctypes.data % _ALIGNMENT :][:size], out, inputs, format, group)
+
+    def struct(self, bias: npt.NDArray[np.float32] | None = None) -> Matrix:
+        """As the library takes it; who keeps the structure keeps this and the bias too."""
+        return Matrix(address(self.data), address(bias), self.out, self.inputs, FORMATS[self.format], self.group)
+
+    @property
+    def nbytes(self) -> int:
+        """Return its bytes."""
+        return self.data.nbytes
+
+    def unpack(self, interleave: bool = False) -> npt.NDArray[np.float32]:
+        """Returns the numbers that the library computes with, [out, inputs]."""
+        weights = np.empty((self.out, self.inputs), np.float32)
+        check(library().ls_unpack(self.struct(), interleave, address(weights)))
+        return weights
+
+    def rows(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Return the numbers of some output channels, [n, inputs]; nothing may be interleaved."""
+        return matrix_rows(self.struct(), ids)
+
+
+def matrix_rows(matrix: Matrix, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+    """Return the weights of some rows, [n, inputs]. Raises LocalspecError for rows that are not there."""
+    numbers, weights = int32(ids), np.empty((len(ids), matrix.inputs), np.float32)
+    check(library().ls_rows(matrix, len(numbers), address(numbers), address(weights)))
+    return weights
+
+
+@dataclass(frozen=True)
+class BlockMatrix:
+    """A weight [out, inputs] in blocks of a `type` of BLOCK_TYPES; each value of a file stays as it is."""
+
+    data: npt.NDArray[np.uint8]
+    out: int
+    inputs: int
+    type: str
+
+    @classmethod
+    def pack(cls, rows: npt.NDArray[np.uint8], inputs: int, type: str, head_rows: int = 0) -> "BlockMatrix":  # noqa: A002
+        """Pack rows [out, bytes] of a file in memory of their own. Raises what `empty` and `fill` raise."""
+        packed = cls.empty(len(rows), inputs, type)
+        packed.fill(rows, head_rows=head_rows)
+        return packed
+
+    @classmethod
+    def empty(cls, out: int, inputs: int, type: str) -> "BlockMatrix":  # noqa: A002
+        """Return room for a matrix. Raises LocalspecError for sizes that are not possible."""
+        return empty_matrices([(out, inputs, type)])[0]
+
+    @property
+    def panels(self) -> int:
+        """Return how many panels of 16 rows there are, the last of which may have fewer."""
+        return -(-self.out // BLOCK_PANEL)
+
+    def fill(self, rows: npt.NDArray[np.uint8], first: int = 0, end: int | None = None, head_rows: int = 0) -> None:
+        """Fill panels [first, end) with what belongs there of all rows [out, bytes] of a file; threads may share them.
+
+        Where the file has the rows of heads in pairs of neighbours, `head_rows` is how many a head has. Raises
+        LocalspecError for a scale that is NaN or inf, and for rows of another size.
+        """
+        packing = BlocksPacking(address(rows), rows.nbytes, BLOCK_TYPES[self.type], self.out, self.inputs, head_rows)
+        check(library().ls_blocks_pack(packing, address(self.data), first, self.panels if end is None else end))
+
+    def fill_rounded(
+        self, weights: npt.NDArray[Any], importance: npt.NDArray[np.float32] | None = None, source: str = ""
+    ) -> None:
+        """Fill it with weights [out, inputs] of fp32, fp16, or bf16 as uint16, which are rounded to its type.
+
+        `source` names the format of bits that are given as uint16 and are not bf16. `importance` [inputs] weighs the
+        squared errors. Raises LocalspecError for a weight that is NaN or inf, and for a type without rounding.
+        """
+        assert weights.shape == (self.out, self.inputs)
+        packing = Packing(
+            address(weights),
+            FORMATS[source or SOURCES[weights.dtype]],
+            self.out,
+            self.inputs,
+            0,
+            0,
+            0,
+            address(importance),
+        )
+        check(library().ls_blocks_round(packing, BLOCK_TYPES[self.type], address(self.data), 0, self.panels))
+
+    def numbers(self) -> npt.NDArray[np.float32]:
+        """Return the weights that it stands for, [out, inputs]."""
+        return BlockStack((self,)).rows(range(self.out))
+
+
+@dataclass(frozen=True)
+class BlockStack:
+    """A weight whose rows are those of its parts, one after another. Types may differ, and inputs are the same."""
+
+    parts: tuple[BlockMatrix, ...]
+
+    @property
+    def out(self) -> int:
+        """Return how many rows all parts have."""
+        return sum(part.out for part in self.parts)
+
+    @property
+    def inputs(self) -> int:
+        """Return how many inputs each part has."""
+        return self.parts[0].inputs
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all parts."""
+        return sum(part.data.nbytes for part in self.parts)
+
+    def struct(self, bias: npt.NDArray[np.float32] | None = None) -> Matrix:
+        """Return it as the library takes it; who keeps the structure keeps this and the bias too.
+
+        Raises LocalspecError for more parts than the library takes, and for parts that differ in their inputs.
+        """
+        if not 0 < len(self.parts) <= MOST_PARTS or {part.inputs for part in self.parts} != {self.inputs}:
+            widths = ", ".join(str(part.inputs) for part in self.parts)
+            raise LocalspecError(f"A stack has 1 to {MOST_PARTS} parts of the same width, and these have: {widths}.")
+        parts = (Blocks * MOST_PARTS)(
+            *(Blocks(address(part.data), BLOCK_TYPES[part.type], part.out) for part in self.parts)
+        )
+        return Matrix(None, address(bias), self.out, self.inputs, BLOCKS, 0, len(self.parts), parts)
+
+    def rows(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Return the weights of some rows, [n, inputs]."""
+        return matrix_rows(self.struct(), ids)
+
+
+def empty_matrices(sizes: Iterable[tuple[int, int, str]]) -> list[BlockMatrix]:
+    """Return room for matrices (out, inputs, type), all in one piece of memory, of large pages where there are any.
+
+    The memory is the system's again when none of them is left. Raises LocalspecError for sizes that are not possible.
+    """
+    sizes = list(sizes)
+    bytes_of = [packed_bytes(*size) for size in sizes]
+    starts = np.cumsum([0, *(-(-size // _ALIGNMENT) * _ALIGNMENT for size in bytes_of)]).tolist()
+    spare = np.empty(starts[-1] + _ALIGNMENT, np.uint8)  # numpy asks for large pages where it takes so much
+    whole = spare[-spare.ctypes.data % _ALIGNMENT :]
+    return [
+        BlockMatrix(whole[start : start + size], *given)
+        for given, start, size in zip(sizes, starts, bytes_of, strict=False)
+    ]
+
+
+def packed_bytes(out: int, inputs: int, type: str) -> int:  # noqa: A002
+    """Return how many bytes a matrix takes. Raises LocalspecError for sizes that are not possible."""
+    if not (size := int(library().ls_blocks_bytes(BLOCK_TYPES[type], out, inputs))):
+        raise LocalspecError(library().ls_error().decode())
+    return size

@@ -1,0 +1,240 @@
+"""Packed models written, and mapped or held in memory for the library to compute with."""
+
+import hashlib
+import mmap
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from localspec.errors import LocalspecError, first_line
+from localspec.families.architecture import TABLES, TransformerConfig, in_features, weight_map
+from localspec.families.model_config import ModelConfig
+from localspec.machine.library import MOST_PARTS
+from localspec.outside_files import parse_json
+from localspec.weights.matrices import BlockMatrix, BlockStack, PackedMatrix
+from localspec.weights.packed_file import BLOCKS, Header, Progress, Section, Tensor, joined, read, undamaged
+from localspec.weights.packed_files import partial_of
+
+Fill = Callable[[str, Section, int, memoryview], None]  # name, section, first byte of the piece, where it goes
+
+
+def write(file: Path, header: Header, fill: Fill, threads: int, progress: Progress) -> None:
+    """Writes a file whole or not at all: beside its place, to the disk, then renamed. Only one may write it at a time.
+
+    `fill` is called for each piece, by several threads. Raises OSError, and CannotRead where it cannot be read back.
+    """
+    partial = partial_of(file)
+    start, lock, held = len(header.encoded()), threading.Lock(), threading.local()
+    largest = max((min(one.piece, one.bytes) for one in header.sections.values()), default=0)
+    try:
+        with os.fdopen(os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "r+b", buffering=0) as stream:
+            os.chmod(partial, 0o600)  # a umask may have taken what it takes to read it back
+            stream.write(f"{os.getpid()}\n".encode())  # for those who wait, until the header is there
+
+            def put(name: str, section: Section, first: int, end: int) -> bytes:
+                if not hasattr(held, "buffer"):
+                    held.buffer = mmap.mmap(-1, max(largest, 1))
+                piece = memoryview(held.buffer)[: end - first]
+                fill(name, section, first, piece)
+                with lock:
+                    stream.seek(start + section.offset + first)
+                    left = piece
+                    while left:
+                        left = left[stream.write(left) :]
+                return hashlib.sha256(piece).digest()
+
+            digests = _each_piece(header, put, threads, progress)
+            stream.seek(0)
+            stream.write(header.with_digests(digests).encoded())
+            stream.truncate(start + header.section_bytes)
+            os.fsync(stream.fileno())
+        read(partial)  # what cannot be read again must not look finished
+        os.replace(partial, file)
+        _flush_directory(file.parent)
+    except BaseException:
+        with suppress(OSError):
+            partial.unlink()
+        raise
+
+
+def _each_piece(
+    header: Header, put: Callable[[str, Section, int, int], bytes], threads: int, progress: Progress
+) -> dict[str, str]:
+    """Has every piece put in its place, which returns the piece's digest. Returns the digests of the sections."""
+    done, lock = 0, threading.Lock()
+
+    def work(name: str, section: Section, first: int, end: int) -> bytes:
+        nonlocal done
+        digest = put(name, section, first, end)
+        with lock:
+            done += end - first
+            progress(done, header.section_bytes)
+        return digest
+
+    with ThreadPoolExecutor(threads) as pool:
+        jobs = {
+            name: [pool.submit(work, name, section, *piece) for piece in section.pieces]
+            for name, section in header.sections.items()
+        }
+        everything = [job for found in jobs.values() for job in found]
+        try:
+            ended, _ = wait(everything, return_when=FIRST_EXCEPTION)
+            for job in ended:
+                job.result()  # raises what went wrong
+        finally:
+            for job in everything:
+                job.cancel()
+    return {name: joined(job.result() for job in found) for name, found in jobs.items()}
+
+
+def _flush_directory(directory: Path) -> None:
+    """Has the disk know the new name, too; Windows does so by itself."""
+    if os.name == "posix":
+        handle = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+@dataclass(frozen=True)
+class PackedModel:
+    """A packed model, in a mapped file or in memory of its own."""
+
+    header: Header
+    content: mmap.mmap
+    start: int  # of the sections, in bytes
+
+    @classmethod
+    def open(cls, file: Path) -> "PackedModel":
+        """Maps a file, which several processes can share. Raises what `packed_file.read` raises."""
+        found = read(file)
+        with file.open("rb") as stream:
+            return cls(found.header, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ), found.start)
+
+    @classmethod
+    def in_memory(cls, header: Header, fill: Fill, threads: int, progress: Progress) -> "PackedModel":
+        """Packs into memory instead of a file."""
+        content = mmap.mmap(-1, max(header.section_bytes, 1))
+        whole = memoryview(content)
+
+        def put(name: str, section: Section, first: int, end: int) -> bytes:
+            piece = whole[section.offset + first : section.offset + end]
+            fill(name, section, first, piece)
+            return b"" if section.tensor else hashlib.sha256(piece).digest()  # nobody verifies weights in memory
+
+        return cls(header.with_digests(_each_piece(header, put, threads, progress)), content, 0)
+
+    @cached_property
+    def config(self) -> ModelConfig:
+        """Raises LocalspecError where the model's config.json is not usable."""
+        try:
+            return ModelConfig.of(parse_json(self.texts["config.json"]))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise self._unusable(f"cannot be used ({first_line(error)})") from None
+
+    @cached_property
+    def sizes(self) -> TransformerConfig:
+        """The sizes, whose head is always there.
+
+        Raises LocalspecError for a config.json that is not usable, or that tells of other weights than there are.
+        """
+        sizes = replace(TransformerConfig.of(self.config), tied=False)
+        there, wanted = self._parts, weight_map(sizes)
+        if "embed_tokens" not in there:
+            del wanted["embed_tokens"]  # which is the head
+        for name, parts in wanted.items():
+            if not _fits(there.get(name, []), name, sum(rows for _, rows in parts), in_features(name, sizes)):
+                raise self._unusable(f"has no {name} as its config.json tells of it")
+        if unknown := next((name for name in there if name not in wanted), None):
+            raise self._unusable(f"holds a tensor {unknown!r} that its config.json does not tell of")
+        return sizes
+
+    def _unusable(self, why: str) -> LocalspecError:
+        return LocalspecError(f"The packed file of {self.header.origin.name} {why}; delete it, and it is made again.")
+
+    @cached_property
+    def _parts(self) -> dict[str, list[tuple[str, Tensor]]]:
+        """The sections of each parameter, by name: one, or in blocks one for each part."""
+        found: dict[str, list[tuple[str, Tensor]]] = {}
+        for name, section in self.header.tensors.items():
+            assert section.tensor is not None
+            blocks = section.tensor.layout == BLOCKS
+            found.setdefault(name.rpartition(" ")[0] if blocks else name, []).append((name, section.tensor))
+        return found
+
+    @cached_property
+    def tensors(self) -> dict[str, PackedMatrix | BlockStack | npt.NDArray[Any]]:
+        """The weights by the names of `weight_map`, where they lie: matrices, and arrays for all that is not packed.
+
+        Numbers of bf16 are given as uint16. Embedding and head are always there: one object where the file has one.
+        """
+        found = {name: self._tensor(name, parts) for name, parts in self._parts.items()}
+        if "embed_tokens" not in found and "lm_head.weight" in found:
+            found["embed_tokens"] = found["lm_head.weight"]
+        return found
+
+    def _tensor(self, name: str, parts: list[tuple[str, Tensor]]) -> PackedMatrix | BlockStack | npt.NDArray[Any]:
+        if parts[0][1].layout == BLOCKS:
+            every = [(self._content(part), one.out, one.inputs, one.format) for part, one in parts]
+            return BlockStack(tuple(BlockMatrix(*one) for one in every))
+        (_, tensor), content = parts[0], self._content(name)
+        if tensor.layout == "panels":
+            return PackedMatrix(content, tensor.out, tensor.inputs, tensor.format, tensor.group)
+        numbers = content.view(np.uint16 if tensor.format == "bf16" else np.float32)
+        return numbers if tensor.out == 1 and name not in TABLES else numbers.reshape(tensor.out, tensor.inputs)
+
+    def _content(self, name: str) -> npt.NDArray[np.uint8]:
+        return np.frombuffer(self.view(name), np.uint8)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights."""
+        return sum(section.bytes for section in self.header.tensors.values())
+
+    def view(self, name: str) -> memoryview:
+        """The bytes of a section. Raises KeyError for a name that is not there."""
+        section = self.header.sections[name]
+        return memoryview(self.content)[self.start + section.offset :][: section.bytes]
+
+    @cached_property
+    def texts(self) -> dict[str, bytes]:
+        """The model's own text files by name, compared with their digests. Raises DamagedFile."""
+        origin = self.header.origin.name
+        return {
+            name: undamaged(bytes(self.view(name)), section, f"{name} in the packed file of {origin}")
+            for name, section in self.header.texts.items()
+        }
+
+
+def _fits(parts: list[tuple[str, Tensor]], name: str, out: int, inputs: int | None) -> bool:
+    """Return whether a parameter lies as the transformer reads it here: sizes are all that the library knows of it."""
+    if not parts:
+        return False
+    tensor = parts[0][1]
+    if inputs is None:
+        return [one for _, one in parts] == [Tensor("rows", "fp32", 1, out)]
+    if tensor.layout == BLOCKS:
+        rows, halves = [one.out for _, one in parts], "gate_up_proj" in name
+        return (
+            [part for part, _ in parts] == [f"{name} {number}" for number in range(len(parts))]
+            and (rows == [out // 2] * 2 if halves else len(parts) <= MOST_PARTS and sum(rows) == out)
+            and all((one.layout, one.inputs) == (BLOCKS, inputs) for _, one in parts)
+            and name != "embed_tokens_per_layer"
+            and not name.endswith(".conv")
+        )
+    if len(parts) > 1:
+        return False
+    form: tuple[str, tuple[str, ...]] = "panels", ("fp32", "bf16", "int8", "int4")
+    if name.endswith(".conv") or name in TABLES:
+        form = "rows", ("fp32",) if name.endswith(".conv") else ("fp32", "bf16")
+    return (tensor.out, tensor.inputs, tensor.layout) == (out, inputs, form[0]) and tensor.format in form[1]

@@ -1,0 +1,347 @@
+"""A model in its packed form, found on this machine or made."""
+
+import errno
+import hashlib
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic
+
+from localspec.environment import home
+from localspec.errors import DoesNotFit, LocalspecError
+from localspec.events import Reporter
+from localspec.paths import Paths, private_directory
+from localspec.quantities import size
+from localspec.weights.checkpoint import damaged, is_packed, license_of, moved, only_packed, revision, weight_files
+from localspec.weights.fingerprint import identified, recognised, stamps, weights_fingerprint
+from localspec.weights.gguf_weights import BlockModel, files_of, gguf_recipe, open_blocks, registered_source, rounded
+from localspec.weights.opened import Fill, PackedModel, write
+from localspec.weights.packed_file import (
+    BLOCKS,
+    CannotRead,
+    DamagedFile,
+    Header,
+    Origin,
+    Progress,
+    Section,
+    Tensor,
+    forms,
+    joined,
+    of_same_weights,
+    read,
+)
+from localspec.weights.packed_files import (
+    FILED,
+    ROUNDED,
+    Stalled,
+    former_forms,
+    in_all_formats,
+    locked,
+    packed_files,
+    partial_of,
+    remove_abandoned,
+    remove_outdated,
+)
+from localspec.weights.recipe import Recipe
+from localspec.weights.source import Source
+
+PAUSE = 1.0  # seconds between two reports of how far packing is
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+
+def load(
+    path: Path, packing: str, name: str, threads: int, reporter: Reporter, paths: Paths | None = None
+) -> PackedModel | BlockModel:
+    """Returns a model in int8, int4, bf16 or fp32; `path` is its directory, or a packed file.
+
+    One that is registered can be had in the blocks of its GGUF files, too.
+
+    A packed file is made where there is none, or a damaged one; whether its weights are whole, only `verify` looks.
+    Where none can be written, the model is packed in memory, with a notice; bf16 and fp32 always are. Raises
+    LocalspecError for a model that cannot be packed, DoesNotFit where memory runs out, and NotHere for a packed file
+    that is in another packing.
+    """
+    name = name or path.name
+    if is_packed(path):
+        return _all_there_is(path, packing, threads, reporter, paths or Paths(home()))
+    if packing not in FILED:
+        return _in_memory(Source.open(path), Recipe(packing), packing, Origin(name, ""), threads, reporter)
+    try:
+        origin = Origin(name, revision(path))
+        return _opened_or_again(lambda: make(path, packing, origin, threads, reporter, paths), reporter)
+    except (CannotWrite, DoesNotFit) as error:
+        reporter.notice(f"{error} The model is packed anew each time it is loaded until then.")
+        return _in_memory(Source.open(path), Recipe(packing), packing, Origin(name, ""), threads, reporter)
+
+
+def _opened(file: Path) -> PackedModel:
+    """Maps a packed file. Raises DamagedFile."""
+    model = PackedModel.open(file)
+    model.texts  # noqa: B018 -- compared with their digests
+    return model
+
+
+def _opened_or_again(made: Callable[[], Path], reporter: Reporter) -> PackedModel:
+    """Map a file that was made or found. If its texts are damaged, it is made again."""
+    file = made()
+    try:
+        return _opened(file)
+    except DamagedFile as error:
+        reporter.notice(str(error))
+        file.unlink(missing_ok=True)
+    return _opened(made())
+
+
+def _all_there_is(path: Path, packing: str, threads: int, reporter: Reporter, paths: Paths) -> PackedModel | BlockModel:
+    """Open a model that is here packed, or registered and read from its GGUF files, in this packing.
+
+    Raises NotHere for a packing that it is not here in.
+    """
+    here = forms(path)
+    registered = next((one for one in map(read, {path, *here.values()}) if one.header.registered), None)
+    missing = registered.header.missing if registered else None
+    if registered and missing and {*here.values()} != {registered.path}:
+        reporter.notice(f"{moved(registered.header, missing)} Until then it answers as it was packed before.")
+    file = here.get(packing)
+    if registered and file == registered.path:
+        if not rounded(registered.header):
+            return open_blocks(registered, threads)
+        file = None
+    if file and not (read(file).header.outdated and registered and not missing):
+        try:
+            return _opened(file)
+        except DamagedFile as error:
+            if not registered or missing:
+                raise damaged(file, error) from None
+            reporter.notice(str(error))
+            file.unlink(missing_ok=True)
+    if registered is None:
+        raise only_packed(path)
+    files, texts = files_of(registered), {name: registered.text(name) for name in registered.header.texts}
+    source = registered_source(registered.header, texts, files)
+    if packing in (*FILED, BLOCKS):
+        try:
+            origin = registered.header.origin
+            others = of_same_weights(path) if packing == BLOCKS else []  # made when the GGUF file lay elsewhere
+            return _opened_or_again(
+                lambda: pack_gguf(source, packing, origin, threads, reporter, paths, others), reporter
+            )
+        except (CannotWrite, DoesNotFit) as error:
+            reporter.notice(f"{error} The model is packed anew each time it is loaded until then.")
+    recipe = gguf_recipe(source, packing)
+    return _in_memory(source, recipe, packing, registered.header.origin, threads, reporter)
+
+
+def register(header: Header, texts: Mapping[str, bytes], reporter: Reporter, paths: Paths) -> Path:
+    """Write a registration, unless it is there already, and return its file. Raises what `once` raises."""
+
+    def fill(name: str, section: Section, first: int, into: memoryview) -> None:
+        into[:] = texts[name][first : first + len(into)]
+
+    digests = {
+        name: joined(hashlib.sha256(texts[name][start:end]).digest() for start, end in section.pieces)
+        for name, section in header.texts.items()
+    }
+
+    def same(known: Header) -> bool:  # whoever registered the file at the same time may have named it otherwise
+        origin = replace(header.origin, name=known.origin.name)
+        return known == replace(header.with_digests(digests), origin=origin)
+
+    def make(file: Path) -> None:
+        write_with_room(file, header, fill, 1, lambda done, total: None)
+
+    return once(in_all_formats(header.origin, BLOCKS, paths, only_copy=True)[:1], make, reporter, same)
+
+
+def pack_gguf(
+    source: Source,
+    packing: str,
+    origin: Origin,
+    threads: int,
+    reporter: Reporter,
+    paths: Paths,
+    others: Sequence[Path] = (),
+) -> Path:
+    """Return the packed file of a model in int8, int4 or blocks. Make it if neither it nor one of `others` serves.
+
+    A file in blocks is also made again if it has other types than this version rounds to. Raises what `once` raises,
+    and LocalspecError where the files change meanwhile.
+    """
+    files = source.checkpoint.weight_files
+    before, header = stamps(files), source.header(origin, packing, gguf_recipe(source, packing))
+
+    def make(file: Path) -> None:
+        write_with_room(file, header, source.filler({}), threads, packing_told(origin.name, packing, reporter))
+        if stamps(files) != before:
+            file.unlink(missing_ok=True)
+            raise LocalspecError(f"{files[0]} changed while it was read; try again.")
+
+    def serves(found: Header) -> bool:
+        return not found.outdated and (packing != BLOCKS or _tensors(found) == _tensors(header))
+
+    known = in_all_formats(origin, ROUNDED if packing == BLOCKS else packing, paths)
+    return once([*known, *others], make, reporter, serves)
+
+
+def _tensors(header: Header) -> dict[str, Tensor | None]:
+    return {name: section.tensor for name, section in header.tensors.items()}
+
+
+class CannotWrite(LocalspecError):
+    """The cache directory cannot be written, or not read back."""
+
+
+def make(
+    path: Path,
+    packing: str,
+    origin: Origin,
+    threads: int,
+    reporter: Reporter,
+    paths: Paths | None = None,
+    *,
+    only_copy: bool = False,
+) -> Path:
+    """Return a model's packed file, which is made where there is none, or a damaged one; older int8 serves, too.
+
+    Where `origin` names a commit it is the file of that commit: another with the same weights has other texts. One
+    process makes it, others wait. `only_copy` says that its weights will be deleted then. Raises CannotWrite,
+    DoesNotFit where the disk has no room, and LocalspecError for a model that cannot be packed.
+    """
+
+    paths, before = paths or Paths(home()), stamps(weight_files(path))
+    origin = with_files(origin, path, paths, reporter)
+
+    def serves(header: Header) -> bool:
+        made_of = header.origin
+        of_the_commit = not origin.commit or (made_of.repo, made_of.commit) == (origin.repo, origin.commit)
+        return of_the_commit and made_of.files == origin.files and not header.outdated
+
+    def make_it(file: Path) -> None:
+        _make(path, file, packing, origin, threads, reporter)
+        if stamps(weight_files(path)) != before:
+            file.unlink(missing_ok=True)
+            raise LocalspecError(f"The weights of {origin.name} in {path} changed while they were packed; try again.")
+        with suppress(OSError):
+            for former in former_forms(origin, packing, paths):  # nothing else would ever name them
+                former.unlink(missing_ok=True)
+
+    return once(in_all_formats(origin, packing, paths, only_copy=only_copy), make_it, reporter, serves)
+
+
+def with_files(origin: Origin, path: Path, paths: Paths, reporter: Reporter | None = None) -> Origin:
+    """Add the weight files of a directory, which name its packed files.
+
+    Where the same weights were packed before, the files stay as they are named there.
+    """
+    files, show = weight_files(path), _shown(f"reading the weights of {origin.name}", reporter or Reporter())
+    for one in packed_files(paths):
+        before = one.header.origin
+        if before.revision == origin.revision and recognised(files, before.files, paths, show):
+            return replace(origin, files=before.files)
+    return replace(origin, files=identified(files, paths))
+
+
+def once(
+    known: Sequence[Path],
+    make_it: Callable[[Path], None],
+    reporter: Reporter,
+    serves: Callable[[Header], bool] = lambda header: True,
+) -> Path:
+    """Returns the first of these files that can be read and `serves`; else has the first one made, by one process.
+
+    A notice says why one is made again. Raises CannotWrite, DoesNotFit, and what `make_it` raises.
+    """
+    file = known[0]
+    try:
+        if found := _sound(known, reporter, serves):
+            return found
+        private_directory(file.parent)
+        remove_abandoned(file.parent)
+        with locked(file, reporter, f"writes {file.name}"):
+            if found := _sound(known, Reporter(), serves):  # another process made it meanwhile
+                return found
+            make_it(file)
+            remove_outdated(file)
+    except Stalled as error:
+        raise CannotWrite(f"{str(error.strerror)[:1].upper()}{str(error.strerror)[1:]}.") from None
+    except CannotRead as error:  # what was just written
+        raise CannotWrite(f"{error}") from None
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise DoesNotFit(
+                f"The disk of {file.parent} is full; make room, or set LOCALSPEC_HOME to another disk."
+            ) from None
+        if error.errno == errno.EFBIG:
+            raise DoesNotFit(
+                f"A file as large as {file} may not be written; raise the limit of this shell (`ulimit -f unlimited`), "
+                "or set LOCALSPEC_HOME to another disk."
+            ) from None
+        raise CannotWrite(
+            f"{file.parent}, where packed models are kept, cannot be written ({error.strerror}); correct that."
+        ) from None
+    return file
+
+
+def _sound(known: Sequence[Path], reporter: Reporter, serves: Callable[[Header], bool]) -> Path | None:
+    """The first of these files that is there, can be read and serves."""
+    for file in known:
+        try:
+            if file.exists() and serves((found := read(file)).header):
+                return found.path
+        except LocalspecError as error:
+            reporter.notice(str(error))
+    return None
+
+
+def _make(path: Path, file: Path, packing: str, origin: Origin, threads: int, reporter: Reporter) -> None:
+    source = Source.open(path)
+    origin = replace(origin, license=license_of(path), weights=weights_fingerprint(path))
+    header = source.header(origin, packing, Recipe(packing))
+    write_with_room(file, header, source.filler({}), threads, packing_told(origin.name, packing, reporter))
+
+
+def write_with_room(file: Path, header: Header, fill: Fill, threads: int, progress: Progress) -> None:
+    """Writes a packed file. Raises OSError, and DoesNotFit before it begins where the disk has no room."""
+    partial_of(file).unlink(missing_ok=True)  # of a process that was killed; its bytes count as free
+    needed, free = len(header.encoded()) + header.section_bytes, shutil.disk_usage(file.parent).free
+    if needed > free:
+        raise DoesNotFit(
+            f"The packed form of {header.origin.name} takes {size(needed)}, and {size(free)} are "
+            f"free on the disk of {file.parent}; make room, or set LOCALSPEC_HOME to another disk."
+        )
+    write(file, header, fill, threads, progress)
+
+
+def _in_memory(
+    source: Source, recipe: Recipe, packing: str, origin: Origin, threads: int, reporter: Reporter
+) -> PackedModel:
+    header = source.header(origin, packing, recipe)
+    try:
+        return PackedModel.in_memory(header, source.filler({}), threads, packing_told(origin.name, packing, reporter))
+    except (OSError, MemoryError) as error:  # mmap says it with its own error
+        raise DoesNotFit(
+            f"{origin.name} takes {size(header.section_bytes)} of memory in {packing}, which are not free; choose a "
+            "smaller model."
+        ) from error
+
+
+def packing_told(name: str, packing: str, reporter: Reporter) -> Progress:
+    """Report that a model is being packed."""
+    what = f"packing {name} in {packing}, once"
+    reporter.progress(what)
+    return _shown(what, reporter)
+
+
+def _shown(what: str, reporter: Reporter) -> Progress:
+    """Report that something is done, and how far, if that takes a while."""
+    last = monotonic()
+
+    def show(done: int, total: int) -> None:
+        nonlocal last
+        if monotonic() - last >= PAUSE:
+            last = monotonic()
+            reporter.progress(f"{what}: {done / max(total, 1):.0%}")
+
+    return show

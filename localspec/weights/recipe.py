@@ -1,0 +1,120 @@
+"""How a model is packed: which tensor in which format, and in four bits in which blocks."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from localspec.families.architecture import TABLES, TransformerConfig
+from localspec.weights.packed_file import BLOCKS, RECORDS, Tensor, bits, block_inputs
+
+MOST_BITS = 5.5  # of a weight in blocks of a GGUF file, which stay as they are where a model is packed in four bits
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a model is packed: in int8, int4, bf16, fp32 or blocks.
+
+    In int4 matrices are in blocks of the types that `block_type` chooses. In blocks they have those of their file, or
+    their stand-ins. Matrices without such a type are in int8. In int8 matrices that are `narrow` have groups of 32.
+    """
+
+    packing: str
+    narrow: frozenset[str] = frozenset()
+
+    def sections(
+        self, name: str, parts: Sequence[tuple[int, str | None]], inputs: int | None, layers: int
+    ) -> dict[str, Tensor]:
+        """Return how a parameter is packed, by the names of its sections.
+
+        `parts` are the rows of each part, with the type of the blocks that it is stored in, if any. `inputs` is None
+        for a vector. In blocks each part is a section: the parameter's name, a space, its number.
+        """
+        out = sum(rows for rows, _ in parts)
+        in_blocks = self.packing == BLOCKS or (self.packing == "int4" and name not in TABLES)
+        if not in_blocks or inputs is None or name.endswith(".conv"):
+            return {name: self.tensor(name, out, inputs)}
+        found = {}
+        for number, (rows, stored) in enumerate(parts):
+            if self.packing == "int4":
+                chosen = block_type(name, number, layers, inputs)
+                if chosen and stored in RECORDS and bits(stored) <= max(MOST_BITS, bits(chosen)):
+                    chosen = stored
+            else:
+                assert stored is not None
+                chosen = stored if stored in RECORDS else stand_in(stored, inputs)
+            if chosen is None:
+                return {name: self.tensor(name, out, inputs)}
+            found[f"{name} {number}"] = Tensor(BLOCKS, chosen, rows, inputs)
+        return found
+
+    def tensor(self, name: str, out: int, inputs: int | None) -> Tensor:
+        """Return how a parameter of these sizes is packed where it is not in blocks; `inputs` is None for a vector."""
+        if inputs is None:
+            return Tensor("rows", "fp32", 1, out)
+        if name.endswith(".conv"):
+            return Tensor("rows", "fp32", out, inputs)
+        if name in TABLES:
+            return Tensor("rows", "fp32" if self.packing == "fp32" else "bf16", out, inputs)
+        if self.packing in ("fp32", "bf16"):
+            return Tensor("panels", self.packing, out, inputs)
+        return Tensor("panels", "int8", out, inputs, 32 if inputs % 64 or name in self.narrow else 64)
+
+
+_USUAL, _FINER = ("Q4_K", "Q5_0"), ("Q6_K", "Q8_0")  # the second of each for widths that the first does not divide
+
+
+def block_type(name: str, part: int, layers: int, inputs: int) -> str | None:
+    """Return the type of blocks for a part of our parameter `name`; None where no type divides its inputs.
+
+    What loses most is finer, as in llama.cpp's Q4_K_M: the head, and in half of the `layers` values and the projection
+    down. Matrices of what layers read beside their states are so small that four bits would save next to nothing.
+    """
+    types = _FINER if _loses_most(name, part, layers) else _USUAL
+    return next((one for one in types if inputs % block_inputs(one) == 0), None)
+
+
+def part_rows(name: str, stored: Sequence[int], sizes: TransformerConfig) -> list[int]:
+    """Return the rows of the parts of our parameter `name`, each of which may have its own type.
+
+    `stored` are the rows of its tensors; some families store queries, keys and values as one, or gate and up.
+    """
+    if name.endswith("gate_up_proj.weight"):
+        return [sum(stored) // 2] * 2
+    if len(stored) == 1 and name.endswith("qkv_proj.weight"):
+        one = sizes.sizes_of(int(name.split(".")[1]))
+        keys = one.num_kv_heads * one.head_dim
+        parts = [sizes.num_heads * one.head_dim * (2 if sizes.gated else 1), keys, keys]
+        return parts if sum(parts) == stored[0] else [*stored]
+    return [*stored]
+
+
+def in_four_bits(linears: Iterable[tuple[str, Sequence[int], int]], layers: int) -> int:
+    """Return the bytes of the matrices of a model of so many layers: name, rows of each part, inputs."""
+    found = 0
+    for name, parts, inputs in linears:
+        for part, rows in enumerate(parts):
+            if (chosen := block_type(name, part, layers, inputs)) is None:
+                found += Tensor("panels", "int8", sum(parts), inputs, 32).bytes
+                break
+            found += Tensor(BLOCKS, chosen, rows, inputs).bytes
+    return found
+
+
+def _loses_most(name: str, part: int, layers: int) -> bool:
+    if name == "lm_head.weight" or ".per_layer_" in f".{name}":
+        return True
+    if not name.endswith("down_proj.weight") and not (name.endswith("qkv_proj.weight") and part == 2):
+        return False
+    index, eighth = int(name.split(".")[1]), layers // 8
+    return index < eighth or index >= 7 * layers // 8 or (index - eighth) % 3 == 2
+
+
+STAND_INS: Mapping[str, str] = {
+    "TQ1_0": "Q4_K", "TQ2_0": "Q4_K", "IQ1_S": "Q4_K", "IQ1_M": "Q6_K", "IQ2_XXS": "Q5_0", "IQ2_XS": "Q6_K",
+    "IQ2_S": "Q6_K", "IQ3_XXS": "Q5_0", "IQ3_S": "Q5_0", "NVFP4": "Q6_K", "F16": "Q8_0", "BF16": "Q8_0", "F32": "Q8_0",
+}  # fmt: skip
+_ANY_WIDTH = "Q8_0"  # for rows that are no whole number of the blocks above
+
+
+def stand_in(name: str, columns: int) -> str | None:
+    """Return the type that weights of the type `name` are rounded to; None if no type divides rows of `columns`."""
+    return next((one for one in (STAND_INS[name], _ANY_WIDTH) if columns % block_inputs(one) == 0), None)

@@ -1,0 +1,216 @@
+"""A model as it is packed: the tensors that each parameter is made of, read and packed a piece at a time."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from localspec.errors import LocalspecError
+from localspec.families.architecture import TransformerConfig, in_features, weight_map
+from localspec.families.model_config import ModelConfig
+from localspec.families.rope import Rope
+from localspec.machine.library import FORMATS, Packing, address, check, library
+from localspec.weights.checkpoint import Checkpoint, inspect, read_texts
+from localspec.weights.gguf_model import GgufTensor
+from localspec.weights.matrices import BlockMatrix
+from localspec.weights.packed_file import BLOCK_PANEL, BLOCKS, PANEL, Header, Origin, Section, Tensor
+from localspec.weights.recipe import Recipe, part_rows
+from localspec.weights.stored import StoredTensor, read_config, stored_sizes, stored_tensors
+
+_SOURCES = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}  # what the library packs as it is stored
+_HALF = PANEL // 2  # channels of gate, and of up, in a panel
+Importance = Mapping[str, npt.NDArray[np.float32]]  # by parameter: a weight for each input channel
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model's directory as it is packed: sizes, the tensors that each parameter is stacked from, its texts."""
+
+    checkpoint: Checkpoint
+    config: ModelConfig
+    sizes: TransformerConfig
+    made_of: Mapping[str, list[StoredTensor]]
+    texts: Mapping[str, bytes]
+
+    @classmethod
+    def open(cls, path: Path) -> "Source":
+        """Looks at a directory in the Hugging Face layout and reads no weights, but to tell a head from an embedding.
+
+        Raises NotHere and LocalspecError for files that are missing, damaged, or of a kind that cannot be computed.
+        """
+        checkpoint = inspect(path)
+        config = read_config(checkpoint)
+        sizes = stored_sizes(checkpoint, config)
+        Rope.of(config, config.contexts[0])
+        stored = stored_tensors(checkpoint, sizes)
+        made_of = {name: [stored[part] for part, _ in parts] for name, parts in weight_map(sizes).items()}
+        made_of.setdefault("lm_head.weight", made_of["embed_tokens"])
+        return cls(checkpoint, config, sizes, made_of, read_texts(path))
+
+    def header(self, origin: Origin, packing: str, recipe: Recipe) -> Header:
+        """Return what a packed file of this model will hold. An embedding that is the head is there once."""
+        tensors: dict[str, Tensor] = {}
+        for name, parts in self.made_of.items():
+            if name != "embed_tokens" or not self.sizes.tied:
+                rows, types = self._part_rows(name), [_type(part) for part in parts]
+                types *= len(rows) // len(types)  # a tensor of several parts has one
+                stored = [*zip(rows, types, strict=True)]
+                tensors |= recipe.sections(name, stored, in_features(name, self.sizes), self.sizes.num_layers)
+        texts = {name: len(text) for name, text in self.texts.items()}
+        return Header.plan(origin, packing, self.checkpoint.parameters, tensors, texts)
+
+    def _part_rows(self, name: str) -> list[int]:
+        return part_rows(name, [part.shape[0] for part in self.made_of[name]], self.sizes)
+
+    def filler(self, importance: Importance) -> Callable[[str, Section, int, memoryview], None]:
+        """Returns what fills a piece of a section with what belongs there; several threads may call it."""
+
+        def fill(name: str, section: Section, first: int, into: memoryview) -> None:
+            if section.tensor is None:
+                into[:] = self.texts[name][first : first + len(into)]
+                return
+            ours, _, number = name.partition(" ")
+            parts, counts = self.made_of[ours], importance.get(ours)
+            if section.tensor.layout == "rows":
+                finite = _fill_rows(parts, section.tensor, first, into)
+            elif section.tensor.layout == BLOCKS:
+                above = sum(self._part_rows(ours)[: int(number)])
+                finite = _fill_blocks(parts, above, section.tensor, first, into, counts)
+            else:
+                fill_panels(parts, section.tensor, first, into, ours.endswith("gate_up_proj.weight"))
+                finite = is_finite(into, section.tensor)
+            if not finite:
+                raise LocalspecError(
+                    f"{ours} of {self.checkpoint.path} holds NaN or inf, which no text can come from; "
+                    "fetch the model again, or choose another."
+                )
+
+        return fill
+
+
+def _type(part: StoredTensor) -> str | None:
+    return part.block.name if isinstance(part, GgufTensor) else None
+
+
+def _fill_rows(parts: list[StoredTensor], tensor: Tensor, first: int, into: memoryview) -> bool:
+    """Fill rows of an embedding, or of a vector that may be stacked from several. Return whether all are numbers."""
+    if len(parts) == 1:
+        item = 2 if tensor.format == "bf16" else 4
+        if parts[0].dtype == "BF16" and tensor.format == "bf16":
+            parts[0].read(into, first)
+            return is_finite(into, tensor)
+        numbers = parts[0].floats(first // item, len(into) // item)
+    else:
+        whole = np.concatenate([part.floats(0, part.shape[0]) for part in parts])
+        numbers = whole[first // 4 : (first + len(into)) // 4]
+    into[:] = (_bf16(numbers) if tensor.format == "bf16" else numbers).tobytes()
+    return is_finite(into, tensor)
+
+
+def _fill_blocks(
+    parts: Sequence[StoredTensor],
+    above: int,
+    tensor: Tensor,
+    first: int,
+    into: memoryview,
+    importance: npt.NDArray[np.float32] | None,
+) -> bool:
+    """Fill panels of a part with the blocks of its file, or with others. Return whether all weights are numbers.
+
+    `above` are the rows of the parts before it.
+    """
+    row = BLOCK_PANEL * (first // tensor.panel_bytes)
+    count = min(tensor.out - row, BLOCK_PANEL * (len(into) // tensor.panel_bytes))
+    target = BlockMatrix(np.frombuffer(into, np.uint8), count, tensor.inputs, tensor.format)
+    filled: Callable[..., None]
+    given: tuple[Any, ...]
+    starts = accumulate((part.shape[0] for part in parts), initial=0)
+    start, stored = [pair for pair in zip(starts, parts, strict=False) if pair[0] <= above][-1]
+    if _type(stored) == tensor.format and above + tensor.out <= start + stored.shape[0]:
+        filled, given = target.fill, (_blocks(stored, above - start + row, count),)
+    else:
+        weights, source = _rows(parts, [(above + row, above + row + count)], tensor.inputs)
+        filled, given = target.fill_rounded, (weights, importance, source)
+    try:
+        filled(*given)
+    except LocalspecError:
+        return False
+    return True
+
+
+def _blocks(part: StoredTensor, row: int, count: int) -> npt.NDArray[np.uint8]:
+    """Return rows of a tensor as their file has them, those of heads in our order."""
+    assert isinstance(part, GgufTensor)
+    heads, of_row = part.head_rows or 1, part.bytes // part.shape[0]
+    before = row % heads
+    rows = np.empty((-(-(before + count) // heads) * heads, of_row), np.uint8)
+    part.read(rows.data.cast("B"), (row - before) * of_row)
+    pairs = rows.reshape(-1, heads // 2, 2, of_row).swapaxes(1, 2).reshape(rows.shape) if part.head_rows else rows
+    return np.ascontiguousarray(pairs[before : before + count])
+
+
+def _bf16(numbers: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """Rounds to the nearest, ties to even; NaN stays NaN."""
+    bits = numbers.view(np.uint32)
+    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+    return np.where(np.isnan(numbers), bits >> 16 | 0x40, rounded).astype(np.uint16)
+
+
+def fill_panels(
+    parts: list[StoredTensor],
+    tensor: Tensor,
+    first: int,
+    into: memoryview,
+    interleave: bool,
+) -> None:
+    """Pack the panels of a piece, as a separate matrix: gate and up have 16 channels in each panel, others 32."""
+    panel, count = first // tensor.panel_bytes, len(into) // tensor.panel_bytes
+    if interleave:
+        half = tensor.out // 2
+        ranges = [(at + _HALF * panel, at + min(half, _HALF * (panel + count))) for at in (0, half)]
+    else:
+        ranges = [(PANEL * panel, min(tensor.out, PANEL * (panel + count)))]
+    rows, source = _rows(parts, ranges, tensor.inputs)
+    target = np.frombuffer(into, np.uint8)
+    packing = Packing(
+        address(rows), FORMATS[source], len(rows), tensor.inputs, FORMATS[tensor.format], tensor.group, interleave,
+        None,
+    )  # fmt: skip
+    check(library().ls_pack(packing, address(target), 0, count))
+
+
+def is_finite(piece: memoryview, tensor: Tensor) -> bool:
+    """Whether a piece of a packed tensor holds numbers only. Of dense panels nothing is known: they are never filed."""
+    if tensor.layout == "rows" and tensor.format == "bf16":
+        return bool(((np.frombuffer(piece, np.uint16) & 0x7F80) != 0x7F80).all())
+    if tensor.layout == "rows":
+        return bool(np.isfinite(np.frombuffer(piece, np.float32)).all())
+    if not tensor.group:
+        return True
+    records = np.frombuffer(piece, np.uint8).reshape(-1, tensor.panel_bytes // -(-tensor.inputs // tensor.group))
+    return bool(np.isfinite(records[:, : 2 * PANEL].copy().view(np.float16)).all())  # where a weight is none, its scale
+
+
+def _rows(parts: Sequence[StoredTensor], ranges: list[tuple[int, int]], inputs: int) -> tuple[npt.NDArray[Any], str]:
+    """Rows [from, to) of tensors that are stacked, one range after another, and their format for the library."""
+    same = len({part.dtype for part in parts}) == 1 and parts[0].dtype in _SOURCES
+    source = _SOURCES[parts[0].dtype] if same else "fp32"
+    rows = np.empty((sum(to - start for start, to in ranges), inputs), np.float32 if source == "fp32" else np.uint16)
+    filled = 0
+    for start, to in ranges:
+        at = 0
+        for part in parts:
+            low, high = max(start, at) - at, min(to, at + part.shape[0]) - at
+            if low < high:
+                slot = rows[filled : filled + high - low]
+                if same:
+                    part.read(slot.reshape(-1).view(np.uint8).data, low * slot.strides[0])
+                else:
+                    slot[:] = part.floats(low * inputs, slot.size).reshape(slot.shape)
+                filled += high - low
+            at += part.shape[0]
+    return rows, source

@@ -1,0 +1,160 @@
+"""The tensors in a model's safetensors files: where each lies, and whether all are there that config.json promises."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from io import FileIO
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from localspec.errors import LocalspecError, cannot_read
+from localspec.families.architecture import TransformerConfig, in_features, weight_map
+from localspec.families.family_config import NotComputed
+from localspec.families.model_config import ModelConfig, least_parameters, not_computed
+from localspec.weights.checkpoint import Checkpoint, tensor_headers, tensor_start, text_name
+
+_PIECE = 2**20  # numbers that are compared at a time
+NUMPY_TYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16}  # whose bits bf16's are
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """Where a tensor is in a file: its first byte, its shape, the name of its type in safetensors, its bytes in all."""
+
+    file: Path
+    start: int
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+
+    def read(self, into: memoryview, first: int = 0) -> None:
+        """Fills bytes with the tensor's from `first` on. Raises LocalspecError for one changed or unreadable."""
+        try:
+            with FileIO(self.file) as stream:
+                stream.seek(self.start + first)
+                while into:
+                    count = stream.readinto(into)
+                    if not count:
+                        raise damaged(self.file, "it ends too early")
+                    into = into[count:]
+        except OSError as error:
+            raise cannot_read(self.file, error) from error
+
+    def floats(self, first: int, count: int) -> npt.NDArray[np.float32]:
+        """Returns `count` numbers from the `first` on, as fp32. Raises LocalspecError for a type that is not known."""
+        if self.dtype not in NUMPY_TYPES:
+            raise damaged(self.file, f"a tensor is of the type {self.dtype}")
+        numbers = np.empty(count, NUMPY_TYPES[self.dtype])
+        self.read(numbers.view(np.uint8).data, first * numbers.itemsize)
+        if self.dtype == "BF16":
+            return (numbers.astype(np.uint32) << 16).view(np.float32)
+        return numbers.astype(np.float32, copy=False)
+
+
+def damaged(file: Path, what: str) -> LocalspecError:
+    return LocalspecError(f"{file} is damaged ({what}); fetch the model again.")
+
+
+def stored_tensors(checkpoint: Checkpoint, config: TransformerConfig) -> dict[str, StoredTensor]:
+    """Finds every tensor that the model is made of, by its Hugging Face name.
+
+    Raises LocalspecError for tensors that are missing or have another shape than config.json promises.
+    """
+    return find_stored(checkpoint, weight_map(config), lambda name: in_features(name, config))
+
+
+def find_stored(
+    checkpoint: Checkpoint,
+    made_of: Mapping[str, Sequence[tuple[str, int]]],
+    columns_of: Callable[[str], int | None],
+) -> dict[str, StoredTensor]:
+    """Finds the tensors, with their rows, that each of ours is made of; `columns_of` ours is None for a vector.
+
+    Raises what `stored_tensors` raises.
+    """
+    names = frozenset(part for parts in made_of.values() for part, _ in parts)
+    found = _find(checkpoint, names)
+    if missing := sorted(names - found.keys()):
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise LocalspecError(f"The weights in {checkpoint.path} lack '{missing[0]}'{more}; fetch the model again.")
+    for name, parts in made_of.items():
+        columns = columns_of(name)
+        for part, rows in parts:
+            if found[part].dtype not in NUMPY_TYPES:
+                raise LocalspecError(
+                    f"'{part}' in {checkpoint.path} is of the type {found[part].dtype}, which weights never are; fetch "
+                    "the model again."
+                )
+            one_each = (1,) if name.endswith(".conv") else ()  # of the input channels: each has a filter of its own
+            promised = (rows,) if columns is None else (rows, *one_each, columns)
+            if found[part].shape != promised:
+                raise LocalspecError(
+                    f"'{part}' in {checkpoint.path} has the shape {[*found[part].shape]} where config.json promises "
+                    f"{[*promised]}; fetch the model again."
+                )
+    return found
+
+
+def stored_sizes(checkpoint: Checkpoint, config: ModelConfig) -> TransformerConfig:
+    """Returns the sizes of a model whose files may hold a head that config.json does not tell of.
+
+    What the files hold is what counts, as for the stock model. Raises what `TransformerConfig.of` raises.
+    """
+    sizes = TransformerConfig.of(config)
+    return replace(sizes, tied=False) if sizes.tied and _own_head(checkpoint) else sizes
+
+
+def _own_head(checkpoint: Checkpoint) -> bool:
+    """Returns whether the weights hold a head that is not the embedding, though config.json says the two are one."""
+    found = list(_find(checkpoint, frozenset(("lm_head.weight", "model.embed_tokens.weight"))).values())
+    if len(found) < 2:
+        return False
+    one, other = found
+    if one.shape != other.shape:
+        return True
+    count = prod(one.shape)
+    pieces = ((first, min(_PIECE, count - first)) for first in range(0, count, _PIECE))
+    return not all(np.array_equal(one.floats(*piece), other.floats(*piece)) for piece in pieces)
+
+
+def _find(checkpoint: Checkpoint, names: frozenset[str]) -> dict[str, StoredTensor]:
+    """The tensors of these names in the files; some may be missing."""
+    found = {}
+    for file in checkpoint.weight_files:
+        start = tensor_start(file)
+        for name, entry in tensor_headers(file).items():
+            if (own := text_name(name)) in names:
+                found[own] = _stored(file, start, entry)
+    return found
+
+
+def _stored(file: Path, start: int, entry: dict[str, Any]) -> StoredTensor:
+    first, end = entry["data_offsets"]
+    return StoredTensor(file, start + first, tuple(entry["shape"]), entry["dtype"], end - first)
+
+
+def read_config(checkpoint: Checkpoint) -> ModelConfig:
+    """Reads config.json. Raises LocalspecError for one that is not usable or not possible."""
+    if packed := checkpoint.config.get("quantization_config"):
+        method = packed.get("quant_method", "unknown") if isinstance(packed, dict) else packed
+        raise LocalspecError(
+            f"The weights in {checkpoint.path} are packed ({method}), which localspec does not read; "
+            "use the model's bf16 or fp16 weights."
+        )
+    try:
+        config = ModelConfig.of(checkpoint.config)
+    except NotComputed as error:
+        raise not_computed(error, checkpoint.path, checkpoint.architecture) from None
+    except ValueError as error:
+        raise LocalspecError(
+            f"The config.json in {checkpoint.path} is not usable ({error}); fetch the model again, or choose another."
+        ) from None
+    if least_parameters(config) > checkpoint.parameters:  # said before anything is built for layers that do not exist
+        raise LocalspecError(
+            f"{checkpoint.path / 'config.json'} promises {config.num_hidden_layers} layers and a vocabulary of "
+            f"{config.vocab_size}, more than the {checkpoint.parameters} weights there are; fetch the model again."
+        )
+    return config
