@@ -46,9 +46,9 @@ def opened(file: Path, compute: Callable[[Source], None] = lambda _: None) -> st
     try:
         model = GgufModel.open(file)
         source = gguf_source(model)
-        for sentence in model.notices():
-            assert "\n" not in sentence and sentence.endswith(".")
         chat = ChatTokenizer(Tokenizer.decoded(source.texts, file))
+        for sentence in model.notices(chat.added_marks()):
+            assert "\n" not in sentence and sentence.endswith(".")
         generation = generation_config(source.texts["generation_config.json"], file)
         asked_sampling(Settings(), generation, "a")
         chat.stop_tokens((generation["eos_token_id"],))

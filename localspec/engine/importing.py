@@ -37,6 +37,7 @@ from localspec.weights.packed_files import (
 )
 
 if TYPE_CHECKING:
+    from localspec.models.chat_tokenizer import ChatTokenizer
     from localspec.weights.gguf_model import GgufModel
 
 
@@ -128,7 +129,7 @@ def _register(
 
     former, model = None if origin else import_of(file, paths, show), GgufModel.open(file, texts)
     files = [part.path for part in model.parts]
-    model.chat.require_template()
+    chat = _chat_of(model)
     marks = fingerprints(files)
     held = {str(part): marks[part.name] for part in files}
     digests = {} if origin else registry.file_digests(files, paths, show)
@@ -146,12 +147,22 @@ def _register(
         reporter.notice(f"{file} was imported by a version that read its metadata in another way; it is read again.")
         _forget(former, paths)
     if not (same and known):
-        for sentence in [*model.notices(), *_rounding(header)]:
+        for sentence in [*model.notices(chat.added_marks()), *_rounding(header)]:
             reporter.notice(sentence)
     written = read(register(header, model.texts, reporter, paths))
     if former and known and former.path != written.path:
         former.path.unlink(missing_ok=True)
     return written, model, not (same and known)
+
+
+def _chat_of(model: "GgufModel") -> "ChatTokenizer":
+    """Return the tokenizer and the chat template of a model. Raises LocalspecError if one of them cannot be used."""
+    from localspec.models.chat_tokenizer import ChatTokenizer  # the tokenizers library
+    from localspec.models.tokenizer import Tokenizer
+
+    chat = ChatTokenizer(Tokenizer.decoded(model.texts, model.path))
+    chat.require_template()
+    return chat
 
 
 def _rounding(header: Header) -> list[str]:
@@ -249,8 +260,7 @@ def ready(name: str, settings: Settings, reporter: Reporter) -> TargetCard:
     if known is None or not known.header.registered or known.header.missing:
         moved = known is not None and known.header.registered
         answers = known.header.answers if known else BLOCKS
-        registered, model, _ = _register(file, answers, reporter, paths)
-        model.chat.tokenizer.hand_on()
+        registered, _, _ = _register(file, answers, reporter, paths)
         header = registered.header
         if not moved:
             held = size(header.weight_bytes) if header.answers == BLOCKS else f"packed in {header.answers}"

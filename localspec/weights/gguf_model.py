@@ -15,8 +15,6 @@ import numpy.typing as npt
 from localspec.errors import LocalspecError, NotHere
 from localspec.families.architecture import TransformerConfig, in_features, weight_map
 from localspec.families.model_config import ModelConfig
-from localspec.models.chat_tokenizer import ChatTokenizer
-from localspec.models.tokenizer import Tokenizer
 from localspec.outside_files import parse_json
 from localspec.text import LONGEST_LICENSE, one_line
 from localspec.weights.fingerprint import sampled_weights
@@ -209,15 +207,11 @@ class GgufModel:
         except ValueError as error:
             raise damaged(self.path, str(error)[:200]) from None
 
-    @cached_property
-    def chat(self) -> ChatTokenizer:
-        """Its tokenizer and chat template. Raises LocalspecError where `texts` does, and for an unusable tokenizer."""
-        return ChatTokenizer(Tokenizer.decoded(self.texts, self.path))
-
-    def notices(self) -> list[str]:
+    def notices(self, added: Sequence[tuple[str, bool]]) -> list[str]:
         """Return what becomes of metadata that are not followed, or that change prompts unlike the model's own files.
 
-        Raises what `texts` raises.
+        `added` are the marks that the tokenizer adds to prompts, and whether they come first. Raises what `texts`
+        raises.
         """
         if self.given is not None:
             return []
@@ -227,7 +221,7 @@ class GgufModel:
         found += [
             f"{self.path.name} wants {mark} {'before' if first else 'after'} each prompt, and its chat template writes "
             "none; it is put there, as llama-server does."
-            for mark, first in self.chat.added_marks()
+            for mark, first in added
         ]
         return found
 

@@ -45,7 +45,7 @@ def rounded(header: Header) -> dict[str, str]:
 
 
 def gguf_source(model: GgufModel) -> Source:
-    """Look at headers, and try the tokenizer. Raises LocalspecError for what cannot be computed."""
+    """Look at headers. Raises LocalspecError for what cannot be computed."""
     config = model.config
     if least_parameters(config) > model.parameters:
         raise damaged(model.path, f"it promises {config.num_hidden_layers} layers and has {model.parameters} weights")
@@ -53,7 +53,6 @@ def gguf_source(model: GgufModel) -> Source:
     Rope.of(config, config.contexts[0])
     stored = model.tensors(sizes)
     made_of = {name: [stored[part] for part, _ in parts] for name, parts in weight_map(sizes).items()}
-    assert model.chat
     return _source(config, sizes, made_of, [part.path for part in model.parts], model.texts, model.parameters)
 
 

@@ -277,7 +277,9 @@ def test_prompts_have_the_marks_that_the_file_or_the_template_wants_once(
     assert chat.tokenizer.encode("abc") == [*([0] if bos else []), 2, 3, 4, *([1] if eos else [])]
     written = [tokens[0]] if "bos_token" in template else [tokens[1]] if "eos_token" in template else []
     added = [tokens[one] for one in (*before, *after) if tokens[one] not in written]
-    assert [mark for mark in tokens if any(f" wants {mark} " in sentence for sentence in model.notices())] == added
+    assert [
+        mark for mark in tokens if any(f" wants {mark} " in sentence for sentence in model.notices(chat.added_marks()))
+    ] == added
 
 
 def test_weights_that_nothing_computes_or_that_are_missing_are_refused(tmp_path, directory):
