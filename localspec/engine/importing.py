@@ -152,6 +152,7 @@ def _register(
     written = read(register(header, model.texts, reporter, paths))
     if former and known and former.path != written.path:
         former.path.unlink(missing_ok=True)
+    chat.tokenizer.hand_on()
     return written, model, not (same and known)
 
 

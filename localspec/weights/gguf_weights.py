@@ -1,40 +1,27 @@
-"""A model in GGUF files: registered, and then opened in the blocks of its files, or packed like any other."""
+"""A model in GGUF files: registered, and then packed like any other, or opened in the blocks of its files."""
 
-import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import islice
-from math import gcd, prod
+from dataclasses import replace
+from math import prod
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from localspec.errors import DoesNotFit, LocalspecError, NotHere, first_line
+from localspec.errors import LocalspecError, NotHere, first_line
 from localspec.families.architecture import TransformerConfig, in_features, weight_map
 from localspec.families.model_config import ModelConfig, least_parameters
 from localspec.families.rope import Rope
 from localspec.machine.library import BLOCK_TYPES
-from localspec.outside_files import MIB, parse_json
-from localspec.quantities import size
+from localspec.outside_files import parse_json
 from localspec.weights.checkpoint import Checkpoint, again, moved
-from localspec.weights.fingerprint import file_fingerprint, stamps
+from localspec.weights.fingerprint import file_fingerprint
 from localspec.weights.gguf_file import BLOCKS, damaged
 from localspec.weights.gguf_model import GgufModel, GgufTensor
-from localspec.weights.matrices import BlockMatrix, BlockStack, empty_matrices
-from localspec.weights.packed_file import BLOCK_PANEL, BlockPart, Header, Origin, PackedFile
 from localspec.weights.packed_file import BLOCKS as IN_BLOCKS
+from localspec.weights.packed_file import BlockPart, Header, Origin, PackedFile
 from localspec.weights.packed_files import FILED
 from localspec.weights.recipe import Recipe, stand_in
 from localspec.weights.source import Source
 from localspec.weights.stored import StoredTensor
 
-Floats = npt.NDArray[np.float32]
-_PIECE = 2**21  # bytes of a file that a thread reads at a time
-_ROOM = 320 * MIB  # address space that threads and the tokenizer take at most; without it they end the process, or hang
 _TYPES = {block.name: block for block in BLOCKS.values()}
 
 
@@ -91,15 +78,6 @@ def _part(tensor: StoredTensor, numbers: Mapping[Path, int]) -> BlockPart:
     return BlockPart(number, tensor.start, tensor.bytes, tensor.block.name, tensor.shape, tensor.head_rows)
 
 
-def _as_computed(name: str, parts: Sequence[StoredTensor]) -> list[GgufTensor]:
-    """Return the parts of a parameter as they are computed: gate and up are two, also if the file has one tensor."""
-    found = [part for part in parts if isinstance(part, GgufTensor)]
-    if len(found) > 1 or not name.endswith(".gate_up_proj.weight"):
-        return found
-    half = replace(found[0], shape=(found[0].shape[0] // 2, found[0].shape[1]), bytes=found[0].bytes // 2)
-    return [half, replace(half, start=half.start + half.bytes)]
-
-
 def files_of(found: PackedFile) -> list[Path]:
     """Return the GGUF files of a registration. Raises NotHere for one that is missing, or changed."""
     header = found.header
@@ -150,111 +128,3 @@ def gguf_recipe(source: Source, packing: str) -> Recipe:
 
 def _is_q8_0(part: object) -> bool:
     return isinstance(part, GgufTensor) and part.block.name == "Q8_0"
-
-
-# -- in blocks ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class BlockModel:
-    """A model in the blocks of its GGUF files, in private memory. A head that is the embedding is stored once."""
-
-    header: Header
-    config: ModelConfig
-    texts: Mapping[str, bytes]
-    tensors: Mapping[str, BlockStack | Floats]  # by the names of `weight_map`
-
-    @cached_property
-    def sizes(self) -> TransformerConfig:
-        """Its sizes; the head is always there."""
-        return replace(TransformerConfig.of(self.config), tied=False)
-
-
-def open_blocks(found: PackedFile, threads: int) -> BlockModel:
-    """Open a registered model whose types all have kernels.
-
-    Raises NotHere and LocalspecError for files that are missing, changed or damaged.
-
-    Each thread reads a piece of a file into a buffer and transposes it into panels; nothing is mapped, because a mapped
-    file that is cut short ends the process.
-    """
-    texts = {name: found.text(name) for name in found.header.texts}
-    files = files_of(found)
-    before, source = stamps(files), registered_source(found.header, texts, files)
-    made_of = {name: _as_computed(name, parts) for name, parts in source.made_of.items()}
-    vectors = {name: parts for name, parts in made_of.items() if in_features(name, source.sizes) is None}
-    stored = {name: parts for name, parts in made_of.items() if name not in vectors}
-    if source.sizes.tied:
-        del stored["lm_head.weight"]
-    every = [part for parts in stored.values() for part in parts]
-    sizes = [(part.shape[0], part.shape[1], part.block.name) for part in every]
-    try:
-        matrices = iter(empty_matrices(sizes))
-        np.empty(_ROOM, np.uint8)  # given back at once: it is there for what follows, which would end the process
-    except (OSError, MemoryError) as error:
-        needed = size(found.header.weight_bytes)
-        raise DoesNotFit(
-            f"{found.header.origin.name} takes {needed} of memory, which are not free; choose a smaller model."
-        ) from error
-    stacks = {name: BlockStack((*islice(matrices, len(parts)),)) for name, parts in stored.items()}
-    pieces = [
-        (name, part, matrix, start, end)
-        for name, parts in stored.items()
-        for part, matrix in zip(parts, stacks[name].parts, strict=True)
-        for start, end in _ranges(part)
-    ]
-    held = threading.local()
-    with ThreadPoolExecutor(threads) as pool:
-        jobs = [pool.submit(_fill, held, *piece) for piece in pieces]
-        try:
-            for job in jobs:
-                job.result()
-        finally:
-            for job in jobs:
-                job.cancel()
-    if stamps(files) != before:
-        raise LocalspecError(f"{files[0]} changed while it was read; try again.")
-    if source.sizes.tied:
-        stacks["lm_head.weight"] = stacks["embed_tokens"]
-    tensors: dict[str, BlockStack | Floats] = {
-        **stacks,
-        **{name: _vector(name, parts) for name, parts in vectors.items()},
-    }
-    return BlockModel(found.header, source.config, texts, tensors)
-
-
-def _vector(name: str, parts: Sequence[GgufTensor]) -> Floats:
-    """Return a vector as the file has it. Raises LocalspecError for one with other than numbers."""
-    vector = np.concatenate([part.floats(0, part.shape[0]) for part in parts])
-    if not np.isfinite(vector).all():
-        raise not_finite(name, parts[0].file)
-    return vector
-
-
-def _ranges(part: GgufTensor) -> list[tuple[int, int]]:
-    """Return the rows of each piece of a tensor: whole panels, and whole heads where their rows are in pairs."""
-    together = BLOCK_PANEL if not part.head_rows else BLOCK_PANEL * part.head_rows // gcd(BLOCK_PANEL, part.head_rows)
-    step = max(1, _PIECE * part.shape[0] // part.bytes // together) * together
-    return [(start, min(start + step, part.shape[0])) for start in range(0, part.shape[0], step)]
-
-
-def _fill(held: Any, name: str, part: GgufTensor, matrix: BlockMatrix, start: int, end: int) -> None:
-    """Read rows of a file into the panels where they belong."""
-    count, of_row = end - start, part.bytes // part.shape[0]
-    if len(getattr(held, "buffer", ())) < count * of_row:
-        held.buffer = np.empty(count * of_row, np.uint8)
-    rows = held.buffer[: count * of_row]
-    part.read(rows.data, start * of_row)
-    of_panel = len(matrix.data) // -(-matrix.out // BLOCK_PANEL)
-    panels = matrix.data[start // BLOCK_PANEL * of_panel : -(-end // BLOCK_PANEL) * of_panel]
-    try:
-        BlockMatrix(panels, count, matrix.inputs, matrix.type).fill(rows.reshape(count, -1), head_rows=part.head_rows)
-    except LocalspecError:
-        raise not_finite(name, part.file) from None
-
-
-def not_finite(name: str, file: Path) -> LocalspecError:
-    """Return what to say of a tensor with a number that is NaN or inf."""
-    return LocalspecError(
-        f"{name} in {file} holds NaN or inf, which no text can come from; fetch the file again, or choose another."
-    )

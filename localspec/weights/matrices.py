@@ -1,6 +1,6 @@
 """Matrices as the compiled library computes with them: packed in panels, or in blocks, and stacks of blocks."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,8 +66,7 @@ class PackedMatrix:
         """Returns room for a matrix, in memory of its own. Raises LocalspecError for a format that is not possible."""
         if not (size := library().ls_packed_bytes(out, inputs, FORMATS[format], group)):
             raise LocalspecError(f"A matrix of {out} by {inputs} in {format} cannot be packed by {group}.")
-        spare = np.empty(size + _ALIGNMENT, np.uint8)
-        return cls(spare[-spare.ctypes.data % _ALIGNMENT :][:size], out, inputs, format, group)
+        return cls(room(size), out, inputs, format, group)
 
     def struct(self, bias: npt.NDArray[np.float32] | None = None) -> Matrix:
         """As the library takes it; who keeps the structure keeps this and the bias too."""
@@ -115,7 +114,7 @@ class BlockMatrix:
     @classmethod
     def empty(cls, out: int, inputs: int, type: str) -> "BlockMatrix":  # noqa: A002
         """Return room for a matrix. Raises LocalspecError for sizes that are not possible."""
-        return empty_matrices([(out, inputs, type)])[0]
+        return cls(room(packed_bytes(out, inputs, type)), out, inputs, type)
 
     @property
     def panels(self) -> int:
@@ -196,20 +195,10 @@ class BlockStack:
         return matrix_rows(self.struct(), ids)
 
 
-def empty_matrices(sizes: Iterable[tuple[int, int, str]]) -> list[BlockMatrix]:
-    """Return room for matrices (out, inputs, type), all in one piece of memory, of large pages where there are any.
-
-    The memory is the system's again when none of them is left. Raises LocalspecError for sizes that are not possible.
-    """
-    sizes = list(sizes)
-    bytes_of = [packed_bytes(*size) for size in sizes]
-    starts = np.cumsum([0, *(-(-size // _ALIGNMENT) * _ALIGNMENT for size in bytes_of)]).tolist()
-    spare = np.empty(starts[-1] + _ALIGNMENT, np.uint8)  # numpy asks for large pages where it takes so much
-    whole = spare[-spare.ctypes.data % _ALIGNMENT :]
-    return [
-        BlockMatrix(whole[start : start + size], *given)
-        for given, start, size in zip(sizes, starts, bytes_of, strict=False)
-    ]
+def room(count: int) -> npt.NDArray[np.uint8]:
+    """Return bytes in memory that begin where matrices may, in large pages where there are any."""
+    spare = np.empty(count + _ALIGNMENT, np.uint8)  # numpy asks for large pages where it takes so much
+    return spare[-spare.ctypes.data % _ALIGNMENT :][:count]
 
 
 def packed_bytes(out: int, inputs: int, type: str) -> int:  # noqa: A002

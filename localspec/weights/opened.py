@@ -20,7 +20,7 @@ from localspec.families.architecture import TABLES, TransformerConfig, in_featur
 from localspec.families.model_config import ModelConfig
 from localspec.machine.library import MOST_PARTS
 from localspec.outside_files import parse_json
-from localspec.weights.matrices import BlockMatrix, BlockStack, PackedMatrix
+from localspec.weights.matrices import BlockMatrix, BlockStack, PackedMatrix, room
 from localspec.weights.packed_file import BLOCKS, Header, Progress, Section, Tensor, joined, read, undamaged
 from localspec.weights.packed_files import partial_of
 
@@ -108,10 +108,10 @@ def _flush_directory(directory: Path) -> None:
 
 @dataclass(frozen=True)
 class PackedModel:
-    """A packed model, in a mapped file or in memory of its own."""
+    """A model whose weights can be computed with: in any packing, in a mapped file or in memory."""
 
     header: Header
-    content: mmap.mmap
+    content: mmap.mmap | npt.NDArray[np.uint8]
     start: int  # of the sections, in bytes
 
     @classmethod
@@ -123,9 +123,9 @@ class PackedModel:
 
     @classmethod
     def in_memory(cls, header: Header, fill: Fill, threads: int, progress: Progress) -> "PackedModel":
-        """Packs into memory instead of a file."""
-        content = mmap.mmap(-1, max(header.section_bytes, 1))
-        whole = memoryview(content)
+        """Pack into memory instead of a file."""
+        content = room(header.section_bytes)
+        whole = content.data
 
         def put(name: str, section: Section, first: int, end: int) -> bytes:
             piece = whole[section.offset + first : section.offset + end]
@@ -204,7 +204,8 @@ class PackedModel:
     def view(self, name: str) -> memoryview:
         """The bytes of a section. Raises KeyError for a name that is not there."""
         section = self.header.sections[name]
-        return memoryview(self.content)[self.start + section.offset :][: section.bytes]
+        whole = memoryview(self.content) if isinstance(self.content, mmap.mmap) else self.content.data
+        return whole[self.start + section.offset :][: section.bytes]
 
     @cached_property
     def texts(self) -> dict[str, bytes]:

@@ -9,14 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 
+import numpy as np
+
 from localspec.environment import home
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.events import Reporter
+from localspec.outside_files import MIB
 from localspec.paths import Paths, private_directory
 from localspec.quantities import size
 from localspec.weights.checkpoint import damaged, is_packed, license_of, moved, only_packed, revision, weight_files
 from localspec.weights.fingerprint import identified, recognised, stamps, weights_fingerprint
-from localspec.weights.gguf_weights import BlockModel, files_of, gguf_recipe, open_blocks, registered_source, rounded
+from localspec.weights.gguf_weights import files_of, gguf_recipe, registered_source, rounded
 from localspec.weights.opened import Fill, PackedModel, write
 from localspec.weights.packed_file import (
     BLOCKS,
@@ -48,13 +51,14 @@ from localspec.weights.recipe import Recipe
 from localspec.weights.source import Source
 
 PAUSE = 1.0  # seconds between two reports of how far packing is
+_ROOM = 320 * MIB  # address space that threads and the tokenizer take at most; without it they end the process, or hang
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 def load(
     path: Path, packing: str, name: str, threads: int, reporter: Reporter, paths: Paths | None = None
-) -> PackedModel | BlockModel:
-    """Returns a model in int8, int4, bf16 or fp32; `path` is its directory, or a packed file.
+) -> PackedModel:
+    """Return a model in int8, int4, bf16 or fp32; `path` is its directory, or a packed file.
 
     One that is registered can be had in the blocks of its GGUF files, too.
 
@@ -94,7 +98,7 @@ def _opened_or_again(made: Callable[[], Path], reporter: Reporter) -> PackedMode
     return _opened(made())
 
 
-def _all_there_is(path: Path, packing: str, threads: int, reporter: Reporter, paths: Paths) -> PackedModel | BlockModel:
+def _all_there_is(path: Path, packing: str, threads: int, reporter: Reporter, paths: Paths) -> PackedModel:
     """Open a model that is here packed, or registered and read from its GGUF files, in this packing.
 
     Raises NotHere for a packing that it is not here in.
@@ -106,8 +110,6 @@ def _all_there_is(path: Path, packing: str, threads: int, reporter: Reporter, pa
         reporter.notice(f"{moved(registered.header, missing)} Until then it answers as it was packed before.")
     file = here.get(packing)
     if registered and file == registered.path:
-        if not rounded(registered.header):
-            return open_blocks(registered, threads)
         file = None
     if file and not (read(file).header.outdated and registered and not missing):
         try:
@@ -121,7 +123,7 @@ def _all_there_is(path: Path, packing: str, threads: int, reporter: Reporter, pa
         raise only_packed(path)
     files, texts = files_of(registered), {name: registered.text(name) for name in registered.header.texts}
     source = registered_source(registered.header, texts, files)
-    if packing in (*FILED, BLOCKS):
+    if packing in FILED or (packing == BLOCKS and rounded(registered.header)):
         try:
             origin = registered.header.origin
             others = of_same_weights(path) if packing == BLOCKS else []  # made when the GGUF file lay elsewhere
@@ -317,14 +319,25 @@ def write_with_room(file: Path, header: Header, fill: Fill, threads: int, progre
 def _in_memory(
     source: Source, recipe: Recipe, packing: str, origin: Origin, threads: int, reporter: Reporter
 ) -> PackedModel:
-    header = source.header(origin, packing, recipe)
+    """Pack a model into memory. Raises DoesNotFit, and LocalspecError where its files change meanwhile."""
+    header, files = source.header(origin, packing, recipe), source.checkpoint.weight_files
+    before = stamps(files)
+    told = (
+        packing_told(origin.name, packing, reporter)
+        if packing != BLOCKS
+        else _shown(f"reading {origin.name}", reporter)
+    )
     try:
-        return PackedModel.in_memory(header, source.filler({}), threads, packing_told(origin.name, packing, reporter))
-    except (OSError, MemoryError) as error:  # mmap says it with its own error
+        model = PackedModel.in_memory(header, source.filler({}), threads, told)
+        np.empty(_ROOM, np.uint8)  # given back at once: it is there for what follows, which would end the process
+    except (OSError, MemoryError) as error:
         raise DoesNotFit(
             f"{origin.name} takes {size(header.section_bytes)} of memory in {packing}, which are not free; choose a "
             "smaller model."
         ) from error
+    if stamps(files) != before:
+        raise LocalspecError(f"{files[0]} changed while it was read; try again.")
+    return model
 
 
 def packing_told(name: str, packing: str, reporter: Reporter) -> Progress:

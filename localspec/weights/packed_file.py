@@ -35,7 +35,7 @@ BLOCKS: Final = (
 )
 LAYOUTS = (1,)  # of the tensors' bytes, which can be computed with: localspec/native/src/layout.h
 PANEL = 32  # output channels
-PIECE = 2**24  # bytes at most, but for a single panel that is larger
+PIECE, TEXT_PIECE = 2**21, 2**24  # bytes at most of a tensor, but for a single panel that is larger, and of a text
 _MAGIC, _ALIGNMENT = b"LSPACKED", 4096
 _HEADER_LIMIT, _LARGEST = 2**26, 2**26  # bytes of a header; channels of a tensor
 _MOST_PIECES = 2**20  # of a section
@@ -179,7 +179,7 @@ class Header:
         at, placed = 0, {}
         for name, tensor in [*tensors.items(), *((name, None) for name in texts)]:
             size = texts[name] if tensor is None else tensor.bytes
-            piece = PIECE if tensor is None else max(1, PIECE // tensor.panel_bytes) * tensor.panel_bytes
+            piece = TEXT_PIECE if tensor is None else max(1, PIECE // tensor.panel_bytes) * tensor.panel_bytes
             placed[name] = Section(at, size, piece, "0" * 64, tensor)
             at = aligned(at + size)
         parts = [{name: placed[name] for name in names} for names in (tensors, texts)]

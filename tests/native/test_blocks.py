@@ -13,7 +13,7 @@ from native.engine import Pool, isas, linear, using
 
 from localspec.errors import LocalspecError
 from localspec.machine.library import BLOCK_TYPES, address, check, int32, library
-from localspec.weights.matrices import BlockMatrix, BlockStack, empty_matrices
+from localspec.weights.matrices import BlockMatrix, BlockStack
 
 F32 = np.float32
 ONE, TWO = Pool(1), Pool(2)
@@ -330,9 +330,9 @@ def test_threads_fill_panels_of_rows_that_lie_in_pairs(name):
     moved = rows.reshape(3, heads // 2, 2, -1).swapaxes(1, 2).reshape(rows.shape)
     want = BlockMatrix.pack(np.ascontiguousarray(moved), 512, name)
     assert np.array_equal(BlockMatrix.pack(rows, 512, name, heads).data, want.data)
-    (spare, matrix), shifted = empty_matrices([(1, 256, "Q4_K"), (72, 512, name)]), np.zeros(rows.nbytes + 1, np.uint8)
+    matrix, shifted = BlockMatrix.empty(72, 512, name), np.zeros(rows.nbytes + 1, np.uint8)
     shifted[1:] = rows.reshape(-1)  # a file's rows begin anywhere
-    assert spare.panels == 1 and matrix.panels == 5 and matrix.data.ctypes.data % 64 == 0
+    assert matrix.panels == 5 and matrix.data.ctypes.data % 64 == 0
     with ThreadPoolExecutor(3) as pool:
         given = shifted[1:].reshape(rows.shape)
         list(pool.map(lambda panel: matrix.fill(given, panel, panel + 1, heads), range(5)))

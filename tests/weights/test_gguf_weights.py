@@ -30,11 +30,12 @@ from localspec.native.model import NativeModel
 from localspec.native.target import NativeTarget
 from localspec.native.threads import Threads
 from localspec.paths import Paths
-from localspec.weights import gguf_weights
+from localspec.weights import packed_file
+from localspec.weights import source as packer
 from localspec.weights.checkpoint import inspect, packings
 from localspec.weights.fingerprint import fingerprints
 from localspec.weights.gguf_model import GgufModel
-from localspec.weights.gguf_weights import BlockModel, gguf_source, open_blocks, registration
+from localspec.weights.gguf_weights import gguf_source, registration
 from localspec.weights.matrices import BlockMatrix, BlockStack, PackedMatrix
 from localspec.weights.opened import PackedModel
 from localspec.weights.opening import load, register
@@ -87,7 +88,11 @@ def registered(file: Path, paths: Paths, answers: str = BLOCKS) -> PackedFile:
     return read(register(registration(gguf_source(model), origin, answers), model.texts, Reporter(), paths))
 
 
-def numbers(model: BlockModel | PackedModel, name: str) -> np.ndarray:
+def open_blocks(found: PackedFile, threads: int) -> PackedModel:
+    return load(found.path, BLOCKS, "", threads, Reporter())
+
+
+def numbers(model: PackedModel, name: str) -> np.ndarray:
     found = model.tensors[name]
     return found.rows(range(found.out)) if isinstance(found, BlockStack) else found
 
@@ -104,7 +109,7 @@ def as_read(file: Path) -> dict[str, np.ndarray]:
 @each("family", ["llama", "tied", "qwen2"])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_every_weight_is_that_of_the_file(directory, tmp_path, paths, family, threads, monkeypatch):
-    monkeypatch.setattr(gguf_weights, "_PIECE", 5000)  # many pieces of few rows
+    monkeypatch.setattr(packed_file, "PIECE", 5000)  # many pieces of few rows
     kinds = {"attn_q": "Q5_0", "attn_v": "Q6_K", "ffn_down": "Q8_0", "token_embd": "Q4_1", "attn_output": "Q4_0"}
     file = mixed(tmp_path / "tiny.gguf", directory(family), **kinds, ffn_gate="Q5_K", ffn_up="Q5_1")
     model, wanted = open_blocks(registered(file, paths), threads), as_read(file)
@@ -140,7 +145,7 @@ def apart(tensors: dict[str, Stored]) -> dict[str, Stored]:
 
 @each("kind", ["Q4_K", "Q5_0", "F16"])
 def test_gate_and_up_in_one_tensor_are_two_parts(directory, tmp_path, paths, kind, monkeypatch):
-    monkeypatch.setattr(gguf_weights, "_PIECE", 5000)
+    monkeypatch.setattr(packed_file, "PIECE", 5000)
     tensors = tensors_of(directory("phi3"), "Q6_K")
     tensors |= {name: one for name, one in tensors_of(directory("phi3"), kind).items() if "ffn_up" in name}
     rows = []
@@ -368,13 +373,13 @@ def test_a_file_that_changed_or_is_missing_is_said(directory, tmp_path, paths):
 
 def test_a_file_that_changes_while_it_is_read_is_said(directory, tmp_path, paths, monkeypatch):
     file = mixed(tmp_path / "tiny.gguf", directory("llama"))
-    found, before = registered(file, paths), gguf_weights._fill
+    found, before = registered(file, paths), packer._fill_blocks
 
-    def touching(*given: Any) -> None:
+    def touching(*given: Any) -> bool:
         os.utime(file, ns=(1, 1))
-        before(*given)
+        return before(*given)
 
-    monkeypatch.setattr(gguf_weights, "_fill", touching)
+    monkeypatch.setattr(packer, "_fill_blocks", touching)
     with pytest.raises(LocalspecError, match="changed while it was read"):
         open_blocks(found, 1)
 
@@ -387,7 +392,7 @@ def test_a_weight_that_is_no_number_is_refused(directory, tmp_path, paths, kind)
     tensors["blk.0.ffn_down.weight"] = Stored(kind, bad.shape, number + bad.content[len(number) :])
     file = tmp_path / "tiny.gguf"
     file.write_bytes(written(metadata_of(directory("llama"), "gpt-2"), tensors))
-    with pytest.raises(LocalspecError, match=r"layers\.0\.down_proj\.weight (in|of) .* holds NaN or inf"):
+    with pytest.raises(LocalspecError, match=r"layers\.0\.down_proj\.weight of .* holds NaN or inf"):
         load(registered(file, paths).path, BLOCKS, "", 1, Reporter(), paths)
 
 
@@ -396,17 +401,17 @@ def test_a_vector_that_is_no_number_is_refused(directory, tmp_path, paths):
     tensors["output_norm.weight"] = stored("F32", np.full(256, np.inf, np.float32))
     file = tmp_path / "tiny.gguf"
     file.write_bytes(written(metadata_of(directory("llama"), "gpt-2"), tensors))
-    with pytest.raises(LocalspecError, match="norm in .* holds NaN or inf"):
+    with pytest.raises(LocalspecError, match="norm of .* holds NaN or inf"):
         open_blocks(registered(file, paths), 1)
 
 
 def test_memory_that_is_not_there_is_said(directory, tmp_path, paths, monkeypatch):
     found = registered(mixed(tmp_path / "tiny.gguf", directory("llama")), paths)
 
-    def none(sizes: object) -> Any:
-        raise OSError(12, "no memory")
+    def none(*given: object) -> Any:
+        raise MemoryError
 
-    monkeypatch.setattr(gguf_weights, "empty_matrices", none)
+    monkeypatch.setattr(PackedModel, "in_memory", none)
     with pytest.raises(DoesNotFit, match="tiny takes .* of memory"):
         open_blocks(found, 1)
 
@@ -453,7 +458,6 @@ UNREADABLE = {
     "weights of no number": lambda header: replace(header, weight_bytes=-1),
 }
 UNUSABLE = {
-    "another packing": lambda header: replace(header, packing="int8"),
     "an unknown type": part(type="Q9_9"),
     "another type": part(type="Q6_K"),
     "another shape": part(shape=(128, 1024)),
