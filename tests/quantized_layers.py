@@ -14,7 +14,7 @@ from localspec.training.target import torch_target
 
 def packed_target(path: Path, packing: str = "int8") -> Target:
     """A model as it is trained on where our library packed it."""
-    return torch_target(NativeTarget.open(path, quantize=packing, threads=Threads(1)))
+    return torch_target(NativeTarget.open(path, packing=packing, threads=Threads(1)))
 
 
 def gaussian(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -44,7 +44,7 @@ def open_target(choice: LoadSpec, reporter: Reporter, beside: Target | None = No
         threads = beside.threads if isinstance(beside, NativeTarget) else None
         return NativeTarget.open(
             choice.target.path,
-            quantize=choice.precision,
+            packing=choice.precision,
             context=choice.context,
             threads=threads,
             tokenizer=beside.tokenizer if beside else None,

@@ -50,7 +50,7 @@ class NativeTarget:
         cls,
         path: Path,
         *,
-        quantize: str = "int8",
+        packing: str = "int8",
         context: int | None = None,
         threads: Threads | None = None,
         tokenizer: Tokenizer | None = None,
@@ -65,15 +65,14 @@ class NativeTarget:
         be used, and UsageMistake for a context that the model cannot hold.
         """
         threads = threads or Threads(physical_cores())
-        packed = load(path, quantize, name or path.name, threads.count, reporter or Reporter())
+        packed = load(path, packing, name or path.name, threads.count, reporter or Reporter())
         # a directory's own texts: they may have changed since its weights were packed
         config, texts = packed.config, packed.texts if is_packed(path) else read_texts(path)
         context = config.context_for(context)
-        packing = packed.header.packing
         weights, rope = packed.tensors, Rope.of(config, context)
-        model = NativeModel(packed.sizes, rope, weights, threads, cache_format(packing))
+        model = NativeModel(packed.sizes, rope, weights, threads, cache_format(packed.header.packing))
         generation = generation_config(texts.get("generation_config.json", b"{}"), path / "generation_config.json")
-        return cls(model, config, Tokenizer.decoded(texts, path, tokenizer), context, generation, packing)
+        return cls(model, config, Tokenizer.decoded(texts, path, tokenizer), context, generation, packed.header.packing)
 
     # -- forward ------------------------------------------------------------------------------------------------------
 

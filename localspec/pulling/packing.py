@@ -139,7 +139,7 @@ def pack_alone(part: Part, packing: str, machine: Machine, reporter: Reporter) -
 
     try:
         packed = _pack(part, snapshot(part.source, part.commit), packing, machine, reporter, only_copy=True)
-        NativeTarget.open(packed.path, quantize=packing)  # its tokenizer, too: nothing else will be left of it
+        NativeTarget.open(packed.path, packing=packing)  # its tokenizer, too: nothing else will be left of it
     except LocalspecError as error:
         raise type(error)(
             f"{str(error).rstrip('.')}; what was fetched stays until `localspec rm {part.source}`."

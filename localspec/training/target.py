@@ -37,7 +37,7 @@ def load_target(choice: LoadSpec, reporter: Reporter, each: Callable[[nn.Module]
     path = choice.target.path
     try:
         if choice.device == "cpu" and choice.quantize != "none":
-            packed = NativeTarget.open(path, quantize=choice.quantize, name=choice.target.name, reporter=reporter)
+            packed = NativeTarget.open(path, packing=choice.quantize, name=choice.target.name, reporter=reporter)
             return torch_target(packed)
         return Target.load(path, device=choice.device, dtype=DTYPES[choice.dtype], quantize=choice.quantize, each=each)
     except (MemoryError, RuntimeError) as error:
@@ -54,7 +54,7 @@ def decoding_target(choice: LoadSpec, target: Target) -> DraftableModel[Any]:
     Torch would make every packed weight dense in each forward.
     """
     if choice.device == "cpu" and choice.quantize != "none":
-        return NativeTarget.open(choice.target.path, quantize=choice.quantize, name=choice.target.name)
+        return NativeTarget.open(choice.target.path, packing=choice.quantize, name=choice.target.name)
     return target
 
 

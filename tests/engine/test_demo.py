@@ -189,7 +189,7 @@ def test_its_trained_drafters_help_and_change_nothing(
 @pytest.fixture(scope="module", params=["int8", "int4"])
 def bitwise(request: pytest.FixtureRequest, demo_path: Path) -> Callable[[str], Any]:
     """bitwise(name): the demo model, or its draft model, on the CPU engine, whose rows never depend on each other."""
-    return cache(lambda name="": NativeTarget.open(demo_path / name, quantize=request.param))
+    return cache(lambda name="": NativeTarget.open(demo_path / name, packing=request.param))
 
 
 @pytest.mark.slow

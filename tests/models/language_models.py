@@ -18,7 +18,7 @@ def assert_language_model_is_served(path: Path, stock_class: Any) -> tuple[Targe
     tokens = prompt_ids(40)
     whole = stock_class.from_pretrained(path, attn_implementation="eager", dtype=torch.float32)
     want = stock_logits(whole.eval(), tokens)
-    target, native = Target.load(path), NativeTarget.open(path, quantize="fp32", threads=Threads(1))
+    target, native = Target.load(path), NativeTarget.open(path, packing="fp32", threads=Threads(1))
     for engine, close in ((target, 2e-5), (native, 1e-4)):
         ours = torch.as_tensor(engine.forward(DraftTree.chain(tokens), engine.cache(64)).logits.numpy())
         assert (ours - want).abs().max() < close * want.abs().max()

@@ -239,7 +239,7 @@ def test_embeddings_are_scaled_by_a_root_that_has_as_many_digits_as_they_have(pi
     stock = Gemma3ForConditionalGeneration.from_pretrained(pictures, dtype=dtype).model.language_model.embed_tokens
     with torch.no_grad():
         assert torch.equal(target.embed(ids), stock(ids))
-    packed = NativeTarget.open(pictures, quantize="bf16" if dtype == torch.bfloat16 else "fp32")
+    packed = NativeTarget.open(pictures, packing="bf16" if dtype == torch.bfloat16 else "fp32")
     rows = target.transformer.embed_tokens[:40].float().numpy()
     np.testing.assert_allclose(packed.model.embed(range(40)), rows * np.float32(scale), rtol=1e-6)
 

@@ -160,7 +160,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], NativeTarg
     def give(packing: str) -> NativeTarget:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("LOCALSPEC_HOME", str(home))
-            return NativeTarget.open(DEMO, quantize=packing, threads=Threads(1))
+            return NativeTarget.open(DEMO, packing=packing, threads=Threads(1))
 
     return give
 

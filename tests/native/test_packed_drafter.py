@@ -79,7 +79,7 @@ def test_it_drafts_the_same_and_belongs_to_its_model(kind, home, monkeypatch):
 
 @pytest.fixture
 def target(home: Path) -> NativeTarget:
-    return NativeTarget.open(resolve("demo").path, quantize="int8")
+    return NativeTarget.open(resolve("demo").path, packing="int8")
 
 
 @pytest.mark.slow
@@ -185,6 +185,6 @@ def test_without_leave_to_write_it_drafts_all_the_same(small_ones_too, home, tar
 
 
 def test_beside_dense_weights_nothing_is_filed(small_ones_too, home):
-    dense = NativeTarget.open(resolve("demo").path, quantize="fp32")
+    dense = NativeTarget.open(resolve("demo").path, packing="fp32")
     load_drafter(find_drafter("medusa", resolve("demo")), dense)
     assert drafter_files(home) == []

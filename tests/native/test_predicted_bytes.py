@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(compiled.library() is None, reason="the library 
 def test_the_demo_s_drafters_hold_what_is_predicted(packing, monkeypatch, tmp_path):
     monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path))
     card = resolve("demo")
-    target = NativeTarget.open(card.path, quantize=packing)
+    target = NativeTarget.open(card.path, packing=packing)
     shape = Shape.of(target.config.content)
     assert shape is not None
     dtype, quantize = (packing, "none") if packing in ("bf16", "fp32") else ("bf16", packing)

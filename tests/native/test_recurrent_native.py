@@ -350,7 +350,7 @@ def test_states_of_real_sizes_hold_what_is_predicted():
 def test_a_directory_is_packed_once_and_computes_as_it_does_in_memory(tiny, packing, tmp_path, monkeypatch):
     monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path))
     model, text = tiny(BIASES), prompt_ids(50, seed=9)
-    found = [plain(NativeTarget.open(model.path, quantize=packing, threads=Threads(1)), text) for _ in range(2)]
+    found = [plain(NativeTarget.open(model.path, packing=packing, threads=Threads(1)), text) for _ in range(2)]
     [file] = tmp_path.rglob("*.packed")
     assert np.array_equal(*found)
     packed = PackedModel.open(file)

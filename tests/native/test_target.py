@@ -53,7 +53,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., N
         def give(packing: str, name: str = "", threads: Threads | None = None) -> NativeTarget:
             key = packing, name, threads
             if key not in made:
-                made[key] = NativeTarget.open(DEMO / name, quantize=packing, threads=threads or Threads(1))
+                made[key] = NativeTarget.open(DEMO / name, packing=packing, threads=threads or Threads(1))
             return made[key]
 
         yield give
@@ -85,7 +85,7 @@ def test_the_demo_model_in_fp32_says_what_the_stock_model_says(opened):
 def test_logits_of_a_directory_that_is_opened_are_the_stock_models(tiny, name):
     model, text = tiny(name), prompt_ids(60, seed=9)
     expected = stock_logits(model.stock, text).numpy()
-    found = read(NativeTarget.open(model.path, quantize="fp32", threads=Threads(1)), text)
+    found = read(NativeTarget.open(model.path, packing="fp32", threads=Threads(1)), text)
     assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
 
 
@@ -94,7 +94,7 @@ def test_positions_are_scaled_for_the_context_that_is_asked_for(tiny, name, cont
     model, text = tiny(name), prompt_ids(50, seed=9)
     reference = Target.load(model.path, context=context)
     expected = reference.forward(DraftTree.chain(text), reference.cache(64)).logits.numpy()
-    target = NativeTarget.open(model.path, quantize="fp32", context=context, threads=Threads(1))
+    target = NativeTarget.open(model.path, packing="fp32", context=context, threads=Threads(1))
     assert target.context == context
     assert np.abs(read(target, text) - expected).max() < 1e-4 * np.abs(expected).max()
 

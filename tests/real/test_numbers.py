@@ -132,7 +132,7 @@ def test_packed_models_say_nearly_what_transformers_does(
     exact: Callable[..., Measured],
 ) -> None:
     theirs = exact(name, length)
-    target = NativeTarget.open(imported(name, packing), quantize=packing, threads=Threads(1))
+    target = NativeTarget.open(imported(name, packing), packing=packing, threads=Threads(1))
 
     def logits(tokens: Sequence[int]) -> np.ndarray:
         return target.forward(DraftTree.chain(tokens), target.cache(len(tokens))).logits.numpy()

@@ -155,7 +155,7 @@ def test_of_layers_that_read_tokens_texts_of_one_token_are_those_of_torch(tiny: 
 
 @pytest.fixture(scope="module")
 def demo() -> Callable[[str], NativeTarget]:
-    return lambda packing: NativeTarget.open(Path(__file__).parents[2] / "localspec" / "demo", quantize=packing)
+    return lambda packing: NativeTarget.open(Path(__file__).parents[2] / "localspec" / "demo", packing=packing)
 
 
 @pytest.mark.slow
@@ -200,7 +200,7 @@ def test_a_target_in_few_bits_is_that_of_the_packed_file(tiny: Make, name: str, 
     path = tiny(name).path
     choice = cpu_choice(path, packing)
     assert (choice.engine, choice.quantize) == ("torch", packing)
-    target, native = load_target(choice, Reporter(pytest.fail)), NativeTarget.open(path, quantize=packing)
+    target, native = load_target(choice, Reporter(pytest.fail)), NativeTarget.open(path, packing=packing)
     head = native.model.weights["lm_head.weight"]
     dense = 4 * head.out * head.inputs if native.model.weights["embed_tokens"] is head else 0
     assert target.nbytes == native.nbytes + dense and target.transformer.packed

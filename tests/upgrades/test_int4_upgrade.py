@@ -62,7 +62,7 @@ def path(tiny):
 
 def test_it_answers_where_the_weights_are_gone(path, tmp_path):
     file = former_file(path, Paths(tmp_path), only_copy=True)
-    target = NativeTarget.open(file, quantize="int4")
+    target = NativeTarget.open(file, packing="int4")
     assert all(not isinstance(one, BlockStack) for one in target.model.weights.values())
     assert any(isinstance(one, PackedMatrix) and one.format == "int4" for one in target.model.weights.values())
     logits = target.model.forward([1, 2, 3], None, target.cache(8))[0].numpy()

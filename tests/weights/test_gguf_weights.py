@@ -161,7 +161,7 @@ def test_gate_and_up_in_one_tensor_are_two_parts(directory, tmp_path, paths, kin
         assert wanted.keys() - equal == (rounded if kind == "F16" else set())
         held = {id(one): one.nbytes for one in model.tensors.values()}
         assert found.header.weight_bytes == sum(held.values()) and found.header.answers == BLOCKS
-        target = NativeTarget.open(found.path, quantize=BLOCKS)
+        target = NativeTarget.open(found.path, packing=BLOCKS)
         rows.append(target.forward(DraftTree.chain([*range(1, 40)]), target.cache(64)).logits.rows)
         found.path.unlink()
     assert np.array_equal(*rows) and np.ptp(rows[0]) > 1
@@ -174,14 +174,14 @@ def test_a_registration_says_what_its_weights_take(directory, tmp_path, paths, k
     model = load(found.path, BLOCKS, "", 1, Reporter(), paths)
     held = {id(one): one.nbytes for one in model.tensors.values()}
     assert found.header.weight_bytes == sum(held.values())
-    target = NativeTarget.open(found.path, quantize=BLOCKS)
+    target = NativeTarget.open(found.path, packing=BLOCKS)
     assert target.nbytes == target.read_bytes == found.header.weight_bytes
     assert found.path.stat().st_mode & 0o777 == 0o600
 
 
 def test_drafts_change_no_token(directory, tmp_path, paths):
     file = mixed(tmp_path / "tiny.gguf", directory("llama"), ffn_down="Q6_K", token_embd="Q8_0")
-    target = NativeTarget.open(registered(file, paths).path, quantize=BLOCKS)
+    target = NativeTarget.open(registered(file, paths).path, packing=BLOCKS)
     prompt = [1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3]
     assert_plain_text(target, WithPhrases(Autoregressive(), PhrasePool(())), prompt)
 
@@ -190,7 +190,7 @@ def test_its_logits_are_those_of_the_numbers_in_the_file(directory, tmp_path, pa
     path = registered(mixed(tmp_path / "tiny.gguf", directory("llama"), attn_q="Q6_K", ffn_up="F16"), paths).path
     rows = []
     for packing in (BLOCKS, "fp32"):
-        target = NativeTarget.open(path, quantize=packing)
+        target = NativeTarget.open(path, packing=packing)
         rows.append(target.forward(DraftTree.chain([*range(1, 40)]), target.cache(64)).logits.rows)
     assert np.abs(rows[0] - rows[1]).max() < 0.05 * np.abs(rows[1]).max()  # inputs of products have 8 bits
 
@@ -243,7 +243,7 @@ def test_a_width_without_whole_blocks_is_in_int8(tmp_path, paths):
     shape = {**tiny_models._SHAPE, "hidden_size": 48, "intermediate_size": 64, "num_key_value_heads": 2}
     path = tiny_models.write(tmp_path / "narrow", LlamaConfig(**shape), tiny_models.byte_tokenizer(), 0)
     found = registered(write_model(tmp_path / "tiny.gguf", path, "F16"), paths)
-    target = NativeTarget.open(found.path, quantize=BLOCKS)
+    target = NativeTarget.open(found.path, packing=BLOCKS)
     assert found.header.answers == BLOCKS and target.nbytes == found.header.weight_bytes
     assert isinstance(target.model.weights["layers.0.qkv_proj.weight"], PackedMatrix)
     assert isinstance(target.model.weights["layers.0.down_proj.weight"], BlockStack)
@@ -286,7 +286,7 @@ def test_types_without_kernels_are_rounded_to_their_stand_ins(tmp_path, paths, w
                 exact = stood.numbers()
             assert np.array_equal(rows, exact), (name, kind)
         dense[name] = values
-    target = NativeTarget.open(found.path, quantize=BLOCKS)
+    target = NativeTarget.open(found.path, packing=BLOCKS)
     sizes = target.model.sizes
     matrices = {
         name: PackedMatrix.pack(values, "fp32", interleave="gate_up" in name) if name.endswith(".weight") else values
@@ -321,11 +321,11 @@ def test_they_are_packed_once(directory, tmp_path, paths, monkeypatch):
 def test_what_was_packed_answers_without_the_file(directory, tmp_path, paths):
     file = mixed(tmp_path / "tiny.gguf", directory("tied"), ffn_down="IQ3_S", token_embd="F16")
     path, said = registered(file, paths).path, list[str]()
-    with_file = NativeTarget.open(path, quantize=BLOCKS)
+    with_file = NativeTarget.open(path, packing=BLOCKS)
     file.unlink()
     assert packings(path) == (BLOCKS,)
     assert inspect(path).embedding == with_file.vocab_size * SHAPE["hidden_size"]
-    without = NativeTarget.open(path, quantize=BLOCKS, reporter=Reporter(said.append))
+    without = NativeTarget.open(path, packing=BLOCKS, reporter=Reporter(said.append))
     assert len(said) == 1 and "tiny.gguf, which is not there" in said[0]
     assert without.nbytes == with_file.nbytes and without.read_bytes == with_file.read_bytes
 
@@ -502,6 +502,6 @@ def test_a_file_never_seen_before_is_read_and_tried_once(directory, tmp_path, pa
     monkeypatch.setattr(Tokenizer, "__init__", lambda self, *given: (built.append(self), build(self, *given))[1])
     file = mixed(tmp_path / "tiny.gguf", directory("llama"))
     card = ready(str(file), Settings(), Reporter())
-    target = NativeTarget.open(card.path, quantize=BLOCKS)
+    target = NativeTarget.open(card.path, packing=BLOCKS)
     assert target.tokenizer.backend is built[0].backend
     assert (len(built), [child.returncode for child in started]) == (1, [0])
