@@ -63,7 +63,7 @@ class Ours:
     """The CPU engine. Its context is zeros, which take as long as any."""
 
     def __init__(self, path: Path, packing: str, room: int, threads: int) -> None:
-        self._target = NativeTarget.open(path, packing=packing, context=room, threads=Threads(threads))
+        self._target = NativeTarget.open(path, quantize=packing, context=room, threads=Threads(threads))
         self._cache = self._target.cache(room)
         self.name, self.bytes = f"localspec {packing}", self._target.read_bytes
 

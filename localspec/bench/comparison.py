@@ -20,6 +20,7 @@ from localspec.errors import UsageMistake
 from localspec.events import Reporter
 from localspec.machine import hardware
 from localspec.store.store import Store
+from localspec.weights.draft_role import draft_in_words
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,12 @@ def _paired(engine: Engine) -> dict[str, Any]:
     draft = engine.choice.draft
     if draft is None:
         return {}
-    return {"draft_model": draft.target.name, "hyperparameters": engine.hyperparameters.as_json()}
+    tokens = engine.draft_model.target.vocab_size if draft.drafts and engine.draft_model else 0
+    return {
+        "draft_model": draft.target.name,
+        "draft_form": draft_in_words(str(draft), tokens),
+        "hyperparameters": engine.hyperparameters.as_json(),
+    }
 
 
 def run_rows(

@@ -23,6 +23,7 @@ from localspec.policy.choice import LoadSpec
 from localspec.policy.decoding_kinds import DecodingKind, kept_as
 from localspec.policy.forward_costs import CurrentCosts, ForwardCostModel, ForwardCosts
 from localspec.policy.prediction import Estimate, estimated_rates
+from localspec.weights.draft_role import as_draft
 from localspec.weights.fingerprint import Identity
 
 EXACTNESS = Quantity("exactness", Exactness.from_json, Exactness.as_json)
@@ -41,6 +42,7 @@ class ModelProfile:
         """The profile of a model as this choice loads it. Raises LocalspecError where its files are damaged."""
         identity = cache.identity(choice.target.path)
         packing = f"{choice.quantize} above {choice.threshold}" if choice.threshold else choice.quantize
+        packing = as_draft(packing) if choice.drafts else packing
         subject = model_subject(identity.weights, choice.device, choice.dtype, packing, choice.exact, choice.context)
         return cls(cache, identity, with_kernels(subject, choice.device, cache))
 

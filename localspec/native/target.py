@@ -1,6 +1,6 @@
 """The target on a CPU without torch: packed weights, the compiled library, and a tokenizer, as one model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,12 @@ from localspec.models.tokenizer import Tokenizer
 from localspec.native.cache import NativeCache, cache_format
 from localspec.native.compute import NativeCompute
 from localspec.native.model import NativeModel
+from localspec.native.short_head import ShortHead
 from localspec.native.threads import Threads
 from localspec.weights.checkpoint import is_packed, read_texts
+from localspec.weights.draft_role import head_tokens
+from localspec.weights.matrices import BlockStack, PackedMatrix
+from localspec.weights.opened import PackedModel
 from localspec.weights.opening import load
 
 
@@ -56,23 +60,28 @@ class NativeTarget:
         tokenizer: Tokenizer | None = None,
         name: str = "",
         reporter: Reporter | None = None,
+        drafts: bool = False,
     ) -> "NativeTarget":
         """Opens a model's directory, or a packed file, in int8, int4, bf16 or fp32; packs it where that was never done.
 
         `threads` are shared with a draft model, and are as many as there are cores by default; so is the vocabulary of
         a `tokenizer` from the same files; `context` is the model's
-        own by default. Raises what `opening.load` raises, LocalspecError for a tokenizer or settings that cannot
-        be used, and UsageMistake for a context that the model cannot hold.
+        own by default. One that `drafts` is coarser, and has a short head if it has many tokens. Raises what
+        `opening.load` raises, LocalspecError for a tokenizer or settings that cannot be used, and UsageMistake for
+        a context that the model cannot hold.
         """
         threads = threads or Threads(physical_cores())
-        packed = load(path, packing, name or path.name, threads.count, reporter or Reporter())
+        packed = load(path, packing, name or path.name, threads.count, reporter or Reporter(), drafts=drafts)
         # a directory's own texts: they may have changed since its weights were packed
         config, texts = packed.config, packed.texts if is_packed(path) else read_texts(path)
         context = config.context_for(context)
-        weights, rope = packed.tensors, Rope.of(config, context)
-        model = NativeModel(packed.sizes, rope, weights, threads, cache_format(packed.header.packing))
+        packing = packed.header.packing
         generation = generation_config(texts.get("generation_config.json", b"{}"), path / "generation_config.json")
-        return cls(model, config, Tokenizer.decoded(texts, path, tokenizer), context, generation, packed.header.packing)
+        decoded, ends = Tokenizer.decoded(texts, path, tokenizer), (config.eos_token_id, generation.get("eos_token_id"))
+        short = _short_head(packed, ChatTokenizer(decoded).stop_tokens(ends)) if drafts else None
+        rope = Rope.of(config, context)
+        model = NativeModel(packed.sizes, rope, packed.tensors, threads, cache_format(packing), short)
+        return cls(model, config, decoded, context, generation, packed.header.packing)
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
@@ -151,3 +160,15 @@ class NativeTarget:
     def special_tokens(self) -> frozenset[int]:
         """Ids that stand for no text: role marks, ends, padding."""
         return self.tokenizer.special_ids | self.stop_tokens
+
+
+def _short_head(packed: PackedModel, ends: Collection[int]) -> ShortHead | None:
+    """Return the head of few tokens of a draft model; None where it has so few tokens, or a width in no blocks."""
+    sizes, head = packed.sizes, packed.tensors.get("lm_head.weight")
+    if not head_tokens(sizes.vocab_size) or sizes.hidden_size % 32:
+        return None
+    if head is None:
+        assert packed.head_rows
+        return ShortHead(packed.head_rows, sizes.hidden_size, sizes.vocab_size, ends)
+    assert isinstance(head, PackedMatrix | BlockStack)
+    return ShortHead(head.rows, sizes.hidden_size, sizes.vocab_size, ends)

@@ -23,6 +23,7 @@ from localspec.policy.host_time import step_seconds
 from localspec.policy.measurements import MeasurementSource
 from localspec.policy.prediction import CONTEXT, Estimate, Rates, estimated_rates
 from localspec.quantities import precision_in_words, tokens_a_second
+from localspec.weights.draft_role import as_draft, is_coarser
 from localspec.weights.packed_file import BLOCKS
 
 AUTO_NODES = 16  # of a tree at most, where no number was asked for and rows have a price; how many pay is measured
@@ -349,7 +350,9 @@ def _draft_model(
     size -= prediction.unread(shape, chosen.quantize, chosen.device.backend, tokens)
     size += prediction.cache(shape, tokens, chosen.dtype)
     size += prediction.tokenizer(shape, chosen.device.backend)
-    known = measurements.of(model.small.card, chosen.device.name, chosen.dtype, chosen.quantize)
+    coarser = is_coarser(chosen.quantize, shape.vocab_size, chosen.device.engine)
+    form = as_draft(chosen.quantize) if coarser else chosen.quantize
+    known = measurements.of(model.small.card, chosen.device.name, chosen.dtype, form)
     costs = known.costs or _estimate(shape, chosen, measurements)
     return DraftModelEstimate(model.small.card, size, costs, model.small_named)
 

@@ -33,6 +33,7 @@ from localspec.policy.ranking import (
 )
 from localspec.policy.survey import recommendations
 from localspec.weights.checkpoint import inspect, only_packed
+from localspec.weights.draft_role import is_coarser
 from localspec.weights.packed_file import BLOCKS
 from localspec.weights.stored import read_config
 
@@ -313,6 +314,7 @@ def _draft(
         loaded_bytes=plan.loaded_bytes,
         bytes=plan.bytes,
         bits=plan.precision.bits,
+        drafts=is_coarser(plan.precision.quantize, small.shape.vocab_size, plan.precision.device.engine),
     )
 
 

@@ -120,10 +120,10 @@ def _tensor(part: BlockPart, files: Sequence[Path]) -> GgufTensor:
     return GgufTensor(files[part.file], part.offset, part.shape, "", part.bytes, block, part.head_rows)
 
 
-def gguf_recipe(source: Source, packing: str) -> Recipe:
+def gguf_recipe(source: Source, packing: str, drafts: bool = False) -> Recipe:
     """As any model is packed, but that the groups of 32 of Q8_0 stay: packing finds their scales again, bit for bit."""
     kept = (name for name, parts in source.made_of.items() if all(_is_q8_0(part) for part in parts))
-    return Recipe(packing, frozenset(kept))
+    return Recipe(packing, frozenset(kept), drafts)
 
 
 def _is_q8_0(part: object) -> bool:

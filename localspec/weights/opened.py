@@ -23,6 +23,7 @@ from localspec.outside_files import parse_json
 from localspec.weights.matrices import BlockMatrix, BlockStack, PackedMatrix, room
 from localspec.weights.packed_file import BLOCKS, Header, Progress, Section, Tensor, joined, read, undamaged
 from localspec.weights.packed_files import partial_of
+from localspec.weights.stored import RowsOf
 
 Fill = Callable[[str, Section, int, memoryview], None]  # name, section, first byte of the piece, where it goes
 
@@ -113,6 +114,7 @@ class PackedModel:
     header: Header
     content: mmap.mmap | npt.NDArray[np.uint8]
     start: int  # of the sections, in bytes
+    head_rows: RowsOf | None = None  # of a head that was left in the model's file
 
     @classmethod
     def open(cls, file: Path) -> "PackedModel":
@@ -152,6 +154,8 @@ class PackedModel:
         there, wanted = self._parts, weight_map(sizes)
         if "embed_tokens" not in there:
             del wanted["embed_tokens"]  # which is the head
+        if self.head_rows:
+            del wanted["lm_head.weight"]
         for name, parts in wanted.items():
             if not _fits(there.get(name, []), name, sum(rows for _, rows in parts), in_features(name, sizes)):
                 raise self._unusable(f"has no {name} as its config.json tells of it")

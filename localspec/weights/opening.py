@@ -56,11 +56,17 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 def load(
-    path: Path, packing: str, name: str, threads: int, reporter: Reporter, paths: Paths | None = None
+    path: Path,
+    packing: str,
+    name: str,
+    threads: int,
+    reporter: Reporter,
+    paths: Paths | None = None,
+    drafts: bool = False,
 ) -> PackedModel:
     """Return a model in int8, int4, bf16 or fp32; `path` is its directory, or a packed file.
 
-    One that is registered can be had in the blocks of its GGUF files, too.
+    One that is registered can be had in the blocks of its GGUF files, too, or in coarser ones where it `drafts`.
 
     A packed file is made where there is none, or a damaged one; whether its weights are whole, only `verify` looks.
     Where none can be written, the model is packed in memory, with a notice; bf16 and fp32 always are. Raises
@@ -69,7 +75,7 @@ def load(
     """
     name = name or path.name
     if is_packed(path):
-        return _all_there_is(path, packing, threads, reporter, paths or Paths(home()))
+        return _all_there_is(path, packing, threads, reporter, paths or Paths(home()), drafts)
     if packing not in FILED:
         return _in_memory(Source.open(path), Recipe(packing), packing, Origin(name, ""), threads, reporter)
     try:
@@ -98,7 +104,9 @@ def _opened_or_again(made: Callable[[], Path], reporter: Reporter) -> PackedMode
     return _opened(made())
 
 
-def _all_there_is(path: Path, packing: str, threads: int, reporter: Reporter, paths: Paths) -> PackedModel:
+def _all_there_is(
+    path: Path, packing: str, threads: int, reporter: Reporter, paths: Paths, drafts: bool
+) -> PackedModel:
     """Open a model that is here packed, or registered and read from its GGUF files, in this packing.
 
     Raises NotHere for a packing that it is not here in.
@@ -132,7 +140,7 @@ def _all_there_is(path: Path, packing: str, threads: int, reporter: Reporter, pa
             )
         except (CannotWrite, DoesNotFit) as error:
             reporter.notice(f"{error} The model is packed anew each time it is loaded until then.")
-    recipe = gguf_recipe(source, packing)
+    recipe = gguf_recipe(source, packing, drafts)
     return _in_memory(source, recipe, packing, registered.header.origin, threads, reporter)
 
 
@@ -337,7 +345,7 @@ def _in_memory(
         ) from error
     if stamps(files) != before:
         raise LocalspecError(f"{files[0]} changed while it was read; try again.")
-    return model
+    return replace(model, head_rows=source.head_rows(recipe))
 
 
 def packing_told(name: str, packing: str, reporter: Reporter) -> Progress:

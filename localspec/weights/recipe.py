@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from localspec.families.architecture import TABLES, TransformerConfig
+from localspec.weights.draft_role import draft_blocks
 from localspec.weights.packed_file import BLOCKS, RECORDS, Tensor, bits, block_inputs
 
 MOST_BITS = 5.5  # of a weight in blocks of a GGUF file, which stay as they are where a model is packed in four bits
@@ -15,10 +16,12 @@ class Recipe:
 
     In int4 matrices are in blocks of the types that `block_type` chooses. In blocks they have those of their file, or
     their stand-ins. Matrices without such a type are in int8. In int8 matrices that are `narrow` have groups of 32.
+    Blocks of a model that `drafts` are coarser, except in tables.
     """
 
     packing: str
     narrow: frozenset[str] = frozenset()
+    drafts: bool = False
 
     def sections(
         self, name: str, parts: Sequence[tuple[int, str | None]], inputs: int | None, layers: int
@@ -41,6 +44,8 @@ class Recipe:
             else:
                 assert stored is not None
                 chosen = stored if stored in RECORDS else stand_in(stored, inputs)
+                if self.drafts and chosen == stored and name not in TABLES:
+                    chosen = draft_blocks(stored)
             if chosen is None:
                 return {name: self.tensor(name, out, inputs)}
             found[f"{name} {number}"] = Tensor(BLOCKS, chosen, rows, inputs)

@@ -1,7 +1,7 @@
 """A model as it is packed: the tensors that each parameter is made of, read and packed a piece at a time."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,12 @@ from localspec.families.model_config import ModelConfig
 from localspec.families.rope import Rope
 from localspec.machine.library import FORMATS, Packing, address, check, library
 from localspec.weights.checkpoint import Checkpoint, inspect, read_texts
+from localspec.weights.draft_role import head_tokens
 from localspec.weights.gguf_model import GgufTensor
 from localspec.weights.matrices import BlockMatrix
 from localspec.weights.packed_file import BLOCK_PANEL, BLOCKS, PANEL, Header, Origin, Section, Tensor
 from localspec.weights.recipe import Recipe, part_rows
-from localspec.weights.stored import StoredTensor, read_config, stored_sizes, stored_tensors
+from localspec.weights.stored import RowsOf, StoredTensor, read_config, rows_in_file, stored_sizes, stored_tensors
 
 _SOURCES = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}  # what the library packs as it is stored
 _HALF = PANEL // 2  # channels of gate, and of up, in a panel
@@ -55,13 +56,23 @@ class Source:
         """Return what a packed file of this model will hold. An embedding that is the head is there once."""
         tensors: dict[str, Tensor] = {}
         for name, parts in self.made_of.items():
+            if name == "lm_head.weight" and self.head_rows(recipe):
+                continue
             if name != "embed_tokens" or not self.sizes.tied:
+                table = name == "lm_head.weight" and self.sizes.tied
                 rows, types = self._part_rows(name), [_type(part) for part in parts]
                 types *= len(rows) // len(types)  # a tensor of several parts has one
                 stored = [*zip(rows, types, strict=True)]
-                tensors |= recipe.sections(name, stored, in_features(name, self.sizes), self.sizes.num_layers)
+                as_held = replace(recipe, drafts=False) if table else recipe
+                tensors |= as_held.sections(name, stored, in_features(name, self.sizes), self.sizes.num_layers)
         texts = {name: len(text) for name, text in self.texts.items()}
         return Header.plan(origin, packing, self.checkpoint.parameters, tensors, texts)
+
+    def head_rows(self, recipe: Recipe) -> RowsOf | None:
+        """Return what reads rows of the head, if it stays in the model's file: that of a draft model in blocks may."""
+        if not recipe.drafts or recipe.packing != BLOCKS or self.sizes.tied or not head_tokens(self.sizes.vocab_size):
+            return None
+        return rows_in_file(self.made_of["lm_head.weight"][0])
 
     def _part_rows(self, name: str) -> list[int]:
         return part_rows(name, [part.shape[0] for part in self.made_of[name]], self.sizes)

@@ -158,3 +158,25 @@ def read_config(checkpoint: Checkpoint) -> ModelConfig:
             f"{config.vocab_size}, more than the {checkpoint.parameters} weights there are; fetch the model again."
         )
     return config
+
+
+Floats = npt.NDArray[np.float32]
+RowsOf = Callable[[Sequence[int]], Floats]  # rows of the whole head, by token
+
+
+def rows_in_file(tensor: StoredTensor) -> RowsOf:
+    """Return what reads rows of a tensor from its file."""
+    columns = tensor.shape[1]
+
+    def rows_of(tokens: Sequence[int]) -> Floats:
+        found, start = np.empty((len(tokens), columns), np.float32), 0
+        while start < len(tokens):
+            end = start + 1
+            while end < len(tokens) and tokens[end] == tokens[end - 1] + 1:
+                end += 1
+            numbers = tensor.floats(tokens[start] * columns, (end - start) * columns)
+            found[start:end] = numbers.reshape(-1, columns)
+            start = end
+        return found
+
+    return rows_of
