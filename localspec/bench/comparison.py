@@ -19,6 +19,7 @@ from localspec.config import Rule, Settings
 from localspec.errors import UsageMistake
 from localspec.events import Reporter
 from localspec.machine import hardware
+from localspec.models.draft_role import draft_in_words
 from localspec.store.store import Store
 
 
@@ -153,7 +154,12 @@ def _paired(engine: Engine) -> dict[str, Any]:
     draft = engine.choice.draft
     if draft is None:
         return {}
-    return {"draft_model": draft.target.name, "hyperparameters": engine.hyperparameters.as_json()}
+    form = draft_in_words(draft.bits, engine.draft_model.target.vocab_size if engine.draft_model else 0)
+    return {
+        "draft_model": draft.target.name,
+        "draft_form": form if draft.drafts else str(draft),
+        "hyperparameters": engine.hyperparameters.as_json(),
+    }
 
 
 def run_rows(

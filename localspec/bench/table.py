@@ -69,7 +69,7 @@ def _details(report: dict[str, Any], width: int) -> list[str]:
     notes = [
         *_remarks(rows),
         *(
-            f"{_name(row)} drafts with {row['draft_model']}{_hyperparameters(row)}"
+            f"{_name(row)} drafts with {row['draft_model']} ({row['draft_form']}){_hyperparameters(row)}"
             for row in rows
             if row.get("draft_model")
         ),

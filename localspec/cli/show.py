@@ -11,10 +11,11 @@ from localspec.checkpoint import inspect, is_packed, revision
 from localspec.cli.console import folded, width
 from localspec.errors import LocalspecError
 from localspec.hub.records import record
+from localspec.models.draft_role import draft_in_words
 from localspec.models.drafter_cards import trained_drafters
 from localspec.models.drafter_kinds import kind_of, kinds
 from localspec.models.entries import Entry, Form, PublishedDrafter
-from localspec.models.model import default_sampling_of
+from localspec.models.model import default_sampling_of, small_model_of
 from localspec.models.names import full_name
 from localspec.models.own_draft import own_draft
 from localspec.models.registry import TargetCard, named_card, source_here
@@ -26,7 +27,7 @@ from localspec.text import one_line
 app = typer.Typer()
 
 Facts = dict[str, str | int | list[str] | None]
-_ONLY_KNOWN = ("weights", "draft", "draft_origin", "passed_over")  # lines that most models lack
+_ONLY_KNOWN = ("weights", "draft", "draft_form", "draft_origin", "passed_over")  # lines that most models lack
 
 
 @app.command()
@@ -80,11 +81,18 @@ def _installed_facts(card: TargetCard) -> Facts:
             *(f"{kind}:{draft}" for kind in kinds("draft model") if draft is not None),
         ],
         "draft": draft,
+        "draft_form": _draft_form(own.card) if own is not None and draft is not None else None,
         "draft_origin": own.origin if own is not None and draft is not None else None,
         "passed_over": passed_over or None,
         "revision": revision(card.path),
         "sampling": sampling_words(default_sampling_of(card)),
     }
+
+
+def _draft_form(card: TargetCard) -> str | None:
+    """Return what a draft model is on a CPU, where it may be coarser; None where it is as it would answer."""
+    small = small_model_of(card, drafts=True)
+    return draft_in_words(8 * small.block_bytes / max(small.parameters, 1), small.shape.vocab_size) or None
 
 
 def _drafts_for(kind: str, shape: Shape) -> bool:

@@ -50,6 +50,7 @@ def open_target(choice: LoadSpec, reporter: Reporter, beside: Target | None = No
             tokenizer=beside.tokenizer if beside else None,
             name=choice.target.name,
             reporter=reporter,
+            drafts=choice.drafts,
         )
     from localspec.nn.packing import DTYPES
     from localspec.nn.target import Target as TorchTarget

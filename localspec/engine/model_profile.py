@@ -18,6 +18,7 @@ from localspec.engine.recalled_measurements import (
 )
 from localspec.events import Reporter, Statistics
 from localspec.machine.machine import this_machine
+from localspec.models.draft_role import as_draft
 from localspec.models.fingerprint import Identity
 from localspec.models.shape import Shape
 from localspec.policy.choice import LoadSpec
@@ -41,6 +42,7 @@ class ModelProfile:
         """The profile of a model as this choice loads it. Raises LocalspecError where its files are damaged."""
         identity = cache.identity(choice.target.path)
         packing = f"{choice.quantize} above {choice.threshold}" if choice.threshold else choice.quantize
+        packing = as_draft(packing) if choice.drafts else packing
         subject = model_subject(identity.weights, choice.device, choice.dtype, packing, choice.exact, choice.context)
         return cls(cache, identity, with_kernels(subject, choice.device, cache))
 

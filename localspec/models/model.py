@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from localspec.checkpoint import inspect, is_packed, packings
 from localspec.errors import LocalspecError
 from localspec.models.default_sampling import DefaultSampling, default_sampling
+from localspec.models.draft_role import draft_bytes
 from localspec.models.drafter_cards import DrafterCard, trained_drafters
 from localspec.models.generation_config import GENERATION, generation_config, read_generation_config
 from localspec.models.own_draft import own_draft
@@ -54,7 +55,7 @@ def model_of(card: TargetCard) -> Model:
     small = None
     if own is not None:
         with suppress(LocalspecError):  # one to be fetched, whose sizes are not known
-            small = small_model_of(own.card)
+            small = small_model_of(own.card, drafts=True)
     return replace(
         model,
         temperature=default_sampling_of(card).temperature if card.here else 0.0,
@@ -75,14 +76,14 @@ def default_sampling_of(card: TargetCard, think: bool | None = None) -> DefaultS
     return default_sampling(generation_config(text, card.path / GENERATION), card.names, think)
 
 
-def small_model_of(card: TargetCard) -> Model:
-    """Describes a model as `model_of` does, without drafters: a draft model has none."""
+def small_model_of(card: TargetCard, *, drafts: bool = False) -> Model:
+    """Describe a model as `model_of` does, without drafters. Its blocks are those of a draft model if it `drafts`."""
     packed: tuple[str, ...] = ()
-    block_bytes = 0
+    header = None
     if card.here:
         checkpoint = inspect(card.path)
         packed = packings(card.path) if checkpoint.packing else ()
-        block_bytes = read_packed(forms(card.path)[BLOCKS]).header.weight_bytes if BLOCKS in packed else 0
+        header = read_packed(forms(card.path)[BLOCKS]).header if BLOCKS in packed else None
         shape, parameters = Shape.of(checkpoint.config), checkpoint.parameters
     else:
         shape = card.entry.shape if card.entry else None
@@ -93,4 +94,5 @@ def small_model_of(card: TargetCard) -> Model:
             if card.here
             else f"How large {card.name} is, models.toml does not say; add a shape to its entry."
         )
-    return Model(card, shape, parameters, packed=packed, block_bytes=block_bytes)
+    blocks = 0 if header is None else draft_bytes(header, shape.vocab_size) if drafts else header.weight_bytes
+    return Model(card, shape, parameters, packed=packed, block_bytes=blocks)

@@ -20,7 +20,8 @@ from localspec.gguf.blocks import BLOCKS, floats
 from localspec.gguf.file import damaged
 from localspec.gguf.model import GgufModel, GgufTensor
 from localspec.gguf.stand_ins import requantised
-from localspec.models.architecture import TransformerConfig, in_features, weight_map
+from localspec.models.architecture import TABLES, TransformerConfig, in_features, weight_map
+from localspec.models.draft_role import draft_blocks, head_tokens
 from localspec.models.fingerprint import recognised
 from localspec.models.model_config import ModelConfig, least_parameters
 from localspec.models.packed_files import FILED
@@ -30,6 +31,7 @@ from localspec.models.weight_digests import stamps
 from localspec.native.blocks import PANEL, BlockMatrix, BlockStack, empty_matrices, packed_bytes
 from localspec.native.library import BLOCK_TYPES
 from localspec.native.pack import Recipe, Source
+from localspec.native.short_head import RowsOf, rows_in_file
 from localspec.outside_files import MIB, parse_json
 from localspec.packed_file import BLOCKS as IN_BLOCKS
 from localspec.packed_file import BlockPart, Header, Origin, PackedFile
@@ -191,6 +193,7 @@ class BlockModel:
     config: ModelConfig
     texts: Mapping[str, bytes]
     tensors: Mapping[str, BlockStack | Floats]  # by the names of `weight_map`
+    head_rows: RowsOf | None = None  # of a head that was left in the file
 
     @cached_property
     def sizes(self) -> TransformerConfig:
@@ -198,8 +201,10 @@ class BlockModel:
         return replace(TransformerConfig.of(self.config), tied=False)
 
 
-def open_blocks(found: PackedFile, threads: int) -> BlockModel:
+def open_blocks(found: PackedFile, threads: int, drafts: bool = False) -> BlockModel:
     """Open a registered model. Raises NotHere and LocalspecError for files that are missing, changed or damaged.
+
+    One that `drafts` has coarser layers, and a head that is no embedding stays in the file if it is to be short.
 
     Each thread reads a piece of a file into a buffer and transposes it into panels; nothing is mapped, because a mapped
     file that is cut short ends the process.
@@ -210,10 +215,12 @@ def open_blocks(found: PackedFile, threads: int) -> BlockModel:
     made_of = {name: _as_computed(name, parts) for name, parts in source.made_of.items()}
     vectors = {name: parts for name, parts in made_of.items() if in_features(name, source.sizes) is None}
     stored = {name: parts for name, parts in made_of.items() if name not in vectors}
-    if source.sizes.tied:
+    head = stored["lm_head.weight"][0]
+    in_file = drafts and not source.sizes.tied and head_tokens(source.sizes.vocab_size) > 0
+    if source.sizes.tied or in_file:
         del stored["lm_head.weight"]
-    every = [part for parts in stored.values() for part in parts]
-    sizes = [(part.shape[0], part.shape[1], computed_as(part.block.name)) for part in every]
+    every = [(part, drafts and name not in TABLES) for name, parts in stored.items() for part in parts]
+    sizes = [(part.shape[0], part.shape[1], _held_as(part, coarser)) for part, coarser in every]
     try:
         matrices = iter(empty_matrices(sizes))
         np.empty(_ROOM, np.uint8)  # given back at once: it is there for what follows, which would end the process
@@ -246,7 +253,12 @@ def open_blocks(found: PackedFile, threads: int) -> BlockModel:
         **stacks,
         **{name: _vector(name, parts) for name, parts in vectors.items()},
     }
-    return BlockModel(found.header, source.config, texts, tensors)
+    return BlockModel(found.header, source.config, texts, tensors, rows_in_file(head) if in_file else None)
+
+
+def _held_as(part: GgufTensor, coarser: bool) -> str:
+    held = computed_as(part.block.name)
+    return draft_blocks(held) if coarser and held == part.block.name else held
 
 
 def _vector(name: str, parts: Sequence[GgufTensor]) -> Floats:
@@ -271,12 +283,17 @@ def _fill(held: Any, name: str, part: GgufTensor, matrix: BlockMatrix, start: in
         held.buffer = np.empty(count * of_row, np.uint8)
     rows = held.buffer[: count * of_row]
     part.read(rows.data, start * of_row)
-    if matrix.type != part.block.name:
+    coarser = matrix.type != part.block.name and part.block.name in BLOCK_TYPES
+    if matrix.type != part.block.name and not coarser:
         rows = requantised(floats(part.block, rows.data), matrix.type)
     of_panel = len(matrix.data) // -(-matrix.out // PANEL)
     panels = matrix.data[start // PANEL * of_panel : -(-end // PANEL) * of_panel]
+    target, rows = BlockMatrix(panels, count, matrix.inputs, matrix.type), rows.reshape(count, -1)
     try:
-        BlockMatrix(panels, count, matrix.inputs, matrix.type).fill(rows.reshape(count, -1), head_rows=part.head_rows)
+        if coarser:
+            target.fill_rounded(BlockMatrix.pack(rows, part.shape[1], part.block.name, part.head_rows).numbers())
+        else:
+            target.fill(rows, head_rows=part.head_rows)
     except LocalspecError:
         raise not_finite(name, part.file) from None
 

@@ -173,7 +173,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "ls_forward": (c_int, [c_void_p, c_void_p, c_void_p, POINTER(Request)]),
     "ls_embed": (c_int, [c_void_p, c_int, c_void_p, c_void_p]),
     "ls_head": (c_int, [c_void_p, c_void_p, c_int, c_void_p, c_void_p, c_void_p]),
-    "ls_pick": (c_int, [c_void_p, c_int, POINTER(Sampling), c_int64, POINTER(c_int32)]),
+    "ls_pick": (c_int, [c_void_p, c_int, POINTER(Sampling), c_int64, c_void_p, POINTER(c_int32)]),
     "ls_probabilities": (c_int, [c_void_p, c_int, POINTER(Sampling), c_void_p]),
     "ls_top": (c_int, [c_void_p, c_int, c_double, c_int, c_void_p, c_void_p, POINTER(c_int32)]),
     "ls_candidates": (

@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,17 +17,31 @@ from localspec.native.library import address, check, int32, library
 
 
 class NativeLogits(NumpyLogits):
-    """Logits [rows, vocab_size], as `Logits` describes them; `likeliest` is what the forward found in each row."""
+    """Logits [rows, vocab_size], as `Logits` describes them; `likeliest` is what the forward found in each row.
 
-    def __init__(self, rows: npt.NDArray[np.float32], likeliest: list[int] | None = None) -> None:
+    Of a short head there are columns for some `tokens` only, of a vocabulary of `vocab_size`.
+    """
+
+    def __init__(
+        self,
+        rows: npt.NDArray[np.float32],
+        likeliest: list[int] | None = None,
+        tokens: npt.NDArray[np.int32] | None = None,
+        vocab_size: int = 0,
+    ) -> None:
         """Rows are contiguous. Where `likeliest` is not given, it is found when it is asked for; -1 where NaN are."""
         super().__init__(rows)
         self._likeliest, self._start = likeliest, int(self.rows.ctypes.data)
+        self._tokens, self._vocab_size = tokens, vocab_size
 
     def take(self, rows: Sequence[int]) -> "NativeLogits":
         """Returns these rows, in this order."""
         known = self._likeliest and [self._likeliest[row] for row in rows]
-        return NativeLogits(self.rows[list(rows)], known)
+        return NativeLogits(self.rows[list(rows)], known, self._tokens, self._vocab_size)
+
+    def numpy(self) -> npt.NDArray[np.float32]:
+        """Return the logits of the whole vocabulary: -inf for tokens that a short head lacks."""
+        return self._of_all(self.rows, -np.inf)
 
     def argmax(self) -> list[int]:
         """Returns the likeliest token of each row. Raises LocalspecError where one holds a NaN."""
@@ -51,7 +66,8 @@ class NativeLogits(NumpyLogits):
 
     def _pick(self, row: int, position: int, sampling: native.Sampling) -> int:
         token = ctypes.c_int32()
-        check(library().ls_pick(self._at(row), self.rows.shape[1], sampling, position, token))
+        given = self.rows.shape[1], sampling, position, address(self._tokens)
+        check(library().ls_pick(self._at(row), *given, token))
         if token.value < 0:
             raise LocalspecError(_NO_NUMBER)
         return token.value
@@ -63,7 +79,7 @@ class NativeLogits(NumpyLogits):
         vocabulary, among = self.rows.shape[1], candidates_shown(sampling, count, self.rows.shape[1])
         # Both functions need room for all that they look at.
         tokens, chances, found = np.empty(among, np.int32), np.empty(among, np.float32), ctypes.c_int32()
-        results, known = (address(tokens), address(chances), found), None if ids is None else int32(ids)
+        results, known = (address(tokens), address(chances), found), self._tokens if ids is None else int32(ids)
         rows: list[list[Candidate]] = []
         for row, position in enumerate(positions):
             at = self._at(row)
@@ -81,7 +97,15 @@ class NativeLogits(NumpyLogits):
         """Returns what a token is sampled from, [vocab_size]."""
         chances = np.empty(self.rows.shape[1], np.float64)
         check(library().ls_probabilities(self._at(row), len(chances), _struct(sampling), address(chances)))
-        return chances
+        return self._of_all(chances, 0.0)
+
+    def _of_all(self, given: npt.NDArray[Any], missing: float) -> npt.NDArray[Any]:
+        """Return numbers of these columns as those of the whole vocabulary."""
+        if self._tokens is None:
+            return given
+        whole = np.full((*given.shape[:-1], self._vocab_size), missing, given.dtype)
+        whole[..., self._tokens] = given
+        return whole
 
     def _at(self, row: int) -> int:
         """Where a row begins, in memory."""

@@ -33,6 +33,7 @@ from localspec.native.library import (
 )
 from localspec.native.logits import NativeLogits
 from localspec.native.matrix import PackedMatrix
+from localspec.native.short_head import ShortHead
 from localspec.native.threads import Threads
 
 Floats = npt.NDArray[np.float32]
@@ -67,13 +68,22 @@ class NativeModel:
     """Layers, final norm, and embedding and head where it has them."""
 
     def __init__(
-        self, sizes: TransformerConfig, rope: Rope, weights: Weights, threads: Threads, cache_format: str
+        self,
+        sizes: TransformerConfig,
+        rope: Rope,
+        weights: Weights,
+        threads: Threads,
+        cache_format: str,
+        short: ShortHead | None = None,
     ) -> None:
         """`weights` have the names of `weight_map`; a model of no tokens has neither embedding nor head.
 
+        A `short` head takes the place of the one in the weights.
+
         Raises LocalspecError for weights that do not fit the sizes.
         """
-        self.sizes, self.rope, self.threads, self.weights = sizes, rope, threads, weights
+        weights = weights if short is None else {**weights, "lm_head.weight": short.stack}
+        self.sizes, self.rope, self.threads, self.weights, self.short = sizes, rope, threads, weights, short
         self._parts: list[Delta] = []  # of recurrent layers, which the library reads
         layers = (Layer * sizes.num_layers)(*(self._layer(index) for index in range(sizes.num_layers)))
         inv_freq, local = np.ascontiguousarray(rope.inv_freq, np.float32), rope.local
@@ -202,7 +212,8 @@ class NativeModel:
         LocalspecError for ids, parents and layers that are not possible, MemoryError where memory runs out.
         """
         count, ids = len(tokens), int32(tokens)
-        logits = np.empty((count - logits_from, self.sizes.vocab_size), np.float32)
+        columns = self.sizes.vocab_size if self.short is None else self.short.matrix.out
+        logits = np.empty((count - logits_from, columns), np.float32)
         argmax = np.empty(count - logits_from, np.int32)
         request = Request(
             tokens=ids.ctypes.data, logits=logits.ctypes.data, argmax=argmax.ctypes.data, logits_from=logits_from
@@ -214,8 +225,11 @@ class NativeModel:
         if inner:
             at, states = int32(inner), np.empty((count, len(inner) * self.sizes.hidden_size), np.float32)
             request.inner_at, request.num_inner, request.inner = at.ctypes.data, len(at), states.ctypes.data
+        if self.short is not None:
+            self.short.add(tokens)
         hidden = self._run(request, count, cache)
-        return NativeLogits(logits, argmax.tolist()), hidden, states
+        found = NativeLogits(logits, argmax.tolist()) if self.short is None else self.short.logits(logits, argmax.tolist())
+        return found, hidden, states
 
     def states(
         self,

@@ -51,11 +51,17 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 def load(
-    path: Path, packing: str, name: str, threads: int, reporter: Reporter, paths: Paths | None = None
+    path: Path,
+    packing: str,
+    name: str,
+    threads: int,
+    reporter: Reporter,
+    paths: Paths | None = None,
+    drafts: bool = False,
 ) -> PackedModel | BlockModel:
     """Returns a model in int8, int4, bf16 or fp32; `path` is its directory, or a packed file.
 
-    One that is registered can be had in the blocks of its GGUF files, too.
+    One that is registered can be had in the blocks of its GGUF files, too, or in coarser ones where it `drafts`.
 
     A packed file is made where there is none, or a damaged one; whether its weights are whole, only `verify` looks.
     Where none can be written, the model is packed in memory, with a notice; bf16 and fp32 always are. Raises
@@ -64,7 +70,7 @@ def load(
     """
     name = name or path.name
     if is_packed(path):
-        return _all_there_is(path, packing, threads, reporter, paths or Paths(home()))
+        return _all_there_is(path, packing, threads, reporter, paths or Paths(home()), drafts)
     if packing not in FILED:
         return _in_memory(Source.open(path), Recipe(packing), packing, Origin(name, ""), threads, reporter)
     try:
@@ -88,7 +94,9 @@ def _opened(file: Path) -> PackedModel:
     return model
 
 
-def _all_there_is(path: Path, packing: str, threads: int, reporter: Reporter, paths: Paths) -> PackedModel | BlockModel:
+def _all_there_is(
+    path: Path, packing: str, threads: int, reporter: Reporter, paths: Paths, drafts: bool
+) -> PackedModel | BlockModel:
     """Open a model that is here packed, or registered and read from its GGUF files, in this packing.
 
     Raises NotHere for a packing that it is not here in.
@@ -98,7 +106,7 @@ def _all_there_is(path: Path, packing: str, threads: int, reporter: Reporter, pa
     if registered and len(here) > 1 and (missing := registered.header.missing):
         reporter.notice(f"{moved(registered.header, missing)} Until then it answers as it was packed before.")
     if registered and packing == BLOCKS:
-        return open_blocks(registered, threads)
+        return open_blocks(registered, threads, drafts)
     old = packing in here and read(here[packing]).header.outdated
     if packing in here and not (old and registered and not registered.header.missing):
         try:

@@ -1,6 +1,6 @@
 """The target on a CPU without torch: packed weights, the compiled library, and a tokenizer, as one model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from localspec.events import Reporter
 from localspec.machine.hardware import logical_cores, physical_cores
 from localspec.models.architecture import TABLES
 from localspec.models.chat_tokenizer import ChatTokenizer
+from localspec.models.draft_role import head_tokens
 from localspec.models.generation_config import generation_config
 from localspec.models.messages import Message
 from localspec.models.model_config import ModelConfig
@@ -22,7 +23,10 @@ from localspec.native.cache import NativeCache, cache_format
 from localspec.native.compute import NativeCompute
 from localspec.native.model import NativeModel
 from localspec.native.pack import read_texts
+from localspec.native.gguf_pack import BlockModel
 from localspec.native.packed_cache import load
+from localspec.native.packed_model import PackedModel
+from localspec.native.short_head import ShortHead
 from localspec.native.threads import Threads
 
 
@@ -57,24 +61,27 @@ class NativeTarget:
         tokenizer: Tokenizer | None = None,
         name: str = "",
         reporter: Reporter | None = None,
+        drafts: bool = False,
     ) -> "NativeTarget":
         """Opens a model's directory, or a packed file, in int8, int4, bf16 or fp32; packs it where that was never done.
 
         `threads` are shared with a draft model, and are as many as there are cores by default; so is the vocabulary of
         a `tokenizer` from the same files; `context` is the model's
-        own by default. Raises what `packed_cache.load` raises, LocalspecError for a tokenizer or settings that cannot
+        own by default. One that `drafts` computes logits of a part of its tokens, if it has many. Raises what `packed_cache.load` raises, LocalspecError for a tokenizer or settings that cannot
         be used, and UsageMistake for a context that the model cannot hold.
         """
         threads = threads or Threads(physical_cores())
-        packed = load(path, quantize, name or path.name, threads.count, reporter or Reporter())
+        packed = load(path, quantize, name or path.name, threads.count, reporter or Reporter(), drafts=drafts)
         # a directory's own texts: they may have changed since its weights were packed
         config, texts = packed.config, packed.texts if is_packed(path) else read_texts(path)
         context = config.context_for(context)
         packing = packed.header.packing
-        weights, rope = packed.tensors, Rope.of(config, context)
-        model = NativeModel(packed.sizes, rope, weights, threads, cache_format(packing))
         generation = generation_config(texts.get("generation_config.json", b"{}"), path / "generation_config.json")
-        return cls(model, config, Tokenizer.decoded(texts, path, tokenizer), context, generation, packing)
+        decoded, ends = Tokenizer.decoded(texts, path, tokenizer), (config.eos_token_id, generation.get("eos_token_id"))
+        short = _short_head(packed, ChatTokenizer(decoded).stop_tokens(ends)) if drafts else None
+        rope = Rope.of(config, context)
+        model = NativeModel(packed.sizes, rope, packed.tensors, threads, cache_format(packing), short)
+        return cls(model, config, decoded, context, generation, packing)
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
@@ -153,3 +160,12 @@ class NativeTarget:
     def special_tokens(self) -> frozenset[int]:
         """Ids that stand for no text: role marks, ends, padding."""
         return self.tokenizer.special_ids | self.stop_tokens
+
+
+def _short_head(packed: PackedModel | BlockModel, ends: Collection[int]) -> ShortHead | None:
+    """Return the head of few tokens of a draft model; None where it has so few tokens, or a width in no blocks."""
+    sizes, head = packed.sizes, packed.tensors.get("lm_head.weight")
+    if not head_tokens(sizes.vocab_size) or sizes.hidden_size % 32:
+        return None
+    rows_of = packed.head_rows if isinstance(packed, BlockModel) and packed.head_rows else head.rows  # type: ignore
+    return ShortHead(rows_of, sizes.hidden_size, sizes.vocab_size, ends)

@@ -26,6 +26,7 @@ class LoadSpec:
     loaded_bytes: int  # of the weights, and of all that a drafter holds beside them
     bytes: int  # with cache, tree and workspace
     bits: float = 0.0  # of a weight on average, if they are in the blocks of GGUF files
+    drafts: bool = False  # as a draft model, which may be coarser
 
     @property
     def precision(self) -> str:
@@ -38,7 +39,7 @@ class LoadSpec:
     def loads_as(self, other: "LoadSpec") -> bool:
         """Whether both load the same model in the same way, whatever stands beside it."""
         here, there = (
-            (one.target.path, one.device, one.engine, one.dtype, one.quantize, one.exact, one.context, one.threshold)
+            (one.target.path, one.device, one.engine, one.dtype, one.quantize, one.exact, one.context, one.threshold, one.drafts)
             for one in (self, other)
         )
         return here == there

@@ -49,7 +49,7 @@ def named_drafter(name: str, card: TargetCard) -> DrafterSpec:
         if named.endswith(":"):
             raise UsageMistake(f"'{name}' names no model; write {first}:MODEL, or {first} for the model's own.")
         draft = resolve(full_name(small)) if small else _own_draft(first, card)
-        return DrafterSpec(first + phrases, small=small_model_of(draft))
+        return DrafterSpec(first + phrases, small=small_model_of(draft, drafts=True))
     if "+" in named and not os.path.isdir(os.path.expanduser(named)):
         return _merged(name, card)
     known = ["auto", *kinds()]

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from localspec.machine.machine import PACKINGS, Device
+from localspec.models.draft_role import as_draft, is_coarser
 from localspec.models.drafter_kinds import kind_of
 from localspec.models.model import Model
 from localspec.models.shape import Shape
@@ -349,7 +350,9 @@ def _draft_model(
     size -= prediction.unread(shape, chosen.quantize, chosen.device.backend, tokens)
     size += prediction.cache(shape, tokens, chosen.dtype)
     size += prediction.tokenizer(shape, chosen.device.backend)
-    known = measurements.of(model.small.card, chosen.device.name, chosen.dtype, chosen.quantize)
+    coarser = is_coarser(chosen.quantize, shape.vocab_size, chosen.device.engine)
+    form = as_draft(chosen.quantize) if coarser else chosen.quantize
+    known = measurements.of(model.small.card, chosen.device.name, chosen.dtype, form)
     costs = known.costs or _estimate(shape, chosen, measurements)
     return DraftModelEstimate(model.small.card, size, costs, model.small_named)
 

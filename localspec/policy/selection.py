@@ -8,6 +8,7 @@ from localspec.config import Settings
 from localspec.errors import DoesNotFit, LocalspecError, NotHere, UsageMistake
 from localspec.machine import compiled
 from localspec.machine.machine import Device, Machine, this_machine
+from localspec.models.draft_role import is_coarser
 from localspec.models.drafter_kinds import WEIGHTS, kind_of, kinds
 from localspec.models.model import Model, model_of
 from localspec.models.model_config import read_config
@@ -313,6 +314,7 @@ def _draft(
         loaded_bytes=plan.loaded_bytes,
         bytes=plan.bytes,
         bits=plan.precision.bits,
+        drafts=is_coarser(plan.precision.quantize, small.shape.vocab_size, plan.precision.device.engine),
     )
 
 

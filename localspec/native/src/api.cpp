@@ -118,7 +118,7 @@ int check_table(const ls_table& table, const char* name, int tokens, int columns
 
 int check_embedding(const ls_model_config& c) {
     if (is_there(c.embed_tokens)) LS_TRY(check_table(c.embed_tokens, "embed_tokens", c.vocab_size, c.hidden_size));
-    if (c.lm_head.out) LS_TRY(check_size(c.lm_head, "lm_head", c.vocab_size, c.hidden_size));
+    if (c.lm_head.out) LS_TRY(check_size(c.lm_head, "lm_head", smaller(c.lm_head.out, c.vocab_size), c.hidden_size));
     const ls_layer_inputs& given = c.layer_inputs;
     if (!given.width) return LS_OK;
     LS_CHECK(given.width > 0 && given.width <= MOST_LAYER_INPUTS && (int64_t)c.num_layers * given.width <= LARGEST_SIZE, "Layers cannot read %d channels of a token.", given.width);
@@ -500,11 +500,11 @@ int check_sampling(const float* logits, int vocab, const ls_sampling* s, bool gr
 }
 }  // namespace
 
-int ls_pick(const float* logits, int vocab, const ls_sampling* sampling, int64_t position, int32_t* id) {
+int ls_pick(const float* logits, int vocab, const ls_sampling* sampling, int64_t position, const int32_t* ids, int32_t* id) {
     LS_TRY(check_sampling(logits, vocab, sampling, true));
     LS_CHECK(id, "A pick needs a place.");
     FloatMode mode;
-    return pick(logits, vocab, *sampling, position, id);
+    return pick(logits, vocab, *sampling, position, ids, id);
 }
 
 int ls_probabilities(const float* logits, int vocab, const ls_sampling* sampling, double* p) {

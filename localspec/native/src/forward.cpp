@@ -269,7 +269,7 @@ class Forward {
         if (rows <= 0) return;
         const Linear l{&c_.lm_head, rows, x + (head_from - wanted) * size, c_.hidden_size,
                        norm || scaled ? factors_ + (head_from - wanted) : nullptr, norm, Epilogue::head,
-                       q_.logits ? q_.logits + (size_t)at * c_.vocab_size : nullptr, c_.vocab_size, nullptr, best_, c_.logit_cap};
+                       q_.logits ? q_.logits + (size_t)at * c_.lm_head.out : nullptr, c_.lm_head.out, nullptr, best_, c_.logit_cap};
         reset(best_, pool_.threads(), rows);
         multiply(pool_, l, inputs_);
         if (q_.argmax) settle(best_, pool_.threads(), rows, q_.argmax + at);
@@ -315,7 +315,7 @@ int head(const ls_model& model, Pool& pool, int rows, const float* hidden, float
             reset(best, pool.threads(), count);
             for (int r = 0; factors && r < count; r++) factors[r] = c.logit_scale;
             multiply(pool, Linear{&c.lm_head, count, hidden + (size_t)first * c.hidden_size, c.hidden_size, factors, nullptr, Epilogue::head,
-                                  logits ? logits + (size_t)first * c.vocab_size : nullptr, c.vocab_size, nullptr, best, c.logit_cap}, inputs);
+                                  logits ? logits + (size_t)first * c.lm_head.out : nullptr, c.lm_head.out, nullptr, best, c.logit_cap}, inputs);
             if (argmax) settle(best, pool.threads(), count, argmax + first);
         }
     }

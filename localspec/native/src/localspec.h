@@ -165,7 +165,7 @@ typedef struct {
     float logit_scale;           /* states are multiplied by it before the head: usually 1 */
     int32_t gate;                /* LS_SILU or LS_GELU */
     ls_table embed_tokens;       /* [vocab_size, hidden_size] */
-    ls_matrix lm_head;           /* out 0: none */
+    ls_matrix lm_head;           /* out 0: none; it may have fewer rows than there are tokens */
     const float* norm;           /* [hidden_size]; NULL: no final norm */
     const float* inv_freq;       /* [rotary_dim / 2] */
     const float* local_inv_freq; /* [local_rotary_dim / 2], or NULL where no layer is `local` */
@@ -221,7 +221,7 @@ typedef struct {
 /* Any number of rows. Keys and values lie behind the committed tokens until the next forward; ls_cache_keep keeps them. */
 LS_API int ls_forward(const ls_model* model, ls_cache* cache, ls_pool* pool, const ls_request* request);
 LS_API int ls_embed(const ls_model* model, int rows, const int32_t* tokens, float* x); /* -> [rows, hidden_size] */
-/* hidden [rows, hidden_size] after the final norm -> logits [rows, vocab_size], argmax [rows]; either may be NULL */
+/* hidden [rows, hidden_size] after the final norm -> logits [rows, lm_head.out], argmax [rows]; either may be NULL */
 LS_API int ls_head(const ls_model* model, ls_pool* pool, int rows, const float* hidden, float* logits, int32_t* argmax);
 
 /* ---- picking, as localspec/decoding/sampling.py tells it; logits [vocab] */
@@ -231,8 +231,9 @@ typedef struct {
     uint64_t seed;
     int32_t top_k;        /* 0: off */
 } ls_sampling;
-/* -> *id: argmax(log p + Gumbel noise of (seed, position, id)), p after temperature, top-k, top-p, min-p; -1: NaN */
-LS_API int ls_pick(const float* logits, int vocab, const ls_sampling* sampling, int64_t position, int32_t* id);
+/* -> *id: argmax(log p + Gumbel noise of (seed, position, id)), p after temperature, top-k, top-p, min-p; -1: NaN.
+   ids [vocab] are the tokens of the logits; NULL: token i has logit i */
+LS_API int ls_pick(const float* logits, int vocab, const ls_sampling* sampling, int64_t position, const int32_t* ids, int32_t* id);
 /* -> p [vocab]: what a token is sampled from, zero for all that truncation removes */
 LS_API int ls_probabilities(const float* logits, int vocab, const ls_sampling* sampling, double* p);
 /* The likeliest `count`, most likely first: -> tokens [count], chances [count] (softmax over all of logits / temperature,

@@ -138,23 +138,24 @@ int no_memory(int vocab) { return fail(LS_NO_MEMORY, "There is no memory for pic
 
 }  // namespace
 
-int pick(const float* logits, int vocab, const ls_sampling& s, int64_t position, int32_t* id) {
+int pick(const float* logits, int vocab, const ls_sampling& s, int64_t position, const int32_t* ids, int32_t* id) {
+    const auto token = [&](int32_t i) { return ids ? ids[i] : i; };
     const float largest = kernels().maximum(logits, vocab);
     *id = -1;
     if (largest != largest || largest == -__builtin_inff()) return LS_OK;  // NaN, or nothing to pick
     if (s.temperature == 0) {
         for (int32_t i = vocab - 1; i >= 0; i--)
-            if (logits[i] == largest) *id = i;
+            if (logits[i] == largest) *id = token(i);
         return LS_OK;
     }
     const float temperature = (float)s.temperature;
     Noisiest noisiest{Noise(s.seed, position)};
     if (!truncates(s, vocab)) {
-        for (int32_t i = 0; i < vocab; i++) noisiest.offer(logits[i] / temperature, i);
+        for (int32_t i = 0; i < vocab; i++) noisiest.offer(logits[i] / temperature, token(i));
     } else {
         Survivors survivors(largest / temperature);
         if (!survivors.truncate(logits, vocab, s)) return no_memory(vocab);
-        for (int i = 0; i < survivors.count; i++) noisiest.offer(survivors.of[i].score, survivors.of[i].id);
+        for (int i = 0; i < survivors.count; i++) noisiest.offer(survivors.of[i].score, token(survivors.of[i].id));
     }
     *id = noisiest.id;
     return LS_OK;

@@ -4,7 +4,7 @@
 #include "isa.h"
 
 namespace ls {
-int pick(const float* logits, int vocab, const ls_sampling& sampling, int64_t position, int32_t* id);
+int pick(const float* logits, int vocab, const ls_sampling& sampling, int64_t position, const int32_t* ids, int32_t* id);
 int probabilities(const float* logits, int vocab, const ls_sampling& sampling, double* p);
 int top(const float* logits, int vocab, double temperature, int count, int32_t* tokens, float* chances, int32_t* found);
 void add_noise(const ls_sampling& sampling, int64_t position, const int32_t* ids, int count, int32_t* tokens, float* chances, int32_t* found);

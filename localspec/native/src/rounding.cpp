@@ -33,6 +33,11 @@ void put_bits(const RoundedBlock& r, int lane, int first, int count, int add, in
     for (int i = 0; i < count; i++) to[i] |= (uint8_t)(((r.steps[first + i][lane] + add) >> from_bit & ((1 << bits) - 1)) << at_bit);
 }
 
+void put_q4_0(const RoundedBlock& r, int lane, uint8_t* to) {
+    memcpy(to, &r.scale[lane], 2);
+    for (int half = 0; half < 2; half++) put_bits(r, lane, 16 * half, 16, 8, 0, 4, 4 * half, to + 2);
+}
+
 void put_q5_0(const RoundedBlock& r, int lane, uint8_t* to) {
     memcpy(to, &r.scale[lane], 2);
     for (int i = 0; i < 32; i++) to[2 + i / 8] |= (uint8_t)(((r.steps[i][lane] + 16) >> 4 & 1) << i % 8);
@@ -69,7 +74,7 @@ void put_q6_k(const RoundedBlock& r, int lane, uint8_t* to) {
 
 }  // namespace
 
-bool can_round_to(int type) { return type == LS_Q5_0 || type == LS_Q8_0 || type == LS_Q4_K || type == LS_Q6_K; }
+bool can_round_to(int type) { return type == LS_Q4_0 || type == LS_Q5_0 || type == LS_Q8_0 || type == LS_Q4_K || type == LS_Q6_K; }
 
 int round_to_blocks(const ls_packing& p, int type, uint8_t* target, int from_panel, int to_panel) {
     const BlockLayout& l = *find_layout(type);
@@ -88,6 +93,7 @@ int round_to_blocks(const ls_packing& p, int type, uint8_t* target, int from_pan
                 uint8_t* to = rows + stride * lane + (size_t)l.bytes * number;
                 if (type == LS_Q4_K) put_q4_k(block.rounded, lane, to);
                 else if (type == LS_Q6_K) put_q6_k(block.rounded, lane, to);
+                else if (type == LS_Q4_0) put_q4_0(block.rounded, lane, to);
                 else if (type == LS_Q5_0) put_q5_0(block.rounded, lane, to);
                 else put_q8_0(block.rounded, lane, to);
             }

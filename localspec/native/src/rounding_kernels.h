@@ -147,9 +147,9 @@ void round_q6_k(const float* v, const float* importance, RoundedBlock* to) {
     }
 }
 
-void round_q5_0(const float* v, const float* importance, RoundedBlock* to) {
-    const v16 scale = in_halves(fit_scale(v, importance, 32, 16), to->scale);
-    take_steps(v, 32, scale, all(0.0f), -16, 15, to->steps[0]);
+void round_to_half(const float* v, const float* importance, float half, RoundedBlock* to) {  // Q4_0 and Q5_0
+    const v16 scale = in_halves(fit_scale(v, importance, 32, half), to->scale);
+    take_steps(v, 32, scale, all(0.0f), -half, half - 1, to->steps[0]);
 }
 
 void round_to_eight(const float* v, RoundedBlock* to) {  // the largest weight becomes 127
@@ -160,7 +160,8 @@ void round_to_eight(const float* v, RoundedBlock* to) {  // the largest weight b
 
 void round_block(int type, const float* v, const float* importance, RoundedBlock* to) {
     switch (type) {
-        case LS_Q5_0: round_q5_0(v, importance, to); break;
+        case LS_Q4_0: round_to_half(v, importance, 8, to); break;
+        case LS_Q5_0: round_to_half(v, importance, 16, to); break;
         case LS_Q8_0: round_to_eight(v, to); break;
         case LS_Q4_K: round_q4_k(v, importance, to); break;
         case LS_Q6_K: round_q6_k(v, importance, to); break;

@@ -1,0 +1,56 @@
+"""What a model holds where it drafts for another: a coarser form of its weights, and a head of few tokens.
+
+Nothing that a draft model proposes changes the text, so it may be as coarse as pays. `docs/drafting.md` has what that
+was measured to bring.
+"""
+
+from localspec.models.architecture import TABLES
+from localspec.packed_file import BLOCKS, RECORDS, Header, Tensor, bits
+
+# Replies rarely need more than the first ids of a vocabulary, which tokenizers give to common tokens, and what was read.
+FIRST_TOKENS, READ_TOKENS = 2**15, 2**12
+_COARSE, HEAD_BLOCKS = "Q4_0", "Q5_0"  # of layers, and of a short head: widths are any multiple of 32
+_MOST_BITS = 5.0  # of a weight in blocks that stay as they are
+
+
+def head_tokens(vocab_size: int) -> int:
+    """Return of how many tokens a draft model computes logits: 0 for all, where fewer would save little."""
+    few = FIRST_TOKENS + READ_TOKENS
+    return few if vocab_size >= 2 * few else 0
+
+
+def draft_blocks(stored: str) -> str:
+    """Return the type of blocks that a draft model's layers are rounded to; `stored` itself if it is as small."""
+    return _COARSE if stored in RECORDS and bits(stored) > _MOST_BITS else stored
+
+
+def is_coarser(quantize: str, vocab_size: int, engine: str) -> bool:
+    """Return whether a model is held in another form where it drafts."""
+    return engine == "native" and (quantize == BLOCKS or head_tokens(vocab_size) > 0)
+
+
+def as_draft(quantize: str) -> str:
+    """Return the name of this form, by which measurements of it are kept."""
+    return f"{quantize} as a draft model"
+
+
+def draft_bytes(header: Header, vocab_size: int) -> int:
+    """Return the bytes of a registered model's weights where it drafts; 0 if they cannot be computed in blocks."""
+    if not header.weight_bytes:
+        return 0
+    few, found = head_tokens(vocab_size), 0
+    for name, parts in header.blocks.items():
+        for part in parts:
+            if len(part.shape) == 1:
+                found += 4 * part.shape[0]
+            elif name != "lm_head.weight" or not few:
+                stored = part.type if part.type in RECORDS else "Q8_0"
+                kind = stored if name in TABLES or stored != part.type else draft_blocks(stored)
+                found += Tensor(BLOCKS, kind, *part.shape).bytes
+    return found + (Tensor(BLOCKS, HEAD_BLOCKS, few, header.blocks["embed_tokens"][0].shape[1]).bytes if few else 0)
+
+
+def draft_in_words(bits: float, vocab_size: int) -> str:
+    """Return what a draft model is: `4.0 bits per weight, 36,864 of 151,936 tokens`."""
+    few = head_tokens(vocab_size)
+    return ", ".join([f"{bits:.1f} bits per weight"] * (bits > 0) + [f"{few:,} of {vocab_size:,} tokens"] * (few > 0))

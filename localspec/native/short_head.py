@@ -1,0 +1,101 @@
+"""A head of few tokens for a draft model: the first ids of its vocabulary, those that end a reply, and those it read."""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from localspec.errors import LocalspecError
+from localspec.models.draft_role import FIRST_TOKENS, HEAD_BLOCKS, READ_TOKENS
+from localspec.models.stored_weights import StoredTensor
+from localspec.native.blocks import PANEL, BlockMatrix, BlockStack
+from localspec.native.logits import NativeLogits
+
+Floats = npt.NDArray[np.float32]
+RowsOf = Callable[[Sequence[int]], Floats]  # rows of the whole head, by token
+_PIECE = 256 * PANEL  # rows that are read at a time
+
+
+class ShortHead:
+    """The rows of some tokens of a whole head, in blocks of their own.
+
+    What the model reads is added as it comes, so that the words of a prompt can be drafted in any language. Where there
+    is no more room, the tokens that were added first go. A token that is not there ends a draft and changes no text.
+    """
+
+    def __init__(self, rows_of: RowsOf, inputs: int, vocab_size: int, ends: Collection[int]) -> None:
+        """`ends` are the tokens that end a reply. Raises LocalspecError for rows that hold NaN or inf."""
+        always = sorted({*range(FIRST_TOKENS), *ends})
+        self.vocab_size, self._rows_of, self._fixed = vocab_size, rows_of, len(always)
+        self.matrix = BlockMatrix.empty(len(always) + READ_TOKENS, inputs, HEAD_BLOCKS)
+        self.matrix.data[:] = 0
+        self._tokens = np.array(always, np.int32)  # of the rows that are in use
+        self._known = set(always)
+        self._next = 0  # of the rows for tokens that are read, the one to fill next
+        for start in range(0, len(always), _PIECE):
+            self._put(start, rows_of(always[start : start + _PIECE]))
+
+    @property
+    def stack(self) -> BlockStack:
+        """Return the head as a model takes it."""
+        return BlockStack((self.matrix,))
+
+    def add(self, tokens: Iterable[int]) -> None:
+        """Add the tokens that are missing; where their rows cannot be read, nothing is added."""
+        fresh = [token for token in dict.fromkeys(tokens) if token not in self._known][-READ_TOKENS:]
+        if not fresh:
+            return
+        try:
+            rows = self._rows_of(fresh)
+        except (LocalspecError, OSError):  # the file is gone, which costs speed only
+            return
+        known = np.concatenate([self._tokens, np.empty(READ_TOKENS, np.int32)])[: self.matrix.out]
+        used = len(self._tokens)
+        while fresh:
+            start = self._fixed + self._next
+            count = min(len(fresh), self.matrix.out - start)
+            try:
+                self._put(start, rows[:count])
+            except LocalspecError:
+                return
+            self._known -= {*self._tokens[start : start + count].tolist()}
+            self._known |= {*fresh[:count]}
+            known[start : start + count] = fresh[:count]
+            used = max(used, start + count)
+            self._next = (self._next + count) % READ_TOKENS
+            fresh, rows = fresh[count:], rows[count:]
+        self._tokens = known[:used]  # another array: earlier logits have their own
+
+    def logits(self, rows: Floats, likeliest: Sequence[int]) -> NativeLogits:
+        """Return logits [rows, rows of the matrix] as those of their tokens."""
+        used = len(self._tokens)
+        found = [int(self._tokens[column]) if 0 <= column < used else column for column in likeliest]
+        known = found if all(column < used for column in likeliest) else None  # an empty row has the logit 0
+        return NativeLogits(rows[:, :used], known, self._tokens, self.vocab_size)
+
+    def _put(self, start: int, rows: Floats) -> None:
+        """Put rows of the whole head from row `start` on. Raises LocalspecError for NaN and inf."""
+        first, end = start // PANEL, -(-(start + len(rows)) // PANEL)
+        of_panel, last = len(self.matrix.data) // self.matrix.panels, min(PANEL * end, self.matrix.out)
+        whole = self.stack.rows(range(PANEL * first, last))
+        whole[start - PANEL * first :][: len(rows)] = rows
+        panels = self.matrix.data[first * of_panel : end * of_panel]
+        BlockMatrix(panels, len(whole), self.matrix.inputs, HEAD_BLOCKS).fill_rounded(whole)
+
+
+def rows_in_file(tensor: StoredTensor) -> RowsOf:
+    """Return what reads rows of a tensor from its file."""
+    columns = tensor.shape[1]
+
+    def rows_of(tokens: Sequence[int]) -> Floats:
+        found, start = np.empty((len(tokens), columns), np.float32), 0
+        while start < len(tokens):
+            end = start + 1
+            while end < len(tokens) and tokens[end] == tokens[end - 1] + 1:
+                end += 1
+            numbers = tensor.floats(tokens[start] * columns, (end - start) * columns)
+            found[start:end] = numbers.reshape(-1, columns)
+            start = end
+        return found
+
+    return rows_of
