@@ -7,7 +7,7 @@ was measured to bring.
 from localspec.models.architecture import TABLES
 from localspec.packed_file import BLOCKS, RECORDS, Header, Tensor, bits
 
-# Replies rarely need more than the first ids of a vocabulary, which tokenizers give to common tokens, and what was read.
+# Replies rarely need more than the first ids of a vocabulary and what was read: common tokens have low ids.
 FIRST_TOKENS, READ_TOKENS = 2**15, 2**12
 _COARSE, HEAD_BLOCKS = "Q4_0", "Q5_0"  # of layers, and of a short head: widths are any multiple of 32
 _MOST_BITS = 5.0  # of a weight in blocks that stay as they are

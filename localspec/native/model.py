@@ -228,8 +228,9 @@ class NativeModel:
         if self.short is not None:
             self.short.add(tokens)
         hidden = self._run(request, count, cache)
-        found = NativeLogits(logits, argmax.tolist()) if self.short is None else self.short.logits(logits, argmax.tolist())
-        return found, hidden, states
+        if self.short is not None:
+            return self.short.logits(logits, argmax.tolist()), hidden, states
+        return NativeLogits(logits, argmax.tolist()), hidden, states
 
     def states(
         self,

@@ -1,4 +1,4 @@
-"""A head of few tokens for a draft model: the first ids of its vocabulary, those that end a reply, and those it read."""
+"""A head of few tokens for a draft model: the first ids of its vocabulary, those that end a reply, and what it read."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 
@@ -24,7 +24,10 @@ class ShortHead:
     """
 
     def __init__(self, rows_of: RowsOf, inputs: int, vocab_size: int, ends: Collection[int]) -> None:
-        """`ends` are the tokens that end a reply. Raises LocalspecError for rows that hold NaN or inf."""
+        """Read the rows that are always there; `ends` are the tokens that end a reply.
+
+        Raises LocalspecError for rows that hold NaN or inf, or cannot be read.
+        """
         always = sorted({*range(FIRST_TOKENS), *ends})
         self.vocab_size, self._rows_of, self._fixed = vocab_size, rows_of, len(always)
         self.matrix = BlockMatrix.empty(len(always) + READ_TOKENS, inputs, HEAD_BLOCKS)

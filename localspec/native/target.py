@@ -19,11 +19,13 @@ from localspec.models.messages import Message
 from localspec.models.model_config import ModelConfig
 from localspec.models.rope import Rope
 from localspec.models.tokenizer import Tokenizer
+from localspec.native.blocks import BlockStack
 from localspec.native.cache import NativeCache, cache_format
 from localspec.native.compute import NativeCompute
+from localspec.native.gguf_pack import BlockModel
+from localspec.native.matrix import PackedMatrix
 from localspec.native.model import NativeModel
 from localspec.native.pack import read_texts
-from localspec.native.gguf_pack import BlockModel
 from localspec.native.packed_cache import load
 from localspec.native.packed_model import PackedModel
 from localspec.native.short_head import ShortHead
@@ -67,8 +69,9 @@ class NativeTarget:
 
         `threads` are shared with a draft model, and are as many as there are cores by default; so is the vocabulary of
         a `tokenizer` from the same files; `context` is the model's
-        own by default. One that `drafts` computes logits of a part of its tokens, if it has many. Raises what `packed_cache.load` raises, LocalspecError for a tokenizer or settings that cannot
-        be used, and UsageMistake for a context that the model cannot hold.
+        own by default. One that `drafts` is coarser, and has a short head if it has many tokens. Raises what
+        `packed_cache.load` raises, LocalspecError for a tokenizer or settings that cannot be used, and UsageMistake for
+        a context that the model cannot hold.
         """
         threads = threads or Threads(physical_cores())
         packed = load(path, quantize, name or path.name, threads.count, reporter or Reporter(), drafts=drafts)
@@ -167,5 +170,8 @@ def _short_head(packed: PackedModel | BlockModel, ends: Collection[int]) -> Shor
     sizes, head = packed.sizes, packed.tensors.get("lm_head.weight")
     if not head_tokens(sizes.vocab_size) or sizes.hidden_size % 32:
         return None
-    rows_of = packed.head_rows if isinstance(packed, BlockModel) and packed.head_rows else head.rows  # type: ignore
-    return ShortHead(rows_of, sizes.hidden_size, sizes.vocab_size, ends)
+    if head is None:
+        assert isinstance(packed, BlockModel) and packed.head_rows
+        return ShortHead(packed.head_rows, sizes.hidden_size, sizes.vocab_size, ends)
+    assert isinstance(head, PackedMatrix | BlockStack)
+    return ShortHead(head.rows, sizes.hidden_size, sizes.vocab_size, ends)

@@ -38,10 +38,8 @@ class LoadSpec:
 
     def loads_as(self, other: "LoadSpec") -> bool:
         """Whether both load the same model in the same way, whatever stands beside it."""
-        here, there = (
-            (one.target.path, one.device, one.engine, one.dtype, one.quantize, one.exact, one.context, one.threshold, one.drafts)
-            for one in (self, other)
-        )
+        names = ("device", "engine", "dtype", "quantize", "exact", "context", "threshold", "drafts")
+        here, there = ((one.target.path, *(getattr(one, name) for name in names)) for one in (self, other))
         return here == there
 
 

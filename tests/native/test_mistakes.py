@@ -324,9 +324,9 @@ def test_mistakes_with_picks_pools_and_instructions():
         (Sampling(1.0, 1.0, 0.0, 0, -1), "top-k of -1"),
     ):
         with pytest.raises(LocalspecError, match=sentence):
-            check(library().ls_pick(address(logits), 4, settings, 0, byref(found)))
+            check(library().ls_pick(address(logits), 4, settings, 0, None, byref(found)))
     with pytest.raises(LocalspecError, match="among 0 tokens"):
-        check(library().ls_pick(address(logits), 0, Sampling(1.0, 1.0, 0.0, 0, 0), 0, byref(found)))
+        check(library().ls_pick(address(logits), 0, Sampling(1.0, 1.0, 0.0, 0, 0), 0, None, byref(found)))
     for threads in (0, -1, 100000):
         with pytest.raises(LocalspecError, match=f"pool of {threads} threads"):
             made(library().ls_pool_new(threads))

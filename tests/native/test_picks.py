@@ -42,7 +42,7 @@ def settings(sampling: Sampling) -> Settings:
 
 def pick(logits: np.ndarray, sampling: Sampling, position: int) -> int:
     found = c_int32(-7)
-    check(library().ls_pick(address(logits), len(logits), settings(sampling), position, byref(found)))
+    check(library().ls_pick(address(logits), len(logits), settings(sampling), position, None, byref(found)))
     return found.value
 
 

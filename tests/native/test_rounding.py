@@ -14,7 +14,7 @@ from localspec.native.blocks import BlockMatrix
 from localspec.native.library import BLOCK_TYPES, library
 from localspec.packed_file import RECORDS, Tensor, bits
 
-TYPES = ("Q4_K", "Q6_K", "Q5_0", "Q8_0")
+TYPES = ("Q4_K", "Q6_K", "Q4_0", "Q5_0", "Q8_0")
 
 
 def weights(rows: int = 40, inputs: int = 512, seed: int = 0) -> np.ndarray:
@@ -40,18 +40,18 @@ def error(of: np.ndarray, numbers: np.ndarray, importance: np.ndarray | float = 
 def test_the_error_is_less_than_that_of_a_search_in_numpy(type, scale):  # noqa: A002
     given = weights() * np.float32(scale)
     theirs = gguf.quants.dequantize(rounded(given, type), gguf.GGMLQuantizationType[type])
-    most = {"Q4_K": 0.95, "Q6_K": 1.0, "Q5_0": 0.95, "Q8_0": 1.001}[type]
+    most = {"Q4_K": 0.95, "Q6_K": 1.0, "Q4_0": 0.95, "Q5_0": 0.95, "Q8_0": 1.001}[type]
     assert error(given, packed(given, type).numbers()) < most * error(given, theirs)
 
 
-@each("type", ["Q4_K", "Q6_K", "Q5_0"])
+@each("type", ["Q4_K", "Q6_K", "Q4_0", "Q5_0"])
 def test_importance_moves_the_error_to_what_counts_less(type):  # noqa: A002
     given, importance = weights(), np.random.default_rng(3).random(512, dtype=np.float32) ** 4
     plain, weighed = packed(given, type).numbers(), packed(given, type, importance).numbers()
     assert error(given, weighed, importance) < 0.97 * error(given, plain, importance)
 
 
-@each("type", ["Q5_0", "Q8_0"])
+@each("type", ["Q4_0", "Q5_0", "Q8_0"])
 def test_weights_in_blocks_are_found_again(type):  # noqa: A002
     """A number that is the largest of its block has the whole scale, as in files that llama.cpp wrote."""
     given = weights()
