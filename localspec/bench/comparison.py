@@ -154,10 +154,10 @@ def _paired(engine: Engine) -> dict[str, Any]:
     draft = engine.choice.draft
     if draft is None:
         return {}
-    form = draft_in_words(draft.bits, engine.draft_model.target.vocab_size if engine.draft_model else 0)
+    tokens = engine.draft_model.target.vocab_size if draft.drafts and engine.draft_model else 0
     return {
         "draft_model": draft.target.name,
-        "draft_form": form if draft.drafts else str(draft),
+        "draft_form": draft_in_words(str(draft), tokens),
         "hyperparameters": engine.hyperparameters.as_json(),
     }
 

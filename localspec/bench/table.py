@@ -69,7 +69,7 @@ def _details(report: dict[str, Any], width: int) -> list[str]:
     notes = [
         *_remarks(rows),
         *(
-            f"{_name(row)} drafts with {row['draft_model']} ({row['draft_form']}){_hyperparameters(row)}"
+            f"{_name(row)} drafts with {row['draft_model']}{_form(row)}{_hyperparameters(row)}"
             for row in rows
             if row.get("draft_model")
         ),
@@ -142,6 +142,10 @@ def row_name(row: dict[str, Any]) -> str:
         return "auto: plain decoding" if row["nodes"] else "plain decoding"
     size = "" if row["nodes"] == "auto" else f", {row['nodes']} nodes"
     return f"{clipped(one_line(row['drafter']), 24)}{size}"
+
+
+def _form(row: dict[str, Any]) -> str:
+    return f" ({row['draft_form']})" if row.get("draft_form") else ""  # which earlier reports lack
 
 
 def _hyperparameters(row: dict[str, Any]) -> str:

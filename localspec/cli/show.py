@@ -21,7 +21,7 @@ from localspec.models.own_draft import own_draft
 from localspec.models.registry import TargetCard, named_card, source_here
 from localspec.models.shape import Shape
 from localspec.packed_file import read
-from localspec.quantities import amount, size
+from localspec.quantities import amount, precision_in_words, size
 from localspec.text import one_line
 
 app = typer.Typer()
@@ -92,7 +92,8 @@ def _installed_facts(card: TargetCard) -> Facts:
 def _draft_form(card: TargetCard) -> str | None:
     """Return what a draft model is on a CPU, where it may be coarser; None where it is as it would answer."""
     small = small_model_of(card, drafts=True)
-    return draft_in_words(8 * small.block_bytes / max(small.parameters, 1), small.shape.vocab_size) or None
+    numbers = precision_in_words("", "", 8 * small.block_bytes / max(small.parameters, 1))
+    return draft_in_words(numbers, small.shape.vocab_size) or None
 
 
 def _drafts_for(kind: str, shape: Shape) -> bool:

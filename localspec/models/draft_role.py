@@ -50,7 +50,7 @@ def draft_bytes(header: Header, vocab_size: int) -> int:
     return found + (Tensor(BLOCKS, HEAD_BLOCKS, few, header.blocks["embed_tokens"][0].shape[1]).bytes if few else 0)
 
 
-def draft_in_words(bits: float, vocab_size: int) -> str:
-    """Return what a draft model is: `4.0 bits per weight, 36,864 of 151,936 tokens`."""
+def draft_in_words(numbers: str, vocab_size: int) -> str:
+    """Return what a draft model is, of which `numbers` are known: `4.0 bits per weight, 36,864 of 151,936 tokens`."""
     few = head_tokens(vocab_size)
-    return ", ".join([f"{bits:.1f} bits per weight"] * (bits > 0) + [f"{few:,} of {vocab_size:,} tokens"] * (few > 0))
+    return ", ".join([numbers] * bool(numbers) + [f"{few:,} of {vocab_size:,} tokens"] * bool(few))

@@ -21,6 +21,7 @@ KEYS = {
     "license",
     "drafters",
     "draft",
+    "draft_form",
     "draft_origin",
     "passed_over",
     "revision",

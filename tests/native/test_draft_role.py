@@ -182,7 +182,14 @@ def test_smaller_blocks_and_short_vocabularies_stay_as_they_are(directory, tmp_p
     whole = NativeTarget.open(found.path, quantize=BLOCKS, threads=Threads(1))
     small = NativeTarget.open(found.path, quantize=BLOCKS, threads=Threads(1), drafts=True)
     assert small.model.short is None and small.nbytes == whole.nbytes == draft_bytes(found.header, whole.vocab_size)
-    assert head_tokens(whole.vocab_size) == 0 and draft_in_words(0.0, whole.vocab_size) == ""
+    assert head_tokens(whole.vocab_size) == 0
+    assert draft_in_words("", whole.vocab_size) == "" and draft_in_words("int8", whole.vocab_size) == "int8"
+
+
+def test_what_it_is_stands_in_words(monkeypatch):
+    few(monkeypatch, 2**15, 2**12)
+    assert draft_in_words("4.0 bits per weight", 151_936) == "4.0 bits per weight, 36,864 of 151,936 tokens"
+    assert draft_in_words("", 49_152) == ""
 
 
 def shortened(target: NativeTarget) -> NativeTarget:

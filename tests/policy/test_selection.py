@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from checkpoints import CONFIG, write_checkpoint
+from checkpoints import CONFIG, change_config, write_checkpoint
 from each import each
 from golden import matching, wording
 from machines import BILLION, GIB, LITTLE, SEVEN, Told, apple, cpu, flat, gpu, machine, trained, unfetched
@@ -121,6 +121,15 @@ def test_without_the_library_a_processor_computes_in_what_torch_has(tmp_path: Pa
     assert pair.draft and (pair.engine, pair.draft.engine, pair.draft.dtype) == ("torch", "torch", "fp32")
     pair = choose(CARD, Settings(drafter=f"draft_model:{path}", draft_device="cpu"), machine(gpu(24), *HERE.devices))
     assert pair.draft and (pair.engine, pair.draft.engine, pair.draft.quantize) == ("torch", "native", "int8")
+    assert not pair.draft.drafts
+
+
+def test_a_draft_model_of_many_tokens_has_another_form_in_the_library_only(tmp_path: Path) -> None:
+    change_config(path := write_checkpoint(tmp_path / "small"), vocab_size=200_000)
+    for where, coarser in ((HERE, True), (ALONE, False)):
+        draft = choose(CARD, Settings(drafter=f"draft_model:{path}"), where).draft
+        assert draft and draft.drafts == coarser
+        assert draft.loads_as(replace(draft, drafts=False)) != coarser
 
 
 @each("where", [cpu(), cpu(packings=("int8",)), cpu(packings=(), bf16=False)])
