@@ -11,9 +11,12 @@ from machines import flat, unfetched
 from reply_statistics import said
 
 from localspec.checkpoint import revision
+from localspec.config import Settings
 from localspec.engine import recalled_measurements
 from localspec.engine.measurement_cache import MeasurementCache
+from localspec.engine.model_profile import ModelProfile
 from localspec.engine.recalled_measurements import (
+    COSTS,
     FADING,
     LEAST_TOKENS,
     REPLY_SUMS,
@@ -23,9 +26,11 @@ from localspec.engine.recalled_measurements import (
     reply_stats,
     with_reply,
 )
-from localspec.models.registry import TargetCard
+from localspec.models.draft_role import as_draft
+from localspec.models.registry import TargetCard, resolve
 from localspec.policy.measurements import ModelMeasurements, ReplyStats
 from localspec.policy.prediction import Rates
+from localspec.policy.selection import choose
 from localspec.store.store import Store
 
 SUMS = [200.0, 100.0, 400.0, 2.0, 10.0, 1.0]  # tokens, steps, nodes, seconds of drafting, of verification
@@ -209,3 +214,13 @@ def test_after_many_replies_alike_the_figures_are_those_of_one() -> None:
         *map(pytest.approx, (2.0, 3.0, 0.25, 0.125)), tokens=kept["phrases"][0]
     ), "beside few tokens what was foreseen counts, too"
     assert kept["phrases"][0] == pytest.approx(40 / (1 - FADING), rel=1e-3), "it does not grow for ever"
+
+
+def test_what_a_draft_model_costs_in_its_form_says_nothing_of_the_model_as_it_answers(store: Store) -> None:
+    choice, cache = choose(resolve("demo"), Settings(drafter="none")), MeasurementCache(store)
+    ModelProfile.of(replace(choice, drafts=True), cache).remember(COSTS, flat(0.05))
+    found = [
+        RecalledMeasurements(cache).of(choice.target, choice.device, choice.dtype, quantize).costs is not None
+        for quantize in (choice.quantize, as_draft(choice.quantize))
+    ]
+    assert found == [False, True]

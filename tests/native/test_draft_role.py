@@ -192,6 +192,16 @@ def test_what_it_is_stands_in_words(monkeypatch):
     assert draft_in_words("", 49_152) == ""
 
 
+@each("tied", [False, True])
+def test_one_that_is_packed_in_int8_has_a_short_head_too(directory, tied):
+    whole = NativeTarget.open(directory(tied), threads=Threads(1))
+    small = NativeTarget.open(directory(tied), threads=Threads(1), drafts=True)
+    tokens = small.model.short._tokens.tolist()
+    rows = whole.model.weights["lm_head.weight"].rows(tokens)
+    assert np.abs(small.model.short.stack.rows(range(len(tokens))) - rows).max() < 0.05 * np.abs(rows).max()
+    assert small.read_bytes < whole.read_bytes
+
+
 def shortened(target: NativeTarget) -> NativeTarget:
     """Return the same model with a short head."""
     model = target.model

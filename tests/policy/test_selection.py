@@ -13,16 +13,17 @@ from machines import BILLION, GIB, LITTLE, SEVEN, Told, apple, cpu, flat, gpu, m
 from localspec.config import Settings
 from localspec.errors import DoesNotFit, LocalspecError, NotHere, UsageMistake
 from localspec.machine.machine import Device, Machine
+from localspec.models.draft_role import as_draft
 from localspec.models.drafter_kinds import WEIGHTS, kinds
 from localspec.models.entries import PublishedDrafter, PublishedLength
-from localspec.models.model import Model, model_of
+from localspec.models.model import Model, model_of, small_model_of
 from localspec.models.registry import NOWHERE, TargetCard, resolve
 from localspec.models.shape import Shape
 from localspec.policy import selection, survey
 from localspec.policy.candidates import MOST_NODES, PHRASES, reply_key
 from localspec.policy.choice import Choice, LoadSpec
 from localspec.policy.drafter_spec import DrafterSpec
-from localspec.policy.measurements import ModelMeasurements, ReplyStats
+from localspec.policy.measurements import ModelMeasurements, NoMeasurements, ReplyStats
 from localspec.policy.prediction import Rates, weights
 from localspec.policy.ranking import AUTO_NODES
 from localspec.policy.selection import choices, choose, requested_drafter
@@ -130,6 +131,21 @@ def test_a_draft_model_of_many_tokens_has_another_form_in_the_library_only(tmp_p
         draft = choose(CARD, Settings(drafter=f"draft_model:{path}"), where).draft
         assert draft and draft.drafts == coarser
         assert draft.loads_as(replace(draft, drafts=False)) != coarser
+
+
+def test_a_draft_model_is_ranked_by_what_its_own_form_costs(tmp_path: Path) -> None:
+    change_config(path := write_checkpoint(tmp_path / "small"), vocab_size=200_000)
+    asked: list[str] = []
+
+    class Watched(NoMeasurements):
+        def of(self, card: TargetCard, device: str, dtype: str, quantize: str) -> ModelMeasurements:
+            asked.extend([quantize] * (card.path == path))
+            return ModelMeasurements()
+
+    small = small_model_of(resolve(str(path)), drafts=True)
+    model = replace(model_of(CARD), small=small, small_here=True)
+    choices(model, requested_drafter(Settings(), CARD), Settings(), HERE, Watched())
+    assert as_draft("int8") in asked
 
 
 @each("where", [cpu(), cpu(packings=("int8",)), cpu(packings=(), bf16=False)])
