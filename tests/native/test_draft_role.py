@@ -12,7 +12,7 @@ from distributions import assert_drawn_from
 from drafters.test_loading import FORMS, write_drafter
 from each import each
 from gguf_files import write_model
-from native.test_gguf_pack import numbers, registered
+from weights.test_gguf_weights import numbers, registered
 from native.test_picks import SETTINGS, logits_of
 from native_models import read_native
 from session_replies import reply
