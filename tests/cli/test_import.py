@@ -191,7 +191,6 @@ def test_a_file_that_changed_is_another_model(tmp_path, gguf, directory, same_si
     assert wording("changed_since_imported_import_again", file=gguf) in sentence(refused)
     result = called(tmp_path, "run", "-m", gguf.name, "-n", "1", "--no-log", "Hi")
     assert result.returncode == 0 and wording("changed_since_imported_tiny_chat") in result.stderr
-    assert same_size or wording("no_kernel_for_weights") in result.stderr
     after = imported(tmp_path, gguf)
     assert after["new"] is False and str(after["name"]).startswith("Tiny-Chat.Q8_0-")
     rows = listed(tmp_path)

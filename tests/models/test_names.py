@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from each import each
 from golden import matching
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from localspec.cli.main import main
@@ -116,6 +116,7 @@ def test_a_prompt_of_one_word_may_have_meant_a_model(enter, word, meant):
     assert begun_name(word) == meant
 
 
+@example([".0Bb"], ".0BB")
 @given(
     st.lists(st.text("abAB.-0", min_size=1, max_size=4), min_size=1, max_size=5, unique=True),
     st.text("abAB.-0", max_size=5),
@@ -133,10 +134,12 @@ def test_what_is_found_begins_as_was_typed_and_nothing_else_does(found: list[str
         except LocalspecError:
             assert len(begun) > 1 and typed not in found and len(same) != 1
             return
-    if typed in found or not typed or typed.startswith("."):
+    if typed in found or not typed:
         assert meant == typed
     elif len(same) == 1:
         assert meant == same[0]
+    elif typed.startswith("."):
+        assert meant == typed
     else:
         assert meant == (begun[0] if begun else typed)
 

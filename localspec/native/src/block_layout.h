@@ -3,7 +3,7 @@
 //   part     panel | panel | ...           each from its first byte to its last
 //   panel    record | record | ...         a record: the same block, or 2 or 4 blocks, of 16 rows
 //   record   [fields] [word] [word] ...    lines of 64 bytes
-//   word     4 bytes of each row, as in the file: r0 | r1 | ... | r15; of the first block of the record, then of the next
+//   word     4 bytes of each row: r0 | r1 | ... | r15; of the first block of the record, then of the next; see line_of
 //   fields   16 fp16 numbers for each of one or two fields: the scales of two blocks, or scale and minimum of one
 //
 // So a lane of a vector is an output channel, and a value of the file is never changed. Two things are not as in the file:
@@ -49,6 +49,15 @@ constexpr const BlockLayout* find_layout(int type) {
     for (const BlockLayout& layout : BLOCK_LAYOUTS)
         if (layout.type == type) return &layout;
     return nullptr;
+}
+// The line of a block's word: in the order in which a product first reads them, because processors fetch ahead along that.
+constexpr int line_of(const BlockLayout& l, int word) {
+    if (l.type == LS_Q3_K) return word >= 24 ? word - 24 : word + 3;  // scales are first
+    if (l.type != LS_Q6_K) return word;
+    if (word >= 48) return word - 48;
+    const bool high = word >= 32;
+    const int step = word % (high ? 8 : 16), first = 4 + 24 * (high ? (word - 32) / 8 : word / 16);
+    return high ? first + 2 * step : step < 8 ? first + 2 * step + 1 : first + 8 + step;
 }
 constexpr int record_lines(const BlockLayout& l) { return 1 + l.blocks * l.words; }
 constexpr int record_inputs(const BlockLayout& l) { return l.blocks * l.inputs; }

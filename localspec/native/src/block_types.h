@@ -110,10 +110,11 @@ struct Q6_K : Stored<LS_Q6_K> {
     static LS_INLINE void scales(const uint8_t* p, const uint8_t* fields, Reals* scale, Reals*) {
         const Reals d = halves_at(fields);
 #pragma GCC unroll 16
-        for (int i = 0; i < 16; i++) scale[i] = reals(signed_byte_of(words_at(p + LINE * (48 + i / 4)), i % 4)) * d;
+        for (int i = 0; i < 16; i++) scale[i] = reals(signed_byte_of(words_at(p + LINE * line_of(LAYOUT, 48 + i / 4)), i % 4)) * d;
     }
     template <int GROUP, int STEP> static LS_INLINE Words word(const uint8_t* p, int chunk) {
-        const Words low = words_at(p + LINE * (16 * chunk + 8 * (GROUP % 2) + STEP)), high = words_at(p + LINE * (32 + 8 * chunk + STEP));
+        p += LINE * 24 * chunk;
+        const Words low = words_at(p + LINE * line_of(LAYOUT, 8 * (GROUP % 2) + STEP)), high = words_at(p + LINE * line_of(LAYOUT, 32 + STEP));
         return (shifted(low, GROUP / 2 * 4) & FOURS) | (shifted(high, 2 * GROUP) & TWOS) << 4;
     }
 };
@@ -121,16 +122,16 @@ struct Q3_K : Stored<LS_Q3_K> {
     static constexpr int CHUNKS = 2, GROUPS = 4, SCALES = 2, MOST = 7, OFFSET = 2;
     static LS_INLINE void scales(const uint8_t* p, const uint8_t* fields, Reals* scale, Reals*) {
         const Reals d = halves_at(fields);
-        const Words high = words_at(p + LINE * 26);
+        const Words high = words_at(p + LINE * line_of(LAYOUT, 26));
 #pragma GCC unroll 16
         for (int i = 0; i < 16; i++) {
-            const Words low = shifted(words_at(p + LINE * (24 + i / 4 % 2)), i / 8 * 4) & FOURS;
+            const Words low = shifted(words_at(p + LINE * line_of(LAYOUT, 24 + i / 4 % 2)), i / 8 * 4) & FOURS;
             scale[i] = reals(byte_of(low | (shifted(high, i / 4 * 2) & TWOS) << 4, i % 4) - 32) * d;
         }
     }
     template <int GROUP, int STEP> static LS_INLINE Words word(const uint8_t* p, int chunk) {
-        const Words third = shifted(words_at(p + LINE * STEP), 4 * chunk + GROUP) & ONES;
-        return (shifted(words_at(p + LINE * (8 + 8 * chunk + STEP)), 2 * GROUP) & TWOS) | third << 2;
+        const Words third = shifted(words_at(p + LINE * line_of(LAYOUT, STEP)), 4 * chunk + GROUP) & ONES;
+        return (shifted(words_at(p + LINE * line_of(LAYOUT, 8 + 8 * chunk + STEP)), 2 * GROUP) & TWOS) | third << 2;
     }
 };
 struct Q2_K : Stored<LS_Q2_K> {

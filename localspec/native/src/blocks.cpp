@@ -28,7 +28,7 @@ bool pack_fields(const BlockLayout& l, const uint8_t* block, int number, int lan
 
 void pack_words(const BlockLayout& l, const uint8_t* const* blocks, int lanes, uint8_t* lines) {
     for (int word = 0; word < l.words; word++)
-        for (int lane = 0; lane < lanes; lane++) memcpy(lines + LINE * word + 4 * lane, blocks[lane] + l.words_at + 4 * word, 4);
+        for (int lane = 0; lane < lanes; lane++) memcpy(lines + LINE * line_of(l, word) + 4 * lane, blocks[lane] + l.words_at + 4 * word, 4);
     for (int lane = 0; lane < lanes && l.fifth_bits; lane++) {
         uint32_t bits;
         memcpy(&bits, lines + 4 * lane, 4);
