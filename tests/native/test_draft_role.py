@@ -12,13 +12,13 @@ from distributions import assert_drawn_from
 from drafters.test_loading import FORMS, write_drafter
 from each import each
 from gguf_files import write_model
-from weights.test_gguf_weights import numbers, registered
 from native.test_picks import SETTINGS, logits_of
 from native_models import read_native
 from session_replies import reply
 from six_words import _SMALL, PROMPT, WORDS, drawn, joint_chances, six_words
 from tiny_models import prompt_ids, word_tokenizer, write
 from transformers import LlamaConfig
+from weights.test_gguf_weights import numbers, open_blocks, registered
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter
@@ -46,7 +46,6 @@ from localspec.nn.target import Target
 from localspec.paths import Paths
 from localspec.weights import draft_role
 from localspec.weights.draft_role import draft_bytes, draft_in_words, head_tokens
-from localspec.weights.gguf_weights import open_blocks
 from localspec.weights.packed_file import BLOCKS
 
 FIRST, READ, NODES = 40, 24, 6

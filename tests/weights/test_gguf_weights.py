@@ -88,8 +88,8 @@ def registered(file: Path, paths: Paths, answers: str = BLOCKS) -> PackedFile:
     return read(register(registration(gguf_source(model), origin, answers), model.texts, Reporter(), paths))
 
 
-def open_blocks(found: PackedFile, threads: int) -> PackedModel:
-    return load(found.path, BLOCKS, "", threads, Reporter())
+def open_blocks(found: PackedFile, threads: int, drafts: bool = False) -> PackedModel:
+    return load(found.path, BLOCKS, "", threads, Reporter(), drafts=drafts)
 
 
 def numbers(model: PackedModel, name: str) -> np.ndarray:
