@@ -9,8 +9,8 @@ from cli.test_import import SHAPE, measured  # noqa: F401
 from command import called
 from gguf_files import write_model
 from golden import wording
-from models.test_other_programs import ollama
 from transformers import LlamaConfig
+from weights.test_other_programs import ollama
 
 
 @pytest.fixture(scope="module")
