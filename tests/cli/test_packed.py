@@ -448,7 +448,7 @@ def test_rm_keeps_what_was_pulled_for_another_source_with_the_same_weights(home,
 
 
 def test_changed_weights_leave_no_packed_form_of_the_former_ones(home, tiny, tmp_path):
-    from native.test_changed_weights import change
+    from weights.test_changed_weights import change
     from weights.test_opening import copied
 
     def pack(path: Path, packing: str) -> None:
@@ -492,7 +492,7 @@ def test_verify_and_rm_take_a_directory_and_a_packed_file(home, hub: Hub, tiny, 
 
 @pytest.mark.parametrize("times", ["kept", "new"])
 def test_verify_sees_weights_that_changed_between_the_samples(home, hub: Hub, tiny, tmp_path, monkeypatch, times):
-    from native.test_changed_weights import bytes_of, change_unseen
+    from weights.test_changed_weights import bytes_of, change_unseen
     from weights.test_opening import copied
 
     from localspec.weights import fingerprint
@@ -512,7 +512,7 @@ def test_verify_sees_weights_that_changed_between_the_samples(home, hub: Hub, ti
 
 @pytest.mark.parametrize("packing", ["int8", "int4"])
 def test_what_was_packed_of_a_damaged_download_is_packed_again_once_that_is_mended(home, hub, monkeypatch, packing):
-    from native.test_changed_weights import bytes_of, change
+    from weights.test_changed_weights import bytes_of, change
 
     used_by(monkeypatch, "native", "int8")
     assert at(home, hub, "pull", "org/name").returncode == 0
