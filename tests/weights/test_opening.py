@@ -328,7 +328,7 @@ PACKS = """
 import sys
 from pathlib import Path
 from localspec.events import Reporter
-from localspec.weights import opening as packed_cache
+from localspec.weights import opening
 from localspec.weights.packed_file import Origin
 from localspec.paths import Paths
 
