@@ -57,7 +57,6 @@ BLOCK_CASES = {
     "a part of another width": (f"{LAYER}qkv_proj.weight 1", lambda one: replace(one, inputs=2 * one.inputs)),
     "a gate that is not as wide as up": (f"{LAYER}gate_up_proj.weight 0", lambda one: replace(one, out=one.out - 16)),
     "panels as well": (f"{LAYER}down_proj.weight", lambda _: Tensor("panels", "int8", 256, 640, 64)),
-    "an embedding in blocks": ("embed_tokens 0", lambda _: Tensor("blocks", "Q4_K", 8192, 256)),
     "a short head": ("lm_head.weight 0", lambda one: replace(one, out=one.out - 16)),
     "a norm in blocks": ("norm 0", lambda _: Tensor("blocks", "Q4_K", 1, 256)),
 }
