@@ -23,8 +23,8 @@ class ObservedCosts:
         self._measured = measured
         self._forwards = 0
         self._recent: deque[float] = deque(maxlen=REMEMBERED)  # deviations of the last forwards
-        self._of: dict[int, deque[float]] = {}  # those of forwards by the size of their rows: 1, 2 to 3, 4 to 7, …
-        self._seen: dict[int, int] = {}  # the number of the last forward of a size
+        # The same by the size of their rows (1, 2 to 3, 4 to 7, …), with the number of each forward.
+        self._of: dict[int, deque[tuple[int, float]]] = {}
         self._then = {1: 1.0}  # the deviation by size when plain steps were last looked at
         self._plain = 0  # plain steps since a look at them was wanted
         self._factors: dict[int, float] = {}  # by size, until the next forward: a tree asks for each of its nodes
@@ -59,23 +59,23 @@ class ObservedCosts:
         size, deviation = rows.bit_length(), seconds / self._measured.at(rows, context)
         self._forwards += 1
         self._factors.clear()
-        known = self._of.setdefault(size, deque(maxlen=REMEMBERED))
-        if self._forwards - self._seen.get(size, -FRESH) > FRESH and not _alike(deviation, median(known or [0.0])):
-            known.clear()  # what is old would outvote what is new
-        self._seen[size] = self._forwards
         self._recent.append(deviation)
-        known.append(deviation)
+        self._of.setdefault(size, deque(maxlen=REMEMBERED)).append((self._forwards, deviation))
         self._plain += size == 1
         if self._plain >= ENOUGH or not self.wants_plain:
             if self._plain >= ENOUGH:
-                self._then = {size: self._deviation(size) for size in self._of}
+                self._then |= {size: self._deviation(size) for size in self._of if self._fresh(size)}
             self._plain = 0
 
     def _deviation(self, size: int) -> float:
-        return median(self._of[size])
+        return median(deviation for _, deviation in self._of[size])
 
     def _fresh(self, size: int) -> bool:
-        return self._forwards - self._seen.get(size, -FRESH) < FRESH and len(self._of[size]) >= ENOUGH
+        """Return whether enough forwards of this size were seen lately; older ones are forgotten."""
+        seen = self._of[size]
+        while seen and self._forwards - seen[0][0] >= FRESH:
+            seen.popleft()
+        return len(seen) >= ENOUGH
 
 
 def _alike(one: float, other: float) -> bool:
