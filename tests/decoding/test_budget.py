@@ -630,6 +630,17 @@ def test_a_token_is_worth_as_much_on_a_busy_machine(slowness: float) -> None:
     assert worth(slowness) == pytest.approx(worth(1.0), rel=0.02), "looks at plain steps come at other times"
 
 
+def test_where_a_plain_step_is_wanted_nothing_is_drafted_for_it() -> None:
+    """A draft that is thrown away costs as much as one that is verified."""
+    budget = Budget(8, PROCESSOR)
+    for _ in range(4):
+        assert budget.nodes == 8
+        budget.plain.observe(5, 100, 3, 0.1, 0.02)
+    assert budget.nodes == 0
+    budget.plain.observe(1, 100, 1, 0.1, 0.0)
+    assert budget.nodes == 8
+
+
 PRICED = ForwardCosts((1, 64), (0, 4096), ((1e-3, 2e-3), (5e-3, 1e-2)))  # five times as dear far on in a text
 
 

@@ -90,6 +90,18 @@ def test_plain_steps_are_wanted_where_trees_changed_until_they_were_seen() -> No
     assert not costs.wants_plain, "nothing has changed since"
 
 
+def test_what_a_busy_moment_took_is_forgotten_though_few_forwards_of_its_size_follow() -> None:
+    costs = ObservedCosts(QUIET)
+    for _ in range(9):
+        costs.observe(1, 100, 3.0)
+    assert costs.at(1, 100) == pytest.approx(3.0)
+    for _ in range(FRESH - ENOUGH):
+        costs.observe(8, 100, QUIET.at(8, 100))
+    for _ in range(ENOUGH):
+        costs.observe(1, 100, 1.0)
+    assert costs.at(1, 100) == pytest.approx(1.0)
+
+
 def test_where_nobody_looks_at_the_clock_costs_are_as_measured() -> None:
     costs = ObservedCosts(QUIET)
     for _ in range(20):

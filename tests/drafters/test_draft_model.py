@@ -35,7 +35,9 @@ from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
-from localspec.drafters.draft_model import SOURCE, UNUSED, DraftModel
+from localspec.drafters.draft_model import SOURCE, UNUSED, DraftModel, build
+from localspec.drafters.ingredients import Ingredients
+from localspec.drafters.pool import PhrasePool
 from localspec.errors import UsageMistake
 from localspec.models.small_model import compare_tokens
 from localspec.nn.target import Target
@@ -198,6 +200,23 @@ def test_a_draft_goes_on_while_some_longer_one_saves_more_than_it_takes(
     asked = replace(context(drafter, prompt_ids(9, seed=2), 8), token_seconds=worth, covered=covered)
     tree = drafter.draft(asked if prices is None else replace(asked, verify_seconds=prices))
     assert sum(drafter.forwards.values()) == forwards and (tree.size > 1) == (forwards > 0)
+
+
+def test_with_phrases_the_small_model_reads_what_matches_in_one_forward(tiny: Make) -> None:
+    """Its draft is the same, since phrases only say what it reads together."""
+    model = tiny("qwen2-one-key-head")
+    text = prompt_ids(9, seed=2)
+    text += stock_reply(model.stock, text, 12, stops=())[:1]
+    said = stock_reply(model.stock, text, 8, stops=())
+    forwards = []
+    for known in ([], [*text[-4:], *said]):
+        pool = PhrasePool(())
+        pool.extend([*known, *text])
+        small = build(Ingredients(model.target, pool, True, model.target, SecondEach()))
+        small.draft(replace(context(small, text, 8), token_seconds=1e99))
+        assert small._drafted == said
+        forwards.append(sum(small.forwards.values()))
+    assert forwards[0] == 8 and forwards[1] <= 3
 
 
 def test_the_first_draft_already_goes_by_what_it_costs(tiny: Make) -> None:
