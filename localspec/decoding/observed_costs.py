@@ -25,7 +25,7 @@ class ObservedCosts:
         self._recent: deque[float] = deque(maxlen=REMEMBERED)  # deviations of the last forwards
         # The same by the size of their rows (1, 2 to 3, 4 to 7, …), with the number of each forward.
         self._of: dict[int, deque[tuple[int, float]]] = {}
-        self._then = {1: 1.0}  # the deviation by size when plain steps were last looked at
+        self._then: dict[int, float] = {}  # the deviation by size at first, or when plain steps were last looked at
         self._plain = 0  # plain steps since a look at them was wanted
         self._factors: dict[int, float] = {}  # by size, until the next forward: a tree asks for each of its nodes
 
@@ -47,9 +47,7 @@ class ObservedCosts:
     def wants_plain(self) -> bool:
         """Whether what trees take has changed so much that plain steps should be seen again."""
         return any(
-            not _alike(self._deviation(size), self._then.get(size, self._then[1]))
-            for size in self._of
-            if size > 1 and self._fresh(size)
+            not _alike(self._deviation(size), self._then[size]) for size in self._then if size > 1 and self._fresh(size)
         )
 
     def observe(self, rows: int, context: int, seconds: float) -> None:
@@ -61,6 +59,8 @@ class ObservedCosts:
         self._factors.clear()
         self._recent.append(deviation)
         self._of.setdefault(size, deque(maxlen=REMEMBERED)).append((self._forwards, deviation))
+        if self._fresh(size):
+            self._then.setdefault(size, self._deviation(size))
         self._plain += size == 1
         if self._plain >= ENOUGH or not self.wants_plain:
             if self._plain >= ENOUGH:

@@ -77,7 +77,7 @@ def test_a_forward_is_corrected_by_forwards_of_its_size_and_others_by_the_last_o
 def test_plain_steps_are_wanted_where_trees_changed_until_they_were_seen() -> None:
     costs = ObservedCosts(QUIET)
     for _ in range(ENOUGH):
-        costs.observe(8, 100, CHANGE * 0.99 * QUIET.at(8, 100))
+        costs.observe(8, 100, QUIET.at(8, 100))
     assert not costs.wants_plain
     for _ in range(ENOUGH * 3):
         costs.observe(8, 100, CHANGE * 1.1 * QUIET.at(8, 100))
@@ -88,6 +88,14 @@ def test_plain_steps_are_wanted_where_trees_changed_until_they_were_seen() -> No
     assert not costs.wants_plain
     costs.observe(8, 100, CHANGE * 1.1 * QUIET.at(8, 100))
     assert not costs.wants_plain, "nothing has changed since"
+
+
+def test_costs_that_were_wrong_from_the_first_are_no_change() -> None:
+    """They are predicted, in the first reply on a machine: its steps go on drafting."""
+    costs = ObservedCosts(QUIET)
+    for _ in range(20):
+        costs.observe(8, 100, 0.5 * QUIET.at(8, 100))
+        assert not costs.wants_plain
 
 
 def test_what_a_busy_moment_took_is_forgotten_though_few_forwards_of_its_size_follow() -> None:
