@@ -23,7 +23,7 @@ class ObservedCosts:
         self._measured = measured
         self._forwards = 0
         self._recent: deque[float] = deque(maxlen=REMEMBERED)  # deviations of the last forwards
-        # The same by the size of their rows (1, 2 to 3, 4 to 7, …), with the number of each forward.
+        # The same by the size of their rows (1, 2 to 4, 5 to 8, 9 to 16, …), with the number of each forward.
         self._of: dict[int, deque[tuple[int, float]]] = {}
         self._then: dict[int, float] = {}  # the deviation by size at first, or when plain steps were last looked at
         self._plain = 0  # plain steps since a look at them was wanted
@@ -31,7 +31,7 @@ class ObservedCosts:
 
     def at(self, rows: int, context: int) -> float:
         """Seconds of one forward of so many rows after so many committed tokens."""
-        size = rows.bit_length()
+        size = _size(rows)
         factor = self._factors.get(size)
         if factor is None:
             nearest = min(filter(self._fresh, self._of), key=lambda other: abs(other - size), default=None)
@@ -47,21 +47,21 @@ class ObservedCosts:
     def wants_plain(self) -> bool:
         """Whether what trees take has changed so much that plain steps should be seen again."""
         return any(
-            not _alike(self._deviation(size), self._then[size]) for size in self._then if size > 1 and self._fresh(size)
+            not _alike(self._deviation(size), self._then[size]) for size in self._then if size and self._fresh(size)
         )
 
     def observe(self, rows: int, context: int, seconds: float) -> None:
         """Takes in what a forward took; zero where nobody looked at the clock."""
         if seconds <= 0:
             return
-        size, deviation = rows.bit_length(), seconds / self._measured.at(rows, context)
+        size, deviation = _size(rows), seconds / self._measured.at(rows, context)
         self._forwards += 1
         self._factors.clear()
         self._recent.append(deviation)
         self._of.setdefault(size, deque(maxlen=REMEMBERED)).append((self._forwards, deviation))
         if self._fresh(size):
             self._then.setdefault(size, self._deviation(size))
-        self._plain += size == 1
+        self._plain += rows == 1
         if self._plain >= ENOUGH or not self.wants_plain:
             if self._plain >= ENOUGH:
                 self._then |= {size: self._deviation(size) for size in self._of if self._fresh(size)}
@@ -76,6 +76,11 @@ class ObservedCosts:
         while seen and self._forwards - seen[0][0] >= FRESH:
             seen.popleft()
         return len(seen) >= ENOUGH
+
+
+def _size(rows: int) -> int:
+    """Return the class of forwards with about as many rows: kernels compute four, eight or sixteen at once."""
+    return max((rows - 1).bit_length(), 2) if rows > 1 else 0
 
 
 def _alike(one: float, other: float) -> bool:
