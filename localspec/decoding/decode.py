@@ -54,7 +54,8 @@ def decode_step(
     The step says how long drafting, pruning included, verification and learning took; a step of prefill does not.
     """
     start, began = cache.length, time.perf_counter()
-    draft = drafter.draft(Context(committed, cache, budget.nodes, sampling, budget.token_seconds(start)))
+    worth, prices = budget.token_seconds(start), budget.verify_seconds(start)
+    draft = drafter.draft(Context(committed, cache, budget.nodes, sampling, worth, verify_seconds=prices))
     # The rule `rejection` keeps the distribution only if no sampled node is cut for what it is.
     cut = budget.take_whole if sampling.rule == "rejection" else budget.prune
     tree = target.aligned(cut(draft, start), start)

@@ -1,6 +1,6 @@
 """What every drafter is: it observes what the target did, and proposes a tree of what it may do next."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,9 +14,10 @@ from localspec.decoding.tree import DraftTree
 class Context:
     """What a draft may use. `committed` ends with the root; the cache holds all before it, and may be borrowed.
 
-    A part of a draft that takes time of its own is worth it where it saves more: `token_seconds` is what one expected
-    token more is worth on this machine at present (None: a fixed experiment, where time does not matter), and `covered`
-    the chance that another drafter already proposes the next token.
+    A part of a draft that takes time is worth it where it saves more: `token_seconds` is what one expected token more
+    is worth on this machine at present (None: a fixed experiment, where time does not matter). `verify_seconds` gives
+    the seconds of a verification by its rows. `covered` are the chances, by depth, that another drafter already
+    proposes all tokens up to there.
     """
 
     committed: Sequence[int]
@@ -24,7 +25,8 @@ class Context:
     nodes: int  # the most that the tree may have, the root not counted
     sampling: Sampling
     token_seconds: float | None = None
-    covered: float = 0.0
+    covered: Sequence[float] = ()
+    verify_seconds: Callable[[int], float] = lambda rows: 0.0
 
     @property
     def root(self) -> int:

@@ -23,15 +23,15 @@ class ObservedCosts:
         self._measured = measured
         self._forwards = 0
         self._recent: deque[float] = deque(maxlen=REMEMBERED)  # deviations of the last forwards
-        self._of: dict[int, deque[float]] = {}  # those of forwards by the size of their rows: 1, 2 to 3, 4 to 7, …
-        self._seen: dict[int, int] = {}  # the number of the last forward of a size
-        self._then = {1: 1.0}  # the deviation by size when plain steps were last looked at
+        # The same by the size of their rows (1, 2 to 4, 5 to 8, 9 to 16, …), with the number of each forward.
+        self._of: dict[int, deque[tuple[int, float]]] = {}
+        self._then: dict[int, float] = {}  # the deviation by size at first, or when plain steps were last looked at
         self._plain = 0  # plain steps since a look at them was wanted
         self._factors: dict[int, float] = {}  # by size, until the next forward: a tree asks for each of its nodes
 
     def at(self, rows: int, context: int) -> float:
         """Seconds of one forward of so many rows after so many committed tokens."""
-        size = rows.bit_length()
+        size = _size(rows)
         factor = self._factors.get(size)
         if factor is None:
             nearest = min(filter(self._fresh, self._of), key=lambda other: abs(other - size), default=None)
@@ -47,35 +47,40 @@ class ObservedCosts:
     def wants_plain(self) -> bool:
         """Whether what trees take has changed so much that plain steps should be seen again."""
         return any(
-            not _alike(self._deviation(size), self._then.get(size, self._then[1]))
-            for size in self._of
-            if size > 1 and self._fresh(size)
+            not _alike(self._deviation(size), self._then[size]) for size in self._then if size and self._fresh(size)
         )
 
     def observe(self, rows: int, context: int, seconds: float) -> None:
         """Takes in what a forward took; zero where nobody looked at the clock."""
         if seconds <= 0:
             return
-        size, deviation = rows.bit_length(), seconds / self._measured.at(rows, context)
+        size, deviation = _size(rows), seconds / self._measured.at(rows, context)
         self._forwards += 1
         self._factors.clear()
-        known = self._of.setdefault(size, deque(maxlen=REMEMBERED))
-        if self._forwards - self._seen.get(size, -FRESH) > FRESH and not _alike(deviation, median(known or [0.0])):
-            known.clear()  # what is old would outvote what is new
-        self._seen[size] = self._forwards
         self._recent.append(deviation)
-        known.append(deviation)
-        self._plain += size == 1
+        self._of.setdefault(size, deque(maxlen=REMEMBERED)).append((self._forwards, deviation))
+        if self._fresh(size):
+            self._then.setdefault(size, self._deviation(size))
+        self._plain += rows == 1
         if self._plain >= ENOUGH or not self.wants_plain:
             if self._plain >= ENOUGH:
-                self._then = {size: self._deviation(size) for size in self._of}
+                self._then |= {size: self._deviation(size) for size in self._of if self._fresh(size)}
             self._plain = 0
 
     def _deviation(self, size: int) -> float:
-        return median(self._of[size])
+        return median(deviation for _, deviation in self._of[size])
 
     def _fresh(self, size: int) -> bool:
-        return self._forwards - self._seen.get(size, -FRESH) < FRESH and len(self._of[size]) >= ENOUGH
+        """Return whether enough forwards of this size were seen lately; older ones are forgotten."""
+        seen = self._of[size]
+        while seen and self._forwards - seen[0][0] >= FRESH:
+            seen.popleft()
+        return len(seen) >= ENOUGH
+
+
+def _size(rows: int) -> int:
+    """Return the class of forwards with about as many rows: kernels compute four, eight or sixteen at once."""
+    return max((rows - 1).bit_length(), 2) if rows > 1 else 0
 
 
 def _alike(one: float, other: float) -> bool:

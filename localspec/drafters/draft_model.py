@@ -15,16 +15,18 @@ from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree, caterpillar
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.ingredients import Ingredients
+from localspec.drafters.phrases import WithPhrases
 from localspec.errors import LocalspecError
 from localspec.policy import host_time
 from localspec.policy.forward_costs import ForwardCostModel
 from localspec.policy.prediction import CHUNK
 
 SOURCE = "draft_model"
-PRIOR = 0.7  # how often one of a level's candidates is believed to be right at first
-REMEMBERED = 24  # drafts, over which that is averaged
-UNUSED = 256  # steps without a draft after which what was believed of it is half forgotten
+PRIOR = 0.8  # how often the next pick is believed to be right at first: 0.7 to 0.97 with published pairs, by the text
+REMEMBERED = 12  # picks, over which that is averaged
+UNUSED = 32  # steps without a draft after which what was believed is half forgotten: untried, it is never seen right
 UNREAD = 2  # tokens that a forward reads where each step is drafted for: after a whole draft was right
+AHEAD = 8  # tokens of phrases that the small model reads at once
 WIDTH = 4  # candidates of a level: the small model's own pick and its siblings
 
 
@@ -39,11 +41,13 @@ class DraftModel:
 
     Without `costs` of the small model's forwards a draft is the papers' chain, of `length` tokens or as many as there
     are nodes. With them it is a tree: what else the small model holds likely stands beside its own picks, with
-    calibrated chances, and the chain ends where another forward would take longer than it is expected to save:
+    calibrated chances, and the chain ends where no longer one is expected to save more than it takes:
 
-        context   a ─ b ─ c ─ ·       b and c are picks, d and e the next likely tokens there. Another forward, which
-                  └ d └ e             reads c, is made if chance(b) · chance(c) · P(a next candidate is right) tokens
-                                      are worth more than its seconds.
+        context   a ─ b ─ c ─ · ─ ·   b and c are picks, d and e the next likely tokens there. Drafting goes on if, for
+                  └ d └ e             some number of further picks, chance(b) · chance(c) · (q + q² + …) tokens are
+                                      worth more than these forwards and rows take; q is how often picks are right.
+
+    Where `inner` proposes phrases, the small model reads them in one forward, and a draft takes fewer.
     """
 
     def __init__(
@@ -67,7 +71,8 @@ class DraftModel:
         self._levels: list[list[Candidate]] = []  # those of the last draft, by depth
         self._drafted: list[int] = []  # the picks of the last draft
         self._greedy = True
-        self._hits: list[float] = []  # by depth: how often a candidate was right lately, where all picks before were
+        self._right = PRIOR  # how often a pick was right lately, where all before it were
+        self._pace = 1.0  # tokens that a forward drafts
 
     target_layers = ()
 
@@ -79,9 +84,7 @@ class DraftModel:
         """Learns from the last draft. The committed text is taken over with the next draft."""
         for depth, (level, pick, token) in enumerate(zip(self._levels, self._drafted, step.committed, strict=False)):
             self.calibration.learn(level, depth + 1, self._greedy, token)
-            self._hits += [PRIOR] * (depth + 1 - len(self._hits))
-            right = any(candidate == token for candidate, _ in level)
-            self._hits[depth] += (float(right) - self._hits[depth]) / REMEMBERED
+            self._right += (float(pick == token) - self._right) / REMEMBERED
             if pick != token:
                 break
         self._levels, self._drafted = [], []
@@ -119,7 +122,7 @@ class DraftModel:
         """
         count = len(context.committed)
         longest = min(context.nodes, self.length or context.nodes, self.small.context - count)
-        chance = 1.0 - context.covered
+        chance = 1.0
         self._levels, self._drafted, self._greedy = [], [], context.sampling.greedy
         alone = DraftTree((context.root,), (-1,))
         if longest < 1 or self._failed:
@@ -129,7 +132,7 @@ class DraftModel:
         chances: list[list[Candidate]] = []
         while (depth := len(chances)) < longest:
             if len(self._tokens) == count + depth:
-                if not self._pays(context, chance, depth, len(self._tokens) - self._cache.length):
+                if not self._pays(context, chance, depth, longest):
                     break
                 try:
                     self._decode(sampling)
@@ -150,20 +153,27 @@ class DraftModel:
             return replace(DraftTree.chain([context.root, *self._drafted], SOURCE), chance=[1.0, *own])
         return caterpillar(context.root, self._drafted, chances, context.nodes, SOURCE) if chances else alone
 
-    def _pays(self, context: Context, chance: float, depth: int, rows: int) -> bool:
-        """Whether another forward, of so many rows, saves more than it takes; `chance` is that of the picks before.
+    def _pays(self, context: Context, chance: float, depth: int, longest: int) -> bool:
+        """Return whether a longer draft is worth its time; `chance` is that of the picks so far.
 
-        The first draft is as long as it may be, since nothing is known of it yet. Text that was never read, such as
-        the prompt, is read once and for all drafts that follow, so that a draft is not charged for it.
+        All lengths are looked at: rows are priced in steps, and the first row of a step costs as much as the last.
+        A text that phrases foresee is mostly one that a draft model foresees: only where they fail does it save.
+        The prompt is read once and for all drafts that follow, so that a draft is not charged for it.
         """
-        if self._costs is None or context.token_seconds is None or not self._hits:
+        if self._costs is None or context.token_seconds is None:
             return True
-        hit = self._hits[depth] if depth < len(self._hits) else PRIOR
-        seconds = self._costs.at(min(max(rows, 1), UNREAD), len(context.committed)) + host_time.STEP
-        if chance * hit * context.token_seconds > seconds:
-            return True
-        if depth == 0 and self._hits:  # what is never tried is never seen to be right again
-            self._hits[0] += (PRIOR - self._hits[0]) / UNUSED
+        rows = min(max(len(self._tokens) - self._cache.length, 1), UNREAD)
+        forward = self._costs.at(rows, len(context.committed)) + host_time.STEP
+        verified, tokens = context.verify_seconds(depth + 1), 0.0
+        for further in range(1, longest - depth + 1):
+            chance *= self._right
+            covered = context.covered[depth + further - 1] if depth + further <= len(context.covered) else 0.0
+            tokens += chance * (1 - covered * covered)
+            seconds = max(further / self._pace, 1.0) * forward + context.verify_seconds(depth + further + 1) - verified
+            if tokens * context.token_seconds > seconds:
+                return True
+        if depth == 0:
+            self._right += (PRIOR - self._right) / UNUSED
         return False
 
     def _follow_text(self, committed: Sequence[int]) -> None:
@@ -195,6 +205,7 @@ class DraftModel:
         if len(unread) == 1:
             step = decode_step(self.small, self._cache, self.inner, self._tokens, self._budget, sampling)
             self.forwards[step.tree.size if step.tree else 1] += 1
+            self._pace += (len(step.committed) - self._pace) / REMEMBERED
             if not step.hidden.finite():
                 raise LocalspecError("The draft model's answer is not a number.")
             self._propose(step, step.path, step.committed, sampling)
@@ -220,8 +231,10 @@ class DraftModel:
 
 
 def build(ingredients: Ingredients) -> DraftModel:
-    """Builds the draft model alone, without a drafter of its own."""
-    small, vocabulary = ingredients.small, ingredients.target.vocab_size
+    """Build the draft model, which reads phrases of the pool ahead where those lengthen its drafts, too."""
+    small, vocabulary, costs = ingredients.small, ingredients.target.vocab_size, ingredients.costs
     assert small is not None
-    length = None if ingredients.fixed else ingredients.hyperparameters.draft
-    return DraftModel(small, vocabulary, Autoregressive(), Budget(0), length, ingredients.costs)
+    if costs is None or not ingredients.with_phrases:
+        return DraftModel(small, vocabulary, Autoregressive(), Budget(0), costs=costs)
+    phrases = WithPhrases(Autoregressive(), ingredients.pool, read_only=True)
+    return DraftModel(small, vocabulary, phrases, Budget(AHEAD, costs, small.branches), costs=costs)

@@ -95,7 +95,8 @@ class PathTrees:
         self.forget()
         self._greedy = sampling.greedy
         paths: list[tuple[int, ...]] = [()]
-        worths, chances = [1.0 - context.covered], list[dict[int, float]]()  # of nodes, and of their candidates
+        # Of nodes, and of their candidates.
+        worths, chances = [1.0 - sum(context.covered[:1])], list[dict[int, float]]()
 
         def expand(parents: Sequence[int], tokens: Sequence[int], depth: int) -> list[list[Candidate]]:
             """Returns the candidates after nodes at `depth`, whose parents are nodes of the call before."""

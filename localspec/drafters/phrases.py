@@ -123,9 +123,7 @@ class WithPhrases:
                 known[path] = self._followers([*recent, *path], context.nodes) if context.nodes else []
             return known[path]
 
-        covered = 0.0
-        if self._anywhere:
-            covered = min(sum(chance for chance, _ in self._level((), followers_of(()), 0)), 1.0)
+        covered = self._covered(followers_of(()), context.nodes) if self._anywhere else ()
         inner = self.inner.draft(replace(context, nodes=nodes, covered=covered))
         if inner.size == 1 and not followers_of(()):  # often, so at once
             self._draft, self._stored = inner, [None]
@@ -139,6 +137,7 @@ class WithPhrases:
             """Puts the children that `followers` give `node` on the heap."""
             nonlocal order
             for chance, group in self._level(tuple(builder.path_tokens(node)), followers, at):
+                chance *= builder.left(node, group[0][1].tokens[at])
                 heapq.heappush(heap, (-worth * chance, order, node, chance, group, at))
                 order += 1
 
@@ -159,6 +158,18 @@ class WithPhrases:
             builder.grow(inner)
         self._draft, self._stored = builder.build(context.nodes)
         return self._draft
+
+    def _covered(self, followers: Followers, nodes: int) -> list[float]:
+        """Return, by depth, the chance that phrases at the root hold all tokens up to there: along the likeliest."""
+        covered: list[float] = []
+        path: Path = ()
+        chance = 1.0
+        while len(covered) < nodes and (level := self._level(path, followers, len(path))):
+            covered.append(chance * min(sum(likely for likely, _ in level), 1.0))
+            likeliest, followers = level[0]
+            chance *= likeliest
+            path = (*path, followers[0][1].tokens[len(path)])
+        return covered
 
     def _level(self, path: Path, followers: Followers, at: int) -> list[tuple[float, Followers]]:
         """Groups what may follow `path` by its token at `at`: the chance of that token, and who goes on with it.
@@ -244,6 +255,14 @@ class _TreeBuilder:
         node = self._add(parent, token, continuation.source, continuation.stored)
         self.worth[node], self._chance[node] = worth, chance
         return node
+
+    def left(self, parent: int, token: int) -> float:
+        """Return the chance that what is drafted below a node leaves to another token."""
+        left = 1.0
+        for child in self._children[parent]:
+            if child < self._inner.size and self._tokens[child] != token:
+                left -= self._chance[child] or 0.0
+        return max(left, 0.0)
 
     def grow(self, tree: DraftTree) -> None:
         """Adds the nodes that a longer draft of the same drafter has more."""

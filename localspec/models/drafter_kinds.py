@@ -269,7 +269,8 @@ TABLE = [
         _mtp_seconds, size=_kept_by_a_layer, parameters=_mtp_parameters, on_chains=True,
     ),
     DrafterKind(
-        "draft_model", "a small model of the same tokenizer", "draft model", _draft_model_seconds, on_chains=True
+        "draft_model", "a small model of the same tokenizer", "draft model", _draft_model_seconds,
+        searched=lambda parts: (), on_chains=True,
     ),
     DrafterKind(
         "ouroboros", "a small model that drafts phrase by phrase", "draft model", _ouroboros_seconds,

@@ -44,7 +44,7 @@ def test_a_machine_that_becomes_busy_and_quiet_again_is_followed(busy: Curve, ri
     budget, noise = Budget(8, QUIET), random.Random(3)
     decode(budget, 100, QUIET, right, noise)
     decode(budget, 60, busy, right, noise)
-    assert decode(budget, 1500, busy, right, noise) > 0.94 * best_fixed(busy, right)
+    assert decode(budget, 1500, busy, right, noise) > 0.93 * best_fixed(busy, right)
     decode(budget, 60, QUIET, right, noise)
     budget.begin()  # the next reply; within one, what was switched off is tried again at growing intervals
     decode(budget, 60, QUIET, right, noise)
@@ -77,7 +77,7 @@ def test_a_forward_is_corrected_by_forwards_of_its_size_and_others_by_the_last_o
 def test_plain_steps_are_wanted_where_trees_changed_until_they_were_seen() -> None:
     costs = ObservedCosts(QUIET)
     for _ in range(ENOUGH):
-        costs.observe(8, 100, CHANGE * 0.99 * QUIET.at(8, 100))
+        costs.observe(8, 100, QUIET.at(8, 100))
     assert not costs.wants_plain
     for _ in range(ENOUGH * 3):
         costs.observe(8, 100, CHANGE * 1.1 * QUIET.at(8, 100))
@@ -88,6 +88,26 @@ def test_plain_steps_are_wanted_where_trees_changed_until_they_were_seen() -> No
     assert not costs.wants_plain
     costs.observe(8, 100, CHANGE * 1.1 * QUIET.at(8, 100))
     assert not costs.wants_plain, "nothing has changed since"
+
+
+def test_costs_that_were_wrong_from_the_first_are_no_change() -> None:
+    """They are predicted, in the first reply on a machine: its steps go on drafting."""
+    costs = ObservedCosts(QUIET)
+    for _ in range(20):
+        costs.observe(8, 100, 0.5 * QUIET.at(8, 100))
+        assert not costs.wants_plain
+
+
+def test_what_a_busy_moment_took_is_forgotten_though_few_forwards_of_its_size_follow() -> None:
+    costs = ObservedCosts(QUIET)
+    for _ in range(9):
+        costs.observe(1, 100, 3.0)
+    assert costs.at(1, 100) == pytest.approx(3.0)
+    for _ in range(FRESH - ENOUGH):
+        costs.observe(8, 100, QUIET.at(8, 100))
+    for _ in range(ENOUGH):
+        costs.observe(1, 100, 1.0)
+    assert costs.at(1, 100) == pytest.approx(1.0)
 
 
 def test_where_nobody_looks_at_the_clock_costs_are_as_measured() -> None:

@@ -35,7 +35,9 @@ from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
-from localspec.drafters.draft_model import PRIOR, SOURCE, UNUSED, DraftModel
+from localspec.drafters.draft_model import SOURCE, UNUSED, DraftModel, build
+from localspec.drafters.ingredients import Ingredients
+from localspec.drafters.pool import PhrasePool
 from localspec.errors import UsageMistake
 from localspec.models.small_model import compare_tokens
 from localspec.nn.target import Target
@@ -166,31 +168,62 @@ class SecondEach:
         return 1.0
 
 
+def steps_of_four(rows: int) -> float:
+    """Return the seconds of a verification whose rows are priced in steps of four, a second each."""
+    return float((rows + 3) // 4)
+
+
 @each(
-    "token_seconds, covered, forwards",
-    [(None, 0.0, 5), (1e9, 0.0, 5), (1.5, 0.0, 1), (1.4, 0.0, 0), (1.5, 0.1, 0), (1e9, 1.0, 0), (3.0, 0.5, 1)],
+    "worth, covered, prices, forwards",
+    [
+        (None, (), None, 8),  # a fixed experiment
+        (1e9, (), None, 8),
+        (0.01, (), None, 0),
+        (2.0, (), None, 1),  # 2 · 0.8 for the first, and 2 · 0.5 · 0.8 for the second
+        (4.0, (), None, 2),
+        (2.0, (0.5,), None, 1),  # 0.5² of it is foreseen by phrases
+        (2.0, (0.8,), None, 0),
+        (1e9, (1.0,) * 8, None, 0),
+        (1e9, (1.0,) * 3, None, 8),  # phrases end before the draft does
+        (2.0, (), float, 0),  # a row takes as long as a forward
+        (8.0, (), steps_of_four, 3),  # the fourth node is the first of a step of rows
+        (20.0, (), steps_of_four, 4),  # 20 · 0.5³ · 0.8 would not pay for it, and with the fifth it does
+    ],
 )
-def test_a_forward_that_costs_more_than_it_should_save_is_left_out(tiny, monkeypatch, token_seconds, covered, forwards):
-    """The chance of what was drafted, less what phrases cover, times the prior of 0.7, against a second."""
+def test_a_draft_goes_on_while_some_longer_one_saves_more_than_it_takes(
+    tiny, monkeypatch, worth, covered, prices, forwards
+):
+    """Each pick has a chance of one half, each forward takes a second."""
     small = tiny("qwen2-one-key-head").target
     drafter = DraftModel(small, VOCABULARY, Autoregressive(), Budget(0), costs=SecondEach())
     monkeypatch.setattr(drafter.calibration, "chances", lambda level, *_: [(token, 0.5) for token, _ in level])
-    drafter._hits = [PRIOR] * 5  # it was judged before
-    asked = replace(context(drafter, prompt_ids(9, seed=2), 5), token_seconds=token_seconds, covered=covered)
-    tree = drafter.draft(asked)
+    asked = replace(context(drafter, prompt_ids(9, seed=2), 8), token_seconds=worth, covered=covered)
+    tree = drafter.draft(asked if prices is None else replace(asked, verify_seconds=prices))
     assert sum(drafter.forwards.values()) == forwards and (tree.size > 1) == (forwards > 0)
 
 
-def test_the_first_draft_has_all_its_tokens(tiny: Make) -> None:
-    """Whatever a forward should cost: nothing is known yet of what it brings."""
+def test_with_phrases_the_small_model_reads_what_matches_in_one_forward(tiny: Make) -> None:
+    """Its draft is the same, since phrases only say what it reads together."""
+    model = tiny("qwen2-one-key-head")
+    text = prompt_ids(9, seed=2)
+    text += stock_reply(model.stock, text, 12, stops=())[:1]
+    said = stock_reply(model.stock, text, 8, stops=())
+    forwards = []
+    for known in ([], [*text[-4:], *said]):
+        pool = PhrasePool(())
+        pool.extend([*known, *text])
+        small = build(Ingredients(model.target, pool, True, model.target, SecondEach()))
+        small.draft(replace(context(small, text, 8), token_seconds=1e99))
+        assert small._drafted == said
+        forwards.append(sum(small.forwards.values()))
+    assert forwards[0] == 8 and forwards[1] <= 3
+
+
+def test_the_first_draft_already_goes_by_what_it_costs(tiny: Make) -> None:
     drafter = DraftModel(tiny("qwen2-one-key-head").target, VOCABULARY, Autoregressive(), Budget(0), 4, SecondEach())
     asked = replace(context(drafter, prompt_ids(9, seed=2), 16), token_seconds=0.01)
-    drafter.draft(asked)
-    assert len(drafter._levels) == 4
-    nothing = max(token for token, _ in drafter._levels[0]) + 1
-    drafter.observe(Step([nothing], NumpyHidden(np.empty((0, 0)))))
-    drafter.rewind(9)  # so that the next one takes a forward, too
-    assert drafter.draft(asked).size == 1, "from then on a draft must pay"
+    assert drafter.draft(asked).size == 1
+    assert drafter.draft(replace(asked, token_seconds=1e9)).size > 4
 
 
 class ARowEach:
@@ -203,7 +236,6 @@ class ARowEach:
 def test_a_draft_is_not_charged_for_reading_the_prompt(tiny: Make) -> None:
     """Which is read once, for all drafts that follow: nothing was ever drafted after a long prompt."""
     drafter = DraftModel(tiny("qwen2-one-key-head").target, VOCABULARY, Autoregressive(), Budget(0), 4, ARowEach())
-    drafter._hits = [PRIOR] * 4
     asked = replace(context(drafter, prompt_ids(60, seed=2), 16), token_seconds=3.0)
     assert drafter.draft(asked).size > 1
 

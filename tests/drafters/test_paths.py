@@ -24,7 +24,7 @@ MAKERS: dict[str, Callable[..., Any]] = {"eagle3": eagle, "semi": semi}
 
 
 def context(
-    token_seconds: float | None, covered: float = 0.0, committed: Sequence[int] = (1, 2), nodes: int = 4
+    token_seconds: float | None, covered: Sequence[float] = (), committed: Sequence[int] = (1, 2), nodes: int = 4
 ) -> Any:
     return Context(committed, SimpleNamespace(length=0), nodes, Sampling(), token_seconds, covered)
 
@@ -70,7 +70,7 @@ def test_what_was_left_out_for_long_is_tried_again() -> None:
 @pytest.mark.parametrize("kind", MAKERS)
 @each(
     "worth, covered, levels",
-    [(None, 0.0, 3), (1e9, 0.0, 3), (1.5, 0.0, 1), (1.4, 0.0, 0), (1.5, 0.1, 0), (1e9, 1.0, 0), (3.0, 0.5, 1)],
+    [(None, (), 3), (1e9, (), 3), (1.5, (), 1), (1.4, (), 0), (1.5, (0.1,), 0), (1e9, (1.0,), 0), (3.0, (0.5,), 1)],
 )
 def test_a_level_that_takes_more_than_it_should_save_is_left_out(tiny, monkeypatch, kind, worth, covered, levels):
     """A level takes a second, and what two nodes of one lead to is right half of the time: 0.51 · 0.7 · 1.5 is less."""
@@ -94,7 +94,7 @@ def test_a_level_that_takes_more_than_it_should_save_is_left_out(tiny, monkeypat
     assert tree.size == (5 if levels else 1)
     # What was not read of the text for want of a draft is read with the next one.
     drafter._trees.levels = Levels()
-    assert drafter.draft(context(1e9, 0.0, [*text, 77])).size == 5
+    assert drafter.draft(context(1e9, (), [*text, 77])).size == 5
 
 
 @pytest.mark.slow

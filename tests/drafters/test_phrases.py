@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -507,9 +508,9 @@ def test_a_leaf_that_only_probes_hang_on_is_lengthened_even_by_what_they_probe()
     assert tree.children[list(tree.tokens).index(50)] != {}
 
 
-def test_the_inner_drafter_is_told_how_likely_phrases_hold_the_next_token() -> None:
-    """A small model drafts only what is worth it beside them, so who is told 0 drafts for nothing."""
-    told: list[float] = []
+def test_the_inner_drafter_knows_by_depth_how_likely_phrases_hold_the_text() -> None:
+    """A small model drafts only what phrases lack, so without these chances it drafts for nothing."""
+    told: list[Sequence[float]] = []
 
     class Told(Autoregressive):
         def draft(self, context: Context) -> DraftTree:
@@ -523,7 +524,25 @@ def test_the_inner_drafter_is_told_how_likely_phrases_hold_the_next_token() -> N
         tree = drafter.draft(context(text, 4))
         assert (tree.size > 1) == (text is seen)
     likely, unknown, below_leaves = told[0], told[1], told[-1]
-    assert 0.2 < likely <= 1.0 and unknown == below_leaves == 0.0
+    assert len(likely) == 4 and 0.2 < likely[0] <= 1.0 and sorted(likely, reverse=True) == likely
+    assert not unknown and not below_leaves
+
+
+def test_a_phrase_gets_what_the_draft_leaves() -> None:
+    """Two tokens cannot both be likely in one place: the draft model's own estimate comes first."""
+
+    def chance_of_phrase(drafted: float) -> float:
+        inner = Given([3, 50], [-1, 0])
+        inner.fixed = replace(inner.fixed, chance=[1.0, drafted])
+        drafter = WithPhrases(inner, PhrasePool(()), anywhere=True)
+        drafter.observe(observed([1, 3, 60, 61, 1, 3]))
+        tree = drafter.draft(context([1, 3, 60, 61, 1, 3], 9))
+        assert tree.chance is not None
+        return tree.chance[tree.children[0][60]] or 0.0
+
+    alone = chance_of_phrase(0.0)
+    assert alone > 0.2
+    assert chance_of_phrase(0.9) == pytest.approx(alone * 0.1)
 
 
 def test_an_inner_tree_with_nothing_to_add_is_handed_on_as_it_is() -> None:

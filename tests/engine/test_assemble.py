@@ -72,9 +72,10 @@ def test_every_name_is_another_drafter(tiny) -> None:
     assert alone.pool is not pool, "the window alone looks up nothing but what it won"
     assert isinstance(beside, WithPhrases) and isinstance(beside.inner, Lookahead) and beside.pool is pool
     drafted = of(model, asked("draft_model"), pool)
-    assert isinstance(drafted, DraftModel) and isinstance(drafted.inner, Autoregressive) and drafted.length == 3
+    assert isinstance(drafted, DraftModel) and isinstance(drafted.inner, Autoregressive) and drafted.length is None
     with_phrases = of(model, asked("draft_model+phrases"), pool)
     assert isinstance(with_phrases, WithPhrases) and with_phrases._anywhere and with_phrases.pool is pool
+    assert isinstance(with_phrases.inner, DraftModel) and isinstance(with_phrases.inner.inner, WithPhrases)
     fixed = of(model, asked("draft_model", draft_max=5), pool)
     assert isinstance(fixed, DraftModel) and fixed.length is None
 
