@@ -85,9 +85,11 @@ def test_a_step_reports_states_picks_and_rows_of_the_accepted_path(tiny: Make, n
 class Halving(Budget):
     """Keeps every node but the last half, and notes what it is asked and what it observes."""
 
+    nodes = 5
+
     def __init__(self, most: int) -> None:
         super().__init__(most)
-        self.nodes, self.asked, self.whole, self.observed = 5, [], [], []
+        self.asked, self.whole, self.observed = [], [], []
 
     def prune(self, tree: DraftTree, context: int) -> DraftTree:
         self.asked.append((tree, context))
