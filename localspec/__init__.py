@@ -8,12 +8,12 @@ from importlib import import_module
 
 TYPE_CHECKING = False  # typing's own takes 10 ms to import, in which Ctrl+C would be answered with a traceback
 if TYPE_CHECKING:
+    from localspec.choosing.choice import Choice
     from localspec.decoding.limits import Limits
     from localspec.decoding.sampling import Sampling
     from localspec.engine.engine import Engine
     from localspec.errors import DoesNotFit, LocalspecError, NotAllowed, NotHere, UsageMistake
     from localspec.events import Done, Event, Memory, Prefill, Statistics, Text
-    from localspec.policy.choice import Choice
 
 __version__ = "0.1.0"
 
@@ -24,7 +24,7 @@ _HOME = {
     "Engine": "localspec.engine.engine",
     "Limits": "localspec.decoding.limits",
     "Sampling": "localspec.decoding.sampling",
-    "Choice": "localspec.policy.choice",
+    "Choice": "localspec.choosing.choice",
     "DoesNotFit": "localspec.errors",
     "LocalspecError": "localspec.errors",
     "NotAllowed": "localspec.errors",

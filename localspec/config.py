@@ -91,6 +91,12 @@ class Settings:
     context: int | None = _row(None, checks.integer(1), "Tokens of prompt and reply together.", loads=True)
     drafter: str = _row("auto", checks.name, "auto, none, phrases, KIND[+KIND][+phrases], or a directory.", loads=True)
     draft_max: int | Literal["auto"] = _row("auto", checks.draft_max, "Nodes of a draft tree, or auto.", loads=True)
+    drafter_rule: Literal["auto", "memory", "speed"] = _row(
+        "auto",
+        checks.one_of("auto", "memory", "speed"),
+        "What `auto` takes a drafter by: M, its speed, or M only where memory is short.",
+        loads=True,
+    )
     draft_device: str = _row("auto", checks.device, "Where a draft model computes; auto: as the model.", loads=True)
     ouroboros: tuple[str, ...] = _row(_PARTS, checks.parts(*_PARTS), "What `ouroboros` makes of phrases.", loads=True)
     accept: Literal["exact", "rejection", "typical"] = _row(
@@ -122,7 +128,7 @@ class Settings:
     prefer: Literal["speed", "memory", "quality"] | None = _row(
         None,
         checks.one_of("speed", "memory", "quality"),
-        "What to choose a model by; else quality at 8 tokens/s.",
+        "What to choose a model by; else quality, from 20 tokens/s on in full.",
     )
     exact: bool = _row(
         False, checks.boolean, "Text with and without speculation the same bit for bit; may cost speed.", loads=True

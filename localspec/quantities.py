@@ -60,6 +60,11 @@ def pace_in_words(speed: float, measured: bool, ratio: float | None) -> tuple[st
     return (pace,) if gain == "as fast" else (pace, f"{gain} with drafts")
 
 
+def m_words(m: float, rule: str) -> str:
+    """Return the cost-effectiveness M of a drafter, and what it was chosen by: `M 1.07, chosen by speed`."""
+    return f"M {m:.2f}, chosen by {'M' if rule == 'memory' else rule}"
+
+
 def speedup(ratio: float) -> str:
     """Return a ratio of speeds in words: `1.6× faster`, `8 % faster`, `as fast`, `2 % slower`."""
     if ratio >= 1.095:

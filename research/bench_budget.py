@@ -8,14 +8,14 @@ import argparse
 from statistics import median, quantiles
 
 from localspec import Done, Engine, Limits, Sampling, config
+from localspec.choosing.choose import choose
+from localspec.choosing.plans import AUTO_NODES
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Context
 from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.models import registry
-from localspec.policy.ranking import AUTO_NODES
-from localspec.policy.selection import choose
 
 
 class Wrong(Autoregressive):

@@ -30,11 +30,11 @@ from localspec import Done, Engine, Limits, Sampling
 from localspec.bench import prompts
 from localspec.bench.prompts import message
 from localspec.bench.turns import in_turns
+from localspec.choosing.choose import choose
 from localspec.config import Settings
 from localspec.engine.forward_timing import picks_after
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.models.registry import resolve
-from localspec.policy.selection import choose
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 KINDS = {"transformers": (), "llama.cpp": ("llama_cpp", "gguf")}  # and the packages each needs beside our own

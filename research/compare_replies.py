@@ -22,11 +22,11 @@ from figures import table
 
 from localspec import Done, Engine, Limits, Sampling, config, environment
 from localspec.bench.proof import TEMPERATURE
+from localspec.choosing.choose import choose
 from localspec.events import Reporter
 from localspec.machine import compiled
 from localspec.models import registry
 from localspec.models.drafter_kinds import TABLE, WITH_PHRASES
-from localspec.policy.selection import choose
 from localspec.store.store import Store
 
 NODES = 8

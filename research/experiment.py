@@ -19,6 +19,7 @@ from figures import DRAWS, difference, figure, length, table, told
 from localspec import config
 from localspec.bench import prompts
 from localspec.bench.turns import in_turns
+from localspec.choosing.choose import choose
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter
 from localspec.decoding.going_round import until_it_goes_round
@@ -33,7 +34,6 @@ from localspec.engine.engine import Engine
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done
 from localspec.models import drafter_cards, registry
-from localspec.policy.selection import choose
 from localspec.store.store import Store
 from localspec.training.examples import read_examples
 from localspec.weights.checkpoint import revision

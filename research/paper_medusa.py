@@ -18,14 +18,14 @@ from experiment import GREEDY, Bench, Variant, about, always, begun, compared, k
 from figures import difference, figure, length, rows_a_step, table, told
 
 from localspec.bench.prompts import message
+from localspec.choosing.cost import CONTEXT
+from localspec.choosing.drafters import MOST_NODES
+from localspec.choosing.measure import COSTS
 from localspec.decoding.budget import Budget
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.saved import load_drafter
-from localspec.engine.recalled_measurements import COSTS
 from localspec.models import drafter_cards
-from localspec.policy.candidates import MOST_NODES
-from localspec.policy.prediction import CONTEXT
 
 SIZES = (4, 8, 16, 32, 64, 128)
 TREES = {"chain": "chain", "dense": "dense", "sparse": "static", "by confidence": "confident"}

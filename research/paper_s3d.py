@@ -34,6 +34,7 @@ from experiment import (
 from figures import by_depth, figure, length, table, told
 
 from localspec.bench.turns import in_turns
+from localspec.choosing.plans import cost_effectiveness
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter
 from localspec.drafters.phrases import WithPhrases
@@ -52,7 +53,6 @@ from localspec.models.s3d_prediction import (
     symmetric,
 )
 from localspec.models.shape import Shape
-from localspec.policy.cost_effectiveness import cost_effectiveness
 
 Run = tuple[int, int, int]  # layers kept, tokens a draft, seed
 LONGEST = 5  # tokens of a draft

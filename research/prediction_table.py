@@ -78,14 +78,15 @@ def run(path: Path, form: str) -> dict[str, float]:
     import psutil
 
     from localspec import Engine, Limits, Sampling, config
+    from localspec.choosing.choose import choose
+    from localspec.choosing.cost import Estimate, Rates
     from localspec.engine.forward_timing import measure_forward_costs
-    from localspec.engine.rates import measure_rates
+    from localspec.machine.hardware import memory_bandwidth
     from localspec.machine.library import library
+    from localspec.machine.machine import this_machine
     from localspec.machine.memory import peak_memory
     from localspec.models import registry
     from localspec.models.shape import Shape
-    from localspec.policy.prediction import Estimate
-    from localspec.policy.selection import choose
 
     for name in ("jinja2.sandbox", "tokenizers", "localspec.native.target", "localspec.native.exactness"):
         import_module(name)  # all that is imported counts as there before
@@ -106,7 +107,8 @@ def run(path: Path, form: str) -> dict[str, float]:
         return engine.session.statistics.tokens_per_second
 
     def by_rates() -> float:
-        return 1 / Estimate(shape, measure_rates(choice.engine, "cpu", choice.dtype, choice.quantize)).at(1, PROMPT)
+        device = this_machine(memory_bandwidth).devices[-1]
+        return 1 / Estimate(shape, Rates.of(device, choice.dtype, choice.quantize)).at(1, PROMPT)
 
     speeds, peak = [speed()], peak_memory()
     rates = [by_rates()]

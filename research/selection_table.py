@@ -6,9 +6,13 @@ Usage: python research/selection_table.py > docs/figures/selection.md
 import argparse
 from dataclasses import replace
 
+from localspec.choosing.measure import NoMeasurements
+from localspec.choosing.plans import Precision, RunPlan, as_computed, best, run_plans
+from localspec.choosing.survey import Recommendation, preferred, recommendations
 from localspec.machine.machine import Device, Machine
-from localspec.policy.measurements import NoMeasurements
-from localspec.policy.survey import Recommendation, preferred, recommendations
+from localspec.models.entries import PublishedDrafter
+from localspec.models.model import model_of
+from localspec.models.registry import known
 
 GIB = 2**30
 
@@ -37,81 +41,126 @@ def processor(title: str, gib: float, free: float, kernels: str, bandwidth: floa
     )  # fmt: skip
 
 
-HOST = cpu(32, 50)
+def apple(title: str, gib: float, bandwidth: float) -> Machine:
+    """A Mac, whose GPU may have two thirds of the memory."""
+    graphics = Device(
+        "mps", title, int(gib * 2 / 3 * GIB), int(gib * 0.6 * GIB), ("bf16", "fp16", "fp32"), ("int8", "int4"), "",
+        bandwidth * 1e9,
+    )  # fmt: skip
+    return Machine((graphics, processor(title, gib, gib * 0.63, "neon", 0.8 * bandwidth)), 8)
 
 
+def card(name: str, gib: float, bandwidth: float, ram: float = 32, **more: object) -> Machine:
+    """A card in a computer with so much memory."""
+    return Machine((gpu(name, gib, bandwidth, **more), cpu(ram, 50)), 8)  # type: ignore[arg-type]
+
+
+# By machine: it, and what a user of llama.cpp or Ollama would run there, as of 2026.
 MACHINES = {
-    "GPU 4 GB (GTX 1650)": Machine((gpu("GTX 1650", 4, 128, turing=True), HOST), 8),
-    "GPU 6 GB (RTX 2060)": Machine((gpu("RTX 2060", 6, 336, turing=True), HOST), 8),
-    "GPU 8 GB (RTX 4060)": Machine((gpu("RTX 4060", 8, 272), HOST), 8),
-    "GPU 12 GB (RTX 3060)": Machine((gpu("RTX 3060", 12, 360), HOST), 8),
-    "GPU 16 GB (RTX 4080)": Machine((gpu("RTX 4080", 16, 717), HOST), 8),
-    "GPU 24 GB (RTX 4090)": Machine((gpu("RTX 4090", 24, 1008), HOST), 8),
-    "two GPUs, 8 GB and 12 GB": Machine(
-        (gpu("RTX 4060", 8, 272), replace(gpu("RTX 3060", 12, 360, 11.8), name="cuda:1"), HOST), 8
+    "GPU 4 GB (GTX 1650), 16 GB": (card("GTX 1650", 4, 128, 16, turing=True), "Qwen3-4B Q4_K_M, partly on the CPU"),
+    "GPU 4 GB (GTX 1650), 32 GB": (card("GTX 1650", 4, 128, turing=True), "the same, or 3B Q4_K_M on the card"),
+    "GPU 6 GB (RTX 2060), 16 GB": (card("RTX 2060", 6, 336, 16, turing=True), "Qwen3-4B Q4_K_M; 7B Q4_K_M with a short context"),
+    "GPU 8 GB (RTX 4060), 16 GB": (card("RTX 4060", 8, 272, 16), "Qwen3-8B or Llama-3.1-8B Q4_K_M"),
+    "GPU 10 GB (RTX 3080), 32 GB": (card("RTX 3080", 10, 760), "8B Q5_K_M to Q6_K"),
+    "GPU 12 GB (RTX 3060), 16 GB": (card("RTX 3060", 12, 360, 16), "Phi-4 or Qwen3-14B Q4_K_M"),
+    "GPU 16 GB (RTX 4080), 32 GB": (card("RTX 4080", 16, 717), "14B Q5_K_M, or 24B Q4_K_M"),
+    "GPU 24 GB (RTX 4090), 32 GB": (card("RTX 4090", 24, 1008), "32B Q4_K_M, which the registry lacks"),
+    "two GPUs, 8 GB and 12 GB": (
+        Machine((gpu("RTX 4060", 8, 272), replace(gpu("RTX 3060", 12, 360, 11.8), name="cuda:1"), cpu(32, 50)), 8),
+        "14B Q4_K_M on the larger, or 24B on both",
     ),
-    "GPU 12 GB, half of it taken": Machine((gpu("RTX 3060", 12, 360, 6.0), HOST), 8),
-    "GPU 8 GB, all of it taken": Machine((gpu("RTX 4060", 8, 272, 0.8), HOST), 8),
-    "Apple M2, 16 GB": Machine(
-        (
-            Device(
-                "mps",
-                "Apple M2",
-                int(10.7 * GIB),
-                int(9.5 * GIB),
-                ("bf16", "fp16", "fp32"),
-                ("int8", "int4"),
-                "",
-                100e9,
-            ),
-            processor("Apple M2", 16, 10, "neon", 80),
-        ),
-        8,
-    ),
-    "processor, 8 GB": Machine((cpu(8, 40),), 4),
-    "processor, 8 GB, older (AVX2)": Machine((cpu(8, 25, modern=False),), 4),
-    "processor, 24 GB": Machine((cpu(24, 60),), 8),
-}
+    "GPU 12 GB, half of it taken": (card("RTX 3060", 12, 360, free=6.0), "4B to 7B Q4_K_M"),
+    "GPU 8 GB, all of it taken": (card("RTX 4060", 8, 272, free=0.8), "Qwen3-4B Q4_K_M on the CPU"),
+    "laptop GPU 6 GB (RTX 4050), 16 GB": (card("RTX 4050", 6, 192, 16), "Qwen3-4B Q4_K_M"),
+    "Apple M2, 8 GB": (apple("Apple M2", 8, 100), "Qwen3-4B Q4_K_M"),
+    "Apple M2, 16 GB": (apple("Apple M2", 16, 100), "Qwen3-8B or 4B Q4_K_M"),
+    "Apple M3 Pro, 36 GB": (apple("Apple M3 Pro", 36, 150), "14B Q4_K_M"),
+    "processor, 8 GB": (Machine((cpu(8, 40),), 4), "3B to 4B Q4_K_M"),
+    "processor, 8 GB, older (AVX2)": (Machine((cpu(8, 25, modern=False),), 4), "1.5B to 3B Q4_K_M"),
+    "processor, 16 GB": (Machine((cpu(16, 45),), 8), "Qwen3-4B Q4_K_M"),
+    "processor, 24 GB": (Machine((cpu(24, 60),), 8), "4B to 8B Q4_K_M"),
+    "processor, 64 GB": (Machine((cpu(64, 80),), 16), "8B Q4_K_M, or a 30B with 3B active, which the registry lacks"),
+}  # fmt: skip
+
+SHOWN = ("none", "phrases", "medusa", "s3d")
 
 HEAD = """# What is chosen where
 
 Made by `research/selection_table.py` with the registry's sizes and no measurement: speeds are estimated from memory
-bandwidth and a processor's arithmetic, acceptance is as published or by S3D's formula, so the figures are worth what estimates are worth.
-Every drafter that is registered counts, fetched or not. On a machine of yours, `localspec doctor` measures.
+bandwidth and a processor's arithmetic, acceptance is a conservative median of published models or by S3D's formula, so the
+figures are worth what estimates are worth. Every drafter that is registered counts, fetched or not. On a machine of yours, `localspec doctor` measures.
 
-Between precisions and drafters of one model M decides (S3D, eq. 13); between models, the registry's order of quality
-among those that fit and reach 8 tokens/s. What may be taken leaves a tenth of a device's memory or 600 MB free.
+Between precisions and drafters of one model speed decides, and M (S3D, eq. 13) where the fastest plan takes more than half of
+what may be taken. Between models the registry's order of quality counts in full from 20 tokens/s on (30 where a model thinks),
+and less below. What may be taken leaves a tenth of a device's memory or 600 MB free.
 
-| machine | may take | chosen | where | as | memory | tokens/s | M |
-| --- | ---: | --- | --- | --- | ---: | ---: | ---: |"""
+| machine | others run there | may take | chosen | where | as | memory | tokens/s | M | by |
+| --- | --- | ---: | --- | --- | --- | ---: | ---: | ---: | --- |"""
 
 
-def line(name: str, machine: Machine, recommendation: Recommendation | None) -> str:
+def line(name: str, others: str, recommendation: Recommendation | None) -> str:
     if recommendation is None or recommendation.plan is None:
-        return f"| {name} | | nothing fits | | | | | |"
+        return f"| {name} | {others} | | nothing fits | | | | | | |"
     plan = recommendation.plan
+    device = plan.precision.device
     return (
-        f"| {name} | {plan.precision.device.usable / GIB:.1f} GiB | {recommendation.card.name} | {plan.precision.device.name} | "
-        f"{plan.precision}, {plan.candidate.name} | {plan.bytes / GIB:.1f} GiB | {plan.speed:.0f} | {plan.cost_effectiveness:.2f} |"
+        f"| {name} | {others} | {device.usable / GIB:.1f} GiB | {recommendation.card.name} | {device.name} | "
+        f"{plan.precision}, {plan.candidate.name} | {plan.bytes / GIB:.1f} GiB | {plan.speed:.0f} | "
+        f"{plan.cost_effectiveness:.2f} | {'M' if plan.rule == 'memory' else 'speed'} |"
     )
+
+
+def of_cards() -> None:
+    """Phi-3 mini and a 7B on cards of 4 to 24 GB, in 8 bits and in NF4, with each drafter."""
+    print("\n## Phi-3 mini and a 7B with each drafter\n")
+    print(
+        "Medusa's and S3D's weights are taken to be there, made by `localspec train`. S3D's acceptance is by the formula of"
+    )
+    print("its paper; Medusa's is guessed, a little below what Spec-Bench measured of a 7B.\n")
+    print(
+        "| card | model | as | none | phrases | medusa | s3d | taken | by |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+    )
+    for name in ("phi3-s3d", "mistral-7b-medusa"):
+        registered = known()[name]
+        assert registered.entry is not None
+        heads = tuple(map(PublishedDrafter, ("medusa", "s3d")))
+        model = model_of(replace(registered, entry=replace(registered.entry, drafters=heads)))
+        for title, gib, bandwidth in (
+            ("4 GB", 4, 128), ("6 GB", 6, 336), ("8 GB", 8, 272), ("12 GB", 12, 360), ("16 GB", 16, 717), ("24 GB", 24, 1008),
+        ):  # fmt: skip
+            for packing in ("int8", "nf4"):
+                device = as_computed(gpu(title, gib, bandwidth), model)
+                plans = run_plans(model, [Precision(device, device.dtypes[0], packing)], NoMeasurements())
+                made = [replace(plan, candidate=replace(plan.candidate, published=None)) for plan in plans]
+                taken = best([plan for plan in made if plan.candidate.name in SHOWN])
+                cells = [cell(plan) for kind in SHOWN for plan in plans if plan.candidate.name == kind]
+                chosen = f"{taken.candidate.name} | {taken.rule}" if taken else "does not fit | "
+                print(f"| {title} | {name} | {packing} | {' | '.join(cells)} | {chosen} |")
+
+
+def cell(plan: RunPlan) -> str:
+    """Tokens/s, memory and M."""
+    fits = "" if plan.fits else ", does not fit"
+    return f"{plan.speed:.0f}/s, {plan.bytes / GIB:.1f} GiB, M {plan.cost_effectiveness:.2f}{fits}"
 
 
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    chosen = {
-        name: preferred(recommendations(machine, NoMeasurements(), here=False)) for name, machine in MACHINES.items()
-    }
+    every = {name: recommendations(machine, NoMeasurements(), here=False) for name, (machine, _) in MACHINES.items()}
+    chosen = {name: preferred(found) for name, found in every.items()}
     print(HEAD)
     for name, recommendation in chosen.items():
-        print(line(name, MACHINES[name], recommendation))
+        print(line(name, MACHINES[name][1], recommendation))
     print("\n## Why\n")
     for name, recommendation in chosen.items():
-        print(
-            f"- **{name}.** {recommendation.card.name if recommendation else 'Nothing'}: {recommendation.reason if recommendation else 'nothing fits'}."
-        )
+        if recommendation is None:
+            print(f"- **{name}.** Nothing fits.")
+            continue
+        idle = f" {recommendation.idle}" if recommendation.idle else ""
+        print(f"- **{name}.** {recommendation.card.name}: {recommendation.reason}.{idle}")
+    of_cards()
     print("\n## By `--prefer`\n\n| machine | speed | memory | quality |\n| --- | --- | --- | --- |")
-    for name, machine in MACHINES.items():
-        found = recommendations(machine, NoMeasurements(), here=False)
+    for name, found in every.items():
         cells = [preferred(found, prefer) for prefer in ("speed", "memory", "quality")]
         print(f"| {name} | " + " | ".join(cell.card.name if cell else "" for cell in cells) + " |")
 

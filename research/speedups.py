@@ -30,20 +30,18 @@ from speedups_page import AUTO, EVERY, KINDS, LEAST, OWN, PLAIN, about, missed, 
 from localspec import Done, Engine, Event, Limits, Statistics, config
 from localspec.bench import prompts
 from localspec.bench.turns import on_its_own_clock, side_by_side
+from localspec.choosing.choice import Choice
+from localspec.choosing.choose import choose
+from localspec.choosing.measure import MeasurementCache, Measurements
+from localspec.choosing.plans import Precision, run_plans
 from localspec.config import Settings
 from localspec.decoding.going_round import until_it_goes_round
-from localspec.engine.measurement_cache import MeasurementCache
-from localspec.engine.recalled_measurements import RecalledMeasurements
 from localspec.errors import LocalspecError
 from localspec.events import Reporter
 from localspec.machine.machine import this_machine
 from localspec.models import registry
 from localspec.models.drafter_kinds import TABLE, WITH_PHRASES
 from localspec.models.model import model_of
-from localspec.policy.choice import Choice
-from localspec.policy.decoding_kinds import DecodingKind, decoding_kind
-from localspec.policy.ranking import Precision, run_plans
-from localspec.policy.selection import choose
 from localspec.store.store import Store
 from localspec.weights.checkpoint import inspect
 
@@ -130,9 +128,8 @@ def measured(
     firsts = {
         name: load(choice, store=store, beside=first) if name != PLAIN else first for name, choice in choices.items()
     }
-    known = RecalledMeasurements(MeasurementCache(store, Reporter()), False, None)
-    decoding = decoding_kind(temperature, settings.accept)
-    foresee = partial(predictions, card, firsts[PLAIN].choice, known, decoding)
+    known = Measurements(MeasurementCache(store, Reporter()), False, None)
+    foresee = partial(predictions, card, firsts[PLAIN].choice, known)
     predicted = kept(place / "predicted.json", foresee)
 
     def taken() -> str:
@@ -223,7 +220,7 @@ def names() -> list[str]:
 
 
 def chosen(
-    card: registry.TargetCard, settings: Settings, name: str, known: RecalledMeasurements | None = None
+    card: registry.TargetCard, settings: Settings, name: str, known: Measurements | None = None
 ) -> Choice | None:
     """How the model is run with this drafter; None where the model has none of that kind."""
     try:
@@ -233,12 +230,10 @@ def chosen(
         return None
 
 
-def predictions(
-    card: registry.TargetCard, plain: Choice, known: RecalledMeasurements, decoding: DecodingKind
-) -> dict[str, float]:
+def predictions(card: registry.TargetCard, plain: Choice, known: Measurements) -> dict[str, float]:
     """By drafter, how many times as fast as plain decoding it should be here."""
     device = next(one for one in this_machine().devices if one.name == plain.device)
-    plans = run_plans(model_of(card), [Precision(device, plain.dtype, plain.quantize)], known, decoding=decoding)
+    plans = run_plans(model_of(card), [Precision(device, plain.dtype, plain.quantize)], known)
     speeds = {plan.candidate.drafter: plan.speed for plan in plans}
     return {name: speed / speeds[PLAIN] for name, speed in speeds.items()}
 

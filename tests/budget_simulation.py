@@ -6,12 +6,12 @@ from itertools import pairwise
 
 import numpy as np
 
+from localspec.choosing.cost import ForwardCostModel
 from localspec.decoding.acceptance import walk
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Step
 from localspec.decoding.numpy_logits import NumpyHidden
 from localspec.decoding.tree import DraftTree
-from localspec.policy.forward_costs import ForwardCostModel
 
 MOST = 8
 RIGHT, WRONG = 0, -1  # a text is, by position, the rank of the right token among the drafter's guesses; -1: none is

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from slow_cases import share_out
 
+from localspec.choosing.choose import choose
+from localspec.choosing.cost import ForwardCosts
 from localspec.config import Settings
 from localspec.models.registry import TargetCard
 from localspec.paths import Paths, private_directory
-from localspec.policy.forward_costs import ForwardCosts
-from localspec.policy.selection import choose
 from localspec.store.store import Store
 
 if TYPE_CHECKING:
@@ -117,10 +117,9 @@ def lived_in(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
             conversation, _ = store.history.say(None, "told", model="demo", system=None)
             store.history.remove([conversation])
             for model in models:
+                from localspec.choosing.measure import COSTS, MeasurementCache
                 from localspec.decoding.exactness import Exactness
-                from localspec.engine.measurement_cache import MeasurementCache
                 from localspec.engine.model_profile import EXACTNESS, ModelProfile
-                from localspec.engine.recalled_measurements import COSTS
 
                 card = TargetCard(str(model), model, None, "")
                 profile = ModelProfile.of(choose(card, Settings(drafter="none")), MeasurementCache(store))
@@ -152,7 +151,6 @@ def timed_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     from localspec.engine import forward_timing
 
     monkeypatch.setattr(forward_timing, "ENOUGH_SECONDS", 0.0)
-    monkeypatch.setattr(forward_timing, "TRIES", 1)
 
 
 @pytest.fixture

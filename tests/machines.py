@@ -4,15 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from localspec.choosing.cost import ForwardCosts
+from localspec.choosing.measure import ModelMeasurements, NoMeasurements
 from localspec.hub.sources import Source
 from localspec.machine.machine import Device, Machine
 from localspec.models.drafter_cards import DrafterCard
 from localspec.models.entries import Entry, PublishedDrafter
 from localspec.models.registry import TargetCard
 from localspec.models.shape import Shape
-from localspec.policy.forward_costs import ForwardCosts
-from localspec.policy.measurements import ModelMeasurements, NoMeasurements
-from localspec.policy.prediction import Rates
 
 GIB = 2**30
 LITTLE = Shape(4, 320, 864, 5, 5, 64, 8192, 1024)  # 11 M parameters
@@ -91,17 +90,13 @@ def flat(seconds: float, slope: float = 0.0) -> ForwardCosts:
 
 @dataclass(frozen=True)
 class Told(NoMeasurements):
-    """What somebody says was measured: models by (device, packing), devices by (device, dtype, packing), its memory."""
+    """What somebody says was measured: models by (device, packing), and the memory's bandwidth."""
 
     models: Mapping[tuple[str, str], ModelMeasurements] = field(default_factory=dict)
-    devices: Mapping[tuple[str, str, str], Rates] = field(default_factory=dict)
     memory: float | None = None
 
     def of(self, card: TargetCard, device: str, dtype: str, quantize: str) -> ModelMeasurements:
         return self.models.get((device, quantize), ModelMeasurements())
-
-    def rates(self, device: str, dtype: str, quantize: str) -> Rates | None:
-        return self.devices.get((device, dtype, quantize))
 
     def bandwidth(self, device: str) -> float | None:
         return self.memory

@@ -55,7 +55,7 @@ def test_every_setting_in_every_source(paths):
     given = {
         "model": "m", "system": "s", "max_tokens": 3, "stop": ["a", "b"], "context": 9, "temperature": 0.5, "top_p": 1.0,
         "top_k": 0, "min_p": 0.0, "seed": 0, "drafter": "none", "draft_max": 4, "accept": "typical", "pool": "off", "device": "cuda:1",
-        "draft_device": "cpu", "think": False, "ouroboros": ["lengthening", "history"], "dtype": "bf16", "quantize": "int8", "threads": 3, "prefer": "memory", "int8_threshold": 6.0, "exact": True, "log": False,
+        "draft_device": "cpu", "drafter_rule": "memory", "think": False, "ouroboros": ["lengthening", "history"], "dtype": "bf16", "quantize": "int8", "threads": 3, "prefer": "memory", "int8_threshold": 6.0, "exact": True, "log": False,
         "server": "http://localhost:8000/v1", "theme": "nord", "keymap": {"chat.new": "f6"},
     }  # fmt: skip
     assert set(given) == set(NAMES)

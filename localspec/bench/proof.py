@@ -145,14 +145,13 @@ def prove(model: str, settings: "Settings", prompts: int, max_tokens: int, repor
 
 def _choice(card: TargetCard, settings: "Settings", reporter: Reporter) -> "Choice":
     """What drafts, also where it does not pay. Raises UsageMistake where nothing would."""
-    from localspec.engine.device_profile import BandwidthProfiler
-    from localspec.engine.measurement_cache import MeasurementCache
-    from localspec.policy.ranking import AUTO_NODES
-    from localspec.policy.selection import choose
+    from localspec.choosing.choose import choose
+    from localspec.choosing.measure import MeasurementCache, Measurements
+    from localspec.choosing.plans import AUTO_NODES
     from localspec.store.store import user_store
 
     with user_store(reporter.notice, create=False) as store:
-        known = BandwidthProfiler(MeasurementCache(store, reporter), settings.exact, settings.context)
+        known = Measurements(MeasurementCache(store, reporter), settings.exact, settings.context)
         choice = choose(card, settings, measurements=known)
         if (choice.drafter, settings.drafter, settings.draft_max) == ("none", "auto", "auto"):
             choice = choose(card, replace(settings, draft_max=AUTO_NODES), measurements=known)

@@ -12,15 +12,15 @@ from localspec.text import one_line
 
 if TYPE_CHECKING:
     from localspec import Engine, Event, Limits, Sampling
+    from localspec.choosing.choice import Choice
     from localspec.models.messages import Message
-    from localspec.policy.choice import Choice
 
 LONGEST = 256  # tokens of a reply, where no number is given
 
 
 def that_drafts(choice: "Choice") -> "Choice":
     """This choice, or one with phrases where it drafts nothing: whether that pays is for the race to show."""
-    from localspec.policy.ranking import AUTO_NODES
+    from localspec.choosing.plans import AUTO_NODES
 
     return choice if choice.nodes else replace(choice, drafter="phrases", nodes=AUTO_NODES)
 

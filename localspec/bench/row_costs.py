@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from statistics import median
 
+from localspec.choosing.cost import linear
 from localspec.engine.backends import Target
 from localspec.engine.forward_timing import ROWS, picks_after
-from localspec.policy.forward_costs import linear
 
 CONTEXT = 256  # tokens before a timed forward, where the model holds as many
 ROUNDS = 3  # each time somebody looks

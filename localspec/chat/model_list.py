@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from localspec.engine.measurement_cache import MeasurementCache
-from localspec.engine.recalled_measurements import RecalledMeasurements
+from localspec.choosing.measure import MeasurementCache, Measurements, MeasurementSource
+from localspec.choosing.survey import Recommendation, all_ways, preferred, recommend, recommendations
 from localspec.environment import home
 from localspec.errors import LocalspecError, NotHere
 from localspec.hub.sources import Source
@@ -17,9 +17,6 @@ from localspec.models.names import full_name
 from localspec.models.present import saved_choice
 from localspec.models.registry import NOWHERE, TargetCard
 from localspec.paths import Paths
-from localspec.policy.measurements import MeasurementSource
-from localspec.policy.ranking import QUICK
-from localspec.policy.survey import Recommendation, all_ways, preferred, recommend, recommendations
 from localspec.quantities import amount, pace_in_words, size
 from localspec.store.store import user_store
 from localspec.weights.checkpoint import Checkpoint
@@ -82,7 +79,7 @@ def all_models(
     read.
     """
     with user_store(lambda _: None, create=False) as store:
-        measurements = RecalledMeasurements(MeasurementCache(store))
+        measurements = Measurements(MeasurementCache(store), quiet=True)
         machine = _without(this_machine(measurements.bandwidth), *held)
         here = recommendations(machine, measurements, here=True)
         ways = {one.card.name: one for one in here}
@@ -93,10 +90,10 @@ def all_models(
             paces[current.name] = pace
         every = recommendations(machine, measurements, here=False)
         more = all_ways(here, every)[len(here) :]
-    taken = [preferred(every), preferred([one for one in every if not one.gated])]
-    best = {one.way for one in taken if one is not None}
-    # The recommended first, then what is quick enough to be talked to, the best first, then what is not.
-    more.sort(key=lambda one: (one.way not in best, one.plan is None or one.plan.speed < QUICK))
+    taken = preferred(every)
+    best = {taken.way} if taken is not None else set()
+    # The recommended first, then the best by quality and comfort.
+    more.sort(key=lambda one: (one.way not in best, -one.worth))
     elsewhere = [replace(one, recommended=way.way in best) for way in more if (one := _elsewhere(way)) is not None]
     mine = {name for name, one in ways.items() if one.way in best}
     local = [replace(one, recommended=one.card.name in mine) for one in _here(current, paces)]

@@ -182,17 +182,18 @@ def _unnamed_model(settings: Settings, store: Store | None, reporter: Reporter, 
 
 
 def _best(models: Sequence[TargetCard], settings: Settings, store: Store | None) -> TargetCard:
-    """Return the best model for this machine when idle; the first one if none is known to fit."""
-    from localspec.engine.measurement_cache import MeasurementCache  # slow to import
-    from localspec.engine.recalled_measurements import IdleFigures
+    """Return the best model for this machine if no other program ran; the first one if none is known to fit."""
+    from localspec.choosing.measure import MeasurementCache, Measurements
+    from localspec.choosing.survey import preferred, recommendations
     from localspec.machine.machine import this_machine
-    from localspec.policy.survey import preferred, recommendations
 
-    idle = IdleFigures(MeasurementCache(store), settings.exact, settings.context)
-    machine = _on_named_device(this_machine(idle.bandwidth), settings)
+    known = Measurements(MeasurementCache(store), settings.exact, settings.context, quiet=True)
+    machine = _on_named_device(this_machine(known.bandwidth), settings)
     machine = replace(machine, devices=tuple(replace(one, free=one.total) for one in machine.devices))
     names = {card.name for card in models}
-    found = [one for one in recommendations(machine, idle, here=True) if one.card.name in names]
+    found = [
+        one for one in recommendations(machine, known, here=True, rule=settings.drafter_rule) if one.card.name in names
+    ]
     chosen = preferred(found, settings.prefer)
     return models[0] if chosen is None else chosen.card
 

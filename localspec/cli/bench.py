@@ -11,20 +11,19 @@ import typer
 from localspec import config
 from localspec.bench import plot, prompts, server_table, table
 from localspec.chat.start import chosen_model
+from localspec.choosing.choice import Choice, LoadSpec
+from localspec.choosing.choose import choose
+from localspec.choosing.drafters import MOST_NODES
+from localspec.choosing.measure import MeasurementCache, Measurements
 from localspec.cli.console import window
 from localspec.cli.options import no_effect, takes_settings, whole_number
 from localspec.cli.progress import Progress, tell
 from localspec.cli.server_bench import addresses, measured
 from localspec.cli.texts import file_named
 from localspec.config import LOADED_BY, Settings
-from localspec.engine.device_profile import BandwidthProfiler
-from localspec.engine.measurement_cache import MeasurementCache
 from localspec.errors import UsageMistake
 from localspec.marks import drawable
 from localspec.models.drafter_kinds import kinds
-from localspec.policy.candidates import MOST_NODES
-from localspec.policy.choice import Choice, LoadSpec
-from localspec.policy.selection import choose
 from localspec.store.store import user_store
 
 Size = int | Literal["auto"]
@@ -108,7 +107,7 @@ def bench(
     choices: dict[tuple[str, LoadSpec | None, Size], Choice] = {}
     with user_store(progress.notice, create=False) as store:
         card = chosen_model(settings, store, progress.reporter)
-        known = BandwidthProfiler(MeasurementCache(store, progress.reporter), settings.exact, settings.context)
+        known = Measurements(MeasurementCache(store, progress.reporter), settings.exact, settings.context)
         for name, size in combinations:  # plain decoding first, in whose precision and on whose device all are
             rule = settings.accept if size else "exact"
             own = replace(settings, drafter=name, draft_max=size or "auto", accept=rule)

@@ -13,20 +13,19 @@ import typer
 
 from localspec import environment
 from localspec.bench.proof import prove
+from localspec.choosing.measure import MeasurementCache, Measurements
+from localspec.choosing.survey import Recommendation, all_ways, preferred, recommendations
 from localspec.cli.console import folded, once_more, print_json, table, window
 from localspec.cli.options import takes_settings, whole_number
 from localspec.cli.progress import Progress
 from localspec.cli.server_facts import tell_server
 from localspec.config import NAMES, Settings
-from localspec.engine.device_profile import DeviceProfiler
-from localspec.engine.measurement_cache import MeasurementCache
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.machine import hardware
 from localspec.machine.machine import Device, Machine, this_machine, torch_trouble
 from localspec.marks import drawable
 from localspec.paths import Paths
-from localspec.policy.survey import Recommendation, all_ways, preferred, recommendations
-from localspec.quantities import counted, expected_pace, size, speedup, tokens_a_second
+from localspec.quantities import counted, expected_pace, m_words, size, speedup, tokens_a_second
 from localspec.store.store import user_store
 from localspec.text import one_line
 from localspec.weights.packed_files import (
@@ -45,7 +44,7 @@ app = typer.Typer()
 
 
 @app.command()
-@takes_settings("drafter", "draft_max", "device", "dtype", "quantize", "context", "prefer")
+@takes_settings("drafter", "draft_max", "drafter_rule", "device", "dtype", "quantize", "context", "prefer")
 def doctor(
     *,
     proved: Annotated[
@@ -64,13 +63,13 @@ def doctor(
 ) -> int:
     """What this machine has, what fits, what would be chosen and why; --prove MODEL shows losslessness on it."""
     given = {name: getattr(settings, name) for name in NAMES if settings.by_flag(name)}
-    prefer = given.pop("prefer", None)
+    prefer, rule = given.pop("prefer", None), given.pop("drafter_rule", None)
     if proved is not None and exact is not None:
         raise UsageMistake(f"--prove {proved} and --exact {exact} are the same flag; give --prove alone.")
     model = exact if proved is None else proved
     if server is not None:
         others = {"prove": model, "limit": limit, "max_tokens": max_tokens, "prefer": prefer, **given}
-        others["verbose"] = verbose or None
+        others |= {"verbose": verbose or None, "drafter_rule": rule}
         return tell_server(server, {name: value for name, value in others.items() if value is not None}, as_json)
     if model is not None:
         if prefer is not None:
@@ -145,10 +144,10 @@ def _survey(settings: Settings) -> _Survey:
         progress.show("looking at this machine")
         # What is measured now is saved there.
         store = at_the_end.enter_context(user_store(progress.notice, create=settings.log))
-        measurements = DeviceProfiler(MeasurementCache(store, progress.reporter), settings.exact, settings.context)
+        measurements = Measurements(MeasurementCache(store, progress.reporter), settings.exact, settings.context)
         machine = this_machine(measurements.bandwidth)
-        here = recommendations(machine, measurements, here=True)
-        every = recommendations(machine, measurements, here=False)
+        here = recommendations(machine, measurements, here=True, rule=settings.drafter_rule)
+        every = recommendations(machine, measurements, here=False, rule=settings.drafter_rule)
     return _Survey(
         machine,
         all_ways(here, every),
@@ -221,10 +220,13 @@ def _choice(recommendation: Recommendation) -> dict[str, Any]:
         "parked_bytes": plan and plan.parked,
         "tokens_per_second": plan and round(plan.speed, 2),
         "M": plan and round(plan.cost_effectiveness, 3),
+        "rule": plan and plan.rule,
+        "peak_measured": plan is not None and plan.peak_measured,
         "measured": plan is not None and plan.measured,
         "quality": recommendation.quality,
         "reason": recommendation.reason,
         "passed_over": recommendation.passed_over or None,
+        "idle": recommendation.idle or None,
     }
 
 
@@ -262,38 +264,32 @@ def _busy(survey: _Survey) -> bool:
 
 
 def _advice(survey: _Survey) -> Iterator[str]:
-    """Yield what to do, in a sentence or two; a model that anybody can fetch comes before a gated one."""
-    chosen, best, open_one = survey.chosen, survey.recommended, survey.ungated
+    """Yield what to do, in a sentence or two, and why a GPU would be idle."""
+    chosen, best = survey.chosen, survey.recommended
     if best is None:
         yield "No registered model fits here."
         return
     if chosen is not None and best.way == chosen.way:
         yield f"Take {best.card.name}, which is here: {_speed(best)}. Start with: localspec chat"
+        yield from filter(None, [best.idle])
         return
-    if not best.gated:
-        yield from _offer(best, "Take")
-    elif open_one is not None and (chosen is None or open_one.way != chosen.way):
-        yield from _offer(open_one, "Take")
-        yield from _offer(best, "Better, but gated (you need an account at the hub and must accept its terms):")
-    else:
-        yield from _offer(best, "Take")
+    license_ = f", license {best.card.license}" if best.card.license else ""
+    yield f"Take {best.card.name}{license_}: {_speed(best)}; {_download(best)} to download."
+    yield f"Fetch it with: localspec pull {best.card.name}"
+    yield from filter(None, [best.idle])
+    if best.gated:
         yield "It is gated: you need an account at the hub and must accept its terms; that command says where."
-        if open_one is None:
-            yield "Every model that fits here has such terms."
+        yield "Every model that fits here has such terms."
     if chosen is not None:
         yield f"Until then {chosen.card.name} answers, which is here: {_speed(chosen)}."
-
-
-def _offer(one: Recommendation, take: str) -> Iterator[str]:
-    license_ = f", license {one.card.license}" if one.card.license else ""
-    yield f"{take} {one.card.name}{license_}: {_speed(one)}; {_download(one)} to download."
-    yield f"Fetch it with: localspec pull {one.card.name}"
+        yield from filter(None, [chosen.idle])
 
 
 def _speed(one: Recommendation) -> str:
     assert one.plan is not None
     faster = f", {speedup(one.speedup)} with {one.plan.candidate.name}" if one.drafts and one.speedup else ""
-    return expected_pace(one.plan.speed, one.plan.measured) + faster
+    pace = expected_pace(one.plan.speed, one.plan.measured)
+    return f"{pace}{faster}, {m_words(one.plan.cost_effectiveness, one.plan.rule)}"
 
 
 def _machine(survey: _Survey) -> Iterator[str]:
@@ -355,7 +351,7 @@ def _cells(one: Recommendation) -> list[str]:
         return ["?", "", "", "", download, one.reason]
     needed, about = _gib(max(plan.bytes, 2**30 // 10)), "" if plan.measured else "~"
     place = "" if plan.precision.device.name == "cpu" else f" on {plan.precision.device.name}"
-    how = f"{plan.candidate.name}, {plan.precision}{place}"
+    how = f"{plan.candidate.drafter}, {plan.precision}{place}"
     if not one.fits:
         return [f"no, {needed}", "", "", "", download, how]
     return [

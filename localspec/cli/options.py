@@ -118,7 +118,8 @@ def _flag(name: str, help: str) -> inspect.Parameter:  # noqa: A002
 
 @takes_settings(
     "model", "system", "max_tokens", "stop", "context", "temperature", "top_p", "top_k", "min_p", "seed", "think",
-    "drafter", "draft_max", "accept", "exact", "pool", "device", "dtype", "quantize", "threads", "server", "log",
+    "drafter", "draft_max", "drafter_rule", "accept", "exact", "pool", "device", "dtype", "quantize", "threads",
+    "server", "log",
 )  # fmt: skip
 def _shared_flags(
     *,

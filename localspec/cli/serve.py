@@ -27,8 +27,8 @@ app = typer.Typer()
 
 @app.command()
 @takes_settings(
-    "model", "max_tokens", "context", "drafter", "draft_max", "accept", "exact", "pool", "device", "dtype", "quantize",
-    "threads", "log",
+    "model", "max_tokens", "context", "drafter", "draft_max", "drafter_rule", "accept", "exact", "pool", "device",
+    "dtype", "quantize", "threads", "log",
     max_tokens="The longest reply where a request does not say.",
     log="Keep phrases; requests are never kept.",
 )  # fmt: skip

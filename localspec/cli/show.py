@@ -2,11 +2,15 @@
 
 import json
 from contextlib import suppress
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
+from localspec import config
 from localspec.chat.sampling import sampling_words
+from localspec.choosing.choose import choose
+from localspec.choosing.measure import MeasurementCache, Measurements
 from localspec.cli.console import folded, width
 from localspec.errors import LocalspecError
 from localspec.hub.records import record
@@ -15,10 +19,11 @@ from localspec.models.drafter_kinds import kind_of, kinds
 from localspec.models.entries import Entry, Form, PublishedDrafter
 from localspec.models.model import default_sampling_of, small_model_of
 from localspec.models.names import full_name
-from localspec.models.own_draft import own_draft
+from localspec.models.own_draft import own_draft, too_large_to_draft
 from localspec.models.registry import TargetCard, named_card, source_here
 from localspec.models.shape import Shape
 from localspec.quantities import amount, precision_in_words, size
+from localspec.store.store import user_store
 from localspec.text import one_line
 from localspec.weights.checkpoint import inspect, is_packed, revision
 from localspec.weights.draft_role import draft_in_words
@@ -26,8 +31,9 @@ from localspec.weights.packed_file import read
 
 app = typer.Typer()
 
-Facts = dict[str, str | int | list[str] | None]
-_ONLY_KNOWN = ("weights", "draft", "draft_form", "draft_origin", "passed_over")  # lines that most models lack
+Facts = dict[str, str | int | float | list[str] | None]
+_ONLY_KNOWN = ("weights", "draft", "draft_form", "draft_origin", "passed_over", "auto")  # lines that most models lack
+_ONLY_JSON = ("rule", "M")  # which the line `auto` has, too
 
 
 @app.command()
@@ -42,11 +48,13 @@ def show(
         facts |= _entry_facts(card.entry)
     if card.here and is_packed(card.path):
         facts |= _packed_facts(card, facts)
+    if card.here:
+        facts |= _choice_facts(card)
     if as_json:
         print(json.dumps(facts, indent=2))
         return
     for key, value in facts.items():
-        if value is not None or key not in _ONLY_KNOWN:
+        if key not in _ONLY_JSON and (value is not None or key not in _ONLY_KNOWN):
             line = f"{key:13} {one_line(_shown(key, value)) or _missing(key, card)}"
             print("\n".join(folded(line, width(), indent=14)))
 
@@ -83,7 +91,7 @@ def _installed_facts(card: TargetCard) -> Facts:
         "draft": draft,
         "draft_form": _draft_form(own.card) if own is not None and draft is not None else None,
         "draft_origin": own.origin if own is not None and draft is not None else None,
-        "passed_over": passed_over or None,
+        "passed_over": passed_over or ("" if own else too_large_to_draft(card)) or None,
         "revision": revision(card.path),
         "sampling": sampling_words(default_sampling_of(card)),
     }
@@ -115,6 +123,19 @@ def _announced_facts(card: TargetCard) -> Facts:
         "license": card.license,
         "drafters": list(kinds("nothing", "probe")),
     }
+
+
+def _choice_facts(card: TargetCard) -> Facts:
+    """Return what `auto` would take now and why, by the settings and by earlier measurements."""
+    settings = config.load()
+    with user_store(lambda _: None, create=False) as store:
+        known = Measurements(MeasurementCache(store), settings.exact, settings.context, quiet=True)
+        try:
+            choice = choose(card, replace(settings, drafter="auto", draft_max="auto"), measurements=known)
+        except LocalspecError as trouble:
+            return {"auto": str(trouble), "rule": None, "M": None}
+    m = choice.cost_effectiveness
+    return {"auto": choice.reason, "rule": choice.rule, "M": None if m is None else round(m, 3)}
 
 
 def _entry_facts(entry: Entry) -> Facts:

@@ -4,11 +4,11 @@ from collections import deque
 from collections.abc import Callable
 from statistics import median
 
+from localspec.choosing.cost import ForwardCostModel
 from localspec.decoding.drafter import Step
 from localspec.decoding.observed_costs import ObservedCosts
 from localspec.decoding.plain_time import PlainTime
 from localspec.decoding.tree import DraftTree
-from localspec.policy.forward_costs import ForwardCostModel
 
 DECAY = 0.85  # of the counts of a guess, each time one like it is judged: about seven are remembered
 PRIOR = 0.5  # how many guesses the first estimate counts for

@@ -3,7 +3,7 @@
 from collections import deque
 from statistics import median
 
-from localspec.policy.forward_costs import ForwardCostModel
+from localspec.choosing.cost import ForwardCostModel
 
 REMEMBERED = 9  # forwards, of whose deviations the median counts
 ENOUGH = 3  # of them are believed

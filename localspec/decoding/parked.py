@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from localspec.choosing.cost import ForwardCostModel
+from localspec.choosing.fit import CHUNK
 from localspec.decoding.drafter import HeldText
 from localspec.decoding.forward import ParkableCache, common_prefix
-from localspec.policy.forward_costs import ForwardCostModel
-from localspec.policy.prediction import CHUNK
 
 # The estimated chance that the rest of a text is needed again starts at 1 of SEEN.
 SEEN = 4

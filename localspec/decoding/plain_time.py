@@ -3,7 +3,7 @@
 from collections import deque
 from statistics import median
 
-from localspec.policy.forward_costs import ForwardCostModel
+from localspec.choosing.cost import ForwardCostModel
 
 REMEMBERED = 9  # steps, whose median says what a step takes when nothing interrupts it
 ENOUGH = 3  # steps without a draft are believed

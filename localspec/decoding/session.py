@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, TypeVar
 
+from localspec.choosing.fit import CHUNK
 from localspec.decoding.budget import Budget
 from localspec.decoding.decode import decode_step, prefill_step
 from localspec.decoding.drafter import Drafter, HeldText, Step
@@ -17,7 +18,6 @@ from localspec.events import Done, Draft, Event, Memory, Prefill, Reason, Statis
 from localspec.machine.memory import give_back, peak_memory
 from localspec.models.detokenize import Transcript
 from localspec.models.thinking import Thinking
-from localspec.policy.prediction import CHUNK
 from localspec.repetition import EVERY, is_loop
 
 SMALL_CHUNK = CHUNK // 4  # prompt tokens a forward where CHUNK take too much memory

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from localspec.choosing.fit import CHUNK
 from localspec.decoding.compute import Array, Compute, DraftableModel, Linear, Rows
 from localspec.decoding.drafter import Context, HeldText, Step
 from localspec.decoding.tree import DraftTree
@@ -22,7 +23,6 @@ from localspec.errors import UsageMistake
 from localspec.families.architecture import TransformerConfig
 from localspec.families.rope import Rope
 from localspec.models.small_model import described
-from localspec.policy.prediction import CHUNK
 
 MOST_BLOCK = 64  # tokens
 CAUSAL = ("windows", "all", "none")

@@ -5,6 +5,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from localspec.choosing import cost as host_time
+from localspec.choosing.cost import ForwardCostModel
+from localspec.choosing.fit import CHUNK
 from localspec.decoding.budget import Budget
 from localspec.decoding.calibration import Calibration
 from localspec.decoding.decode import decode_step, prefill_step
@@ -17,9 +20,6 @@ from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.ingredients import Ingredients
 from localspec.drafters.phrases import WithPhrases
 from localspec.errors import LocalspecError
-from localspec.policy import host_time
-from localspec.policy.forward_costs import ForwardCostModel
-from localspec.policy.prediction import CHUNK
 
 SOURCE = "draft_model"
 PRIOR = 0.8  # how often the next pick is believed to be right at first: 0.7 to 0.97 with published pairs, by the text

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from localspec.choosing.fit import CHUNK
 from localspec.decoding.compute import Array, Compute, DraftableModel, Linear, Rows
 from localspec.decoding.drafter import Context, HeldText, Step
 from localspec.decoding.tree import DraftTree
@@ -26,7 +27,6 @@ from localspec.errors import LocalspecError, UsageMistake
 from localspec.families.architecture import TransformerConfig
 from localspec.families.rope import Rope
 from localspec.models.small_model import described
-from localspec.policy.prediction import CHUNK
 
 NORMS = ("none", "each", "joined")
 PLACES, MOST_PLACES = 3, 8  # states that a feature is made of, and as many as a published drafter may read

@@ -4,9 +4,9 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
+from localspec.choosing.cost import ForwardCostModel
 from localspec.decoding.forward import ForwardModel
 from localspec.drafters.pool import PhrasePool
-from localspec.policy.forward_costs import ForwardCostModel
 
 MOST = 16  # of each hyper-parameter
 

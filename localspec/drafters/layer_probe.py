@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from localspec.choosing.fit import CHUNK
 from localspec.decoding.compute import DraftableModel
 from localspec.decoding.measuring import Measuring, Progress, finished
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
 from localspec.models.s3d_prediction import KeptLayers, symmetric
-from localspec.policy.prediction import CHUNK
 
 ROWS = 8  # tokens that are read at once: on a CPU they take little longer than one
 RANKS = 4  # of candidates

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from localspec.choosing.fit import CHUNK
 from localspec.decoding.compute import Array, DraftableModel, Rows
 from localspec.decoding.drafter import Context, HeldText, Step
 from localspec.decoding.forward import brought_back, set_aside
@@ -27,7 +28,6 @@ from localspec.drafters.trained import QUIET, OfModel, TrainedDrafter
 from localspec.errors import UsageMistake
 from localspec.families.architecture import TransformerConfig, in_features, weight_map
 from localspec.models.mtp_layer import OURS, PREFIX, mtp_layer
-from localspec.policy.prediction import CHUNK
 from localspec.weights.checkpoint import inspect
 from localspec.weights.stored import StoredTensor, damaged, find_stored
 

@@ -4,6 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from localspec.choosing.cost import ForwardCostModel
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter
 from localspec.decoding.forward import ForwardModel
@@ -13,7 +14,6 @@ from localspec.drafters.ingredients import Hyperparameters, Ingredients
 from localspec.drafters.lookahead import Lookahead
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
-from localspec.policy.forward_costs import ForwardCostModel
 
 MAX_NODES = 64  # of the small model's own trees
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from localspec.choosing.cost import ForwardCostModel
 from localspec.decoding.budget import Budget
 from localspec.decoding.decode import decode_step, prefill_step
 from localspec.decoding.drafter import Context, Drafter, Step
@@ -15,7 +16,6 @@ from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.draft_model import DraftModel
 from localspec.drafters.ingredients import Hyperparameters
-from localspec.policy.forward_costs import ForwardCostModel
 
 # The values that are tried, one parameter after the other; the paper's W of 15 to 20 would need forwards of 200 rows.
 RANGES = {"draft": (1, 2, 3, 4, 6, 8, 11), "window": (0, 1, 2, 3, 5), "phrase": (3, 4, 5, 7), "phrases": (1, 2, 3, 4)}

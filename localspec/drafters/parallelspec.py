@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from localspec.choosing.fit import CHUNK
 from localspec.decoding.compute import Array, DraftableModel, RowModel, Rows
 from localspec.decoding.drafter import Context, HeldText, Step
 from localspec.decoding.forward import brought_back, set_aside
@@ -31,7 +32,6 @@ from localspec.models.small_model import MaskedModel, compare_tokens, impossible
 from localspec.models.stored_names import stored_name
 from localspec.models.target_map import target_map
 from localspec.models.tokenizer import Tokenizer
-from localspec.policy.prediction import CHUNK
 from localspec.weights.checkpoint import inspect
 from localspec.weights.stored import read_config
 

@@ -2,10 +2,12 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 
-from localspec.config import Settings
+from localspec.choosing.choice import Choice
+from localspec.choosing.cost import CurrentCosts, ForwardCostModel, StepCosts
+from localspec.choosing.measure import Quantity
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter
 from localspec.decoding.going_round import until_it_goes_round
@@ -17,20 +19,13 @@ from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.draft_model import DraftModel
 from localspec.drafters.ingredients import Hyperparameters, Ingredients
 from localspec.drafters.merged import Merged
-from localspec.drafters.ouroboros_tuning import Exchange, Workload, replayed, search
+from localspec.drafters.ouroboros_tuning import Exchange, Workload, search
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool, PhraseReader
 from localspec.engine.backends import Target
-from localspec.engine.measurement_cache import Quantity
 from localspec.engine.model_profile import ModelProfile
-from localspec.engine.recalled_measurements import REPLAYS
 from localspec.errors import LocalspecError
-from localspec.models.drafter_kinds import WITH_PHRASES, kind_of, kinds
-from localspec.policy import host_time
-from localspec.policy.candidates import reply_key
-from localspec.policy.choice import Choice
-from localspec.policy.forward_costs import CurrentCosts, ForwardCostModel
-from localspec.policy.host_time import StepCosts
+from localspec.models.drafter_kinds import WITH_PHRASES, kind_of
 from localspec.quantities import duration
 
 ASKED = (  # of all kinds: what a small model foresees differs more by the text than by its place in a reply
@@ -120,9 +115,8 @@ def search_hyperparameters(
 ) -> Hyperparameters:
     """Search the hyper-parameters that are best for this pair of models, whose forwards were timed, and keep them.
 
-    Returns what was known before where no reply has room in the context. What its replies came to is kept, too: `auto`
-    goes by it until this pair has replied. Each value begins with the phrases of earlier sessions, as in use, but with
-    none of the replies that are decoded again: those it would know by heart.
+    Returns what was known before where no reply has room in the context. Each value begins with the phrases of earlier
+    sessions, as in use, but with none of the replies that are decoded again: those it would know by heart.
     """
     assert small.costs is not None
     known = known_hyperparameters(choice, small, profile)
@@ -136,11 +130,11 @@ def search_hyperparameters(
     costs_of_both = StepCosts(costs), StepCosts(small.costs)
     workload = Workload(said, target.vocab_size, choice.nodes, *costs_of_both, target.branches)
 
-    def build(tried: Hyperparameters, form: Choice = choice) -> tuple[Drafter, DraftModel]:
-        drafter = drafter_of(form, target, pool_of(form, target, small, reader), (), small, tried)
+    def build(tried: Hyperparameters) -> tuple[Drafter, DraftModel]:
+        drafter = drafter_of(choice, target, pool_of(choice, target, small, reader), (), small, tried)
         drafting = drafter.inner if isinstance(drafter, WithPhrases) else drafter
         if not isinstance(drafting, DraftModel):
-            raise LocalspecError(f"The file of '{form.drafter}' builds no DraftModel; let `build` return one.")
+            raise LocalspecError(f"The file of '{choice.drafter}' builds no DraftModel; let `build` return one.")
         return drafter, drafting
 
     began = time.perf_counter()
@@ -151,26 +145,7 @@ def search_hyperparameters(
 
     found = search(build, workload, kind_of(choice.drafter).searched(choice.parts), show)
     profile.remember(_hyperparameters(choice, small), found)
-    sums: dict[str, list[float]] = profile.recall(REPLAYS) or {}
-    for form in _forms(choice):  # of all, or those that nobody tried would seem better than what was
-        key = reply_key(form.drafter, (), choice.draft.target if choice.draft else None)
-        sums = {**sums, key: replayed(*build(found, form), workload).sums}
-    alone = replace(choice, drafter="phrases", draft=None)  # as long as it has not replied, nothing else tells of them
-    phrases = drafter_of(alone, target, pool_of(alone, target, None, reader), (), None, found)
-    without = replayed(phrases, None, workload)
-    sums["phrases"] = replace(without, drafting=without.steps * host_time.PHRASES).sums
-    profile.remember(REPLAYS, sums)
     return found
-
-
-def _forms(choice: Choice) -> list[Choice]:
-    """This choice, and the others with the same small model."""
-    forms = [choice]
-    for kind in map(kind_of, kinds("draft model")):
-        parts = tuple(getattr(Settings(), kind.parts)) if kind.parts else ()
-        names = [kind.name] if kind.has_phrases else [kind.name, kind.name + WITH_PHRASES]
-        forms += [replace(choice, drafter=name, parts=parts) for name in names if name != choice.drafter]
-    return forms
 
 
 def own_replies(target: Target, asked: Sequence[str] = ASKED, budget: Budget | None = None) -> list[Exchange]:

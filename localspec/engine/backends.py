@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Protocol
 
+from localspec.choosing.choice import LoadSpec, StepForm
 from localspec.decoding.compute import DraftableModel
 from localspec.decoding.exactness import Exactness
 from localspec.decoding.measuring import Measuring
@@ -11,7 +12,6 @@ from localspec.engine.kept_weights import load_kept
 from localspec.events import Reporter
 from localspec.families.model_config import ModelConfig
 from localspec.models.chat_tokenizer import ChatTokenizer
-from localspec.policy.choice import LoadSpec, StepForm
 
 
 class Target(DraftableModel[Any], Protocol):
@@ -111,17 +111,3 @@ def checking_exactness(choice: LoadSpec, target: Target, widest: int) -> Measuri
 
     assert isinstance(target, TorchTarget)
     return torch_exactness.measure(target, widest, choice.exact)
-
-
-def random_target(engine: str, config: ModelConfig, device: str, dtype: str, quantize: str) -> Target:
-    """Makes a model of this config with invented weights and no tokenizer, for measurements.
-
-    Raises RuntimeError or MemoryError where the device has no room for it or cannot compute in this precision.
-    """
-    if engine == "native":
-        from localspec.native.invented import invented_target
-
-        return invented_target(config, dtype if quantize == "none" else quantize)
-    from localspec.nn.invented import invented_target as invented_for_torch
-
-    return invented_for_torch(config, device, dtype, quantize)

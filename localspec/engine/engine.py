@@ -8,11 +8,17 @@ from functools import partial
 from itertools import zip_longest
 from typing import Literal, Self
 
+from localspec.choosing import cost, fit
+from localspec.choosing.choice import Choice
+from localspec.choosing.choose import choices, requested_drafter
+from localspec.choosing.cost import ForwardCostModel
+from localspec.choosing.drafters import reply_key
+from localspec.choosing.measure import LAYERS, MeasurementCache, Measurements, T
 from localspec.config import Settings
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter
 from localspec.decoding.limits import Limits
-from localspec.decoding.measuring import Measuring
+from localspec.decoding.measuring import Measuring, finished
 from localspec.decoding.parked import Parked
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
@@ -28,9 +34,7 @@ from localspec.engine.assemble import (
     search_hyperparameters,
 )
 from localspec.engine.backends import Target
-from localspec.engine.device_profile import BandwidthProfiler
 from localspec.engine.fit_context import fit_conversation, fit_text
-from localspec.engine.later_measurements import CHECKING, PROBING, TIMING, TIMING_DRAFT, ProgressTexts, progress_texts
 from localspec.engine.loading import (
     calibrated,
     known_exactness,
@@ -39,11 +43,17 @@ from localspec.engine.loading import (
     load_trained,
     widest_tree,
 )
-from localspec.engine.measurement_cache import MeasurementCache, T
-from localspec.engine.model_profile import ModelProfile
+from localspec.engine.model_profile import (
+    CHECKING,
+    PROBING,
+    TIMING,
+    TIMING_DRAFT,
+    ModelProfile,
+    ProgressTexts,
+    progress_texts,
+)
 from localspec.engine.own_kernels import settle_kernels
 from localspec.engine.own_layers import load_layers, probing, take_best
-from localspec.engine.recalled_measurements import LAYERS
 from localspec.engine.report import Report
 from localspec.engine.saved_phrases import SavedPhrases
 from localspec.engine.spilling import SpillWatch
@@ -60,12 +70,6 @@ from localspec.models.encoding import Unwanted, given_up_unless
 from localspec.models.messages import Message
 from localspec.models.model import model_of
 from localspec.models.registry import TargetCard
-from localspec.policy import prediction
-from localspec.policy.candidates import reply_key
-from localspec.policy.choice import Choice
-from localspec.policy.decoding_kinds import DecodingKind, decoding_kind
-from localspec.policy.forward_costs import ForwardCostModel
-from localspec.policy.selection import choices, requested_drafter
 from localspec.quantities import counted
 from localspec.store.store import Store
 from localspec.weights.checkpoint import inspect, is_packed, only_packed
@@ -182,7 +186,7 @@ class Engine:
         Raises what `choose` and the engine itself raise.
         """
         reporter = Reporter(notice, progress)
-        known = BandwidthProfiler(MeasurementCache(store, reporter), settings.exact, settings.context)
+        known = Measurements(MeasurementCache(store, reporter), settings.exact, settings.context)
         kept = phrases_allowed(settings)
         model, auto = model_of(card), settings.drafter == "auto"
         decide = partial(choices, model, requested_drafter(settings, card), settings, measurements=known)
@@ -201,7 +205,7 @@ class Engine:
                 notice(f"{trouble} It is tried once more with less: {smaller.reason}.")
         if settings.device == "auto" and engine.choice.device == "cpu":  # nobody with a GPU is left there in silence
             why = only_packed(card.path) if is_packed(card.path) and devices() != ["cpu"] else torch_trouble()
-            if why:
+            if why := why or engine.choice.idle:
                 notice(f"This runs on the CPU. {why}")
         if (engine.choice.device, engine.choice.engine) == ("cpu", "torch"):
             notice(f"PyTorch computes with dense weights, slowly: {compiled.missing()}; install localspec again.")
@@ -357,7 +361,7 @@ class Engine:
         finally:
             if self.session.statistics is not None:
                 self.session.statistics = replace(self.session.statistics, dropped_turns=dropped)
-            self._keep(len(prompt), decoding_kind(sampling.temperature, sampling.rule))
+            self._keep(len(prompt))
 
     def _room(self) -> int:
         """Tokens of context that fit: as many as the model's own, or fewer where memory is short."""
@@ -383,10 +387,10 @@ class Engine:
 
         def budget(held: int) -> int:
             growing = max(0, self.target.context - self.session.cache.capacity) * self._slot_bytes
-            return prediction.parking(self._device.usable + held - growing)
+            return fit.parking(self._device.usable + held - growing)
 
         costs = self._costs or self.profile.costs(self.choice, self.target)
-        return Parked(budget, costs, prediction.copying(self._device))
+        return Parked(budget, costs, cost.copying(self._device))
 
     def gap(self, tokens: Sequence[int], one: int, other: int) -> float:
         """By how much the target's logit of token `one` exceeds that of token `other`, after these tokens."""
@@ -404,6 +408,19 @@ class Engine:
         """
         self.target.set_threads(self._idle_cores())
         yield from iter(partial(next, self._unmeasured, None), None)
+
+    def time_when_idle(self, cache: MeasurementCache) -> None:
+        """Time forwards again whose costs are not known of an idle moment, if this is one."""
+        small = self.draft_model
+        models = [
+            (self.target, self.profile, self._costs),
+            *([(small.target, small.profile, small.costs)] if small else []),
+        ]
+        for target, profile, costs in models:
+            if costs is not None and profile.untimed and cache.idle:
+                costs.take(finished(replace(profile, cache=cache).timing(target)), timed=True)
+                if costs is self._costs:
+                    self._budget.take_costs(costs)
 
     def _measurements(self) -> Iterator[str]:
         """Run the missing measurements in turn, beginning with the ones whose results the user sees."""
@@ -438,7 +455,7 @@ class Engine:
         now, earlier = (f"{tokenizer}-{one[:16]}" for one in (identity.weights, identity.revision))
         return SavedPhrases.open(store, self.choice.target, now, learn, self._reporter, earlier)
 
-    def _keep(self, start: int, kind: DecodingKind) -> None:
+    def _keep(self, start: int) -> None:
         """Keeps what the reply that began at token `start` taught. What cannot be kept costs this session nothing."""
         for watch in self._recording_watches:
             watch.look()
@@ -451,7 +468,7 @@ class Engine:
             self.profile.remember(quantity, calibration)
         if statistics is not None:
             draft = self.choice.draft.target if self.choice.draft else None
-            self.profile.add_reply(reply_key(self.choice.drafter, self.choice.trained, draft), kind, statistics)
+            self.profile.add_reply(reply_key(self.choice.drafter, self.choice.trained, draft), statistics)
 
 
 def _cannot_spell(characters: str) -> str:

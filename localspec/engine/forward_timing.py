@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from statistics import median_low
 from typing import Any
 
+from localspec.choosing.cost import ForwardCosts
+from localspec.choosing.fit import STATIC_ROWS
 from localspec.decoding.measuring import WEIGHT_ROWS, Measuring, Progress, finished
 from localspec.decoding.tree import DraftTree
 from localspec.engine.backends import Target, fills_rows
 from localspec.machine.hardware import wait_for
 from localspec.machine.memory import free_memory
-from localspec.policy.forward_costs import ForwardCosts
-from localspec.policy.prediction import STATIC_ROWS
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 # Where rows are filled up, one more than such a number costs as much as the next.
@@ -19,23 +19,20 @@ FILLED_UP = tuple(sorted({*STATIC_ROWS, *(rows + 1 for rows in STATIC_ROWS[1:-1]
 NEAR, FAR = 256, 2048  # tokens of context
 MOST_REPETITIONS = 15
 ENOUGH_SECONDS = 1.0  # of repetitions, but two of them at least
-TRIES = 3  # as often all that is repeated, while its halves contradict each other
-ALIKE = 1.25  # times one half's figure the other's may be
 PATIENCE_SECONDS = 3.0  # after so long one is enough, and after a forward that takes so long no more rows are tried
 
 
 def measure_forward_costs(target: Target) -> ForwardCosts:
-    """Measures forwards of 1 to 64 rows at two contexts: some seconds at most, longer for very large models."""
+    """Measure forwards of 1 to 64 rows at two contexts: some seconds at most, longer for very large models."""
     return finished(timing_forwards(target))
 
 
 def timing_forwards(target: Target) -> Measuring[ForwardCosts]:
     """Do what `measure_forward_costs` does, and yield after each forward.
 
-    The numbers of rows take turns, so that a busy moment slows them all alike. A context that does not fit in memory is
-    left out, and so are more rows once a forward takes more than three seconds. Where the earlier and the later
-    repetitions contradict each other there are up to three times as many, and the quicker half serves. Pauses between
-    two forwards do not count.
+    The numbers of rows take turns, so that a busy moment slows them all. A context that does not fit in memory is
+    left out, and so are more rows once a forward takes more than three seconds. Pauses between two forwards do not
+    count.
     """
     device, smallest = target.device, target.cache(1)
     far = max(0, min(FAR, target.context - ROWS[-1]))
@@ -57,56 +54,40 @@ def timing_forwards(target: Target) -> Measuring[ForwardCosts]:
 
     time_forward(1, contexts[0])  # the first time, weights may still come from disk
     spent, repetition, done = 0.0, 0, 0
-    for tried in range(1, TRIES + 1):
-        while repetition <= tried * MOST_REPETITIONS:
-            if spent > (tried * ENOUGH_SECONDS if repetition > 2 else PATIENCE_SECONDS):
-                break
-            part = 0
-            for n in rows:
-                for context in contexts:
-                    began = time.perf_counter()
-                    timings.setdefault((n, context), []).append(time_forward(n, context))
-                    spent += time.perf_counter() - began
-                    part, done = part + WEIGHT_ROWS + n, done + 1
-                    turn = repetition + part / (len(contexts) * sum(WEIGHT_ROWS + one for one in rows))
-                    turns = max(_turns(spent / turn, tried), repetition + 1)
-                    yield Progress(done, turns * len(rows) * len(contexts), min(1.0, turn / turns))
-                if timings[n, contexts[-1]][0] > PATIENCE_SECONDS:
-                    del rows[rows.index(n) + 1 :]
-            repetition += 1
-        if all(map(_agree, timings.values())):
-            break
+    while repetition <= MOST_REPETITIONS and spent <= (ENOUGH_SECONDS if repetition > 2 else PATIENCE_SECONDS):
+        part = 0
+        for n in rows:
+            for context in contexts:
+                began = time.perf_counter()
+                timings.setdefault((n, context), []).append(time_forward(n, context))
+                spent += time.perf_counter() - began
+                part, done = part + WEIGHT_ROWS + n, done + 1
+                turn = repetition + part / (len(contexts) * sum(WEIGHT_ROWS + one for one in rows))
+                turns = max(_turns(spent / turn), repetition + 1)
+                yield Progress(done, turns * len(rows) * len(contexts), min(1.0, turn / turns))
+            if timings[n, contexts[-1]][0] > PATIENCE_SECONDS:
+                del rows[rows.index(n) + 1 :]
+        repetition += 1
     return _smoothed(rows, contexts, timings)
 
 
-def _turns(seconds: float, tried: int) -> int:
+def _turns(seconds: float) -> int:
     """Return how often all rows should take their turn, by the seconds that one turn takes."""
-    for turns in range(1, tried * MOST_REPETITIONS + 1):
-        if turns * seconds > (tried * ENOUGH_SECONDS if turns > 2 else PATIENCE_SECONDS):
+    for turns in range(1, MOST_REPETITIONS + 1):
+        if turns * seconds > (ENOUGH_SECONDS if turns > 2 else PATIENCE_SECONDS):
             return turns
-    return tried * MOST_REPETITIONS + 1
+    return MOST_REPETITIONS + 1
 
 
 def picks_after(target: Target, cache: Any, tokens: Sequence[int]) -> list[int]:
-    """Returns the likeliest token after each of some tokens, which are read in one forward and not kept."""
+    """Return the likeliest token after each of some tokens, which are read in one forward and not kept."""
     return target.forward(DraftTree.chain(tokens), cache).logits.argmax()
-
-
-def _halves(seconds: Sequence[float]) -> tuple[float, float]:
-    """Medians of the earlier and of the later repetitions; the first of several is left out."""
-    counted = seconds[1:] or seconds
-    middle = len(counted) // 2
-    return median_low(counted[:middle] or counted), median_low(counted[middle:])
-
-
-def _agree(seconds: Sequence[float]) -> bool:
-    return max(_halves(seconds)) <= ALIKE * min(_halves(seconds))
 
 
 def _smoothed(
     rows: Sequence[int], contexts: Sequence[int], timings: dict[tuple[int, int], list[float]]
 ) -> ForwardCosts:
-    """Medians of the quicker half; none is above that of more rows or of a longer context.
+    """Return medians, without the first of several; none is above that of more rows or of a longer context.
 
     What disturbs a measurement makes it longer, so where two contradict each other the shorter one is right.
     """
@@ -115,7 +96,8 @@ def _smoothed(
     for context in reversed(contexts):
         line, least = [], float("inf")
         for n, above in zip(reversed(rows), reversed(longer), strict=True):
-            least = min(least, above, *_halves(timings[n, context]))
+            taken = timings[n, context]
+            least = min(least, above, median_low(taken[1:] or taken))
             line.append(least)
         longer = line[::-1]
         seconds.append(longer)

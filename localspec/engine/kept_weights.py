@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
+from localspec.choosing.choice import LoadSpec
 from localspec.environment import home
 from localspec.errors import LocalspecError, out_of_memory
 from localspec.events import Reporter
 from localspec.machine.memory import free_memory
 from localspec.paths import Paths, private_directory
-from localspec.policy.choice import LoadSpec
 from localspec.quantities import size
 from localspec.weights.checkpoint import revision, weight_files
 from localspec.weights.fingerprint import fingerprints, identified, stamps

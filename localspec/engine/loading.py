@@ -1,5 +1,8 @@
 """Loads what a choice names, each part by itself: the target, the trained drafter, the draft model."""
 
+from localspec.choosing.choice import Choice, LoadSpec
+from localspec.choosing.measure import MeasurementCache, Quantity
+from localspec.choosing.plans import AUTO_NODES
 from localspec.decoding.calibration import Calibration
 from localspec.decoding.drafter import Drafter
 from localspec.decoding.exactness import Exactness
@@ -12,9 +15,7 @@ from localspec.drafters.saved import load_drafter
 from localspec.drafters.trained import TrainedDrafter
 from localspec.engine.assemble import LoadedDraftModel
 from localspec.engine.backends import Target, open_target
-from localspec.engine.later_measurements import CHECKING, progress_texts
-from localspec.engine.measurement_cache import MeasurementCache, Quantity
-from localspec.engine.model_profile import ModelProfile
+from localspec.engine.model_profile import CHECKING, ModelProfile, progress_texts
 from localspec.engine.step_forms import settle_step_form
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake, out_of_memory
 from localspec.events import Reporter
@@ -22,8 +23,6 @@ from localspec.machine.memory import free_memory
 from localspec.models.drafter_cards import DrafterCard
 from localspec.models.drafter_kinds import WITH_PHRASES, kind_of
 from localspec.models.small_model import compare_tokens
-from localspec.policy.choice import Choice, LoadSpec
-from localspec.policy.ranking import AUTO_NODES
 
 
 def load_target(choice: LoadSpec, reporter: Reporter, beside: Target | None = None) -> Target:

@@ -1,32 +1,42 @@
 """What is measured of a model as it was loaded: how exact it is, what its forwards cost, what its replies are like."""
 
+import time
+from collections.abc import Generator
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Self, TypeVar
 
-from localspec.decoding.exactness import Exactness
-from localspec.decoding.measuring import Measuring, finished
-from localspec.engine.backends import Target, checking_exactness, fills_rows
-from localspec.engine.forward_timing import timing_forwards
-from localspec.engine.measurement_cache import MeasurementCache, Quantity, T
-from localspec.engine.own_kernels import with_kernels
-from localspec.engine.recalled_measurements import (
+from localspec.choosing.choice import LoadSpec
+from localspec.choosing.cost import CurrentCosts, Estimate, ForwardCostModel, ForwardCosts, Rates
+from localspec.choosing.measure import (
     COSTS,
-    REPLY_SUMS,
-    RecalledMeasurements,
+    REPLIES,
+    MeasurementCache,
+    Measurements,
+    Quantity,
+    T,
     model_subject,
+    replies_subject,
+    with_kernels,
     with_reply,
 )
+from localspec.decoding.exactness import Exactness
+from localspec.decoding.measuring import Measuring
+from localspec.engine.backends import Target, checking_exactness, fills_rows
+from localspec.engine.forward_timing import timing_forwards
 from localspec.events import Reporter, Statistics
 from localspec.machine.machine import this_machine
 from localspec.models.shape import Shape
-from localspec.policy.choice import LoadSpec
-from localspec.policy.decoding_kinds import DecodingKind, kept_as
-from localspec.policy.forward_costs import CurrentCosts, ForwardCostModel, ForwardCosts
-from localspec.policy.prediction import Estimate, estimated_rates
+from localspec.quantities import duration
 from localspec.weights.draft_role import as_draft
 from localspec.weights.fingerprint import Identity
 
+CHECKING = "checking that drafts are exact (once)"
+TIMING, TIMING_DRAFT = "timing this model (once)", "timing the draft model (once)"
+PROBING = "finding layers that draft best (once)"
 EXACTNESS = Quantity("exactness", Exactness.from_json, Exactness.as_json)
+
+Result = TypeVar("Result")
+ProgressTexts = Generator[str, None, Result]
 
 
 @dataclass(frozen=True)
@@ -36,27 +46,29 @@ class ModelProfile:
     cache: MeasurementCache
     identity: Identity
     subject: str
+    replies_subject: str = ""
 
     @classmethod
     def of(cls, choice: LoadSpec, cache: MeasurementCache) -> Self:
-        """The profile of a model as this choice loads it. Raises LocalspecError where its files are damaged."""
+        """Return the profile of a model as this choice loads it. Raises LocalspecError where its files are damaged."""
         identity = cache.identity(choice.target.path)
         packing = f"{choice.quantize} above {choice.threshold}" if choice.threshold else choice.quantize
         packing = as_draft(packing) if choice.drafts else packing
-        subject = model_subject(identity.weights, choice.device, choice.dtype, packing, choice.exact, choice.context)
-        return cls(cache, identity, with_kernels(subject, choice.device, cache))
+        how = identity.weights, choice.device, choice.dtype, packing
+        subject = model_subject(*how, choice.exact, choice.context)
+        return cls(cache, identity, with_kernels(subject, choice.device, cache), replies_subject(*how))
 
     @property
     def reporter(self) -> Reporter:
-        """Where what is measured, and trouble with it, is reported."""
+        """Where measurements, and trouble with them, are reported."""
         return self.cache.reporter
 
     def recall(self, quantity: Quantity[T]) -> T | None:
-        """What was kept of this model; None where nothing was."""
+        """Return the value that was kept of this model; None where there is none."""
         return self.cache.recall(quantity, self.subject)
 
     def remember(self, quantity: Quantity[T], value: T) -> None:
-        """Keeps it for later sessions."""
+        """Keep a value for later sessions."""
         self.cache.remember(quantity, self.subject, value)
 
     def exactness(self, target: Target, widest: int) -> Exactness | None:
@@ -80,13 +92,13 @@ class ModelProfile:
 
     def costs(self, spec: LoadSpec, target: Target) -> CurrentCosts:
         """Return the costs of forwards as timed, else estimated."""
-        timed = self.cache.recall_either(COSTS, self.subject)
+        timed = self.recall(COSTS)
         return CurrentCosts(timed or estimated_costs(spec, target, self.cache), timed is not None)
 
     @property
     def untimed(self) -> bool:
         """Whether forwards should be timed now."""
-        return self.cache.missing(COSTS, self.subject)
+        return self.recall(COSTS) is None
 
     def timing(self, target: Target) -> Measuring[ForwardCosts]:
         """Time forwards, with as many threads as other programs leave idle cores."""
@@ -97,27 +109,37 @@ class ModelProfile:
 
         return self.cache.measuring(COSTS, self.subject, measure_now)
 
-    def costs_of_an_idle_moment(self, target: Target) -> None:
-        """Times forwards again that were timed in a busy moment, unless this one is busy, too."""
-        if self.recall(COSTS.when_busy) is not None and self.untimed:
-            finished(self.timing(target))
-
-    def add_reply(self, drafter: str, kind: DecodingKind, statistics: Statistics) -> None:
-        """Adds one reply to what is kept of a drafter, by its `reply_key`, and of this kind of decoding."""
+    def add_reply(self, drafter: str, statistics: Statistics) -> None:
+        """Add one reply to what is kept of a drafter, by its `reply_key`."""
         if statistics.steps and statistics.token_ids:
-            sums = with_reply(self.recall(REPLY_SUMS) or {}, kept_as(drafter, kind), statistics)
+            sums = with_reply(self.cache.recall(REPLIES, self.replies_subject) or {}, drafter, statistics)
             # Trouble is not worth a sentence: the next reply will tell as much.
-            self.cache.remember(REPLY_SUMS, self.subject, sums, silent=True)
+            self.cache.remember(REPLIES, self.replies_subject, sums, silent=True)
 
 
 def estimated_costs(spec: LoadSpec, target: Target, cache: MeasurementCache) -> ForwardCostModel:
-    """Return the estimated costs of forwards of this model, from the figures of its device."""
-    known, device = RecalledMeasurements(cache), this_machine().device(spec.device)
-    shape = Shape.of(target.config.content)
+    """Return the estimated costs of forwards of this model, from the bandwidth of its device."""
+    device, shape = this_machine().device(spec.device), Shape.of(target.config.content)
     assert device is not None and shape is not None
-    rates = known.rates(device.name, spec.dtype, spec.quantize)
-    if rates is None:
-        bits = 8 * target.read_bytes / shape.matrices
-        device = replace(device, bandwidth=known.bandwidth(device.name), block_bits=bits)
-        rates = estimated_rates(device, spec.dtype, spec.quantize)
-    return Estimate(shape, rates)
+    known = Measurements(cache, quiet=True).bandwidth(device.name)
+    device = replace(device, bandwidth=known, block_bits=8 * target.read_bytes / shape.matrices)
+    return Estimate(shape, Rates.of(device, spec.dtype, spec.quantize))
+
+
+def progress_texts(what: str, measuring: Measuring[Result]) -> ProgressTexts[Result]:
+    """Advance a measurement, and yield its progress with the time left, estimated from the steps so far."""
+    spent = 0.0
+    yield what
+    while True:
+        began = time.perf_counter()
+        try:
+            done, total, share = next(measuring)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+        if share:  # 0 while the measurement prepares its input
+            spent += time.perf_counter() - began
+            left = spent * (1 - share) / share
+            yield f"{what}: {done} of {total}, about {duration(max(1.0, left))} left"
+        else:
+            yield what

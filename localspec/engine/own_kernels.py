@@ -1,7 +1,8 @@
 """Whether our own kernels compute on a GPU: tried once for a card, its driver and these kernels, and kept."""
 
 from localspec import __version__
-from localspec.engine.measurement_cache import MeasurementCache
+from localspec.choosing.measure import LIBRARIES as LIBRARIES_COMPUTE
+from localspec.choosing.measure import MeasurementCache
 from localspec.engine.trials import Verdict, tried, verdict_quantity, with_driver
 from localspec.machine.hardware import versions
 
@@ -38,14 +39,7 @@ def settle_kernels(device: str, cache: MeasurementCache) -> None:
                 f"localspec's own kernels are not used on this GPU, and steps are slower for it: {found.why}."
             )
         _settled[device] = found
-
-
-def with_kernels(subject: str, device: str, cache: MeasurementCache) -> str:
-    """What a measurement of a model is valid for, with what computes it: bits and seconds hang on that."""
-    if not device.startswith("cuda"):
-        return subject
-    found = _settled.get(device) or cache.recall(KERNELS, _subject(device))
-    return f"{subject} · by libraries" if found is not None and found.outcome == LIBRARIES else subject
+        cache.remember(LIBRARIES_COMPUTE, versions(device), found.outcome == LIBRARIES, silent=True)
 
 
 def _subject(device: str) -> str:

@@ -3,6 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from localspec.choosing.choice import Choice
+from localspec.choosing.cost import CONTEXT, ForwardCostModel
+from localspec.choosing.drafters import Acceptance, speed
+from localspec.choosing.measure import LAYERS
 from localspec.decoding.measuring import Measuring
 from localspec.drafters.layer_probe import probing_layers
 from localspec.drafters.layers import Layers
@@ -10,14 +14,10 @@ from localspec.engine.assemble import replying
 from localspec.engine.backends import Target
 from localspec.engine.loading import calibration_of
 from localspec.engine.model_profile import ModelProfile
-from localspec.engine.recalled_measurements import LAYERS
 from localspec.errors import UsageMistake
 from localspec.models.drafter_kinds import drafting_kinds
-from localspec.models.s3d_prediction import KeptLayers, symmetric
+from localspec.models.s3d_prediction import KeptLayers, share, symmetric
 from localspec.models.shape import Shape
-from localspec.policy.choice import Choice
-from localspec.policy.forward_costs import ForwardCostModel
-from localspec.policy.own_layers import best_layers
 
 PROMPTS = (
     "What is the capital of France, and what is it known for?",
@@ -26,6 +26,7 @@ PROMPTS = (
     "List the planets of the solar system in order.",
     "Write a Python function that returns the longest word of a sentence.",
 )
+LONGEST = 8  # draft forwards of a step
 MOST_READS = 600  # reads with some of the layers, in one probe
 GUESSED = (0.5, 0.1, 0.05, 0.03)  # acceptance rate of candidates before a probe, by rank
 
@@ -74,7 +75,22 @@ def take_best(
     """Give the drafter the best of the layers `found` by a probe, by the costs of forwards on this machine."""
     shape = Shape.of(target.config.content)
     assert shape is not None
-    drafter.take(best_layers(found, shape, costs or _Flat(), choice.nodes).measured)
+    drafter.take(best_layers(found, shape, costs or _Flat(), choice.nodes))
+
+
+def best_layers(found: Sequence[KeptLayers], shape: Shape, costs: ForwardCostModel, most: int) -> KeptLayers:
+    """Return the layers that promise the most tokens/s of a model of this shape with trees of up to `most` nodes.
+
+    A draft of γ forwards by the share β of the model takes γβ plain steps (S3D, eq. 12, with γ passes in place of one).
+    """
+    head, plain = shape.embedding / shape.layer, costs.at(1, CONTEXT)
+
+    def promised(kept: KeptLayers, forwards: int) -> float:
+        each = share(shape.num_layers, len(kept.layers), head) * plain
+        acceptance = Acceptance(kept.gains(forwards), "")
+        return speed(costs, acceptance, lambda nodes: min(nodes, forwards) * each, most)[0]
+
+    return max(found, key=lambda kept: max(promised(kept, forwards) for forwards in range(1, LONGEST + 1)))
 
 
 def outer_layers(count: int) -> KeptLayers:

@@ -4,28 +4,27 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
+from localspec.choosing.choose import choices, requested_drafter
+from localspec.choosing.measure import MeasurementCache, Measurements
 from localspec.config import Settings
-from localspec.engine.device_profile import BandwidthProfiler
 from localspec.engine.engine import Engine, phrases_allowed
-from localspec.engine.measurement_cache import MeasurementCache
 from localspec.errors import LocalspecError
 from localspec.events import Reporter
 from localspec.machine.machine import Machine, this_machine
 from localspec.models.model import model_of
-from localspec.policy.selection import choices, requested_drafter
 from localspec.store.store import Store
 
 
 def reconsidered(engine: Engine, settings: Settings, store: Store | None, reporter: Reporter) -> Engine:
     """This engine, or one on the same target with the drafter that `auto` would take now; it begins without a text.
 
-    What a busy moment gave is measured again if the machine is idle, which takes a second or so.
+    Costs of a busy moment are measured again if the machine is idle, which takes a second or so.
     """
     if settings.drafter != "auto" or store is None:  # nothing is kept that could tell otherwise
         return engine
     cache, card = MeasurementCache(store, reporter), engine.choice.target
-    replace(engine.profile, cache=cache).costs_of_an_idle_moment(engine.target)
-    known = BandwidthProfiler(cache, settings.exact, settings.context)
+    engine.time_when_idle(cache)
+    known = Measurements(cache, settings.exact, settings.context)
     try:
         again, *_ = choices(
             model_of(card), requested_drafter(settings, card), settings, machine_without([engine]), known

@@ -29,6 +29,8 @@ class Report:
             "model": choice.target.name,
             "revision": engine.revision,
             "drafter": choice.drafter,
+            "drafter_rule": choice.rule,
+            "expected_M": None if choice.cost_effectiveness is None else round(choice.cost_effectiveness, 3),
             "device": choice.device,
             "engine": choice.engine,
             "dtype": choice.dtype,

@@ -1,7 +1,7 @@
 """Where a GPU's memory is full, Windows moves weights to main memory without a word; slower steps show it."""
 
+from localspec.choosing.cost import ForwardCostModel
 from localspec.events import Reporter, Statistics
-from localspec.policy.forward_costs import ForwardCostModel
 
 SPILL_FACTOR = 4  # a step that takes more than so many times what was measured: memory has spilt
 LEAST_STEPS = 8  # in a reply that is judged

@@ -2,10 +2,10 @@
 
 from typing import cast, get_args
 
+from localspec.choosing.choice import StepForm
+from localspec.choosing.measure import MeasurementCache
 from localspec.engine.backends import Target, find_step_form, recording_troubles, use_step_form
-from localspec.engine.measurement_cache import MeasurementCache
 from localspec.engine.trials import Verdict, tried, verdict_quantity, with_driver
-from localspec.policy.choice import StepForm
 
 STEP_FORM = verdict_quantity("form of steps", lambda found: found.outcome in get_args(StepForm))
 

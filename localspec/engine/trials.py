@@ -8,7 +8,7 @@ from typing import Any
 
 import psutil
 
-from localspec.engine.measurement_cache import MeasurementCache, Quantity
+from localspec.choosing.measure import MeasurementCache, Quantity
 from localspec.machine.nvidia import nvidia_driver
 
 PATIENCE = 60.0  # seconds for another process that is at it

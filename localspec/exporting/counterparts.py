@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from localspec.choosing.named import named_drafter
 from localspec.drafters.eagle3 import Eagle3Options
 from localspec.drafters.medusa import MedusaOptions
 from localspec.drafters.parallelspec import MODEL_MASKS, ParallelSpecOptions, layers_of
@@ -30,7 +31,6 @@ from localspec.models.tokenizer import Tokenizer
 from localspec.nn.target import Target
 from localspec.nn.weights import TYPES, Weights
 from localspec.outside_files import parse_json
-from localspec.policy.drafter_spec import named_drafter
 from localspec.weights.checkpoint import Checkpoint, originals
 from localspec.weights.stored import read_config, stored_sizes, stored_tensors
 

@@ -22,7 +22,6 @@ MERGED = 3  # drafters at most whose drafts are merged into one tree, phrases no
 DRAFT_TOKENS = 5  # of a draft, where no figure says how many
 DRAFT_BLOCK = 16  # tokens of a block that is filled in at once
 DRAFT_VOCABULARY = 32_768  # tokens of a draft vocabulary, where no figure says how many
-FORWARDS_A_DRAFT = 2.0  # of a draft model, which stops where another would not pay: measured on the demo pair, widened
 
 Takes = Literal["nothing", "probe", "weights", "published", "draft model"]
 WEIGHTS: tuple[Takes, ...] = ("weights", "published")  # of a `TrainedDrafter`; the second are not trained here
@@ -76,8 +75,8 @@ class DrafterKind:
     holds, `parameters` their number where its publisher does not say it, and `predicted` (the chance of each token of a
     draft to be accepted given the one before it, where that is known from) for a drafter that nobody measured.
     A kind that takes nothing is used where it is named; `phrases` and plain decoding are also chosen by `auto`, and
-    `lookahead`, which nobody can foresee, once replies with it tell that it pays, as are drafters that are merged.
-    What takes a probe of the target's layers is chosen by `auto` once that was made, which happens where it is named.
+    `lookahead`, which nobody can foresee, once replies with it tell that it pays, as are drafters that are merged and
+    what takes a probe of the target's layers, which is made where it is named.
     `has_phrases`: its drafts are phrases, or are lengthened by phrases without `+phrases`. `parts` names the setting
     that lists which of its parts are used, and `searched(parts)` the hyper-parameters that are searched for a pair of
     models. `mask_key`: a small language model whose config.json has this key is a
@@ -216,13 +215,13 @@ def _dflash_size(one: DrafterSize) -> int:
 
 
 def _draft_model_seconds(cost: DraftCost, nodes: int) -> float:
-    """A forward a token, as long as it pays."""
-    return min(nodes, FORWARDS_A_DRAFT) * cost.forward(1)
+    """A forward a token."""
+    return nodes * cost.forward(1)
 
 
 def _ouroboros_seconds(cost: DraftCost, nodes: int) -> float:
     """As a draft model's, with a few rows of phrases in each forward."""
-    return min(nodes, FORWARDS_A_DRAFT) * cost.forward(4)
+    return nodes * cost.forward(4)
 
 
 def _ouroboros_searched(parts: Collection[str]) -> Sequence[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from localspec.environment import home
 from localspec.errors import LocalspecError
+from localspec.families.supported import text_config
 from localspec.models.registry import TargetCard, known, named_card, resolve
 from localspec.models.shape import Shape
 from localspec.models.stored_tokens import compare_stored, same_file
@@ -15,7 +16,8 @@ from localspec.paths import Paths
 from localspec.weights.checkpoint import inspect
 
 BESIDE = "draft"  # the directory inside a model's own that may hold its small model
-MUCH_SMALLER = 3  # times fewer parameters than the target, of a model that drafts though nobody said it should
+LARGEST_SHARE = 0.5  # of the bytes that a step of the target reads, for a model that drafts though nobody named it
+NEARLY = 0.9  # of them: a model that reads more is of the same size
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,8 @@ def own_draft(card: TargetCard, paths: Paths | None = None) -> tuple[OwnDraft | 
     """Returns the small model that drafts for a target, and why one was passed over, in sentences, if any was.
 
     The first of these that is here and has the target's tokens: what models.toml names, what lies in the target's
-    directory under `draft`, the smallest of the installed models that have its tokenizer.json and are much smaller.
-    Where none is, what models.toml names, to be fetched. Headers are read and no weights.
+    directory under `draft`, the smallest of the installed models that have its tokenizer.json and of which a step reads
+    at most half of the bytes. Where none is, what models.toml names, to be fetched. Headers are read and no weights.
     """
     named = _named(card)
     troubles: list[str] = []
@@ -43,6 +45,17 @@ def own_draft(card: TargetCard, paths: Paths | None = None) -> tuple[OwnDraft | 
         except LocalspecError as trouble:
             troubles.append(f"{found.card.name}, {found.origin}, does not draft for {card.name}: {trouble}")
     return named, " ".join(troubles)
+
+
+def too_large_to_draft(card: TargetCard, paths: Paths | None = None) -> str:
+    """Return a sentence about the smallest installed model with the target's tokenizer, if it is too large to draft."""
+    other = _installed(card, paths or Paths(home()), NEARLY)
+    if other is None or (share := step_bytes(other.path) / step_bytes(card.path)) <= LARGEST_SHARE:
+        return ""
+    return (
+        f"{other.name}, installed, of the same tokenizer, does not draft for {card.name}: a step of it reads "
+        f"{share:.0%} of the bytes that a step of {card.name} reads, and {LARGEST_SHARE:.0%} are the most that may pay."
+    )
 
 
 def _vocabulary(path: Path) -> int:
@@ -68,16 +81,23 @@ def _candidates(card: TargetCard, named: OwnDraft | None, paths: Paths | None) -
     if os.path.isfile(beside / "config.json"):
         with suppress(LocalspecError):  # a name that no path can have
             yield OwnDraft(resolve(str(beside)), f"in the model's directory {BESIDE}")
-    if (installed := _installed(card, paths or Paths(home()))) is not None:
+    if (installed := _installed(card, paths or Paths(home()), LARGEST_SHARE)) is not None:
         yield OwnDraft(installed, "installed, of the same tokenizer")
 
 
-def _installed(card: TargetCard, paths: Paths) -> TargetCard | None:
-    """The smallest model here that has the target's tokenizer.json and is much smaller."""
-    most = inspect(card.path).parameters // MUCH_SMALLER
-    found: list[tuple[int, TargetCard]] = []
+def _installed(card: TargetCard, paths: Paths, share: float) -> TargetCard | None:
+    """Return the smallest model here with the target's tokenizer.json of which a step reads so much at most."""
+    most = share * step_bytes(card.path)
+    found: list[tuple[float, TargetCard]] = []
     for other in known(paths).values():
         with suppress(LocalspecError):  # no model of its kind, or a damaged one, which `list` tells
-            if other.here and same_file(other.path, card.path) and (size := inspect(other.path).parameters) <= most:
+            if other.here and same_file(other.path, card.path) and (size := step_bytes(other.path)) <= most:
                 found.append((size, other))
     return min(found, key=lambda one: one[0])[1] if found else None
+
+
+def step_bytes(path: Path) -> float:
+    """Return the bytes of weights that a step of a model reads; one of dense weights is taken to be packed in int8."""
+    found = inspect(path)
+    apart = 0 if text_config(found.config).get("tie_word_embeddings") else found.embedding
+    return (found.parameters - apart) * (found.bits / 8 if found.packing else 1.0)

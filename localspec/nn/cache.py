@@ -6,9 +6,9 @@ from typing import Any, Self
 
 import torch
 
+from localspec.choosing.fit import BUCKET
 from localspec.nn.layer_kernels import Placing
 from localspec.nn.transfer import uploaded
-from localspec.policy.prediction import BUCKET
 
 
 class KVCache:

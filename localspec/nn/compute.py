@@ -9,6 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from localspec.choosing.choice import StepForm
 from localspec.decoding.compute import EPS, Array, Floats, LowRank, PackedAdapters, RowAttention, RowFunction
 from localspec.decoding.forward import TokenCache
 from localspec.events import Reporter
@@ -29,7 +30,6 @@ from localspec.nn.static_forward import StaticForward
 from localspec.nn.transfer import uploaded
 from localspec.nn.transformer import Transformer
 from localspec.nn.weights import Weights
-from localspec.policy.choice import StepForm
 from localspec.weights.checkpoint import inspect
 from localspec.weights.stored import read_config, stored_sizes
 

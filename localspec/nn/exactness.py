@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import torch
 
+from localspec.choosing.fit import BUCKET
 from localspec.decoding.exactness import MULTIPLES, Exactness
 from localspec.decoding.tree import DraftTree
 from localspec.machine.hardware import physical_cores
@@ -17,7 +18,6 @@ from localspec.nn.cache import KVCache
 from localspec.nn.linear import Linear, QuantizedLinear
 from localspec.nn.logits import TorchLogits
 from localspec.nn.target import Target
-from localspec.policy.prediction import BUCKET
 
 ALWAYS = 17  # rows: in the invariant form every width up to this is tried, and these wider ones
 WIDE = (24, 32, 33, 48, 64, 65)

@@ -5,10 +5,10 @@ from collections.abc import Hashable, Sequence
 import torch
 import torch.nn.functional as F
 
+from localspec.choosing.fit import STATIC_ROWS
 from localspec.nn.recording import Function, Recorder, Recording
 from localspec.nn.row_attention import TorchAttention
 from localspec.nn.static_shapes import filled_rows
-from localspec.policy.prediction import STATIC_ROWS
 
 # Of a function; the one that was not played for longest goes first. A level of a tree has up to five numbers of rows
 # below as many.

@@ -6,13 +6,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from localspec.choosing.fit import STATIC_ROWS
 from localspec.decoding.rows_seen import rows_seen
 from localspec.families.architecture import TransformerConfig
 from localspec.nn.recording import Recorder
 from localspec.nn.rotary import RotaryEmbedding, apply_rope
 from localspec.nn.static_shapes import filled_rows, filled_slots
 from localspec.nn.transfer import moved, uploaded
-from localspec.policy.prediction import STATIC_ROWS
 
 
 class TorchAttention:

@@ -9,9 +9,9 @@ from typing import NamedTuple, Protocol, Self
 
 import torch
 
+from localspec.choosing.fit import MOST_CHAINED, STATES
 from localspec.families.architecture import TransformerConfig
 from localspec.nn.cache import KVCache
-from localspec.policy.prediction import MOST_CHAINED, STATES
 
 AT_ONCE = 128  # rows: no draft has more; what is longer is a prompt, and cannot be taken back in part
 KEPT = 128  # rows that can be taken back at least, where they were read a few at a time

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from localspec.choosing.fit import MOST_CHAINED, STATIC_ROWS
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
 from localspec.errors import out_of_memory
@@ -25,7 +26,6 @@ from localspec.nn.static_shapes import filled_rows, filled_slots
 from localspec.nn.step_logits import summary
 from localspec.nn.transfer import signed, uploaded
 from localspec.nn.transformer import Layer, LayerAdapters, Transformer
-from localspec.policy.prediction import MOST_CHAINED, STATIC_ROWS
 
 # Over the slots of one cache; the one that was not played for longest goes first. What forwards cost is measured by all
 # numbers of rows at two contexts in turns.

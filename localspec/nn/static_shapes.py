@@ -1,6 +1,6 @@
 """The numbers of rows and of slots that static shapes have: few, so that texts of all lengths share recordings."""
 
-from localspec.policy.prediction import BUCKET, STATIC_ROWS
+from localspec.choosing.fit import BUCKET, STATIC_ROWS
 
 
 def filled_rows(rows: int) -> int:

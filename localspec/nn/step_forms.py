@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
+from localspec.choosing.choice import StepForm
+from localspec.choosing.fit import BUCKET, STATIC_ROWS
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
 from localspec.errors import first_line, out_of_memory
@@ -11,8 +13,6 @@ from localspec.nn.cache import KVCache
 from localspec.nn.logits import TorchLogits
 from localspec.nn.static_forward import StaticForward
 from localspec.nn.target import Target
-from localspec.policy.choice import StepForm
-from localspec.policy.prediction import BUCKET, STATIC_ROWS
 
 # Tokens of text: twice what one recording serves, and then what another one does.
 LENGTHS = (BUCKET - 40, 3, 2 * BUCKET + 1)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import nn
 
+from localspec.choosing.choice import StepForm
 from localspec.decoding.forward import ForwardOutput
 from localspec.decoding.tree import DraftTree
 from localspec.errors import LocalspecError
@@ -35,7 +36,6 @@ from localspec.nn.step_logits import STATES_FINITE, Find, StepHidden, StepLogits
 from localspec.nn.transfer import moved, uploaded
 from localspec.nn.transformer import Transformer
 from localspec.nn.weights import Weights, freed_at_once
-from localspec.policy.choice import StepForm
 from localspec.weights.checkpoint import originals
 from localspec.weights.stored import read_config, stored_sizes
 

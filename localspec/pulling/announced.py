@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from localspec.choosing.fetching import fit, kept_packing, pull_set
+from localspec.choosing.measure import MeasurementSource
+from localspec.choosing.survey import form_bytes, original_bytes, suited_form
 from localspec.events import Reporter
 from localspec.hub.cache import find_snapshot
 from localspec.hub.plan import free_disk_bytes
@@ -10,10 +13,6 @@ from localspec.hub.sources import Source
 from localspec.machine.machine import Machine, this_machine
 from localspec.models.entries import Entry, Form
 from localspec.models.registry import TargetCard, cards, source_here
-from localspec.policy.forms import form_bytes, original_bytes, suited_form
-from localspec.policy.kept_packing import kept_packing
-from localspec.policy.measurements import MeasurementSource
-from localspec.policy.pull_set import fit, pull_set
 from localspec.pulling.pull import NothingToFetch, Wishes, measured, nothing_to_fetch
 from localspec.pulling.smaller import Instead, replaced
 

@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from localspec.choosing.fit import packed
 from localspec.config import Settings
 from localspec.engine.importing import asked_packing, import_gguf
 from localspec.environment import home
@@ -17,7 +18,6 @@ from localspec.hub.records import packed_sources
 from localspec.hub.sources import Source
 from localspec.machine.machine import Machine
 from localspec.paths import Paths
-from localspec.policy.prediction import packed
 from localspec.pulling.packing import Installed, Packed, discard_fetched
 from localspec.quantities import size
 from localspec.weights.checkpoint import inspect

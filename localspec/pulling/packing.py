@@ -4,6 +4,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from localspec.choosing.fetching import LOSSLESS, kept_packing
+from localspec.choosing.fit import weights
+from localspec.choosing.measure import MeasurementSource
 from localspec.config import Settings
 from localspec.environment import home
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
@@ -18,9 +21,6 @@ from localspec.machine import compiled
 from localspec.machine.machine import Machine
 from localspec.models.shape import Shape
 from localspec.paths import Paths
-from localspec.policy.kept_packing import LOSSLESS, kept_packing
-from localspec.policy.measurements import MeasurementSource
-from localspec.policy.prediction import weights
 from localspec.quantities import size
 from localspec.weights.checkpoint import revision, weight_files
 from localspec.weights.packed_file import Origin, read

@@ -8,10 +8,9 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
+from localspec.choosing.fetching import LOSSLESS, PullSet, fit, pull_set, to_make
+from localspec.choosing.measure import MeasurementCache, Measurements, MeasurementSource, NoMeasurements
 from localspec.config import Settings
-from localspec.engine.device_profile import BandwidthProfiler, DeviceProfiler
-from localspec.engine.measurement_cache import MeasurementCache
-from localspec.engine.recalled_measurements import RecalledMeasurements
 from localspec.errors import DoesNotFit, UsageMistake
 from localspec.events import Reporter
 from localspec.families.family_config import NotComputed
@@ -21,11 +20,9 @@ from localspec.hub.client import must_be_online, server
 from localspec.hub.fetch import fetch, too_large
 from localspec.hub.plan import Part, Plan
 from localspec.hub.plan import plan as ask_hub
+from localspec.machine.hardware import devices
 from localspec.machine.machine import Machine, this_machine
 from localspec.models.registry import TargetCard, cards, named_card, split_of
-from localspec.policy.kept_packing import LOSSLESS
-from localspec.policy.measurements import MeasurementSource, NoMeasurements
-from localspec.policy.pull_set import PullSet, fit, pull_set, to_make
 from localspec.pulling import gguf
 from localspec.pulling.heads import Converted, NotConverted, convert_heads
 from localspec.pulling.packing import (
@@ -204,11 +201,13 @@ def nothing_to_fetch(name: str, wishes: Wishes) -> NothingToFetch | None:
 
 @contextmanager
 def measured(card: TargetCard | None, wishes: Wishes, reporter: Reporter) -> Iterator[MeasurementSource]:
-    """What a drafter is chosen by, as `doctor` does it; that a model fits needs no measurement."""
+    """Open the measurements that a drafter is chosen by, as `doctor` does it; that a model fits needs none."""
     with user_store(reporter.notice, create=False) as store:
-        several = wishes.drafter is None and card is not None and card.entry is not None and card.entry.drafters
-        profiler = RecalledMeasurements if wishes.quiet else DeviceProfiler if several else BandwidthProfiler
-        yield profiler(MeasurementCache(store, reporter))
+        known = Measurements(MeasurementCache(store, reporter), quiet=wishes.quiet)
+        if wishes.drafter is None and card is not None and card.entry is not None and card.entry.drafters:
+            for device in devices():
+                known.bandwidth(device)
+        yield known
 
 
 def _planned(name: str, wishes: Wishes, machine: Machine, reporter: Reporter) -> Planned | NothingToFetch:

@@ -3,14 +3,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from localspec.choosing.fetching import LOSSLESS
+from localspec.choosing.survey import suited_form
 from localspec.config import Settings
 from localspec.errors import LocalspecError
 from localspec.hub.plan import CONFIG, Plan, plan
 from localspec.hub.sources import Source
 from localspec.models.entries import Entry, Form
 from localspec.models.registry import source_here
-from localspec.policy.forms import suited_form
-from localspec.policy.kept_packing import LOSSLESS
 from localspec.pulling import gguf
 from localspec.quantities import size
 

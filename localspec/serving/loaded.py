@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from localspec import Engine
+from localspec.choosing.choice import Choice
+from localspec.choosing.choose import choices, requested_drafter
+from localspec.choosing.measure import MeasurementCache, Measurements
 from localspec.config import Settings
-from localspec.engine.device_profile import BandwidthProfiler
-from localspec.engine.measurement_cache import MeasurementCache
 from localspec.engine.reconsidering import machine_without, reconsidered
 from localspec.errors import DoesNotFit, LocalspecError, NotHere
 from localspec.events import Reporter
@@ -20,8 +21,6 @@ from localspec.machine.memory import give_back
 from localspec.models import registry
 from localspec.models.model import model_of
 from localspec.models.registry import TargetCard
-from localspec.policy.choice import Choice
-from localspec.policy.selection import choices, requested_drafter
 from localspec.serving.asked import shown
 from localspec.store.store import Store
 from localspec.weights.checkpoint import inspect
@@ -88,7 +87,7 @@ def would_take(
 def _would_choose(
     settings: Settings, card: TargetCard, store: Store | None, reporter: Reporter, machine: Machine | None
 ) -> Choice:
-    known = BandwidthProfiler(MeasurementCache(store, reporter), settings.exact, settings.context)
+    known = Measurements(MeasurementCache(store, reporter), settings.exact, settings.context)
     return choices(model_of(card), requested_drafter(settings, card), settings, machine, known)[0]
 
 

@@ -10,20 +10,19 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
+from localspec.choosing.choice import Choice
+from localspec.choosing.choose import choose
+from localspec.choosing.measure import MeasurementCache, Measurements
 from localspec.config import Settings
 from localspec.decoding.limits import Limits
 from localspec.decoding.sampling import Sampling
-from localspec.engine.device_profile import BandwidthProfiler
 from localspec.engine.engine import Engine
-from localspec.engine.measurement_cache import MeasurementCache
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake, out_of_memory
 from localspec.events import Done, Reporter
 from localspec.machine.machine import this_machine
 from localspec.machine.memory import free_memory
 from localspec.models.messages import Message
 from localspec.models.registry import TargetCard
-from localspec.policy.choice import Choice
-from localspec.policy.selection import choose
 from localspec.store.store import Store
 from localspec.weights.checkpoint import revision
 
@@ -92,7 +91,7 @@ def answering_choice(
     """Returns how the model that answers is loaded: with whatever drafts there, where it answers one by one."""
     own = replace(settings, drafter="auto", draft_max="auto", accept="exact", exact=False, context=None)
     plain = replace(own, drafter="none")
-    known = BandwidthProfiler(MeasurementCache(store, reporter))
+    known = Measurements(MeasurementCache(store, reporter))
     choice = choose(card, own, measurements=known)
     if can_batch(choice):
         return choose(card, plain, measurements=known)

@@ -10,6 +10,10 @@ from typing import Any
 import torch
 
 from localspec import config
+from localspec.choosing.choice import Choice
+from localspec.choosing.choose import choose
+from localspec.choosing.fit import unpacked
+from localspec.choosing.measure import MeasurementSource
 from localspec.errors import DoesNotFit, UsageMistake
 from localspec.families.architecture import TransformerConfig
 from localspec.families.delta_net import DeltaNet
@@ -24,10 +28,6 @@ from localspec.nn.linear import QuantizedLinear
 from localspec.nn.losses import HELD, ROWS
 from localspec.nn.packing import DTYPES
 from localspec.nn.target import Target
-from localspec.policy.choice import Choice
-from localspec.policy.measurements import MeasurementSource
-from localspec.policy.prediction import unpacked
-from localspec.policy.selection import choose
 from localspec.training.optimizers import has_small_moments, trainable_groups
 from localspec.training.trainable import TrainableDrafter, make_drafter
 

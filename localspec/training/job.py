@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from accelerate.state import AcceleratorState
 
+from localspec.choosing.choice import Choice
+from localspec.choosing.choose import choose
 from localspec.config import Settings
 from localspec.drafters.saved import drafter_class
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
@@ -19,8 +21,6 @@ from localspec.machine.machine import Machine, this_machine
 from localspec.models.drafter_cards import ACCEPTANCE, RIGHT_AFTER_RIGHT, trained_drafters
 from localspec.models.registry import TargetCard
 from localspec.nn.target import Target
-from localspec.policy.choice import Choice
-from localspec.policy.selection import choose
 from localspec.training import checkpoint, estimate, processes
 from localspec.training.corpus import Corpus
 from localspec.training.directory import Lock, refuse_other, refuse_result

@@ -14,10 +14,10 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import nn
 
+from localspec.choosing.choice import Choice
 from localspec.config import Settings
 from localspec.errors import UsageMistake
 from localspec.machine.machine import Machine
-from localspec.policy.choice import Choice
 from localspec.training.trainable import TrainableDrafter
 
 FSDP = "ACCELERATE_USE_FSDP"

@@ -9,6 +9,8 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from localspec.choosing.choice import LoadSpec
+from localspec.choosing.choose import choose
 from localspec.config import Settings
 from localspec.decoding.compute import DraftableModel
 from localspec.engine.backends import Target as DecodingTarget
@@ -24,8 +26,6 @@ from localspec.nn.packing import DTYPES
 from localspec.nn.rotary import RotaryEmbedding
 from localspec.nn.target import Target
 from localspec.nn.transformer import Transformer
-from localspec.policy.choice import LoadSpec
-from localspec.policy.selection import choose
 from localspec.weights.matrices import BlockStack, PackedMatrix
 
 

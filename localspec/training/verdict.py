@@ -11,20 +11,19 @@ from localspec import config
 from localspec.bench import figures
 from localspec.bench.comparison import run_rows
 from localspec.bench.prompts import Prompt, message
+from localspec.choosing.choice import Choice
+from localspec.choosing.choose import choose
+from localspec.choosing.measure import MeasurementCache, Measurements
+from localspec.choosing.plans import CLEARLY
 from localspec.config import Settings
 from localspec.decoding.limits import Limits
 from localspec.drafters.saved import CARD
-from localspec.engine.device_profile import BandwidthProfiler
 from localspec.engine.engine import Engine
-from localspec.engine.measurement_cache import MeasurementCache
 from localspec.errors import UsageMistake
 from localspec.events import Reporter, Statistics
 from localspec.models.drafter_kinds import WITH_PHRASES
 from localspec.models.registry import TargetCard
 from localspec.outside_files import parse_json, read_bytes
-from localspec.policy.choice import Choice
-from localspec.policy.ranking import CLEARLY
-from localspec.policy.selection import choose
 from localspec.store.store import Store
 
 TOKENS = 96  # of a reply, at most
@@ -87,7 +86,7 @@ def judge(
         settings, temperature=0.0, top_p=None, top_k=None, min_p=None, seed=0, accept="exact", exact=False,
         draft_max="auto", context=None,
     )  # fmt: skip
-    known = BandwidthProfiler(MeasurementCache(store, reporter))
+    known = Measurements(MeasurementCache(store, reporter))
     named = str(directory / "drafter")
 
     def chosen(drafter: str) -> Choice:

@@ -10,11 +10,11 @@ import llama_cpp_model
 import torch
 
 from benchmarks.workshop import Model, some_tokens
+from localspec.choosing.fit import CHUNK
 from localspec.decoding.tree import DraftTree
 from localspec.machine import compiled
 from localspec.native.target import NativeTarget
 from localspec.native.threads import Threads
-from localspec.policy.prediction import CHUNK
 from localspec.weights.matrices import PackedMatrix
 
 OURS = ("int8", "int4")

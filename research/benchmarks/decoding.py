@@ -19,8 +19,8 @@ from benchmarks.sections import Measured, Wanted
 from benchmarks.workshop import Model
 from localspec import Choice, Done, Engine, Limits, Sampling, config
 from localspec.bench.prompts import message
+from localspec.choosing.choose import choose
 from localspec.models import drafter_cards, registry
-from localspec.policy.selection import choose
 from localspec.store.store import Store
 
 PLAIN, DRAFT_MODEL = "plain", "draft model"

@@ -16,11 +16,11 @@ from gpu_stages.record import Record, failure
 from gpu_stages.wide import questions_of, settings_of, wide_demo, without_phrases
 from localspec import Engine, Limits
 from localspec.bench.prompts import message
+from localspec.choosing.choose import choose
 from localspec.errors import first_line
 from localspec.machine.hardware import wait_for
 from localspec.machine.memory import give_back
 from localspec.models.registry import TargetCard
-from localspec.policy.selection import choose
 from localspec.store.store import Store
 
 PRECISION = "bf16"

@@ -10,16 +10,15 @@ from gpu_stages.asked import Asked
 from gpu_stages.invented import LLAMA2, PHI, PRECISIONS, SHAPES, random_target
 from gpu_stages.record import Record, failure
 from gpu_stages.timing import copy_bandwidth, runtime_calls
+from localspec.choosing.cost import GROWTH, SHARES
 from localspec.engine.forward_timing import measure_forward_costs, picks_after
 from localspec.machine.hardware import memory_bandwidth
 from localspec.nn.target import Target
-from localspec.policy.prediction import _GROWTH, _SHARES
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 PROFILED = (1, 8, 32)  # rows of the steps whose launches are counted
 CONTEXT = 256
 FIRST = [(PHI, "bf16"), (LLAMA2, "nf4"), (LLAMA2, "bf16"), (LLAMA2, "int8")]
-SIXTEEN = 2  # where 16 rows stand in the growth that is assumed
 
 
 def run(record: Record, asked: Asked) -> None:
@@ -165,8 +164,8 @@ def aims(figures: dict[str, Any]) -> list[Aim]:
     found = []
     for precision, quantize in (("bf16", "none"), ("int8", "int8"), ("nf4", "nf4")):
         known = quickest(figures.get(f"{LLAMA2} {precision}"))
-        assumed = READS.get(precision, _SHARES["cuda"][quantize])
-        growth = SIXTEEN_ROWS.get(precision, _GROWTH["cuda", quantize][SIXTEEN])
+        assumed = READS.get(precision, SHARES["cuda"][quantize])
+        growth = SIXTEEN_ROWS.get(precision, 1 + (GROWTH["cuda"][quantize] - 1) / 4)
         one = share(known, figures.get("bandwidth", {})) if known else None
         found.append(
             Aim(

@@ -18,12 +18,12 @@ from gpu_stages.asked import Asked
 from gpu_stages.invented import LLAMA2, PRECISIONS, SHAPES, SMALL_SHAPES, random_target
 from gpu_stages.record import Record, failure
 from gpu_stages.timing import held_bytes, peak_bytes, watch_peak
+from localspec.choosing import fit
+from localspec.choosing.choice import Choice
 from localspec.models.drafter_kinds import kinds
 from localspec.models.registry import NOWHERE, TargetCard
 from localspec.models.shape import Shape
 from localspec.nn.target import Target
-from localspec.policy import prediction
-from localspec.policy.choice import Choice
 from localspec.training import estimate, processes
 from localspec.training.corpus import Cursor, Row
 from localspec.training.train import Training, TrainingPlan
@@ -77,7 +77,7 @@ def run(record: Record, asked: Asked) -> None:
 def choice_of(shape: Shape, device: str) -> Choice:
     """As a choice would say how such a model is loaded."""
     dtype, quantize = PRECISIONS[PRECISION]
-    loaded = prediction.weights(shape, dtype, quantize, "cuda")
+    loaded = fit.weights(shape, dtype, quantize, "cuda")
     return Choice(
         target=TargetCard(LLAMA2, NOWHERE, None, ""), device=device, dtype=dtype, quantize=quantize, engine="torch",
         loaded_bytes=loaded, bytes=loaded, drafter="none", nodes=0, fixed=False, reason="",

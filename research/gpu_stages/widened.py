@@ -24,8 +24,8 @@ from gpu_stages.timing import peak_bytes, watch_peak
 from gpu_stages.wide import parameters, precisions, prompts_place, questions_of, settings_of, wide_demo, without_phrases
 from localspec import Done, Engine, Limits, Sampling, Statistics
 from localspec.bench.prompts import message
+from localspec.choosing.choose import choose
 from localspec.models.registry import TargetCard
-from localspec.policy.selection import choose
 from localspec.store.store import Store
 
 PLAIN = "none"

@@ -8,9 +8,9 @@ from localspec.bench import race as module
 from localspec.bench.prompts import message
 from localspec.bench.race import Lane, Moment, race, result
 from localspec.bench.racers import opponents, racers, sentences
+from localspec.choosing.choose import choose
 from localspec.config import Settings
 from localspec.models.registry import resolve
-from localspec.policy.selection import choose
 from localspec.quantities import speedup
 
 

@@ -137,7 +137,7 @@ def test_the_model_is_chosen_for_the_device_that_was_named(begin, other, tmp_pat
         return []
 
     monkeypatch.setattr("localspec.machine.machine.this_machine", lambda *_: machine(gpu(24), cpu(8)))
-    monkeypatch.setattr("localspec.policy.survey.recommendations", recommendations)
+    monkeypatch.setattr("localspec.choosing.survey.recommendations", recommendations)
     first, second = (
         replace(unfetched(BILLION), path=other),
         replace(unfetched(BILLION, name="second"), path=tmp_path / "second"),

@@ -11,8 +11,6 @@ from checkpoints import write_checkpoint
 from command import called, environment
 from hub_server import Hub, Repository, model_repository
 
-from localspec.policy.prediction import Rates
-
 WEIGHTS = "model.safetensors"
 NUMBERS = 900_000  # of four bytes each: some pieces of a download
 
@@ -33,10 +31,8 @@ def _counted(numbers: int) -> bytes:
 
 
 def rates_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a device takes is known in this process without timing it: it tells which drafter pays, and no file."""
-    rates = Rates((1, 64), (1e-11, 4e-11), (1e-4, 1e-4))
-    monkeypatch.setattr("localspec.engine.device_profile._measure_rates", lambda *_: rates)
-    for place in ("engine.device_profile", "machine.hardware"):
+    """The bandwidth of memory is known in this process without timing it: it tells which drafter pays, and no file."""
+    for place in ("choosing.measure", "machine.hardware"):
         monkeypatch.setattr(f"localspec.{place}.memory_bandwidth", lambda device: 5e10)
 
 

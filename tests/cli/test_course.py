@@ -16,12 +16,12 @@ from golden import matching, wording
 from reply_statistics import said
 from torture.cage import Signal, open_cage
 
+from localspec.choosing import cost as host_time
 from localspec.cli.main import main
 from localspec.errors import NotHere
 from localspec.models.drafter_cards import find_drafter, read_drafter
 from localspec.models.registry import TargetCard
 from localspec.paths import Paths
-from localspec.policy import host_time
 from localspec.store.store import Store
 from localspec.training import checkpoint, course, distill, generated, verdict
 from localspec.training.job import Job

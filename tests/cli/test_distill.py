@@ -20,10 +20,10 @@ from safetensors.torch import load_file, save_file
 from tiny_models import END, stock_reply
 from transformers import AutoModelForCausalLM
 
+from localspec.choosing.choose import choose
 from localspec.cli.main import main
 from localspec.config import Settings
 from localspec.models.registry import resolve
-from localspec.policy.selection import choose
 from localspec.training import answering
 from localspec.training.distill import append
 from localspec.training.examples import read_examples

@@ -7,7 +7,6 @@ import shutil
 import signal
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -57,9 +56,9 @@ def listed(home: Path) -> dict[str, dict[str, object]]:
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """What `doctor` measures of a machine is told instead: it takes ten seconds."""
-    measurements = SimpleNamespace(of=Told().of, rates=Told().rates, bandwidth=lambda device: None)
+    measurements = Told()
     monkeypatch.setattr("localspec.cli.doctor.this_machine", lambda bandwidth: machine())
-    monkeypatch.setattr("localspec.cli.doctor.DeviceProfiler", lambda *_: measurements)
+    monkeypatch.setattr("localspec.cli.doctor.Measurements", lambda *_: measurements)
 
 
 @pytest.mark.slow

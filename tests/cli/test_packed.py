@@ -52,7 +52,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def used_by(monkeypatch: pytest.MonkeyPatch, engine: str, quantize: str) -> None:
     """The policy would load any model so."""
     monkeypatch.setattr(
-        "localspec.policy.kept_packing.choices", lambda *_: [SimpleNamespace(engine=engine, quantize=quantize)]
+        "localspec.choosing.fetching.choices", lambda *_: [SimpleNamespace(engine=engine, quantize=quantize)]
     )
 
 

@@ -12,6 +12,9 @@ from golden import wording
 from safetensors.numpy import load_file, save_file
 from scripted_models import random_model
 
+from localspec.choosing.choose import choose
+from localspec.choosing.cost import ForwardCosts
+from localspec.choosing.measure import COSTS, MeasurementCache
 from localspec.config import Settings
 from localspec.decoding.exactness import Exactness
 from localspec.decoding.limits import Limits
@@ -19,14 +22,10 @@ from localspec.decoding.sampling import Sampling
 from localspec.drafters.ingredients import Hyperparameters
 from localspec.engine import assemble
 from localspec.engine.engine import Engine
-from localspec.engine.measurement_cache import MeasurementCache
 from localspec.engine.model_profile import EXACTNESS, ModelProfile
-from localspec.engine.recalled_measurements import COSTS
 from localspec.events import Text
 from localspec.models.registry import TargetCard, resolve
 from localspec.paths import Paths
-from localspec.policy.forward_costs import ForwardCosts
-from localspec.policy.selection import choose
 from localspec.store.store import Store
 
 pytestmark = pytest.mark.slow

@@ -30,11 +30,11 @@ from thinking_templates import switched_model
 
 from localspec.chat.commands import COMMANDS
 from localspec.chat.conversation import saved_conversation
+from localspec.choosing.cost import ForwardCosts
 from localspec.cli import plain
 from localspec.cli.main import main
 from localspec.cli.meanwhile import ANNOUNCED
 from localspec.paths import Paths
-from localspec.policy.forward_costs import ForwardCosts
 from localspec.store import database
 from localspec.store.database import NoRoom
 from localspec.store.history import History

@@ -15,12 +15,12 @@ from hub_server import Hub, Repository, model_repository, served
 from machines import gpu, machine
 
 from localspec import Done, Engine, Limits, Sampling
+from localspec.choosing.choose import choose
+from localspec.choosing.measure import NoMeasurements
 from localspec.config import Settings
 from localspec.errors import NotHere
 from localspec.models.registry import resolve
 from localspec.paths import Paths
-from localspec.policy.measurements import NoMeasurements
-from localspec.policy.selection import choose
 from localspec.weights.packed_files import packed_files
 
 pytestmark = pytest.mark.slow
@@ -83,7 +83,9 @@ def fetched(hub: Hub) -> set[str]:
 
 
 def reply(home: Path, hub: Hub, *flags: str) -> dict:
-    result = at(home, hub, "run", "-m", "mine", "Who are you?", "--temp", "0", "-n", "8", "--no-log", "--json", *flags)
+    usual = ("--temp", "0", "-n", "8", "--no-log", "--json")
+    drafter = flags or ("--drafter", "phrases")  # `auto` would pack a small model, too
+    result = at(home, hub, "run", "-m", "mine", "Who are you?", *usual, *drafter)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
 
@@ -158,8 +160,8 @@ def test_on_a_gpu_the_original_comes_and_a_gguf_file_says_that_it_is_for_the_cpu
     """On a machine with a card that is not there: only what a pull decides by it; so tiny a model has to be told."""
     for place in ("pulling.pull", "pulling.announced"):
         monkeypatch.setattr(f"localspec.{place}.this_machine", lambda: machine(gpu(24)))
-    for profiler in ("BandwidthProfiler", "DeviceProfiler"):  # there is nothing to ask its driver
-        monkeypatch.setattr(f"localspec.pulling.pull.{profiler}", lambda cache: NoMeasurements())
+    # There is nothing to ask its driver.
+    monkeypatch.setattr("localspec.pulling.pull.Measurements", lambda cache, quiet: NoMeasurements())
     said = json.loads(at(home, hub, "pull", "mine", "--dry-run", "--json", LOCALSPEC_DEVICE="cuda:0").stdout)
     assert said["instead_of"] is None and said["sources"][0]["repo"] == "org/name"
     planned = at(home, hub, "pull", "mine", "--drafter", "none", "--yes", LOCALSPEC_DEVICE="cuda:0")

@@ -23,7 +23,10 @@ KEYS = {
     "draft",
     "draft_form",
     "draft_origin",
+    "M",
+    "auto",
     "passed_over",
+    "rule",
     "revision",
     "sampling",
     "weights",
@@ -101,7 +104,8 @@ def test_names_are_made_safe(tmp_path):
 def test_at_a_terminal_sizes_are_those_of_a_person(tmp_path, monkeypatch):
     piped = dict(line.split(maxsplit=1) for line in called(tmp_path, "show", "demo").stdout.splitlines())
     monkeypatch.setattr("localspec.cli.console.seen", lambda: True)
-    seen = dict(line.split(maxsplit=1) for line in called(tmp_path, "show", "demo").stdout.splitlines())
+    lines = called(tmp_path, "show", "demo").stdout.splitlines()
+    seen = dict(line.split(maxsplit=1) for line in lines if line[0] != " ")
     assert seen["bytes"].endswith(f" MiB ({piped['bytes']})") and seen["parameters"].endswith(
         f" M ({piped['parameters']})"
     )
@@ -119,6 +123,15 @@ def test_at_a_terminal_long_values_go_on_below_themselves(tmp_path, monkeypatch)
     assert all(len(line) <= 60 for line in shown.splitlines() if not line.startswith("path"))
 
 
+def test_what_auto_would_take_is_said_with_m_and_the_rule_that_decided(tmp_path):
+    facts = json.loads(called(tmp_path, "show", "demo", "--json").stdout)
+    assert facts["rule"] == "speed" and facts["M"] > 0
+    lines = dict(line.split(maxsplit=1) for line in called(tmp_path, "show", "demo").stdout.splitlines())
+    assert lines["auto"] == facts["auto"] and f"M {facts['M']:.2f}" in facts["auto"] and "rule" not in lines
+    by_m = json.loads(called(tmp_path, "show", "demo", "--json", LOCALSPEC_DRAFTER_RULE="memory").stdout)
+    assert by_m["rule"] == "memory" and wording("drafter_rule_says_so") in by_m["auto"]
+
+
 def test_of_a_model_that_is_not_here_it_is_said_where_that_matters(tmp_path):
     lines = called(tmp_path, "show", "qwen3-0.6b").stdout.splitlines()
     assert "path          not here" in lines and "commit        not here" in lines
@@ -126,4 +139,4 @@ def test_of_a_model_that_is_not_here_it_is_said_where_that_matters(tmp_path):
 
 def test_what_there_is_none_of_is_not_unknown(tmp_path):
     lines = dict(line.split(maxsplit=1) for line in called(tmp_path, "show", "demo").stdout.splitlines())
-    assert lines["forms"] == lines["published"] == "none" and lines["source"] == wording("comes_with_localspec")
+    assert lines["forms"] == "none" and lines["source"] == wording("comes_with_localspec")

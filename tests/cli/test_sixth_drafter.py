@@ -4,7 +4,6 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from command import called, sentence
@@ -157,9 +156,9 @@ def test_it_is_shown_listed_and_chosen_where_it_pays(home: Path, monkeypatch: py
         "ouroboros:demo-draft",
     ]  # fmt: skip
     assert "demo" in [model["name"] for model in answer(home, "list", "--json")]
-    measurements = SimpleNamespace(of=Told().of, rates=Told().rates, bandwidth=lambda device: None)
+    measurements = Told()
     monkeypatch.setattr("localspec.cli.doctor.this_machine", lambda bandwidth: machine())
-    monkeypatch.setattr("localspec.cli.doctor.DeviceProfiler", lambda *_: measurements)
+    monkeypatch.setattr("localspec.cli.doctor.Measurements", lambda *_: measurements)
     chosen = [one["drafter"] for one in answer(home, "doctor", "--json")["choices"] if one["model"] == "demo"]
     assert any(drafter.startswith("toy") for drafter in chosen), chosen
 

@@ -19,11 +19,11 @@ from golden import wording
 from torture.cage import Cage, Signal, open_cage
 
 from localspec import config
+from localspec.choosing.choose import choose
 from localspec.cli.main import main
 from localspec.errors import LocalspecError
 from localspec.models.drafter_cards import read_drafter, trained_drafters
 from localspec.models.registry import resolve
-from localspec.policy.selection import choose
 from localspec.training import estimate, generated
 from localspec.training.directory import Lock
 from localspec.weights.checkpoint import revision

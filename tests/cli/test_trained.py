@@ -12,6 +12,7 @@ from golden import wording
 from safetensors.torch import load_file, save_file
 from scripted_models import random_model
 
+from localspec.choosing.choose import choose
 from localspec.config import Settings
 from localspec.engine.engine import Engine
 from localspec.models.drafter_cards import find_drafter
@@ -19,7 +20,6 @@ from localspec.models.drafter_kinds import kinds
 from localspec.models.registry import TargetCard
 from localspec.nn.target import Target
 from localspec.paths import Paths
-from localspec.policy.selection import choose
 from localspec.store.store import Store
 from localspec.training.trainable import make_drafter, save_drafter
 from localspec.weights.checkpoint import revision

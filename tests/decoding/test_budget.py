@@ -29,6 +29,7 @@ from scripted_drafters import OffChain, Oracle, RandomBranches, random_tree
 from slow_cases import covering
 from tiny_models import Tiny, prompt_ids, stock_reply
 
+from localspec.choosing.cost import ForwardCosts
 from localspec.decoding.acceptance import walk
 from localspec.decoding.budget import LATEST, LOSS, SOONEST, Budget
 from localspec.decoding.drafter import Drafter, Step
@@ -43,7 +44,6 @@ from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
 from localspec.events import Done, Text
 from localspec.nn.target import Target
-from localspec.policy.forward_costs import ForwardCosts
 
 Make = Callable[[str], Tiny]
 WIDE_HEADS = "qwen3-grouped-mixed-window-wide-heads"

@@ -9,8 +9,8 @@ import pytest
 from each import each
 from scripted_conversation import statistics
 
+from localspec.choosing.cost import ForwardCostModel
 from localspec.decoding.plain_time import ENOUGH, INTERRUPTED, OFTEN, SOON, WARM, PlainTime
-from localspec.policy.forward_costs import ForwardCostModel
 
 
 class Linear:

@@ -32,6 +32,7 @@ from slow_cases import covering
 from tiny_models import END, FAMILIES, Tiny, prompt_ids, read, stock_logits, stock_reply
 
 import localspec
+from localspec.choosing.fit import CHUNK
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Context, Step
 from localspec.decoding.sampling import Sampling
@@ -47,7 +48,6 @@ from localspec.errors import LocalspecError
 from localspec.models.drafter_cards import RANKS, read_drafter
 from localspec.nn.compute import TorchLinears
 from localspec.nn.target import Target
-from localspec.policy.prediction import CHUNK
 from localspec.training.drafters.medusa import Trainable
 from localspec.training.trainable import make_drafter, save_drafter
 

@@ -19,6 +19,7 @@ from tiny_models import RECURRENT, Tiny, prompt_ids, stock_reply
 from torch import nn
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer, Qwen3_5RMSNorm
 
+from localspec.choosing.choose import choose
 from localspec.config import Settings
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Context
@@ -30,7 +31,6 @@ from localspec.engine.engine import Engine
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.models.drafter_cards import find_drafter, trained_drafters
 from localspec.models.registry import TargetCard
-from localspec.policy.selection import choose
 
 Make = Callable[[str], Tiny]
 NAME = "qwen3_5-grouped-shared-keys-interval"

@@ -18,6 +18,7 @@ from session_replies import reply
 from slow_cases import cases
 from tiny_models import FAMILIES, RECURRENT, VOCABULARY, Tiny, prompt_ids
 
+from localspec.choosing.cost import ForwardCosts
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter, Step
 from localspec.decoding.limits import Limits
@@ -31,7 +32,6 @@ from localspec.drafters.merged import Merged
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
 from localspec.native.cache import NativeCache
-from localspec.policy.forward_costs import ForwardCosts
 from localspec.training.trainable import make_drafter
 
 Make = Callable[..., Tiny]

@@ -15,6 +15,7 @@ from recorded_operations import Graph, HostCalls
 from session_replies import reply
 from tiny_models import FAMILIES, RECURRENT, VOCABULARY, Tiny, prompt_ids, stock_reply
 
+from localspec.choosing.choice import StepForm
 from localspec.decoding.budget import Budget
 from localspec.decoding.decode import decode_step
 from localspec.decoding.drafter import Context, Drafter
@@ -27,7 +28,6 @@ from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
 from localspec.nn.static_forward import StaticForward
 from localspec.nn.target import Target
-from localspec.policy.choice import StepForm
 from localspec.training.trainable import TrainableDrafter, make_drafter
 
 Make = Callable[[str], Tiny]

@@ -10,15 +10,19 @@ from machines import LITTLE, machine, unfetched
 from tiny_models import Tiny, byte_tokenizer, read, write
 from transformers import LlamaConfig
 
+from localspec.choosing import measure
+from localspec.choosing.choice import Choice
+from localspec.choosing.choose import choose
+from localspec.choosing.cost import ForwardCosts
+from localspec.choosing.measure import MeasurementCache
 from localspec.config import Settings
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.draft_model import DraftModel
 from localspec.drafters.ingredients import Hyperparameters
 from localspec.drafters.lookahead import Lookahead
-from localspec.drafters.ouroboros_tuning import Replay
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
-from localspec.engine import assemble, recalled_measurements
+from localspec.engine import assemble
 from localspec.engine.assemble import (
     LoadedDraftModel,
     drafter_of,
@@ -26,14 +30,9 @@ from localspec.engine.assemble import (
     pool_of,
     search_hyperparameters,
 )
-from localspec.engine.measurement_cache import MeasurementCache
 from localspec.engine.model_profile import ModelProfile
 from localspec.events import Reporter
 from localspec.models.drafter_kinds import kinds
-from localspec.policy import host_time
-from localspec.policy.choice import Choice
-from localspec.policy.forward_costs import ForwardCosts
-from localspec.policy.selection import choose
 from localspec.store.store import Store
 from localspec.weights.fingerprint import Identity
 
@@ -99,11 +98,10 @@ def test_each_part_of_ouroboros_can_be_left_out(tiny, left_out: str) -> None:
 def test_what_is_found_belongs_to_the_pair_and_to_what_is_searched(tiny, store: Store, monkeypatch) -> None:
     model, found = tiny(LLAMA), iter([replace(CHOSEN, draft=number) for number in range(1, 9)])
     monkeypatch.setattr(assemble, "search", lambda *_: next(found))
-    monkeypatch.setattr(assemble, "replayed", lambda *_: Replay(184, 60, 120, 2.4, 66.0))
     own = profile(store, "target")
     choice, one, other = asked("ouroboros"), small(model, store), small(model, store, "another small one")
     for kept in (own, one.profile, other.profile):
-        kept.remember(recalled_measurements.COSTS, COSTS)
+        kept.remember(measure.COSTS, COSTS)
 
     def known(choice: Choice, pair: LoadedDraftModel) -> int:
         return known_hyperparameters(choice, pair, own).draft
@@ -154,13 +152,3 @@ def test_phrases_of_a_search_hold_no_id_that_the_small_model_lacks(
         search_hyperparameters(choice, model.target, small(little, store), measured, COSTS)
     assert [pool._vocabulary for pool in pools] == [300, 300]
     assert [pool._verification for pool in pools] == [True, False]
-    sums = measured.recall(recalled_measurements.REPLAYS)
-    assert {name.partition(" of ")[0] for name in sums} >= {
-        "phrases",
-        "draft_model",
-        "draft_model+phrases",
-        "ouroboros",
-    }
-    tokens, steps, nodes, drafting, *_ = sums["phrases"]
-    assert 0 < steps <= tokens and nodes >= 0, "they are decoded again with phrases alone, too"
-    assert drafting == pytest.approx(steps * host_time.PHRASES), "for which the small model does nothing"

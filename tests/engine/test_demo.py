@@ -14,6 +14,7 @@ from scripted_drafters import OffChain, RandomBranches
 from tiny_models import Tiny, read, stock_logits
 
 import localspec
+from localspec.choosing.choose import choose
 from localspec.config import Settings
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter
@@ -32,7 +33,6 @@ from localspec.models.drafter_cards import read_drafter
 from localspec.models.registry import TargetCard
 from localspec.native.target import NativeTarget
 from localspec.nn.target import Target
-from localspec.policy.selection import choose
 from localspec.training.target import load_target as to_train_on
 from localspec.training.trainable import make_drafter
 

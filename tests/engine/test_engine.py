@@ -13,6 +13,7 @@ from tiny_models import stock_reply
 from transformers import AutoModelForCausalLM
 
 import localspec
+from localspec.choosing.choose import choose
 from localspec.config import Settings
 from localspec.decoding.session import Limits
 from localspec.engine.engine import Engine
@@ -21,7 +22,6 @@ from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.events import Done, Prefill, Reporter, Text
 from localspec.machine import compiled
 from localspec.models.registry import TargetCard, resolve
-from localspec.policy.selection import choose
 from localspec.store.store import Store
 
 DEMO = Path(localspec.__file__).parent / "demo"

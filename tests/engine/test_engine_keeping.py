@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from tiny_models import CONFIGS, SEEDS, byte_tokenizer, write
 
+from localspec.choosing.choose import choose
 from localspec.config import Settings
 from localspec.decoding.session import Limits
 from localspec.engine.engine import Engine
 from localspec.errors import UsageMistake
 from localspec.models.registry import TargetCard
-from localspec.policy.selection import choose
 from localspec.store.phrases import unpack_key, unpack_tokens
 from localspec.store.store import Store
 

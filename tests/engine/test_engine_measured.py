@@ -10,6 +10,12 @@ from golden import matching, wording
 from measured_at_once import at_once
 
 import localspec
+from localspec.choosing import measure
+from localspec.choosing.choice import Choice, LoadSpec
+from localspec.choosing.choose import choose
+from localspec.choosing.cost import Estimate, ForwardCosts
+from localspec.choosing.measure import REPLIES
+from localspec.choosing.plans import AUTO_NODES
 from localspec.config import Settings
 from localspec.decoding.exactness import Exactness
 from localspec.decoding.measuring import Progress
@@ -17,20 +23,13 @@ from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.ingredients import Hyperparameters
-from localspec.drafters.ouroboros_tuning import Replay
-from localspec.engine import assemble, model_profile, recalled_measurements
+from localspec.engine import assemble, model_profile
 from localspec.engine.engine import Engine
-from localspec.engine.recalled_measurements import REPLY_SUMS
 from localspec.engine.reconsidering import reconsidered
 from localspec.errors import UsageMistake
 from localspec.events import Done, Reporter
 from localspec.machine import hardware, machine
 from localspec.models.registry import TargetCard
-from localspec.policy.choice import Choice, LoadSpec
-from localspec.policy.forward_costs import ForwardCosts
-from localspec.policy.prediction import Estimate
-from localspec.policy.ranking import AUTO_NODES
-from localspec.policy.selection import choose
 from localspec.store.database import StoreTrouble
 
 CARD = TargetCard("demo", Path(localspec.__file__).parent / "demo", None, "")
@@ -63,6 +62,12 @@ def measured(monkeypatch) -> list[str]:
     return done
 
 
+@pytest.fixture
+def no_small_model(monkeypatch) -> None:
+    """No small model drafts, of which a published pair's acceptance would be expected."""
+    monkeypatch.setattr("localspec.models.model.own_draft", lambda card: (None, ""))
+
+
 def measured_engine(choice: Choice, **more: Any) -> Engine:
     """An engine of which all is measured that can be."""
     return Engine(choice, measured=True, **more)
@@ -81,6 +86,7 @@ def test_what_was_measured_once_is_not_measured_again(measured, store):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_small_model")
 def test_nothing_is_measured_before_the_first_reply(measured, store, tmp_path):
     """It drafts by estimates, and what is measured after it serves from then on."""
     shutil.copytree(CARD.path, tmp_path / "alone", ignore=shutil.ignore_patterns("drafters"))
@@ -159,7 +165,7 @@ def test_another_precision_form_or_context_is_measured_by_itself(measured, store
 @pytest.mark.slow
 def test_another_torch_or_processor_is_measured_by_itself(measured, store, monkeypatch):
     measured_engine(choice(), store=store)
-    monkeypatch.setattr(recalled_measurements, "versions", lambda device: "another")
+    monkeypatch.setattr(measure, "versions", lambda device: "another")
     measured_engine(choice(), store=store)
     assert len(measured) == 4
 
@@ -179,6 +185,7 @@ def test_a_number_of_nodes_needs_no_costs_and_plain_decoding_neither(measured):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_small_model")
 def test_a_long_life_chooses_its_drafter_anew_when_the_machine_is_quiet(measured, store, monkeypatch):
     """By what was measured beside other programs only phrases were tried; by what is measured later, more is."""
     cores, costs = hardware.physical_cores(), {"now": ForwardCosts((1, 2, 64), (256,), ((1e-2, 9e-2, 9e-1),))}
@@ -207,48 +214,25 @@ def test_a_long_life_chooses_its_drafter_anew_when_the_machine_is_quiet(measured
 
 
 @pytest.mark.slow
-def test_a_long_life_says_how_fast_it_is_by_what_is_known_now(measured, store, monkeypatch):
-    cores, times = hardware.physical_cores(), iter((1.0, 4.0))
-
-    def costs(target):
-        share = next(times)
-        return ForwardCosts((1, 2, 64), (256,), ((share, 1.1 * share, 5.0 * share),))
-
-    monkeypatch.setattr(model_profile, "timing_forwards", at_once(costs))
+@pytest.mark.usefixtures("no_small_model")
+def test_a_long_life_says_how_fast_it_is_by_what_is_known_now(measured, store, monkeypatch, tmp_path):
+    shutil.copytree(CARD.path, tmp_path / "alone", ignore=shutil.ignore_patterns("drafters"))
+    alone, settings, cores = (
+        replace(CARD, path=tmp_path / "alone"),
+        Settings(temperature=0.0),
+        hardware.physical_cores(),
+    )
     monkeypatch.setattr(hardware.IdleCores, "__call__", lambda self: cores - 1 or 2)
-    measured_engine(choice(), store=store)
-    engine = Engine.open(Settings(temperature=0.0), CARD, store=store)
+    engine = Engine.open(settings, alone, store=store)
+    assert list(engine.measure()) and engine.costs == COSTS, "what a busy moment gave serves this process"
+    assert reconsidered(engine, settings, store, Reporter()) is engine and engine.profile.untimed
     promised = engine.choice.tokens_per_second
     monkeypatch.setattr(hardware.IdleCores, "__call__", lambda self: cores)
-    assert reconsidered(engine, Settings(temperature=0.0), store, Reporter()) is engine
-    assert engine.choice.tokens_per_second == pytest.approx(promised / 4, rel=0.01)
-
-
-@pytest.mark.slow
-def test_a_small_model_that_a_search_found_useless_is_not_taken(measured, store, tmp_path, monkeypatch):
-    """`bench --tune` keeps what the replies came to that it decoded again, and `auto` goes by that."""
-    shutil.copytree(CARD.path, tmp_path / "pair", ignore=shutil.ignore_patterns("drafters"))
-    pair = replace(CARD, path=tmp_path / "pair")
-
-    def costs(target):
-        share = 1.0 if target.compute.target.sizes.num_layers == 8 else 0.02
-        return ForwardCosts((1, 2, 64), (256,), ((share, share, 1.5 * share),))
-
-    monkeypatch.setattr(model_profile, "timing_forwards", at_once(costs))
-    monkeypatch.setattr(assemble, "search", lambda *_: Hyperparameters())
-    settings = Settings(drafter="auto", temperature=0.0)
-    for steps, taken in ((60, True), (185, False)):
-
-        def replayed(_, small, __, steps=steps):
-            return (
-                Replay(184, steps, 2 * steps, 0.04 * steps, 1.1 * steps) if small else Replay(184, 170, 340, 0.0, 187.0)
-            )
-
-        monkeypatch.setattr(assemble, "replayed", replayed)
-        for drafter in ("draft_model", "ouroboros"):
-            Engine(choose(pair, Settings(drafter=drafter)), store=store, tune=True)
-        engine = Engine.open(settings, pair, store=store)
-        assert engine.choice.drafter.startswith(("draft_model", "ouroboros")) is taken
+    slow = ForwardCosts((1, 2, 64), (256,), ((9.0, 9.9, 45.0),))
+    monkeypatch.setattr(model_profile, "timing_forwards", at_once(lambda target: slow))
+    assert reconsidered(engine, settings, store, Reporter()) is engine
+    assert engine.costs == slow and not engine.profile.untimed, "and does not outlive it"
+    assert engine.choice.tokens_per_second < 0.2 < promised
 
 
 @pytest.mark.slow
@@ -259,7 +243,6 @@ def test_a_search_begins_with_the_phrases_of_earlier_sessions(measured, store, t
     readers, own = [], assemble.pool_of
     monkeypatch.setattr(assemble, "pool_of", lambda *given: readers.append(given[3]) or own(*given))
     monkeypatch.setattr(assemble, "search", lambda build, *_: build(Hyperparameters()) and Hyperparameters())
-    monkeypatch.setattr(assemble, "replayed", lambda *_: Replay(184, 60, 120, 2.4, 66.0))
     engine = Engine(choice, store=store, tune=True)
     assert readers and all(reader == engine.saved_phrases.read for reader in readers)
     readers.clear()
@@ -275,17 +258,15 @@ def test_nonsense_in_the_store_is_measured_anew(measured, store, monkeypatch):
 
 
 @pytest.mark.slow
-def test_replies_are_kept_by_how_they_were_decoded(measured, store):
-    """A prompt's phrases pay greedily and not where tokens are drawn, so what they brought is not mixed."""
+def test_replies_are_kept_as_one_average_however_they_were_decoded(measured, store):
     engine = Engine(choice(), store=store)
-    kept = []
+    tokens = [0.0]
     for sampling in (Sampling(), Sampling(temperature=0.7, seed=1), Sampling(temperature=0.7, seed=1, rule="typical")):
         for _ in engine.chat([{"role": "user", "content": "Who are you?"}], sampling, Limits(6)):
             pass
-        kept.append({key: sums[0] for key, sums in engine.profile.recall(REPLY_SUMS).items()})
-    assert [*kept[0]] == ["phrases"] and [*kept[1]] == ["phrases", "phrases, sampled"]
-    assert [*kept[2]] == ["phrases", "phrases, sampled", "phrases, typical"]
-    assert kept[0]["phrases"] == kept[2]["phrases"] > 0, "the others leave it as it is"
+        kept = engine.profile.cache.recall(REPLIES, engine.profile.replies_subject)
+        assert [*kept] == ["phrases"] and kept["phrases"][0] > tokens[-1]
+        tokens.append(kept["phrases"][0])
 
 
 @pytest.mark.slow

@@ -8,6 +8,8 @@ from golden import matching, wording
 from machines import cpu, flat, machine
 from reply_statistics import said
 
+from localspec.choosing import fit
+from localspec.choosing.choose import choose
 from localspec.config import Settings
 from localspec.decoding.session import Limits
 from localspec.engine import engine as module
@@ -16,8 +18,6 @@ from localspec.engine.spilling import SPILL_FACTOR, SpillWatch
 from localspec.errors import DoesNotFit
 from localspec.events import Done, Reporter
 from localspec.models.registry import resolve
-from localspec.policy import prediction
-from localspec.policy.selection import choose
 
 DEMO = resolve("demo")
 
@@ -105,15 +105,15 @@ def test_conversations_in_turns_are_parked_in_what_a_full_context_leaves(monkeyp
         return done.statistics.reused_tokens / done.statistics.prompt_tokens
 
     assert share(10**6) > 0.8 and engine.held[1] == engine.session.memory.parked > 0
-    assert engine.session.parked.budget <= prediction.MOST_PARKED
+    assert engine.session.parked.budget <= fit.MOST_PARKED
     engine.forget_parked()
     assert engine.session.memory.parked == 0
     assert share(10) < 0.3 and engine.session.memory.parked == 0, "nothing is left of what a full context takes"
 
 
-@each("left, parked", [(-5, 0), (0, 0), (1000, 500), (2**33 + 2**20, 2**32), (2**40, prediction.MOST_PARKED)])
+@each("left, parked", [(-5, 0), (0, 0), (1000, 500), (2**33 + 2**20, 2**32), (2**40, fit.MOST_PARKED)])
 def test_parked_texts_take_half_of_what_a_model_leaves_up_to_a_limit(left: int, parked: int) -> None:
-    assert prediction.parking(left) == parked
+    assert fit.parking(left) == parked
 
 
 @each(

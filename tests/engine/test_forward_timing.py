@@ -1,6 +1,5 @@
 """What a forward costs, measured on a clock of our own."""
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -11,13 +10,13 @@ from each import each
 from recorded_operations import Graph
 from tiny_models import FAMILIES, Tiny
 
+from localspec.choosing.cost import ForwardCosts
+from localspec.choosing.fit import STATIC_ROWS
 from localspec.decoding.tree import DraftTree
 from localspec.engine import forward_timing
 from localspec.engine.forward_timing import FILLED_UP, ROWS, measure_forward_costs
 from localspec.nn.cache import KVCache
 from localspec.nn.target import Target
-from localspec.policy.forward_costs import ForwardCosts
-from localspec.policy.prediction import STATIC_ROWS
 
 
 @pytest.fixture
@@ -91,19 +90,6 @@ def test_the_first_time_and_a_disturbed_one_do_not_count(clock: Clock) -> None:
     assert all(costs.at(n, c) == pytest.approx(flat_then_linear(n, c)) for n in ROWS for c in costs.contexts)
 
 
-def test_a_busy_moment_that_passes_costs_repetitions_and_changes_no_figure(clock: Clock) -> None:
-    """The median of all would be of the busy moment."""
-
-    def busy_at_first(rows: int, context: int, before: int) -> float:
-        return flat_then_linear(rows, context) * (4 if rows > 1 and before < 9 else 1) / 5
-
-    model = Model(clock, busy_at_first)
-    costs = measured(model)
-    assert model.calls.count((8, 256)) > 16 and clock.now - 100 < 3.2
-    for n in ROWS:
-        assert costs.at(n, 256) == pytest.approx(flat_then_linear(n, 256) / 5)
-
-
 def test_more_rows_and_longer_contexts_never_cost_less(clock: Clock) -> None:
     figures = {1: 0.005, 2: 0.009, 4: 0.004, 8: 0.006, 16: 0.008, 32: 0.010, 64: 0.012}
     costs = measured(
@@ -141,77 +127,6 @@ def test_a_real_model_on_a_real_clock(tiny: Callable[[str], Any]) -> None:
     costs = measure_forward_costs(target)
     assert costs.contexts == (64,) and costs.rows == ROWS
     assert all(0 < figure < 60 for figure in costs.seconds[0])
-
-
-# -- what it says ------------------------------------------------------------------------------------------------------
-
-COSTS = ForwardCosts((1, 4, 8), (256, 2048), ((1.0, 2.0, 4.0), (2.0, 3.0, 7.0)))
-
-
-@each(
-    "rows, context, seconds",
-    [
-        (1, 256, 1.0),
-        (4, 256, 2.0),
-        (8, 2048, 7.0),  # the points
-        (2, 256, 4 / 3),
-        (6, 256, 3.0),
-        (6, 2048, 5.0),  # between rows
-        (4, 1152, 2.5),
-        (6, 1152, 4.0),  # between contexts
-        (10, 256, 5.0),
-        (10, 2048, 9.0),
-        (8, 3840, 10.0),
-        (10, 3840, 13.0),  # beyond the last
-        (1, 0, 1.0),
-        (4, 100, 2.0),
-        (6, 0, 3.0),  # before the first
-    ],
-)
-def test_costs_between_and_beyond_what_was_measured(rows: int, context: int, seconds: float) -> None:
-    assert COSTS.at(rows, context) == pytest.approx(seconds, rel=1e-12)
-
-
-def test_costs_at_the_points_are_the_very_figures() -> None:
-    odd = ForwardCosts((1, 3, 7), (10, 17), ((0.0194, 0.4231, 0.9), (0.0197, 1.1, 1.3)))
-    for line, context in zip(odd.seconds, odd.contexts, strict=True):
-        assert [odd.at(n, context) for n in odd.rows] == list(line)
-
-
-def test_one_point_is_a_constant() -> None:
-    assert ForwardCosts((1,), (0,), ((0.5,),)).at(64, 10_000) == 0.5
-
-
-def test_costs_go_through_json() -> None:
-    assert ForwardCosts.from_list(json.loads(json.dumps(COSTS.as_list()))) == COSTS
-
-
-@each(
-    "damaged",
-    [
-        None,
-        5,
-        "abc",
-        [],
-        {},
-        [[1], [0]],
-        [[], [], []],
-        [[1, 2], [0], [[1.0]]],
-        [[1], [0, 5], [[1.0]]],
-        [[1], [0], [["x"]]],
-        [[1], [0], [[-1.0]]],
-        [[1], [0], [[0]]],
-        [[1], [0], [[float("nan")]]],
-        [[1], [0], [[float("inf")]]],
-        [[2, 1], [0], [[1.0, 2.0]]],
-        [[1, 1], [0], [[1.0, 2.0]]],
-        [[1], [0], [None]],
-        [[float("inf")], [0], [[1.0]]],
-        [[1], [5, 0], [[1.0], [1.0]]],
-    ],
-)
-def test_anything_else_is_no_costs(damaged: object) -> None:
-    assert ForwardCosts.from_list(damaged) is None
 
 
 # -- where rows are filled up ------------------------------------------------------------------------------------------

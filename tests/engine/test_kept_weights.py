@@ -15,6 +15,8 @@ from filelock import FileLock
 from golden import wording
 from tiny_models import FAMILIES, Tiny, prompt_ids
 
+from localspec.choosing.choice import Choice
+from localspec.choosing.choose import choose
 from localspec.config import Settings
 from localspec.decoding.tree import DraftTree
 from localspec.engine import kept_weights
@@ -28,8 +30,6 @@ from localspec.nn.linear import Linear
 from localspec.nn.linear_bitsandbytes import NF4Linear
 from localspec.nn.target import Target
 from localspec.paths import Paths
-from localspec.policy.choice import Choice
-from localspec.policy.selection import choose
 from localspec.weights.packed_files import lock_of, packed_of
 
 if find_spec("bitsandbytes") is None:

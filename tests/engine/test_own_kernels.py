@@ -13,21 +13,20 @@ from golden import wording
 from machines import flat
 from measured_at_once import at_once
 
+from localspec.choosing import measure
+from localspec.choosing.choose import choose
+from localspec.choosing.measure import COSTS, MeasurementCache, Measurements, with_kernels
 from localspec.config import Settings
 from localspec.decoding.exactness import Exactness
 from localspec.decoding.measuring import finished
-from localspec.engine import device_profile, own_kernels, recalled_measurements, trials
-from localspec.engine.measurement_cache import MeasurementCache
+from localspec.engine import own_kernels, trials
 from localspec.engine.model_profile import EXACTNESS, ModelProfile
-from localspec.engine.own_kernels import KERNELS, LIBRARIES, OWN, settle_kernels, with_kernels
-from localspec.engine.recalled_measurements import COSTS, RATES, RecalledMeasurements
+from localspec.engine.own_kernels import KERNELS, LIBRARIES, OWN, settle_kernels
 from localspec.engine.trials import Verdict
 from localspec.events import Reporter
 from localspec.machine.nvidia import NvidiaDriver
 from localspec.models.registry import resolve
 from localspec.nn import own_kernels as of_torch
-from localspec.policy.prediction import Rates
-from localspec.policy.selection import choose
 from localspec.store.store import Store
 
 DEVICE = "cuda:0"
@@ -43,7 +42,8 @@ class Process:
         self.cache = MeasurementCache(store, Reporter(self.notices.append))
         self._monkeypatch = monkeypatch
         monkeypatch.setattr(trials, "nvidia_driver", lambda: NvidiaDriver("580.65"))
-        monkeypatch.setattr(own_kernels, "versions", lambda device: f"a {device}")
+        for module in (own_kernels, measure):
+            monkeypatch.setattr(module, "versions", lambda device: f"a {device}")
         monkeypatch.setattr(of_torch, "not_for", lambda device: None)
         monkeypatch.setattr(of_torch, "_wrong", self._try)
         self.starts()
@@ -161,41 +161,24 @@ def test_all_that_is_measured_of_a_model_and_a_device_says_what_computed_it(
     process: Process, monkeypatch: pytest.MonkeyPatch, device: str
 ) -> None:
     """No promise of --exact, no form of steps and no seconds are taken over."""
-    monkeypatch.setattr(recalled_measurements, "versions", lambda device: f"a {device}")
+    monkeypatch.setattr(measure, "versions", lambda device: f"a {device}")
     choice = replace(choose(resolve("demo"), Settings(drafter="none")), device=device)
-    known = RecalledMeasurements(process.cache)
-    rates = Rates((1, 8), (1e-10, 2e-10), (1e-4, 1e-4))
+    known = Measurements(process.cache)
 
-    def measured() -> tuple[bool, bool, bool]:
+    def measured() -> tuple[bool, bool]:
         of_model = known.of(choice.target, device, choice.dtype, choice.quantize)
         profile = ModelProfile.of(choice, process.cache)
-        return profile.recall(EXACTNESS) is not None, of_model.costs is not None, rates_of(device) is not None
-
-    def rates_of(device: str) -> Rates | None:
-        return known.rates(device, choice.dtype, choice.quantize)
+        return profile.recall(EXACTNESS) is not None, of_model.costs is not None
 
     process.loads()
     profile = ModelProfile.of(choice, process.cache)
     profile.remember(EXACTNESS, Exactness(True, 9))
     profile.remember(COSTS, flat(0.05))
-    process.cache.remember(RATES, known._rates_subject(device, choice.dtype, choice.quantize), rates)
-    assert measured() == (True, True, True)
+    assert measured() == (True, True)
     monkeypatch.setattr("localspec.nn.cuda_kernels.digest", lambda: "others, which are wrong")
     process.finds = lambda: "a norm is not what it should be"
     process.loads()
-    assert measured() == ((False, False, False) if device == DEVICE else (True, True, True))
-
-
-def test_rates_are_measured_of_what_will_compute(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
-    def measure(device: str, dtype: str, quantize: str, cache: object, subject: str) -> Rates:
-        assert subject.endswith(" · by libraries") and of_torch.trouble(CARD) == wording("there_is_no_compiler")
-        return Rates((1, 8), (1e-10, 2e-10), (1e-4, 1e-4))
-
-    monkeypatch.setattr(recalled_measurements, "versions", lambda device: f"a {device}")
-    monkeypatch.setattr(device_profile, "devices", lambda: [DEVICE])
-    monkeypatch.setattr(device_profile, "_measure_rates", measure)
-    process.finds = lambda: wording("there_is_no_compiler")
-    assert device_profile.DeviceProfiler(process.cache).rates(DEVICE, "bf16", "nf4") is not None
+    assert measured() == ((False, False) if device == DEVICE else (True, True))
 
 
 def test_another_card_or_torch_is_tried_anew(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,25 +7,23 @@ from typing import Any
 
 import pytest
 from golden import matching
-from machines import LITTLE, SEVEN, Told, machine, unfetched
+from machines import LITTLE, SEVEN, machine, unfetched
 from tiny_models import Tiny
 
+from localspec.choosing.choice import Choice
+from localspec.choosing.choose import choose
+from localspec.choosing.cost import ForwardCosts
+from localspec.choosing.measure import LAYERS, MeasurementCache
 from localspec.config import Settings
 from localspec.decoding.calibration import Calibration
 from localspec.decoding.measuring import finished
 from localspec.engine import own_layers
 from localspec.engine.loading import calibration_of
-from localspec.engine.measurement_cache import MeasurementCache
 from localspec.engine.model_profile import ModelProfile
 from localspec.engine.own_layers import load_layers
-from localspec.engine.recalled_measurements import LAYERS
 from localspec.errors import UsageMistake
 from localspec.events import Reporter
 from localspec.models.s3d_prediction import KeptLayers
-from localspec.policy.choice import Choice
-from localspec.policy.forward_costs import ForwardCosts
-from localspec.policy.measurements import ModelMeasurements
-from localspec.policy.selection import choose
 from localspec.store.store import Store
 from localspec.weights.fingerprint import Identity
 
@@ -87,20 +85,10 @@ def test_stored_layers_that_are_none_are_found_anew() -> None:
     assert LAYERS.parse(LAYERS.to_json([one])) == [one]
 
 
-def test_auto_considers_layers_once_they_were_probed() -> None:
-    """Layers that agree nine times of ten, of a model whose trees cost as much as one row."""
-    card, here = unfetched(SEVEN), machine()
-    device = here.devices[0]
-    costs = ForwardCosts((1, 64), (256,), ((0.05, 0.05),))
-
-    def told(*layers: KeptLayers) -> Told:
-        return Told({(device.name, "int8"): ModelMeasurements(costs, layers=layers)})
-
-    good = KeptLayers((0,), (0.9, 0.05))
-    settings = Settings(quantize="int8")
-    assert choose(card, settings, here, told()).drafter == "phrases"
-    chosen = choose(card, settings, here, told(good))
-    assert chosen.drafter.startswith("layers") and chosen.tokens_per_second is not None
-    assert choose(card, settings, here, told(replace(good, shares=(0.05, 0.01)))).drafter == "phrases"
-    named = choose(card, replace(settings, drafter="layers"), here, told(good))
-    assert named.drafter == "layers" and "probe" in named.reason
+def test_the_layers_are_taken_that_promise_most_by_what_their_forwards_cost() -> None:
+    few, many = KeptLayers((0, 31), (0.5, 0.1)), KeptLayers(tuple(range(16)), (0.6, 0.1))
+    flat, steep = (ForwardCosts((1, 64), (256,), ((0.05, last),)) for last in (0.05, 9.0))
+    for costs in (flat, steep):
+        assert own_layers.best_layers([few, many], SEVEN, costs, 16) is few, "for a tenth less they read an eighth"
+    better = replace(many, shares=(0.99, 0.0))
+    assert own_layers.best_layers([few, better], SEVEN, flat, 16) is better

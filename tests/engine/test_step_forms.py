@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from golden import wording
 
+from localspec.choosing.measure import MeasurementCache
 from localspec.config import Settings
 from localspec.decoding.limits import Limits
 from localspec.engine import step_forms as module
 from localspec.engine import trials
 from localspec.engine.engine import Engine
-from localspec.engine.measurement_cache import MeasurementCache
 from localspec.engine.step_forms import STEP_FORM, RecordingWatch, settle_step_form
 from localspec.engine.trials import Verdict
 from localspec.events import Reporter

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from session_replies import reply
 
 from localspec import Done, Engine, Limits, Sampling
+from localspec.choosing.choose import choose
 from localspec.config import Settings
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Context
@@ -23,7 +24,6 @@ from localspec.errors import DoesNotFit, out_of_memory
 from localspec.machine.memory import give_back, peak_memory
 from localspec.models import registry
 from localspec.nn.target import Target
-from localspec.policy.selection import choose
 
 FACTOR, CONTEXT = 8, 4096  # 0.4 B parameters
 MIB = 2**20

@@ -10,12 +10,12 @@ from each import each
 from golden import matching
 from safetensors.torch import save_file
 
+from localspec.choosing.choose import choose
 from localspec.config import Settings
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.models.drafter_cards import find_drafter, read_drafter, trained_drafters
 from localspec.models.registry import TargetCard, resolve
 from localspec.paths import Paths
-from localspec.policy.selection import choose
 from localspec.weights.checkpoint import revision
 from localspec.weights.fingerprint import weights_fingerprint
 

@@ -15,6 +15,7 @@ from golden import matching
 from scripted_models import scripted_model
 
 import localspec
+from localspec.choosing.choose import choose
 from localspec.config import Settings
 from localspec.decoding.limits import Limits
 from localspec.engine.engine import Engine
@@ -25,7 +26,6 @@ from localspec.models.chat_tokenizer import ChatTokenizer
 from localspec.models.encoding import Unwanted, given_up_unless, is_left_behind
 from localspec.models.registry import TargetCard
 from localspec.models.tokenizer import Tokenizer
-from localspec.policy.selection import choose
 
 DEMO = Path(localspec.__file__).parent / "demo"
 LONG = "\u0e3f" * 8_000  # half a second with the expression below, which tries each place to the end of the text

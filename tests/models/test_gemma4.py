@@ -26,6 +26,7 @@ from tiny_models import (
 from transformers import CONFIG_MAPPING, Gemma4Config, Gemma4ForConditionalGeneration
 from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRotaryEmbedding
 
+from localspec.choosing.choose import choose
 from localspec.cli.show import _installed_facts
 from localspec.config import Settings
 from localspec.decoding.session import Limits
@@ -42,7 +43,6 @@ from localspec.models.registry import named_card
 from localspec.models.shape import Shape
 from localspec.models.small_model import mask_token
 from localspec.nn.target import Target
-from localspec.policy.selection import choose
 from localspec.training.trainable import make_drafter
 from localspec.weights.stored import read_config
 

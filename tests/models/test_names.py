@@ -10,13 +10,13 @@ from golden import matching
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from localspec.choosing.named import named_drafter
 from localspec.cli.main import main
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.hub.sources import Source
 from localspec.models import names, registry
 from localspec.models.names import begun_name, full_name
 from localspec.models.registry import TargetCard
-from localspec.policy.drafter_spec import named_drafter
 
 SMOL, HALF, WHOLE = (
     "SmolLM2-135M-Instruct.Q4_1",

@@ -12,7 +12,7 @@ from golden import matching, wording
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.models import own_draft as module
 from localspec.models.model import model_of
-from localspec.models.own_draft import own_draft
+from localspec.models.own_draft import own_draft, too_large_to_draft
 from localspec.models.registry import TargetCard, resolve
 from localspec.models.stored_tokens import compare_stored
 from localspec.paths import Paths
@@ -20,7 +20,7 @@ from localspec.weights.checkpoint import inspect
 
 WORDS = {"a": 0, "b": 1, "c": 2}
 TARGET = {"w": [400]}  # numbers of a target, and of small models
-THIRD, TENTH = {"w": [133]}, {"w": [40]}
+HALF, TENTH = {"w": [200]}, {"w": [40]}
 
 
 def write(path: Path, shapes: dict, vocabulary: dict | list = WORDS, added: tuple = (), **config) -> Path:
@@ -69,21 +69,24 @@ def test_one_in_the_targets_directory_is_its_own(target, tmp_path):
 
 
 def test_of_those_installed_the_smallest_that_is_much_smaller(target, tmp_path):
-    home, card = register(tmp_path, third=write(tmp_path / "third", THIRD), own=target), resolve(str(target))
-    assert found(card, tmp_path) == ("third", wording("installed_of_the_same_tokenizer"))
-    register(tmp_path, third=tmp_path / "third", tenth=write(tmp_path / "tenth", TENTH), own=target)
+    home, card = register(tmp_path, half=write(tmp_path / "half", HALF), own=target), resolve(str(target))
+    assert found(card, tmp_path) == ("half", wording("installed_of_the_same_tokenizer"))
+    register(tmp_path, half=tmp_path / "half", tenth=write(tmp_path / "tenth", TENTH), own=target)
     assert found(card, tmp_path) == ("tenth", wording("installed_of_the_same_tokenizer"))
-    write(tmp_path / "third", {"w": [134]})
+    write(tmp_path / "half", {"w": [201]})
     write(tmp_path / "tenth", TENTH, {**WORDS, "d": 3})
     assert found(card, tmp_path) is None, "one is too large and the other has a word more"
+    assert too_large_to_draft(card, home) == wording("half_is_too_large_to_draft", target=card.name)
+    write(tmp_path / "half", {"w": [399]})
+    assert too_large_to_draft(card, home) == "", "a model of the same size is not meant to draft"
     assert model_of(card).small is None and home.user_models_file.is_file()
 
 
 @pytest.mark.slow
 def test_what_is_named_comes_first_and_what_is_in_the_directory_second(target, tmp_path):
     write(tmp_path / "named", TENTH)
-    write(tmp_path / "third", THIRD)
-    register(tmp_path, named=tmp_path / "named", third=tmp_path / "third")
+    write(tmp_path / "half", HALF)
+    register(tmp_path, named=tmp_path / "named", half=tmp_path / "half")
     paths = Paths(tmp_path)
     toml = paths.user_models_file
     toml.write_text(toml.read_text() + f'[mine]\npath = "{target}"\ndraft = "named"\n')

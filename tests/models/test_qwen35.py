@@ -11,6 +11,7 @@ import torch
 from command import called
 from each import each
 from golden import matching
+from invented_torch import invented_target
 from machines import cpu, gpu, machine
 from models.language_models import assert_language_model_is_served
 from safetensors.torch import load_file, save_file
@@ -18,6 +19,8 @@ from slow_cases import covering
 from tiny_models import RECURRENT, VOCABULARY, Tiny, byte_tokenizer, prompt_ids, save_filled, stock_reply
 from transformers import CONFIG_MAPPING, Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
+from localspec.choosing.choose import choose
+from localspec.choosing.fit import BUCKET, RECENT, STATES, cache
 from localspec.config import Settings
 from localspec.decoding.session import Limits
 from localspec.decoding.tree import DraftTree
@@ -32,10 +35,7 @@ from localspec.models.drafter_kinds import kinds
 from localspec.models.registry import TargetCard
 from localspec.models.shape import Shape
 from localspec.models.small_model import MaskedModel
-from localspec.nn.invented import invented_target
 from localspec.nn.target import Target
-from localspec.policy.prediction import BUCKET, RECENT, STATES, cache
-from localspec.policy.selection import choose
 from localspec.training.estimate import hours, needs, shadow
 from localspec.training.trainable import make_drafter, trainable_class
 from localspec.weights.checkpoint import inspect
@@ -222,7 +222,7 @@ def test_torch_computes_it_with_dense_weights_alone(tiny) -> None:
     for here, device in ((machine(gpu()), "cuda"), (without, "cpu")):
         for packing in ("int8", "int4", "nf4"):
             with pytest.raises(
-                UsageMistake, match=f"{packing} cannot be had on {device}.*: .*dense weights alone; use .*none"
+                UsageMistake, match=f"{packing} cannot be had on {device}.*: .*dense weights only; use .*none"
             ):
                 choose(card, Settings(quantize=packing, device=device), here)
         choice = choose(card, Settings(device=device), here)

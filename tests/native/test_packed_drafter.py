@@ -12,6 +12,7 @@ from golden import matching, wording
 from safetensors.numpy import save_file
 
 from localspec import Engine, Limits, Sampling
+from localspec.choosing.choose import choose
 from localspec.config import Settings
 from localspec.drafters.saved import load_drafter
 from localspec.drafters.tensors import StoredTensors
@@ -24,7 +25,6 @@ from localspec.native import packed_drafter
 from localspec.native.compute import NativeLinear
 from localspec.native.target import NativeTarget
 from localspec.paths import Paths
-from localspec.policy.selection import choose
 from localspec.weights.checkpoint import revision
 from localspec.weights.packed_file import Header, read
 from localspec.weights.packed_files import packed_files, packed_of

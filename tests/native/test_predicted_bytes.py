@@ -6,8 +6,11 @@ import sys
 
 import pytest
 from each import each
+from invented_native import invented_target
 from kernel_files import needs_shares
 
+from localspec.choosing.drafters import drafter_bytes
+from localspec.choosing.fit import CHUNK, cache, drafter_numbers, unread, weights
 from localspec.drafters.saved import load_drafter
 from localspec.families.architecture import in_features, weight_map
 from localspec.families.model_config import ModelConfig
@@ -15,10 +18,7 @@ from localspec.machine import compiled
 from localspec.models.drafter_cards import trained_drafters
 from localspec.models.registry import resolve
 from localspec.models.shape import Shape
-from localspec.native.invented import invented_target
 from localspec.native.target import NativeTarget
-from localspec.policy.candidates import drafter_bytes
-from localspec.policy.prediction import CHUNK, cache, drafter_numbers, unread, weights
 
 pytestmark = pytest.mark.skipif(compiled.library() is None, reason="the library is not built")
 

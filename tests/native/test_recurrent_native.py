@@ -10,6 +10,7 @@ import torch
 from drafting import drafting
 from each import each
 from golden import matching
+from invented_native import invented_target
 from native.engine import POOL, Model, Pool, Text, isas, using
 from native.engine import stock_logits as logits_of
 from native.stock_models import stock_of
@@ -18,6 +19,7 @@ from session_replies import reply
 from slow_cases import covering
 from tiny_models import RECURRENT, VOCABULARY, Tiny, prompt_ids, stock_logits, stock_reply
 
+from localspec.choosing import fit
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter
 from localspec.decoding.forward import ForwardOutput
@@ -28,7 +30,6 @@ from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.draft_model import DraftModel
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
-from localspec.engine.backends import random_target
 from localspec.errors import LocalspecError
 from localspec.families.model_config import ModelConfig
 from localspec.models.shape import Shape
@@ -37,7 +38,6 @@ from localspec.native.cache import NativeCache
 from localspec.native.target import NativeTarget
 from localspec.native.threads import Threads
 from localspec.nn.target import Target
-from localspec.policy import prediction
 from localspec.training.trainable import make_drafter
 from localspec.weights.opened import PackedModel
 from localspec.weights.packed_file import Origin
@@ -48,7 +48,7 @@ Make = Callable[..., Tiny]
 NAMES = list(RECURRENT)
 SHARED, BIASES, LONG = NAMES
 PACKINGS = ["fp32", "bf16", "int8", "int4"]
-KEPT = prediction.RECENT // 2  # rows that can be taken back at least, where they were read a few at a time
+KEPT = fit.RECENT // 2  # rows that can be taken back at least, where they were read a few at a time
 TOLERANCE = 1e-4
 HOT = Sampling(0.9, seed=7)
 TWO = Pool(2)
@@ -320,8 +320,8 @@ def test_a_packed_model_holds_what_is_predicted(tiny, name, packing):
             bits = {"fp32": 32, "bf16": 16, "int8": 8 + 16 / 64}[one.tensor.format]
             padding += one.bytes - int(one.tensor.out * one.tensor.inputs * bits / 8)
     held = sum(section.bytes for section in header.tensors.values())
-    dtype, quantize = (packing, "none") if packing in prediction.ITEM else ("bf16", packing)
-    said = prediction.weights(shape, dtype, quantize, "native", source.checkpoint.parameters)
+    dtype, quantize = (packing, "none") if packing in fit.ITEM else ("bf16", packing)
+    said = fit.weights(shape, dtype, quantize, "native", source.checkpoint.parameters)
     assert abs(said + padding - held) < 200, "roundings of each matrix"
 
 
@@ -334,7 +334,7 @@ def test_states_of_real_sizes_hold_what_is_predicted():
         "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
         "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"] * 2,
     }  # fmt: skip
-    target = random_target("native", ModelConfig.of(content), "cpu", "fp32", "none")
+    target = invented_target(ModelConfig.of(content), "fp32")
     assert isinstance(target, NativeTarget)
     shape = Shape.of(content)
     assert shape is not None
@@ -343,7 +343,7 @@ def test_states_of_real_sizes_hold_what_is_predicted():
     empty = cache.nbytes
     for token in prompt_ids(400):
         read(target, cache, [token])
-    assert cache.nbytes - empty == pytest.approx(prediction.states(shape, "fp32"), rel=0.02)
+    assert cache.nbytes - empty == pytest.approx(fit.states(shape, "fp32"), rel=0.02)
 
 
 @pytest.mark.parametrize("packing", ["int8", "int4"])

@@ -7,8 +7,8 @@ import torch
 from each import each
 from golden import matching
 
+from localspec.choosing.fit import BUCKET
 from localspec.nn.cache import KVCache
-from localspec.policy.prediction import BUCKET
 
 LAYERS, HEADS, WIDTH = 2, 3, 4
 

@@ -16,6 +16,7 @@ from slow_cases import covering
 from tiny_models import RECURRENT, VOCABULARY, Tiny, prompt_ids, stock_logits, stock_reply
 from transformers import DynamicCache
 
+from localspec.choosing.choice import StepForm
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter
 from localspec.decoding.sampling import Sampling
@@ -31,7 +32,6 @@ from localspec.families.architecture import weight_map
 from localspec.nn.exactness import measure
 from localspec.nn.states import KEPT, STATES, State, StateCache
 from localspec.nn.target import Target
-from localspec.policy.choice import StepForm
 from localspec.training.drafters.medusa import Trainable as Medusa
 from localspec.training.trainable import make_drafter
 

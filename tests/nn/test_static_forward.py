@@ -11,6 +11,8 @@ from slow_cases import covering
 from tiny_models import FAMILIES, RECURRENT, Tiny, prompt_ids
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
+from localspec.choosing.choice import StepForm
+from localspec.choosing.fit import BUCKET, MOST_CHAINED, STATIC_ROWS
 from localspec.decoding.compute import LowRank
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
@@ -19,8 +21,6 @@ from localspec.nn.contenders import Contenders
 from localspec.nn.static_forward import MOST_RECORDINGS, StaticForward, visible_slots
 from localspec.nn.step_logits import StepLogits
 from localspec.nn.target import Target
-from localspec.policy.choice import StepForm
-from localspec.policy.prediction import BUCKET, MOST_CHAINED, STATIC_ROWS
 
 Make = Callable[[str], Tiny]
 PADDED = 8  # rows that six nodes are filled up to

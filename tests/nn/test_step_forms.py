@@ -11,13 +11,13 @@ from golden import wording
 from recorded_operations import Graph
 from tiny_models import FAMILIES, RECURRENT, Tiny
 
+from localspec.choosing.fit import STATIC_ROWS
 from localspec.decoding.sampling import Sampling
 from localspec.nn import placed_rows, recording, static_forward, step_logits
 from localspec.nn.contenders import Contenders, contenders
 from localspec.nn.static_forward import StaticForward
 from localspec.nn.step_forms import find_step_form
 from localspec.nn.target import Target
-from localspec.policy.prediction import STATIC_ROWS
 
 Make = Callable[[str], Tiny]
 LLAMA, WINDOW = FAMILIES[0], FAMILIES[1]

@@ -24,6 +24,7 @@ from tiny_models import (
 )
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
+from localspec.choosing.fit import BUCKET
 from localspec.decoding.budget import Budget
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
@@ -33,7 +34,6 @@ from localspec.errors import LocalspecError, UsageMistake
 from localspec.families.architecture import weight_map
 from localspec.nn.cache import KVCache
 from localspec.nn.target import Target, ancestor_mask
-from localspec.policy.prediction import BUCKET
 
 # Both sides add the same few hundred fp32 products in another order: 2e-7 to 8e-7 is what that gives here. A wrong
 # position, mask, norm or bias moves logits by more than a hundredth of the largest.

@@ -9,12 +9,12 @@ from cli.hub_commands import NUMBERS, blobs, common_cache, home_with_cache, repo
 from golden import matching, wording
 from hub_server import model_repository, served
 
+from localspec.choosing.fetching import fit
+from localspec.choosing.measure import NoMeasurements
 from localspec.errors import DoesNotFit, NotHere, UsageMistake
 from localspec.events import Reporter
 from localspec.machine.machine import Device, Machine
 from localspec.models.registry import resolve
-from localspec.policy.measurements import NoMeasurements
-from localspec.policy.pull_set import fit
 from localspec.pulling.pull import AboutToFetch, Fetched, Installed, NothingToFetch, Planned, PullEvent, Wishes, pull
 
 
@@ -116,8 +116,7 @@ def test_beside_a_chat_nothing_is_measured_or_packed(home, monkeypatch):
     """A model that would be packed otherwise; what its entry says of drafters would be a reason to measure."""
     (home / "config").mkdir(mode=0o700)
     (home / "config" / "models.toml").write_text('[mine]\nrepo = "org/name"\ndrafters = [{ kind = "medusa" }]\n')
-    for measured in ("_measure_rates", "memory_bandwidth"):
-        monkeypatch.setattr(f"localspec.engine.device_profile.{measured}", lambda *_: pytest.fail("it was measured"))
+    monkeypatch.setattr("localspec.choosing.measure.memory_bandwidth", lambda *_: pytest.fail("it was measured"))
     with served(org__name=model_repository(resolve("demo").path)) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
         stages: list[str] = []

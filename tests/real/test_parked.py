@@ -9,15 +9,14 @@ from real.test_lossless import HOW, KEPT, NODES, named
 from real.whole_matrix import WHOLE_MATRIX
 
 from localspec import Engine
+from localspec.choosing.choose import choose
+from localspec.choosing.measure import LAYERS, MeasurementCache
 from localspec.config import Settings
 from localspec.decoding.limits import Limits
-from localspec.engine.measurement_cache import MeasurementCache
 from localspec.engine.model_profile import ModelProfile
-from localspec.engine.recalled_measurements import LAYERS
 from localspec.events import Done, Text
 from localspec.models.registry import resolve
 from localspec.models.s3d_prediction import KeptLayers
-from localspec.policy.selection import choose
 from localspec.store.store import Store
 
 THINGS = ("river", "bridge", "kettle")

@@ -6,6 +6,9 @@ from types import SimpleNamespace
 import pytest
 from machines import GIB, SEVEN, cpu, gpu, machine, unfetched
 
+from localspec.choosing.choose import choices, requested_drafter
+from localspec.choosing.measure import NoMeasurements
+from localspec.choosing.named import named_drafter
 from localspec.config import Settings
 from localspec.engine import reconsidering
 from localspec.errors import DoesNotFit, NotHere
@@ -13,9 +16,6 @@ from localspec.events import Reporter
 from localspec.models import registry
 from localspec.models.model import model_of
 from localspec.models.registry import resolve
-from localspec.policy.drafter_spec import named_drafter
-from localspec.policy.measurements import NoMeasurements
-from localspec.policy.selection import choices, requested_drafter
 from localspec.serving import loaded
 from localspec.serving.loaded import LoadedModels, Taken, model_named, models_here
 
@@ -226,7 +226,7 @@ def test_one_goes_before_another_takes_a_slower_device_for_its_sake(monkeypatch,
     cards = {name: unfetched(SEVEN, name) for name in ("first", "second", "third")}
     found = LoadedModels(settings, cards["first"], None, 60.0, Reporter(), open_engine)
     monkeypatch.setattr(reconsidering, "this_machine", now)
-    monkeypatch.setattr(loaded, "BandwidthProfiler", lambda *_: NoMeasurements())
+    monkeypatch.setattr(loaded, "Measurements", lambda *_: NoMeasurements())
     monkeypatch.setattr(loaded, "model_named", lambda name, _: cards[name])
     monkeypatch.setattr(loaded, "inspect", lambda _: None)
     monkeypatch.setattr(loaded, "read_config", lambda _: SimpleNamespace(context_for=lambda _: 0))

@@ -9,9 +9,8 @@ import pytest
 from command import called
 from each import each
 
+from localspec.choosing.measure import COSTS, MeasurementCache, Quantity
 from localspec.decoding.exactness import Exactness
-from localspec.engine.measurement_cache import MeasurementCache, Quantity
-from localspec.engine.recalled_measurements import COSTS
 from localspec.paths import Paths
 from localspec.store.store import Store
 

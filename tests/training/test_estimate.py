@@ -16,6 +16,8 @@ from training.minimal_drafter import Linears
 from transformers import LlamaConfig, Phi3Config, Qwen2Config
 
 import localspec
+from localspec.choosing import fit
+from localspec.choosing.choice import Choice
 from localspec.errors import DoesNotFit
 from localspec.families.architecture import TransformerConfig
 from localspec.families.model_config import ModelConfig
@@ -28,8 +30,6 @@ from localspec.nn.rotary import RotaryEmbedding
 from localspec.nn.small_model import fresh_weights
 from localspec.nn.target import Target
 from localspec.nn.transformer import Transformer
-from localspec.policy import prediction
-from localspec.policy.choice import Choice
 from localspec.training.estimate import (
     BESIDE,
     PRODUCT_ROWS,
@@ -229,7 +229,7 @@ def test_each_documented_training_fits_the_card_that_is_named(monkeypatch):
             sizes.num_layers, sizes.hidden_size, sizes.intermediate_size, sizes.num_heads, sizes.num_kv_heads,
             sizes.head_dim, sizes.vocab_size, 4096,
         )  # fmt: skip
-        loaded = prediction.weights(shape, "bf16", quantize, "cuda")
+        loaded = fit.weights(shape, "bf16", quantize, "cuda")
         choice = replace(CHOICE, device="cuda", dtype="bf16", quantize=quantize, loaded_bytes=loaded)
         gib = needs(make_drafter(kind, target, options), choice, 1024).memory(1024, recomputed=True) / 2**30
         assert card / 2 < gib < 0.95 * card, (name, kind, words, packing, gib)

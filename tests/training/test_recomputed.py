@@ -8,17 +8,17 @@ import pytest
 import torch
 from each import each
 from held_for_gradients import gradients_and_bytes
+from invented_torch import invented_target
 from quantized_layers import packed_target
 from tiny_models import Tiny, prompt_ids
 from torch import nn
 from transformers import LlamaConfig
 
+from localspec.choosing.choice import Choice
 from localspec.families.model_config import ModelConfig
 from localspec.models.registry import NOWHERE, TargetCard
 from localspec.nn.cache import TextPrefix
-from localspec.nn.invented import invented_target
 from localspec.nn.target import Target
-from localspec.policy.choice import Choice
 from localspec.training.estimate import needs
 from localspec.training.trainable import Batch, TrainableDrafter, make_drafter
 

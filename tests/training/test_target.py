@@ -23,6 +23,7 @@ from tiny_models import (
     prompt_ids,
 )
 
+from localspec.choosing.choose import choose
 from localspec.config import Settings
 from localspec.drafters.s3d import S3DOptions
 from localspec.errors import DoesNotFit, LocalspecError
@@ -34,7 +35,6 @@ from localspec.native.model import NativeModel
 from localspec.native.target import NativeTarget
 from localspec.nn.linear import PackedLinear
 from localspec.nn.target import Target
-from localspec.policy.selection import choose
 from localspec.training import generated
 from localspec.training import target as training_target
 from localspec.training.corpus import Row

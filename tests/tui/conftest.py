@@ -16,10 +16,10 @@ from textual.css.stylesheet import Stylesheet
 from tui.scripted_engine import ScriptedChat, card
 
 from localspec.chat import model_list
+from localspec.choosing import survey
 from localspec.errors import LocalspecError
 from localspec.models import registry
 from localspec.models.registry import TargetCard
-from localspec.policy import survey
 from localspec.store.store import Store
 from localspec.weights.checkpoint import Checkpoint
 

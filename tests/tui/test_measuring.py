@@ -7,7 +7,7 @@ from clocks import PATIENCE
 from each import each
 from tui.scripted_engine import ScriptedEngine, say, until
 
-from localspec.engine.later_measurements import CHECKING, PROBING, TIMING_DRAFT
+from localspec.engine.model_profile import CHECKING, PROBING, TIMING_DRAFT
 from localspec_tui import loading
 
 TIMING = "timing this model (once): 3 of 8, about 6 s left"

@@ -12,12 +12,11 @@ import pytest
 from command import called
 from safetensors.numpy import load_file, save_file
 
-from localspec.engine.measurement_cache import MeasurementCache
-from localspec.engine.recalled_measurements import COSTS, RecalledMeasurements, model_subject
+from localspec.choosing.cost import ForwardCosts
+from localspec.choosing.measure import COSTS, MeasurementCache, Measurements, model_subject
 from localspec.models.drafter_cards import trained_drafters
 from localspec.models.registry import TargetCard, resolve
 from localspec.paths import Paths
-from localspec.policy.forward_costs import ForwardCosts
 from localspec.store.store import Store
 from localspec.weights import fingerprint
 from localspec.weights.checkpoint import revision
@@ -158,10 +157,10 @@ def test_measurements_are_found_under_the_revision_and_filed_under_the_weights(s
     with Store.open(Paths(state).database, pytest.fail) as store:
         cache = MeasurementCache(store)
         cache.remember(COSTS, model_subject(revision(path), *form), costs)
-        assert RecalledMeasurements(cache).of(card, "cpu", "bf16", "none").costs is not None
+        assert Measurements(cache).of(card, "cpu", "bf16", "none").costs is not None
         path.rename(state / "moved")
         in_two_files(state / "moved")
         moved = TargetCard("moved", state / "moved", None, "")
-        assert RecalledMeasurements(cache).of(moved, "cpu", "bf16", "none").costs is not None
+        assert Measurements(cache).of(moved, "cpu", "bf16", "none").costs is not None
         assert cache.recall(COSTS, model_subject(weights_fingerprint(moved.path), *form)) is not None
     assert os.path.isdir(moved.path)

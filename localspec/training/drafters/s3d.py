@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
+from localspec.choosing import drafters
 from localspec.drafters.layer_probe import probe
 from localspec.drafters.s3d import Drafter, S3DOptions
 from localspec.engine.assemble import own_replies
@@ -18,7 +19,6 @@ from localspec.nn.adapters import Adapters
 from localspec.nn.cache import TextPrefix
 from localspec.nn.losses import cross_entropy
 from localspec.nn.target import Target
-from localspec.policy import prediction
 from localspec.training.s3d_timing import head_weight, timings
 from localspec.training.trainable import Batch, Drawn, LossOutput, PreviousRun, TrainableDrafter
 
@@ -30,7 +30,7 @@ OWN = 1.0  # weight of the target's own prediction in the full form's loss
 
 def _verified(levels: Sequence[Sequence[float]]) -> float:
     """Returns the tokens an iteration of the tree that is verified, by its candidates' chances [depth][rank]."""
-    return prediction.Acceptance.tree(levels, NODES, "").length(NODES)
+    return drafters.Acceptance.tree(levels, NODES, "").length(NODES)
 
 
 def _listed(layers: Sequence[int]) -> str:

@@ -10,8 +10,8 @@ import pytest
 from cli.run.run_command import LONG, Result
 from scripted_models import Script, random_model, scripted_model
 
+from localspec.choosing.cost import ForwardCosts
 from localspec.cli.main import main
-from localspec.policy.forward_costs import ForwardCosts
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,411 @@
+"""The choice: from the settings, this machine and its measurements to what the engine loads, with the reason."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from localspec.choosing import fit
+from localspec.choosing.choice import Choice, LoadSpec
+from localspec.choosing.drafters import MOST_NODES, DrafterCandidate, drafter_bytes
+from localspec.choosing.measure import MeasurementSource, NoMeasurements
+from localspec.choosing.named import DrafterSpec, check_chains, named_drafter
+from localspec.choosing.plans import (
+    AUTO_NODES,
+    PLANNED,
+    Precision,
+    RunPlan,
+    as_computed,
+    best,
+    draft_precisions,
+    explained,
+    natural_precisions,
+    possible_precisions,
+    run_plans,
+    speedup,
+    why_idle,
+    why_none,
+)
+from localspec.choosing.survey import preferred, recommendations
+from localspec.config import Settings
+from localspec.errors import DoesNotFit, LocalspecError, NotHere, UsageMistake
+from localspec.machine import compiled
+from localspec.machine.machine import Device, Machine, this_machine
+from localspec.models.drafter_kinds import WEIGHTS, kind_of, kinds
+from localspec.models.model import Model, model_of
+from localspec.models.registry import TargetCard
+from localspec.weights.checkpoint import inspect, only_packed
+from localspec.weights.draft_role import is_coarser
+from localspec.weights.packed_file import BLOCKS
+from localspec.weights.stored import read_config
+
+# Packings in which a row can be had to the bit, whatever stands beside it; on CUDA by our own kernels, which need bf16.
+INVARIANT = {"cpu": ("none", "int8", "int4", BLOCKS), "cuda": ("none", "int8", "nf4"), "mps": ("none",)}
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What comes of one device: every plan there, the best M first, and those in question, the one to take first.
+
+    `refused` says that the device cannot do what was named, or the model is not here for it; `no_room` that the named
+    draft model does not fit.
+    """
+
+    ranked: Sequence[RunPlan] = ()
+    eligible: Sequence[RunPlan] = ()
+    draft_device: Device | None = None  # None where the one that was named is not here
+    refused: LocalspecError | None = None
+    no_room: DoesNotFit | None = None
+
+    @property
+    def fitting(self) -> list[RunPlan]:
+        return [plan for plan in self.eligible if plan.fits]
+
+    @property
+    def smallest(self) -> RunPlan:
+        return min(self.eligible or self.ranked, key=lambda plan: plan.bytes)
+
+
+def choose(
+    card: TargetCard, settings: Settings, machine: Machine | None = None, measurements: MeasurementSource | None = None
+) -> Choice:
+    """Fill in what was left to `auto`, for a model that is here.
+
+    Raises UsageMistake for what was named and cannot run here, NotHere for what a model's packed form alone cannot do,
+    DoesNotFit, and what `inspect` raises.
+    """
+    drafter = requested_drafter(settings, card)
+    return choices(model_of(card), drafter, settings, machine, measurements)[0]
+
+
+def requested_drafter(settings: Settings, card: TargetCard) -> DrafterSpec:
+    """Return the drafter that `--drafter` names; none where no node may be drafted.
+
+    Raises UsageMistake for a `--draft-max` that has no effect, leaves a named drafter none or is too large, and what
+    `named_drafter` raises.
+    """
+    if settings.drafter == "none" and isinstance(settings.draft_max, int):
+        raise UsageMistake(f"{settings.shown('draft_max')} has no effect without a drafter; leave one of them out.")
+    if settings.draft_max == 0 and settings.drafter != "auto" and settings.origins.get("drafter", "").startswith("--"):
+        raise UsageMistake(
+            f"--drafter {settings.drafter} has no effect with {settings.shown('draft_max')}, which allows no drafts; "
+            "leave one of them out."
+        )
+    if settings.draft_max != "auto" and settings.draft_max > MOST_NODES:
+        raise UsageMistake(
+            f"{settings.shown('draft_max')} is more than the {MOST_NODES} nodes a tree may have; give fewer."
+        )
+    try:
+        return named_drafter(settings.drafter if settings.draft_max != 0 else "none", card)
+    except UsageMistake as mistake:
+        if not settings.is_set_outside("drafter"):
+            raise
+        raise UsageMistake(f"{settings.shown('drafter')}: {mistake}") from mistake
+
+
+def choices(
+    model: Model,
+    drafter: DrafterSpec,
+    settings: Settings,
+    machine: Machine | None = None,
+    measurements: MeasurementSource | None = None,
+) -> list[Choice]:
+    """Return the choice, and after it one that takes less memory, in case the first does not fit after all.
+
+    `drafter` is the one that the settings ask for. Raises UsageMistake, NotHere and DoesNotFit.
+    """
+    measurements = measurements or NoMeasurements()
+    machine = machine or this_machine(measurements.recalled_bandwidth)
+    _check_context(settings, model.card)
+    devices = machine.devices if settings.device == "auto" else (_device(machine, settings),)
+    attempts = [_attempt(model, drafter, settings, device, machine, measurements) for device in devices]
+    possible = [attempt for attempt in attempts if attempt.refused is None]
+    refusals = [attempt.refused for attempt in attempts if attempt.refused]
+    if not possible:
+        raise next((one for one in refusals if isinstance(one, NotHere)), refusals[0])
+    fitting = [attempt for attempt in possible if attempt.fitting]
+    if not fitting:
+        raise DoesNotFit(_too_large(model.card, possible[0].smallest, settings.context, machine, measurements))
+    if fitting[0].no_room and all(attempt.no_room for attempt in fitting):
+        raise fitting[0].no_room
+    # The device on which it is fastest; of two as fast, the one that torch names first.
+    taken = max((one for one in fitting if not one.no_room), key=lambda attempt: attempt.fitting[0].speed)
+    first, *others = taken.fitting
+    smaller = [plan for plan in others if plan.bytes < first.bytes][:1]
+    options: list[Choice] = []
+    tried = [
+        (device, attempt.refused or (attempt.fitting or [attempt.smallest])[0])
+        for device, attempt in zip(devices, attempts, strict=True)
+    ]
+    for plan in (first, *smaller):
+        chosen = _of_candidate(plan.candidate, model) if drafter.drafter == "auto" else drafter
+        _check(settings, chosen, plan.precision)
+        if model.shape.recurrent:
+            check_chains(chosen.drafter, model.card)
+        draft = None
+        if chosen.small is not None:
+            draft = _draft(chosen.small, taken.draft_device, settings, machine, measurements)
+        choice = _choice(model.card, settings, chosen, plan, taken.ranked, draft)
+        options.append(replace(choice, idle=why_idle(model.card.name, plan, tried)))
+    return options
+
+
+def _attempt(
+    model: Model,
+    drafter: DrafterSpec,
+    settings: Settings,
+    device: Device,
+    machine: Machine,
+    measurements: MeasurementSource,
+) -> Attempt:
+    try:
+        precisions = possible_precisions(model, precisions_of(settings, as_computed(device, model)))
+        if not precisions:
+            raise only_packed(model.card.path)
+    except (UsageMistake, NotHere) as mistake:  # another device may have what was named
+        return Attempt(refused=mistake)
+    draft_device = device if settings.draft_device == "auto" else machine.device(settings.draft_device)
+    draft, no_room = None, None
+    if drafter.small is not None:
+        try:
+            draft = _draft(drafter.small, draft_device, settings, machine, measurements)
+        except DoesNotFit as trouble:
+            no_room = trouble
+
+    def among(precisions: Sequence[Precision]) -> Attempt:
+        ranked = run_plans(model, precisions, measurements, _most_nodes(settings), settings.context)
+        if draft_device != device:
+            ranked = [_with_more(plan, -plan.candidate.bytes) if plan.candidate.small else plan for plan in ranked]
+        return Attempt(ranked, _eligible(ranked, drafter, settings, model, draft), draft_device, no_room=no_room)
+
+    found = among(precisions)
+    left_out = [one for one in precisions if all(plan.precision != one for plan in found.ranked)]
+    if not left_out or found.fitting:
+        return found
+    others = among(left_out)  # plain decoding has room in what was taken, but what was asked for has not
+    return others if others.fitting else min(found, others, key=lambda attempt: attempt.smallest.bytes)
+
+
+def _eligible(
+    ranked: Sequence[RunPlan], drafter: DrafterSpec, settings: Settings, model: Model, draft: LoadSpec | None
+) -> list[RunPlan]:
+    """Return the plans in question, the one to take first, with the bytes of the drafter that was named."""
+    if drafter.drafter == "auto":
+        if settings.accept == "rejection":  # which asks for drafts that are sampled
+            sampled = [plan for plan in ranked if plan.candidate.drafter in kinds(*WEIGHTS) and plan.candidate.here]
+            if sampled:
+                return sampled
+        needed = settings.draft_max != "auto" or settings.accept != "exact"  # some drafter, whether it pays or not
+        first = best(ranked, allow_plain=not needed, rule=settings.drafter_rule)
+        simple = [plan for plan in ranked if plan.candidate.name in (("phrases",) if needed else ("phrases", "none"))]
+        return simple if first is None else [first, *(plan for plan in simple if plan is not first)]
+    # In the precision that `auto` would take, so that a drafter changes no text.
+    usual = best(ranked, rule=settings.drafter_rule)
+    ranked = sorted(ranked, key=lambda plan: usual is not None and plan.precision != usual.precision)
+    if predicted := [plan for plan in ranked if _is_of(plan.candidate, drafter)]:
+        return predicted
+    precision, extra = ranked[0].precision, 0
+    if drafter.trained:
+        planned = min(settings.context or PLANNED, model.shape.context)
+        numbers = fit.drafter_numbers(precision.dtype, precision.quantize, precision.device.backend)
+        extra = sum(drafter_bytes(one, model.shape, precision.dtype, numbers, planned) for one in drafter.trained)
+    if draft is not None and draft.device == precision.device.name:
+        extra = draft.bytes - fit.program(draft.quantize, precision.device.backend)
+    return [_with_more(plan, extra) for plan in ranked if plan.candidate.name == "none"]
+
+
+def _with_more(plan: RunPlan, size: int) -> RunPlan:
+    """Return the plan with so many bytes more of a drafter."""
+    return replace(plan, loaded_bytes=plan.loaded_bytes + size, bytes=plan.bytes + size, memory=plan.memory + size)
+
+
+def _is_of(candidate: DrafterCandidate, drafter: DrafterSpec) -> bool:
+    """Whether this candidate is that drafter, with the same weights or the same small model."""
+    small = drafter.small and drafter.small.card
+    return (drafter.drafter, drafter.trained, small) == (candidate.drafter, candidate.trained, candidate.small)
+
+
+def _of_candidate(candidate: DrafterCandidate, model: Model) -> DrafterSpec:
+    return DrafterSpec(candidate.drafter, candidate.trained, model.small if candidate.small else None)
+
+
+def _most_nodes(settings: Settings) -> int | None:
+    """None is by what rows cost; with `--exact` it is not, since the wider a forward the seldomer it is exact."""
+    if settings.draft_max != "auto":
+        return settings.draft_max or AUTO_NODES
+    return AUTO_NODES if settings.exact else None
+
+
+def _check(settings: Settings, drafter: DrafterSpec, precision: Precision) -> None:
+    """Raise UsageMistake for an acceptance rule, a threshold or threads that have no meaning for what was chosen."""
+    samples = drafter.drafter in kinds(*WEIGHTS)
+    if settings.accept == "rejection" and not samples:
+        raise UsageMistake(
+            f"--accept rejection needs drafts that are sampled from a known distribution, and those of "
+            f"'{drafter.drafter}' are not; name one out of {', '.join(kinds(*WEIGHTS))}, or leave it out."
+        )
+    if settings.accept == "typical" and drafter.drafter == "none":
+        raise UsageMistake("--accept typical has no effect without a drafter; leave it out.")
+    if settings.int8_threshold and (precision.device.type, precision.quantize) != ("cuda", "int8"):
+        raise UsageMistake(
+            f"int8_threshold = {settings.int8_threshold} has no effect in {precision} on {precision.device.name}; "
+            "remove it, or give --quantize int8 and a device with CUDA."
+        )
+    if settings.threads and settings.origins.get("threads", "").startswith("--") and precision.device.type != "cpu":
+        raise UsageMistake(
+            f"{settings.shown('threads')} has no effect on {precision.device.name}; leave it out, or give --device cpu."
+        )
+
+
+def _choice(
+    card: TargetCard,
+    settings: Settings,
+    drafter: DrafterSpec,
+    plan: RunPlan,
+    ranked: Sequence[RunPlan],
+    draft: LoadSpec | None,
+) -> Choice:
+    precision, predicted, named = plan.precision, _is_of(plan.candidate, drafter), settings.drafter != "auto"
+    parts = kind_of(drafter.drafter).parts
+    chose_none = drafter.drafter == "none" and not settings.plain
+    return Choice(
+        target=card,
+        device=precision.device.name,
+        dtype=precision.dtype,
+        quantize=precision.quantize,
+        exact=settings.exact,
+        context=settings.context,
+        threshold=settings.int8_threshold,
+        engine=precision.device.engine,
+        loaded_bytes=plan.loaded_bytes,
+        bytes=plan.bytes,
+        bits=precision.bits,
+        drafter=drafter.drafter,
+        nodes=plan.most if drafter.drafter != "none" else 0,
+        fixed=settings.draft_max != "auto",
+        reason=explained(plan, ranked, named) if predicted else f"{drafter.drafter} as asked, in {precision}",
+        tokens_per_second=plan.speed if predicted else None,
+        measured=predicted and plan.measured,
+        speedup=speedup(plan, ranked) if predicted else None,
+        cost_effectiveness=plan.cost_effectiveness if predicted else None,
+        peak_measured=plan.peak_measured,
+        rule=plan.rule if predicted and not named else None,
+        trained=drafter.trained,
+        draft=draft,
+        parts=getattr(settings, parts) if parts else (),
+        off_reason=why_none(plan, ranked) if chose_none else None,
+    )
+
+
+def _draft(
+    small: Model, device: Device | None, settings: Settings, machine: Machine, measurements: MeasurementSource
+) -> LoadSpec:
+    """Return how a draft model is loaded: in the precision that suits its own size.
+
+    Raises UsageMistake where there is no such device, NotHere for one that is here packed for another, and DoesNotFit.
+    """
+    if device is None:
+        raise UsageMistake(
+            f"There is no device '{settings.draft_device}' here for a draft model; set draft_device to one of "
+            f"{_names(machine)}, or auto."
+        )
+    if not (precisions := draft_precisions(small, device)):
+        raise only_packed(small.card.path)
+    ranked = run_plans(small, precisions, measurements)
+    plain = [plan for plan in ranked if plan.candidate.name == "none"]
+    plan = next((plan for plan in plain if plan.fits), None)
+    if plan is None:
+        smallest = min(plain, key=lambda plan: plan.bytes)
+        raise DoesNotFit(_too_large(small.card, smallest, None, machine, measurements))
+    return LoadSpec(
+        target=small.card,
+        device=device.name,
+        dtype=plan.precision.dtype,
+        quantize=plan.precision.quantize,
+        engine=plan.precision.device.engine,
+        loaded_bytes=plan.loaded_bytes,
+        bytes=plan.bytes,
+        bits=plan.precision.bits,
+        drafts=is_coarser(plan.precision.quantize, small.shape.vocab_size, plan.precision.device.engine),
+    )
+
+
+def _too_large(
+    card: TargetCard, smallest: RunPlan, context: int | None, machine: Machine, measurements: MeasurementSource
+) -> str:
+    """Say what is missing, and which model fits there: one that is here rather than one to be fetched."""
+    device, gib = smallest.precision.device, 2.0**30
+    missing = (
+        f"{card.name} needs {smallest.bytes / gib:.1f} GiB of memory in {smallest.precision} on {device.name}, and of "
+        f"{device.free / gib:.1f} GiB free {device.usable / gib:.1f} may be used"
+    )
+    if context is not None and context > PLANNED:  # with which others take more as well
+        return f"{missing}; close other programs, or give a smaller --context."
+    there = replace(machine, devices=(machine.device(device.name) or device,))
+    others = [
+        one for one in recommendations(there, measurements, here=False) if one.fits and one.card.name != card.name
+    ]
+    here = [one for one in others if one.card.here and not one.toy]
+    if (one := preferred(here) or preferred(others)) is not None and one.plan is not None:
+        gated = ", gated: its terms must be accepted first" if one.gated else ""
+        fetch = "" if one.card.here else f" (`localspec pull {one.card.name}`{gated})"
+        return (
+            f"{missing}; close other programs, give a smaller --context, or choose {one.card.name}{fetch}, which takes "
+            f"{max(0.1, one.plan.bytes / gib):.1f} GiB."
+        )
+    return f"{missing}; close other programs, or give a smaller --context."
+
+
+def _names(machine: Machine) -> str:
+    return ", ".join(device.name for device in machine.devices)
+
+
+def _device(machine: Machine, settings: Settings) -> Device:
+    if (device := machine.device(settings.device)) is None:
+        where = f"{settings.shown('device')}: " if settings.is_set_outside("device") else ""
+        raise UsageMistake(
+            f"{where}There is no device '{settings.device}' here; use one of {_names(machine)}, or auto."
+        )
+    return device
+
+
+def _check_context(settings: Settings, card: TargetCard) -> None:
+    """Raise UsageMistake for a context that the model cannot hold."""
+    if settings.context is None or not card.here:
+        return
+    _, limit = read_config(inspect(card.path)).contexts
+    if settings.context > limit:
+        raise UsageMistake(
+            f"{settings.shown('context')} is more than the {limit} tokens that this model was made for; "
+            f"ask for {limit} or fewer."
+        )
+
+
+def precisions_of(settings: Settings, device: Device) -> list[Precision]:
+    """Return the precisions that the settings leave open on a device.
+
+    Raises UsageMistake for one that was named and cannot be had there.
+    """
+    dtype: str = settings.dtype
+    quantize: str = settings.quantize
+    if settings.exact and (device.type, device.engine) == ("cpu", "torch"):
+        raise UsageMistake(
+            f"--exact on a CPU needs the compiled library, and {compiled.missing()}; install localspec again, or leave "
+            "--exact out."
+        )
+    if quantize not in ("auto", "none", *device.packings):
+        missing = device.missing.get(quantize, "its kernels are missing")
+        raise UsageMistake(
+            f"--quantize {quantize} cannot be had on {device.name}: {missing}; use another, none, or auto."
+        )
+    if dtype == "fp16" and device.type == "cpu":
+        raise UsageMistake("fp16 is many times slower than fp32 on a CPU; use bf16, fp32 or auto there.")
+    natural = natural_precisions(device)
+    if dtype == "auto":
+        dtype = natural[0].dtype
+    elif quantize == "auto":
+        quantize = "none"  # who names a dtype wants weights in it
+    if quantize != "auto":
+        if device.type == "cpu" and quantize != "none":  # where packed weights are computed with in one way
+            dtype = natural[0].dtype
+        return [Precision(device, dtype, quantize)]
+    exact = INVARIANT[device.type] if device.type != "cuda" or "bf16" in device.dtypes else ("none",)
+    return [one for one in natural if not settings.exact or one.quantize in exact]

@@ -1,0 +1,182 @@
+"""The seconds of forwards and steps: timed on this machine, else estimated from the bandwidth of its memory."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from localspec.choosing import fit
+from localspec.machine.machine import Device
+from localspec.models.shape import Shape
+from localspec.weights.packed_file import BLOCKS
+
+CONTEXT = 512  # tokens of text at which speeds are compared
+# Seconds that Python takes, measured with 3.11 on servers of 2022 and 2023: much for a tiny model, else nothing.
+STEP = 8e-5  # of a step without a tree, in addition to draft and forward
+TREE = 4e-5  # more, of a step with a tree
+DRAFT = 5e-5  # of a draft, in addition to its products
+PHRASES = 1e-4  # of looking up phrases, found or not
+
+
+class ForwardCostModel(Protocol):
+    """The cost of a model's forwards on a machine, measured or predicted."""
+
+    def at(self, rows: int, context: int) -> float:
+        """Return the seconds of one forward of so many rows after so many committed tokens."""
+
+
+@dataclass(frozen=True)
+class ForwardCosts:
+    """Seconds of one target forward, by rows (new tokens) and by the committed tokens before them.
+
+    `seconds` has a line for each of `contexts`, with a figure for each of `rows`; both ascend.
+    """
+
+    rows: tuple[int, ...]
+    contexts: tuple[int, ...]
+    seconds: tuple[tuple[float, ...], ...]
+
+    def at(self, rows: int, context: int) -> float:
+        """Return the seconds of a forward: linear between the measured points and beyond them, level before them."""
+        return linear(self.contexts, [linear(self.rows, line, rows) for line in self.seconds], context)
+
+    def as_list(self) -> list[object]:
+        """Return lists and numbers that `from_list` reads."""
+        return [list(self.rows), list(self.contexts), [list(line) for line in self.seconds]]
+
+    @classmethod
+    def from_list(cls, value: Any) -> "ForwardCosts | None":
+        """Return the costs that `as_list` wrote; None for anything else, since costs can be measured again."""
+        try:
+            rows, contexts, seconds = value
+            costs = cls(tuple(map(int, rows)), tuple(map(int, contexts)), tuple(tuple(map(float, s)) for s in seconds))
+        except (TypeError, ValueError, OverflowError):
+            return None
+        ascending = all(points and sorted({*points}) == [*points] for points in (costs.rows, costs.contexts))
+        whole = [len(line) for line in costs.seconds] == [len(costs.rows)] * len(costs.contexts)
+        positive = all(1e-9 < figure < 1e4 for line in costs.seconds for figure in line)
+        return costs if ascending and whole and positive else None
+
+
+@dataclass
+class CurrentCosts:
+    """A shared holder of the costs of forwards: estimated at first, later replaced by the `timed` ones."""
+
+    model: ForwardCostModel
+    timed: bool
+
+    def at(self, rows: int, context: int) -> float:
+        return self.model.at(rows, context)
+
+    def take(self, model: ForwardCostModel, timed: bool) -> None:
+        """Replace the costs."""
+        self.model, self.timed = model, timed
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """The cost of whole plain steps, as `ForwardCostModel` says it of forwards."""
+
+    forwards: ForwardCostModel
+
+    def at(self, rows: int, context: int) -> float:
+        return self.forwards.at(rows, context) + STEP
+
+
+def step_seconds(drafting: float, forward: float, nodes: int) -> float:
+    """Return the seconds of a step whose draft has so many nodes, from those of drafting and of the forward."""
+    return drafting + forward + STEP + (TREE if nodes else 0.0)
+
+
+def linear(points: Sequence[float], values: Sequence[float], at: float) -> float:
+    """Return the value at `at` of the line through these points; it goes on beyond the last, and is level before."""
+    if len(points) == 1 or at <= points[0]:
+        return values[0]
+    right = min(bisect_left(points, at), len(points) - 1)
+    share = (at - points[right - 1]) / (points[right] - points[right - 1])
+    return values[right - 1] * (1 - share) + values[right] * share  # written so, it is exact at the points
+
+
+# -- estimates ---------------------------------------------------------------------------------------------------------
+
+# The share of its memory's bandwidth that a device reaches with a packing. Published figures, and ours from other
+# machines; those of CUDA are of recorded steps on an H200, where arithmetic holds up NF4.
+SHARES = {
+    "native": {"none": 0.9, "int8": 0.9, "int4": 0.8, BLOCKS: 0.8},
+    "cpu": {"none": 0.6},
+    "cuda": {"none": 0.8, "int8": 0.2, "nf4": 0.4},
+    "mps": {"none": 0.75, "int8": 0.65, "int4": 0.55},
+}
+# How many times longer a forward of 64 rows takes than one of a single row, where torch computes. Sources as above.
+GROWTH = {
+    "cpu": {"fp32": 6.0, "bf16": 4.0}, "cuda": {"nf4": 2.3, "none": 1.2, "int8": 1.1},
+    "mps": {"none": 4.0, "int8": 24.0, "int4": 24.0},
+}  # fmt: skip
+# Seconds that a core takes for a weight in int8 and a row in the CPU engine, and how many times longer for others. Ours
+# on Zen 4 and Cascade Lake; AVX-VNNI and NEON are guessed to lie in between.
+ARITHMETIC = {"avx512_vnni": 5.5e-12, "avx_vnni": 9e-12, "avx2": 16e-12, "neon": 16e-12, "c": 1.4e-9}
+_TIMES = {"int8": 1.0, "int4": 1.5, BLOCKS: 1.5, "none": 3.0}
+_OVERLAP = 1.5  # reading and computing overlap: their times add up as powers of this
+# Seconds of a layer in addition to its matrices; in the CPU engine also those for each row, on one core.
+_LAYER, _LAYER_ROW = {"native": 1.5e-5, "cpu": 1e-4, "cuda": 1e-4, "mps": 2.5e-4}, 3.3e-5
+_BANDWIDTH = {"cpu": 20e9, "cuda": 300e9, "mps": 100e9}  # bytes a second, where it was not measured either
+
+
+def bandwidth_of(device: Device) -> float:
+    """Return the bytes a second that a device reads from its memory, as measured or as usual."""
+    return device.bandwidth or _BANDWIDTH[device.type]
+
+
+def copying(device: Device) -> float:
+    """Return the bytes that are copied in a second, to memory that may be new to the process."""
+    return bandwidth_of(device) / 4
+
+
+def reading(device: Device, dtype: str, quantize: str) -> float:
+    """Return the seconds in which a device reads a weight; on a CPU torch makes packed weights dense."""
+    if device.backend == "cpu":
+        quantize = "none"
+    matrix = Shape(32, 4096, 4096, 32, 32, 128, 1, 1)  # with a usual share of other tensors
+    size = device.block_bits / 8
+    if quantize != BLOCKS:
+        size = fit.weights(matrix, dtype, quantize, device.backend) / matrix.parameters
+    return size / (bandwidth_of(device) * SHARES[device.backend][quantize])
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Seconds that a device takes to read a weight, to compute with it for a row, and for a layer and its rows."""
+
+    read: float
+    computed: float
+    layer: float
+    layer_row: float = 0.0
+
+    @classmethod
+    def of(cls, device: Device, dtype: str, quantize: str) -> "Rates":
+        """Return the rates that a device's bandwidth suggests, and a CPU's arithmetic."""
+        read, layer = reading(device, dtype, quantize), _LAYER[device.backend]
+        if device.backend == "native":
+            one = ARITHMETIC.get(device.capability, ARITHMETIC["avx2"]) * _TIMES[quantize]
+            return cls(read, one / device.cores, layer, _LAYER_ROW / device.cores)
+        if device.backend == "cpu":
+            quantize = "fp32" if dtype == "fp32" else "bf16"
+        growth = GROWTH[device.backend][quantize]
+        return cls(read, read * (growth**_OVERLAP - 1) ** (1 / _OVERLAP) / 64, layer)
+
+    def product(self, weights: int, rows: int) -> float:
+        """Return the seconds of a product with matrices of so many weights."""
+        return float(weights * (self.read**_OVERLAP + (self.computed * rows) ** _OVERLAP) ** (1 / _OVERLAP))
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The estimated cost of a model's forwards; keys and values are read like weights."""
+
+    shape: Shape
+    rates: Rates
+
+    def at(self, rows: int, context: int) -> float:
+        read = self.shape.matrices + self.shape.cached(context, 1)
+        layer = self.rates.layer + self.rates.layer_row * rows
+        return self.rates.product(read, rows) + self.shape.num_layers * layer

@@ -1,0 +1,336 @@
+"""The drafters that a model could have: what each is expected to bring, or brought here, and what a draft costs."""
+
+import heapq
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from localspec.choosing import cost, fit
+from localspec.choosing.cost import CONTEXT, ForwardCostModel, Rates, step_seconds
+from localspec.choosing.measure import ReplyStats
+from localspec.models.drafter_cards import DrafterCard
+from localspec.models.drafter_kinds import (
+    DRAFT_TOKENS,
+    WEIGHTS,
+    WITH_PHRASES,
+    DraftCost,
+    DrafterKind,
+    DrafterSize,
+    kind_of,
+    kinds,
+)
+from localspec.models.entries import PublishedDrafter
+from localspec.models.registry import TargetCard
+from localspec.models.shape import Shape
+
+MOST_NODES = 64  # of a tree
+
+# -- expectations ------------------------------------------------------------------------------------------------------
+
+# Conservative medians over kinds of text, greedy and drawn. Replies here replace them after about a hundred tokens.
+# By kind: tokens a step, the tokens of a draft, and the source.
+PUBLISHED = {
+    "phrases": (1.27, 10, "as measured on ten prompts to a 1.5B"),
+    "medusa": (2.0, 4, "a little below Spec-Bench's of a 7B"),
+    "eagle3": (2.36, 5, "at least the speedup published for an 8B in SGLang"),
+    "parallelspec": (2.5, 12, "at least the speedups published for an 8B in vLLM"),
+}
+# The chance that a token of a small model is accepted, given the one before it, by the share of the target's bytes that
+# the small model reads: 68 M for a 7B (Spec-Bench), 0.5B for 1.5B (Qwen2.5-Coder, the chat rows), guessed between.
+PAIRS = ((0.01, 0.58), (0.1, 0.65), (0.2, 0.72), (0.35, 0.76), (0.5, 0.8))
+LONGEST_CHAIN = 16  # tokens of a small model
+HELD_OUT = 0.85  # of what its accuracies promise a trained drafter brings: the four of the demo model 0.79 to 0.92
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """The tokens that each further node of a draft should bring, the most first, and where they are known from."""
+
+    gains: tuple[float, ...]
+    origin: str
+
+    @classmethod
+    def chain(cls, chances: Sequence[float], origin: str) -> "Acceptance":
+        """Return a chain whose token at each depth is accepted with this chance, given the one before it."""
+        return cls(tuple(accumulate(chances, lambda reached, chance: reached * chance)), origin)
+
+    @classmethod
+    def tree(cls, levels: Sequence[Sequence[float]], nodes: int, origin: str) -> "Acceptance":
+        """Return the best tree of so many nodes, where levels [depth][rank] are the chances of candidates.
+
+        A node brings the product of the chances on its path, and the best one is added next (Medusa, §3.3.3).
+        """
+        ranked = [sorted(level, reverse=True) for level in levels]
+        gains: list[float] = []
+        waiting = [(-chance, 1.0, 0, 0) for chance in ranked[0][:1]] if ranked else []  # -worth, parent's worth, place
+        while waiting and len(gains) < nodes:
+            worth, above, depth, rank = heapq.heappop(waiting)
+            gains.append(-worth)
+            if rank + 1 < len(ranked[depth]):
+                heapq.heappush(waiting, (-above * ranked[depth][rank + 1], above, depth, rank + 1))
+            if depth + 1 < len(ranked) and ranked[depth + 1]:
+                heapq.heappush(waiting, (worth * ranked[depth + 1][0], -worth, depth + 1, 0))
+        return cls(tuple(gains), origin)
+
+    @classmethod
+    def of_length(cls, length: float, depth: int, origin: str) -> "Acceptance":
+        """Return a chain of `depth` tokens with this acceptance length and the same chance at each depth."""
+        low, high = 0.0, 1.0
+        for _ in range(40):
+            chance = (low + high) / 2
+            low, high = (chance, high) if cls.chain([chance] * depth, "").length(depth) < length else (low, chance)
+        return cls.chain([low] * depth, origin)
+
+    def scaled(self, share: float) -> "Acceptance":
+        """Return the same with this share of every gain."""
+        return replace(self, gains=tuple(share * gain for gain in self.gains))
+
+    def length(self, nodes: int) -> float:
+        """Return the tokens a step with so many nodes, the bonus token counted."""
+        return 1 + sum(self.gains[:nodes])
+
+    def merged(self, other: "Acceptance") -> "Acceptance":
+        """Return two drafters in one tree. That their gains add up was measured (docs/figures/drafter-table.md)."""
+        return Acceptance(tuple(sorted(self.gains + other.gains, reverse=True)), f"{self.origin}, and phrases")
+
+
+def expected(kind: str) -> Acceptance | None:
+    """Return what drafters of a kind bring as published; None where nobody published it."""
+    if kind not in PUBLISHED:
+        return None
+    length, depth, source = PUBLISHED[kind]
+    return Acceptance.of_length(length, depth, source)
+
+
+def expected_of_pair(share: float) -> Acceptance:
+    """Return what a small model should bring that reads this share of the target's bytes for a token."""
+    shares, chances = zip(*PAIRS, strict=True)
+    chance = cost.linear(shares, chances, min(share, shares[-1]))
+    return Acceptance.chain([chance] * LONGEST_CHAIN, "as of published pairs of about this ratio of bytes")
+
+
+def speed(
+    costs: ForwardCostModel, acceptance: Acceptance, drafting: Callable[[int], float], most: int
+) -> tuple[float, int]:
+    """Return (tokens/s, nodes) of the draft size with the most tokens/s, 0 included; `drafting(nodes)` is in seconds.
+
+    A drafter that reads weights reads all of them, whatever the size of the draft.
+    """
+
+    def at(nodes: int) -> float:
+        return acceptance.length(nodes) / step_seconds(drafting(nodes), costs.at(nodes + 1, CONTEXT), nodes)
+
+    return max((at(nodes), nodes) for nodes in range(min(most, len(acceptance.gains)) + 1))
+
+
+# -- candidates --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DrafterCandidate:
+    """A drafter, by the name that `--drafter` takes. `bytes` is all it holds, its cache included.
+
+    `draft_seconds(nodes)` is the time of a draft of so many nodes. `acceptance` is None where nobody knows what the
+    drafter brings. `replies` are the figures of replies with it here. `trained` and `small` are what it uses;
+    `published` is set where something must be fetched or made.
+    """
+
+    name: str
+    bytes: int
+    acceptance: Acceptance | None
+    draft_seconds: Callable[[int], float]
+    trained: tuple[DrafterCard, ...] = ()
+    small: TargetCard | None = None
+    published: PublishedDrafter | None = None
+    replies: ReplyStats | None = None
+
+    @property
+    def drafter(self) -> str:
+        """The name without its small model's."""
+        kind, small, _ = self.name.partition(":")
+        return kind + WITH_PHRASES if small and self.name.endswith(WITH_PHRASES) else kind
+
+    @property
+    def with_phrases(self) -> bool:
+        """Whether phrases are a part of its drafts, or lengthen them."""
+        return kind_of(self.drafter).has_phrases or self.drafter.endswith(WITH_PHRASES)
+
+    @property
+    def here(self) -> bool:
+        """Whether nothing has to be fetched or made before it is loaded."""
+        return self.published is None
+
+    @property
+    def obtainable(self) -> bool:
+        """Whether somebody publishes what is missing of it."""
+        if self.small is not None:
+            return self.small.here or (self.small.entry is not None and self.small.entry.source is not None)
+        return self.published is None or self.published.source is not None
+
+    @property
+    def key(self) -> str:
+        """The key under which the figures of replies with it are stored."""
+        return reply_key(self.drafter, self.trained, self.small)
+
+
+def reply_key(drafter: str, trained: Sequence[DrafterCard], small: TargetCard | None) -> str:
+    """Return the key of a drafter's replies in the store: its name, and its weights or its small model."""
+    if not trained:
+        return drafter if small is None else f"{drafter} of {small.path}"
+    described = []
+    for one in trained:
+        weights = one.path / "drafter.safetensors"
+        written = weights.stat().st_mtime_ns if weights.is_file() else 0
+        described.append(f"{one.path}, {one.bytes} bytes, {written}")
+    return f"{drafter} of {' and '.join(described)}"
+
+
+@dataclass(frozen=True)
+class DraftModelEstimate:
+    """A draft model: its card, its bytes as loaded, the cost of its forwards, its share of the target's read bytes.
+
+    `named` by models.toml are the pairs that published figures are about.
+    """
+
+    card: TargetCard
+    bytes: int
+    costs: ForwardCostModel
+    share: float
+    named: bool = True
+
+
+@dataclass(frozen=True)
+class CostInputs:
+    """What drafting depends on: the target's shape and costs, its device's rates for drafters, its formats."""
+
+    shape: Shape
+    costs: ForwardCostModel
+    rates: Rates
+    dtype: str
+    numbers: tuple[float, int]  # bytes of its drafters' numbers: `fit.drafter_numbers`
+    context: int  # tokens
+    replies: Mapping[str, ReplyStats]
+
+
+def plain() -> DrafterCandidate:
+    """Return plain decoding."""
+    return DrafterCandidate("none", 0, Acceptance((), ""), lambda nodes: 0.0)
+
+
+def candidates(
+    card: TargetCard, at: CostInputs, trained: Sequence[DrafterCard], small: DraftModelEstimate | None, small_here: bool
+) -> Iterator[DrafterCandidate]:
+    """Yield phrases, then the drafters that are here, then those that could be fetched or made."""
+    for one in (plain(), *_unmeasured(card, at, trained, small, small_here)):
+        yield replace(one, replies=at.replies.get(one.key))
+
+
+def _unmeasured(
+    card: TargetCard, at: CostInputs, trained: Sequence[DrafterCard], small: DraftModelEstimate | None, small_here: bool
+) -> Iterator[DrafterCandidate]:
+    own = {one.kind: _trained(one, at) for one in trained}
+    published = {one.kind: one for one in card.entry.drafters} if card.entry else {}
+    free = {name: _free(name, at) for name in kinds("nothing", "probe") if name not in ("none", "phrases")}
+    phrases = _free("phrases", at)
+    yield phrases
+    for candidate in (*free.values(), *own.values(), *_merged({**free, **own}, at)):
+        yield from _with_phrases(candidate)
+    if small is not None:
+        for name in kinds("draft model"):
+            pair = _pair(published.get(name) or PublishedDrafter(name), small, at, small_here)
+            yield from (pair,) if kind_of(name).has_phrases else _with_phrases(pair)
+    for kind, one in published.items():
+        if kind not in own and kind_of(kind).takes in WEIGHTS:
+            yield from _with_phrases(_fetched(one, at))
+
+
+def _merged(own: Mapping[str, DrafterCandidate], at: CostInputs) -> Iterator[DrafterCandidate]:
+    """Yield several drafters that drafted together here: only replies with them tell what they bring."""
+    for name in sorted({key.partition(" of ")[0].removesuffix(WITH_PHRASES) for key in at.replies if "+" in key}):
+        parts = [own[one] for one in name.split("+") if one in own]
+        if 1 < len(parts) == len(name.split("+")):
+            cards = tuple(card for one in parts for card in one.trained)
+            yield DrafterCandidate(name, sum(one.bytes for one in parts), None, lambda nodes: 0.0, cards)
+
+
+def _with_phrases(alone: DrafterCandidate) -> Iterator[DrafterCandidate]:
+    """Yield a drafter alone, and lengthened with phrases; a small model foresees most of what phrases would."""
+    yield alone
+    acceptance, phrases = alone.acceptance, expected("phrases")
+    if acceptance is not None and phrases is not None and alone.small is None:
+        acceptance = acceptance.merged(phrases)
+
+    def seconds(nodes: int) -> float:
+        return alone.draft_seconds(nodes) + (cost.PHRASES if nodes else 0.0)
+
+    yield replace(alone, name=alone.name + WITH_PHRASES, acceptance=acceptance, draft_seconds=seconds)
+
+
+def _free(name: str, at: CostInputs) -> DrafterCandidate:
+    return DrafterCandidate(name, 0, expected(name), _draft_seconds(kind_of(name), 0, DRAFT_TOKENS, at))
+
+
+def _trained(drafter: DrafterCard, at: CostInputs) -> DrafterCandidate:
+    """Return a drafter that is here, by the text that it was tried on when it was trained, else as published."""
+    levels = drafter.about.get("accuracy_by_depth", [])
+    acceptance = expected(drafter.kind)
+    if levels:
+        if at.shape.recurrent:
+            levels = [[max(level)] for level in levels]  # of a tree it reads one path
+        acceptance = Acceptance.tree(levels, MOST_NODES, "by the text that it was tried on when it was trained")
+        found, share = drafter.generated, HELD_OUT
+        if found is not None and acceptance.length(found[1]) > 1:
+            share = (found[0] - 1) / (acceptance.length(found[1]) - 1)
+        acceptance = acceptance.scaled(share)
+    size = drafter_bytes(drafter, at.shape, at.dtype, at.numbers, at.context)
+    seconds = _draft_seconds(kind_of(drafter.kind), drafter.parameters, len(levels) or DRAFT_TOKENS, at)
+    return DrafterCandidate(drafter.kind, size, acceptance, seconds, trained=(drafter,))
+
+
+def drafter_bytes(drafter: DrafterCard, shape: Shape, dtype: str, numbers: tuple[float, int], planned: int) -> int:
+    """Return the bytes of a drafter that is here, with a target of this shape.
+
+    They include its cache for so many tokens, and its form of the target's states in a forward.
+    """
+    kind, kept = kind_of(drafter.kind), fit.cache(shape, planned, dtype)
+    held = kind.size(DrafterSize(drafter.parameters, drafter.others, shape, *numbers, kept, drafter.options))
+    return held + fit.CHUNK * drafter.inner * numbers[1]
+
+
+def _fetched(one: PublishedDrafter, at: CostInputs) -> DrafterCandidate:
+    kind, predicted = kind_of(one.kind), kind_of(one.kind).predicted(at.shape)
+    acceptance = _as_published(one) or (Acceptance.chain(*predicted) if predicted else expected(one.kind))
+    parameters = one.parameters or kind.parameters(at.shape)
+    depth = one.accepted.depth if one.accepted else DRAFT_TOKENS
+    size = kind.size(DrafterSize(parameters, 0, at.shape, *at.numbers, fit.cache(at.shape, at.context, at.dtype)))
+    return DrafterCandidate(one.kind, size, acceptance, _draft_seconds(kind, parameters, depth, at), published=one)
+
+
+def _pair(one: PublishedDrafter, small: DraftModelEstimate, at: CostInputs, here: bool) -> DrafterCandidate:
+    acceptance = _as_published(one) if small.named else None
+    return DrafterCandidate(
+        f"{one.kind}:{small.card.name}",
+        small.bytes,
+        acceptance or expected_of_pair(small.share),
+        _draft_seconds(kind_of(one.kind), 0, DRAFT_TOKENS, at, small),
+        small=small.card,
+        published=None if here else one,
+    )
+
+
+def _as_published(one: PublishedDrafter) -> Acceptance | None:
+    if (said := one.accepted) is None:
+        return None
+    return Acceptance.of_length(said.length, said.depth, f"from {said.length:.3g} as published, {said.source}")
+
+
+def _draft_seconds(
+    kind: DrafterKind, parameters: int, depth: int, at: CostInputs, small: DraftModelEstimate | None = None
+) -> Callable[[int], float]:
+    """Return the function of nodes that gives the seconds of one draft."""
+    costs = cost.StepCosts(small.costs) if small else at.costs  # a draft model's forwards are whole steps
+    inputs = DraftCost(
+        parameters, depth, at.shape, at.rates.product, at.rates.layer, lambda rows: costs.at(rows, CONTEXT)
+    )
+    host = cost.PHRASES if kind.has_phrases else cost.DRAFT
+    return lambda nodes: kind.seconds(inputs, nodes) + (host if nodes else 0.0)

@@ -1,0 +1,158 @@
+"""What `pull` fetches for a name, and what is kept of it: the model, its drafter, the packing on this machine."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from localspec.choosing.choose import choices, precisions_of
+from localspec.choosing.drafters import expected
+from localspec.choosing.measure import MeasurementSource
+from localspec.choosing.named import DrafterSpec
+from localspec.choosing.plans import Precision, natural_precisions
+from localspec.choosing.survey import Recommendation, recommend
+from localspec.config import Settings, nearest
+from localspec.errors import LocalspecError, UsageMistake
+from localspec.hub.sources import Source
+from localspec.machine.machine import Device, Machine
+from localspec.models.drafter_cards import trained_drafters
+from localspec.models.drafter_kinds import kinds
+from localspec.models.entries import Entry
+from localspec.models.model import Model, model_of
+from localspec.models.registry import NOWHERE, TargetCard, named_card
+from localspec.models.shape import Shape
+from localspec.weights.packed_files import FILED
+
+LOSSLESS = "int8"  # where another machine will load it, or this one has no answer: it loses next to nothing
+_ANY = Settings()  # nothing is asked for
+WIDEST, SLACK = 4.5, 64 * 2**20  # bytes of a published weight at most, and of what else a file may hold
+
+
+@dataclass(frozen=True)
+class PullSet:
+    """The repositories to fetch, the model first, and why this drafter, in a clause."""
+
+    sources: tuple[Source, ...]
+    why: str
+
+
+def pull_set(card: TargetCard, drafter: str | None, machine: Machine, measurements: MeasurementSource) -> PullSet:
+    """Decide what to fetch for a registered model: it and the published drafter that pays most, or the named one.
+
+    Of a model that came with localspec, or that is a directory, only the drafter is fetched. Raises UsageMistake for a
+    drafter that is not published for it.
+    """
+    entry = card.entry
+    assert entry is not None
+    own = _of_card(card)
+    if drafter is None:
+        try:
+            found = recommend(model_of(card), machine, measurements, here=False)
+        except LocalspecError:  # an entry without sizes
+            first = [one.source for one in entry.drafters if one.source is not None][:1]
+            return PullSet((*own, *first), "the first that is published, for its entry gives no sizes")
+        sources, why = _sources_of(found), found.reason
+        unknown = [one.kind for one in entry.drafters if one.source and not one.accepted and not expected(one.kind)]
+        if unknown:
+            why += f"; what {unknown[0]} brings is not known, and --drafter {unknown[0]} fetches it"
+        return PullSet((*own, *sources), why)
+    if drafter == "none":
+        return PullSet(own, "the model alone, as asked")
+    return PullSet((*own, *_named(entry, card, drafter)), f"{drafter} as asked")
+
+
+def _sources_of(found: Recommendation) -> tuple[Source, ...]:
+    candidate = found.plan.candidate if found.plan else None
+    if candidate is None or candidate.here:
+        return ()
+    if candidate.small is not None:
+        return _of_card(candidate.small)
+    assert candidate.published is not None
+    return (candidate.published.source,) if candidate.published.source else ()
+
+
+def _of_card(card: TargetCard) -> tuple[Source, ...]:
+    return (card.entry.source,) if card.entry and card.entry.source else ()
+
+
+def _named(entry: Entry, card: TargetCard, kind: str) -> tuple[Source, ...]:
+    published = [one for one in entry.drafters if one.kind == kind]
+    if kind in kinds("draft model") and card.draft:
+        return _of_card(named_card(card.draft))
+    if published and published[0].source is not None:
+        return (published[0].source,)
+    known = [one.kind for one in entry.drafters if one.source is not None or one.kind in kinds("draft model")]
+    made = f"; `localspec train {kind} -m {card.name}` makes one" if published else ""
+    offered = f"choose one of {', '.join(known)}, or none" if known else "none is published; leave --drafter out"
+    raise UsageMistake(f"Nobody publishes a drafter {kind!r} for {card.name}{nearest(kind, known)}: {offered}{made}.")
+
+
+def to_make(card: TargetCard) -> str | None:
+    """Return the first kind of drafter that the model's entry names, nobody publishes, and is not here either."""
+    if card.entry is None:
+        return None
+    here = {drafter.kind for drafter in trained_drafters(card)} if card.here else set()
+    trainable = {*kinds("weights")} - here
+    missing = (one.kind for one in card.entry.drafters if one.source is None and one.kind in trainable)
+    return next(missing, None)
+
+
+def fit(
+    name: str,
+    config: Mapping[str, Any],
+    weights: int,
+    machine: Machine,
+    measurements: MeasurementSource,
+    beside: int = 0,
+    settings: Settings = _ANY,
+) -> tuple[bool | None, str]:
+    """Return whether a model with this config.json and so many bytes of weights fits here, and a clause about it.
+
+    It is loaded as the settings ask, where a device can do that; `beside` are the bytes of a drafter that was asked
+    for. The first is None where config.json does not give the sizes, or gives those of another model than the
+    weights are.
+    """
+    shape = Shape.of(config)
+    if shape is None:
+        return None, "whether it fits cannot be told, for its config.json does not say how large it is"
+    if weights > WIDEST * shape.parameters + SLACK:
+        return None, (
+            f"whether it fits cannot be told, for its config.json speaks of {shape.parameters:,} parameters, and its "
+            f"weights are {weights:,} bytes"
+        )
+    left = replace(machine, devices=tuple(replace(one, free=max(0, one.free - beside)) for one in machine.devices))
+
+    def asked(device: Device) -> Sequence[Precision]:
+        try:
+            return precisions_of(settings, device)
+        except UsageMistake:  # which is told when it is loaded
+            return natural_precisions(device)
+
+    model = Model(TargetCard(name, NOWHERE, None, ""), shape, shape.parameters)
+    found = recommend(model, left, measurements, here=True, precisions=asked)
+    if found.plan is None or not found.fits:
+        return False, f"{name} {found.reason}"
+    precision, device = found.plan.precision, found.plan.precision.device
+    return True, (
+        f"{found.plan.bytes / 2**30:.1f} GiB in {precision} on {device.name}, of {device.usable / 2**30:.1f} GiB that "
+        f"may be taken; {found.reason}"
+    )
+
+
+def kept_packing(
+    name: str, license_: str | None, shape: Shape, settings: Settings, machine: Machine, measurements: MeasurementSource
+) -> str | None:
+    """Return the packing in which the CPU engine would load a model of this shape; None where it would not."""
+    model = Model(TargetCard(name, NOWHERE, license_, ""), shape, shape.parameters)
+    try:
+        choice = choices(model, DrafterSpec("auto"), _of_weights(settings), machine, measurements)[0]
+    except LocalspecError:  # it is told when the model is loaded
+        return None
+    return choice.quantize if choice.engine == "native" and choice.quantize in FILED else None
+
+
+def _of_weights(settings: Settings) -> Settings:
+    """Return the settings as far as they decide on the form of the weights."""
+    return Settings(
+        device=settings.device, dtype=settings.dtype, quantize=settings.quantize, context=settings.context,
+        exact=settings.exact,
+    )  # fmt: skip

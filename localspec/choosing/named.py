@@ -1,0 +1,117 @@
+"""The names of drafters: what `--drafter` means, with its weights or its small model."""
+
+import os
+import re
+from dataclasses import dataclass
+
+from localspec.config import nearest
+from localspec.errors import LocalspecError, NotHere, UsageMistake
+from localspec.models.drafter_cards import DrafterCard, find_drafter
+from localspec.models.drafter_kinds import MERGED, TABLE, WITH_PHRASES, can_be_merged, drafting_kinds, kind_of, kinds
+from localspec.models.model import Model, small_model_of
+from localspec.models.names import full_name
+from localspec.models.own_draft import BESIDE, own_draft
+from localspec.models.registry import TargetCard, resolve
+from localspec.models.shape import recurrent
+
+
+@dataclass(frozen=True)
+class DrafterSpec:
+    """What `--drafter` names: one or more kinds, perhaps with `+phrases`, or `auto`, and what it takes.
+
+    Of several kinds each has its place in the table, and `trained` are those with weights in the same order.
+    """
+
+    drafter: str
+    trained: tuple[DrafterCard, ...] = ()
+    small: Model | None = None
+
+
+def named_drafter(name: str, card: TargetCard) -> DrafterSpec:
+    """Find the drafter that `name` means for a model.
+
+    Raises UsageMistake for a drafter that there is not, NotHere where a small model is not here, and what
+    `small_model_of` raises.
+    """
+    if name == "auto":
+        return DrafterSpec(name)
+    named = name.removesuffix(WITH_PHRASES)
+    phrases = name.removeprefix(named)
+    first, _, small = named.partition(":")
+    if named == "auto":
+        raise UsageMistake(f"'{name}' leaves nothing to choose; say 'auto', which may take phrases, or 'phrases'.")
+    row = next((row for row in TABLE if row.name == (first if row.takes == "draft model" else named)), None)
+    if row is not None and phrases and (row.name == "none" or row.has_phrases):
+        raise UsageMistake(f"'{name}' is nothing more than '{'phrases' if row.name == 'none' else named}'; say so.")
+    if row is not None and row.takes in ("nothing", "probe"):
+        return DrafterSpec(name)
+    if row is not None and row.takes == "draft model":
+        if named.endswith(":"):
+            raise UsageMistake(f"'{name}' names no model; write {first}:MODEL, or {first} for the model's own.")
+        draft = resolve(full_name(small)) if small else _own_draft(first, card)
+        return DrafterSpec(first + phrases, small=small_model_of(draft, drafts=True))
+    if "+" in named and not os.path.isdir(os.path.expanduser(named)):
+        return _merged(name, card)
+    known = ["auto", *kinds()]
+    directory = any(mark in named for mark in "/\\.~") or (named not in known and os.path.isdir(named))
+    if small and re.fullmatch(r"\w{2,}", first):  # no letter of a drive: some other word stands before a model
+        directory = False
+    if row is None and not directory:
+        raise UsageMistake(
+            f"There is no drafter '{named}'{nearest(first, known)}; use one of {', '.join(known)}, or a directory that "
+            "`localspec train` wrote."
+        )
+    if row is not None and card.here and recurrent(card.path):  # before anything is said of one that is not here
+        check_chains(named, card)
+    trained = find_drafter(named, card)
+    return DrafterSpec(trained.kind + phrases, (trained,))
+
+
+def _merged(name: str, card: TargetCard) -> DrafterSpec:
+    """Find several drafters, `+` between them, whose drafts are merged; phrases lengthen the drafts of all."""
+    found: dict[str, DrafterSpec] = {}
+    for piece in sorted(name.split("+"), key=kinds().__contains__):  # a mistake is told before what is not here
+        kind = piece.partition(":")[0]
+        if kind == "auto" or (kind in kinds() and kind != "phrases" and not can_be_merged(kind_of(kind))):
+            raise UsageMistake(
+                f"The drafts of '{piece}' cannot be merged with those of others; name some of "
+                f"{', '.join(row.name for row in TABLE if can_be_merged(row))}, or phrases."
+            )
+        one = named_drafter(piece, card)
+        if one.drafter in found:
+            raise UsageMistake(f"'{name}' has {one.drafter} twice; name each drafter once.")
+        found[one.drafter] = one
+    phrases = WITH_PHRASES if found.pop("phrases", None) else ""
+    if len(found) > MERGED:
+        raise UsageMistake(f"'{name}' has {len(found)} drafters to merge, and {MERGED} is the most; name fewer.")
+    drafting = [found[row.name] for row in TABLE if row.name in found]
+    return DrafterSpec(
+        "+".join(one.drafter for one in drafting) + phrases, tuple(card for one in drafting for card in one.trained)
+    )
+
+
+def _own_draft(kind: str, card: TargetCard) -> TargetCard:
+    """Return the small model that drafts without a name. Raises NotHere, LocalspecError for a broken one."""
+    found, passed_over = own_draft(card)
+    if found is not None and found.card.here and not passed_over:
+        return found.card
+    if passed_over:
+        raise LocalspecError(f"{passed_over} Correct that, or name another: --drafter {kind}:MODEL.")
+    if not card.draft:
+        raise NotHere(
+            f"No draft model is known for {card.name}; name one, a small model with the same tokenizer: "
+            f"--drafter {kind}:MODEL, or put it into {card.path / BESIDE}."
+        )
+    try:
+        return resolve(card.draft)
+    except NotHere as missing:
+        raise NotHere(f"draft = {card.draft!r} of {card.name} in models.toml cannot be used: {missing}") from None
+
+
+def check_chains(drafter: str, card: TargetCard) -> None:
+    """Raise UsageMistake for a drafter that needs more of its target than chains that recurrent layers read."""
+    if unfit := next((kind.name for kind in drafting_kinds(drafter) if not kind.on_chains), None):
+        raise UsageMistake(
+            f"'{unfit}' does not draft for {card.name}, some of whose layers are recurrent: they read chains, and not "
+            f"without the others; use one of {', '.join(kind.name for kind in TABLE if kind.on_chains)}."
+        )

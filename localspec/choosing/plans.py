@@ -1,0 +1,474 @@
+"""Every plan to run one model on a device: its precision and drafter, bytes, speed and M, and which plan to take."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from localspec.choosing import cost, fit
+from localspec.choosing.cost import CONTEXT, Estimate, ForwardCostModel, Rates
+from localspec.choosing.drafters import (
+    MOST_NODES,
+    CostInputs,
+    DrafterCandidate,
+    DraftModelEstimate,
+    candidates,
+    speed,
+)
+from localspec.choosing.measure import MeasurementSource
+from localspec.errors import LocalspecError
+from localspec.machine.machine import PACKINGS, Device
+from localspec.models.drafter_kinds import kind_of
+from localspec.models.model import Model
+from localspec.quantities import precision_in_words, tokens_a_second
+from localspec.weights.draft_role import as_draft, is_coarser
+from localspec.weights.packed_file import BLOCKS
+
+AUTO_NODES = 16  # of a tree at most, where no number was asked for and rows have a price; how many pay is measured
+# Twice the nodes brought 1 to 11 % more tokens a step: what twice the rows may take to be worth it.
+NEXT_TO_FREE = 1.03
+COMFORTABLE = 20.0  # tokens/s, from which on a faster answer is hardly a better one
+SLOW_MEMORY = 5e9  # bytes a second: what is quick with such memory is quick anywhere, and needs no measurement
+PLANNED = 4096  # tokens of context that must fit where none was asked for
+HARMLESS = 0.98  # of plain decoding's speed: where phrases bring at least so much, they are worth looking for
+NEXT_TO_NOTHING = 0.05  # of the time of a token
+CLEARLY = 1.05  # times the speed or M of a simpler drafter, which a drafter must reach
+ON_APPLE = 1.05  # times the measured speed of plain decoding, on Apple's GPUs
+SHORT = 0.5  # of what may be used of a device: a plan that takes more is one where memory is short
+
+Rule = Literal["memory", "speed"]
+
+
+def cost_effectiveness(speed: float, memory: float, plain_speed: float, plain_memory: float) -> float:
+    """Return M = (v₁ / v₀) / (m₁ / m₀): speedup over relative peak memory (S3D, eq. 13). Any baseline, any units."""
+    return (speed / plain_speed) / (memory / plain_memory)
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Where a model computes, in which numbers, and how its weights are packed."""
+
+    device: Device
+    dtype: str
+    quantize: str
+
+    @property
+    def bits(self) -> float:
+        """Bits of a weight on average, if they are in the blocks of GGUF files; else 0."""
+        return self.device.block_bits if self.quantize == BLOCKS else 0.0
+
+    @property
+    def backend(self) -> tuple[str, str, str]:
+        """The numbers, the packing and the backend, as `fit` takes them."""
+        return self.dtype, self.quantize, self.device.backend
+
+    def __str__(self) -> str:
+        return precision_in_words(self.dtype, self.quantize, self.bits)
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """One plan to run a model: the bytes it needs, the tokens/s it should reach, and its M against plain decoding.
+
+    `memory` is the bytes that M counts, by the peak of replies here if it is `peak_measured`, else predicted.
+    """
+
+    precision: Precision
+    candidate: DrafterCandidate
+    nodes: int  # of a draft: the number that promises the most tokens/s
+    loaded_bytes: int  # of the weights, and of all that the drafter holds
+    bytes: int  # with cache, tree and workspace
+    memory: int
+    speed: float  # tokens/s
+    measured: bool  # whether the speed was measured here rather than predicted
+    cost_effectiveness: float = 0.0  # M
+    most: int = AUTO_NODES  # nodes that a draft may have
+    rule: Rule = "speed"  # that decided, if this plan was taken
+    rule_named: bool = False  # by the setting `drafter_rule`
+
+    @property
+    def peak_measured(self) -> bool:
+        """Whether M counts a peak that was measured here."""
+        return self.candidate.replies is not None and self.candidate.replies.peak > 0
+
+    @property
+    def parked(self) -> int:
+        """Bytes that parked texts may take of the memory that this plan leaves."""
+        return fit.parking(self.precision.device.usable - self.bytes)
+
+    @property
+    def fits(self) -> bool:
+        return self.bytes <= self.precision.device.usable
+
+    @property
+    def short(self) -> bool:
+        """Whether memory is short with this plan."""
+        return self.bytes > SHORT * self.precision.device.usable
+
+
+# -- precisions --------------------------------------------------------------------------------------------------------
+
+
+def as_computed(device: Device, model: Model) -> Device:
+    """Return the device as it computes this model: torch computes recurrent layers with dense weights only.
+
+    Our library can compute a model in the blocks of its GGUF files. `device` may be that of another model.
+    """
+    if device.block_bits:
+        others = tuple(packing for packing in device.packings if packing != BLOCKS)
+        device = replace(device, packings=others, block_bits=0.0)
+    if model.block_bytes and device.engine == "native":
+        bits = 8 * model.block_bytes / max(model.parameters, 1)
+        return replace(device, packings=(BLOCKS, *device.packings), block_bits=bits)
+    if not model.shape.recurrent or device.engine != "torch":
+        return device
+    why = "a model with recurrent layers is computed with dense weights only"
+    return replace(device.as_torch_has_it(), packings=(), missing=dict.fromkeys(PACKINGS, why))
+
+
+def possible_precisions(model: Model, precisions: Iterable[Precision]) -> list[Precision]:
+    """Return those in which this model can be had: of a model that is here only packed, its packings."""
+    return [one for one in precisions if model.can_be(one.quantize, one.device.engine)]
+
+
+def natural_precisions(device: Device) -> list[Precision]:
+    """Return the precisions in question on a device where none was named, the most accurate first.
+
+    With our library on a CPU int8 is as good as dense weights, in half the time and memory, so those are not in
+    question: one that was measured never competes with the other that was not.
+    """
+    dense = () if device.engine == "native" and device.packings else ("none",)
+    return [Precision(device, device.dtypes[0], quantize) for quantize in (*dense, *device.packings)]
+
+
+def draft_precisions(small: Model, device: Device) -> list[Precision]:
+    """Return the precisions that a draft model may have; without any it cannot be had on this device."""
+    device = as_computed(device, small)
+    natural = natural_precisions(device)
+    best_ones = [one for one in natural if one.quantize != "int4"] if device.type == "cpu" else natural[:1]
+    if device.block_bits:
+        best_ones = [one for one in natural if one.quantize == small.packed[0]]
+    return possible_precisions(small, best_ones) or possible_precisions(small, natural)
+
+
+# -- plans -------------------------------------------------------------------------------------------------------------
+
+
+def run_plans(
+    model: Model,
+    precisions: Iterable[Precision],
+    measurements: MeasurementSource,
+    most: int | None = None,
+    context: int | None = None,
+) -> list[RunPlan]:
+    """Return every plan to run a model in these precisions, the best M first, with trees of up to `most` nodes.
+
+    None are as many as `auto_nodes` has. v₀ and m₀ are those of the model's fastest plain decoding that fits; where
+    nothing fits, of the fastest.
+    """
+    plans = [plan for precision in precisions for plan in _plans_in(model, precision, measurements, most, context)]
+    plans = _in_one_packing(_as_it_answers(plans, model), model, measurements)
+    base = max((plan for plan in plans if plan.candidate.name == "none"), key=lambda plan: (plan.fits, plan.speed))
+    rated = [
+        replace(plan, cost_effectiveness=cost_effectiveness(plan.speed, plan.memory, base.speed, base.memory))
+        for plan in plans
+    ]
+    # A stable sort: of equals the more accurate precision and the simpler drafter come first.
+    return sorted(rated, key=lambda plan: plan.cost_effectiveness, reverse=True)
+
+
+def _as_it_answers(plans: list[RunPlan], model: Model) -> list[RunPlan]:
+    """Leave out other packings of a model in GGUF where the one that answers fits, and else that one."""
+    first = [plan for plan in plans if model.block_bytes and plan.precision.quantize == model.packed[0]]
+    fits = any(plan.fits for plan in first if plan.candidate.name == "none")
+    others = [plan for plan in plans if plan not in first]
+    return first if fits else others or first
+
+
+def _in_one_packing(plans: list[RunPlan], model: Model, measurements: MeasurementSource) -> list[RunPlan]:
+    """Leave out int8 or int4 on a CPU where both are in question: int4 loses more of a model, so it needs a reason.
+
+    That is int8 without room, or below a comfortable speed; then int8 is left out, if int4 fits.
+    """
+    plain = {
+        plan.precision.quantize: plan
+        for plan in plans
+        if plan.candidate.name == "none" and plan.precision.device.type == "cpu"
+    }
+    if not {"int8", "int4"} <= plain.keys():
+        return plans
+    eight, four = plain["int8"], plain["int4"]
+    comfortable = eight.fits and _comfortable(model, eight.precision, measurements)
+    left_out = "int4" if comfortable else "int8" if four.fits else ""
+    return [plan for plan in plans if (plan.precision.device.type, plan.precision.quantize) != ("cpu", left_out)]
+
+
+def _comfortable(model: Model, precision: Precision, measurements: MeasurementSource) -> bool:
+    """Return whether plain decoding is comfortable by the speed of the memory, at its best, which int4 needs less of.
+
+    Timed forwards do not count here: another packing would be another text for the same seed.
+    """
+    device = precision.device
+    if device.engine != "native":  # torch makes packed weights dense: int4 takes less room, and no less time
+        return True
+
+    def at(bandwidth: float | None) -> bool:
+        read = cost.reading(replace(device, bandwidth=bandwidth), precision.dtype, precision.quantize)
+        return 1 / (read * (model.shape.matrices + model.shape.cached(CONTEXT, 1))) >= COMFORTABLE
+
+    return at(SLOW_MEMORY) or at(device.bandwidth or measurements.bandwidth(device.name))
+
+
+def auto_nodes(device: Device, costs: ForwardCostModel | None) -> int:
+    """Return the most nodes of a tree where no number was asked for: more on a GPU where more rows are nearly free.
+
+    `costs` are None where forwards were not timed: an estimate of rows is no reason for wider trees.
+    """
+    nodes = AUTO_NODES
+    if device.type == "cpu":  # rows are nearly free for toys only, and a second load would test exactness again
+        return nodes
+    while costs and 2 * nodes <= MOST_NODES:
+        if costs.at(2 * nodes + 1, CONTEXT) > NEXT_TO_FREE * costs.at(nodes + 1, CONTEXT):
+            break
+        nodes *= 2
+    return nodes
+
+
+def _plans_in(
+    model: Model, precision: Precision, measurements: MeasurementSource, most: int | None, context: int | None
+) -> Iterator[RunPlan]:
+    """Yield the plans in one precision: plain decoding first, then each drafter whose gain is known or expected."""
+    dtype, quantize, backend = how = precision.backend
+    shape, known = model.shape, measurements.of(model.card, precision.device.name, dtype, quantize)
+    costs = known.costs or _estimate(model, precision, measurements)
+    most = most or auto_nodes(precision.device, known.costs)
+    planned = min(context or PLANNED, shape.context)  # more than it holds is refused when it is loaded
+    weights = weight_bytes(model, precision) - fit.unread(shape, quantize, backend, planned)
+    beside = fit.program(quantize, backend) + fit.tokenizer(shape, backend)
+    form = "int8" if backend == "native" and quantize != "none" else "none"  # of the matrices of drafters
+    rates = _rates(Precision(precision.device, dtype, form), measurements)
+    numbers = fit.drafter_numbers(dtype, quantize, backend)
+    inputs = CostInputs(shape, costs, rates, dtype, numbers, planned, known.replies)
+    trained = [one for one in model.trained if not shape.recurrent or kind_of(one.kind).on_chains]
+    small = draft_model(model, precision, measurements, planned)
+    plain_speed, plain_bytes = 0.0, 0
+    for candidate in candidates(model.card, inputs, trained, small, model.small_here):
+        replies, nodes = candidate.replies, 0
+        if replies is not None:
+            tokens_per_second, nodes = replies.speed(costs), min(round(replies.nodes), most)
+        elif candidate.acceptance is not None:
+            tokens_per_second, nodes = speed(costs, candidate.acceptance, candidate.draft_seconds, most)
+        else:
+            continue
+        measured = known.costs is not None and (replies is not None or candidate.name == "none")
+        # Phrases may pay in the next text, and cost nothing until one matches: only measured figures rule them out.
+        harmless = candidate.name == "phrases" and (not measured or tokens_per_second >= HARMLESS * plain_speed)
+        if harmless and tokens_per_second < plain_speed:
+            tokens_per_second, nodes = plain_speed, 0
+        working = fit.cache(shape, planned + nodes + 1, dtype) + fit.workspace(shape, *how, planned, nodes)
+        size = weights + candidate.bytes + beside + max(working, fit.loading(shape, *how))
+        if candidate.name == "none":
+            plain_speed, plain_bytes = tokens_per_second, size
+        memory = size
+        if replies is not None and replies.peak > 0:
+            memory = round(plain_bytes * replies.peak / max(replies.peak - replies.held, 1))
+            size = max(size, replies.peak)
+        yield RunPlan(
+            precision, candidate, nodes, weights + candidate.bytes, size, memory, tokens_per_second, measured, most=most
+        )
+
+
+def draft_model(
+    model: Model, precision: Precision, measurements: MeasurementSource, planned: int
+) -> DraftModelEstimate | None:
+    """Return the draft model in the precision that suits its own size; it reads the whole text, as the target does."""
+    if model.small is None or not (own := draft_precisions(model.small, precision.device)):
+        return None
+    small, shape = model.small, model.small.shape
+    chosen = min(own, key=lambda one: _estimate(small, one, measurements).at(1, CONTEXT))
+    tokens = min(shape.context, planned)
+    size = weight_bytes(small, chosen) - fit.unread(shape, chosen.quantize, chosen.device.backend, tokens)
+    size += fit.cache(shape, tokens, chosen.dtype) + fit.tokenizer(shape, chosen.device.backend)
+    coarser = is_coarser(chosen.quantize, shape.vocab_size, chosen.device.engine)
+    form = as_draft(chosen.quantize) if coarser else chosen.quantize
+    known = measurements.of(small.card, chosen.device.name, chosen.dtype, form)
+    costs = known.costs or _estimate(small, chosen, measurements)
+    share = step_bytes(small, chosen) / step_bytes(model, precision)
+    return DraftModelEstimate(small.card, size, costs, share, model.small_named)
+
+
+def weight_bytes(model: Model, precision: Precision) -> int:
+    """Return the bytes of a model's weights in this precision."""
+    if precision.quantize == BLOCKS:
+        return model.block_bytes
+    return fit.weights(model.shape, *precision.backend, model.parameters)
+
+
+def step_bytes(model: Model, precision: Precision) -> float:
+    """Return the bytes of weights that a step of a model reads in this precision."""
+    return weight_bytes(model, precision) * model.shape.matrices / max(model.parameters, model.shape.matrices)
+
+
+def _estimate(model: Model, precision: Precision, measurements: MeasurementSource) -> ForwardCostModel:
+    return Estimate(model.shape, _rates(precision, measurements))
+
+
+def _rates(precision: Precision, measurements: MeasurementSource) -> Rates:
+    device = precision.device
+    known = replace(device, bandwidth=device.bandwidth or measurements.recalled_bandwidth(device.name))
+    return Rates.of(known, precision.dtype, precision.quantize)
+
+
+# -- which one to take -------------------------------------------------------------------------------------------------
+
+
+def best(
+    ranked: Sequence[RunPlan], here: bool = True, allow_plain: bool = True, rule: Literal["auto"] | Rule = "auto"
+) -> RunPlan | None:
+    """Return the plan to take of those that fit, with the rule that decided. None where nothing fits.
+
+    By speed it is the fastest; if that one leaves memory short, or by `rule`, it is the one with the highest M. Of
+    drafters that are not clearly better the simplest is taken. `here` leaves out what could not be loaded now, and
+    `allow_plain` lets plain decoding be taken too. A plan that loses against plain decoding is never taken.
+    """
+    possible = [
+        plan
+        for plan in ranked
+        if plan.fits and (plan.candidate.here or (not here and plan.candidate.obtainable))
+        if allow_plain or plan.candidate.name != "none"
+    ]
+
+    def by(decides: Rule) -> RunPlan | None:
+        paying = [plan for plan in possible if pays(plan, ranked, decides)]
+        if not paying:
+            return None
+        limit = max(worth(plan, decides) for plan in paying) / CLEARLY
+        simplest = min((one for one in paying if worth(one, decides) >= limit), key=_complexity)
+        return replace(simplest, rule=decides, rule_named=rule != "auto")
+
+    if rule == "memory":
+        return by("memory")
+    fastest = by("speed")
+    return by("memory") if rule == "auto" and fastest is not None and fastest.short else fastest
+
+
+def worth(plan: RunPlan, rule: Rule) -> float:
+    """Return what a rule compares plans by."""
+    return plan.cost_effectiveness if rule == "memory" else plan.speed
+
+
+def pays(plan: RunPlan, ranked: Sequence[RunPlan], rule: Rule) -> bool:
+    """Return whether a plan is no worse than plain decoding in its precision; on Apple's GPUs, only as measured."""
+    if plan.candidate.name == "none":
+        return True
+    plain = plain_of(plan, ranked)
+    if plan.precision.device.type == "mps" and not (plan.measured and plan.speed > ON_APPLE * plain.speed):
+        return False
+    return worth(plan, rule) >= worth(plain, rule)
+
+
+def plain_of(plan: RunPlan, ranked: Sequence[RunPlan]) -> RunPlan:
+    """Return plain decoding in the precision of this plan."""
+    return next(other for other in ranked if other.precision == plan.precision and other.candidate.name == "none")
+
+
+def _complexity(plan: RunPlan) -> tuple[int, int, bool]:
+    """Return how complex a drafter is, then its bytes, then whether it lacks phrases where looking them up is free.
+
+    Phrases come before none, since where they do not pay nothing is drafted; but not where replies told that looking
+    for them takes time. As many bytes bring more with them: what they bring grows with use.
+    """
+    if plan.candidate.name == "phrases":
+        free = plan.candidate.draft_seconds(max(plan.nodes, 1)) * plan.speed < NEXT_TO_NOTHING
+        return 0 if free or not plan.measured else 2, 0, False
+    with_phrases = plan.candidate.with_phrases and cost.PHRASES * plan.speed < NEXT_TO_NOTHING
+    return 1 if plan.candidate.name == "none" else 2, plan.candidate.bytes, not with_phrases
+
+
+def speedup(plan: RunPlan, ranked: Sequence[RunPlan]) -> float:
+    """Return the speed with drafts, relative to plain decoding in the same precision."""
+    return plan.speed / plain_of(plan, ranked).speed
+
+
+# -- in words ----------------------------------------------------------------------------------------------------------
+
+
+def why_none(plan: RunPlan, ranked: Sequence[RunPlan]) -> str:
+    """Return the reason why `auto` takes plain decoding, as text for the user."""
+    if plan.precision.device.type == "mps":
+        return "on Apple's GPUs nothing drafts until `localspec bench` has measured that it pays"
+    same = (other for other in ranked if other.precision == plan.precision)
+    phrases = next((other for other in same if other.candidate.name == "phrases"), None)
+    if phrases is None or pays(phrases, ranked, plan.rule):
+        return "no drafter is expected to pay here"
+    basis = "as measured here" if phrases.measured and plan.measured else "as predicted"
+    slower = round(100 * (1 - phrases.speed / plan.speed))
+    if slower >= 1:
+        return f"phrases would be {slower} % slower than no drafts, {basis}"
+    return f"phrases would not gain enough speed for the memory that they take, {basis}"
+
+
+def explained(plan: RunPlan, ranked: Sequence[RunPlan], named: bool = False) -> str:
+    """Return why this plan is taken, in one sentence; without a rule if its drafter was `named`."""
+    name = "plain decoding" if plan.candidate.name == "none" else plan.candidate.name
+    basis = "measured here" if plan.measured else "predicted"
+    told = f"{name} in {plan.precision}: {_pace(plan)}, {shown_m(plan)} ({basis}"
+    if (replies := plan.candidate.replies) is not None and plan.candidate.name != "none":
+        told += f"; {replies.length:.2f} tokens/step as measured here"
+    elif (acceptance := plan.candidate.acceptance) is not None and plan.candidate.name != "none":
+        told += f"; {acceptance.length(plan.nodes):.2f} tokens/step {acceptance.origin}"
+    return f"{told})" if named else f"{told}); {rule_words(plan)}{_others(plan, ranked)}"
+
+
+def shown_m(plan: RunPlan) -> str:
+    """Return M, and where its memory is known from."""
+    return f"M {plan.cost_effectiveness:.2f} by the {'peak measured' if plan.peak_measured else 'memory predicted'}"
+
+
+def rule_words(plan: RunPlan) -> str:
+    """Return which rule decided, as a part of a sentence."""
+    why = "memory is short" if plan.rule == "memory" else "memory is plentiful"
+    why = "drafter_rule says so" if plan.rule_named else why
+    return f"chosen by {'M' if plan.rule == 'memory' else 'speed'}, since {why}"
+
+
+def _pace(plan: RunPlan) -> str:
+    return tokens_a_second(plan.speed) if plan.speed >= 100 else f"{plan.speed:.3g} tokens/s"
+
+
+def _others(plan: RunPlan, ranked: Sequence[RunPlan]) -> str:
+    """Return the best other drafter in this precision and why it was left out, as the end of a sentence."""
+    if plan.candidate.name == "none" and plan.precision.device.type == "mps":
+        return "; speculation is off on Apple's GPUs until `localspec bench` has measured that it pays"
+    simple = {"none", plan.candidate.name} | ({"phrases"} if plan.candidate.name != "none" else set())
+    others = [one for one in ranked if one.precision == plan.precision and one.candidate.name not in simple]
+    if not others or _complexity(plan)[0] == 2:
+        return ""
+    other = max(others, key=lambda one: worth(one, plan.rule))
+    where = "" if other.candidate.here else ", which is not here," if other.candidate.obtainable else ", once made,"
+    if not pays(other, ranked, plan.rule):
+        relative = worth(other, plan.rule) / worth(plain_of(plan, ranked), plan.rule)
+        what = "M" if plan.rule == "memory" else "speed"
+        return (
+            f"; {other.candidate.name}{where} would have {relative:.2f} of plain decoding's {what}, so it is left out"
+        )
+    room = "" if other.fits else f", and takes {other.bytes / 2**30:.1f} GiB"
+    return f"; {other.candidate.name}{where} would reach {_pace(other)}, M {other.cost_effectiveness:.2f}{room}"
+
+
+def why_idle(name: str, taken: RunPlan, others: Iterable[tuple[Device, RunPlan | LocalspecError]]) -> str:
+    """Return a sentence that says why a GPU is not used for a model, where one could be; else nothing.
+
+    `others` are the plans by device, of those that do not fit the smallest, or why there is none.
+    """
+    gpu, there = next(((device, plan) for device, plan in others if device.type != "cpu"), (None, None))
+    if gpu is None or there is None or taken.precision.device.type != "cpu":
+        return ""
+    if isinstance(there, LocalspecError):
+        return f"{gpu.name} is not used: {there}"
+    if there.fits:
+        pace = f"{_pace(there)} there, and {_pace(taken)} on {taken.precision.device.name}"
+        return f"{gpu.name} is not used: {name} should reach {pace}."
+    return (
+        f"{gpu.name} is not used: {name} needs {there.bytes / 2**30:.1f} GiB there in {there.precision}, and "
+        f"{gpu.usable / 2**30:.1f} GiB may be used."
+    )

@@ -1,0 +1,283 @@
+"""Every registered model on a machine: how it would run there, and which one to take."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from localspec.choosing.measure import MeasurementSource, NoMeasurements
+from localspec.choosing.plans import (
+    COMFORTABLE,
+    Precision,
+    RunPlan,
+    as_computed,
+    best,
+    explained,
+    natural_precisions,
+    possible_precisions,
+    run_plans,
+    speedup,
+    why_idle,
+)
+from localspec.errors import LocalspecError
+from localspec.hub.cache import holds_tokenizer
+from localspec.machine.machine import Device, Machine
+from localspec.models.drafter_kinds import WEIGHTS, kind_of, kinds
+from localspec.models.entries import Entry, Form
+from localspec.models.model import Model, model_of
+from localspec.models.registry import TargetCard, known
+from localspec.weights.checkpoint import is_packed, only_packed
+from localspec.weights.packed_files import FILED
+
+Prefer = Literal["speed", "memory", "quality"]
+DrafterRule = Literal["auto", "memory", "speed"]
+FALLING = 1.5  # the power by which quality counts less below a comfortable speed: at half of it, a third
+THINKING = 1.5  # times the comfortable speed, for a model that writes its thoughts before the answer
+
+
+# -- forms of a download -----------------------------------------------------------------------------------------------
+
+# Types of GGUF files from which these packings come out as near to the publisher's weights as from those weights
+# themselves: docs/figures/q8-0-table.md. Types of fewer bits do not.
+SUITED = {"Q8_0": FILED}
+_BLOCK = (34, 32)  # bytes of a block of Q8_0, and its weights
+
+
+def suited_form(entry: Entry, packing: str | None) -> Form | None:
+    """Return the smallest form by the model's own publisher that serves where it is kept in this packing only.
+
+    None is the original: where anything else is kept, terms must be accepted for it, or a drafter of the entry has to
+    be made with the model's own weights.
+    """
+    converted = [one for one in entry.drafters if one.kind in kinds(*WEIGHTS) and not kind_of(one.kind).mask_key]
+    made = converted or any(one.kind in kinds("weights") and one.source is None for one in entry.drafters)
+    if packing is None or entry.gated or made:
+        return None
+    suited = [
+        one
+        for one in entry.forms
+        if one.publisher and one.publisher == entry.publisher and packing in SUITED.get(one.source.gguf, ())
+    ]
+    return min(suited, key=lambda one: form_bytes(one, entry) or 0, default=None)
+
+
+def form_bytes(form: Form, entry: Entry) -> int | None:
+    """Return about how many bytes a form is to download; None where the registry does not say it."""
+    if form.bytes is not None or entry.shape is None:
+        return form.bytes
+    size, weights = _BLOCK if form.source.gguf == "Q8_0" else (2, 1)
+    return entry.shape.parameters * size // weights if form.source.gguf in ("", "Q8_0") else None
+
+
+def original_bytes(entry: Entry) -> int | None:
+    """Return the same of the publisher's own weights, which are in 16 bits."""
+    return 2 * entry.shape.parameters if entry.shape else None
+
+
+# -- recommendations ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ToFetch:
+    """What is missing of a recommendation: about how many `bytes`, None where an entry gives no sizes.
+
+    `drafter`: a published drafter comes too, and its size is not among them, for nobody says it.
+    """
+
+    bytes: int | None
+    drafter: bool
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The best plan to run a model on a machine, one that fits if any does. Without a plan, `reason` says why.
+
+    `speedup` is the speed with drafts relative to plain decoding in the same precision; None where nothing fits.
+    `pace` is the tokens/s that are predicted from the machine only, so that no choice depends on earlier replies.
+    `passed_over` says why a small model that seems to be meant to draft is not used, `idle` why a GPU is not used.
+    """
+
+    card: TargetCard
+    plan: RunPlan | None
+    reason: str
+    quality: int = 0
+    speedup: float | None = None
+    passed_over: str = ""
+    pace: float = 0.0
+    idle: str = ""
+
+    @property
+    def gated(self) -> bool:
+        """Whether terms must be accepted before it, or the small model that drafts for it, can be fetched."""
+        small = self.plan.candidate.small if self.plan else None
+        return any(card.entry is not None and card.entry.gated for card in (self.card, small) if card and not card.here)
+
+    @property
+    def toy(self) -> bool:
+        """Whether it comes with localspec, to see it work."""
+        return self.card.entry is not None and self.card.entry.toy
+
+    @property
+    def comfort(self) -> float:
+        """How much its quality counts on this machine: in full at a comfortable speed, and smoothly less below it."""
+        thinks = self.card.entry is not None and self.card.entry.thinking in ("always", "switch")
+        return float(min(1.0, self.pace / (COMFORTABLE * (THINKING if thinks else 1.0))) ** FALLING)
+
+    @property
+    def worth(self) -> float:
+        """Its quality as far as it counts on this machine."""
+        return self.quality * self.comfort
+
+    @property
+    def fits(self) -> bool:
+        return self.plan is not None and self.plan.fits
+
+    @property
+    def drafter(self) -> str | None:
+        """The drafter that it would have; `none` is plain decoding, None where there is no plan."""
+        return None if self.plan is None else self.plan.candidate.name
+
+    @property
+    def way(self) -> tuple[str, str | None]:
+        """The model and its drafter."""
+        return self.card.name, self.drafter
+
+    @property
+    def drafts(self) -> bool:
+        """Whether anything should draft, so that `speedup` says something."""
+        return self.speedup is not None and self.drafter != "none"
+
+    @property
+    def to_fetch(self) -> ToFetch:
+        """The model in the form that a pull takes, and its drafter, if they are not here."""
+        candidate = self.plan.candidate if self.plan else None
+        missing = [card for card in (self.card, candidate.small if candidate else None) if card and not card.here]
+        sizes = [self._download(card.entry) if card is self.card else _original(card.entry) for card in missing]
+        sized = [size for size in sizes if size is not None]
+        other = candidate.published if candidate and candidate.small is None else None
+        total = sum(sized) + 2 * ((other.parameters if other else None) or 0)  # published weights have 16 bits
+        return ToFetch(total if len(sized) == len(missing) else None, other is not None and not other.parameters)
+
+    def _download(self, entry: Entry | None) -> int | None:
+        precision = self.plan.precision if self.plan else None
+        kept = precision.quantize if precision and precision.device.engine == "native" else None
+        form = suited_form(entry, kept) if entry else None
+        return form_bytes(form, entry) if form and entry else _original(entry)
+
+
+def _original(entry: Entry | None) -> int | None:
+    return original_bytes(entry) if entry else None
+
+
+def recommendations(
+    machine: Machine, measurements: MeasurementSource, here: bool, rule: DrafterRule = "auto"
+) -> list[Recommendation]:
+    """Return every registered model, the best first: as it could be loaded now, or with all that could be fetched."""
+    every = [_of_card(card, machine, measurements, here, rule) for card in known().values() if card.here or not here]
+    return sorted(every, key=lambda one: one.quality, reverse=True)
+
+
+def all_ways(here: Sequence[Recommendation], every: Sequence[Recommendation]) -> list[Recommendation]:
+    """Return the models that are here as they are, then all as they could be had, where that differs."""
+    seen = {one.way for one in here}
+    return [*here, *(one for one in every if one.way not in seen)]
+
+
+def _of_card(
+    card: TargetCard, machine: Machine, measurements: MeasurementSource, here: bool, rule: DrafterRule
+) -> Recommendation:
+    try:
+        model = model_of(card)
+        if card.here and not is_packed(card.path) and not holds_tokenizer(card.path):
+            return Recommendation(card, None, "it has no tokenizer, and cannot be talked to")
+        found = recommend(model, machine, measurements, here, rule=rule)
+        return replace(found, passed_over=model.passed_over)
+    except LocalspecError as trouble:
+        return Recommendation(card, None, str(trouble))
+
+
+def recommend(
+    model: Model,
+    machine: Machine,
+    measurements: MeasurementSource,
+    here: bool,
+    precisions: Callable[[Device], Sequence[Precision]] = natural_precisions,
+    rule: DrafterRule = "auto",
+) -> Recommendation:
+    """Return the recommendation for one model: as it could be loaded now (`here`), or with what could be fetched.
+
+    `precisions` are those in question on a device. Raises NotHere for one that is here only in a packed form, which
+    nothing on this machine computes with.
+    """
+    fitting: list[tuple[RunPlan, Sequence[RunPlan]]] = []
+    tried: list[tuple[Device, RunPlan]] = []  # what fits on a device, else what takes least there
+    for device in machine.devices:
+        if not (open_ones := possible_precisions(model, precisions(as_computed(device, model)))):
+            continue
+        ranked = run_plans(model, open_ones, measurements)
+        if (plan := best(ranked, here, rule=rule)) is not None:
+            fitting.append((plan, ranked))
+        tried.append((device, plan or min(ranked, key=lambda one: one.bytes)))
+    quality = _quality(model)
+    if fitting:
+        chosen, others = max(fitting, key=lambda option: option[0].speed)
+        pace = chosen.speed
+        if model.card.here:
+            own = as_computed(chosen.precision.device, model)
+            open_ones = possible_precisions(model, precisions(own))
+            predicted = best(run_plans(model, open_ones, _OfMachine(measurements)), here, rule=rule)
+            pace = predicted.speed if predicted is not None else pace
+        reason, gain = explained(chosen, others), speedup(chosen, others)
+        idle = why_idle(model.card.name, chosen, tried)
+        return Recommendation(model.card, chosen, reason, quality, gain, pace=pace, idle=idle)
+    if not tried:
+        raise only_packed(model.card.path)
+    _, plan = tried[0]
+    precision, device = plan.precision, plan.precision.device
+    reason = (
+        f"does not fit: {plan.bytes / 2**30:.1f} GiB in {precision} on {device.name}, of which "
+        f"{device.usable / 2**30:.1f} may be used"
+    )
+    return Recommendation(model.card, plan, reason, quality)
+
+
+class _OfMachine(NoMeasurements):
+    """What is known of a machine without its models."""
+
+    def __init__(self, measurements: MeasurementSource) -> None:
+        self._measurements = measurements
+
+    def bandwidth(self, device: str) -> float | None:
+        return self._measurements.bandwidth(device)
+
+    def recalled_bandwidth(self, device: str) -> float | None:
+        return self._measurements.recalled_bandwidth(device)
+
+
+def _quality(model: Model) -> int:
+    """Return the entry's own figure, else about that of the registered models of this size."""
+    entry = model.card.entry
+    return (entry.quality if entry else 0) or round(12 * (model.parameters / 5e8) ** 0.45)
+
+
+def preferred(every: Sequence[Recommendation], prefer: Prefer | None = None) -> Recommendation | None:
+    """Return the recommendation to take: the best by quality and comfort of those that fit.
+
+    Quality counts in full from a comfortable speed on, and as much less as a model is slower than that. `prefer` asks
+    for the fastest, for the one that takes least memory, or for the best however slow it is. A model with terms to
+    accept is taken only where no other fits, and a toy only where nothing else does.
+    """
+    fitting = [one for one in every if one.fits]
+    possible = [one for one in fitting if not one.toy] or fitting
+    possible = [one for one in possible if not one.gated] or possible
+    if prefer == "speed":
+        return max(possible, key=_speed, default=None)
+    if prefer == "memory":
+        comfortable = [one for one in possible if one.comfort >= 1]
+        return min(comfortable or possible, key=lambda one: one.plan.bytes if one.plan else 0, default=None)
+    if prefer == "quality":
+        return max(possible, key=lambda one: (one.quality, _speed(one)), default=None)
+    return max(possible, key=lambda one: (one.worth, _speed(one)), default=None)
+
+
+def _speed(one: Recommendation) -> float:
+    return one.plan.speed if one.plan else 0.0

@@ -1,0 +1,79 @@
+"""Seconds of forwards: measured points, lines between them, and estimates from a memory's bandwidth."""
+
+from dataclasses import replace
+
+import pytest
+from each import each
+from hypothesis import given
+from hypothesis import strategies as st
+from machines import PHI, SEVEN, apple, cpu, flat, gpu
+
+from localspec.choosing import cost
+from localspec.choosing.cost import CONTEXT, Estimate, ForwardCosts, Rates, linear, reading, step_seconds
+from localspec.machine.machine import Device
+
+FORMS = [
+    (device, dtype, quantize)
+    for device in (cpu(), gpu(), apple())
+    for dtype in ("bf16", "fp32", "fp16")
+    for quantize in ("none", "int8", {"cuda": "nf4"}.get(device.type, "int4"))
+] + [(cpu(packings=(), bf16=False), dtype, "none") for dtype in ("fp32", "bf16")]  # torch, where the library is missing
+
+
+def seconds(rows: int, quantize: str, dtype: str = "bf16", device: Device | None = None, **other: object) -> float:
+    where = replace(device or cpu(), **other)  # type: ignore[arg-type]
+    return Estimate(SEVEN, Rates.of(where, dtype, quantize)).at(rows, CONTEXT)
+
+
+@given(st.lists(st.integers(1, 500), min_size=1, max_size=6, unique=True), st.integers(0, 600), st.data())
+def test_costs_are_exact_at_what_was_measured_and_stay_between_their_neighbours(rows, at, data) -> None:
+    rows.sort()
+    seconds = sorted(data.draw(st.lists(st.floats(1e-6, 1.0), min_size=len(rows), max_size=len(rows))))
+    costs = ForwardCosts(tuple(rows), (256,), (tuple(seconds),))
+    assert ForwardCosts.from_list(costs.as_list()) == costs
+    assert [costs.at(one, 999) for one in rows] == pytest.approx(seconds)
+    inside = min(max(at, rows[0]), rows[-1])
+    assert (
+        seconds[0] <= linear(rows, seconds, inside) * 1.000001 and linear(rows, seconds, inside) <= seconds[-1] * 1.01
+    )
+
+
+@each("damaged", [None, 5, {}, [[1]], [[2, 1], [9], [[1.0, 1.0]]], [[1], [9], [[0.0]]], [[1], [9], [["x"]]]])
+def test_anything_else_is_no_costs(damaged: object) -> None:
+    assert ForwardCosts.from_list(damaged) is None
+
+
+@each("device, dtype, quantize", FORMS)
+def test_every_form_has_an_estimate_by_its_bandwidth_before_anything_was_measured(device, dtype, quantize) -> None:
+    once, ten = (seconds(1, quantize, dtype, device, bandwidth=times * device.bandwidth) for times in (1, 10))
+    assert ten < once / 3 and seconds(1, quantize, dtype, device, bandwidth=None) > 0
+    rows = [seconds(rows, quantize, dtype, device) for rows in (1, 2, 8, 64)]
+    assert rows == sorted(rows), "more rows never cost less"
+    fast, slow = (reading(replace(device, bandwidth=one), dtype, quantize) for one in (2e10, 1e10))
+    assert slow == pytest.approx(2 * fast)
+
+
+def test_each_packing_is_faster_as_its_bytes_are_read() -> None:
+    assert seconds(1, "none") > 1.8 * seconds(1, "int8") and seconds(1, "int8") > 1.4 * seconds(1, "int4")
+    plain, eight, four = (
+        Estimate(PHI, Rates.of(gpu(), "bf16", quantize)).at(1, CONTEXT) for quantize in ("none", "int8", "nf4")
+    )
+    assert eight > 1.5 * plain and four < plain, "bitsandbytes, as in the paper: 8 bits have half the speed of fp16"
+    assert 30 < 1 / seconds(1, "none", device=gpu(bandwidth=600e9)) < 40, "a 7B in bf16 on a GPU of 600 GB/s"
+
+
+def test_rows_cost_a_processor_the_less_the_more_and_the_quicker_its_cores_are() -> None:
+    def growth(quantize: str, **device: object) -> float:
+        return seconds(8, quantize, **device) / seconds(1, quantize, **device)  # type: ignore[arg-type]
+
+    assert growth("int8") < 1.3, "while weights are read, a few rows are computed"
+    for quantize in ("int8", "int4", "none"):
+        assert growth(quantize, cores=1) > growth(quantize, cores=2) > growth(quantize, cores=16)
+        assert min(growth(quantize, capability="avx2"), growth(quantize, bandwidth=80e9)) > growth(quantize)
+    assert growth("int8", capability="unheard of") == growth("int8", capability="avx2")
+
+
+def test_a_step_takes_what_python_takes_too(real_host) -> None:
+    assert step_seconds(0.0, 1.0, 0) == 1.0 + cost.STEP
+    assert step_seconds(0.5, 1.0, 3) == pytest.approx(1.5 + cost.STEP + cost.TREE)
+    assert cost.StepCosts(flat(1.0)).at(1, 0) == 1.0 + cost.STEP

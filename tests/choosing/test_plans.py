@@ -1,0 +1,355 @@
+"""Which plan to run a model is taken on a machine that nobody has, by which rule, and how that is explained."""
+
+from dataclasses import replace
+
+import pytest
+from each import each
+from golden import wording
+from hypothesis import given
+from hypothesis import strategies as st
+from machines import BILLION, GIB, LITTLE, SEVEN, Told, apple, cpu, flat, gpu, trained, unfetched
+
+from localspec.choosing import fit, plans
+from localspec.choosing.cost import CONTEXT, ForwardCosts, reading
+from localspec.choosing.drafters import Acceptance, DrafterCandidate, plain, reply_key
+from localspec.choosing.measure import ModelMeasurements, NoMeasurements, ReplyStats
+from localspec.choosing.plans import (
+    AUTO_NODES,
+    COMFORTABLE,
+    Precision,
+    RunPlan,
+    best,
+    explained,
+    natural_precisions,
+    run_plans,
+    why_idle,
+    why_none,
+)
+from localspec.errors import UsageMistake
+from localspec.hub.sources import Source
+from localspec.machine.machine import Device
+from localspec.models.drafter_cards import DrafterCard
+from localspec.models.entries import PublishedDrafter, PublishedLength
+from localspec.models.model import Model
+
+GPU = gpu(24, packings=("int8",))
+PRECISION = Precision(GPU, "bf16", "none")
+MEDUSA = PublishedDrafter("medusa", parameters=10**9, accepted=PublishedLength(2.3, 4, "x"))
+
+
+def model(*published: PublishedDrafter, here: tuple[DrafterCard, ...] = ()) -> Model:
+    return Model(unfetched(SEVEN, drafters=published), SEVEN, SEVEN.parameters, here)
+
+
+def one(found: list[RunPlan], name: str, quantize: str = "none") -> RunPlan:
+    (plan,) = (plan for plan in found if plan.candidate.name == name and plan.precision.quantize == quantize)
+    return plan
+
+
+def told(*, costs: ForwardCosts | None = None, **replies: ReplyStats) -> Told:
+    return Told({("cuda:0", "none"): ModelMeasurements(flat(0.05) if costs is None else costs, replies)})
+
+
+def plan(name: str, speed: float, size: float = 1.0, **more: object) -> RunPlan:
+    """Return a plan of this speed that takes so many GiB, on a GPU of 24; plain decoding has 10 tokens/s in 1 GiB."""
+    precision = more.pop("precision", PRECISION)
+    source = more.pop("source", Source("org/medusa"))
+    published = None if more.pop("here", True) else PublishedDrafter("medusa", source=source)  # type: ignore[arg-type]
+    drafter = plain() if name == "none" else DrafterCandidate(
+        name, int((size - 1) * GIB), Acceptance((0.5,), "by guess"), lambda nodes: 0.0, published=published
+    )  # fmt: skip
+    held, measured = int(size * GIB), bool(more.pop("measured", False))
+    return RunPlan(precision, drafter, 1, 1, held, held, speed, measured, speed / 10 / size)  # type: ignore[arg-type]
+
+
+def taken(*ranked: RunPlan, **how: object) -> tuple[str, str] | None:
+    found = best(ranked, **how)  # type: ignore[arg-type]
+    return None if found is None else (found.candidate.name, found.rule)
+
+
+# -- precisions --------------------------------------------------------------------------------------------------------
+
+
+def test_a_device_has_all_the_precisions_that_it_computes_in() -> None:
+    assert [str(precision) for precision in natural_precisions(cpu())] == ["int8", "int4"]
+    assert [str(precision) for precision in natural_precisions(cpu(packings=(), bf16=False))] == ["fp32"]
+    assert [str(precision) for precision in natural_precisions(gpu())] == ["bf16", "int8", "nf4"]
+    assert natural_precisions(replace(gpu(), dtypes=("fp16", "fp32")))[0].dtype == "fp16"
+
+
+def packings(device: Device, of: Model | None = None, **settings: object) -> list[str]:
+    """Return those of the plans for a model on a device, each once, in the order of their M."""
+    known, of = settings.pop("told", NoMeasurements()), of or model()
+    open_ones = plans.possible_precisions(of, natural_precisions(plans.as_computed(device, of)))
+    found = run_plans(of, open_ones, known, 16, **settings)  # type: ignore[arg-type]
+    return list(dict.fromkeys(plan.precision.quantize for plan in found))
+
+
+def test_int4_is_left_out_where_int8_fits_and_is_comfortable() -> None:
+    assert packings(cpu(48, bandwidth=200e9)) == ["int8"]
+    assert packings(cpu(48, bandwidth=20e9)) == ["int4"], "slow"
+    assert packings(cpu(8, bandwidth=200e9)) == ["int4"], "int8 has no room"
+    assert packings(cpu(4, bandwidth=200e9)) == ["int4", "int8"], "neither has"
+    assert packings(cpu(9.2, bandwidth=200e9), context=4096)[0] == "int4"
+    assert packings(cpu(9.2, bandwidth=200e9), context=256) == ["int8"], "a shorter context leaves room for it"
+    torch = replace(cpu(48, bandwidth=1e9), engine="torch", dtypes=("fp32", "bf16"))
+    assert set(packings(torch)) == {"int8", "none"}, "which makes packed weights dense"
+
+
+@each("speed, packing", [(COMFORTABLE * 0.99, "int4"), (COMFORTABLE * 1.01, "int8")])
+def test_comfortable_is_plain_decoding_by_the_speed_of_the_memory(speed: float, packing: str) -> None:
+    read = reading(cpu(bandwidth=1e9), "bf16", "int8") * (SEVEN.matrices + SEVEN.cached(CONTEXT, 1))
+    replies = {"phrases": ReplyStats(3.0, 5, 0.0)}
+    known = Told({("cpu", "int8"): ModelMeasurements(flat(0.3), replies)}, memory=speed * read * 1e9)
+    assert packings(cpu(48, bandwidth=None), told=known) == [packing], "and by no timing or reply"
+
+
+IN_BLOCKS = replace(model(), packed=("blocks", "int8", "int4", "none"), block_bytes=SEVEN.parameters * 6 // 10)
+
+
+def test_a_gguf_file_is_taken_as_it_is_where_it_fits_and_takes_its_own_bytes_and_time() -> None:
+    assert packings(cpu(48), IN_BLOCKS) == ["blocks"]
+    assert packings(cpu(7.2), replace(IN_BLOCKS, block_bytes=SEVEN.parameters * 17 // 16)) == ["int4"], "Q8_0"
+    device = plans.as_computed(cpu(48), IN_BLOCKS)
+    found = {
+        packing: run_plans(IN_BLOCKS, [Precision(device, "bf16", packing)], NoMeasurements(), 16)
+        for packing in ("blocks", "int8")
+    }
+    blocks = one(found["blocks"], "none", "blocks")
+    assert (str(blocks.precision), blocks.loaded_bytes) == ("4.8 bits per weight", IN_BLOCKS.block_bytes)
+    assert 1.4 < blocks.speed / one(found["int8"], "none", "int8").speed < 2
+
+
+@each("packed", [("int8",), ("int4",), ("int8", "int4")])
+def test_of_a_packed_model_nothing_is_in_question_but_its_packings_on_the_cpu_engine(packed: tuple[str, ...]) -> None:
+    alone = replace(model(), packed=packed)
+    for device in (cpu(48), cpu(48, bf16=False, packings=()), gpu(48), apple(48)):
+        found = plans.possible_precisions(alone, natural_precisions(device))
+        assert [one.quantize for one in found] == (list(packed) if device.engine == "native" else [])
+
+
+@each("packed, precision", [((), "int8"), (("int4",), "int4"), (("blocks", "int8"), "blocks")])
+def test_a_draft_model_drafts_in_int8_unless_it_is_here_only_in_another_form(packed, precision) -> None:
+    blocks = LITTLE.parameters if "blocks" in packed else 0
+    small = Model(unfetched(LITTLE, name="small"), LITTLE, LITTLE.parameters, packed=packed, block_bytes=blocks)
+    assert [one.quantize for one in plans.draft_precisions(small, cpu())] == [precision]
+    assert [one.quantize for one in plans.draft_precisions(small, plans.as_computed(cpu(), IN_BLOCKS))] == [precision]
+    assert [one.quantize for one in plans.draft_precisions(small, GPU)] == ([] if packed else ["none"])
+
+
+# -- bytes, speed, M ---------------------------------------------------------------------------------------------------
+
+
+def test_m_is_against_the_fastest_plain_decoding_that_fits() -> None:
+    found = run_plans(model(), natural_precisions(GPU), NoMeasurements(), 16)
+    base = one(found, "none")
+    assert base.fits and base.cost_effectiveness == 1
+    for plan in found:
+        assert plan.cost_effectiveness == pytest.approx((plan.speed / base.speed) / (plan.bytes / base.bytes))
+    tight = run_plans(model(), natural_precisions(gpu(24, free=12, packings=("int8",))), NoMeasurements(), 16)
+    assert not one(tight, "none").fits and one(tight, "none", "int8").cost_effectiveness == 1
+
+
+def test_bytes_are_weights_drafter_cache_tree_workspace_and_the_program() -> None:
+    found = run_plans(model(MEDUSA), [PRECISION], NoMeasurements(), 16)
+    alone = one(found, "none")
+    assert alone.loaded_bytes == 2 * SEVEN.parameters
+    assert alone.bytes - alone.loaded_bytes > SEVEN.cached(4096 + 256, 2) + 100 * 2**20
+    assert one(found, "medusa").loaded_bytes == 2 * SEVEN.parameters + 2 * 10**9
+    short = one(run_plans(model(), [PRECISION], NoMeasurements(), 16, context=100), "none")
+    assert alone.bytes - short.bytes == SEVEN.cached(4096, 2)
+    size = alone.bytes
+    for spare, fits in ((-1, False), (0, True)):
+        where = Device("cuda:0", "", 100 * GIB, size + 10 * GIB + spare, ("bf16",))
+        assert one(run_plans(model(), [Precision(where, "bf16", "none")], NoMeasurements(), 16), "none").fits == fits
+
+
+def test_a_draft_model_has_the_bytes_of_its_own_precision_and_keeps_the_whole_text() -> None:
+    small = Model(unfetched(LITTLE, name="small"), LITTLE, LITTLE.parameters)
+    pair = replace(model(), small=small)
+    short, long = (
+        one(run_plans(pair, [PRECISION], NoMeasurements(), 16, context=tokens), "draft_model:small")
+        for tokens in (256, 1024)
+    )
+    assert long.candidate.bytes - short.candidate.bytes == LITTLE.cached(1024 - 256, 2) and not short.candidate.here
+    assert short.candidate.bytes >= 2 * LITTLE.parameters + fit.cache(LITTLE, 256, "bf16")
+    eight = one(
+        run_plans(pair, [Precision(cpu(48), "bf16", "int8")], NoMeasurements(), 16), "draft_model:small", "int8"
+    )
+    assert LITTLE.parameters < eight.candidate.bytes < short.candidate.bytes + LITTLE.cached(4096, 2)
+
+
+def test_what_was_measured_is_taken_and_what_was_not_is_expected() -> None:
+    found = run_plans(model(), natural_precisions(GPU), told(phrases=ReplyStats(2.5, 7, 0.25)), 16)
+    assert (one(found, "none").speed, one(found, "none").measured) == (pytest.approx(20.0), True)
+    assert (one(found, "phrases").speed, one(found, "phrases").measured) == (pytest.approx(2.5 / 0.05 / 1.25), True)
+    assert not one(found, "none", "int8").measured and not one(found, "phrases", "int8").measured
+    untimed = Told({("cuda:0", "none"): ModelMeasurements(None, {"phrases": ReplyStats(2.5, 7, 0.25)})})
+    plan = one(run_plans(model(), [PRECISION], untimed, 16), "phrases")
+    assert plan.speed / one(run_plans(model(), [PRECISION], untimed, 16), "none").speed > 1.9 and not plan.measured
+
+
+@given(st.integers(1, 20), st.integers(0, 19))
+def test_m_counts_the_peak_where_it_was_measured(peak: int, held: int) -> None:
+    known = told(phrases=ReplyStats(2.0, 3, 0.0, peak=peak * GIB, held=min(held, peak - 1) * GIB))
+    found = run_plans(model(), [PRECISION], known, 16)
+    phrases, alone = one(found, "phrases"), one(found, "none")
+    assert phrases.peak_measured and not alone.peak_measured
+    assert phrases.cost_effectiveness == pytest.approx(2.0 / (peak / (peak - min(held, peak - 1))))
+    assert (phrases.bytes == peak * GIB) == (peak * GIB >= alone.bytes) and phrases.bytes >= alone.bytes
+
+
+def test_a_drafter_that_nobody_foresees_counts_once_it_replied() -> None:
+    assert not any("lookahead" in plan.candidate.name for plan in run_plans(model(), [PRECISION], told(), 16))
+    found = run_plans(
+        model(), [PRECISION], told(lookahead=ReplyStats(1.6, 4, 0.02), phrases=ReplyStats(1.05, 1, 0)), 16
+    )
+    assert taken(*found) == ("lookahead", "memory")
+    here = trained("s3d", 10**8, 0.5), trained("semi", 10**8, 0.5)
+    key = reply_key("s3d+semi+phrases", here, None)
+    found = run_plans(model(here=here), [PRECISION], told(**{key: ReplyStats(2.6, 8, 0.2)}), 16)
+    assert taken(*found) == ("s3d+semi+phrases", "memory")
+
+
+@each("at_33, at_65, nodes", [(1.0, 1.0, 64), (1.02, 1.1, 32), (1.06, 1.06, 16)])
+def test_trees_are_wider_where_further_rows_are_next_to_free(at_33: float, at_65: float, nodes: int) -> None:
+    costs = ForwardCosts((1, 17, 33, 65), (256,), ((0.9, 1.0, at_33, at_65),))
+    assert {plan.most for plan in run_plans(model(), [PRECISION], told(costs=costs))} == {nodes}
+    assert {plan.most for plan in run_plans(model(), [PRECISION], told(costs=costs), 8)} == {8}, "asked for"
+    assert {plan.most for plan in run_plans(model(), [PRECISION], NoMeasurements())} == {AUTO_NODES}, "an estimate"
+
+
+# -- which one is taken ------------------------------------------------------------------------------------------------
+
+PLAIN, PHRASES = plan("none", 10), plan("phrases", 12)
+PAIR = plan("draft_model", 16, 1.5)  # M 1.07
+LARGE = plan("draft_model", 16, 15.0)
+
+
+@each(
+    "plans, how, expected",
+    [
+        ((PLAIN, PHRASES, PAIR), {}, ("draft_model", "speed")),
+        ((PLAIN, PHRASES, PAIR), {"rule": "memory"}, ("phrases", "memory")),
+        ((PLAIN, PHRASES, LARGE), {}, ("phrases", "memory")),  # more than half of what may be used
+        ((PLAIN, PHRASES, LARGE), {"rule": "speed"}, ("draft_model", "speed")),
+        ((PLAIN, PHRASES, plan("draft_model", 16, 30.0)), {"rule": "speed"}, ("phrases", "speed")),  # no room
+        ((PLAIN, PHRASES, plan("draft_model", 12.5, 1.5)), {}, ("phrases", "speed")),  # not clearly better
+        ((PLAIN, plan("phrases", 9)), {}, ("none", "speed")),
+        ((PLAIN, plan("phrases", 9)), {"allow_plain": False}, None),
+        ((PLAIN, PHRASES, plan("medusa", 16, here=False)), {}, ("phrases", "speed")),
+        ((PLAIN, PHRASES, plan("medusa", 16, here=False)), {"here": False}, ("medusa", "speed")),
+        ((PLAIN, PHRASES, plan("medusa", 16, here=False, source=None)), {"here": False}, ("phrases", "speed")),
+        ((PLAIN, plan("medusa+phrases", 16), plan("medusa", 16)), {}, ("medusa+phrases", "speed")),
+    ],
+)
+def test_speed_decides_where_memory_is_plentiful_and_m_where_it_is_short(plans, how, expected) -> None:
+    assert taken(*plans, **how) == expected
+
+
+@given(
+    st.lists(st.tuples(st.floats(1, 99), st.floats(1, 30)), min_size=1, max_size=8),
+    st.sampled_from(["auto", "memory", "speed"]),
+)
+def test_what_is_taken_fits_and_never_loses_against_plain_decoding(figures, rule) -> None:
+    ranked = [PLAIN, *(plan("medusa", speed, size) for speed, size in figures)]
+    found = best(ranked, rule=rule)
+    assert found is not None and found.fits
+    assert plans.worth(found, found.rule) >= plans.worth(PLAIN, found.rule)
+    assert rule in ("auto", found.rule) and found.rule_named == (rule != "auto")
+    if rule != "memory":
+        fastest = best(ranked, rule="speed")
+        assert fastest is not None and (found.rule == "speed") == (rule == "speed" or not fastest.short)
+        assert max(one.speed for one in ranked if one.fits) <= fastest.speed * plans.CLEARLY * 1.0001
+
+
+def test_phrases_are_taken_unless_replies_told_that_they_lose_time() -> None:
+    steep = ForwardCosts((1, 2, 64), (256,), ((0.05, 0.2, 10.0),))  # a second row costs three times the first
+    assert taken(*run_plans(model(), [PRECISION], told(costs=steep), 16)) == ("phrases", "memory")
+    losing = run_plans(model(), [PRECISION], told(costs=steep, phrases=ReplyStats(1.0, 4.0, 0.0)), 16)
+    assert taken(*losing) == ("none", "memory")
+    assert taken(*run_plans(model(), [PRECISION], told(phrases=ReplyStats(0.99, 1.0, 0.0)), 16)) == (
+        "phrases",
+        "memory",
+    )
+
+
+# Milliseconds of forwards of 1 to 16 rows: of a model that a cache of the processor holds, and of one in memory.
+TINY = ForwardCosts((1, 2, 4, 8, 16), (256,), ((2.0e-4, 2.1e-4, 2.6e-4, 3.7e-4, 7e-4),))
+LONG = ForwardCosts((1, 2, 4, 8, 16), (256,), ((0.055, 0.056, 0.059, 0.064, 0.085),))
+
+
+def test_phrases_are_for_models_whose_steps_are_longer_than_looking_for_them_as_replies_told(real_host) -> None:
+    quick, slow = ({"phrases": ReplyStats(1.02, 1.0, 0.0, beside=beside)} for beside in (0.002, 0.4))
+    for costs, known, drafter in ((LONG, quick, "phrases"), (TINY, slow, "none"), (TINY, {}, "phrases")):
+        found = best(run_plans(model(), [PRECISION], told(costs=costs, **known), 16))
+        assert found is not None and found.candidate.name == drafter
+
+
+def test_apples_gpus_decode_plainly_until_it_is_measured_that_a_drafter_pays() -> None:
+    mac = Precision(apple(48), "bf16", "int4")
+    alone = plan("none", 10, precision=mac)
+    assert taken(alone, plan("phrases", 20, precision=mac)) == ("none", "speed")
+    for speed, drafter in ((10.4, "none"), (10.6, "phrases")):
+        assert taken(alone, plan("phrases", speed, precision=mac, measured=True)) == (drafter, "speed")
+
+
+# -- reasons -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_reason_tells_precision_speed_m_the_rule_and_what_they_rest_on() -> None:
+    assert explained(PLAIN, [PLAIN]) == wording("explained_plain")
+    assert explained(PHRASES, [PHRASES, PLAIN]) == wording("explained_phrases")
+    short = replace(PHRASES, rule="memory", measured=True)
+    assert explained(short, [short, PLAIN]) == wording("explained_phrases_by_m")
+    named = replace(PHRASES, rule="memory", rule_named=True)
+    assert explained(named, [named, PLAIN]).endswith(wording("chosen_by_m_as_the_setting_says"))
+    replies = replace(PHRASES.candidate, replies=ReplyStats(1.3, 4, 0.0, peak=GIB))
+    assert explained(replace(PHRASES, candidate=replies), [PLAIN]) == wording("explained_phrases_as_measured")
+
+
+def test_a_reason_tells_why_the_best_other_drafter_is_left_out() -> None:
+    assert explained(PLAIN, [PLAIN, plan("medusa", 8)]).endswith(wording("medusa_would_have_less_speed"))
+    by_m = replace(PLAIN, rule="memory")
+    assert explained(by_m, [by_m, plan("medusa", 16, 2.0, here=False)]).endswith(
+        wording("medusa_not_here_would_have_less_m")
+    )
+    assert explained(PHRASES, [PLAIN, PHRASES, plan("medusa", 12.1, 30.0)]).endswith(
+        wording("medusa_would_reach_and_takes")
+    )
+    mac = plan("none", 10, precision=Precision(apple(), "bf16", "int4"))
+    assert wording("speculation_off_apple_s_gpus") in explained(mac, [mac])
+
+
+@each(
+    "speed, known, key",
+    [
+        (8, (True, True), "phrases_20_slower_measured"),
+        (8, (True, False), "phrases_20_slower_predicted"),
+        (9.98, (True, True), "phrases_gain_too_little_measured"),
+        (9.98, (False, False), "phrases_gain_too_little_predicted"),
+        (11, (True, True), "no_drafter_expected_to_pay"),
+    ],
+)
+def test_who_gets_no_drafter_learns_why(speed, known, key) -> None:
+    alone = replace(PLAIN, measured=known[0])
+    assert why_none(alone, [alone, plan("phrases", speed, measured=known[1])]) == wording(key)
+    assert why_none(alone, [alone]) == wording("no_drafter_expected_to_pay")
+
+
+def test_a_gpu_is_never_left_idle_without_a_sentence() -> None:
+    here = plan("none", 10, precision=Precision(cpu(), "bf16", "int8"))
+    assert why_idle("big", here, [(cpu(), here)]) == why_idle("big", PLAIN, [(GPU, PLAIN), (cpu(), here)]) == ""
+    assert why_idle("big", here, [(GPU, plan("none", 5)), (cpu(), here)]) == wording("gpu_idle_slower")
+    assert why_idle("big", here, [(GPU, plan("none", 50, 30.0)), (cpu(), here)]) == wording("gpu_idle_no_room")
+    assert why_idle("big", here, [(GPU, UsageMistake("It has no kernels.")), (cpu(), here)]) == wording(
+        "gpu_idle_refused"
+    )
+
+
+def test_a_billion_keeps_what_was_asked_for() -> None:
+    long = Model(unfetched(BILLION), BILLION, BILLION.parameters)
+    usual, more = (
+        one(run_plans(long, [PRECISION], NoMeasurements(), 16, tokens), "none").bytes for tokens in (None, 8192)
+    )
+    assert more - usual == BILLION.cached(4096, 2)

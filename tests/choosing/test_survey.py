@@ -1,0 +1,210 @@
+"""Which of the registered models a machine should run, on machines that nobody has."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from each import each
+from golden import matching, wording
+from hypothesis import given
+from hypothesis import strategies as st
+from machines import BILLION, GIB, LITTLE, PHI, SEVEN, Told, cpu, flat, gpu, machine, unfetched
+
+from localspec.choosing import survey
+from localspec.choosing.choose import choices
+from localspec.choosing.measure import ModelMeasurements, NoMeasurements, ReplyStats
+from localspec.choosing.named import DrafterSpec
+from localspec.choosing.plans import COMFORTABLE
+from localspec.choosing.survey import Recommendation, preferred, recommendations
+from localspec.config import Settings
+from localspec.errors import DoesNotFit
+from localspec.models.entries import PACKAGE, Entry
+from localspec.models.model import Model
+from localspec.models.registry import TargetCard
+from localspec.models.shape import Shape
+
+TOY = TargetCard("toy", PACKAGE / "demo", None, "", "", Entry("toy", path=PACKAGE / "demo", quality=99))
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch):
+    """Register models of these shapes and qualities, none of them here."""
+
+    def register(**models: tuple[Shape | None, int]) -> None:
+        cards = {}
+        for name, (shape, quality) in models.items():
+            card = unfetched(shape, name)
+            assert card.entry is not None
+            cards[name] = replace(card, entry=replace(card.entry, quality=quality))
+        monkeypatch.setattr(survey, "known", lambda: cards)
+
+    return register
+
+
+def taken(registered: list[Recommendation], prefer: survey.Prefer | None = None) -> str | None:
+    found = preferred(registered, prefer)
+    return found and found.card.name
+
+
+def offered(name: str, quality: int, pace: float, thinking: str | None = None, **more: object) -> Recommendation:
+    """Return a model of this quality that fits and should reach so many tokens/s."""
+    card = unfetched(LITTLE, name)
+    assert card.entry is not None
+    entry = replace(card.entry, quality=quality, thinking=thinking, gated=more.pop("gated", False))  # type: ignore[arg-type]
+    plan = SimpleNamespace(fits=True, speed=pace, bytes=more.pop("bytes", 1), candidate=SimpleNamespace(small=None))
+    return Recommendation(replace(card, entry=entry), plan, "", quality, pace=pace)  # type: ignore[arg-type]
+
+
+@each(
+    "models, expected",
+    [
+        ((("large", 60, 8), ("small", 46, 20)), "small"),
+        ((("large", 60, 20), ("small", 46, 90)), "large"),
+        ((("large", 60, 19), ("small", 46, 90)), "large"),  # it falls off smoothly
+        ((("large", 60, 20, "switch"), ("small", 46, 20)), "small"),  # whoever thinks writes more
+        ((("large", 60, 30, "always"), ("small", 46, 20, "no")), "large"),
+        ((("large", 60, 1), ("small", 10, 5)), "small"),  # nothing is comfortable
+    ],
+)
+def test_quality_counts_in_full_among_the_comfortable_and_less_below(models, expected) -> None:
+    assert taken([offered(*one) for one in models]) == expected
+
+
+@given(st.floats(0.1, 200), st.floats(0.1, 200), st.integers(1, 99))
+def test_of_the_same_quality_the_faster_is_never_passed_over(one: float, other: float, quality: int) -> None:
+    assert taken([offered("one", quality, one), offered("other", quality, other)]) == (
+        "one" if one >= other else "other"
+    )
+    better = taken([offered("better", quality + 1, COMFORTABLE), offered("fast", quality, COMFORTABLE + other)])
+    assert better == "better"
+
+
+def test_a_free_model_comes_before_a_gated_one_and_what_is_preferred_before_comfort() -> None:
+    models = [offered("closed", 90, 50, gated=True), offered("good", 50, 10, bytes=5), offered("small", 20, 99)]
+    assert taken(models) == taken(models[1:]) and taken(models[:1]) == "closed"
+    assert [taken(models, prefer) for prefer in ("speed", "memory", "quality")] == ["small", "small", "good"]
+    assert preferred([]) is None
+
+
+def test_the_pace_is_the_machines_and_not_that_of_earlier_replies(registry, tmp_path) -> None:
+    """The same answer every day: what was measured of one model is no reason to pass it over."""
+    registry(good=(PHI, 30))
+    (found,) = recommendations(machine(gpu(24)), NoMeasurements(), here=False)
+    assert found.plan is not None and found.pace == found.plan.speed
+    replies = {"phrases": ReplyStats(1.0, 0, 0)}
+    slow = Told({("cuda:0", packing): ModelMeasurements(flat(1.0), replies) for packing in ("none", "nf4")})
+    here = replace(unfetched(PHI), path=tmp_path)
+    only = replace(machine(gpu(24, packings=("nf4",))), devices=(gpu(24, packings=("nf4",)),))
+    one = survey.recommend(Model(here, PHI, PHI.parameters), only, slow, here=True)
+    assert one.plan is not None and one.pace > 10 * one.plan.speed
+
+
+def test_a_model_on_the_processor_says_why_the_gpu_is_idle(registry) -> None:
+    registry(best=(SEVEN, 40))
+    (found,) = recommendations(machine(gpu(4), cpu(48)), NoMeasurements(), here=False)
+    assert found.plan is not None and found.plan.precision.device.name == "cpu"
+    assert found.idle.startswith(wording("cuda_0_is_not_used_best"))
+    (found,) = recommendations(machine(gpu(24), cpu(48)), NoMeasurements(), here=False)
+    assert found.idle == ""
+
+
+# By machine: what a user of llama.cpp or Ollama would run there; all of them are in the registry.
+SENSIBLE = {
+    "GPU 6 GB": (machine(gpu(6, bandwidth=336e9), cpu(32, bandwidth=50e9)), "cuda:0", ("qwen3-4b-2507", "phi4-mini")),
+    "GPU 8 GB": (machine(gpu(8, bandwidth=272e9), cpu(32, bandwidth=50e9)), "cuda:0", ("qwen3-8b", "qwen3-4b-2507")),
+    "GPU 12 GB": (
+        machine(gpu(12, bandwidth=360e9), cpu(32, bandwidth=50e9)),
+        "cuda:0",
+        ("phi4", "qwen3-14b", "qwen3-8b"),
+    ),
+    "GPU 24 GB": (machine(gpu(24, bandwidth=1000e9), cpu(32, bandwidth=50e9)), "cuda:0", ("qwen3-14b",)),
+    "CPU 8 GB": (machine(cpu(8, free=5.3, bandwidth=40e9)), "cpu", ("qwen3-4b-2507", "ministral-3-3b")),
+    "CPU 32 GB": (machine(cpu(32, free=20, bandwidth=60e9)), "cpu", ("qwen3-4b-2507", "qwen3-8b")),
+}
+
+
+@each("name", [*SENSIBLE])
+def test_each_machine_runs_what_an_expert_would_run_there(name: str) -> None:
+    where, device, sensible = SENSIBLE[name]
+    found = preferred(recommendations(where, NoMeasurements(), here=False))
+    assert found is not None and found.plan is not None
+    assert found.card.name in sensible and found.plan.precision.device.name == device
+    assert found.pace > COMFORTABLE / 2 and not found.gated
+
+
+def test_what_does_not_fit_is_listed_with_what_is_missing_and_never_taken(registry) -> None:
+    registry(best=(SEVEN, 40))
+    (found,) = recommendations(machine(cpu(4)), NoMeasurements(), here=False)
+    assert not found.fits and found.plan is not None and found.plan.bytes > 4 * GIB
+    assert found.reason.startswith(wording("does_not_fit_2")) and "GiB" in found.reason
+    assert taken([found]) is None and taken([]) is None
+
+
+def test_an_entry_without_sizes_costs_the_others_nothing(registry) -> None:
+    registry(odd=(None, 50), good=(PHI, 30))
+    found = recommendations(machine(gpu(24)), NoMeasurements(), here=False)
+    assert {one.card.name: one.plan is None for one in found} == {"odd": True, "good": False}
+    assert taken(found) == "good" and wording("add_a_shape") in next(one.reason for one in found if one.plan is None)
+
+
+def test_a_toy_is_taken_only_where_nothing_else_fits() -> None:
+    toy = replace(offered("toy", 99, 900), card=TOY)
+    assert taken([toy, offered("real", 1, 1)]) == "real" and taken([toy]) == "toy"
+
+
+def test_a_model_of_the_users_own_has_the_quality_of_its_size(registry) -> None:
+    registry(own=(SEVEN, 0), ours=(PHI, 30), theirs=(BILLION, 20))
+    qualities = {one.card.name: one.quality for one in recommendations(machine(gpu(24)), NoMeasurements(), here=False)}
+    assert qualities["theirs"] < qualities["ours"] < qualities["own"]
+
+
+def test_a_directory_that_is_gone_is_told_as_such(tmp_path, monkeypatch) -> None:
+    card = TargetCard("own", tmp_path / "gone", None, "", Entry("own", path=str(tmp_path / "gone")))
+    monkeypatch.setattr(survey, "known", lambda: {"own": card})
+    (found,) = recommendations(machine(gpu(24)), NoMeasurements(), here=True)
+    assert found.plan is None and "gone" in found.reason and "tokenizer" not in found.reason
+
+
+def test_only_what_is_here_where_that_is_asked(registry) -> None:
+    registry(best=(SEVEN, 40))
+    assert recommendations(machine(gpu(24)), NoMeasurements(), here=True) == []
+
+
+def test_the_speedup_is_over_plain_decoding_in_the_same_precision(registry) -> None:
+    registry(good=(SEVEN, 40))
+    here = machine(cpu(64))
+    (found,) = recommendations(here, NoMeasurements(), here=False)
+    plan = found.plan
+    assert plan is not None and plan.candidate.name != "none" and found.speedup is not None and found.speedup > 1
+    model = survey.model_of(found.card)
+    alone = [one for one in survey.run_plans(model, [plan.precision], NoMeasurements()) if one.candidate.name == "none"]
+    assert [found.speedup] == [pytest.approx(plan.speed / one.speed) for one in alone]
+    (none,) = recommendations(machine(cpu(4)), NoMeasurements(), here=False)
+    assert none.speedup is None and not none.gated
+
+
+def test_what_has_a_gated_small_model_to_fetch_needs_its_terms_too(monkeypatch) -> None:
+    small = unfetched(LITTLE, "small")
+    assert small.entry is not None
+    small = replace(small, entry=replace(small.entry, gated=True))
+    card = unfetched(SEVEN, draft="small")
+    plan = SimpleNamespace(candidate=SimpleNamespace(small=small))
+    assert Recommendation(card, plan, "").gated and not Recommendation(card, None, "").gated
+    plan = SimpleNamespace(candidate=SimpleNamespace(small=None))
+    assert not Recommendation(card, plan, "").gated
+
+
+def test_where_a_model_does_not_fit_another_is_named_that_anybody_can_fetch(registry, monkeypatch) -> None:
+    """Unless there is only one whose terms must be accepted, which is said."""
+    cards = {"toy": TOY}
+    for name, shape, quality, gated in (("closed", BILLION, 30, True), ("open", LITTLE, 10, False)):
+        card = unfetched(shape, name)
+        assert card.entry is not None
+        cards[name] = replace(card, entry=replace(card.entry, quality=quality, gated=gated))
+    monkeypatch.setattr(survey, "known", lambda: cards)
+    small = machine(cpu(4))
+    with pytest.raises(DoesNotFit, match=matching("or_choose_open_localspec_pull_open")):
+        choices(Model(unfetched(SEVEN), SEVEN, SEVEN.parameters), DrafterSpec("none"), Settings(), small)
+    del cards["open"]
+    with pytest.raises(DoesNotFit, match=matching("localspec_pull_closed_gated_terms")):
+        choices(Model(unfetched(SEVEN), SEVEN, SEVEN.parameters), DrafterSpec("none"), Settings(), small)
