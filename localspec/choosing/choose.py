@@ -35,7 +35,6 @@ from localspec.models.registry import TargetCard
 from localspec.weights.checkpoint import inspect, only_packed
 from localspec.weights.draft_role import is_coarser
 from localspec.weights.packed_file import BLOCKS
-from localspec.weights.stored import read_config
 
 # Packings in which a row can be had to the bit, whatever stands beside it; on CUDA by our own kernels, which need bf16.
 INVARIANT = {"cpu": ("none", "int8", "int4", BLOCKS), "cuda": ("none", "int8", "nf4"), "mps": ("none",)}
@@ -371,6 +370,8 @@ def _check_context(settings: Settings, card: TargetCard) -> None:
     """Raise UsageMistake for a context that the model cannot hold."""
     if settings.context is None or not card.here:
         return
+    from localspec.weights.stored import read_config  # numpy
+
     _, limit = read_config(inspect(card.path)).contexts
     if settings.context > limit:
         raise UsageMistake(

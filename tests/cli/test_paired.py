@@ -235,9 +235,9 @@ def test_parts_that_are_left_out_are_not_searched_for_and_not_used(home, model, 
         assert "window" in asked[1]
 
 
-def test_a_draft_model_drafts_from_the_first_step_on(home, model):
+def test_drafts_of_a_fixed_size_begin_with_the_first_step(home, model, small):
     with Store.open(Paths(home).database, pytest.fail) as store:
-        first = engine(store, model, f"draft_model:{model}")
+        first = engine(store, model, f"draft_model:{small}", draft_max=3)
         prompt = [{"role": "user", "content": "all work and no play " * 30}]
         drafts = [
             draft

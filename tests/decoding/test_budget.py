@@ -586,20 +586,19 @@ def test_a_reply_says_why_speculation_was_off_at_its_end(tiny: Make) -> None:
     assert done.statistics.steps == 59
     assert done.statistics.off_reason is not None
     assert done.statistics.off_reason == budget.off_reason
-    assert budget.nodes == 0
     *_, done = session.generate(prompt_ids(12, seed=3), Sampling(), Limits(max_tokens=2))
     assert isinstance(done, Done)
     assert (done.statistics.off_reason, budget.nodes) == (None, 3), "a new prompt is another text"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("most", [8, 0])
+@pytest.mark.parametrize("most", [3, 0])
 def test_a_reply_knows_what_plain_decoding_would_have_taken(tiny: Make, most: int) -> None:
     """Each draft is right, and a few steps go without one so that theirs are timed; the text stays as it is."""
     model, prompt = tiny("llama-one-key-head-tied-linear"), prompt_ids(12, seed=2)
-    text = stock_reply(model.stock, prompt, 70, stops=())
+    text = stock_reply(model.stock, prompt, 120, stops=())
     session = Session(endless(model), Oracle(prompt + text), Budget(most, Curve({1: 1.0, 64: 1.1})))
-    stream = session.generate(prompt, Sampling(), Limits(max_tokens=70))
+    stream = session.generate(prompt, Sampling(), Limits(max_tokens=120))
     known = [session.so_far.plain_seconds is not None for _ in stream if session.so_far is not None]
     assert session.statistics is not None
     assert list(session.statistics.token_ids) == text
