@@ -117,7 +117,7 @@ def as_computed(device: Device, model: Model) -> Device:
         others = tuple(packing for packing in device.packings if packing != BLOCKS)
         device = replace(device, packings=others, block_bits=0.0)
     if model.block_bytes and device.engine == "native":
-        bits = 8 * model.block_bytes / max(model.parameters, 1)
+        bits = 8 * model.block_bytes / max(model.shape.parameters, 1)
         return replace(device, packings=(BLOCKS, *device.packings), block_bits=bits)
     if not model.shape.recurrent or device.engine != "torch":
         return device
@@ -305,7 +305,7 @@ def weight_bytes(model: Model, precision: Precision) -> int:
 
 def step_bytes(model: Model, precision: Precision) -> float:
     """Return the bytes of weights that a step of a model reads in this precision."""
-    return weight_bytes(model, precision) * model.shape.matrices / max(model.parameters, model.shape.matrices)
+    return weight_bytes(model, precision) * model.shape.matrices / max(model.shape.parameters, model.shape.matrices)
 
 
 def _estimate(model: Model, precision: Precision, measurements: MeasurementSource) -> ForwardCostModel:

@@ -26,7 +26,7 @@ from localspec.quantities import amount, precision_in_words, size
 from localspec.store.store import user_store
 from localspec.text import one_line
 from localspec.weights.checkpoint import inspect, is_packed, revision
-from localspec.weights.draft_role import draft_in_words
+from localspec.weights.draft_role import draft_in_words, head_tokens
 from localspec.weights.packed_file import read
 
 app = typer.Typer()
@@ -100,8 +100,10 @@ def _installed_facts(card: TargetCard) -> Facts:
 def _draft_form(card: TargetCard) -> str | None:
     """Return what a draft model is on a CPU, where it may be coarser; None where it is as it would answer."""
     small = small_model_of(card, drafts=True)
-    numbers = precision_in_words("", "", 8 * small.block_bytes / max(small.parameters, 1))
-    return draft_in_words(numbers, small.shape.vocab_size) or None
+    shape, few = small.shape, head_tokens(small.shape.vocab_size)
+    head = few - shape.vocab_size * (not shape.tied) if few else 0  # rows that the short head has more than the model's
+    numbers = precision_in_words("", "", 8 * small.block_bytes / (shape.parameters + head * shape.hidden_size))
+    return draft_in_words(numbers, shape.vocab_size) or None
 
 
 def _drafts_for(kind: str, shape: Shape) -> bool:

@@ -52,6 +52,7 @@ class Imported:
     path: Path
     packing: str
     parameters: int
+    stored_weights: int
     bytes: int
     license: str | None
     file_bytes: int
@@ -62,7 +63,7 @@ class Imported:
     @property
     def bits(self) -> float:
         """Bits that a weight takes, on average."""
-        return 8 * self.bytes / max(self.parameters, 1)
+        return 8 * self.bytes / max(self.stored_weights, 1)
 
 
 def import_gguf(
@@ -98,8 +99,8 @@ def import_gguf(
         held = path.stat().st_size
     card = registry.find(origin.name)
     return Imported(
-        card.name if card else origin.name, path, packing, found.header.parameters, held, origin.license, model.size,
-        model.types, new, time.perf_counter() - began,
+        card.name if card else origin.name, path, packing, found.header.parameters, found.header.stored_weights, held,
+        origin.license, model.size, model.types, new, time.perf_counter() - began,
     )  # fmt: skip
 
 

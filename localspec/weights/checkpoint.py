@@ -60,6 +60,7 @@ class Checkpoint:
     bytes: int  # of the weight files
     embedding: int = 0  # how many of the parameters are the input embedding
     packing: str = ""  # that answers, of a packed file or a registration; empty for a directory
+    stored_weights: int = 0  # of a packed file; more than the parameters if its head repeats the embedding
 
     @property
     def held(self) -> str:
@@ -72,7 +73,7 @@ class Checkpoint:
     @property
     def bits(self) -> float:
         """Bits that a weight takes, on average."""
-        return 8 * self.bytes / max(self.parameters, 1)
+        return 8 * self.bytes / max(self.stored_weights or self.parameters, 1)
 
     @property
     def context(self) -> int | None:
@@ -224,7 +225,9 @@ def _inspect_packed(found: packed_file.PackedFile) -> Checkpoint:
     embedding = table.tensor.out * table.tensor.inputs if table and table.tensor else 0
     embedding += sum(math.prod(part.shape) for part in parts)
     architecture = _architecture(config, found.path)
-    return Checkpoint(found.path, config, architecture, (), header.parameters, held, embedding, packing)
+    return Checkpoint(
+        found.path, config, architecture, (), header.parameters, held, embedding, packing, header.stored_weights
+    )
 
 
 def _architecture(config: Mapping[str, Any], path: Path) -> str:

@@ -11,6 +11,7 @@ A section is written and read back in pieces; its digest is the sha256 of the sh
 
 import hashlib
 import json
+import math
 import os
 import re
 import stat
@@ -203,6 +204,11 @@ class Header:
     def block_bytes(self) -> int:
         """Return what the weights take in memory in blocks, and 0 if nothing is known of that."""
         return self.weight_bytes or sum(section.bytes for section in self.tensors.values())
+
+    @property
+    def stored_weights(self) -> int:
+        """Return how many weights there are: of a head that repeats the embedding a model has the parameters once."""
+        return sum(math.prod(part.shape) for parts in self.blocks.values() for part in parts) or self.parameters
 
     @property
     def outdated(self) -> bool:

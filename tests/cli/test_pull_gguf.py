@@ -74,7 +74,7 @@ def test_one_type_is_fetched_and_read_from_its_file(home: Path, files: dict[str,
         result = at(home, hub, "pull", NAME, "--yes")
         assert result.returncode == 0, result.stderr
         (file,) = common_cache(home).rglob("tiny-Q8_0.gguf")
-        assert f"{NAME} is here, 10." in result.stdout and str(file) in result.stdout
+        assert f"{NAME} is here, 8." in result.stdout and str(file) in result.stdout
         assert {request.split("/")[-1] for request in hub.requests if "/resolve/" in request} == {"tiny-Q8_0.gguf"}
         fetched = blobs(home)
         assert len(fetched) == 1 and stray(home) == []
@@ -87,7 +87,7 @@ def test_one_type_is_fetched_and_read_from_its_file(home: Path, files: dict[str,
     listed = at(home, hub, "list", "--json")
     rows = {row["name"]: row for row in json.loads(listed.stdout)}
     assert rows[NAME]["packed"] == {} and rows[NAME]["license"] == "apache-2.0" and NAME not in listed.stderr
-    assert 10 < rows[NAME]["bits_per_weight"] < 11  # its head and its embedding are the same blocks of chance
+    assert 8.5 <= rows[NAME]["bits_per_weight"] < 9  # its head and its embedding are both counted
     for name in (NAME, "org/tiny-GGUF:q8_0"):
         reply = at(home, hub, "run", "-m", name, "-n", "8", "--no-log", "--json", "Hi")
         assert reply.returncode == 0 and json.loads(reply.stdout)["model"] == NAME
