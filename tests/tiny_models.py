@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
@@ -441,3 +442,15 @@ def stock_distribution(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor
     rows = logits.view(-1, logits.shape[-1]).float()
     scores: torch.Tensor = LogitsProcessorList(steps)(torch.zeros(len(rows), 1, dtype=torch.long), rows)
     return scores.softmax(-1).view(logits.shape)
+
+
+def copied(model: Tiny, path: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Path:
+    """Return a copy of a model's directory with other tensors."""
+    path.mkdir()
+    for file in model.path.iterdir():
+        if file.suffix != ".safetensors":
+            (path / file.name).write_bytes(file.read_bytes())
+    save_file(
+        change(load_file(model.path / "model.safetensors")), path / "model.safetensors", metadata={"format": "pt"}
+    )
+    return path

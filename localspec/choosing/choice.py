@@ -23,7 +23,7 @@ class LoadSpec:
     context: int | None = None  # tokens; None is the model's own
     threshold: float = 0.0  # of int8 on CUDA
     engine: str  # native or torch
-    loaded_bytes: int  # of the weights, and of all that a drafter holds beside them
+    loaded_bytes: int  # of the weights, and of all that a drafter holds
     bytes: int  # with cache, tree and workspace
     bits: float = 0.0  # of a weight on average, if they are in the blocks of GGUF files
     drafts: bool = False  # as a draft model, which may be coarser
@@ -37,7 +37,7 @@ class LoadSpec:
         return precision_in_words(self.dtype, self.quantize, self.bits)
 
     def loads_as(self, other: "LoadSpec") -> bool:
-        """Whether both load the same model in the same way, whatever stands beside it."""
+        """Return whether both load the same model in the same way, with whatever drafter."""
         names = ("device", "engine", "dtype", "quantize", "exact", "context", "threshold", "drafts")
         here, there = ((one.target.path, *(getattr(one, name) for name in names)) for one in (self, other))
         return here == there
@@ -45,7 +45,7 @@ class LoadSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice(LoadSpec):
-    """How the target is loaded, the drafter beside it, and the sentence that says why."""
+    """A target and a drafter, how both are loaded, and the sentence that says why."""
 
     drafter: str
     nodes: int  # at most

@@ -36,7 +36,7 @@ from localspec.weights.checkpoint import inspect, only_packed
 from localspec.weights.draft_role import is_coarser
 from localspec.weights.packed_file import BLOCKS
 
-# Packings in which a row can be had to the bit, whatever stands beside it; on CUDA by our own kernels, which need bf16.
+# Packings in which a row can be had to the bit, whatever is computed with it; on CUDA by our kernels, which need bf16.
 INVARIANT = {"cpu": ("none", "int8", "int4", BLOCKS), "cuda": ("none", "int8", "nf4"), "mps": ("none",)}
 
 
@@ -212,7 +212,7 @@ def _eligible(
 
 
 def _with_more(plan: RunPlan, size: int) -> RunPlan:
-    """Return the plan with so many bytes more of a drafter."""
+    """Return the plan with the bytes of a drafter added."""
     return replace(plan, loaded_bytes=plan.loaded_bytes + size, bytes=plan.bytes + size, memory=plan.memory + size)
 
 

@@ -22,7 +22,7 @@ class ForwardCostModel(Protocol):
     """The cost of a model's forwards on a machine, measured or predicted."""
 
     def at(self, rows: int, context: int) -> float:
-        """Return the seconds of one forward of so many rows after so many committed tokens."""
+        """Return the seconds of one forward of some rows after `context` committed tokens."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class StepCosts:
 
 
 def step_seconds(drafting: float, forward: float, nodes: int) -> float:
-    """Return the seconds of a step whose draft has so many nodes, from those of drafting and of the forward."""
+    """Return the seconds of a step by its draft's nodes, and by the seconds of drafting and of the forward."""
     return drafting + forward + STEP + (TREE if nodes else 0.0)
 
 
@@ -165,7 +165,7 @@ class Rates:
         return cls(read, read * (growth**_OVERLAP - 1) ** (1 / _OVERLAP) / 64, layer)
 
     def product(self, weights: int, rows: int) -> float:
-        """Return the seconds of a product with matrices of so many weights."""
+        """Return the seconds of a product with matrices of some weights."""
         return float(weights * (self.read**_OVERLAP + (self.computed * rows) ** _OVERLAP) ** (1 / _OVERLAP))
 
 

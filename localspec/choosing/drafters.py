@@ -56,7 +56,7 @@ class Acceptance:
 
     @classmethod
     def tree(cls, levels: Sequence[Sequence[float]], nodes: int, origin: str) -> "Acceptance":
-        """Return the best tree of so many nodes, where levels [depth][rank] are the chances of candidates.
+        """Return the best tree of a number of nodes, where levels [depth][rank] are the chances of candidates.
 
         A node brings the product of the chances on its path, and the best one is added next (Medusa, §3.3.3).
         """
@@ -86,7 +86,7 @@ class Acceptance:
         return replace(self, gains=tuple(share * gain for gain in self.gains))
 
     def length(self, nodes: int) -> float:
-        """Return the tokens a step with so many nodes, the bonus token counted."""
+        """Return the tokens per step with a number of nodes, bonus token included."""
         return 1 + sum(self.gains[:nodes])
 
     def merged(self, other: "Acceptance") -> "Acceptance":
@@ -130,7 +130,7 @@ def speed(
 class DrafterCandidate:
     """A drafter, by the name that `--drafter` takes. `bytes` is all it holds, its cache included.
 
-    `draft_seconds(nodes)` is the time of a draft of so many nodes. `acceptance` is None where nobody knows what the
+    `draft_seconds(nodes)` is the time of a draft of that size. `acceptance` is None where nobody knows what the
     drafter brings. `replies` are the figures of replies with it here. `trained` and `small` are what it uses;
     `published` is set where something must be fetched or made.
     """
@@ -290,7 +290,7 @@ def _trained(drafter: DrafterCard, at: CostInputs) -> DrafterCandidate:
 def drafter_bytes(drafter: DrafterCard, shape: Shape, dtype: str, numbers: tuple[float, int], planned: int) -> int:
     """Return the bytes of a drafter that is here, with a target of this shape.
 
-    They include its cache for so many tokens, and its form of the target's states in a forward.
+    They include its cache for the tokens, and its form of the target's states in a forward.
     """
     kind, kept = kind_of(drafter.kind), fit.cache(shape, planned, dtype)
     held = kind.size(DrafterSize(drafter.parameters, drafter.others, shape, *numbers, kept, drafter.options))

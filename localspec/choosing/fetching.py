@@ -105,7 +105,7 @@ def fit(
     beside: int = 0,
     settings: Settings = _ANY,
 ) -> tuple[bool | None, str]:
-    """Return whether a model with this config.json and so many bytes of weights fits here, and a clause about it.
+    """Return whether a model with this config.json and these bytes of weights fits here, and a clause about it.
 
     It is loaded as the settings ask, where a device can do that; `beside` are the bytes of a drafter that was asked
     for. The first is None where config.json does not give the sizes, or gives those of another model than the
@@ -124,7 +124,7 @@ def fit(
     def asked(device: Device) -> Sequence[Precision]:
         try:
             return precisions_of(settings, device)
-        except UsageMistake:  # which is told when it is loaded
+        except UsageMistake:  # which is reported when it is loaded
             return natural_precisions(device)
 
     model = Model(TargetCard(name, NOWHERE, None, ""), shape, shape.parameters)
@@ -145,7 +145,7 @@ def kept_packing(
     model = Model(TargetCard(name, NOWHERE, license_, ""), shape, shape.parameters)
     try:
         choice = choices(model, DrafterSpec("auto"), _of_weights(settings), machine, measurements)[0]
-    except LocalspecError:  # it is told when the model is loaded
+    except LocalspecError:  # it is reported when the model is loaded
         return None
     return choice.quantize if choice.engine == "native" and choice.quantize in FILED else None
 

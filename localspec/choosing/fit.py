@@ -14,18 +14,18 @@ PRODUCTS = 32 * 2**20  # bytes that cuBLAS keeps for recordings, on the largest 
 STATIC_ROWS = (1, 2, 4, 8, 16, 32, 64)  # of a step on a GPU, whose rows are filled up to one of these
 BUCKET = 256  # slots: caches grow by this many, and attention looks at a multiple of it, so that shapes seldom change
 ROWS, MOST_PARTS = 256, 64 * 2**20  # of the CPU engine: rows that pass a layer together; bytes of parts of attention
-MOST_CHAINED = 16  # rows of a static shape after states, which takes the operations of one row so many times
+MOST_CHAINED = 16  # rows of a static shape after states, which repeats the operations of one row for each
 STATES = 8  # of a recurrent layer that are held: the latest, and earlier ones that can be gone back to
 RECENT = 256  # rows of a recurrent layer that are held to be read again
 PAGE = 4096  # bytes of a mapped file that come with any of them that is read
-PROGRAM = 40 * 2**20  # bytes that a loaded model holds beside its tensors and its tokenizer: template, threads
+PROGRAM = 40 * 2**20  # bytes that a loaded model holds apart from tensors and tokenizer: template, threads
 NATIVE_PROGRAM, PACKING = 8 * 2**20, 24 * 2**20  # the same of the CPU engine; what packing in memory leaves behind
 TOKEN = 830  # bytes of each token that a tokenizer knows, as measured with 8 and 151 thousand of them
 MOST_PARKED = 4 * 2**30  # bytes of parked texts
 
 
 def packed(weights: int, rows: int, quantize: str, backend: str) -> int:
-    """Return the bytes of packed matrices with so many weights and output channels (`rows`), of a `Device.backend`."""
+    """Return the bytes of packed matrices with `weights` and output channels (`rows`), of a `Device.backend`."""
     if backend in ("native", "cpu"):  # our library's: a scale in fp16 for 64 weights of int8
         return weights + weights // 64 * 2
     if quantize == "int8":  # a scale for each channel
@@ -61,7 +61,7 @@ def weights(shape: Shape, dtype: str, quantize: str, backend: str, parameters: i
 
 
 def cache(shape: Shape, tokens: int, dtype: str) -> int:
-    """Return the bytes of keys and values of so many tokens, tree included, in whole buckets, and of states."""
+    """Return the bytes of keys and values of the tokens, tree included, in whole buckets, and of states."""
     return shape.cached(-(-tokens // BUCKET) * BUCKET, ITEM[dtype]) + states(shape, dtype)
 
 
@@ -110,7 +110,7 @@ def unread(shape: Shape, quantize: str, backend: str, tokens: int) -> int:
 
 
 def program(quantize: str, backend: str) -> int:
-    """Return the bytes that a loaded model holds beside its tensors and its tokenizer."""
+    """Return the bytes that a loaded model holds apart from its tensors and its tokenizer."""
     if backend == "native":
         return NATIVE_PROGRAM + (PACKING if quantize in ("none", BLOCKS) else 0)
     return PROGRAM
@@ -166,7 +166,7 @@ def _native_forward(shape: Shape, dtype: str, quantize: str, tokens: int) -> int
 
 
 def loading(shape: Shape, dtype: str, quantize: str, backend: str) -> int:
-    """Return the bytes beside the packed weights while the largest matrix is packed: itself, and its packed copy.
+    """Return the bytes added while the largest matrix is packed: the matrix and its packed copy.
 
     On a CPU torch makes each matrix dense while it multiplies by it.
     """

@@ -182,7 +182,7 @@ def _layers(value: Any) -> list[KeptLayers] | None:
 COSTS = Quantity("costs", ForwardCosts.from_list, ForwardCosts.as_list)
 BANDWIDTH = Quantity("bandwidth", _readings, list)
 LAYERS = Quantity("layers that draft", _layers, lambda found: [one.as_json() for one in found])
-# By `reply_key`: tokens, steps, nodes, seconds of drafting, of verification and of steps beside both, then the peak and
+# By `reply_key`: tokens, steps, nodes, seconds of drafting, of verification and of the rest of steps, then the peak and
 # the drafter's bytes.
 REPLIES = Quantity("replies with their memory", _sums, dict)
 LIBRARIES = Quantity("libraries compute", lambda value: value if isinstance(value, bool) else None, bool)

@@ -70,7 +70,7 @@ def named_drafter(name: str, card: TargetCard) -> DrafterSpec:
 def _merged(name: str, card: TargetCard) -> DrafterSpec:
     """Find several drafters, `+` between them, whose drafts are merged; phrases lengthen the drafts of all."""
     found: dict[str, DrafterSpec] = {}
-    for piece in sorted(name.split("+"), key=kinds().__contains__):  # a mistake is told before what is not here
+    for piece in sorted(name.split("+"), key=kinds().__contains__):  # a mistake is reported before what is not here
         kind = piece.partition(":")[0]
         if kind == "auto" or (kind in kinds() and kind != "phrases" and not can_be_merged(kind_of(kind))):
             raise UsageMistake(

@@ -374,7 +374,7 @@ def plain_of(plan: RunPlan, ranked: Sequence[RunPlan]) -> RunPlan:
 def _complexity(plan: RunPlan) -> tuple[int, int, bool]:
     """Return how complex a drafter is, then its bytes, then whether it lacks phrases where looking them up is free.
 
-    Phrases come before none, since where they do not pay nothing is drafted; but not where replies told that looking
+    Phrases come before none, since where they do not pay nothing is drafted; but not where replies showed that looking
     for them takes time. As many bytes bring more with them: what they bring grows with use.
     """
     if plan.candidate.name == "phrases":
@@ -411,12 +411,12 @@ def explained(plan: RunPlan, ranked: Sequence[RunPlan], named: bool = False) -> 
     """Return why this plan is taken, in one sentence; without a rule if its drafter was `named`."""
     name = "plain decoding" if plan.candidate.name == "none" else plan.candidate.name
     basis = "measured here" if plan.measured else "predicted"
-    told = f"{name} in {plan.precision}: {_pace(plan)}, {shown_m(plan)} ({basis}"
+    sentence = f"{name} in {plan.precision}: {_pace(plan)}, {shown_m(plan)} ({basis}"
     if (replies := plan.candidate.replies) is not None and plan.candidate.name != "none":
-        told += f"; {replies.length:.2f} tokens/step as measured here"
+        sentence += f"; {replies.length:.2f} tokens/step as measured here"
     elif (acceptance := plan.candidate.acceptance) is not None and plan.candidate.name != "none":
-        told += f"; {acceptance.length(plan.nodes):.2f} tokens/step {acceptance.origin}"
-    return f"{told})" if named else f"{told}); {rule_words(plan)}{_others(plan, ranked)}"
+        sentence += f"; {acceptance.length(plan.nodes):.2f} tokens/step {acceptance.origin}"
+    return f"{sentence})" if named else f"{sentence}); {rule_words(plan)}{_others(plan, ranked)}"
 
 
 def shown_m(plan: RunPlan) -> str:
@@ -458,7 +458,7 @@ def _others(plan: RunPlan, ranked: Sequence[RunPlan]) -> str:
 def why_idle(name: str, taken: RunPlan, others: Iterable[tuple[Device, RunPlan | LocalspecError]]) -> str:
     """Return a sentence that says why a GPU is not used for a model, where one could be; else nothing.
 
-    `others` are the plans by device, of those that do not fit the smallest, or why there is none.
+    `others` are the plans by device, of those that do not fit the smallest, or the reason why nothing was ranked.
     """
     gpu, there = next(((device, plan) for device, plan in others if device.type != "cpu"), (None, None))
     if gpu is None or there is None or taken.precision.device.type != "cpu":

@@ -63,7 +63,7 @@ class PackedMatrix:
 
     @classmethod
     def empty(cls, out: int, inputs: int, format: str, group: int = 0) -> "PackedMatrix":  # noqa: A002
-        """Returns room for a matrix, in memory of its own. Raises LocalspecError for a format that is not possible."""
+        """Return room for a matrix, in separate memory. Raises LocalspecError for a format that is not possible."""
         if not (size := library().ls_packed_bytes(out, inputs, FORMATS[format], group)):
             raise LocalspecError(f"A matrix of {out} by {inputs} in {format} cannot be packed by {group}.")
         return cls(room(size), out, inputs, format, group)

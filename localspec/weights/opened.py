@@ -29,7 +29,7 @@ Fill = Callable[[str, Section, int, memoryview], None]  # name, section, first b
 
 
 def write(file: Path, header: Header, fill: Fill, threads: int, progress: Progress) -> None:
-    """Writes a file whole or not at all: beside its place, to the disk, then renamed. Only one may write it at a time.
+    """Write a file whole or not at all: under another name, to the disk, then renamed. Only one may write it at a time.
 
     `fill` is called for each piece, by several threads. Raises OSError, and CannotRead where it cannot be read back.
     """

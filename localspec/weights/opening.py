@@ -82,7 +82,7 @@ def load(
         origin = Origin(name, revision(path))
         return _opened_or_again(lambda: make(path, packing, origin, threads, reporter, paths), reporter)
     except (CannotWrite, DoesNotFit) as error:
-        reporter.notice(f"{error} The model is packed anew each time it is loaded until then.")
+        reporter.notice(f"{error} The model is packed again each time it is loaded until then.")
         return _in_memory(Source.open(path), Recipe(packing), packing, Origin(name, ""), threads, reporter)
 
 
@@ -139,7 +139,7 @@ def _all_there_is(
                 lambda: pack_gguf(source, packing, origin, threads, reporter, paths, others), reporter
             )
         except (CannotWrite, DoesNotFit) as error:
-            reporter.notice(f"{error} The model is packed anew each time it is loaded until then.")
+            reporter.notice(f"{error} The model is packed again each time it is loaded until then.")
     recipe = gguf_recipe(source, packing, drafts)
     return _in_memory(source, recipe, packing, registered.header.origin, threads, reporter)
 
@@ -330,13 +330,13 @@ def _in_memory(
     """Pack a model into memory. Raises DoesNotFit, and LocalspecError where its files change meanwhile."""
     header, files = source.header(origin, packing, recipe), source.checkpoint.weight_files
     before = stamps(files)
-    told = (
+    progress = (
         packing_told(origin.name, packing, reporter)
         if packing != BLOCKS
         else _shown(f"reading {origin.name}", reporter)
     )
     try:
-        model = PackedModel.in_memory(header, source.filler({}), threads, told)
+        model = PackedModel.in_memory(header, source.filler({}), threads, progress)
         np.empty(_ROOM, np.uint8)  # given back at once: it is there for what follows, which would end the process
     except (OSError, MemoryError) as error:
         raise DoesNotFit(

@@ -71,7 +71,7 @@ def block_type(name: str, part: int, layers: int, inputs: int) -> str | None:
     """Return the type of blocks for a part of our parameter `name`; None where no type divides its inputs.
 
     What loses most is finer, as in llama.cpp's Q4_K_M: the head, and in half of the `layers` values and the projection
-    down. Matrices of what layers read beside their states are so small that four bits would save next to nothing.
+    down. Matrices of what layers read in addition to their states are small, so four bits would save next to nothing.
     """
     types = _FINER if _loses_most(name, part, layers) else _USUAL
     return next((one for one in types if inputs % block_inputs(one) == 0), None)
@@ -93,7 +93,7 @@ def part_rows(name: str, stored: Sequence[int], sizes: TransformerConfig) -> lis
 
 
 def in_four_bits(linears: Iterable[tuple[str, Sequence[int], int]], layers: int) -> int:
-    """Return the bytes of the matrices of a model of so many layers: name, rows of each part, inputs."""
+    """Return the bytes of the matrices of a model of `layers` layers: name, rows of each part, inputs."""
     found = 0
     for name, parts, inputs in linears:
         for part, rows in enumerate(parts):

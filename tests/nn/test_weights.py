@@ -16,7 +16,7 @@ from each import each
 from golden import matching
 from kernel_files import needs_peaks
 from safetensors.torch import load_file, save_file
-from tiny_models import SHARDED, Tiny
+from tiny_models import SHARDED, Tiny, copied
 
 from localspec.errors import LocalspecError
 from localspec.families.architecture import TransformerConfig, in_features, weight_map
@@ -35,17 +35,6 @@ NAME = "qwen2-grouped-yarn"
 def reading(path: Path, dtype: torch.dtype = torch.float32) -> Weights:
     checkpoint = inspect(path)
     return Weights(checkpoint, TransformerConfig.of(read_config(checkpoint)), dtype, "cpu")
-
-
-def copied(model: Tiny, path: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Path:
-    path.mkdir()
-    for file in model.path.iterdir():
-        if file.suffix != ".safetensors":
-            (path / file.name).write_bytes(file.read_bytes())
-    save_file(
-        change(load_file(model.path / "model.safetensors")), path / "model.safetensors", metadata={"format": "pt"}
-    )
-    return path
 
 
 @pytest.mark.slow

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from each import each
-from safetensors.torch import load_file, save_file
-from tiny_models import Tiny
+from safetensors.torch import load_file
+from tiny_models import Tiny, copied
 
 from localspec.errors import LocalspecError
 from localspec.families.architecture import TransformerConfig
@@ -19,18 +19,6 @@ from localspec.weights.stored import read_config, stored_sizes, stored_tensors
 
 Make = Callable[[str], Tiny]
 NAME = "qwen2-grouped-yarn"
-
-
-def copied(model: Tiny, path: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Path:
-    """The model's directory with other tensors."""
-    path.mkdir()
-    for file in model.path.iterdir():
-        if file.suffix != ".safetensors":
-            (path / file.name).write_bytes(file.read_bytes())
-    save_file(
-        change(load_file(model.path / "model.safetensors")), path / "model.safetensors", metadata={"format": "pt"}
-    )
-    return path
 
 
 @pytest.mark.slow
