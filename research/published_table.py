@@ -36,7 +36,7 @@ YI_6B = Shape(32, 4096, 11008, 32, 4, 128, 64000, 4096)
 
 
 def card(title: str, bandwidth: float, multiprocessors: int, dtype: str = "bf16") -> Device:
-    """An NVIDIA card by its data sheet: GB/s and multiprocessors."""
+    """Return an NVIDIA card by its data sheet: GB/s and multiprocessors."""
     return Device(
         "cuda:0", title, 80 * GIB, 80 * GIB, (dtype,), ("int8", "nf4"), "", COPIED * bandwidth * 1e9,
         cores=multiprocessors,
@@ -44,12 +44,12 @@ def card(title: str, bandwidth: float, multiprocessors: int, dtype: str = "bf16"
 
 
 def apple(title: str, bandwidth: float) -> Device:
-    """The GPU of a Mac, whose shares are of the data sheet's bandwidth."""
+    """Return the GPU of a Mac, whose shares are of the data sheet's bandwidth."""
     return Device("mps", title, 64 * GIB, 64 * GIB, ("fp16",), ("int8", "int4"), "", bandwidth * 1e9)
 
 
 def processor(title: str, read: float, cores: int, kernels: str, bits: float = 4.5) -> Device:
-    """A processor by the GB/s that it reads, and bits of a weight in a GGUF file."""
+    """Return a processor by the GB/s that it reads, and bits of a weight in a GGUF file."""
     return Device(
         "cpu", title, 64 * GIB, 64 * GIB, ("bf16",), ("int8",), kernels, read * 1e9, engine="native", cores=cores,
         block_bits=bits,
@@ -122,13 +122,13 @@ DRAFTED = (
 
 
 def tokens_a_second(device: Device, shape: Shape, packing: str) -> float:
-    """What is predicted of plain decoding."""
+    """Return what is predicted of plain decoding."""
     costs = Estimate(shape, Rates.of(device, device.dtypes[0], packing))
     return 1 / StepCosts(costs).at(1, CONTEXT)
 
 
 def times(one: Drafted) -> float:
-    """What is predicted of a drafter."""
+    """Return what is predicted of a drafter."""
     device, dtype = one.device, one.device.dtypes[0]
     costs, form = Estimate(one.shape, Rates.of(device, dtype, one.packing)), Rates.of(device, dtype, "none")
     inputs = CostInputs(
@@ -153,7 +153,7 @@ def read(shape: Shape, rates: Rates) -> float:
 
 
 def judged(predicted: float, published: float, where: list[bool]) -> str:
-    """How far it is off, counted."""
+    """Return how far it is off, and count it."""
     off = predicted / published - 1
     where.append(abs(off) <= 0.2)
     return f"{off:+.0%}"

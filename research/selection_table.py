@@ -17,12 +17,23 @@ from localspec.models.registry import known
 GIB = 2**30
 
 
+# Multiprocessors by the data sheet, and the part of its bandwidth that a copy reaches on the one card we measured.
+MULTIPROCESSORS = {
+    "GTX 1650": 14, "RTX 2060": 30, "RTX 3060": 28, "RTX 3080": 68, "RTX 4050": 20, "RTX 4060": 24, "RTX 4080": 76,
+    "RTX 4090": 128,
+}  # fmt: skip
+COPIED = 0.87
+
+
 def gpu(name: str, gib: float, bandwidth: float, free: float | None = None, turing: bool = False) -> Device:
     """An NVIDIA card whose screen takes half a GiB, unless `free` says how much is left."""
     dtypes = ("fp16", "fp32") if turing else ("bf16", "fp16", "fp32")
     capability = "compute capability 7.5" if turing else "compute capability 8.6 or newer"
     left = gib - 0.5 if free is None else free
-    return Device("cuda:0", name, int(gib * GIB), int(left * GIB), dtypes, ("int8", "nf4"), capability, bandwidth * 1e9)
+    return Device(
+        "cuda:0", name, int(gib * GIB), int(left * GIB), dtypes, ("int8", "nf4"), capability, COPIED * bandwidth * 1e9,
+        cores=MULTIPROCESSORS[name],
+    )  # fmt: skip
 
 
 def cpu(gib: float, bandwidth: float, modern: bool = True) -> Device:
@@ -41,13 +52,16 @@ def processor(title: str, gib: float, free: float, kernels: str, bandwidth: floa
     )  # fmt: skip
 
 
+APPLE_CORES = 90.0  # GB/s that eight cores read at most: an M2 Pro's read 80 (Dai's table), whatever its GPU can do
+
+
 def apple(title: str, gib: float, bandwidth: float) -> Machine:
     """A Mac, whose GPU may have two thirds of the memory."""
     graphics = Device(
         "mps", title, int(gib * 2 / 3 * GIB), int(gib * 0.6 * GIB), ("bf16", "fp16", "fp32"), ("int8", "int4"), "",
         bandwidth * 1e9,
     )  # fmt: skip
-    return Machine((graphics, processor(title, gib, gib * 0.63, "neon", 0.8 * bandwidth)), 8)
+    return Machine((graphics, processor(title, gib, gib * 0.63, "neon", min(0.8 * bandwidth, APPLE_CORES))), 8)
 
 
 def card(name: str, gib: float, bandwidth: float, ram: float = 32, **more: object) -> Machine:
@@ -120,22 +134,23 @@ def of_cards() -> None:
     print(
         "| card | model | as | none | phrases | medusa | s3d | taken | by |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
     )
-    for name in ("phi3-s3d", "mistral-7b-medusa"):
-        registered = known()[name]
+    for target in ("phi3-s3d", "mistral-7b-medusa"):
+        registered = known()[target]
         assert registered.entry is not None
         heads = tuple(map(PublishedDrafter, ("medusa", "s3d")))
         model = model_of(replace(registered, entry=replace(registered.entry, drafters=heads)))
-        for title, gib, bandwidth in (
-            ("4 GB", 4, 128), ("6 GB", 6, 336), ("8 GB", 8, 272), ("12 GB", 12, 360), ("16 GB", 16, 717), ("24 GB", 24, 1008),
+        for title, name, gib, bandwidth in (
+            ("4 GB", "GTX 1650", 4, 128), ("6 GB", "RTX 2060", 6, 336), ("8 GB", "RTX 4060", 8, 272),
+            ("12 GB", "RTX 3060", 12, 360), ("16 GB", "RTX 4080", 16, 717), ("24 GB", "RTX 4090", 24, 1008),
         ):  # fmt: skip
             for packing in ("int8", "nf4"):
-                device = as_computed(gpu(title, gib, bandwidth), model)
+                device = as_computed(gpu(name, gib, bandwidth), model)
                 plans = run_plans(model, [Precision(device, device.dtypes[0], packing)], NoMeasurements())
                 made = [replace(plan, candidate=replace(plan.candidate, published=None)) for plan in plans]
                 taken = best([plan for plan in made if plan.candidate.name in SHOWN])
                 cells = [cell(plan) for kind in SHOWN for plan in plans if plan.candidate.name == kind]
                 chosen = f"{taken.candidate.name} | {taken.rule}" if taken else "does not fit | "
-                print(f"| {title} | {name} | {packing} | {' | '.join(cells)} | {chosen} |")
+                print(f"| {title} | {target} | {packing} | {' | '.join(cells)} | {chosen} |")
 
 
 def cell(plan: RunPlan) -> str:
