@@ -58,7 +58,8 @@ def processor(title: str, read: float, cores: int, kernels: str, bits: float = 4
 
 DAI = "github.com/XiongjieDai/GPU-Benchmarks-on-LLM-Inference, README"
 SPEC_BENCH = "github.com/hemingkx/Spec-Bench, Leaderboard.md, overall"
-OUROBOROS = "Ouroboros (2402.13720), table 2, median of three tasks"
+PARALLELSPEC = "ParallelSpec (the paper), table 1, average"
+OUROBOROS = "Ouroboros (the paper), table 2, median of three tasks"
 
 
 class Plain(NamedTuple):
@@ -105,6 +106,7 @@ class Drafted:
     published: float
     source: str
     small: Shape | None = None
+    seen: bool = False  # an expectation was taken from it
     eager: bool = True  # operation by operation, as transformers does, on which papers build
 
 
@@ -124,12 +126,15 @@ class Eager:
 
 
 DRAFTED = (
+    Drafted(card("A100 40 GB", 1555, 108), "Llama 2 7B with 68M", LLAMA_7B, "none", "draft_model", 1.31, PARALLELSPEC, LLAMA_68M, seen=True),
+    Drafted(card("A100 40 GB", 1555, 108), "Llama 2 7B", LLAMA_7B, "none", "phrases", 1.33, PARALLELSPEC),
+    Drafted(card("A100 40 GB", 1555, 108), "Vicuna 13B", LLAMA_13B, "none", "parallelspec", 2.52, PARALLELSPEC),
     Drafted(card("A100 80 GB", 2039, 108), "Vicuna 13B", LLAMA_13B, "none", "medusa", 1.75, SPEC_BENCH),
     Drafted(card("A100 80 GB", 2039, 108), "Vicuna 33B", LLAMA_33B, "none", "medusa", 1.79, SPEC_BENCH),
     Drafted(card("A100 80 GB", 2039, 108), "Vicuna 13B", LLAMA_13B, "none", "phrases", 1.48, SPEC_BENCH),
     Drafted(card("A100 80 GB", 2039, 108), "Vicuna 33B", LLAMA_33B, "none", "phrases", 1.42, SPEC_BENCH),
-    Drafted(card("A100 80 GB", 2039, 108), "Vicuna 13B with 68M", LLAMA_13B, "none", "draft_model", 1.49, SPEC_BENCH, LLAMA_68M),
-    Drafted(card("A100 80 GB", 2039, 108), "Vicuna 33B with 68M", LLAMA_33B, "none", "draft_model", 1.61, SPEC_BENCH, LLAMA_68M),
+    Drafted(card("A100 80 GB", 2039, 108), "Vicuna 13B with 68M", LLAMA_13B, "none", "draft_model", 1.49, SPEC_BENCH, LLAMA_68M, seen=True),
+    Drafted(card("A100 80 GB", 2039, 108), "Vicuna 33B with 68M", LLAMA_33B, "none", "draft_model", 1.61, SPEC_BENCH, LLAMA_68M, seen=True),
     Drafted(card("A100 80 GB", 2039, 108), "Llama 2 70B with 7B", LLAMA_70B, "none", "draft_model", 1.57, OUROBOROS, LLAMA_7B),
     Drafted(card("A100 80 GB", 2039, 108), "Yi 34B with 6B", YI_34B, "none", "draft_model", 1.18, OUROBOROS, YI_6B),
     Drafted(card("A100 80 GB", 2039, 108), "Llama 2 70B with 7B, int4", LLAMA_70B, "nf4", "draft_model", 1.92, "gpt-fast, README, code", LLAMA_7B, eager=False),
@@ -193,12 +198,12 @@ def main() -> None:
     print("| --- | --- | --- | --- | ---: | ---: | ---: | ---: | --- |")
     for one in DRAFTED:
         here, there = times(one), times(one, one.eager)
-        off = judged(there, one.published, times_held)
+        off = judged(there, one.published, [] if one.seen else times_held)
         print(
-            f"| {next(number)} | {one.target} | {one.device.title} | {one.kind} | {one.published:.2f} × | "
+            f"| {'seen' if one.seen else next(number)} | {one.target} | {one.device.title} | {one.kind} | {one.published:.2f} × | "
             f"{here:.2f} × | {there:.2f} × | {off} | {one.source} |"
         )
-    print(f"\nWithin 20 %: {sum(times_held)} of {len(times_held)}.")
+    print(f"\nWithin 20 %: {sum(times_held)} of {len(times_held)} that were not seen.")
 
 
 if __name__ == "__main__":
