@@ -194,14 +194,14 @@ def main() -> None:
         )
     print(f"\nWithin 20 %: {sum(held)} of {len(held)} that were not seen.\n")
     times_held: list[bool] = []
-    print("| | target | device | drafter | published | predicted here | predicted there | off | source |")
+    print("| | target | device | drafter | published | predicted | off | with their host | source |")
     print("| --- | --- | --- | --- | ---: | ---: | ---: | ---: | --- |")
     for one in DRAFTED:
         here, there = times(one), times(one, one.eager)
-        off = judged(there, one.published, [] if one.seen else times_held)
+        off = judged(here, one.published, [] if one.seen else times_held)
         print(
             f"| {'seen' if one.seen else next(number)} | {one.target} | {one.device.title} | {one.kind} | {one.published:.2f} × | "
-            f"{here:.2f} × | {there:.2f} × | {off} | {one.source} |"
+            f"{here:.2f} × | {off} | {there:.2f} × | {one.source} |"
         )
     print(f"\nWithin 20 %: {sum(times_held)} of {len(times_held)} that were not seen.")
 
