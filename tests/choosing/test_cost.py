@@ -46,7 +46,7 @@ def test_anything_else_is_no_costs(damaged: object) -> None:
 @each("device, dtype, quantize", FORMS)
 def test_every_form_has_an_estimate_by_its_bandwidth_before_anything_was_measured(device, dtype, quantize) -> None:
     once, ten = (seconds(1, quantize, dtype, device, bandwidth=times * device.bandwidth) for times in (1, 10))
-    assert ten < once / 3 and seconds(1, quantize, dtype, device, bandwidth=None) > 0
+    assert ten < once / 2.5 and seconds(1, quantize, dtype, device, bandwidth=None) > 0
     rows = [seconds(rows, quantize, dtype, device) for rows in (1, 2, 8, 64)]
     assert rows == sorted(rows), "more rows never cost less"
     fast, slow = (reading(replace(device, bandwidth=one), dtype, quantize) for one in (2e10, 1e10))
@@ -55,11 +55,31 @@ def test_every_form_has_an_estimate_by_its_bandwidth_before_anything_was_measure
 
 def test_each_packing_is_faster_as_its_bytes_are_read() -> None:
     assert seconds(1, "none") > 1.8 * seconds(1, "int8") and seconds(1, "int8") > 1.4 * seconds(1, "int4")
-    plain, eight, four = (
-        Estimate(PHI, Rates.of(gpu(), "bf16", quantize)).at(1, CONTEXT) for quantize in ("none", "int8", "nf4")
-    )
-    assert eight > 1.5 * plain and four < plain, "bitsandbytes, as in the paper: 8 bits have half the speed of fp16"
-    assert 30 < 1 / seconds(1, "none", device=gpu(bandwidth=600e9)) < 40, "a 7B in bf16 on a GPU of 600 GB/s"
+    assert seconds(1, "none", device=gpu()) > seconds(1, "int8", device=gpu()) > seconds(1, "nf4", device=gpu())
+    assert 35 < 1 / seconds(1, "none", device=gpu(bandwidth=600e9)) < 45, "a 7B in bf16 on a GPU of 600 GB/s"
+
+
+@each(
+    "shape, quantize, measured",
+    [(SEVEN, "none", 5.22), (PHI, "none", 3.98), (SEVEN, "int8", 6.08), (SEVEN, "nf4", 3.85)],
+)
+def test_a_recorded_step_of_a_card_takes_what_was_measured_of_it(shape, quantize, measured) -> None:
+    """docs/figures/gpu-figures.md, b: an H200, whose memory copies 4179 GB/s, with 256 tokens of context."""
+    card = replace(gpu(bandwidth=4179e9), cores=132)
+    assert Estimate(shape, Rates.of(card, "bf16", quantize)).at(1, 256) == pytest.approx(measured / 1e3, rel=0.1)
+
+
+def test_a_card_with_slower_memory_uses_more_of_it() -> None:
+    """Kernels start, and multiprocessors unpack, as fast as elsewhere."""
+
+    def used(quantize: str, bandwidth: float, multiprocessors: int) -> float:
+        card = replace(gpu(bandwidth=bandwidth), cores=multiprocessors)
+        return seconds(1, quantize, device=replace(card, bandwidth=1e18)) / seconds(1, quantize, device=card)
+
+    for quantize in ("none", "int8", "nf4"):
+        assert used(quantize, 313e9, 28) < used(quantize, 815e9, 82) < used(quantize, 4179e9, 132)
+    few, many = (seconds(1, "nf4", device=replace(gpu(bandwidth=3e11), cores=cores)) for cores in (14, 56))
+    assert many < few and seconds(1, "nf4", device=gpu(bandwidth=3e11)) < few, "unknown: as many as are usual"
 
 
 def test_rows_cost_a_processor_the_less_the_more_and_the_quicker_its_cores_are() -> None:
