@@ -61,7 +61,7 @@ def _measure(stages: Iterator[str], pause: threading.Event) -> None:
 def measure_now(engine: Any, progress: Progress) -> None:
     """Run all missing measurements with a line of progress; Ctrl+C skips the rest."""
     try:
-        for stage in engine.measure():
+        for stage in engine.measure(tune=False):
             progress.show(f"{stage} (Ctrl+C skips)")
     except KeyboardInterrupt:
         progress.notice("skipped; the rest is measured after the first reply of a chat, and estimated until then.")
