@@ -124,10 +124,9 @@ class PhrasePool:
     def correct(self, before: int | None, token: int, tried: Sequence[int], picks: Sequence[int]) -> None:
         """Replace phrases that begin with what was tried after a draft by what the target picked (Ouroboros, §3.3)."""
         if self._verification:
-            entries = self._learned.get(token, {})
-            for known, phrase in list(entries):
+            for known, phrase in list(self._learned.get(token, ())):
                 if known in (before, None) and phrase[: len(tried)] == tuple(tried):
-                    del entries[known, phrase]
+                    del self._learned[token][known, phrase]
             self._add(before, token, picks)
 
     def take(self, phrase: Sequence[int]) -> None:

@@ -46,11 +46,11 @@ REPLY = 24  # tokens of the replies that hyper-parameters are searched on
 
 @dataclass(frozen=True)
 class LoadedDraftModel:
-    """A draft model that was loaded, what was measured of it, and the costs of its forwards where they are needed."""
+    """A draft model that was loaded, what was measured of it, and the costs of its forwards."""
 
     target: Target
     profile: ModelProfile
-    costs: CurrentCosts | None
+    costs: CurrentCosts
 
 
 def drafter_of(
@@ -95,8 +95,7 @@ def pool_of(
 
 def known_hyperparameters(choice: Choice, small: LoadedDraftModel, profile: ModelProfile) -> Hyperparameters:
     """Return what a search found before for this pair of models, else what suits the costs of the small one."""
-    found = searched_hyperparameters(choice, small, profile)
-    return found or starting(small.costs or small.profile.costs(choice.draft, small.target))
+    return searched_hyperparameters(choice, small, profile) or starting(small.costs)
 
 
 def searched_hyperparameters(choice: Choice, small: LoadedDraftModel, profile: ModelProfile) -> Hyperparameters | None:
@@ -122,7 +121,6 @@ def tuning(
     Returns None where no reply has room in the context. Each value begins with the phrases of earlier sessions, as in
     use, but with none of the replies that are decoded again: those it would know by heart.
     """
-    assert small.costs is not None
     said = yield from replying(target, ASKED, Budget(choice.nodes, costs, target.branches))
     if not said:
         profile.reporter.notice(

@@ -136,7 +136,7 @@ class Engine:
         ]
         pair = beside if beside and beside.choice.draft == choice.draft else None
         self.draft_model: LoadedDraftModel | None = (
-            pair.draft_model if pair else load_draft_model(choice.draft, self.target, cache, auto)
+            pair.draft_model if pair else load_draft_model(choice.draft, self.target, cache)
         )
         self._unmeasured = self._measurements()
         if measured or tune:
@@ -421,7 +421,7 @@ class Engine:
         small = self.draft_model
         models = [
             (self.target, self.profile, self._costs),
-            *([(small.target, small.profile, small.costs)] if small else []),
+            *([(small.target, small.profile, small.costs)] if small and self._costs else []),
         ]
         for target, profile, costs in models:
             if costs is not None and profile.untimed and cache.idle:
@@ -439,7 +439,7 @@ class Engine:
             found = yield from self._tried(TIMING, self.profile.timing(self.target))
             self._costs.take(found or self._costs.model, timed=found is not None)
             self._budget.take_costs(self._costs)
-        if (small := self.draft_model) and small.costs and small.profile.untimed:
+        if (small := self.draft_model) and self._costs and small.profile.untimed:
             found = yield from self._tried(TIMING_DRAFT, small.profile.timing(small.target))
             small.costs.take(found or small.costs.model, timed=found is not None)
         if self._layers and not self.profile.recall(LAYERS):
@@ -459,7 +459,7 @@ class Engine:
     ) -> Iterator[str]:
         """Search the hyper-parameters of this drafter, if it has some, and draft by them from now on."""
         choice, small = self.choice, self.draft_model
-        if not (small and self._costs and small.costs and kind_of(choice.drafter).searched(choice.parts)):
+        if not (small and self._costs and kind_of(choice.drafter).searched(choice.parts)):
             return
         found = yield from shown(TUNING, tuning(choice, self.target, small, self.profile, self._costs, self._reader))
         if found is None:

@@ -28,8 +28,10 @@ from localspec.decoding.numpy_logits import NumpyHidden
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree
+from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.draft_model import SOURCE, DraftModel
 from localspec.drafters.ingredients import MOST, Hyperparameters
+from localspec.drafters.lookahead import Lookahead
 from localspec.drafters.ouroboros import Pair, draft_model, ouroboros
 from localspec.drafters.ouroboros_tuning import (
     CHEAP,
@@ -264,8 +266,8 @@ def test_it_drafts_as_long_as_its_forwards_pay_with_the_rows_of_their_window(
 ) -> None:
     """One row takes a fifth of what a token is worth, and those of the window together more than a token is."""
     model, text = tiny(LLAMA), prompt_ids(40, seed=1)
-    pair = Pair((), VOCABULARY, model.target, PhrasePool())
-    drafter = draft_model(pair, Hyperparameters(14, window, 4, 1), True, Flat(0.1, row), fixed=False)
+    inner = Lookahead(PhrasePool(), (), window, 4) if window else Autoregressive()
+    drafter = DraftModel(model.target, VOCABULARY, inner, Budget(3 * window), costs=Flat(0.1, row))
     for at in range(9, 40):
         tree = drafter.draft(replace(context(text[:at], 16), token_seconds=1.0))
     assert (tree.size > 1) == drafts
@@ -687,7 +689,7 @@ def test_the_search_finds_long_drafts_by_a_model_that_is_right_and_short_ones_by
 def test_the_search_is_deterministic_and_counts_what_it_tries(tiny: Make) -> None:
     model = tiny(LLAMA)
     said, names = said_by(model, 10), ["draft", "window", "phrase", "phrases"]
-    start = starting(Flat(0.2, 0.002))
+    start = starting(Flat(0.2, 0.0015))
     assert start.window == 3
     for form, asked in (({}, names), ({"accelerating": False}, ["draft", "phrase", "phrases"])):
         tried: list[list[Hyperparameters]] = [[], []]
@@ -699,7 +701,7 @@ def test_the_search_is_deterministic_and_counts_what_it_tries(tiny: Make) -> Non
                 log.append(chosen)
                 return build(chosen)
 
-            workload = Workload(said, VOCABULARY, 12, Flat(1.0), Flat(0.2, 0.002))
+            workload = Workload(said, VOCABULARY, 12, Flat(1.0), Flat(0.2, 0.0015))
             found.append(finished(searching(recorded, workload, asked), shown.append))
         assert found[0] == found[1] and tried[0] == tried[1]
         assert tried[0][0] == start and len(set(tried[0])) == len(tried[0]), "it begins well, and tries nothing twice"
