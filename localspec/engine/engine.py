@@ -49,7 +49,6 @@ from localspec.engine.model_profile import (
     PROBING,
     TIMING,
     TIMING_DRAFT,
-    TUNING,
     ModelProfile,
     ProgressTexts,
     progress_texts,
@@ -61,7 +60,7 @@ from localspec.engine.saved_phrases import SavedPhrases
 from localspec.engine.spilling import SpillWatch
 from localspec.engine.step_forms import RecordingWatch, settle_step_form
 from localspec.errors import DoesNotFit, LocalspecError, first_line
-from localspec.events import Done, Event, Prefill, Reporter
+from localspec.events import TUNING, Done, Event, Prefill, Reporter
 from localspec.families.generation_config import GENERATION, LEFT_OUT
 from localspec.machine import compiled
 from localspec.machine.hardware import IdleCores, devices

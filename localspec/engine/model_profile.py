@@ -33,7 +33,6 @@ from localspec.weights.fingerprint import Identity
 CHECKING = "checking that drafts are exact (once)"
 TIMING, TIMING_DRAFT = "timing this model (once)", "timing the draft model (once)"
 PROBING = "finding layers that draft best (once)"
-TUNING = "tuning drafts (once)"
 EXACTNESS = Quantity("exactness", Exactness.from_json, Exactness.as_json)
 
 Result = TypeVar("Result")
