@@ -74,6 +74,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "fixed, accelerating": {"fixed": True, "lengthening": False},
     "no window": {"chosen": replace(SMALL, window=0)},
     "large": {"chosen": Hyperparameters(draft=6, window=5, phrase=5, phrases=4)},
+    "the paper's recipe": {"chosen": Hyperparameters(draft=7, window=15, phrase=6, phrases=3)},
     "no verification": {"verification": False},
     "history": {"stored": True},
     "beside": {"beside": True},
