@@ -118,6 +118,10 @@ def test_a_draft_model_of_many_tokens_has_another_form_in_the_library_only(tmp_p
         draft = choose(CARD, Settings(drafter=f"draft_model:{path}"), where).draft
         assert draft and draft.drafts == coarser
         assert draft.loads_as(replace(draft, drafts=False)) != coarser
+    form = choose(CARD, Settings(drafter=f"draft_model:{path}"), HERE).draft_form
+    assert form == "36,864 of 200,000 tokens"
+    assert choose(CARD, Settings(drafter="phrases"), HERE).draft_form is None
+    assert choose(CARD, Settings(drafter=f"draft_model:{path}"), ALONE).draft_form == "fp32"
 
 
 def test_a_draft_model_is_ranked_by_what_its_own_form_costs(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from machines import PHI, SEVEN, apple, cpu, flat, gpu
 from localspec.choosing import cost
 from localspec.choosing.cost import CONTEXT, Estimate, ForwardCosts, Rates, linear, reading, step_seconds
 from localspec.machine.machine import Device
+from localspec.models.shape import Shape
+from localspec.weights.packed_file import BLOCKS
 
 FORMS = [
     (device, dtype, quantize)
@@ -91,6 +93,28 @@ def test_rows_cost_a_processor_the_less_the_more_and_the_quicker_its_cores_are()
         assert growth(quantize, cores=1) > growth(quantize, cores=2) > growth(quantize, cores=16)
         assert min(growth(quantize, capability="avx2"), growth(quantize, bandwidth=80e9)) > growth(quantize)
     assert growth("int8", capability="unheard of") == growth("int8", capability="avx2")
+
+
+# Milliseconds of forwards of 1, 2, 4, 8, 16 and 32 rows that were timed on two cores with AVX-512 VNNI, 35.8 GB/s.
+SMOLLM2 = Shape(30, 576, 1536, 9, 3, 64, 49152, 8192, tied=True)
+QWEN = Shape(28, 1536, 8960, 12, 2, 128, 151936, 32768, tied=True)
+TIMED = {
+    "SmolLM2 in Q4_1": (SMOLLM2, 5.75, 256, (3.65, 3.88, 4.51, 6.6, 11.6, 21.3)),
+    "SmolLM2 after a long text": (SMOLLM2, 5.75, 2048, (4.82, 5.67, 7.13, 12.0, 22.2, 44.3)),
+    "Qwen2.5-Coder-1.5B in Q4_K_M": (QWEN, 5.1, 256, (28.4, 29.3, 31.9, 52.5, 91.8, 181.3)),
+    "Qwen2.5-Coder-1.5B after a long text": (QWEN, 5.1, 2048, (30.6, 32.9, 38.5, 60.7, 116.6, 237.9)),
+}
+
+
+@each("timed", TIMED)
+def test_rows_of_models_in_blocks_cost_what_they_were_timed_at(timed: str) -> None:
+    shape, bits, context, milliseconds = TIMED[timed]
+    device = replace(cpu(packings=(BLOCKS,), bandwidth=35.8e9), cores=2, block_bits=bits)
+    estimate = Estimate(shape, Rates.of(device, "bf16", BLOCKS))
+    for rows, taken in zip((1, 2, 4, 8, 16, 32), milliseconds, strict=True):
+        assert estimate.at(rows, context) == pytest.approx(taken / 1e3, rel=0.15), f"{rows} rows"
+        growth = estimate.at(rows, context) / estimate.at(1, context)
+        assert growth == pytest.approx(taken / milliseconds[0], rel=0.15), f"{rows} rows for one"
 
 
 def test_a_step_takes_what_python_takes_too(real_host) -> None:
