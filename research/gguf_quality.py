@@ -83,7 +83,7 @@ def llama_cpp(file: Path) -> Logits:
 def ours(path: Path, packing: str) -> Logits:
     from localspec.native.target import NativeTarget
 
-    model = NativeTarget.open(path, quantize=packing, context=WINDOW).model
+    model = NativeTarget.open(path, packing=packing, context=WINDOW).model
     return lambda ids: model.forward(ids, None, model.cache(WINDOW), CONTEXT - 1)[0].numpy()[:-1]
 
 

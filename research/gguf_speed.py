@@ -66,7 +66,7 @@ class Ours:
     """The CPU engine. Its context is zeros, which take as long as any."""
 
     def __init__(self, path: Path, packing: str, room: int, threads: int) -> None:
-        self._target = NativeTarget.open(path, quantize=packing, context=room, threads=Threads(threads))
+        self._target = NativeTarget.open(path, packing=packing, context=room, threads=Threads(threads))
         self._cache = self._target.cache(room)
         self.name, self.bytes = f"localspec {packing}", self._target.read_bytes
 
@@ -104,16 +104,19 @@ class Peer:
         )
 
     def fill(self, context: int) -> None:
-        tokens = (ctypes.c_int32 * context)(*some_tokens(context, self._vocabulary))
-        state, count = str(self._states / str(context)).encode(), ctypes.c_size_t()
-        if Path(os.fsdecode(state)).exists():
-            if library().llama_state_load_file(self._gguf.context, state, tokens, context, ctypes.byref(count)):
-                return
-            raise SystemExit(f"llama.cpp does not read {os.fsdecode(state)}; delete it.")
-        for start in range(0, context, BATCH):
-            self._gguf.logits(some_tokens(min(BATCH, context - start), self._vocabulary), start, last=True)
-        if context > BATCH:
-            library().llama_state_save_file(self._gguf.context, state, tokens, context)
+        tokens = some_tokens(context, self._vocabulary)
+        known = max((int(file.name) for file in self._states.iterdir() if int(file.name) <= context), default=0)
+        if known:
+            read, count = (ctypes.c_int32 * known)(), ctypes.c_size_t()
+            state = os.fsencode(self._states / str(known))
+            if not library().llama_state_load_file(self._gguf.context, state, read, known, ctypes.byref(count)):
+                raise SystemExit(f"llama.cpp does not read {os.fsdecode(state)}; delete it.")
+        for start in range(known, context, BATCH):
+            end = min(start + BATCH, context)
+            self._gguf.logits(tokens[start:end], start, last=True)
+            if end % (2 * BATCH) == 0:
+                state = os.fsencode(self._states / str(end))
+                library().llama_state_save_file(self._gguf.context, state, (ctypes.c_int32 * end)(*tokens[:end]), end)
 
     def step(self, rows: int, context: int) -> None:
         self._gguf.logits(some_tokens(rows, self._vocabulary), context).argmax(-1).tolist()
