@@ -71,19 +71,20 @@ def exact(file: Path, work: Path) -> Logits:
     return logits
 
 
-def llama_cpp(file: Path) -> Logits:
+def llama_cpp(file: Path, threads: int) -> Logits:
     from llama_cpp_model import Gguf
 
     model = GgufModel.open(file)
     peer = Gguf(file, model.config.vocab_size, WINDOW, mapped=True)
-    peer.set_threads(physical_cores())
+    peer.set_threads(threads)
     return lambda ids: peer.logits(ids, 0)[CONTEXT - 1 : -1]
 
 
-def ours(path: Path, packing: str) -> Logits:
+def ours(path: Path, packing: str, threads: int) -> Logits:
     from localspec.native.target import NativeTarget
+    from localspec.native.threads import Threads
 
-    model = NativeTarget.open(path, packing=packing, context=WINDOW).model
+    model = NativeTarget.open(path, packing=packing, context=WINDOW, threads=Threads(threads)).model
     return lambda ids: model.forward(ids, None, model.cache(WINDOW), CONTEXT - 1)[0].numpy()[:-1]
 
 
@@ -220,6 +221,7 @@ def main() -> None:
     parser.add_argument(
         "--programs", nargs="+", default=["exact", "llama.cpp", "int8"], help="in this order; see above"
     )
+    parser.add_argument("--threads", type=int, default=physical_cores(), help="1 where others compute meanwhile")
     parser.add_argument("--label", default="", help="of this run, for programs but the exact one")
     parser.add_argument("--table", action="store_true", help="only print the table")
     given = parser.parse_args()
@@ -235,8 +237,8 @@ def main() -> None:
             if kind == "exact":
                 return exact(given.model, work)
             if kind == "llama.cpp":
-                return llama_cpp(given.model)
-            return ours(Path(path) if path else imported(given.model, kind), kind)
+                return llama_cpp(given.model, given.threads)
+            return ours(Path(path) if path else imported(given.model, kind), kind, given.threads)
 
         computed(work / names[-1], made, texts, None if kind == "exact" else work / "exact")
     print(f"load {os.getloadavg()[0]:.1f}\n{table(work, names)}")

@@ -179,6 +179,8 @@ def table(readings: Readings, limits: Readings) -> str:
         "|---|---|--:|--:|--:|--:|--:|",
     ]
     for work, by_name in readings.items():
+        if not all(by_name.values()):
+            continue
         for name, samples in by_name.items():
             clean = undisturbed(samples)
             speed = ratio(by_name[PEER], samples) if PEER in by_name and name != PEER else "–"
@@ -198,8 +200,12 @@ def measure(
     contexts: Sequence[int],
     rounds: int,
     threads: int,
+    until: float,
 ) -> tuple[Readings, Readings]:
-    """Return samples by work and program, and of a plain reading of each program's bytes in the same rounds."""
+    """Return samples by work and program, and of a plain reading of each program's bytes in the same rounds.
+
+    No round begins after `until`, on the clock of `time.perf_counter`.
+    """
     memory = np.ones(max(one.bytes for one in contenders), np.uint8)
     readings, limits = Readings(), Readings()
 
@@ -209,6 +215,8 @@ def measure(
         for name in works:
             readings[name], limits[name] = ({one.name: [] for one in contenders} for _ in range(2))
         for turn in range(times):
+            if time.perf_counter() > until:
+                break
             for name, work in works.items():
                 for one in order(contenders, turn):
                     readings[name][one.name].append(sample(lambda: work(one)))
@@ -260,7 +268,9 @@ def main() -> None:
     parser.add_argument("--no-peer", action="store_true", help="without llama.cpp")
     parser.add_argument("--work", type=Path, help="where packed files are kept (default: nowhere)")
     parser.add_argument("--raw", type=Path, help="a file for all samples")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="no round begins later than this")
     given = parser.parse_args()
+    until = time.perf_counter() + given.seconds
     room = given.room + BATCH
     with tempfile.TemporaryDirectory() as folder:
         os.environ["LOCALSPEC_HOME"] = str((given.work or Path(folder)).resolve() / "home")
@@ -271,7 +281,9 @@ def main() -> None:
             contenders.append(Ours(place, packing, room, given.threads))
         if not given.no_peer:
             contenders.append(Peer(given.model, room, given.threads, (given.work or Path(folder)) / "states"))
-        readings, limits = measure(contenders, given.rows, given.prompts, given.contexts, given.rounds, given.threads)
+        readings, limits = measure(
+            contenders, given.rows, given.prompts, given.contexts, given.rounds, given.threads, until
+        )
     if not given.rounds:
         return
     if given.raw:
