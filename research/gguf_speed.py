@@ -4,8 +4,9 @@
 
 localspec reads PATH in that packing, else what an import of FILE makes, and llama.cpp reads FILE. The memory's limit is the
 time in which as many threads sum the bytes of weights that a step reads. A sample is as many forwards as fit into a
-twentieth of a second, and one at least. A sample during which the host took processor time is left out and counted. A
-figure in brackets is of all samples, where none was undisturbed. Samples are added to those that the file of `--raw` has,
+twentieth of a second, and one at least. A sample during which the host took processor time (more than 0.005 of a core), or
+other programs more than a tenth of a core, is left out and counted. A figure in brackets is of all samples, where none was
+undisturbed. Samples are added to those that the file of `--raw` has,
 so that a measurement can be taken in parts. llama.cpp reads a long context once and keeps it in `--work`; `--rounds 0`
 does only that. Programs make room for the context of `--room` in every part.
 LOCALSPEC_ISA=avx2 and LLAMA_CPP_LIB_PATH, the folder of llama.cpp's AVX2 build, compare without AVX-512. A machine that
@@ -37,6 +38,8 @@ from localspec.weights.gguf_model import GgufModel
 
 SHORT = 64  # tokens of context of a step
 SAMPLE = 0.05  # seconds
+TICKS = 100  # a second
+STOLEN, OTHERS = 0.005, 0.1  # cores that the host, and other programs, may take during a sample
 PEER = "llama.cpp"
 Seconds = list[tuple[float, int]]  # by round, with the ticks that the host took meanwhile
 Readings = dict[str, dict[str, Seconds]]  # by work and program
@@ -125,30 +128,41 @@ class Peer:
         self._gguf.read(some_tokens(tokens, self._vocabulary)).argmax(-1).tolist()
 
 
-def stolen() -> int:
-    """Return the ticks that the host took so far; 0 where the system does not say."""
-    stat = Path("/proc/stat")
-    return int(stat.read_text().split("\n")[0].split()[8]) if stat.is_file() else 0
-
-
 def order(contenders: Sequence[Contender], turn: int) -> Sequence[Contender]:
     """Return them so that another one comes first from turn to turn."""
     first = turn % len(contenders)
     return [*contenders[first:], *contenders[:first]]
 
 
+def ticks() -> tuple[int, int]:
+    """Return what the host took so far and what other programs took, in ticks; zeros where the system does not say."""
+    stat = Path("/proc/stat")
+    if not stat.is_file():
+        return 0, 0
+    user, nice, system, _, _, _, _, stolen = map(int, stat.read_text().split("\n")[0].split()[1:9])
+    return stolen, user + nice + system - round(TICKS * sum(os.times()[:2]))
+
+
+def taken(before: tuple[int, int], seconds: float) -> int:
+    """Return the ticks that the sample lost, or 0 if they were too few to matter."""
+    stolen, others = (after - earlier for after, earlier in zip(ticks(), before, strict=True))
+    stolen = stolen if stolen > STOLEN * TICKS * seconds else 0
+    return stolen + (others if others > 2 + OTHERS * TICKS * seconds else 0)
+
+
 def sample(work: Callable[[], object]) -> tuple[float, int]:
     """Return the seconds of one `work`; a first time below a second is not counted, since what was before holds cores."""
-    before, began = stolen(), time.perf_counter()
+    before, began = ticks(), time.perf_counter()
     work()
     first = time.perf_counter() - began
     if first > 1:
-        return first, stolen() - before
+        return first, taken(before, first)
     times = max(1, round(SAMPLE / first))
-    before, began = stolen(), time.perf_counter()
+    before, began = ticks(), time.perf_counter()
     for _ in range(times):
         work()
-    return (time.perf_counter() - began) / times, stolen() - before
+    seconds = time.perf_counter() - began
+    return seconds / times, taken(before, seconds)
 
 
 def undisturbed(samples: Seconds) -> list[float]:
