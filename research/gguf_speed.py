@@ -6,9 +6,8 @@ localspec reads PATH in that packing, else what an import of FILE makes, and lla
 time in which as many threads sum the bytes of weights that a step reads. A sample is as many forwards as fit into a
 twentieth of a second, and one at least. A sample during which the host took processor time (more than 0.005 of a core), or
 other programs more than a tenth of a core, is left out and counted. A figure in brackets is of all samples, where none was
-undisturbed. Samples are added to those that the file of `--raw` has,
-so that a measurement can be taken in parts. llama.cpp reads a long context once and keeps it in `--work`; `--rounds 0`
-does only that. Programs make room for the context of `--room` in every part.
+undisturbed. Samples are added to those that the file of `--raw` has, so that a measurement can be taken in parts. llama.cpp
+reads a long context once and keeps it in `--work`; `--rounds 0` does only that. Programs make room for the context of `--room` in every part.
 LOCALSPEC_ISA=avx2 and LLAMA_CPP_LIB_PATH, the folder of llama.cpp's AVX2 build, compare without AVX-512. A machine that
 does something else meanwhile says nothing.
 """
