@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from localspec.errors import LocalspecError, cannot_read
 from localspec.families.architecture import TransformerConfig, in_features, weight_map
-from localspec.families.family_config import NotComputed
+from localspec.families.reading import NotComputed
 from localspec.families.model_config import ModelConfig, least_parameters, not_computed
 from localspec.weights.checkpoint import Checkpoint, tensor_headers, tensor_start, text_name
 

@@ -5,8 +5,9 @@ from dataclasses import fields, replace
 import pytest
 
 from localspec.drafters import eagle3, parallelspec
-from localspec.families.architecture import LayerSizes, TransformerConfig
+from localspec.families.architecture import TransformerConfig
 from localspec.families.delta_net import DeltaNet
+from localspec.families.layer_sizes import LayerSizes
 
 # A target with something in each field that no other target's plain layer has.
 TARGET = TransformerConfig(

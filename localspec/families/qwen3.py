@@ -1,0 +1,14 @@
+"""Qwen3: Qwen2 without the biases, and with norms of each query and each key."""
+
+from localspec.families.family import Family, Gguf
+from localspec.families.qwen2 import DEFAULTS
+
+QWEN3 = Family(
+    model_type="qwen3",
+    classes={"Qwen3ForCausalLM": "qwen3"},
+    defaults={**DEFAULTS, "head_dim": 128},
+    not_read=("mlp_bias",),
+    arithmetic={"qk_norm": True},
+    gguf=Gguf("qwen3"),
+    nearest={"Qwen": "qwen3-4b"},
+)
