@@ -214,6 +214,13 @@ def _layer_rows(config: TransformerConfig, index: int) -> dict[str, list[int]]:
     return parts
 
 
+def stored_shape(name: str, rows: int, columns: int | None) -> tuple[int, ...]:
+    """Return the shape in the Hugging Face layout of a tensor of so many rows that our parameter is made of."""
+    if columns is None:
+        return (rows,)
+    return (rows, 1, columns) if name.endswith(".conv") else (rows, columns)  # a filter for each channel
+
+
 def in_features(name: str, config: TransformerConfig) -> int | None:
     """The columns of one of our parameters: None for a vector, else the channels that the layer takes in."""
     if name.endswith((".bias", "norm", "scalar", ".dt_bias", ".A_log")):

@@ -1,4 +1,4 @@
-"""A family of models, as one file describes it: its config.json, its tensors in safetensors and in GGUF, its arithmetic.
+"""A family of models as one file describes it: its config.json, its tensors in safetensors and GGUF, its arithmetic.
 
 Whatever reads or computes a model asks the family by these fields, and `table.py` lists the families. A family whose
 arithmetic the engines know already is one file and one row there.
@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-Names = Mapping[str, tuple[str, ...]]  # our parameter -> the tensors that are stacked for it; a layer's without its prefix
+Names = Mapping[
+    str, tuple[str, ...]
+]  # our parameter -> the tensors that are stacked for it; a layer's without its prefix
 
 IN_SAFETENSORS: Names = {
     "embed_tokens": ("model.embed_tokens.weight",),
@@ -97,7 +99,9 @@ class Family:
     """
 
     model_type: str
-    classes: Mapping[str, str]  # of the Hugging Face code that a config.json names, and the model_type that goes with each
+    classes: Mapping[
+        str, str
+    ]  # of the Hugging Face code that a config.json names, and the model_type that goes with each
     defaults: Mapping[str, Any]  # as its config class has them, where those of `model_config` are not its own
     not_read: tuple[str, ...] = ()  # keys of other families, which converted models carry and the stock model ignores
     keys: Mapping[str, str] = field(default_factory=dict)  # our key -> the family's own
@@ -107,4 +111,6 @@ class Family:
     tensors: Names = field(default_factory=lambda: IN_SAFETENSORS)
     gguf: Gguf | None = None
     inside: tuple[str, ...] = ()  # model types in which it may be the language model, though another family is usual
-    nearest: Mapping[str, str] = field(default_factory=dict)  # how refused classes begin -> the registered model to take
+    nearest: Mapping[str, str] = field(
+        default_factory=dict
+    )  # how refused classes begin -> the registered model to take

@@ -77,7 +77,7 @@ GEMMA3 = Family(
         "gemma3",
         config=_from_gguf,
         keys={"rope.freq_base_swa": lambda value: number(value) and 1 < value <= 1e12,
-              "attention.sliding_window_pattern": lambda value: positive(value)},
+              "attention.sliding_window_pattern": positive},
         tensors={**IN_GGUF, **OUTPUT_NORMS_IN_GGUF},
         changes=dict.fromkeys(
             ("output_norm", "attn_norm", "attn_q_norm", "attn_k_norm", "post_attention_norm", "ffn_norm",

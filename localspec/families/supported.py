@@ -6,7 +6,7 @@ from typing import Any
 
 from localspec.families.table import FAMILIES
 
-# The classes that a config.json names, and the model type that goes with each; of some we serve the language model only.
+# The classes that a config.json names, and the model type of each; of some only the language model is served.
 ARCHITECTURES = {name: kind for family in FAMILIES.values() for name, kind in family.classes.items()}
 # The registered model that is nearest to those that are not supported, by how the name of an architecture begins.
 _NEAREST = {"Deepseek": "deepseek-r1-qwen-7b", "GptOss": "qwen3-14b"}

@@ -6,7 +6,7 @@ from math import prod
 from pathlib import Path
 
 from localspec.errors import LocalspecError, NotHere, first_line
-from localspec.families.architecture import TransformerConfig, in_features, weight_map
+from localspec.families.architecture import TransformerConfig, gguf_map, in_features, weight_map
 from localspec.families.model_config import ModelConfig, least_parameters
 from localspec.families.rope import Rope
 from localspec.machine.library import BLOCK_TYPES
@@ -38,9 +38,9 @@ def gguf_source(model: GgufModel) -> Source:
         raise damaged(model.path, f"it promises {config.num_hidden_layers} layers and has {model.parameters} weights")
     sizes = TransformerConfig.of(config)
     Rope.of(config, config.contexts[0])
-    stored = model.tensors(sizes)
-    made_of = {name: [stored[part] for part, _ in parts] for name, parts in weight_map(sizes).items()}
-    return _source(config, sizes, made_of, [part.path for part in model.parts], model.texts, model.parameters)
+    return _source(
+        config, sizes, model.tensors(sizes), [part.path for part in model.parts], model.texts, model.parameters
+    )
 
 
 def _source(
@@ -75,7 +75,9 @@ def registration(source: Source, origin: Origin, answers: str = IN_BLOCKS) -> He
 def _part(tensor: StoredTensor, numbers: Mapping[Path, int]) -> BlockPart:
     assert isinstance(tensor, GgufTensor)
     number = numbers[tensor.file]
-    return BlockPart(number, tensor.start, tensor.bytes, tensor.block.name, tensor.shape, tensor.head_rows)
+    return BlockPart(
+        number, tensor.start, tensor.bytes, tensor.block.name, tensor.shape, tensor.head_rows, tensor.change
+    )
 
 
 def files_of(found: PackedFile) -> list[Path]:
@@ -101,7 +103,7 @@ def registered_source(header: Header, texts: Mapping[str, bytes], files: Sequenc
         ) from None
     wanted = {
         ours: [(rows,) if (columns := in_features(ours, sizes)) is None else (rows, columns) for _, rows in parts]
-        for ours, parts in weight_map(sizes).items()
+        for ours, parts in gguf_map(sizes).items()
     }
     if wanted != {ours: [part.shape for part in parts] for ours, parts in made_of.items()}:
         raise LocalspecError(
@@ -117,7 +119,7 @@ def _tensor(part: BlockPart, files: Sequence[Path]) -> GgufTensor:
     heads = not part.head_rows or (rows % part.head_rows == 0 and part.head_rows % 2 == 0)
     if not whole or not heads or prod(part.shape) // block.weights * block.bytes != part.bytes:
         raise ValueError(f"a tensor of {part.type} has {part.bytes} bytes")
-    return GgufTensor(files[part.file], part.offset, part.shape, "", part.bytes, block, part.head_rows)
+    return GgufTensor(files[part.file], part.offset, part.shape, "", part.bytes, block, part.head_rows, part.change)
 
 
 def gguf_recipe(source: Source, packing: str, drafts: bool = False) -> Recipe:
