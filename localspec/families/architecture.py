@@ -146,6 +146,16 @@ def gguf_map(config: TransformerConfig) -> dict[str, list[tuple[str, int]]]:
     return _named(config, of_family.tensors, "blk.{}.")
 
 
+def unread(config: TransformerConfig) -> set[str]:
+    """Return the tensors of a GGUF file that may be there and are not read: keys of layers that take others'."""
+    of_family = FAMILIES[config.family].gguf
+    sharing = [index for index, one in enumerate(config.layer_sizes) if one.keys_of is not None]
+    if of_family is None or not sharing:
+        return set()
+    names = (*of_family.tensors["qkv_proj.weight"][1:], *of_family.tensors["k_norm"])
+    return {f"blk.{index}.{name}" for index in sharing for name in names}
+
+
 def _named(config: TransformerConfig, names: Names, prefix: str) -> dict[str, list[tuple[str, int]]]:
     found: dict[str, list[tuple[str, int]]] = {}
     for ours, parts in _rows(config).items():

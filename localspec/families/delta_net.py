@@ -19,6 +19,7 @@ class DeltaNet:
     key_dim: int  # of a head
     value_dim: int  # of a head
     taps: int  # of the convolution: tokens that it sums over, the token's own included
+    tiled: bool = False  # value heads that share a key head are `key_heads` apart, and do not follow each other
 
     @property
     def keys(self) -> int:

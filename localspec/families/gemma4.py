@@ -4,14 +4,17 @@ Layers without a window have heads of their own, and the last layers read keys a
 normed, one projection may make keys and values, what a layer gives is multiplied by a number, and in small models each
 layer reads an input by the token's id. Norms multiply by their weight, without one in addition.
 
+In GGUF the layers with a window are in an array, and the rotation of the others is in `rope_freqs.weight`, whose
+channels that are not rotated are divided by 1e30.
+
 Sizes of the model are those of layers without a window, which have the rotation of the model too.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from localspec.families.family import IN_SAFETENSORS, Family
-from localspec.families.gemma3 import OUTPUT_NORMS
+from localspec.families.family import IN_GGUF, IN_SAFETENSORS, Family, Gguf, GgufFile
+from localspec.families.gemma3 import OUTPUT_NORMS, OUTPUT_NORMS_IN_GGUF
 from localspec.families.layer_sizes import LayerSizes
 from localspec.families.reading import NotComputed, by_pattern, check, number, positive, two_rotations
 
@@ -30,7 +33,7 @@ def _read(found: Mapping[str, Any]) -> dict[str, Any]:
         )
     check(found, "final_logit_softcapping", lambda value: value is None or (number(value) and 0 < value < 1e6))
     for name in ("attention_k_eq_v", "use_double_wide_mlp"):
-        check(found, name, lambda value: isinstance(value, bool))
+        check(found, name, lambda value: value in (0, 1))
     types = found["layer_types"] or by_pattern(found["num_hidden_layers"], 6)
     types = (*types[:-1], "full_attention")
     whole = _whole_heads(found, types)
@@ -87,6 +90,57 @@ def _layers(found: Mapping[str, Any], types: Sequence[str], whole: tuple[int, in
     return tuple(layers)
 
 
+def _from_gguf(content: Mapping[str, Any], file: GgufFile) -> dict[str, Any]:
+    layers, whole_dim = content["num_hidden_layers"], content["head_dim"]
+    slides = file.by_layer("attention.sliding_window_pattern") or []
+    if len(slides) != layers:
+        raise ValueError(f"attention.sliding_window_pattern is about {len(slides)} of {layers} layers")
+    keys, wide = ((file.by_layer(key) or [None]) for key in ("attention.head_count_kv", "feed_forward_length"))
+    keys, wide = (one * layers if len(one) == 1 else one for one in (keys, wide))
+    if len(keys) != layers or len(wide) != layers:
+        raise ValueError(f"sizes of {len(keys)} and {len(wide)} layers are those of {layers}")
+    whole = next((layer for layer, one in enumerate(slides) if not one), layers - 1)
+    local = next((layer for layer, one in enumerate(slides) if one), whole)
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "layer_types": ["sliding_attention" if one else "full_attention" for one in slides],
+        "sliding_window": content["sliding_window"] or file.number("attention.sliding_window"),
+        "num_key_value_heads": keys[local],
+        "num_global_key_value_heads": keys[whole],
+        "head_dim": file.number("attention.key_length_swa"),
+        "global_head_dim": whole_dim,
+        "attention_k_eq_v": f"blk.{whole}.attn_v.weight" not in file.shapes,
+        "intermediate_size": wide[0],
+        "use_double_wide_mlp": wide[-1] != wide[0],
+        "num_kv_shared_layers": file.number("attention.shared_kv_layers") or 0,
+        "hidden_size_per_layer_input": file.number("embedding_length_per_layer_input") or 0,
+        "vocab_size_per_layer_input": file.shapes.get(_LAYER_TABLE, [0])[0],
+        "final_logit_softcapping": file.number("final_logit_softcapping") or None,
+        "rope_parameters": {
+            "full_attention": _proportional(content["rope_parameters"]["rope_theta"], file),
+            "sliding_attention": {"rope_type": "default", "rope_theta": file.number("rope.freq_base_swa") or 1e4},
+        },
+    }
+
+
+def _proportional(theta: float, file: GgufFile) -> dict[str, Any]:
+    """Return the rotation of layers without a window, by the factors that each channel is divided by."""
+    factors = file.factors("rope_freqs.weight") if "rope_freqs.weight" in file.shapes else [1.0]
+    rotated = [one for one in factors if one < _UNROTATED]
+    if not rotated or factors != [rotated[0]] * len(rotated) + factors[len(rotated) :] or len({*rotated}) > 1:
+        raise ValueError(
+            "rope_freqs.weight is not a number for channels that are rotated, and 1e30 for those after them"
+        )
+    return {
+        "rope_type": "proportional",
+        "rope_theta": theta,
+        "partial_rotary_factor": len(rotated) / len(factors),
+        "factor": rotated[0],
+    }
+
+
+_LAYER_TABLE, _UNROTATED = "per_layer_token_embd.weight", 1e20
+_WIDTH = "attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa"
 GEMMA4 = Family(
     model_type="gemma4_text",
     classes={"Gemma4ForCausalLM": "gemma4_text", "Gemma4ForConditionalGeneration": "gemma4"},
@@ -116,4 +170,29 @@ GEMMA4 = Family(
         "per_layer_norm": ("post_per_layer_input_norm.weight",),
         "layer_scalar": ("layer_scalar",),
     },
+    gguf=Gguf(
+        "gemma4",
+        config=_from_gguf,
+        keys={
+            **dict.fromkeys(_WIDTH, positive),
+            "rope.freq_base_swa": lambda value: number(value) and 1 < value <= 1e12,
+            "attention.sliding_window_pattern": lambda value: value in (0, 1),
+            "attention.shared_kv_layers": lambda value: value == 0 or positive(value),
+            "embedding_length_per_layer_input": lambda value: value == 0 or positive(value),
+            "final_logit_softcapping": lambda value: number(value) and 0 <= value < 1e6,
+        },
+        own=("attention.head_count_kv", "feed_forward_length"),
+        tensors={
+            **IN_GGUF,
+            **OUTPUT_NORMS_IN_GGUF,
+            "embed_tokens_per_layer": (_LAYER_TABLE,),
+            "per_layer_model_projection.weight": ("per_layer_model_proj.weight",),
+            "per_layer_projection_norm": ("per_layer_proj_norm.weight",),
+            "per_layer_input_gate.weight": ("inp_gate.weight",),
+            "per_layer_projection.weight": ("proj.weight",),
+            "per_layer_norm": ("post_norm.weight",),
+            "layer_scalar": ("layer_output_scale.weight",),
+        },
+        windows=True,
+    ),
 )  # fmt: skip

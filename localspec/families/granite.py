@@ -1,13 +1,14 @@
 """Granite 3 and dense Granite 4: Llama with four multipliers.
 
 Of Granite 4 what has neither experts nor recurrent layers is a Granite 3 with other names, gate and up in one tensor,
-and with or without a rotation.
+and with or without a rotation. In GGUF both are `granite`, with gate and up as two tensors; a file of one that is not
+rotated says `rope.scaling.finetuned = false`.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from localspec.families.family import IN_SAFETENSORS, Family
+from localspec.families.family import IN_SAFETENSORS, PAIRS, Family, Gguf, GgufFile
 from localspec.families.reading import NotComputed, check, number
 
 _MULTIPLIERS = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
@@ -34,6 +35,34 @@ def _read_4(found: Mapping[str, Any]) -> dict[str, Any]:
     return said
 
 
+def _from_gguf(content: Mapping[str, Any], file: GgufFile) -> dict[str, Any]:
+    said = {
+        "embedding_multiplier": file.number("embedding_scale") or 1.0,
+        "attention_multiplier": file.number("attention.scale") or content["head_dim"] ** -0.5,
+        "residual_multiplier": file.number("residual_scale") or 1.0,
+        "logits_scaling": file.number("logit_scale") or 1.0,
+    }
+    if file.by_layer("rope.scaling.finetuned") != [False]:
+        return said
+    return {
+        **said,
+        "architectures": [next(iter(GRANITE_4.classes))],
+        "model_type": GRANITE_4.model_type,
+        "shared_intermediate_size": content["intermediate_size"],
+        "num_local_experts": 0,
+        "layer_types": ["attention"] * content["num_hidden_layers"],
+        "position_embedding_type": "nope",
+    }
+
+
+_SCALES = ("embedding_scale", "attention.scale", "residual_scale", "logit_scale")
+_GGUF = Gguf(
+    "granite",
+    config=_from_gguf,
+    keys=dict.fromkeys(_SCALES, lambda value: value == 0 or (number(value) and 1e-3 <= value <= 1e5))
+    | {"rope.scaling.finetuned": lambda value: isinstance(value, bool)},
+    changes=PAIRS,
+)
 _DEFAULTS = {
     "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "max_position_embeddings": 2048,
     "embedding_multiplier": 1.0, "attention_multiplier": 1.0, "residual_multiplier": 1.0, "logits_scaling": 1.0,
@@ -45,6 +74,7 @@ GRANITE = Family(
     defaults=_DEFAULTS,
     not_read=("sliding_window", "use_sliding_window", "max_window_layers", "layer_types"),
     read=_read,
+    gguf=_GGUF,
     nearest={"Granite": "granite-4.0-micro"},
 )
 GRANITE_4 = Family(
@@ -61,4 +91,5 @@ GRANITE_4 = Family(
         "gate_up_proj.weight": ("shared_mlp.input_linear.weight",),
         "down_proj.weight": ("shared_mlp.output_linear.weight",),
     },
+    gguf=_GGUF,
 )  # fmt: skip

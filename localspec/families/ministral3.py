@@ -1,9 +1,12 @@
-"""Ministral 3: Llama with YaRN, whose queries grow beyond the length that the model was first trained with."""
+"""Ministral 3: Llama with YaRN, whose queries grow beyond the length that the model was first trained with.
+
+In GGUF it is `mistral3`, as are Mistral's models of 2025 that read pictures too, which are plain Llamas.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
-from localspec.families.family import Family
+from localspec.families.family import PAIRS, Family, Gguf, GgufFile
 from localspec.families.reading import ORIGINAL, number, positive, rope_parameters
 
 
@@ -15,6 +18,15 @@ def _read(found: Mapping[str, Any]) -> dict[str, Any]:
     if not number(beta) or not 0 < beta < 100 or not positive(rope.get(ORIGINAL)):
         raise ValueError(f"rope_parameters: llama_4_scaling_beta = {str(beta)[:40]} is not possible")
     return {"query_growth": (float(beta), rope[ORIGINAL])}
+
+
+def _from_gguf(content: Mapping[str, Any], file: GgufFile) -> dict[str, Any]:
+    rope = content["rope_parameters"]
+    if rope["rope_type"] != "yarn":
+        return {}
+    # llama.cpp divides what YaRN makes of the scores by the same: they stay as they are.
+    growth = {"llama_4_scaling_beta": file.number("attention.temperature_scale") or 0.0}
+    return {"rope_parameters": {**rope, "mscale": 1.0, "mscale_all_dim": 1.0, **growth}}
 
 
 MINISTRAL3 = Family(
@@ -31,5 +43,15 @@ MINISTRAL3 = Family(
     },
     not_read=("attention_bias", "mlp_bias", "use_sliding_window", "max_window_layers", "layer_types"),
     read=_read,
+    gguf=Gguf(
+        "mistral3",
+        config=_from_gguf,
+        keys={
+            "attention.temperature_scale": lambda value: number(value) and 0 <= value < 100,
+            "rope.scaling.yarn_log_multiplier": lambda value: value in (0, 1),
+        },
+        own=("rope.scaling.yarn_log_multiplier",),
+        changes=PAIRS,
+    ),
     nearest={"Ministral": "ministral-3-3b"},
 )  # fmt: skip

@@ -1,9 +1,12 @@
-"""SmolLM3: Llama in which every fourth layer is not rotated; windows, if any, belong to the layers that are not."""
+"""SmolLM3: Llama in which every fourth layer is not rotated; windows, if any, belong to the layers that are not.
+
+A GGUF file does not say which layers these are, and llama.cpp leaves every fourth one as it is.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
-from localspec.families.family import Family
+from localspec.families.family import PAIRS, Family, Gguf
 from localspec.families.reading import check, number, positive
 
 
@@ -29,5 +32,6 @@ SMOLLM3 = Family(
     },
     not_read=("max_window_layers",),
     read=_read,
+    gguf=Gguf("smollm3", changes=PAIRS),
     nearest={"SmolLM": "smollm3-3b"},
 )  # fmt: skip

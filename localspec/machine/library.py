@@ -76,7 +76,7 @@ class DeltaSizes(ctypes.Structure):
 
     _fields_ = (
         ("key_heads", c_int32), ("value_heads", c_int32), ("key_dim", c_int32), ("value_dim", c_int32),
-        ("taps", c_int32),
+        ("taps", c_int32), ("tiled", c_int32),
     )  # fmt: skip
 
 

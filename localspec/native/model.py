@@ -281,7 +281,7 @@ def delta_sizes(sizes: TransformerConfig) -> DeltaSizes:
     """Sizes of recurrent layers as the library takes them; zeros where there are none."""
     if (one := sizes.delta) is None:
         return DeltaSizes()
-    return DeltaSizes(one.key_heads, one.value_heads, one.key_dim, one.value_dim, one.taps)
+    return DeltaSizes(one.key_heads, one.value_heads, one.key_dim, one.value_dim, one.taps, one.tiled)
 
 
 def _table_format(table: Any) -> str:

@@ -102,7 +102,7 @@ def config(
         "attention_bias": "blk.0.attn_output.bias" in shapes,
         "mlp_bias": "blk.0.ffn_down.bias" in shapes,
         "sliding_window": window,
-        "rope_parameters": _rotation(family, head_dim, number, metadata, shapes, factors),
+        "rope_parameters": _rotation(family, form, head_dim, number, metadata, shapes, factors),
         "bos_token_id": metadata.number("tokenizer.ggml.bos_token_id"),
         "eos_token_id": metadata.number("tokenizer.ggml.eos_token_id"),
     }
@@ -115,6 +115,7 @@ def config(
 
 def _rotation(
     family: Family,
+    form: Gguf,
     head_dim: int,
     number: Callable[[str], Any],
     metadata: Metadata,
@@ -132,8 +133,9 @@ def _rotation(
                 f"for {partial} only; choose another."
             )
         rope["partial_rotary_factor"] = rotated / head_dim
-    named = metadata.text("general.architecture") or ""
-    kind = metadata.text(f"{named}.rope.scaling.type") or "linear"  # as llama.cpp takes a factor without a type
+    kind = (
+        metadata.text(f"{form.architecture}.rope.scaling.type") or "linear"
+    )  # as llama.cpp takes a factor without a type
     factor = number("rope.scaling.factor") or number("rope.scale_linear") or 1.0
     if kind == "none":
         factor = 1.0
@@ -148,7 +150,7 @@ def _rotation(
                 "compute; choose another."
             )
         growth = 1 + 0.1 * math.log(max(factor, 1))
-        _check_yarn(named, metadata, growth)
+        _check_yarn(form, metadata, growth)
         rope |= {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
         return rope if scaling == 1 else {**rope, "attention_factor": growth * scaling}
 
@@ -174,15 +176,15 @@ def _rotation(
     return rope if factor == 1 else {**rope, "rope_type": "linear", "factor": factor}
 
 
-def _check_yarn(named: str, metadata: Metadata, growth: float) -> None:
+def _check_yarn(form: Gguf, metadata: Metadata, growth: float) -> None:
     """Raise LocalspecError for values of YaRN with which llama.cpp and the model's own code differ.
 
     llama.cpp does not read them for these architectures. `growth` is by how much YaRN usually scales attention.
     """
     for name, usual in {"ext_factor": (1, -1), "attn_factor": (growth,), "beta_fast": (32,), "beta_slow": (1,),
                         "log_multiplier": (0,)}.items():  # fmt: skip
-        key = f"{named}.rope.scaling.yarn_{name}"
-        value = metadata.number(key)
+        key = f"{form.architecture}.rope.scaling.yarn_{name}"
+        value = None if f"rope.scaling.yarn_{name}" in form.own else metadata.number(key)
         if value is not None and not any(math.isclose(value, one, rel_tol=1e-4) for one in usual):
             raise LocalspecError(
                 f"The {metadata.file} sets {key} = {in_short(value)}, which localspec does not compute; choose another."
@@ -207,9 +209,10 @@ def differences(one: ModelConfig, other: ModelConfig) -> str:
 
 
 def _same_in_gguf(one: ModelConfig, other: ModelConfig) -> bool:
-    """Return whether two families have the same files in GGUF."""
-    forms = [FAMILIES[config.model_type].gguf for config in (one, other)]
-    return forms[0] is not None and forms[0] is forms[1]
+    """Return whether two families have the same files in GGUF, or are the language models in the same larger ones."""
+    first, second = (FAMILIES[config.model_type] for config in (one, other))
+    larger = ({*family.classes.values(), *family.inside} for family in (first, second))
+    return (first.gguf is not None and first.gguf is second.gguf) or bool(set.intersection(*larger))
 
 
 def generation_config(metadata: Metadata) -> dict[str, Any]:

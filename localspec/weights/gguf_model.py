@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from localspec.errors import LocalspecError, NotHere
-from localspec.families.architecture import TransformerConfig, gguf_map, in_features, stored_shape, weight_map
+from localspec.families.architecture import TransformerConfig, gguf_map, in_features, stored_shape, unread, weight_map
 from localspec.families.model_config import ModelConfig
 from localspec.outside_files import parse_json
 from localspec.text import LONGEST_LICENSE, one_line
@@ -155,8 +155,17 @@ class GgufModel:
     @cached_property
     def parameters(self) -> int:
         """The number of its weights. A head that is the embedding once more, in whatever type, does not count."""
-        left_out = (*_BESIDE, _HEAD) if self._repeats_embedding() else _BESIDE
+        left_out = (*_BESIDE, *self._ahead, *([_HEAD] if self._repeats_embedding() else []))
         return sum(prod(place.shape) for name, (_, place) in self.places.items() if name not in left_out)
+
+    @cached_property
+    def _ahead(self) -> frozenset[str]:
+        """The tensors of layers that predict tokens further ahead, which are counted after those of the model."""
+        named = self.metadata.text("general.architecture")
+        layers = (self.metadata.number(f"{named}.{key}") or 0 for key in ("block_count", "nextn_predict_layers"))
+        first = next(layers) - next(layers)
+        found = ((name, re.match(r"blk\.(\d{1,9})\.", name)) for name in self.places)
+        return frozenset(name for name, layer in found if layer and int(layer[1]) >= first)
 
     def _repeats_embedding(self) -> bool:
         """Return whether the head has the numbers of the embedding, by samples. Rounding to few bits is allowed for."""
@@ -207,9 +216,10 @@ class GgufModel:
         theirs = ModelConfig.of(said)
         if other := differences(ModelConfig.of(own), theirs):
             raise ValueError(f"it is of another model than the texts beside it: {other}")
-        if theirs.tie_word_embeddings == tied:
+        stored = {name: value for name, value in own.items() if name.startswith("_")}  # how weights lie in the file
+        if theirs.tie_word_embeddings == tied and not stored:
             return {**texts}
-        return {**texts, "config.json": json.dumps({**said, "tie_word_embeddings": tied}).encode()}
+        return {**texts, "config.json": json.dumps({**said, "tie_word_embeddings": tied, **stored}).encode()}
 
     @cached_property
     def config(self) -> ModelConfig:
@@ -269,7 +279,7 @@ class GgufModel:
         Raises LocalspecError for one that is missing, of another shape than promised, or that nothing here computes.
         """
         found: dict[str, list[GgufTensor]] = {}
-        taken = set(_BESIDE)
+        taken = {*_BESIDE, *self._ahead, *unread(sizes)}
         for ours, parts in gguf_map(sizes).items():
             columns = in_features(ours, sizes)
             for name, rows in parts:

@@ -110,7 +110,7 @@ struct Attending {  // one layer, some rows of a forward
 };
 
 struct Recurring {  // one recurrent layer, some rows of a text
-    int key_heads, value_heads, key_dim, value_dim, taps, rows;
+    int key_heads, value_heads, key_dim, value_dim, taps, tiled, rows;
     int stride;                // of rows of the window, and of taps
     float rms_norm_eps;
     const float* window;       // [taps - 1 + rows, stride]: channels before the convolution
