@@ -201,6 +201,7 @@ GEMMA = {
 OWN_NAMES = {
     "gemma3_text": GEMMA,
     "gemma4_text": GEMMA,
+    "glm4": {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"},
     "qwen3_5_text": {"post_attention_layernorm": "post_attention_norm"},
 }
 WHOLE_NAMES = {

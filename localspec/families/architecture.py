@@ -50,6 +50,7 @@ class TransformerConfig:
     value_norm: bool = False  # values are normed, without weights
     layer_scalars: bool = False  # what a layer gives is multiplied by a number of its own
     logit_cap: float = 0.0  # logits are bent to stay below it, by tanh; 0 for not
+    interleaved: bool = False  # channels that are rotated together are neighbours, and not those of two halves
     gated: bool = False  # what attention gives is multiplied by a sigmoid, whose inputs are projected with the queries
     delta: DeltaNet | None = None  # layers that have a recurrent state in the place of attention
 

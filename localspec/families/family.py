@@ -105,6 +105,7 @@ class Family:
     defaults: Mapping[str, Any]  # as its config class has them, where those of `model_config` are not its own
     not_read: tuple[str, ...] = ()  # keys of other families, which converted models carry and the stock model ignores
     keys: Mapping[str, str] = field(default_factory=dict)  # our key -> the family's own
+    leaves_out: bool = False  # published files leave out sizes that its config class has
     read: Callable[[Mapping[str, Any]], dict[str, Any]] = _nothing
     arithmetic: Mapping[str, Any] = field(default_factory=dict)
     partial_rotary: bool = False  # a part of a head is rotated even where positions are not scaled

@@ -70,6 +70,7 @@ GEMMA3 = Family(
     },
     not_read=("hidden_act", "mlp_bias", "use_sliding_window", "max_window_layers"),
     keys={"hidden_act": "hidden_activation"},
+    leaves_out=True,
     read=_read,
     arithmetic={"qk_norm": True, "activation": "gelu", "output_norms": True, "norm_offset": 1.0},
     tensors={**IN_SAFETENSORS, **OUTPUT_NORMS},

@@ -33,7 +33,7 @@ def _read(found: Mapping[str, Any]) -> dict[str, Any]:
         )
     check(found, "final_logit_softcapping", lambda value: value is None or (number(value) and 0 < value < 1e6))
     for name in ("attention_k_eq_v", "use_double_wide_mlp"):
-        check(found, name, lambda value: value in (0, 1))
+        check(found, name, lambda value: isinstance(value, bool))
     types = found["layer_types"] or by_pattern(found["num_hidden_layers"], 6)
     types = (*types[:-1], "full_attention")
     whole = _whole_heads(found, types)
@@ -155,6 +155,7 @@ GEMMA4 = Family(
     },
     not_read=("hidden_act", "mlp_bias", "use_sliding_window", "max_window_layers", "rope_theta", "rope_scaling"),
     keys={"hidden_act": "hidden_activation"},
+    leaves_out=True,
     read=_read,
     arithmetic={
         "qk_norm": True, "activation": "gelu", "output_norms": True, "value_norm": True, "layer_scalars": True,

@@ -149,8 +149,8 @@ def with_defaults(content: Mapping[str, Any]) -> Mapping[str, Any]:
     said = text_config(content)
     if (family := FAMILIES.get(str(said.get("model_type")))) is None:
         return said
-    found = {**_ALL, **family.defaults, **said}
-    return {**found, **{ours: found[theirs] for ours, theirs in family.keys.items()}}
+    found = {**_ALL, **family.defaults, **said} if family.leaves_out else said
+    return {**found, **{ours: found.get(theirs) for ours, theirs in family.keys.items()}}
 
 
 def _texts(value: object, count: int) -> bool:

@@ -76,6 +76,7 @@ QWEN35 = Family(
         "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
     },
     not_read=("mlp_bias", "sliding_window", "use_sliding_window", "max_window_layers"),
+    leaves_out=True,
     read=_read,
     arithmetic={"qk_norm": True, "norm_offset": 1.0, "gated": True},
     partial_rotary=True,

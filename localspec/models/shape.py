@@ -217,7 +217,7 @@ def _by_family(family: Family, said: Mapping[str, Any]) -> dict[str, Any]:
     """Return in what layers of a model differ; what is wrong with them is said where the model is read."""
     try:
         found = family.read(said)
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, KeyError):
         return {}
     shape = {ours: found[theirs] for ours, theirs in _OF_LAYERS.items() if theirs in found}
     delta, sizes = shape.get("delta"), shape.get("layer_sizes", ())

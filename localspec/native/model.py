@@ -101,7 +101,7 @@ class NativeModel:
             address(norm), address(inv_freq), address(local_inv_freq), address(factors),
             0 if factors is None else len(factors), rope.query_period, ctypes.addressof(layers),
             sizes.gated, delta_sizes(sizes), 0 if local is None else local.rotary_dim, sizes.value_norm,
-            sizes.logit_cap, self._layer_inputs(),
+            sizes.logit_cap, self._layer_inputs(), sizes.interleaved,
         )  # fmt: skip
         self._library = library()
         self.handle = made(self._library.ls_model_new(config))

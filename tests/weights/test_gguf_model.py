@@ -27,6 +27,7 @@ from tiny_models import _LINEAR, _LLAMA3, _SHAPE, _YARN
 from transformers import (
     Gemma3TextConfig,
     Gemma4TextConfig,
+    Glm4Config,
     GraniteConfig,
     GraniteMoeHybridConfig,
     LlamaConfig,
@@ -110,6 +111,7 @@ CONFIGS: dict[str, Any] = {
         "num_hidden_layers": 4, "tie_word_embeddings": False,
         "layer_types": ["sliding_attention", "full_attention"] * 2,
     }),
+    "glm4-half-rotated": (Glm4Config, {"head_dim": 64, "rope_parameters": HALF}),
     "qwen3_5-shared-keys": (Qwen3_5TextConfig, {
         "num_hidden_layers": 4, "head_dim": 64, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
         "linear_key_head_dim": 32, "linear_value_head_dim": 64,

@@ -212,7 +212,7 @@ class Forward {
         a.rows = rows_, a.first_slot = cache_.length + first_, a.tree_slot = cache_.length;
         const size_t turned = w.local ? (size_t)rows_ * half() : 0;
         a.query_scalar = c_.query_scalar, a.factors = query_factors_, a.gated = c_.gated;
-        a.own_keys = !w.keys_from, a.value_norm = c_.value_norm;
+        a.own_keys = !w.keys_from, a.value_norm = c_.value_norm, a.interleaved = c_.interleaved;
         a.qkv_stride = w.qkv_proj.out, a.first_key = c_.num_heads * (1 + c_.gated);
         a.first_value = a.first_key + (w.keys_are_values ? 0 : w.num_kv_heads);
         a.qkv = qkv_, a.q_norm = w.q_norm, a.k_norm = w.k_norm, a.cos = cos_ + turned, a.sin = sin_ + turned;

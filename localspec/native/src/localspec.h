@@ -179,6 +179,7 @@ typedef struct {
     int32_t value_norm;          /* 1: values are normed, without weights */
     float logit_cap;             /* a logit becomes logit_cap * tanh(logit / logit_cap); 0: stays as it is */
     ls_layer_inputs layer_inputs;
+    int32_t interleaved;         /* 1: neighbouring channels are rotated together; 0: channel i and i + rotary_dim / 2 */
 } ls_model_config;
 
 typedef struct ls_model ls_model;
