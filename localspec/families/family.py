@@ -51,7 +51,9 @@ PAIRS: Mapping[str, Change] = {"attn_q": "pairs", "attn_k": "pairs"}  # as llama
 class GgufFile(Protocol):
     """What a family reads of a GGUF file. Keys stand without the name of the architecture."""
 
-    shapes: Mapping[str, Sequence[int]]  # of tensors, by name
+    @property
+    def shapes(self) -> Mapping[str, Sequence[int]]:
+        """The shapes of tensors, by name."""
 
     def number(self, key: str) -> Any:
         """Return a number, None where the file does not say it. An array has to repeat the same one."""

@@ -36,8 +36,9 @@ def _read(found: Mapping[str, Any]) -> dict[str, Any]:
             f"linear_num_value_heads = {found['linear_num_value_heads']} is not a multiple of linear_num_key_heads = "
             f"{found['linear_num_key_heads']}"
         )
-    numbers = (found[name] for name in _SIZES)
-    sizes = DeltaNet(tuple(kind == LINEAR for kind in types), *numbers, tiled=found.get(_TILED) is True)
+    key_heads, value_heads, key_dim, value_dim, taps = (found[name] for name in _SIZES)
+    layers, tiled = tuple(kind == LINEAR for kind in types), found.get(_TILED) is True
+    sizes = DeltaNet(layers, key_heads, value_heads, key_dim, value_dim, taps, tiled)
     return {"layer_types": types, "delta": sizes if any(sizes.layers) else None}
 
 

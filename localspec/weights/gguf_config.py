@@ -27,7 +27,7 @@ def architecture(metadata: Metadata) -> Gguf:
 
 
 def _family(metadata: Metadata) -> Family:
-    named = metadata.text("general.architecture")
+    named = metadata.text("general.architecture") or ""
     if named not in OF_GGUF:
         what = f"is of the architecture {named[:80]!r}" if named else "names no architecture"
         raise LocalspecError(
@@ -80,8 +80,8 @@ def config(
         )
     hidden, heads = number("embedding_length"), number("attention.head_count")
     if hidden is None or heads is None:
-        missing = "embedding_length" if hidden is None else "attention.head_count"
-        raise ValueError(f"it does not say its {form.architecture}.{missing}")
+        key = "embedding_length" if hidden is None else "attention.head_count"
+        raise ValueError(f"it does not say its {form.architecture}.{key}")
     head_dim = number("attention.key_length") or hidden // heads
     if (values := number("attention.value_length")) not in (None, head_dim):
         raise ValueError(f"keys have {head_dim} channels and values {values}")
