@@ -222,6 +222,12 @@ def name_of(theirs: str, family: str = "") -> str:
     return f"{names[name]}.{end}"
 
 
+AHEAD = {
+    "fc": "eh_proj",
+    "pre_fc_norm_embedding": "enorm",
+    "pre_fc_norm_hidden": "hnorm",
+    "norm": "shared_head_norm",
+}
 PAIRED = ("llama", "mistral", "smollm3", "granite", "granitemoehybrid", "ministral3")  # as llama.cpp rotates them
 PLUS_ONE = ("gemma3_text", "qwen3_5_text")  # to whose norms llama.cpp adds nothing
 
@@ -237,6 +243,11 @@ def tiled(weights: np.ndarray, config: Mapping[str, Any], first: int, rows: int)
 def in_gguf(config: Mapping[str, Any], name: str, weights: np.ndarray) -> dict[str, np.ndarray]:
     """A tensor of the Hugging Face layout as the converter of llama.cpp writes it, by its name in GGUF."""
     family = config["model_type"]
+    if name.startswith("mtp."):
+        name = name.replace("mtp.layers.0.", f"model.layers.{config['num_hidden_layers']}.")
+    if name.startswith("mtp."):
+        stem = name.split(".")[1]
+        return {f"blk.{config['num_hidden_layers']}.nextn.{AHEAD[stem]}.weight": weights + ("norm" in stem)}
     if name.endswith("shared_mlp.input_linear.weight"):
         layer = f"blk.{name.split('.')[2]}."
         return dict(zip((f"{layer}ffn_gate.weight", f"{layer}ffn_up.weight"), np.split(weights, 2), strict=True))
@@ -365,9 +376,10 @@ def _ministral3(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _qwen35(config: Mapping[str, Any]) -> dict[str, Any]:
-    heads = config["linear_num_value_heads"]
+    heads, ahead = config["linear_num_value_heads"], config.get("mtp_num_hidden_layers", 0)
     return {
-        "full_attention_interval": config.get("full_attention_interval") or 4,
+        "block_count": config["num_hidden_layers"] + ahead, "nextn_predict_layers": ahead,
+        "attention.recurrent_layers": [kind == "linear_attention" for kind in config["layer_types"]] + [False] * ahead,
         "rope.dimension_sections": [3, 3, 2, 0],
         "ssm.conv_kernel": config["linear_conv_kernel_dim"], "ssm.state_size": config["linear_key_head_dim"],
         "ssm.group_count": config["linear_num_key_heads"], "ssm.time_step_rank": heads,

@@ -5,6 +5,7 @@ GGUF file. `post_attention_layernorm` is before any MLP.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from localspec.errors import LocalspecError, UsageMistake
@@ -137,14 +138,14 @@ class TransformerConfig:
 
 def weight_map(config: TransformerConfig) -> dict[str, list[tuple[str, int]]]:
     """Our parameter -> the Hugging Face tensors it is made of, stacked along the first axis, with their rows."""
-    return _named(config, FAMILIES[config.family].tensors, "model.layers.{}.")
+    return named_parts(parameter_rows(config), FAMILIES[config.family].tensors, "model.layers.{}.")
 
 
 def gguf_map(config: TransformerConfig) -> dict[str, list[tuple[str, int]]]:
     """Our parameter -> the tensors of a GGUF file that it is made of, stacked along the first axis, with their rows."""
     of_family = FAMILIES[config.family].gguf
     assert of_family is not None, f"{config.family} is not read from GGUF"
-    return _named(config, of_family.tensors, "blk.{}.")
+    return named_parts(parameter_rows(config), of_family.tensors, "blk.{}.")
 
 
 def unread(config: TransformerConfig) -> set[str]:
@@ -157,21 +158,24 @@ def unread(config: TransformerConfig) -> set[str]:
     return {f"blk.{index}.{name}" for index in sharing for name in names}
 
 
-def _named(config: TransformerConfig, names: Names, prefix: str) -> dict[str, list[tuple[str, int]]]:
+def named_parts(rows: Mapping[str, list[int]], names: Names, prefix: str) -> dict[str, list[tuple[str, int]]]:
+    """Return the tensors that parameters are made of, by the rows of their parts.
+
+    `prefix` comes before the names of a layer's tensors, with the layer's number in it.
+    """
     found: dict[str, list[tuple[str, int]]] = {}
-    for ours, parts in _rows(config).items():
+    for ours, parts in rows.items():
         layer = re.fullmatch(r"layers\.(\d+)\.(.+)", ours)
         name, before = (layer[2], prefix.format(layer[1])) if layer else (ours, "")
         weight = name.removesuffix(".bias") + ".weight" if name.endswith(".bias") else name
         theirs = [before + one for one in names[weight]]
         if weight != name:
             theirs = [one.removesuffix(".weight") + ".bias" for one in theirs]
-        rows = [sum(parts)] if len(theirs) == 1 else parts
-        found[ours] = list(zip(theirs, rows, strict=False))
+        found[ours] = list(zip(theirs, [sum(parts)] if len(theirs) == 1 else parts, strict=False))
     return found
 
 
-def _rows(config: TransformerConfig) -> dict[str, list[int]]:
+def parameter_rows(config: TransformerConfig) -> dict[str, list[int]]:
     """Our parameter -> the rows of its parts: queries, keys, values; gate, up; and so on."""
     hidden, (width, tokens) = config.hidden_size, config.per_layer_inputs
     parts: dict[str, list[int]] = {"embed_tokens": [config.vocab_size]}

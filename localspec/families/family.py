@@ -84,6 +84,7 @@ class Gguf:
     own: tuple[str, ...] = ()
     tensors: Names = field(default_factory=lambda: IN_GGUF)
     changes: Mapping[str, Change] = field(default_factory=dict)
+    ahead: Names = field(default_factory=dict)  # as that of `Family`, with the prefix of the layer after the last one
     windows: bool = False  # llama.cpp computes a sliding window that such a file names
 
 
@@ -112,6 +113,7 @@ class Family:
     arithmetic: Mapping[str, Any] = field(default_factory=dict)
     partial_rotary: bool = False  # a part of a head is rotated even where positions are not scaled
     tensors: Names = field(default_factory=lambda: IN_SAFETENSORS)
+    ahead: Names = field(default_factory=dict)  # what is before and after a layer that predicts a token further ahead
     gguf: Gguf | None = None
     inside: tuple[str, ...] = ()  # model types in which it may be the language model, though another family is usual
     nearest: Mapping[str, str] = field(

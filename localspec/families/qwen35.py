@@ -65,7 +65,17 @@ def _from_gguf(content: Mapping[str, Any], file: GgufFile) -> dict[str, Any]:
 # Of the last but one the channels of all heads together.
 _SIZES_IN_GGUF = ("group_count", "time_step_rank", "state_size", "inner_size", "conv_kernel")
 _PLUS_ONE: Mapping[str, Change] = dict.fromkeys(
-    ("output_norm", "attn_norm", "attn_q_norm", "attn_k_norm", "post_attention_norm"), "plus one"
+    (
+        "output_norm",
+        "attn_norm",
+        "attn_q_norm",
+        "attn_k_norm",
+        "post_attention_norm",
+        "nextn.enorm",
+        "nextn.hnorm",
+        "nextn.shared_head_norm",
+    ),
+    "plus one",
 )
 QWEN35 = Family(
     model_type="qwen3_5_text",
@@ -90,6 +100,12 @@ QWEN35 = Family(
         "delta.value_norm": ("linear_attn.norm.weight",),
         "delta.out_proj.weight": ("linear_attn.out_proj.weight",),
     },
+    ahead={
+        "fc.weight": ("mtp.fc.weight",),
+        "embedding_norm": ("mtp.pre_fc_norm_embedding.weight",),
+        "state_norm": ("mtp.pre_fc_norm_hidden.weight",),
+        "norm": ("mtp.norm.weight",),
+    },
     gguf=Gguf(
         "qwen35",
         config=_from_gguf,
@@ -111,5 +127,11 @@ QWEN35 = Family(
             "delta.out_proj.weight": ("ssm_out.weight",),
         },
         changes={**_PLUS_ONE, "ssm_a": "-exp"},
+        ahead={
+            "fc.weight": ("nextn.eh_proj.weight",),
+            "embedding_norm": ("nextn.enorm.weight",),
+            "state_norm": ("nextn.hnorm.weight",),
+            "norm": ("nextn.shared_head_norm.weight",),
+        },
     ),
 )  # fmt: skip

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from localspec.errors import LocalspecError, NotHere
+from localspec.families.ahead import ahead_config, ahead_features, ahead_gguf_map
 from localspec.families.architecture import TransformerConfig, gguf_map, in_features, stored_shape, unread, weight_map
 from localspec.families.model_config import ModelConfig
 from localspec.outside_files import parse_json
@@ -291,6 +292,24 @@ class GgufModel:
                 f"{self.path} holds a tensor {unknown[0]!r}, which no {sizes.family} has that localspec computes; "
                 "choose another."
             )
+        return found
+
+    def ahead(self, sizes: TransformerConfig) -> dict[str, list[GgufTensor]]:
+        """Return the layer that predicts a token further ahead, by our parameters; nothing where there is none.
+
+        One of another form than localspec computes, as with an embedding of its own, is left out.
+        """
+        if not self._ahead:
+            return {}
+        parts, own = ahead_gguf_map(sizes), ahead_config(sizes)
+        if self._ahead != {name for some in parts.values() for name, _ in some}:
+            return {}
+        found: dict[str, list[GgufTensor]] = {}
+        for ours, some in parts.items():
+            columns = ahead_features(ours, sizes)
+            for name, rows in some:
+                shape = (rows,) if columns is None else (rows, columns)
+                found.setdefault(ours, []).append(self._tensor(name, shape, *self._form(name, ours, own)))
         return found
 
     def _form(self, name: str, ours: str, sizes: TransformerConfig) -> tuple[int, str]:
