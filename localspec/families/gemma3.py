@@ -46,9 +46,15 @@ def _from_gguf(content: Mapping[str, Any], file: GgufFile) -> dict[str, Any]:
     layers, heads = content["num_hidden_layers"], content["num_attention_heads"]
     # llama.cpp knows the 27B by its layers: its scores are divided by the width of all heads together.
     scalar = content["hidden_size"] // heads if layers == 62 else content["head_dim"]
-    every = file.number("attention.sliding_window_pattern") or _PATTERN
-    windows = content["sliding_window"] is not None
-    types = by_pattern(layers, every) if windows else ("full_attention",) * layers
+    slides = file.by_layer("attention.sliding_window_pattern") or [_PATTERN]
+    if len(slides) == 1 and positive(slides[0]):
+        types = by_pattern(layers, slides[0])
+    elif len(slides) == layers:
+        types = tuple("sliding_attention" if one else "full_attention" for one in slides)
+    else:
+        raise ValueError(f"attention.sliding_window_pattern is about {len(slides)} of {layers} layers")
+    if content["sliding_window"] is None:
+        types = ("full_attention",) * layers
     local = {"rope_type": "default", "rope_theta": file.number("rope.freq_base_swa") or _LOCAL_BASE}
     return {
         "hidden_activation": "gelu_pytorch_tanh",
@@ -78,7 +84,7 @@ GEMMA3 = Family(
         "gemma3",
         config=_from_gguf,
         keys={"rope.freq_base_swa": lambda value: number(value) and 1 < value <= 1e12,
-              "attention.sliding_window_pattern": positive},
+              "attention.sliding_window_pattern": lambda value: value in (0, 1) or positive(value)},
         tensors={**IN_GGUF, **OUTPUT_NORMS_IN_GGUF},
         changes=dict.fromkeys(
             ("output_norm", "attn_norm", "attn_q_norm", "attn_k_norm", "post_attention_norm", "ffn_norm",

@@ -127,7 +127,8 @@ def _proportional(theta: float, file: GgufFile) -> dict[str, Any]:
     """Return the rotation of layers without a window, by the factors that each channel is divided by."""
     factors = file.factors("rope_freqs.weight") if "rope_freqs.weight" in file.shapes else [1.0]
     rotated = [one for one in factors if one < _UNROTATED]
-    if not rotated or factors != [rotated[0]] * len(rotated) + factors[len(rotated) :] or len({*rotated}) > 1:
+    unrotated = factors[len(rotated) :]
+    if len({*rotated}) != 1 or not all(one >= _UNROTATED for one in unrotated):
         raise ValueError(
             "rope_freqs.weight is not a number for channels that are rotated, and 1e30 for those after them"
         )

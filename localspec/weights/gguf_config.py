@@ -106,11 +106,19 @@ def config(
         "bos_token_id": metadata.number("tokenizer.ggml.bos_token_id"),
         "eos_token_id": metadata.number("tokenizer.ggml.eos_token_id"),
     }
+    _need(content, _NEEDED if "feed_forward_length" not in form.own else _NEEDED[1:])
     content |= form.config(content, file)
-    if missing := [key for key in ("intermediate_size", "num_hidden_layers", "vocab_size", "max_position_embeddings",
-                                   "rms_norm_eps") if content[key] is None]:  # fmt: skip
-        raise ValueError(f"it does not say its {missing[0]}")
+    _need(content, _NEEDED)
     return content
+
+
+_NEEDED = ("intermediate_size", "num_hidden_layers", "vocab_size", "max_position_embeddings", "rms_norm_eps")
+
+
+def _need(content: Mapping[str, Any], keys: Sequence[str]) -> None:
+    """Raise ValueError, with a clause, for a key whose value is missing."""
+    if missing := next((key for key in keys if content[key] is None), None):
+        raise ValueError(f"it does not say its {missing}")
 
 
 def _rotation(
