@@ -7,10 +7,13 @@ layer reads an input by the token's id. Norms multiply by their weight, without 
 In GGUF the layers with a window are in an array, and the rotation of the others is in `rope_freqs.weight`, whose
 channels that are not rotated are divided by 1e30.
 
+The 12B calls itself another model, `gemma4_unified`, and is computed as the others are.
+
 Sizes of the model are those of layers without a window, which have the rotation of the model too.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from localspec.families.family import IN_GGUF, IN_SAFETENSORS, Family, Gguf, GgufFile
@@ -197,4 +200,14 @@ GEMMA4 = Family(
         },
         windows=True,
     ),
+)  # fmt: skip
+UNIFIED = replace(
+    GEMMA4,
+    model_type="gemma4_unified_text",
+    classes={
+        "Gemma4UnifiedForCausalLM": "gemma4_unified_text", "Gemma4UnifiedForConditionalGeneration": "gemma4_unified",
+    },
+    defaults={
+        **GEMMA4.defaults, "hidden_size_per_layer_input": 0, "max_position_embeddings": 262144, "sliding_window": 1024,
+    },
 )  # fmt: skip

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from localspec.families.family import Family
 from localspec.families.gemma3 import GEMMA3
-from localspec.families.gemma4 import GEMMA4
+from localspec.families.gemma4 import GEMMA4, UNIFIED
 from localspec.families.glm4 import GLM4
 from localspec.families.granite import GRANITE, GRANITE_4
 from localspec.families.llama import LLAMA
@@ -17,7 +17,7 @@ from localspec.families.qwen35 import QWEN35
 from localspec.families.smollm3 import SMOLLM3
 
 _ROWS = (
-    LLAMA, MISTRAL, QWEN2, QWEN3, PHI3, GEMMA3, SMOLLM3, GRANITE, GRANITE_4, MINISTRAL3, GEMMA4, QWEN35, GLM4,
+    LLAMA, MISTRAL, QWEN2, QWEN3, PHI3, GEMMA3, SMOLLM3, GRANITE, GRANITE_4, MINISTRAL3, GEMMA4, QWEN35, GLM4, UNIFIED,
 )  # fmt: skip
 FAMILIES: Mapping[str, Family] = {one.model_type: one for one in _ROWS}
 _IN_GGUF = [(one.gguf.architecture, one) for one in _ROWS if one.gguf]
