@@ -366,7 +366,8 @@ def _granite(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _granite4(config: Mapping[str, Any]) -> dict[str, Any]:
     rotated = {"rope.scaling.finetuned": config["position_embedding_type"] == "rope"}
-    return {**_granite(config), **rotated, "feed_forward_length": config["shared_intermediate_size"]}
+    wide = {"feed_forward_length": config["shared_intermediate_size"], "ssm.conv_kernel": config["mamba_d_conv"]}
+    return {**_granite(config), **rotated, **wide}
 
 
 def _ministral3(config: Mapping[str, Any]) -> dict[str, Any]:

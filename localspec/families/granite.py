@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from localspec.families.family import IN_SAFETENSORS, PAIRS, Family, Gguf, GgufFile
-from localspec.families.reading import NotComputed, check, number
+from localspec.families.reading import NotComputed, check, number, positive
 
 _MULTIPLIERS = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
 
@@ -55,11 +55,14 @@ def _from_gguf(content: Mapping[str, Any], file: GgufFile) -> dict[str, Any]:
     }
 
 
+# Converters say of a dense Granite 4 how its recurrent layers would be, of which it has none.
+_UNUSED = tuple(f"ssm.{name}" for name in ("conv_kernel", "state_size", "group_count", "time_step_rank", "inner_size"))
 _SCALES = ("embedding_scale", "attention.scale", "residual_scale", "logit_scale")
 _GGUF = Gguf(
     "granite",
     config=_from_gguf,
     keys=dict.fromkeys(_SCALES, lambda value: value == 0 or (number(value) and 1e-3 <= value <= 1e5))
+    | dict.fromkeys(_UNUSED, positive)
     | {"rope.scaling.finetuned": lambda value: isinstance(value, bool)},
     changes=PAIRS,
 )
