@@ -88,6 +88,21 @@ class Gguf:
     windows: bool = False  # llama.cpp computes a sliding window that such a file names
 
 
+@dataclass(frozen=True)
+class Sampled:
+    """How models are sampled whose files do not say it, by a pattern of their names.
+
+    `answering` is (temperature, top_p, top_k) where such a model does not think.
+    """
+
+    known: str  # what these models are called in messages
+    names: str
+    temperature: float
+    top_p: float
+    top_k: int = 0
+    answering: tuple[float, float, int] | None = None
+
+
 def _nothing(found: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
@@ -116,6 +131,7 @@ class Family:
     ahead: Names = field(default_factory=dict)  # what is before and after a layer that predicts a token further ahead
     gguf: Gguf | None = None
     inside: tuple[str, ...] = ()  # model types in which it may be the language model, though another family is usual
+    sampling: tuple[Sampled, ...] = ()  # the first whose names match counts, in the order of the table
     nearest: Mapping[str, str] = field(
         default_factory=dict
     )  # how refused classes begin -> the registered model to take

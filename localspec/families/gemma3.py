@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from localspec.families.family import IN_GGUF, IN_SAFETENSORS, Family, Gguf, GgufFile
+from localspec.families.family import IN_GGUF, IN_SAFETENSORS, Family, Gguf, GgufFile, Sampled
 from localspec.families.reading import by_pattern, check, number, positive, two_rotations
 
 _PATTERN, _LOCAL_BASE = 6, 1e4
@@ -92,5 +92,6 @@ GEMMA3 = Family(
         ),
         windows=True,
     ),
+    sampling=(Sampled("Gemma 3", r"gemma-?3(?!\d|b\b)", 1.0, 0.95, 64),),  # the Gemma team's advice
     nearest={"Gemma": "gemma-3-4b-it"},
 )  # fmt: skip

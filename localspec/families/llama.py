@@ -6,7 +6,7 @@ another order there; and the frequencies of Llama 3.1 stand in `rope_freqs.weigh
 models that are trained like Llama call themselves `llama` in GGUF.
 """
 
-from localspec.families.family import PAIRS, Family, Gguf
+from localspec.families.family import PAIRS, Family, Gguf, Sampled
 
 LLAMA = Family(
     model_type="llama",
@@ -17,5 +17,10 @@ LLAMA = Family(
     },
     not_read=("sliding_window", "use_sliding_window", "layer_types"),
     gguf=Gguf("llama", changes=PAIRS),
+    sampling=(
+        Sampled("SmolLM2", "smollm-?2", 0.2, 0.9),  # card of SmolLM2-1.7B-Instruct
+        Sampled("DeepSeek-R1", "deepseek-?r1", 0.6, 0.95),  # config of DeepSeek-R1-Distill-Qwen-1.5B; some are Qwens
+        Sampled("Llama 3", r"llama-?3(?!\d|b\b)", 0.6, 0.9),  # config of Llama-3.2-3B-Instruct
+    ),
     nearest={"Llama": "llama3.1-8b"},
 )  # fmt: skip

@@ -1,6 +1,6 @@
 """Qwen2 and Qwen2.5: Llama with biases of queries, keys and values, and windows from some layer on."""
 
-from localspec.families.family import Family, Gguf
+from localspec.families.family import Family, Gguf, Sampled
 
 DEFAULTS = {
     "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_key_value_heads": 32,
@@ -14,4 +14,8 @@ QWEN2 = Family(
     not_read=("attention_bias", "mlp_bias"),
     arithmetic={"qkv_bias": True},
     gguf=Gguf("qwen2"),
+    sampling=(
+        Sampled("QwQ", "qwq", 0.6, 0.95),  # card of QwQ-32B
+        Sampled("Qwen2.5", r"qwen-?2\.5", 0.7, 0.8, 20),  # config of Qwen2.5-7B-Instruct
+    ),
 )
