@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-Names = Mapping[
-    str, tuple[str, ...]
-]  # our parameter -> the tensors that are stacked for it; a layer's without its prefix
+# Our parameter -> the tensors that are stacked for it; those of a layer without its prefix.
+Names = Mapping[str, tuple[str, ...]]
 
 IN_SAFETENSORS: Names = {
     "embed_tokens": ("model.embed_tokens.weight",),
@@ -113,13 +112,13 @@ class Family:
 
     `read` returns what a config.json means that this family says in its own way: fields of ModelConfig, by what the
     file says with the defaults. It raises ValueError, with a clause, for what is not possible. `arithmetic` are the
-    fields of TransformerConfig in which the family differs from Llama whatever the file says.
+    fields of TransformerConfig in which the family differs from Llama whatever the file says. `classes` are those of
+    the Hugging Face code that a config.json names, and the model_type that goes with each. `nearest` is the registered
+    model to take in the place of one that is refused, by how the name of its class begins.
     """
 
     model_type: str
-    classes: Mapping[
-        str, str
-    ]  # of the Hugging Face code that a config.json names, and the model_type that goes with each
+    classes: Mapping[str, str]
     defaults: Mapping[str, Any]  # as its config class has them, where those of `model_config` are not its own
     not_read: tuple[str, ...] = ()  # keys of other families, which converted models carry and the stock model ignores
     keys: Mapping[str, str] = field(default_factory=dict)  # our key -> the family's own
@@ -132,6 +131,4 @@ class Family:
     gguf: Gguf | None = None
     inside: tuple[str, ...] = ()  # model types in which it may be the language model, though another family is usual
     sampling: tuple[Sampled, ...] = ()  # the first whose names match counts, in the order of the table
-    nearest: Mapping[str, str] = field(
-        default_factory=dict
-    )  # how refused classes begin -> the registered model to take
+    nearest: Mapping[str, str] = field(default_factory=dict)
