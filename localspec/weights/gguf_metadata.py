@@ -3,7 +3,8 @@
 The keys are those of the GGUF specification (ggml's docs/gguf.md), of llama.cpp's converters
 (gguf-py/gguf/constants.py) and of its loader (src/llama-arch.cpp), as of November 2026. A key of the architecture
 begins with its name, as in "llama.block_count". It is in one of four tables below: USED, NEUTRAL, OFF or SAME. What
-only one family computes is in that family's file, and counts there before these tables. Any other key of the architecture is refused, because it may change the arithmetic. Unknown keys elsewhere are ignored.
+only one family computes is in that family's file, and counts there before these tables. Any other key of the
+architecture is refused, because it may change the arithmetic. Unknown keys elsewhere are ignored.
 """
 
 import math
