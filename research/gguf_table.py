@@ -22,7 +22,7 @@ import llama_cpp_model
 import numpy as np
 from scipy.special import log_softmax
 
-from localspec.families.architecture import TransformerConfig
+from localspec.families.architecture import TransformerConfig, weight_map
 from localspec.families.rope import Rope
 from localspec.machine.hardware import physical_cores
 from localspec.models.tokenizer import Tokenizer
@@ -193,10 +193,12 @@ def exact(model: GgufModel, texts: list[list[int]]) -> Logits:
         stock = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     stock = stock.to_empty(device="cpu").float()
     sizes = TransformerConfig.of(model.config)
-    weights = {
-        name: torch.from_numpy(one.floats(0, int(np.prod(one.shape))).reshape(one.shape))
-        for name, one in model.tensors(sizes).items()
-    }
+    weights, names = {}, weight_map(sizes)
+    for ours, parts in model.tensors(sizes).items():
+        whole = np.concatenate([one.floats(0, int(np.prod(one.shape))).reshape(one.shape) for one in parts])
+        rows = [rows for _, rows in names[ours]]
+        split = np.split(whole, np.cumsum(rows)[:-1])
+        weights |= {name: torch.from_numpy(one) for (name, _), one in zip(names[ours], split, strict=True)}
     if sizes.tied:
         weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
     stock.load_state_dict(weights, strict=True)

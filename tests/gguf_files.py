@@ -110,7 +110,8 @@ def value(one: Any) -> bytes:
         return struct.pack("<If", F32, one)
     if isinstance(one, str):
         return struct.pack("<I", TEXT) + text(one)
-    kind, form = (TEXT, "") if isinstance(one[0], str) else (F32, "<f") if isinstance(one[0], float) else (I32, "<i")
+    kinds = {str: (TEXT, ""), float: (F32, "<f"), bool: (BOOL, "<?")}
+    kind, form = kinds.get(type(one[0]), (I32, "<i"))
     each = (text(item) if kind == TEXT else struct.pack(form, item) for item in one)
     return struct.pack("<IIQ", ARRAY, kind, len(one)) + b"".join(each)
 
@@ -185,16 +186,98 @@ NAMES = {
     "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.qkv_proj": "attn_qkv",
     "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.gate_up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    "shared_mlp.output_linear": "ffn_down",
+    "model.embed_tokens_per_layer": "per_layer_token_embd", "model.per_layer_model_projection": "per_layer_model_proj",
+    "model.per_layer_projection_norm": "per_layer_proj_norm", "per_layer_input_gate": "inp_gate",
+    "per_layer_projection": "proj", "post_per_layer_input_norm": "post_norm",
+    "linear_attn.in_proj_qkv": "attn_qkv", "linear_attn.in_proj_z": "attn_gate", "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.in_proj_a": "ssm_alpha", "linear_attn.conv1d": "ssm_conv1d", "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
 }  # fmt: skip
+GEMMA = {
+    "post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}  # fmt: skip
+OWN_NAMES = {
+    "gemma3_text": GEMMA,
+    "gemma4_text": GEMMA,
+    "glm4": {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"},
+    "qwen3_5_text": {"post_attention_layernorm": "post_attention_norm"},
+}
+WHOLE_NAMES = {
+    "linear_attn.dt_bias": "ssm_dt.bias",
+    "linear_attn.A_log": "ssm_a",
+    "layer_scalar": "layer_output_scale.weight",
+}
 
 
-def name_of(theirs: str) -> str:
+def name_of(theirs: str, family: str = "") -> str:
     """The name in GGUF of a tensor of the Hugging Face layout."""
+    names = {**NAMES, **OWN_NAMES.get(family, {})}
     if theirs.startswith("model.layers."):
         _, _, layer, *rest = theirs.split(".")
-        return f"blk.{layer}.{NAMES['.'.join(rest[:-1])]}.{rest[-1]}"
+        whole = WHOLE_NAMES.get(".".join(rest)) or f"{names['.'.join(rest[:-1])]}.{rest[-1]}"
+        return f"blk.{layer}.{whole}"
     name, end = theirs.rsplit(".", 1)
-    return f"{NAMES[name]}.{end}"
+    return f"{names[name]}.{end}"
+
+
+AHEAD = {
+    "fc": "eh_proj",
+    "pre_fc_norm_embedding": "enorm",
+    "pre_fc_norm_hidden": "hnorm",
+    "norm": "shared_head_norm",
+}
+PAIRED = ("llama", "mistral", "smollm3", "granite", "granitemoehybrid", "ministral3")  # as llama.cpp rotates them
+PLUS_ONE = ("gemma3_text", "qwen3_5_text")  # to whose norms llama.cpp adds nothing
+
+
+def tiled(weights: np.ndarray, config: Mapping[str, Any], first: int, rows: int) -> np.ndarray:
+    """Rows of value heads, from the `first` on, as llama.cpp's qwen35 has them: all that are first of their key head."""
+    heads = config["linear_num_key_heads"]
+    shared = config["linear_num_value_heads"] // heads
+    last = weights[first:].reshape(heads, shared, rows, *weights.shape[1:]).swapaxes(0, 1)
+    return np.concatenate([weights[:first], last.reshape(-1, *weights.shape[1:])])
+
+
+def in_gguf(config: Mapping[str, Any], name: str, weights: np.ndarray) -> dict[str, np.ndarray]:
+    """A tensor of the Hugging Face layout as the converter of llama.cpp writes it, by its name in GGUF."""
+    family = config["model_type"]
+    if name.startswith("mtp."):
+        name = name.replace("mtp.layers.0.", f"model.layers.{config['num_hidden_layers']}.")
+    if name.startswith("mtp."):
+        stem = name.split(".")[1]
+        return {f"blk.{config['num_hidden_layers']}.nextn.{AHEAD[stem]}.weight": weights + ("norm" in stem)}
+    if name.endswith("shared_mlp.input_linear.weight"):
+        layer = f"blk.{name.split('.')[2]}."
+        return dict(zip((f"{layer}ffn_gate.weight", f"{layer}ffn_up.weight"), np.split(weights, 2), strict=True))
+    if family in PAIRED and (".q_proj." in name or ".k_proj." in name):
+        weights = pairs(weights, config["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"])
+    if family in PLUS_ONE and name.endswith("norm.weight") and "linear_attn" not in name:
+        weights = weights + np.float32(1)
+    if family == "qwen3_5_text" and "linear_attn" in name:
+        width = config["linear_value_head_dim"]
+        first = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"]
+        if "in_proj_qkv" in name or "conv1d" in name:
+            weights = tiled(weights.reshape(len(weights), -1), config, first, width)
+        elif "in_proj_z" in name:
+            weights = tiled(weights, config, 0, width)
+        elif "out_proj" in name:
+            weights = np.ascontiguousarray(tiled(np.ascontiguousarray(weights.T), config, 0, width).T)
+        elif not name.endswith("norm.weight"):
+            weights = tiled(weights, config, 0, 1)
+        weights = -np.exp(weights) if name.endswith("A_log") else weights
+    return {name_of(name, family): weights}
+
+
+def from_gguf(config: Mapping[str, Any], name: str, parts: list[np.ndarray]) -> np.ndarray:
+    """A tensor as the Hugging Face layout has it, from what `in_gguf` made of it; not of recurrent layers."""
+    family, whole = config["model_type"], np.concatenate(parts)
+    if family in PAIRED and (".q_proj." in name or ".k_proj." in name):
+        whole = halves(whole, config["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"])
+    if family in PLUS_ONE and name.endswith("norm.weight"):
+        whole = whole - np.float32(1)
+    return np.ascontiguousarray(whole)
 
 
 def weights_of(path: Path) -> dict[str, np.ndarray]:
@@ -236,13 +319,89 @@ def tokenizer_of(path: Path, pre: str) -> dict[str, Any]:
     }
 
 
+ARCHITECTURES = {
+    "mistral": "llama", "gemma3_text": "gemma3", "gemma4_text": "gemma4", "granitemoehybrid": "granite",
+    "ministral3": "mistral3", "qwen3_5_text": "qwen35",
+}  # fmt: skip
+
+
+def _gemma3(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "attention.sliding_window": config["sliding_window"],
+        "rope.freq_base_swa": float(config["rope_parameters"]["sliding_attention"]["rope_theta"]),
+    }
+
+
+def _full(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What Gemma 4's layers without a window have of their own."""
+    return next(iter(config["per_layer_config"].values()))
+
+
+def _gemma4(config: Mapping[str, Any]) -> dict[str, Any]:
+    slides = [kind == "sliding_attention" for kind in config["layer_types"]]
+    shared, inner, full = config["num_kv_shared_layers"], config["intermediate_size"], _full(config)
+    whole = full["head_dim"]
+    own = len(slides) - shared
+    wide = 2 * inner if config["use_double_wide_mlp"] else inner
+    many = config["num_key_value_heads"]
+    few = full.get("num_key_value_heads")
+    return {
+        **_gemma3(config),
+        "attention.sliding_window_pattern": slides,
+        "attention.shared_kv_layers": shared,
+        "attention.head_count_kv": many if few is None else [many if one else few for one in slides],
+        "attention.key_length": whole, "attention.value_length": whole, "rope.dimension_count": whole,
+        "attention.key_length_swa": config["head_dim"], "attention.value_length_swa": config["head_dim"],
+        "feed_forward_length": [inner] * own + [wide] * shared,
+        "embedding_length_per_layer_input": config["hidden_size_per_layer_input"] or 0,
+        "final_logit_softcapping": config["final_logit_softcapping"],
+    }  # fmt: skip
+
+
+def _granite(config: Mapping[str, Any]) -> dict[str, Any]:
+    names = {"attention.scale": "attention", "embedding_scale": "embedding", "residual_scale": "residual"}
+    said = {key: float(config[f"{theirs}_multiplier"]) for key, theirs in names.items()}
+    return {**said, "logit_scale": float(config["logits_scaling"])}
+
+
+def _granite4(config: Mapping[str, Any]) -> dict[str, Any]:
+    rotated = {"rope.scaling.finetuned": config["position_embedding_type"] == "rope"}
+    wide = {"feed_forward_length": config["shared_intermediate_size"], "ssm.conv_kernel": config["mamba_d_conv"]}
+    return {**_granite(config), **rotated, **wide}
+
+
+def _ministral3(config: Mapping[str, Any]) -> dict[str, Any]:
+    rope = config["rope_parameters"]
+    log, scale = rope["mscale_all_dim"], rope["llama_4_scaling_beta"]
+    return {"rope.scaling.yarn_log_multiplier": log, "attention.temperature_scale": scale}
+
+
+def _qwen35(config: Mapping[str, Any]) -> dict[str, Any]:
+    heads, ahead = config["linear_num_value_heads"], config.get("mtp_num_hidden_layers", 0)
+    return {
+        "block_count": config["num_hidden_layers"] + ahead, "nextn_predict_layers": ahead,
+        "attention.recurrent_layers": [kind == "linear_attention" for kind in config["layer_types"]] + [False] * ahead,
+        "rope.dimension_sections": [3, 3, 2, 0],
+        "ssm.conv_kernel": config["linear_conv_kernel_dim"], "ssm.state_size": config["linear_key_head_dim"],
+        "ssm.group_count": config["linear_num_key_heads"], "ssm.time_step_rank": heads,
+        "ssm.inner_size": heads * config["linear_value_head_dim"],
+    }  # fmt: skip
+
+
+OWN_METADATA = {
+    "gemma3_text": _gemma3, "gemma4_text": _gemma4, "granite": _granite, "granitemoehybrid": _granite4,
+    "ministral3": _ministral3, "qwen3_5_text": _qwen35,
+}  # fmt: skip
+
+
 def metadata_of(path: Path, pre: str) -> dict[str, Any]:
     """What a file of this model says of it."""
     config = json.loads((path / "config.json").read_text())
-    family = {"mistral": "llama"}.get(config["model_type"], config["model_type"])
+    family = ARCHITECTURES.get(config["model_type"], config["model_type"])
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     rope = config.get("rope_parameters") or {}
+    rope = rope.get("full_attention", rope)
     said = {
         "context_length": config["max_position_embeddings"],
         "embedding_length": config["hidden_size"],
@@ -266,6 +425,7 @@ def metadata_of(path: Path, pre: str) -> dict[str, Any]:
         said["rope.scaling.attn_factor"] = float(growth)
     if config["model_type"] == "phi3" and config.get("sliding_window"):
         said["attention.sliding_window"] = config["sliding_window"]
+    said |= OWN_METADATA.get(config["model_type"], lambda _: {})(config)
     return {
         "general.architecture": family,
         "general.name": path.name,
@@ -278,6 +438,10 @@ def metadata_of(path: Path, pre: str) -> dict[str, Any]:
 def factors_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """What frequencies are divided by, channel by channel, as llama.cpp's converter writes it."""
     rope = config.get("rope_parameters") or {}
+    if (whole := rope.get("full_attention", rope)).get("rope_type") == "proportional":
+        half, rotated = _full(config)["head_dim"] // 2, whole.get("partial_rotary_factor", 1.0)
+        turned = int(rotated * half)
+        return {"rope_freqs.weight": [whole.get("factor", 1.0)] * turned + [1e30] * (half - turned)}
     if rope.get("rope_type") == "longrope":
         return {f"rope_factors_{length}.weight": rope[f"{length}_factor"] for length in ("long", "short")}
     if rope.get("rope_type") != "llama3":
@@ -298,14 +462,12 @@ def tensors_of(path: Path, kind: str, faithful: bool = False) -> dict[str, Store
     """
     config = json.loads((path / "config.json").read_text())
     found = {name: stored("F32", np.array(one, np.float32)) for name, one in factors_of(config).items()}
-    for name, weights in weights_of(path).items():
-        if config["model_type"] in ("llama", "mistral") and (".q_proj." in name or ".k_proj." in name):
-            heads = config["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"]
-            weights = pairs(weights, heads)
+    every = (in_gguf(config, name, weights) for name, weights in weights_of(path).items())
+    for name, weights in (one for some in every for one in some.items()):
         fits = weights.ndim > 1 and weights.shape[-1] % BLOCKS[kind][1] == 0
         faithfully = faithful and fits and weights.ndim > 1
-        chosen = kind if fits else "F32" if weights.ndim == 1 else "F16"
-        found[name_of(name)] = q8_0(weights) if faithfully else stored(chosen, weights)
+        chosen = kind if fits else "F32" if weights.ndim == 1 or "conv1d" in name else "F16"
+        found[name] = q8_0(weights) if faithfully else stored(chosen, weights)
     return found
 
 

@@ -14,6 +14,7 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
     Gemma4TextConfig,
+    Glm4Config,
     GraniteConfig,
     GraniteMoeHybridConfig,
     LlamaConfig,
@@ -300,12 +301,26 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         final_logit_softcapping=20.0,
         layer_types=["full_attention", "sliding_attention", "full_attention"],
     ),
+    "glm4-grouped-half-rotated": _config(
+        Glm4Config,
+        num_key_value_heads=2,
+        head_dim=16,
+        rope_parameters={"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 0.5},
+    ),
+    "glm4-one-key-head-tied-no-biases-all-rotated": _config(
+        Glm4Config,
+        num_key_value_heads=1,
+        head_dim=12,
+        attention_bias=False,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 1.0},
+    ),
 }
 # Weights whose greedy texts go on for long without circling: a model that says one word for ever proves little.
 SEEDS = dict(
     zip(
         CONFIGS,
-        (6, 2, 3, 0, 0, 0, 0, 0, 2, 0, 1, 5, 0, 0, 1, 10, 12, 2, 1, 0, 8, 0, 9, 0, 13, 0, 7, 18, 24, 2),
+        (6, 2, 3, 0, 0, 0, 0, 0, 2, 0, 1, 5, 0, 0, 1, 10, 12, 2, 1, 0, 8, 0, 9, 0, 13, 0, 7, 18, 24, 2, 5, 10),
         strict=True,
     )
 )
@@ -344,6 +359,7 @@ FAMILIES = [
     "ministral3-grouped-growing-queries",
     "gemma4-many-heads-untied-keys-as-values-capped",
     "gemma4-one-key-head-shared-double-wide-layer-inputs",
+    "glm4-grouped-half-rotated",
 ]
 LATER = FAMILIES[6:]  # for tests that name some families and not all
 # Those whose layers read inputs of a token, and so need all others.

@@ -9,7 +9,7 @@ root, where the target has read nothing yet, it is what the layer itself said:
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any, Self
@@ -26,9 +26,10 @@ from localspec.drafters.paths import PathTrees
 from localspec.drafters.tensors import TensorSpec
 from localspec.drafters.trained import QUIET, OfModel, TrainedDrafter
 from localspec.errors import UsageMistake
-from localspec.families.architecture import TransformerConfig, in_features, weight_map
-from localspec.models.mtp_layer import OURS, PREFIX, mtp_layer
-from localspec.weights.checkpoint import inspect
+from localspec.families.ahead import ahead_config, ahead_features, ahead_gguf_map, ahead_map
+from localspec.models.mtp_layer import mtp_layer
+from localspec.weights.checkpoint import inspect, is_packed
+from localspec.weights.gguf_weights import registered_ahead
 from localspec.weights.stored import StoredTensor, damaged, find_stored
 
 
@@ -41,20 +42,6 @@ class MtpOptions:
     def __post_init__(self) -> None:
         if not 1 <= self.depth <= 16:
             raise UsageMistake(f"depth = {self.depth} of mtp is not possible; give 1 to 16.")
-
-
-def layer_of(target: TransformerConfig) -> TransformerConfig:
-    """Returns the sizes of the layer: one that attends to the whole text, as such layers of the target do."""
-    return replace(target, vocab_size=0, tied=True, sliding_windows=(None,), delta=None)
-
-
-def tensors_of(target: TransformerConfig) -> dict[str, list[tuple[str, int]]]:
-    """Our tensors, and those of the files that each is stacked from, with their rows."""
-    width, found = target.hidden_size, {}
-    for name, parts in weight_map(layer_of(target)).items():
-        if name != "embed_tokens":
-            found[name] = [(PREFIX + part.removeprefix("model."), rows) for part, rows in parts]
-    return found | {ours: [(theirs, width)] for ours, theirs in OURS.items()}
 
 
 class Drafter(TrainedDrafter, OfModel):
@@ -77,7 +64,7 @@ class Drafter(TrainedDrafter, OfModel):
             for name in ("embedding_norm", "state_norm")
         }
         self._fc = compute.linear(tensors["fc.weight"])
-        self._layer = compute.model(layer_of(own), None, tensors)
+        self._layer = compute.model(ahead_config(own), None, tensors)
         self._cache = self._layer.cache(0)
         self._features = Features(compute)
         self._trees = PathTrees(self, chain=True)
@@ -88,19 +75,25 @@ class Drafter(TrainedDrafter, OfModel):
 
         Raises LocalspecError where they hold none, or one that is damaged or computed in another way.
         """
-        checkpoint, sizes = inspect(path), target.compute.target.sizes
-        mtp_layer(path)  # what is wrong with its config is told before anything is read
-        made_of = tensors_of(sizes)
-        stored = find_stored(checkpoint, made_of, lambda name: _columns(name, sizes))
+        sizes = target.compute.target.sizes
+        mtp_layer(path)  # what is wrong with its config is said before anything is read
         options = MtpOptions() if depth is None else MtpOptions(min(max(depth, 1), 16))
-        return cls(target, options, _Read(made_of, stored))
+        if is_packed(path):
+            names = {ours: parts[0][0] for ours, parts in ahead_gguf_map(sizes).items()}
+            return cls(target, options, _Read(names, registered_ahead(path, sizes)))
+        made_of = ahead_map(sizes)
+        stored = find_stored(inspect(path), made_of, lambda name: ahead_features(name, sizes))
+        names = {ours: parts[0][0] for ours, parts in made_of.items()}
+        return cls(
+            target, options, _Read(names, {ours: [stored[part] for part, _ in made_of[ours]] for ours in made_of})
+        )
 
     @classmethod
     def tensor_specs(cls, target: DraftableModel[Any], options: MtpOptions) -> dict[str, TensorSpec]:
         """Lists the layer, the norms before it, and what joins the two things that it reads."""
         sizes, specs = target.compute.target.sizes, {}
-        for name, parts in tensors_of(sizes).items():
-            rows, columns = sum(rows for _, rows in parts), _columns(name, sizes)
+        for name, parts in ahead_map(sizes).items():
+            rows, columns = sum(rows for _, rows in parts), ahead_features(name, sizes)
             specs[name] = TensorSpec((rows,) if columns is None else (rows, columns))
         return specs
 
@@ -183,29 +176,25 @@ class Drafter(TrainedDrafter, OfModel):
         return states
 
 
-def _columns(name: str, target: TransformerConfig) -> int | None:
-    """The columns of one of our tensors; None for a vector."""
-    return 2 * target.hidden_size if name == "fc.weight" else in_features(name, layer_of(target))
-
-
 class _Read(Mapping[str, Array]):
     """Our tensors, each read and stacked when it is asked for, as fp32."""
 
-    def __init__(self, made_of: Mapping[str, list[tuple[str, int]]], stored: Mapping[str, StoredTensor]) -> None:
-        self._made_of, self._stored = made_of, stored
+    def __init__(self, names: Mapping[str, str], stored: Mapping[str, Sequence[StoredTensor]]) -> None:
+        """`names` are those of the first tensor of each, for messages."""
+        self._names, self._stored = names, stored
 
     def __getitem__(self, name: str) -> Array:
-        parts = [self._stored[part] for part, _ in self._made_of[name]]
+        parts = self._stored[name]
         whole = np.concatenate([part.floats(0, prod(part.shape)).reshape(part.shape) for part in parts])
         if not np.isfinite(whole).all():
-            raise damaged(parts[0].file, f"'{self._made_of[name][0][0]}' holds NaN or inf")
+            raise damaged(parts[0].file, f"'{self._names[name]}' holds NaN or inf")
         return whole
 
     def __contains__(self, name: object) -> bool:
-        return name in self._made_of  # Mapping's own would read the tensor
+        return name in self._stored  # Mapping's own would read the tensor
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._made_of)
+        return iter(self._stored)
 
     def __len__(self) -> int:
-        return len(self._made_of)
+        return len(self._stored)

@@ -1,18 +1,23 @@
 """The transformer of all families that are served: how they differ, and what its weights are.
 
-Parameters are called as in the Hugging Face code of Llama, with query, key and value stacked as `qkv_proj`, gate and up
-as `gate_up_proj` (as Phi-3 has them). `weight_map` says which tensors of the Hugging Face layout each is made of. Norms
-of what attention and MLP give (Gemma) are `o_norm` and `down_norm`; `post_attention_layernorm` is before any MLP.
+`weight_map` says which tensors of the Hugging Face layout each of our parameters is made of, `gguf_map` which of a
+GGUF file. `post_attention_layernorm` is before any MLP.
 """
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.families.delta_net import DeltaNet
-from localspec.families.family_config import LayerSizes
+from localspec.families.family import Names
+from localspec.families.layer_sizes import LayerSizes
 from localspec.families.model_config import ModelConfig
+from localspec.families.table import FAMILIES
 
 TABLES = ("embed_tokens", "embed_tokens_per_layer")  # parameters of which a token reads its row
+# Our activations, and what config.json calls them.
+_CALLED = {"silu": ("silu", "swish"), "gelu": ("gelu_pytorch_tanh",)}
 
 
 @dataclass(frozen=True)
@@ -46,18 +51,18 @@ class TransformerConfig:
     value_norm: bool = False  # values are normed, without weights
     layer_scalars: bool = False  # what a layer gives is multiplied by a number of its own
     logit_cap: float = 0.0  # logits are bent to stay below it, by tanh; 0 for not
+    interleaved: bool = False  # channels that are rotated together are neighbours, and not those of two halves
     gated: bool = False  # what attention gives is multiplied by a sigmoid, whose inputs are projected with the queries
     delta: DeltaNet | None = None  # layers that have a recurrent state in the place of attention
 
     @classmethod
     def of(cls, config: ModelConfig) -> "TransformerConfig":
         """Reads a model's config. Raises LocalspecError where this transformer would not compute the same."""
-        gemma3, gemma4 = config.model_type == "gemma3_text", config.model_type == "gemma4_text"
-        gemma, qwen35 = gemma3 or gemma4, config.model_type == "qwen3_5_text"
-        known = {"gelu_pytorch_tanh": "gelu"} if gemma else {"silu": "silu", "swish": "silu"}
+        arithmetic = {"activation": "silu", **FAMILIES[config.model_type].arithmetic}
+        known = _CALLED[arithmetic["activation"]]
         if config.hidden_act not in known:
             raise LocalspecError(
-                f"The model's activation is '{config.hidden_act}', and localspec computes '{next(iter(known))}' only, "
+                f"The model's activation is '{config.hidden_act}', and localspec computes '{known[0]}' only, "
                 "in models of this family; choose another model."
             )
         if config.soft_caps:
@@ -65,37 +70,33 @@ class TransformerConfig:
                 "The model caps its logits or scores by a hyperbolic tangent, which localspec does not compute; choose "
                 "another model."
             )
-        return cls(
-            family=config.model_type,
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
-            num_heads=config.num_attention_heads,
-            num_kv_heads=config.num_key_value_heads,
-            head_dim=config.head_dim,
-            rms_norm_eps=config.rms_norm_eps,
-            sliding_windows=config.sliding_windows,
-            tied=config.tie_word_embeddings,
-            qkv_bias=config.attention_bias or config.model_type == "qwen2",
-            o_bias=config.attention_bias,
-            mlp_bias=config.mlp_bias,
-            qk_norm=gemma or qwen35 or config.model_type == "qwen3",
-            activation=known[config.hidden_act],
-            output_norms=gemma,
-            norm_offset=1.0 if gemma3 or qwen35 else 0.0,
-            embed_scale=config.hidden_size**0.5 if gemma else config.embedding_multiplier,
-            query_scalar=config.query_pre_attn_scalar,
-            residual_scale=config.residual_multiplier,
-            logit_scale=1.0 / config.logits_scaling,
-            local_layers=tuple(one is not None for one in config.sliding_windows) if gemma else config.unrotated,
-            layer_sizes=config.layer_sizes,
-            per_layer_inputs=config.per_layer_inputs,
-            value_norm=gemma4,
-            layer_scalars=gemma4,
-            logit_cap=config.logit_cap,
-            gated=qwen35,
-            delta=config.delta,
-        )
+        windowed = tuple(one is not None for one in config.sliding_windows)
+        usual = {
+            "family": config.model_type,
+            "vocab_size": config.vocab_size,
+            "hidden_size": config.hidden_size,
+            "intermediate_size": config.intermediate_size,
+            "num_heads": config.num_attention_heads,
+            "num_kv_heads": config.num_key_value_heads,
+            "head_dim": config.head_dim,
+            "rms_norm_eps": config.rms_norm_eps,
+            "sliding_windows": config.sliding_windows,
+            "tied": config.tie_word_embeddings,
+            "qkv_bias": config.attention_bias,
+            "o_bias": config.attention_bias,
+            "mlp_bias": config.mlp_bias,
+            "qk_norm": False,
+            "embed_scale": config.embedding_multiplier,
+            "query_scalar": config.query_pre_attn_scalar,
+            "residual_scale": config.residual_multiplier,
+            "logit_scale": 1.0 / config.logits_scaling,
+            "local_layers": config.unrotated if config.local_rope_parameters is None else windowed,
+            "layer_sizes": config.layer_sizes,
+            "per_layer_inputs": config.per_layer_inputs,
+            "logit_cap": config.logit_cap,
+            "delta": config.delta,
+        }
+        return cls(**{**usual, **arithmetic})
 
     def is_local(self, layer: int) -> bool:
         """Whether a layer is rotated by `Rope.local`."""
@@ -137,78 +138,102 @@ class TransformerConfig:
 
 def weight_map(config: TransformerConfig) -> dict[str, list[tuple[str, int]]]:
     """Our parameter -> the Hugging Face tensors it is made of, stacked along the first axis, with their rows."""
-    parts: dict[str, list[tuple[str, int]]] = {"embed_tokens": [("model.embed_tokens.weight", config.vocab_size)]}
-    width, tokens = config.per_layer_inputs
+    return named_parts(parameter_rows(config), FAMILIES[config.family].tensors, "model.layers.{}.")
+
+
+def gguf_map(config: TransformerConfig) -> dict[str, list[tuple[str, int]]]:
+    """Our parameter -> the tensors of a GGUF file that it is made of, stacked along the first axis, with their rows."""
+    of_family = FAMILIES[config.family].gguf
+    assert of_family is not None, f"{config.family} is not read from GGUF"
+    return named_parts(parameter_rows(config), of_family.tensors, "blk.{}.")
+
+
+def unread(config: TransformerConfig) -> set[str]:
+    """Return the tensors of a GGUF file that may be there and are not read: keys of layers that take others'."""
+    of_family = FAMILIES[config.family].gguf
+    sharing = [index for index, one in enumerate(config.layer_sizes) if one.keys_of is not None]
+    if of_family is None or not sharing:
+        return set()
+    names = (*of_family.tensors["qkv_proj.weight"][1:], *of_family.tensors["k_norm"])
+    return {f"blk.{index}.{name}" for index in sharing for name in names}
+
+
+def named_parts(rows: Mapping[str, list[int]], names: Names, prefix: str) -> dict[str, list[tuple[str, int]]]:
+    """Return the tensors that parameters are made of, by the rows of their parts.
+
+    `prefix` comes before the names of a layer's tensors, with the layer's number in it.
+    """
+    found: dict[str, list[tuple[str, int]]] = {}
+    for ours, parts in rows.items():
+        layer = re.fullmatch(r"layers\.(\d+)\.(.+)", ours)
+        name, before = (layer[2], prefix.format(layer[1])) if layer else (ours, "")
+        weight = name.removesuffix(".bias") + ".weight" if name.endswith(".bias") else name
+        theirs = [before + one for one in names[weight]]
+        if weight != name:
+            theirs = [one.removesuffix(".weight") + ".bias" for one in theirs]
+        found[ours] = list(zip(theirs, [sum(parts)] if len(theirs) == 1 else parts, strict=False))
+    return found
+
+
+def parameter_rows(config: TransformerConfig) -> dict[str, list[int]]:
+    """Our parameter -> the rows of its parts: queries, keys, values; gate, up; and so on."""
+    hidden, (width, tokens) = config.hidden_size, config.per_layer_inputs
+    parts: dict[str, list[int]] = {"embed_tokens": [config.vocab_size]}
     if width:
-        parts["embed_tokens_per_layer"] = [("model.embed_tokens_per_layer.weight", tokens)]
-        parts["per_layer_model_projection.weight"] = [
-            ("model.per_layer_model_projection.weight", config.num_layers * width)
-        ]
-        parts["per_layer_projection_norm"] = [("model.per_layer_projection_norm.weight", width)]
+        parts["embed_tokens_per_layer"] = [tokens]
+        parts["per_layer_model_projection.weight"] = [config.num_layers * width]
+        parts["per_layer_projection_norm"] = [width]
     for index in range(config.num_layers):
-        sizes = config.sizes_of(index)
-        inner, keys = sizes.intermediate_size, sizes.num_kv_heads * sizes.head_dim
-        queries = config.num_heads * sizes.head_dim
-        projected = 2 * queries if config.gated else queries  # head by head: its query, and what gates its output
-        ours, theirs = f"layers.{index}.", f"model.layers.{index}."
-        self_attn, mlp = theirs + "self_attn.", theirs + "mlp."
-        if config.family == "phi3":
-            qkv, gate_up = [("qkv_proj", queries + 2 * keys)], [("gate_up_proj", 2 * inner)]
-        else:
-            qkv = [("q_proj", projected), ("k_proj", keys), ("v_proj", keys)]
-            qkv = qkv[: 1 if sizes.keys_of is not None else 2 if sizes.keys_are_values else 3]
-            gate_up = [("gate_proj", inner), ("up_proj", inner)]
-        down = "down_proj"
-        if config.family == "granitemoehybrid":  # a shared expert without any other
-            mlp, gate_up, down = (
-                theirs + "shared_mlp.",
-                [("input_linear", 2 * inner)],
-                "output_linear",
-            )
-        attention = {
-            "qkv_proj": ([(self_attn + name, rows) for name, rows in qkv], config.qkv_bias),
-            "o_proj": ([(self_attn + "o_proj", config.hidden_size)], config.o_bias),
-        }
-        recurrent = config.delta if config.is_recurrent(index) else None
-        linears = {
-            **({} if recurrent else attention),
-            "gate_up_proj": ([(mlp + name, rows) for name, rows in gate_up], config.mlp_bias),
-            "down_proj": ([(mlp + down, config.hidden_size)], config.mlp_bias),
-        }
-        for name, (made_of, bias) in linears.items():
-            parts[f"{ours}{name}.weight"] = [(part + ".weight", rows) for part, rows in made_of]
-            if bias:
-                parts[f"{ours}{name}.bias"] = [(part + ".bias", rows) for part, rows in made_of]
-        for name, called in _norms(config).items():
-            parts[ours + name] = [(f"{theirs}{called}.weight", config.hidden_size)]
-        if recurrent:
-            own = recurrent.weights(theirs, config.hidden_size)
-            parts |= {ours + name: made_of for name, made_of in own.items()}
-        elif config.qk_norm:
-            for name in ("q_norm", "k_norm")[: 2 if sizes.keys_of is None else 1]:
-                parts[ours + name] = [(f"{self_attn}{name}.weight", sizes.head_dim)]
-        if width:
-            for name, rows in (("per_layer_input_gate", width), ("per_layer_projection", config.hidden_size)):
-                parts[f"{ours}{name}.weight"] = [(f"{theirs}{name}.weight", rows)]
-            parts[ours + "per_layer_norm"] = [(f"{theirs}post_per_layer_input_norm.weight", config.hidden_size)]
-        if config.layer_scalars:
-            parts[ours + "layer_scalar"] = [(theirs + "layer_scalar", 1)]
-    parts["norm"] = [("model.norm.weight", config.hidden_size)]
+        parts |= {f"layers.{index}.{name}": rows for name, rows in _layer_rows(config, index).items()}
+    parts["norm"] = [hidden]
     if not config.tied:
-        parts["lm_head.weight"] = [("lm_head.weight", config.vocab_size)]
+        parts["lm_head.weight"] = [config.vocab_size]
     return parts
 
 
-def _norms(config: TransformerConfig) -> dict[str, str]:
-    """Our names of a layer's norms, and those of the Hugging Face layout."""
-    if not config.output_norms:
-        return {name: name for name in ("input_layernorm", "post_attention_layernorm")}
-    return {
-        "input_layernorm": "input_layernorm",
-        "o_norm": "post_attention_layernorm",
-        "post_attention_layernorm": "pre_feedforward_layernorm",
-        "down_norm": "post_feedforward_layernorm",
-    }
+def _layer_rows(config: TransformerConfig, index: int) -> dict[str, list[int]]:
+    hidden, sizes, width = config.hidden_size, config.sizes_of(index), config.per_layer_inputs[0]
+    delta = config.delta if config.is_recurrent(index) else None
+    keys, queries = sizes.num_kv_heads * sizes.head_dim, config.num_heads * sizes.head_dim
+    projected = 2 * queries if config.gated else queries  # head by head: its query, and what gates its output
+    linears: dict[str, tuple[list[int], bool]] = {}
+    if delta is None:
+        qkv = [projected, keys, keys][: 1 if sizes.keys_of is not None else 2 if sizes.keys_are_values else 3]
+        linears = {"qkv_proj": (qkv, config.qkv_bias), "o_proj": ([hidden], config.o_bias)}
+    linears["gate_up_proj"] = [sizes.intermediate_size] * 2, config.mlp_bias
+    linears["down_proj"] = [hidden], config.mlp_bias
+    parts: dict[str, list[int]] = {}
+    for name, (rows, bias) in linears.items():
+        parts |= {f"{name}.{kind}": rows for kind in (("weight", "bias") if bias else ("weight",))}
+    norms = ("input_layernorm", "o_norm", "post_attention_layernorm", "down_norm")
+    parts |= {name: [hidden] for name in (norms if config.output_norms else norms[::2])}
+    if delta is not None:
+        parts |= {
+            "delta.in_proj.weight": [delta.channels, delta.value_heads, delta.value_heads, delta.values],
+            "delta.conv": [delta.channels],
+            "delta.dt_bias": [delta.value_heads],
+            "delta.A_log": [delta.value_heads],
+            "delta.value_norm": [delta.value_dim],
+            "delta.out_proj.weight": [hidden],
+        }
+    elif config.qk_norm:
+        parts |= {name: [sizes.head_dim] for name in ("q_norm", "k_norm")[: 2 if sizes.keys_of is None else 1]}
+    if width:
+        parts |= {
+            "per_layer_input_gate.weight": [width],
+            "per_layer_projection.weight": [hidden],
+            "per_layer_norm": [hidden],
+        }
+    if config.layer_scalars:
+        parts["layer_scalar"] = [1]
+    return parts
+
+
+def stored_shape(name: str, rows: int, columns: int | None) -> tuple[int, ...]:
+    """Return the shape in the Hugging Face layout of a tensor of so many rows that our parameter is made of."""
+    if columns is None:
+        return (rows,)
+    return (rows, 1, columns) if name.endswith(".conv") else (rows, columns)  # a filter for each channel
 
 
 def in_features(name: str, config: TransformerConfig) -> int | None:

@@ -1,6 +1,7 @@
 """Default sampling of a model: from its own files, else from its family, else from localspec.
 
-Comments in the table name the source of each row: "card" is the model card, "config" its generation_config.json.
+Comments in the files of families name the source of each value: "card" is the model card, "config" its
+generation_config.json.
 """
 
 import re
@@ -8,6 +9,8 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+from localspec.families.table import FAMILIES
 
 DIGITS = 9  # decimal digits that identify every float32
 NAME = "_name"  # key for the name in a GGUF file, added to the generation_config.json of the imported model
@@ -33,17 +36,6 @@ class DefaultSampling:
 
 
 _UNKNOWN = DefaultSampling(0.7, 0.9, source=DEFAULT)
-_THINKING, _ANSWERING = DefaultSampling(0.6, 0.95, 20), DefaultSampling(0.7, 0.8, 20)
-# Family, pattern of its names, values. The first match counts.
-_FAMILIES: Sequence[tuple[str, str, DefaultSampling]] = (
-    ("SmolLM2", "smollm-?2", DefaultSampling(0.2, 0.9)),  # card of SmolLM2-1.7B-Instruct
-    ("DeepSeek-R1", "deepseek-?r1", DefaultSampling(0.6, 0.95)),  # config of DeepSeek-R1-Distill-Qwen-1.5B
-    ("QwQ", "qwq", DefaultSampling(0.6, 0.95)),  # card of QwQ-32B
-    ("Qwen3", r"qwen-?3(?!\.?\d|b\b)", _THINKING),  # card of Qwen3-0.6B, which has other values without thinking
-    ("Qwen2.5", r"qwen-?2\.5", DefaultSampling(0.7, 0.8, 20)),  # config of Qwen2.5-7B-Instruct
-    ("Llama 3", r"llama-?3(?!\d|b\b)", DefaultSampling(0.6, 0.9)),  # config of Llama-3.2-3B-Instruct
-    ("Gemma 3", r"gemma-?3(?!\d|b\b)", DefaultSampling(1.0, 0.95, 64)),  # the Gemma team's advice for Gemma 3
-)
 
 
 def default_sampling(generation: Mapping[str, Any], name: str = "", think: bool | None = None) -> DefaultSampling:
@@ -89,9 +81,10 @@ def _decimal(number: Any) -> float:
 def _of_family(name: str, think: bool | None) -> DefaultSampling | None:
     """Return the values of the family that this name belongs to; None for an unknown family."""
     spelled = re.sub(r"[\s_]", "-", name.lower())
-    for family, pattern, values in _FAMILIES:
-        if re.search(rf"(?<![a-z0-9]){pattern}", spelled):
-            if values is _THINKING and (think is False or "instruct" in spelled):
-                values = _ANSWERING
-            return replace(values, source=f"known for {family}")
+    for one in (known for family in FAMILIES.values() for known in family.sampling):
+        if re.search(rf"(?<![a-z0-9]){one.names}", spelled):
+            values = one.temperature, one.top_p, one.top_k
+            if one.answering and (think is False or "instruct" in spelled):
+                values = one.answering
+            return DefaultSampling(*values, source=f"known for {one.known}")
     return None

@@ -96,9 +96,7 @@ def _powers(base: float, dim: int) -> _Frequencies:
 
 
 def _default(config: ModelConfig, parameters: Mapping[str, Any], context: int) -> tuple[_Frequencies, float]:
-    # Of the families, only Phi-3 and Qwen3.5 rotate a part of a head without any scaling.
-    partial = config.model_type in ("phi3", "qwen3_5_text")
-    dim = _rotary_dim(config, parameters) if partial else config.head_dim
+    dim = _rotary_dim(config, parameters) if config.partial_rotary else config.head_dim
     return np.reciprocal(_powers(parameters["rope_theta"], dim)), 1.0
 
 

@@ -4,38 +4,21 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-ARCHITECTURES = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-    "Phi3ForCausalLM": "phi3",
-    "Gemma3ForCausalLM": "gemma3_text",
-    "Gemma3ForConditionalGeneration": "gemma3",  # which reads pictures too: of it we serve the language model alone
-    "Gemma4ForCausalLM": "gemma4_text",
-    "Gemma4ForConditionalGeneration": "gemma4",  # reads pictures and hears, too
-    "SmolLM3ForCausalLM": "smollm3",
-    "GraniteForCausalLM": "granite",
-    "GraniteMoeHybridForCausalLM": "granitemoehybrid",  # those without experts and recurrent layers
-    "Ministral3ForCausalLM": "ministral3",
-    "Mistral3ForConditionalGeneration": "mistral3",  # reads pictures too
-    "Qwen3_5ForCausalLM": "qwen3_5_text",
-    "Qwen3_5ForConditionalGeneration": "qwen3_5",  # reads pictures too
-}  # and the model type that goes with each
+from localspec.families.table import FAMILIES
+
+# The classes that a config.json names, and the model type of each; of some only the language model is served.
+ARCHITECTURES = {name: kind for family in FAMILIES.values() for name, kind in family.classes.items()}
 # The registered model that is nearest to those that are not supported, by how the name of an architecture begins.
-_NEAREST = {
-    "Gemma": "gemma-3-4b-it", "Qwen": "qwen3-4b", "Mistral": "mistral-7b", "Mixtral": "mistral-7b",
-    "Ministral": "ministral-3-3b", "Llama": "llama3.1-8b", "Phi": "phi4-mini", "SmolLM": "smollm3-3b",
-    "Granite": "granite-4.0-micro", "Deepseek": "deepseek-r1-qwen-7b", "GptOss": "qwen3-14b",
-}  # fmt: skip
+_NEAREST = {"Deepseek": "deepseek-r1-qwen-7b", "GptOss": "qwen3-14b"}
+_NEAREST |= {name: model for family in FAMILIES.values() for name, model in family.nearest.items()}
 ANY = "qwen3-4b"
-# Models that read pictures too, and by its type the architecture of the language model inside.
-_INSIDE: Mapping[str, Mapping[str, str]] = {
-    "gemma3": {"gemma3_text": "Gemma3ForCausalLM"},
-    "gemma4": {"gemma4_text": "Gemma4ForCausalLM"},
-    "mistral3": {"ministral3": "Ministral3ForCausalLM", "mistral": "MistralForCausalLM"},
-    "qwen3_5": {"qwen3_5_text": "Qwen3_5ForCausalLM"},
-}
+
+
+def _inside(kind: str) -> dict[str, str]:
+    """Return the classes of the language models in a model that reads pictures too, by their type, the usual first."""
+    of_type = [one for one in FAMILIES.values() if kind in one.classes.values() and kind != one.model_type]
+    others = [one for one in FAMILIES.values() if kind in one.inside]
+    return {one.model_type: next(iter(one.classes)) for one in (*of_type, *others)}
 
 
 def supported(refused: str | None) -> str:
@@ -52,8 +35,8 @@ def nearest_model(refused: str | None) -> str:
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """What a config.json says of the language model: that of a model which reads pictures too has it inside."""
-    inner, inside = config.get("text_config"), _INSIDE.get(str(config.get("model_type")))
-    if inside is None or not isinstance(inner, dict):
+    inner, inside = config.get("text_config"), _inside(str(config.get("model_type")))
+    if not inside or not isinstance(inner, dict):
         return config
     kind = inner.get("model_type") or next(iter(inside))
     if kind not in inside:

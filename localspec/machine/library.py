@@ -76,7 +76,7 @@ class DeltaSizes(ctypes.Structure):
 
     _fields_ = (
         ("key_heads", c_int32), ("value_heads", c_int32), ("key_dim", c_int32), ("value_dim", c_int32),
-        ("taps", c_int32),
+        ("taps", c_int32), ("tiled", c_int32),
     )  # fmt: skip
 
 
@@ -121,7 +121,7 @@ class ModelConfig(ctypes.Structure):
         ("lm_head", Matrix), ("norm", c_void_p), ("inv_freq", c_void_p), ("local_inv_freq", c_void_p),
         ("query_factors", c_void_p), ("num_query_factors", c_int32), ("query_period", c_int32), ("layers", c_void_p),
         ("gated", c_int32), ("delta", DeltaSizes), ("local_rotary_dim", c_int32), ("value_norm", c_int32),
-        ("logit_cap", c_float), ("layer_inputs", LayerInputs),
+        ("logit_cap", c_float), ("layer_inputs", LayerInputs), ("interleaved", c_int32),
     )  # fmt: skip
 
 

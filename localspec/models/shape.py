@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from localspec.families.delta_net import DeltaNet, of_qwen35
-from localspec.families.family_config import LayerSizes, of_gemma4
+from localspec.families.delta_net import DeltaNet
+from localspec.families.family import Family
+from localspec.families.layer_sizes import LayerSizes
 from localspec.families.model_config import with_defaults
+from localspec.families.table import FAMILIES
 from localspec.weights.checkpoint import inspect
 
 # Our names, and those of config.json; what it may leave out has a rule below.
@@ -22,6 +24,13 @@ _NAMES = {
     "context": "max_position_embeddings",
     "tied": "tie_word_embeddings",
 }
+_OF_LAYERS = {
+    "num_kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "layer_sizes": "layer_sizes",
+    "layer_inputs": "per_layer_inputs",
+    "delta": "delta",
+}  # what a family may say of its layers in its own way
 
 
 @dataclass(frozen=True)
@@ -53,8 +62,9 @@ class Shape:
         if found["head_dim"] is None and whole(found["hidden_size"]) and whole(found["num_heads"]):
             found["head_dim"] = found["hidden_size"] // found["num_heads"]
         if all(whole(value) for name, value in found.items() if name != "tied"):
-            gated = said.get("model_type") == "qwen3_5_text"
-            return cls(**{**found, **_gemma4(said)}, gated=gated, delta=_delta(said))
+            if family := FAMILIES.get(str(said.get("model_type"))):
+                found |= {"gated": family.arithmetic.get("gated", False), **_by_family(family, said)}
+            return cls(**found)
         return None
 
     @property
@@ -203,33 +213,18 @@ TABLE_KEYS = dict(
 )
 
 
-def _delta(said: Mapping[str, Any]) -> DeltaNet | None:
-    """What is wrong with the sizes of recurrent layers is said where the model is read."""
-    if said.get("model_type") != "qwen3_5_text":
-        return None
+def _by_family(family: Family, said: Mapping[str, Any]) -> dict[str, Any]:
+    """Return in what layers of a model differ; what is wrong with them is said where the model is read."""
     try:
-        sizes: DeltaNet | None = of_qwen35(said)["delta"]
-    except (ValueError, TypeError):
-        return None
-    return sizes if sizes and len(sizes.layers) == said.get("num_hidden_layers") else None
-
-
-def _gemma4(said: Mapping[str, Any]) -> dict[str, Any]:
-    """In what layers of Gemma 4 differ; what is wrong with it is said where the model is read."""
-    if said.get("model_type") != "gemma4_text":
+        found = family.read(said)
+    except (ValueError, TypeError, AttributeError, KeyError):
         return {}
-    try:
-        found = of_gemma4(said)
-    except (ValueError, TypeError, AttributeError):
-        return {}
-    if len(found["layer_sizes"]) != said["num_hidden_layers"]:
-        return {}
-    return {
-        "num_kv_heads": found["num_key_value_heads"],
-        "head_dim": found["head_dim"],
-        "layer_sizes": found["layer_sizes"],
-        "layer_inputs": found["per_layer_inputs"],
-    }
+    shape = {ours: found[theirs] for ours, theirs in _OF_LAYERS.items() if theirs in found}
+    delta, sizes = shape.get("delta"), shape.get("layer_sizes", ())
+    wrong = (delta and len(delta.layers) != said["num_hidden_layers"]) or (
+        sizes and len(sizes) != said["num_hidden_layers"]
+    )
+    return {} if wrong else shape
 
 
 def whole(value: object) -> bool:

@@ -101,7 +101,7 @@ class NativeModel:
             address(norm), address(inv_freq), address(local_inv_freq), address(factors),
             0 if factors is None else len(factors), rope.query_period, ctypes.addressof(layers),
             sizes.gated, delta_sizes(sizes), 0 if local is None else local.rotary_dim, sizes.value_norm,
-            sizes.logit_cap, self._layer_inputs(),
+            sizes.logit_cap, self._layer_inputs(), sizes.interleaved,
         )  # fmt: skip
         self._library = library()
         self.handle = made(self._library.ls_model_new(config))
@@ -281,7 +281,7 @@ def delta_sizes(sizes: TransformerConfig) -> DeltaSizes:
     """Sizes of recurrent layers as the library takes them; zeros where there are none."""
     if (one := sizes.delta) is None:
         return DeltaSizes()
-    return DeltaSizes(one.key_heads, one.value_heads, one.key_dim, one.value_dim, one.taps)
+    return DeltaSizes(one.key_heads, one.value_heads, one.key_dim, one.value_dim, one.taps, one.tiled)
 
 
 def _table_format(table: Any) -> str:

@@ -105,7 +105,8 @@ class GatedDeltaNet(nn.Module):
         keys, values = (sizes.key_heads, sizes.key_dim), (sizes.value_heads, sizes.value_dim)
         q, k, v = torch.split(mixed, [sizes.keys, sizes.keys, sizes.values], -1)
         shared = sizes.value_heads // sizes.key_heads
-        q, k = (_unit(part.view(count, *keys)).repeat_interleave(shared, 1) for part in (q, k))
+        q, k = (_unit(part.view(count, *keys)) for part in (q, k))
+        q, k = (part.repeat(1, shared, 1) if sizes.tiled else part.repeat_interleave(shared, 1) for part in (q, k))
         decay = -self.A_log.float().exp() * F.softplus(alpha.float() + self.dt_bias.float())
         return q * sizes.key_dim**-0.5, k, v.view(count, *values), decay, beta.sigmoid().float()
 

@@ -47,3 +47,12 @@ def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.T
     rotary = x if x.shape[-1] == rotary_dim else x[..., :rotary_dim]
     rotated = torch.addcmul(rotary * cos, torch.roll(rotary, rotary_dim // 2, -1), sin)
     return rotated if rotary is x else torch.cat([rotated, x[..., rotary_dim:]], -1)
+
+
+def apply_interleaved_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotate neighbouring channels, as GLM-4 does; cosines and signed sines are those of `apply_rope`."""
+    rotary_dim = cos.shape[-1]
+    first, second = x[..., :rotary_dim:2], x[..., 1:rotary_dim:2]
+    cos, sin = cos[..., : rotary_dim // 2], sin[..., rotary_dim // 2 :]
+    rotated = torch.stack([first * cos - second * sin, second * cos + first * sin], -1).flatten(-2)
+    return rotated if rotary_dim == x.shape[-1] else torch.cat([rotated, x[..., rotary_dim:]], -1)

@@ -18,6 +18,8 @@ from localspec.decoding.tree import DraftTree
 from localspec.errors import out_of_memory
 from localspec.nn.cache import KVCache
 from localspec.nn.contenders import Contenders, contenders
+from localspec.nn.layers.llama import LayerAdapters
+from localspec.nn.layers.qwen35 import Qwen35Layer
 from localspec.nn.placed_rows import PlacedChain, PlacedRows
 from localspec.nn.recorded_rows import RecordedRows
 from localspec.nn.recording import Function, Recorder, Recording
@@ -25,7 +27,7 @@ from localspec.nn.states import Advance, HeldStates, StateCache
 from localspec.nn.static_shapes import filled_rows, filled_slots
 from localspec.nn.step_logits import summary
 from localspec.nn.transfer import signed, uploaded
-from localspec.nn.transformer import Layer, LayerAdapters, Transformer
+from localspec.nn.transformer import Transformer
 
 # Over the slots of one cache; the one that was not played for longest goes first. What forwards cost is measured by all
 # numbers of rows at two contexts in turns.
@@ -232,7 +234,7 @@ class StaticForward:
     @cached_property
     def _advances(self) -> list[Advance]:
         """How the recurrent layers read rows, layer by layer."""
-        layers = (layer for layer in self._transformer.layers if isinstance(layer, Layer))
+        layers = (layer for layer in self._transformer.layers if isinstance(layer, Qwen35Layer))
         return [layer.delta.advance for layer in layers if layer.delta is not None]
 
     @property

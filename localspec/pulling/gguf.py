@@ -12,6 +12,7 @@ from localspec.engine.importing import asked_packing, import_gguf
 from localspec.environment import home
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Reporter
+from localspec.families.table import OF_GGUF
 from localspec.hub.cache import differs, snapshot
 from localspec.hub.plan import CONFIG, Part
 from localspec.hub.records import packed_sources
@@ -57,18 +58,16 @@ def check(part: Part, packed_only: bool, settings: Settings) -> None:
     Raises UsageMistake for --packed-only, LocalspecError for an architecture that the hub names and localspec does not
     compute, and what `asked_packing` raises.
     """
-    from localspec.weights.gguf_config import FAMILIES  # numpy
-
     if not part.source.gguf:
         return
     if packed_only:
         raise UsageMistake(f"--packed-only has no effect with {part.source}, which is read as it is; leave it out.")
     asked_packing(settings)
     named = part.config.get("architecture")
-    if isinstance(named, str) and named not in FAMILIES:
+    if isinstance(named, str) and named not in OF_GGUF:
         raise LocalspecError(
             f"{part.source} is of the architecture {named[:80]!r}, which localspec does not compute; it reads GGUF "
-            f"files of {', '.join(FAMILIES)}."
+            f"files of {', '.join(OF_GGUF)}."
         )
 
 

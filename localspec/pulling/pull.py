@@ -13,8 +13,8 @@ from localspec.choosing.measure import MeasurementCache, Measurements, Measureme
 from localspec.config import Settings
 from localspec.errors import DoesNotFit, UsageMistake
 from localspec.events import Reporter
-from localspec.families.family_config import NotComputed
 from localspec.families.model_config import ModelConfig, not_computed
+from localspec.families.reading import NotComputed
 from localspec.hub.cache import snapshot
 from localspec.hub.client import must_be_online, server
 from localspec.hub.fetch import fetch, too_large

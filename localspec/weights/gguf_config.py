@@ -2,35 +2,56 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from localspec.errors import LocalspecError
 from localspec.families.default_sampling import NAME
+from localspec.families.family import Family, Gguf
 from localspec.families.generation_config import possible
 from localspec.families.model_config import ModelConfig
+from localspec.families.table import FAMILIES, OF_GGUF
 from localspec.weights.gguf_metadata import Metadata, check, in_short, left_out
 from localspec.weights.gguf_tokens import ends
 
-FAMILIES = {
-    "llama": ("LlamaForCausalLM", "llama"),  # Mistral's files call themselves so, too
-    "qwen2": ("Qwen2ForCausalLM", "qwen2"),
-    "qwen3": ("Qwen3ForCausalLM", "qwen3"),
-    "phi3": ("Phi3ForCausalLM", "phi3"),
-}  # by general.architecture: the class that computes it, and its model_type
 _LONG_AND_SHORT = ("rope_factors_long.weight", "rope_factors_short.weight")
 _BY_CHANNEL = ("rope_freqs.weight", *_LONG_AND_SHORT)
 _SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 
 
-def architecture(metadata: Metadata) -> str:
-    """The architecture that a file names. Raises LocalspecError for one that localspec does not compute."""
-    named = metadata.text("general.architecture")
-    if named not in FAMILIES:
+def architecture(metadata: Metadata) -> Gguf:
+    """Return how the family of a file is stored. Raises LocalspecError for one that localspec does not compute."""
+    found = _family(metadata).gguf
+    assert found is not None
+    return found
+
+
+def _family(metadata: Metadata) -> Family:
+    named = metadata.text("general.architecture") or ""
+    if named not in OF_GGUF:
         what = f"is of the architecture {named[:80]!r}" if named else "names no architecture"
         raise LocalspecError(
-            f"The {metadata.file} {what}, which localspec does not read from GGUF; it reads {', '.join(FAMILIES)}."
+            f"The {metadata.file} {what}, which localspec does not read from GGUF; it reads {', '.join(OF_GGUF)}."
         )
-    return named
+    return OF_GGUF[named]
+
+
+@dataclass(frozen=True)
+class _File:
+    """What a family reads of a file; see `families.family.GgufFile`."""
+
+    metadata: Metadata
+    named: str
+    shapes: Mapping[str, Sequence[int]]
+    factors: Callable[[str], list[float]]
+
+    def number(self, key: str) -> Any:
+        """Return a number."""
+        return self.metadata.number(f"{self.named}.{key}")
+
+    def by_layer(self, key: str) -> list[Any] | None:
+        """Return a number for each layer."""
+        return self.metadata.by_layer(f"{self.named}.{key}")
 
 
 def config(
@@ -41,32 +62,32 @@ def config(
     `factors` reads a small tensor by its name. Raises ValueError, with a clause, for what is missing or not possible,
     and LocalspecError for what localspec does not compute.
     """
-    named = architecture(metadata)
+    family, form = _family(metadata), architecture(metadata)
+    file = _File(metadata, form.architecture, shapes, factors)
+    check(metadata, form.architecture, form.keys)
 
     def number(key: str) -> Any:
-        return metadata.number(f"{named}.{key}")
+        return None if key in form.own else file.number(key)
 
-    check(metadata, named)
     window, context = number("attention.sliding_window") or None, number("context_length")
     if window and context and window >= context:
         window = None
-    if window and named != "phi3":  # the converter writes it for no other, and llama.cpp ignores it
+    if window and not form.windows:  # the converter writes it for no other, and llama.cpp ignores it
+        windowed = ", ".join(name for name, one in OF_GGUF.items() if one.gguf and one.gguf.windows)
         raise LocalspecError(
-            f"The {metadata.file} sets {named}.attention.sliding_window = {window}, which localspec computes for phi3 "
-            "only; choose another."
+            f"The {metadata.file} sets {form.architecture}.attention.sliding_window = {window}, which localspec "
+            f"computes for {windowed} only; choose another."
         )
-    class_name, model_type = FAMILIES[named]
     hidden, heads = number("embedding_length"), number("attention.head_count")
     if hidden is None or heads is None:
-        raise ValueError(
-            f"it does not say its {named}.{'embedding_length' if hidden is None else 'attention.head_count'}"
-        )
+        key = "embedding_length" if hidden is None else "attention.head_count"
+        raise ValueError(f"it does not say its {form.architecture}.{key}")
     head_dim = number("attention.key_length") or hidden // heads
     if (values := number("attention.value_length")) not in (None, head_dim):
         raise ValueError(f"keys have {head_dim} channels and values {values}")
     content = {
-        "architectures": [class_name],
-        "model_type": model_type,
+        "architectures": [next(iter(family.classes))],
+        "model_type": family.model_type,
         "hidden_size": hidden,
         "intermediate_size": number("feed_forward_length"),
         "num_hidden_layers": number("block_count"),
@@ -78,24 +99,31 @@ def config(
         "rms_norm_eps": number("attention.layer_norm_rms_epsilon"),
         "hidden_act": "silu",
         "tie_word_embeddings": "output.weight" not in shapes,
-        "attention_bias": named in ("llama", "qwen3") and "blk.0.attn_output.bias" in shapes,
-        "mlp_bias": named == "llama" and "blk.0.ffn_down.bias" in shapes,
+        "attention_bias": "blk.0.attn_output.bias" in shapes,
+        "mlp_bias": "blk.0.ffn_down.bias" in shapes,
         "sliding_window": window,
-        "rope_parameters": _rotation(named, head_dim, number, metadata, shapes, factors),
+        "rope_parameters": _rotation(family, form, head_dim, number, metadata, shapes, factors),
         "bos_token_id": metadata.number("tokenizer.ggml.bos_token_id"),
         "eos_token_id": metadata.number("tokenizer.ggml.eos_token_id"),
     }
-    if named == "phi3":
-        original = content["rope_parameters"].get("original_max_position_embeddings")
-        content["original_max_position_embeddings"] = original or content["max_position_embeddings"]
-    if missing := [key for key in ("intermediate_size", "num_hidden_layers", "vocab_size", "max_position_embeddings",
-                                   "rms_norm_eps") if content[key] is None]:  # fmt: skip
-        raise ValueError(f"it does not say its {missing[0]}")
+    _need(content, _NEEDED if "feed_forward_length" not in form.own else _NEEDED[1:])
+    content |= form.config(content, file)
+    _need(content, _NEEDED)
     return content
 
 
+_NEEDED = ("intermediate_size", "num_hidden_layers", "vocab_size", "max_position_embeddings", "rms_norm_eps")
+
+
+def _need(content: Mapping[str, Any], keys: Sequence[str]) -> None:
+    """Raise ValueError, with a clause, for a key whose value is missing."""
+    if missing := next((key for key in keys if content[key] is None), None):
+        raise ValueError(f"it does not say its {missing}")
+
+
 def _rotation(
-    named: str,
+    family: Family,
+    form: Gguf,
     head_dim: int,
     number: Callable[[str], Any],
     metadata: Metadata,
@@ -106,13 +134,16 @@ def _rotation(
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": number("rope.freq_base") or 10000.0}
     rotated = number("rope.dimension_count") or head_dim
     if rotated != head_dim:
-        if named != "phi3":
+        if not family.partial_rotary:
+            partial = ", ".join(name for name, one in OF_GGUF.items() if one.partial_rotary)
             raise LocalspecError(
                 f"The {metadata.file} rotates {rotated} of the {head_dim} channels of a head, which localspec computes "
-                "for phi3 alone; choose another."
+                f"for {partial} only; choose another."
             )
         rope["partial_rotary_factor"] = rotated / head_dim
-    kind = metadata.text(f"{named}.rope.scaling.type") or "linear"  # as llama.cpp takes a factor without a type
+    kind = (
+        metadata.text(f"{form.architecture}.rope.scaling.type") or "linear"
+    )  # as llama.cpp takes a factor without a type
     factor = number("rope.scaling.factor") or number("rope.scale_linear") or 1.0
     if kind == "none":
         factor = 1.0
@@ -127,7 +158,7 @@ def _rotation(
                 "compute; choose another."
             )
         growth = 1 + 0.1 * math.log(max(factor, 1))
-        _check_yarn(named, metadata, growth)
+        _check_yarn(form, metadata, growth)
         rope |= {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
         return rope if scaling == 1 else {**rope, "attention_factor": growth * scaling}
 
@@ -153,15 +184,15 @@ def _rotation(
     return rope if factor == 1 else {**rope, "rope_type": "linear", "factor": factor}
 
 
-def _check_yarn(named: str, metadata: Metadata, growth: float) -> None:
+def _check_yarn(form: Gguf, metadata: Metadata, growth: float) -> None:
     """Raise LocalspecError for values of YaRN with which llama.cpp and the model's own code differ.
 
     llama.cpp does not read them for these architectures. `growth` is by how much YaRN usually scales attention.
     """
     for name, usual in {"ext_factor": (1, -1), "attn_factor": (growth,), "beta_fast": (32,), "beta_slow": (1,),
                         "log_multiplier": (0,)}.items():  # fmt: skip
-        key = f"{named}.rope.scaling.yarn_{name}"
-        value = metadata.number(key)
+        key = f"{form.architecture}.rope.scaling.yarn_{name}"
+        value = None if f"rope.scaling.yarn_{name}" in form.own else metadata.number(key)
         if value is not None and not any(math.isclose(value, one, rel_tol=1e-4) for one in usual):
             raise LocalspecError(
                 f"The {metadata.file} sets {key} = {in_short(value)}, which localspec does not compute; choose another."
@@ -173,18 +204,23 @@ def differences(one: ModelConfig, other: ModelConfig) -> str:
 
     Contexts and what a tokenizer says may differ, and numbers by as much as fp32 rounds them.
     """
-    family = {"mistral": "llama"}
     names = (
         "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
         "head_dim", "rms_norm_eps",
     )  # fmt: skip
     pairs: list[tuple[str, Any, Any]] = [(name, getattr(one, name), getattr(other, name)) for name in names]
     pairs += [("rope_theta", one.rope_parameters["rope_theta"], other.rope_parameters["rope_theta"])]
-    families = [family.get(config.model_type, config.model_type) for config in (one, other)]
-    if families[0] != families[1]:
+    if one.model_type != other.model_type and not _same_in_gguf(one, other):
         return f"{one.model_type} and {other.model_type}"
     different = (f"{name} = {a} and {b}" for name, a, b in pairs if not math.isclose(a, b, rel_tol=1e-5))
     return next(different, "")
+
+
+def _same_in_gguf(one: ModelConfig, other: ModelConfig) -> bool:
+    """Return whether two families have the same files in GGUF, or are the language models in the same larger ones."""
+    first, second = (FAMILIES[config.model_type] for config in (one, other))
+    larger = ({*family.classes.values(), *family.inside} for family in (first, second))
+    return (first.gguf is not None and first.gguf is second.gguf) or bool(set.intersection(*larger))
 
 
 def generation_config(metadata: Metadata) -> dict[str, Any]:

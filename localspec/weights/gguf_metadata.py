@@ -2,8 +2,9 @@
 
 The keys are those of the GGUF specification (ggml's docs/gguf.md), of llama.cpp's converters
 (gguf-py/gguf/constants.py) and of its loader (src/llama-arch.cpp), as of November 2026. A key of the architecture
-begins with its name, as in "llama.block_count". It is in one of four tables below: USED, NEUTRAL, OFF or SAME. Any
-other key of the architecture is refused, because it may change the arithmetic. Unknown keys elsewhere are ignored.
+begins with its name, as in "llama.block_count". It is in one of four tables below: USED, NEUTRAL, OFF or SAME. What
+only one family computes is in that family's file, and counts there before these tables. Any other key of the
+architecture is refused, because it may change the arithmetic. Unknown keys elsewhere are ignored.
 """
 
 import math
@@ -305,6 +306,13 @@ class Metadata:
             raise ValueError(f"{key} = {value} is no number")
         return self._of(key, (int, float), value)
 
+    def by_layer(self, key: str) -> list[Any] | None:
+        """Return the numbers or Booleans of an array, or the one that is there, as a list."""
+        value: Any = self.values.get(key)
+        if value is None or isinstance(value, np.ndarray):
+            return None if value is None else value[:_MOST_LAYERS].tolist()
+        return [self._of(key, (int, float))]
+
     def flag(self, key: str) -> bool | None:
         """Return a Boolean."""
         found: bool | None = self._of(key, (bool,))
@@ -339,8 +347,12 @@ class Metadata:
         return value
 
 
-def check(metadata: Metadata, named: str) -> None:
-    """Raise LocalspecError for a key of the architecture `named` that is unknown, impossible or not supported."""
+def check(metadata: Metadata, named: str, own: Mapping[str, Callable[[Any], bool]] | None = None) -> None:
+    """Raise LocalspecError for a key of the architecture `named` that is unknown, impossible or not supported.
+
+    `own` are the keys that only this family reads, with a check of each.
+    """
+    used = {**USED, **(own or {})}
 
     def refuse(key: str, what: str) -> LocalspecError:
         return LocalspecError(
@@ -354,8 +366,8 @@ def check(metadata: Metadata, named: str) -> None:
         # An array has one value for each layer. None, which passes no check, stands for an empty one or one of texts.
         values = _by_layer(value)
         values = [None] if isinstance(value, Texts) or not values else values
-        if name in USED:
-            if not all(map(USED[name], values)):
+        if name in used:
+            if not all(map(used[name], values)):
                 raise refuse(key, "which is not possible; fetch it again, or choose another")
         elif name in OFF or name in SAME:
             if name in OFF:

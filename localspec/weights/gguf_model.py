@@ -2,9 +2,11 @@
 
 import json
 import re
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate, groupby
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from localspec.errors import LocalspecError, NotHere
-from localspec.families.architecture import TransformerConfig, in_features, weight_map
+from localspec.families.ahead import ahead_config, ahead_features, ahead_gguf_map
+from localspec.families.architecture import TransformerConfig, gguf_map, in_features, stored_shape, unread, weight_map
 from localspec.families.model_config import ModelConfig
 from localspec.outside_files import parse_json
 from localspec.text import LONGEST_LICENSE, one_line
@@ -26,14 +29,6 @@ from localspec.weights.packed_files import parts_of
 from localspec.weights.stored import StoredTensor
 
 _PIECE = 2**20  # weights that are unpacked at a time
-_NAMES = {
-    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
-    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v", "self_attn.qkv_proj": "attn_qkv", "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up", "mlp.gate_up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-}  # fmt: skip
 _TABLE, _HEAD = "token_embd.weight", "output.weight"
 _SAMPLES = 64  # rows in which head and embedding are compared
 _ALIKE = 0.9  # least cosine of a head and an embedding with the same numbers; two bits a weight bring it to 0.95
@@ -44,11 +39,13 @@ _BESIDE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.
 class GgufTensor(StoredTensor):
     """A tensor in blocks. Where it has `head_rows`, those of each head are stored in pairs of neighbouring channels.
 
-    Of no type that the packer reads as it is stored, so that it asks for `floats`.
+    `change` is what was done to each number of a vector before it was stored. It is of no type that the packer reads as
+    it is stored, so that it asks for `floats`.
     """
 
     block: Block
     head_rows: int = 0
+    change: str = ""
 
     def floats(self, first: int, count: int) -> npt.NDArray[np.float32]:
         """Returns the `count` weights of whole rows from the `first` on, in the order of the Hugging Face layout."""
@@ -98,7 +95,23 @@ class GgufTensor(StoredTensor):
         size = columns // self.block.weights * self.block.bytes
         stored = np.empty((end - start) * size, np.uint8)
         self.read(stored.data, start * size)
-        return floats(self.block, stored.data).reshape(-1, columns)
+        found = floats(self.block, stored.data).reshape(-1, columns)
+        if self.change == "plus one":
+            return found - np.float32(1)
+        if self.change == "-exp":
+            with np.errstate(all="ignore"):  # a hostile file has positive ones
+                return np.log(-found)
+        return found
+
+
+def _samples(parts: Sequence[GgufTensor], firsts: Sequence[int], count: int) -> bytes:
+    """Return samples of tensors that are stacked, as `GgufTensor.samples` returns those of one."""
+    ends = [*accumulate(prod(part.shape) for part in parts)]
+    found = []
+    for at, some in groupby(firsts, lambda first: bisect_right(ends, first)):
+        before = ends[at] - prod(parts[at].shape)
+        found.append(parts[at].samples([first - before for first in some], count))
+    return b"".join(found)
 
 
 @dataclass(frozen=True)
@@ -143,8 +156,17 @@ class GgufModel:
     @cached_property
     def parameters(self) -> int:
         """The number of its weights. A head that is the embedding once more, in whatever type, does not count."""
-        left_out = (*_BESIDE, _HEAD) if self._repeats_embedding() else _BESIDE
+        left_out = (*_BESIDE, *self._ahead, *([_HEAD] if self._repeats_embedding() else []))
         return sum(prod(place.shape) for name, (_, place) in self.places.items() if name not in left_out)
+
+    @cached_property
+    def _ahead(self) -> frozenset[str]:
+        """The tensors of layers that predict tokens further ahead, which are counted after those of the model."""
+        named = self.metadata.text("general.architecture")
+        layers = (self.metadata.number(f"{named}.{key}") or 0 for key in ("block_count", "nextn_predict_layers"))
+        first = next(layers) - next(layers)
+        found = ((name, re.match(r"blk\.(\d{1,9})\.", name)) for name in self.places)
+        return frozenset(name for name, layer in found if layer and int(layer[1]) >= first)
 
     def _repeats_embedding(self) -> bool:
         """Return whether the head has the numbers of the embedding, by samples. Rounding to few bits is allowed for."""
@@ -153,7 +175,7 @@ class GgufModel:
             return False
         rows, columns = shapes[0]
         firsts = [rows * sample // _SAMPLES * columns for sample in range(_SAMPLES)]
-        stored = (self._tensor(name, shapes[0], 0).samples(firsts, min(32, columns)) for name in (_TABLE, _HEAD))
+        stored = (self._tensor(name, shapes[0]).samples(firsts, min(32, columns)) for name in (_TABLE, _HEAD))
         table, head = (np.frombuffer(one, np.float32) for one in stored)
         return bool(table @ head > _ALIKE * np.linalg.norm(table) * np.linalg.norm(head))
 
@@ -195,9 +217,10 @@ class GgufModel:
         theirs = ModelConfig.of(said)
         if other := differences(ModelConfig.of(own), theirs):
             raise ValueError(f"it is of another model than the texts beside it: {other}")
-        if theirs.tie_word_embeddings == tied:
+        stored = {name: value for name, value in own.items() if name.startswith("_")}  # how weights lie in the file
+        if theirs.tie_word_embeddings == tied and not stored:
             return {**texts}
-        return {**texts, "config.json": json.dumps({**said, "tie_word_embeddings": tied}).encode()}
+        return {**texts, "config.json": json.dumps({**said, "tie_word_embeddings": tied, **stored}).encode()}
 
     @cached_property
     def config(self) -> ModelConfig:
@@ -235,27 +258,35 @@ class GgufModel:
 
         Raises what `tensors` raises, and LocalspecError for files that change meanwhile.
         """
-        found = self.tensors(TransformerConfig.of(self.config))
+        sizes = TransformerConfig.of(self.config)
+        stored, shapes = self.tensors(sizes), {}
+        places: dict[str, tuple[str, int]] = {}  # of ours in which it is, from which weight on
+        for ours, parts in weight_map(sizes).items():
+            columns, row = in_features(ours, sizes), 0
+            for name, rows in parts:
+                shapes[name] = stored_shape(ours, rows, columns)
+                places[name] = ours, row * (columns or 1)
+                row += rows
 
         def values(name: str, firsts: Sequence[int], count: int) -> bytes:
-            return found[name].samples(firsts, count)
+            ours, start = places[name]
+            return _samples(stored[ours], [start + first for first in firsts], count)
 
-        return sampled_weights({name: tensor.shape for name, tensor in found.items()}, values)
+        return sampled_weights(shapes, values)
 
-    def tensors(self, sizes: TransformerConfig) -> dict[str, GgufTensor]:
-        """Every tensor that the model is made of, by its name in the Hugging Face layout.
+    def tensors(self, sizes: TransformerConfig) -> dict[str, list[GgufTensor]]:
+        """Every tensor that the model is made of, by the parameter of ours that it is stacked into.
 
         Raises LocalspecError for one that is missing, of another shape than promised, or that nothing here computes.
         """
-        found: dict[str, GgufTensor] = {}
-        taken = set(_BESIDE)
-        for name, parts in weight_map(sizes).items():
-            columns = in_features(name, sizes)
-            for part, rows in parts:
-                theirs = _name(part)
-                taken.add(theirs)
+        found: dict[str, list[GgufTensor]] = {}
+        taken = {*_BESIDE, *self._ahead, *unread(sizes)}
+        for ours, parts in gguf_map(sizes).items():
+            columns = in_features(ours, sizes)
+            for name, rows in parts:
+                taken.add(name)
                 shape = (rows,) if columns is None else (rows, columns)
-                found[part] = self._tensor(theirs, shape, self._head_rows(part, sizes))
+                found.setdefault(ours, []).append(self._tensor(name, shape, *self._form(name, ours, sizes)))
         if unknown := sorted(self.places.keys() - taken):
             raise LocalspecError(
                 f"{self.path} holds a tensor {unknown[0]!r}, which no {sizes.family} has that localspec computes; "
@@ -263,7 +294,33 @@ class GgufModel:
             )
         return found
 
-    def _tensor(self, name: str, shape: tuple[int, ...], head_rows: int) -> GgufTensor:
+    def ahead(self, sizes: TransformerConfig) -> dict[str, list[GgufTensor]]:
+        """Return the layer that predicts a token further ahead, by our parameters; nothing where there is none.
+
+        One of another form than localspec computes, as with an embedding of its own, is left out.
+        """
+        if not self._ahead:
+            return {}
+        parts, own = ahead_gguf_map(sizes), ahead_config(sizes)
+        if self._ahead != {name for some in parts.values() for name, _ in some}:
+            return {}
+        found: dict[str, list[GgufTensor]] = {}
+        for ours, some in parts.items():
+            columns = ahead_features(ours, sizes)
+            for name, rows in some:
+                shape = (rows,) if columns is None else (rows, columns)
+                found.setdefault(ours, []).append(self._tensor(name, shape, *self._form(name, ours, own)))
+        return found
+
+    def _form(self, name: str, ours: str, sizes: TransformerConfig) -> tuple[int, str]:
+        """Return in which form a tensor is stored: rows of a head that lie in pairs, and what was done to numbers."""
+        changes = architecture(self.metadata).changes
+        change = changes.get(re.sub(r"^blk\.\d+\.|\.(weight|bias)$", "", name), "")
+        if change == "pairs":
+            return sizes.sizes_of(int(ours.split(".")[1])).head_dim, ""
+        return 0, change
+
+    def _tensor(self, name: str, shape: tuple[int, ...], head_rows: int = 0, change: str = "") -> GgufTensor:
         if name not in self.places:
             raise damaged(self.path, f"it lacks {name!r}")
         file, place = self.places[name]
@@ -271,22 +328,9 @@ class GgufModel:
             raise damaged(self.path, f"{name!r} has the shape {[*place.shape]} where {[*shape]} is promised")
         if len(shape) == 1 and place.block.weights > 1:
             raise damaged(self.path, f"{name!r} is a vector in {place.block.name}")
-        return GgufTensor(file, place.start, shape, "", place.bytes, place.block, head_rows)
-
-    def _head_rows(self, name: str, sizes: TransformerConfig) -> int:
-        """llama.cpp's llama rotates channels that are neighbours, and the Hugging Face code two halves of a head."""
-        pairs = architecture(self.metadata) == "llama" and re.search(r"\.[qk]_proj\.", name)
-        return sizes.head_dim if pairs else 0
+        return GgufTensor(file, place.start, shape, "", place.bytes, place.block, head_rows, change)
 
     def _factors(self, name: str) -> list[float]:
         size = self.places[name][1].shape[0]
-        numbers: list[float] = self._tensor(name, (size,), 0).floats(0, size).tolist()
+        numbers: list[float] = self._tensor(name, (size,)).floats(0, size).tolist()
         return numbers
-
-
-def _name(theirs: str) -> str:
-    """The name in GGUF of a tensor of the Hugging Face layout."""
-    name, end = theirs.rsplit(".", 1)
-    if layer := re.fullmatch(r"model\.layers\.(\d+)\.(.+)", name):
-        return f"blk.{layer[1]}.{_NAMES[layer[2]]}.{end}"
-    return f"{_NAMES[name]}.{end}"

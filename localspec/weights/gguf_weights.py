@@ -6,7 +6,8 @@ from math import prod
 from pathlib import Path
 
 from localspec.errors import LocalspecError, NotHere, first_line
-from localspec.families.architecture import TransformerConfig, in_features, weight_map
+from localspec.families.ahead import ahead_features, ahead_gguf_map
+from localspec.families.architecture import TransformerConfig, gguf_map, in_features, weight_map
 from localspec.families.model_config import ModelConfig, least_parameters
 from localspec.families.rope import Rope
 from localspec.machine.library import BLOCK_TYPES
@@ -16,7 +17,7 @@ from localspec.weights.fingerprint import file_fingerprint
 from localspec.weights.gguf_file import BLOCKS, damaged
 from localspec.weights.gguf_model import GgufModel, GgufTensor
 from localspec.weights.packed_file import BLOCKS as IN_BLOCKS
-from localspec.weights.packed_file import BlockPart, Header, Origin, PackedFile
+from localspec.weights.packed_file import BlockPart, Header, Origin, PackedFile, read
 from localspec.weights.packed_files import FILED
 from localspec.weights.recipe import Recipe, stand_in
 from localspec.weights.source import Source
@@ -38,9 +39,9 @@ def gguf_source(model: GgufModel) -> Source:
         raise damaged(model.path, f"it promises {config.num_hidden_layers} layers and has {model.parameters} weights")
     sizes = TransformerConfig.of(config)
     Rope.of(config, config.contexts[0])
-    stored = model.tensors(sizes)
-    made_of = {name: [stored[part] for part, _ in parts] for name, parts in weight_map(sizes).items()}
-    return _source(config, sizes, made_of, [part.path for part in model.parts], model.texts, model.parameters)
+    files = [part.path for part in model.parts]
+    source = _source(config, sizes, model.tensors(sizes), files, model.texts, model.parameters)
+    return replace(source, ahead=model.ahead(sizes))
 
 
 def _source(
@@ -69,13 +70,16 @@ def registration(source: Source, origin: Origin, answers: str = IN_BLOCKS) -> He
     held = source.header(origin, IN_BLOCKS, gguf_recipe(source, IN_BLOCKS)).block_bytes
     texts = {name: len(text) for name, text in source.texts.items()}
     plan = Header.plan(origin, IN_BLOCKS, source.checkpoint.parameters, {}, texts)
-    return replace(plan, blocks=blocks, weight_bytes=held, answers=answers)
+    ahead = {name: tuple(_part(one, numbers) for one in parts) for name, parts in source.ahead.items()}
+    return replace(plan, blocks=blocks, weight_bytes=held, answers=answers, ahead=ahead)
 
 
 def _part(tensor: StoredTensor, numbers: Mapping[Path, int]) -> BlockPart:
     assert isinstance(tensor, GgufTensor)
     number = numbers[tensor.file]
-    return BlockPart(number, tensor.start, tensor.bytes, tensor.block.name, tensor.shape, tensor.head_rows)
+    return BlockPart(
+        number, tensor.start, tensor.bytes, tensor.block.name, tensor.shape, tensor.head_rows, tensor.change
+    )
 
 
 def files_of(found: PackedFile) -> list[Path]:
@@ -101,7 +105,7 @@ def registered_source(header: Header, texts: Mapping[str, bytes], files: Sequenc
         ) from None
     wanted = {
         ours: [(rows,) if (columns := in_features(ours, sizes)) is None else (rows, columns) for _, rows in parts]
-        for ours, parts in weight_map(sizes).items()
+        for ours, parts in gguf_map(sizes).items()
     }
     if wanted != {ours: [part.shape for part in parts] for ours, parts in made_of.items()}:
         raise LocalspecError(
@@ -117,7 +121,31 @@ def _tensor(part: BlockPart, files: Sequence[Path]) -> GgufTensor:
     heads = not part.head_rows or (rows % part.head_rows == 0 and part.head_rows % 2 == 0)
     if not whole or not heads or prod(part.shape) // block.weights * block.bytes != part.bytes:
         raise ValueError(f"a tensor of {part.type} has {part.bytes} bytes")
-    return GgufTensor(files[part.file], part.offset, part.shape, "", part.bytes, block, part.head_rows)
+    return GgufTensor(files[part.file], part.offset, part.shape, "", part.bytes, block, part.head_rows, part.change)
+
+
+def registered_ahead(path: Path, sizes: TransformerConfig) -> dict[str, list[GgufTensor]]:
+    """Return the tensors of the layer that predicts a token further ahead, of a registered model of these sizes.
+
+    Raises NotHere where there is none, or where a file is missing, and LocalspecError for one that cannot be meant.
+    """
+    found = read(path)
+    header, files = found.header, files_of(found)
+    wanted = {
+        ours: [(rows,) if (columns := ahead_features(ours, sizes)) is None else (rows, columns) for _, rows in parts]
+        for ours, parts in ahead_gguf_map(sizes).items()
+    }
+    if wanted != {ours: [part.shape for part in parts] for ours, parts in header.ahead.items()}:
+        raise LocalspecError(
+            f"The registration of {header.origin.name} has another layer that predicts further ahead than its model; "
+            f"{again(header.origin)}."
+        )
+    try:
+        return {ours: [_tensor(part, files) for part in parts] for ours, parts in header.ahead.items()}
+    except (ValueError, KeyError) as error:
+        raise LocalspecError(
+            f"The registration of {header.origin.name} cannot be used ({first_line(error)}); {again(header.origin)}."
+        ) from None
 
 
 def gguf_recipe(source: Source, packing: str, drafts: bool = False) -> Recipe:

@@ -234,7 +234,6 @@ def _fits(parts: list[tuple[str, Tensor]], name: str, out: int, inputs: int | No
             [part for part, _ in parts] == [f"{name} {number}" for number in range(len(parts))]
             and (rows == [out // 2] * 2 if halves else len(parts) <= MOST_PARTS and sum(rows) == out)
             and all((one.layout, one.inputs) == (BLOCKS, inputs) for _, one in parts)
-            and name != "embed_tokens_per_layer"
             and not name.endswith(".conv")
         )
     if len(parts) > 1:

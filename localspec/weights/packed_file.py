@@ -47,6 +47,7 @@ RECORDS = {
     "Q3_K": (256, 28), "Q4_K": (256, 36), "Q5_K": (256, 44), "Q6_K": (256, 53), "IQ4_NL": (64, 9),
     "IQ4_XS": (256, 34), "MXFP4": (128, 17),
 }  # fmt: skip
+CHANGES = ("plus one", "-exp")  # of the numbers of a vector
 BLOCK_PANEL, _LINE = 16, 64  # rows of a panel of blocks; bytes
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _REVISION = re.compile(r"[0-9a-f]{40}")
@@ -123,7 +124,8 @@ class BlockPart:
     """Where some rows of a parameter lie in a GGUF file.
 
     `file` is its number among the files of the origin, and `type` the name of a type of GGUF. A vector has one size.
-    Where `head_rows` is not 0, the rows of each head are stored in pairs of neighbouring channels.
+    Where `head_rows` is not 0, the rows of each head are stored in pairs of neighbouring channels. `change` says what
+    was done to each number of a vector before it was stored, if anything: "plus one", or "-exp".
     """
 
     file: int
@@ -132,6 +134,7 @@ class BlockPart:
     type: str
     shape: tuple[int, ...]
     head_rows: int = 0
+    change: str = ""
 
 
 @dataclass(frozen=True)
@@ -159,6 +162,7 @@ class Header:
 
     Only a registration has `blocks`: the parts of each parameter. Its `weight_bytes` are what the weights take in
     memory, and 0 if they cannot be computed in blocks. `answers` is the packing that answers where none is asked for.
+    `ahead` are the parts of a layer that predicts a token further ahead, if its files have one that is computed.
     """
 
     origin: Origin
@@ -171,6 +175,7 @@ class Header:
     blocks: Mapping[str, tuple[BlockPart, ...]] = field(default_factory=dict)
     weight_bytes: int = 0
     answers: str = BLOCKS
+    ahead: Mapping[str, tuple[BlockPart, ...]] = field(default_factory=dict)
 
     @classmethod
     def plan(
@@ -230,6 +235,11 @@ class Header:
         """The file up to where the sections begin. Its length does not depend on the digests."""
         said = asdict(self)
         said["weights"] = said["origin"].pop("weights")  # earlier versions refuse an origin with more in it
+        for part in (part for parts in (*said["blocks"].values(), *said["ahead"].values()) for part in parts):
+            if not part["change"]:
+                del part["change"]  # likewise
+        if not self.ahead:
+            del said["ahead"]  # likewise
         if not self.registered:
             del said["blocks"], said["weight_bytes"], said["answers"]
         text = json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
@@ -446,7 +456,15 @@ def _header(said: Any) -> Header:
 
 def _registered(said: Any, files: list[tuple[int, str]]) -> dict[str, Any]:
     """Return what only a registration says. Whether types and sizes agree is seen where the weights are read."""
-    blocks = {_text(name): tuple(BlockPart(**part) for part in parts) for name, parts in said["blocks"].items()}
+    blocks, ahead = (_block_parts(said.get(key, {}), files) for key in ("blocks", "ahead"))
+    if said["answers"] not in (BLOCKS, *_ITEM_BITS):
+        raise ValueError
+    sizes = {"weight_bytes": _count(said["weight_bytes"]), "answers": said["answers"]}
+    return {"blocks": blocks, "ahead": ahead, **sizes}
+
+
+def _block_parts(said: Any, files: list[tuple[int, str]]) -> dict[str, tuple[BlockPart, ...]]:
+    blocks = {_text(name): tuple(BlockPart(**part) for part in parts) for name, parts in said.items()}
     for part in (part for parts in blocks.values() for part in parts):
         whole = [part.file, part.offset, part.bytes, part.head_rows, *part.shape]
         if not all(map(_is_count, whole)) or part.offset + part.bytes > files[part.file][0]:
@@ -454,10 +472,9 @@ def _registered(said: Any, files: list[tuple[int, str]]) -> dict[str, Any]:
         if not 1 <= len(part.shape) <= 2 or not all(1 <= size <= _LARGEST for size in part.shape):
             raise ValueError
         _text(part.type)
-    blocks = {name: tuple(replace(part, shape=tuple(part.shape)) for part in parts) for name, parts in blocks.items()}
-    if said["answers"] not in (BLOCKS, *_ITEM_BITS):
-        raise ValueError
-    return {"blocks": blocks, "weight_bytes": _count(said["weight_bytes"]), "answers": said["answers"]}
+        if part.change not in ("", *CHANGES) or (part.change and len(part.shape) > 1):
+            raise ValueError
+    return {name: tuple(replace(part, shape=tuple(part.shape)) for part in parts) for name, parts in blocks.items()}
 
 
 def _section(said: Any) -> Section:

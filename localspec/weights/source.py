@@ -1,7 +1,7 @@
 """A model as it is packed: the tensors that each parameter is made of, read and packed a piece at a time."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ class Source:
     sizes: TransformerConfig
     made_of: Mapping[str, list[StoredTensor]]
     texts: Mapping[str, bytes]
+    ahead: Mapping[str, list[GgufTensor]] = field(default_factory=dict)  # of a layer that predicts further ahead
 
     @classmethod
     def open(cls, path: Path) -> "Source":

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from localspec.errors import LocalspecError, cannot_read
-from localspec.families.architecture import TransformerConfig, in_features, weight_map
-from localspec.families.family_config import NotComputed
+from localspec.families.architecture import TransformerConfig, in_features, stored_shape, weight_map
 from localspec.families.model_config import ModelConfig, least_parameters, not_computed
+from localspec.families.reading import NotComputed
 from localspec.weights.checkpoint import Checkpoint, tensor_headers, tensor_start, text_name
 
 _PIECE = 2**20  # numbers that are compared at a time
@@ -88,8 +88,7 @@ def find_stored(
                     f"'{part}' in {checkpoint.path} is of the type {found[part].dtype}, which weights never are; fetch "
                     "the model again."
                 )
-            one_each = (1,) if name.endswith(".conv") else ()  # of the input channels: each has a filter of its own
-            promised = (rows,) if columns is None else (rows, *one_each, columns)
+            promised = stored_shape(name, rows, columns)
             if found[part].shape != promised:
                 raise LocalspecError(
                     f"'{part}' in {checkpoint.path} has the shape {[*found[part].shape]} where config.json promises "

@@ -388,7 +388,7 @@ def test_what_a_file_cannot_be_is_said(tmp_path: Path, gguf: Path, directory: Pa
     assert "nf4" in refused(2, "import", gguf.name, "--quantize", "nf4")
     (tmp_path / "a.gguf").write_bytes(gguf.read_bytes()[:-1])
     assert "a.gguf" in refused(1, "import", "a.gguf")
-    write_model(tmp_path / "gemma.gguf", directory, "Q8_0", general__architecture="gemma3")
+    write_model(tmp_path / "gemma.gguf", directory, "Q8_0", general__architecture="gemma2")
     assert wording("gguf_file_gemma_gguf_architecture") in refused(1, "run", "-m", "gemma.gguf", "Hi")
     imported(tmp_path, gguf)
     (tmp_path / "texts.txt").write_text("one two three\n" * 100)

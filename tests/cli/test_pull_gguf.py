@@ -332,8 +332,8 @@ def test_what_cannot_be_meant_is_refused(home: Path, files: dict[str, bytes]) ->
         assert "nf4" in sentence(at(home, hub, "pull", NAME, "--yes", "--quantize", "nf4"))
         assert "cuda" in sentence(at(home, hub, "pull", NAME, "--yes", LOCALSPEC_DEVICE="cuda"))
         assert blobs(home) == {}
-        hub.answer = lambda path: about("gemma3", files) if path.startswith("/api/") else None
-        assert "'gemma3'" in sentence(at(home, hub, "pull", NAME, "--yes"))
+        hub.answer = lambda path: about("gemma2", files) if path.startswith("/api/") else None
+        assert "'gemma2'" in sentence(at(home, hub, "pull", NAME, "--yes"))
         hub.answer = lambda path: None
         assert "org/repo:TYPE" in sentence(at(home, hub, "pull", "org/tiny-GGUF:"))
         assert "org/repo:TYPE" in sentence(at(home, hub, "pull", "org/tiny-GGUF:../x"))

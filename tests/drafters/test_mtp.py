@@ -11,6 +11,7 @@ from checkpoints import change_config
 from distributions import assert_drawn_from
 from drafting import watched
 from each import each
+from gguf_files import write_model
 from golden import matching
 from safetensors.torch import load_file, save_file
 from session_replies import assert_plain, assert_two_turns, reply
@@ -29,8 +30,15 @@ from localspec.decoding.tree import DraftTree
 from localspec.drafters.mtp import Drafter, MtpOptions
 from localspec.engine.engine import Engine
 from localspec.errors import LocalspecError, NotHere, UsageMistake
+from localspec.events import Reporter
 from localspec.models.drafter_cards import find_drafter, trained_drafters
 from localspec.models.registry import TargetCard
+from localspec.paths import Paths
+from localspec.weights.fingerprint import fingerprints
+from localspec.weights.gguf_model import GgufModel
+from localspec.weights.gguf_weights import gguf_source, registration
+from localspec.weights.opening import register
+from localspec.weights.packed_file import Origin
 
 Make = Callable[[str], Tiny]
 NAME = "qwen3_5-grouped-shared-keys-interval"
@@ -223,6 +231,26 @@ def test_the_engine_finds_it_in_the_models_own_files(make: Any, named: str) -> N
     assert ids == reply(plain.session, prompt, 20)[0] and statistics.drafted > 19
     specs = Drafter.tensor_specs(engine.target, MtpOptions())
     assert sum(torch.Size(one.shape).numel() for one in specs.values()) == numbers
+
+
+@pytest.mark.slow
+def test_of_a_gguf_file_it_drafts_what_it_drafts_of_the_directory(make: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path / "home"))
+    model, layer = make(NAME)
+    file = GgufModel.open(write_model(tmp_path / "a.gguf", model.path, "F32"))
+    found, source = fingerprints([file.path]), gguf_source(file)
+    origin = Origin("tiny", "0" * 40, files={str(file.path): found["a.gguf"]})
+    path = register(registration(source, origin), file.texts, Reporter(), Paths(tmp_path / "home"))
+    [card] = trained_drafters(card_of(path))
+    numbers = sum(one.numel() for one in layer.parameters())
+    assert (card.kind, card.path, card.parameters, card.bytes) == ("mtp", path, numbers, 4 * numbers)
+    prompt, replies = prompt_ids(20, seed=23), []
+    for place in (path, model.path):
+        settings = Settings(drafter="mtp", device="cpu", draft_max=4, dtype="fp32", quantize="none")
+        engine = Engine.open(settings, card_of(place))
+        replies.append(reply(engine.session, prompt, 20))
+    assert replies[0][0] == replies[1][0] == stock_reply(model.stock, prompt, 20)
+    assert replies[0][1].drafted == replies[1][1].drafted > 19
 
 
 def test_a_model_without_it_is_told_what_is_missing(tiny: Make) -> None:

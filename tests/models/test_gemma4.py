@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from checkpoints import change_config
 from each import each
 from golden import matching
@@ -20,16 +21,24 @@ from tiny_models import (
     byte_tokenizer,
     prompt_ids,
     save_filled,
+    stock_logits,
     stock_reply,
     write,
 )
-from transformers import CONFIG_MAPPING, Gemma4Config, Gemma4ForConditionalGeneration
+from transformers import (
+    CONFIG_MAPPING,
+    Gemma4Config,
+    Gemma4ForConditionalGeneration,
+    Gemma4UnifiedForCausalLM,
+    Gemma4UnifiedTextConfig,
+)
 from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRotaryEmbedding
 
 from localspec.choosing.choose import choose
 from localspec.cli.show import _installed_facts
 from localspec.config import Settings
 from localspec.decoding.session import Limits
+from localspec.decoding.tree import DraftTree
 from localspec.drafters.s3d import Drafter, S3DOptions
 from localspec.engine.engine import Engine
 from localspec.engine.own_layers import load_layers
@@ -42,6 +51,8 @@ from localspec.models.drafter_kinds import kinds
 from localspec.models.registry import named_card
 from localspec.models.shape import Shape
 from localspec.models.small_model import mask_token
+from localspec.native.target import NativeTarget
+from localspec.native.threads import Threads
 from localspec.nn.target import Target
 from localspec.training.trainable import make_drafter
 from localspec.weights.stored import read_config
@@ -241,3 +252,24 @@ def test_of_a_model_that_reads_pictures_the_language_model_is_served(pictures: P
     language = sum(parameter.numel() for parameter in target.transformer.parameters())
     assert found.parameters == language, "without what sees"
     assert read_config(found).per_layer_inputs == (8, VOCABULARY + 10)
+
+
+@pytest.mark.parametrize("name", ["gemma4_unified-grouped-keys-as-values-capped"])
+def test_under_other_names_it_is_computed_as_the_others_are(tmp_path: Path, name: str) -> None:
+    config = Gemma4UnifiedTextConfig(
+        hidden_size=48, intermediate_size=40, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=16, global_head_dim=24, num_global_key_value_heads=1, attention_k_eq_v=True, vocab_size=VOCABULARY,
+        max_position_embeddings=512, sliding_window=7, final_logit_softcapping=8.0,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+    )  # fmt: skip
+    path = save_filled(Gemma4UnifiedForCausalLM(config), tmp_path / name, byte_tokenizer())
+    stock = Gemma4UnifiedForCausalLM.from_pretrained(path, attn_implementation="eager", dtype=torch.float32).eval()
+    tokens = prompt_ids(40)
+    want = stock_logits(stock, tokens)
+    for engine in (Target.load(path), NativeTarget.open(path, packing="fp32", threads=Threads(1))):
+        ours = torch.as_tensor(engine.forward(DraftTree.chain(tokens), engine.cache(64)).logits.numpy())
+        assert (ours - want).abs().max() < 1e-4 * want.abs().max()
+    outer = {"architectures": ["Gemma4UnifiedForConditionalGeneration"], "model_type": "gemma4_unified"}
+    inner = {"model_type": "gemma4_unified_text", "num_hidden_layers": 48, "hidden_size": 3840}
+    found = ModelConfig.of({**outer, "text_config": inner, "vision_config": {"hidden_size": 8}})
+    assert (found.model_type, found.per_layer_inputs, found.sliding_window) == ("gemma4_unified_text", (0, 0), 1024)

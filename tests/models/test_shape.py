@@ -51,6 +51,8 @@ def test_parameters_are_those_of_the_stock_model_but_for_biases_and_norms_of_hea
         "k_norm.weight",
         "pre_feedforward_layernorm.weight",
         "post_feedforward_layernorm.weight",
+        "post_self_attn_layernorm.weight",
+        "post_mlp_layernorm.weight",
         "per_layer_input_norm.weight",
         "per_layer_projection_norm.weight",
     )

@@ -9,6 +9,7 @@ from each import each
 from gguf.constants import Keys
 
 from localspec.errors import LocalspecError
+from localspec.families import table as table_of_families
 from localspec.weights import gguf_metadata as table
 from localspec.weights.gguf_config import config, generation_config, ignored_sampling
 from localspec.weights.gguf_metadata import Metadata, check
@@ -96,6 +97,25 @@ def test_a_key_of_several_lines_is_one_line_in_a_sentence():
     assert str(error.value).isprintable()
     (sentence,) = impossible_roles(Metadata({"tokenizer.ggml.a\nb_token_id": 5}), 3)
     assert "\n" not in sentence
+
+
+@each("named", table_of_families.OF_GGUF)
+def test_what_a_family_says_in_its_own_way_is_read_or_refused_whatever_it_is(named):
+    form = table_of_families.OF_GGUF[named].gguf
+    usual = {"ssm.conv_kernel": 4, "ssm.state_size": 32, "ssm.group_count": 2, "ssm.time_step_rank": 4,
+             "ssm.inner_size": 128, "attention.sliding_window_pattern": np.array([True, True, False]),
+             "attention.key_length_swa": 32}  # fmt: skip
+    usual = {name: one for name, one in usual.items() if name in form.keys}
+    assert config(metadata(named, usual), SHAPES, lambda _: [1.0])["num_hidden_layers"] == 3
+    read = 0
+    for name in {*form.keys, *form.own, "block_count", "attention.head_count", "feed_forward_length"}:
+        for value in [*ODD, None, 2, 1.5, False, np.array([1, 2, 3]), np.array([True, False])]:
+            try:
+                config(metadata(named, {**usual, name: value}), SHAPES, lambda _: [1.0, float("nan")])
+                read += 1
+            except (ValueError, LocalspecError):
+                pass
+    assert read >= 2
 
 
 CHANGED: dict[str, Any] = {

@@ -9,11 +9,36 @@ import numpy as np
 import pytest
 import tiny_models
 from each import each
-from gguf_files import BLOCKS, halves, metadata_of, name_of, q8_0, stored, tensors_of, weights_of, write_model, written
+from gguf_files import (
+    BLOCKS,
+    from_gguf,
+    in_gguf,
+    metadata_of,
+    q8_0,
+    stored,
+    tensors_of,
+    weights_of,
+    write_model,
+    written,
+)
 from safetensors.numpy import save_file
 from slow_cases import covering
 from tiny_models import _LINEAR, _LLAMA3, _SHAPE, _YARN
-from transformers import LlamaConfig, MistralConfig, Phi3Config, Qwen2Config, Qwen3Config
+from transformers import (
+    Gemma3TextConfig,
+    Gemma4TextConfig,
+    Glm4Config,
+    GraniteConfig,
+    GraniteMoeHybridConfig,
+    LlamaConfig,
+    Ministral3Config,
+    MistralConfig,
+    Phi3Config,
+    Qwen2Config,
+    Qwen3_5TextConfig,
+    Qwen3Config,
+    SmolLM3Config,
+)
 
 from localspec.errors import LocalspecError, NotHere
 from localspec.families.architecture import TransformerConfig
@@ -22,6 +47,9 @@ from localspec.families.rope import Rope
 from localspec.models.chat_tokenizer import ChatTokenizer
 from localspec.models.registry import resolve
 from localspec.models.tokenizer import Tokenizer
+from localspec.native.cache import cache_format
+from localspec.native.model import NativeModel
+from localspec.native.threads import Threads
 from localspec.weights.fingerprint import file_fingerprint, weights_fingerprint
 from localspec.weights.gguf_file import BLOCKS as READ
 from localspec.weights.gguf_file import floats
@@ -38,6 +66,20 @@ LONGROPE = {
     "short_factor": [1 + i / 10 for i in range(32)], "long_factor": [1.5 + i for i in range(32)],
 }  # fmt: skip
 HALF = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+LOCAL = {"sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}
+GRANITE = {
+    "embedding_multiplier": 3.0, "attention_multiplier": 0.1, "residual_multiplier": 0.5, "logits_scaling": 2.0,
+}  # fmt: skip
+DENSE = {
+    "num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 256, "mamba_n_heads": 8,
+    "layer_types": ["attention"] * 2, "position_embedding_type": "nope",
+}  # fmt: skip
+GEMMA4 = {
+    "head_dim": 64, "global_head_dim": 128, "sliding_window": 8, "vocab_size_per_layer_input": 320,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "rope_theta": 50000.0, "partial_rotary_factor": 0.25}, **LOCAL,
+    },
+}  # fmt: skip
 CONFIGS: dict[str, Any] = {
     "llama-biases-llama3": (LlamaConfig, {"attention_bias": True, "mlp_bias": True, "rope_parameters": _LLAMA3}),
     "llama-tied-linear": (LlamaConfig, {"num_key_value_heads": 1, "tie_word_embeddings": True, "rope_parameters": _LINEAR}),
@@ -46,7 +88,39 @@ CONFIGS: dict[str, Any] = {
     "qwen3-wide-heads": (Qwen3Config, {"head_dim": 128, "num_key_value_heads": 4}),
     "phi3-longrope": (Phi3Config, {"sliding_window": None, "original_max_position_embeddings": 256, "rope_parameters": LONGROPE}),
     "phi3-window-partial-rotary": (Phi3Config, {"sliding_window": 8, "rope_parameters": HALF}),
+    "gemma3-windows-linear": (Gemma3TextConfig, {
+        "num_hidden_layers": 7, "head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window": 8,
+        "layer_types": [*["sliding_attention"] * 5, "full_attention", "sliding_attention"],
+        "rope_parameters": {"full_attention": {"rope_type": "linear", "rope_theta": 50000.0, "factor": 8.0}, **LOCAL},
+    }),
+    "gemma3-no-windows": (Gemma3TextConfig, {
+        "head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window": 512, "layer_types": ["full_attention"] * 2,
+        "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 50000.0}, **LOCAL},
+    }),
+    "smollm3-every-fourth-unrotated": (SmolLM3Config, {"num_hidden_layers": 5}),
+    "granite-biases": (GraniteConfig, {"attention_bias": True, "mlp_bias": True, **GRANITE}),
+    "granitemoehybrid-unrotated-tied": (GraniteMoeHybridConfig, {"tie_word_embeddings": True, **GRANITE, **DENSE}),
+    "ministral3-growing-queries": (Ministral3Config, {"head_dim": 64, "rope_parameters": tiny_models._GROWING}),
+    "gemma4-keys-as-values-capped": (Gemma4TextConfig, {
+        **GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0,
+        "final_logit_softcapping": 8.0, "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    }),
+    "gemma4-shared-double-wide-layer-inputs": (Gemma4TextConfig, {
+        **GEMMA4, "hidden_size_per_layer_input": 256, "num_kv_shared_layers": 2, "use_double_wide_mlp": True,
+        "num_hidden_layers": 4, "tie_word_embeddings": False,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    }),
+    "glm4-half-rotated": (Glm4Config, {"head_dim": 64, "rope_parameters": HALF}),
+    "qwen3_5-shared-keys": (Qwen3_5TextConfig, {
+        "num_hidden_layers": 4, "head_dim": 64, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+        "linear_key_head_dim": 32, "linear_value_head_dim": 64,
+    }),
 }  # fmt: skip
+
+
+TILED = [name for name in CONFIGS if name.startswith("qwen3_5")]  # whose heads are in another order
+IN_ORDER = [name for name in CONFIGS if name not in TILED]
 
 
 @pytest.fixture(scope="module")
@@ -69,12 +143,10 @@ def dequantised(path: Path, kind: str, to: Path) -> Path:
     shutil.copytree(path, to)
     config, tensors = json.loads((path / "config.json").read_text()), tensors_of(path, kind)
     weights = {}
-    for name in weights_of(path):
-        one = tensors[name_of(name)]
-        whole = floats(READ[BLOCKS[one.kind][0]], one.content).reshape(one.shape)
-        if config["model_type"] in ("llama", "mistral") and (".q_proj." in name or ".k_proj." in name):
-            whole = halves(whole, config["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"])
-        weights[name] = np.ascontiguousarray(whole)
+    for name, one in weights_of(path).items():
+        parts = [tensors[part] for part in in_gguf(config, name, one)]
+        whole = [floats(READ[BLOCKS[part.kind][0]], part.content).reshape(part.shape) for part in parts]
+        weights[name] = from_gguf(config, name, whole)
     for file in to.glob("*.safetensors*"):
         file.unlink()
     save_file(weights, to / "model.safetensors")
@@ -86,7 +158,7 @@ def packed(source: Source, packing: str, recipe: Any) -> PackedModel:
     return PackedModel.in_memory(header, source.filler({}), 1, lambda done, total: None)
 
 
-CASES = [(name, kind, "int8") for name, kind in covering(CONFIGS, ["Q8_0", "Q4_K"])] + [
+CASES = [(name, kind, "int8") for name, kind in covering(IN_ORDER, ["Q8_0", "Q4_K"])] + [
     ("llama-biases-llama3", kind, packing) for kind, packing in covering(BLOCKS, ["int8", "int4"])
 ]
 
@@ -111,7 +183,7 @@ def test_packed_weights_are_those_of_the_same_numbers(tmp_path, directory, name,
         assert bytes(found.view(tensor)) == bytes(expected.view(tensor)), tensor
 
 
-@each("name, kind", [(name, "Q4_K") for name in CONFIGS] + [("llama-biases-llama3", kind) for kind in BLOCKS])
+@each("name, kind", [(name, "Q4_K") for name in IN_ORDER] + [("llama-biases-llama3", kind) for kind in BLOCKS])
 def test_the_fingerprint_is_that_of_the_same_numbers_in_a_directory(tmp_path, directory, name, kind):
     found = GgufModel.open(write_model(tmp_path / "a.gguf", directory(name), kind))
     assert found.weights == weights_fingerprint(dequantised(directory(name), kind, tmp_path / "same"))
@@ -150,6 +222,18 @@ def test_configurations_mean_the_same(tmp_path, directory, name):
         ours, theirs = Rope.of(config, context), Rope.of(expected, context)
         assert ours.inv_freq == pytest.approx(theirs.inv_freq, rel=1e-6)
         assert ours.attention_scaling == pytest.approx(theirs.attention_scaling, rel=1e-6)
+
+
+@each("name", CONFIGS)
+def test_logits_are_those_of_the_directory(tmp_path, directory, name):
+    model = GgufModel.open(write_model(tmp_path / "a.gguf", directory(name), "F32"))
+    sources, tokens = (gguf_source(model), Source.open(directory(name))), tiny_models.prompt_ids(60)
+    found = []
+    for source in sources:
+        held = packed(source, "fp32", gguf_recipe(source, "fp32"))
+        engine = NativeModel(held.sizes, Rope.of(source.config, 128), held.tensors, Threads(1), cache_format("fp32"))
+        found.append(engine.forward(tokens, None, engine.cache(128))[0].numpy())
+    assert abs(found[0] - found[1]).max() < 1e-4 * abs(found[1]).max()
 
 
 def test_what_the_quantiser_of_llama_cpp_makes_is_nearer_to_the_weights_than_our_own_groups_of_64():
@@ -218,7 +302,7 @@ def test_a_head_that_is_the_embedding_in_another_type_counts_once(tmp_path, dire
 
 
 WRONG: dict[str, dict[str, Any]] = {
-    "another architecture": {"general__architecture": "gemma3"},
+    "another architecture": {"general__architecture": "gemma2"},
     "no architecture": {"general__architecture": None},
     "an architecture that is a number": {"general__architecture": 4},
     "experts": {"qwen3__expert_count": 8},

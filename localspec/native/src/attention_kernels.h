@@ -21,11 +21,24 @@ void rotate(float* v, const float* cos, const float* sin, int half) {
     }
 }
 
+// The same of channels that are neighbours.
+void rotate_neighbours(float* v, const float* cos, const float* sin, int half) {
+    for (int i = 0; i < half; i += 16, v += 32) {
+        const int count = smaller(16, half - i);
+        float apart[32] = {};  // the first channels of the pairs, then the second ones
+        for (int k = 0; k < count; k++) apart[k] = v[2 * k], apart[16 + k] = v[2 * k + 1];
+        const v16 a = load(apart), b = load(apart + 16), c = load_part(cos + i, count), s = load_part(sin + i, count);
+        store(apart, fma(-b, s, a * c));
+        store(apart + 16, fma(a, s, b * c));
+        for (int k = 0; k < count; k++) v[2 * k] = apart[k], v[2 * k + 1] = apart[16 + k];
+    }
+}
+
 LS_INLINE void head_row(const Attending& a, const float* from, const float* norm, int row, float* to) {
     const int half = a.rotary_dim / 2;
     for (int i = 0; i < a.head_dim; i += 16) store(to + i, load_part(from + i, a.head_dim - i));  // zeros after the last
     if (norm) normalise(to, inverse_rms(to, a.head_dim, a.rms_norm_eps), norm, a.head_dim, to);
-    rotate(to, a.cos + (size_t)row * half, a.sin + (size_t)row * half, half);
+    (a.interleaved ? rotate_neighbours : rotate)(to, a.cos + (size_t)row * half, a.sin + (size_t)row * half, half);
 }
 
 template <class Cell>

@@ -91,7 +91,7 @@ void Delta::begin(const States& states, int slot, int number) {
 void Delta::advance(States& states, const ls_layer& layer, int number, int from, int to, int rows, const float* projected, float* values) {
     const ls_delta_sizes& s = c_.delta;
     Recurring r{};
-    r.key_heads = s.key_heads, r.value_heads = s.value_heads, r.key_dim = s.key_dim, r.value_dim = s.value_dim, r.taps = s.taps;
+    r.key_heads = s.key_heads, r.value_heads = s.value_heads, r.key_dim = s.key_dim, r.value_dim = s.value_dim, r.taps = s.taps, r.tiled = s.tiled;
     r.rows = rows, r.stride = states.padded_channels(), r.window = window_, r.gates = gates_;
     r.conv = layer.delta->conv, r.value_norm = layer.delta->value_norm, r.rms_norm_eps = c_.rms_norm_eps;
     r.before = from == States::NOTHING ? nullptr : states.matrices(from, number), r.after = states.matrices(to, number);

@@ -99,7 +99,7 @@ LS_INLINE void give(const Recurring& r, int row, int head, float* o) {
 
 void recur(const Recurring& r, int head, float* scratch) {
     const int kd = r.key_dim, vd = r.value_dim, padded = padded_head(kd), blocks = ceil_div(vd, COLUMNS);
-    const int key_head = head / (r.value_heads / r.key_heads), keys = r.key_heads * kd;
+    const int key_head = r.tiled ? head % r.key_heads : head / (r.value_heads / r.key_heads), keys = r.key_heads * kd;
     const size_t block = (size_t)kd * COLUMNS, width = delta_width(kd, vd);
     const float scale = 1.0f / __builtin_sqrtf((float)kd);
     const float* from = r.before ? r.before + block * blocks * head : nullptr;

@@ -135,16 +135,20 @@ class Forward {
         const Epilogue gate = c_.gate == LS_GELU ? Epilogue::gelu_gate : Epilogue::gate;
         linear(w.gate_up_proj, adapters, 2, from, x_, w.post_attention_layernorm, gate, act_, w.intermediate_size);
         add(w.down_proj, adapters, 3, from, act_, w.down_norm);
-        if (c_.layer_inputs.width) add_inputs(number, from);
+        if (c_.layer_inputs.width || w.scalar) after_mlp(number, from);
+    }
+
+    // What Gemma 4 has after the MLP: a layer adds what it makes of its inputs of the rows' tokens, and scales its states.
+    void after_mlp(int number, int from) {
+        const ls_layer& w = model_.layers[number];
+        if (c_.layer_inputs.width) add_inputs(w, number, from);
         for (int r = from; w.scalar && r < rows_; r++) {
             float* x = x_ + (size_t)r * c_.hidden_size;
             k_.normalise(x, *w.scalar, nullptr, c_.hidden_size, x);
         }
     }
 
-    // Adds what a layer makes of its inputs of the rows' tokens.
-    void add_inputs(int number, int from) {
-        const ls_layer& w = model_.layers[number];
+    void add_inputs(const ls_layer& w, int number, int from) {
         const int width = c_.layer_inputs.width;
         linear(w.input_gate, nullptr, 0, from, x_, nullptr, c_.gate == LS_GELU ? Epilogue::gelu : Epilogue::silu, gated_, width);
         for (int r = from; r < rows_; r++) {
@@ -212,7 +216,7 @@ class Forward {
         a.rows = rows_, a.first_slot = cache_.length + first_, a.tree_slot = cache_.length;
         const size_t turned = w.local ? (size_t)rows_ * half() : 0;
         a.query_scalar = c_.query_scalar, a.factors = query_factors_, a.gated = c_.gated;
-        a.own_keys = !w.keys_from, a.value_norm = c_.value_norm;
+        a.own_keys = !w.keys_from, a.value_norm = c_.value_norm, a.interleaved = c_.interleaved;
         a.qkv_stride = w.qkv_proj.out, a.first_key = c_.num_heads * (1 + c_.gated);
         a.first_value = a.first_key + (w.keys_are_values ? 0 : w.num_kv_heads);
         a.qkv = qkv_, a.q_norm = w.q_norm, a.k_norm = w.k_norm, a.cos = cos_ + turned, a.sin = sin_ + turned;

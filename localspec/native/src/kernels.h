@@ -94,7 +94,7 @@ struct Attending {  // one layer, some rows of a forward
     // qkv [rows, qkv_stride]: queries of all heads, each before its gate where they are gated, then keys, then values,
     // unless those are the keys before norm and rotation; queries alone where keys and values are an earlier layer's
     int qkv_stride, first_key, first_value;  // which heads of qkv are the first key and value
-    bool own_keys, value_norm;
+    bool own_keys, value_norm, interleaved;
     const float *qkv, *q_norm, *k_norm;
     const float *cos, *sin;                // [rows, rotary_dim / 2]
     const float* factors;                  // [rows]: queries are multiplied by them; or NULL
@@ -110,7 +110,7 @@ struct Attending {  // one layer, some rows of a forward
 };
 
 struct Recurring {  // one recurrent layer, some rows of a text
-    int key_heads, value_heads, key_dim, value_dim, taps, rows;
+    int key_heads, value_heads, key_dim, value_dim, taps, tiled, rows;
     int stride;                // of rows of the window, and of taps
     float rms_norm_eps;
     const float* window;       // [taps - 1 + rows, stride]: channels before the convolution

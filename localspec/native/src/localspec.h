@@ -105,6 +105,7 @@ typedef struct { /* y += scale * B (A x) */
 typedef struct {
     int32_t key_heads, value_heads, key_dim, value_dim; /* heads of keys, which value heads share evenly; channels of a head */
     int32_t taps;                /* rows that the convolution sums over, the row's own included */
+    int32_t tiled;               /* 1: value head i reads key head i mod key_heads; 0: i / (value_heads / key_heads) */
 } ls_delta_sizes;
 
 typedef struct { /* of a layer with a recurrent state (Gated DeltaNet) in the place of attention */
@@ -178,6 +179,7 @@ typedef struct {
     int32_t value_norm;          /* 1: values are normed, without weights */
     float logit_cap;             /* a logit becomes logit_cap * tanh(logit / logit_cap); 0: stays as it is */
     ls_layer_inputs layer_inputs;
+    int32_t interleaved;         /* 1: neighbouring channels are rotated together; 0: channel i and i + rotary_dim / 2 */
 } ls_model_config;
 
 typedef struct ls_model ls_model;

@@ -1,0 +1,213 @@
+"""Gemma 4: a Gemma 3 whose layers differ.
+
+Layers without a window have heads of their own, and the last layers read keys and values of earlier ones. Values are
+normed, one projection may make keys and values, what a layer gives is multiplied by a number, and in small models each
+layer reads an input by the token's id. Norms multiply by their weight, without one in addition.
+
+In GGUF the layers with a window are in an array, and the rotation of the others is in `rope_freqs.weight`, whose
+channels that are not rotated are divided by 1e30.
+
+The 12B calls itself another model, `gemma4_unified`, and is computed as the others are.
+
+Sizes of the model are those of layers without a window, which have the rotation of the model too.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from localspec.families.family import IN_GGUF, IN_SAFETENSORS, Family, Gguf, GgufFile
+from localspec.families.gemma3 import OUTPUT_NORMS, OUTPUT_NORMS_IN_GGUF
+from localspec.families.layer_sizes import LayerSizes
+from localspec.families.reading import NotComputed, by_pattern, check, number, positive, two_rotations
+
+
+def _read(found: Mapping[str, Any]) -> dict[str, Any]:
+    if found["enable_moe_block"]:
+        raise NotComputed("experts (enable_moe_block)")
+    check(found, "use_bidirectional_attention", lambda value: value in (None, "vision"))  # texts: from left to right
+    width, cap = found["hidden_size_per_layer_input"] or 0, found["final_logit_softcapping"]
+    check(found, "hidden_size_per_layer_input", lambda value: not value or positive(value))
+    if width and not (
+        positive(found["vocab_size_per_layer_input"]) and found["vocab_size_per_layer_input"] >= found["vocab_size"]
+    ):
+        raise ValueError(
+            f"vocab_size_per_layer_input = {str(found['vocab_size_per_layer_input'])[:40]} is not possible"
+        )
+    check(found, "final_logit_softcapping", lambda value: value is None or (number(value) and 0 < value < 1e6))
+    for name in ("attention_k_eq_v", "use_double_wide_mlp"):
+        check(found, name, lambda value: isinstance(value, bool))
+    types = found["layer_types"] or by_pattern(found["num_hidden_layers"], 6)
+    types = (*types[:-1], "full_attention")
+    whole = _whole_heads(found, types)
+    said = {
+        "layer_types": types,
+        "query_pre_attn_scalar": 1.0,
+        "num_key_value_heads": whole[0],
+        "head_dim": whole[1],
+        "layer_sizes": _layers(found, types, whole),
+        "per_layer_inputs": (width, found["vocab_size_per_layer_input"] if width else 0),
+        "logit_cap": float(cap or 0.0),
+        "embedding_multiplier": found["hidden_size"] ** 0.5,
+    }
+    rotation = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
+    return said | two_rotations({**found, **said}, rotation, {"rope_theta": 1e4})
+
+
+def _whole_heads(found: Mapping[str, Any], types: Sequence[str]) -> tuple[int, int]:
+    """Return (key heads, channels of a head) of layers without a window, as published files or saved ones say it."""
+    heads, told = found["num_key_value_heads"], found.get("per_layer_config")
+    if told is None:
+        own = found["num_global_key_value_heads"] if found["attention_k_eq_v"] else None
+        said = {"num_key_value_heads": heads if own is None else own, "head_dim": found["global_head_dim"]}
+    else:
+        at = {str(layer) for layer, kind in enumerate(types) if kind == "full_attention"}
+        tables = list(told.values()) if isinstance(told, dict) else [None]
+        possible = all(isinstance(one, dict) and one == tables[0] for one in tables)
+        if not possible or {str(name).lstrip("0") or "0" for name in told} not in (at, set()):
+            raise ValueError("per_layer_config: layers without a window are alike here, and so are those with one")
+        said = {"num_key_value_heads": heads, "head_dim": found["head_dim"]} | (tables[0] or {} if tables else {})
+    if unknown := said.keys() - {"num_key_value_heads", "head_dim"}:
+        raise ValueError(
+            f"per_layer_config tells of {min(map(str, unknown))!r:.40}, which is the same in all layers here"
+        )
+    for name in said:
+        check(said, name, positive)
+    if found["num_attention_heads"] % said["num_key_value_heads"] or said["head_dim"] % 2:
+        raise ValueError(f"heads of layers without a window, {said}, are not possible")
+    return said["num_key_value_heads"], said["head_dim"]
+
+
+def _layers(found: Mapping[str, Any], types: Sequence[str], whole: tuple[int, int]) -> tuple[LayerSizes, ...]:
+    shared, wide = found["num_kv_shared_layers"], found["intermediate_size"]
+    first = len(types) - shared if type(shared) is int else -1
+    if not 0 < first <= len(types) or (shared and {*types[:first]} != {*types}):
+        raise ValueError(f"num_kv_shared_layers = {str(shared)[:40]} is not possible")
+    layers = []
+    for layer, kind in enumerate(types):
+        local = kind == "sliding_attention"
+        heads, head_dim = (found["num_key_value_heads"], found["head_dim"]) if local else whole
+        source = max(one for one in range(first) if types[one] == kind) if layer >= first else None
+        inner = 2 * wide if source is not None and found["use_double_wide_mlp"] else wide
+        layers.append(LayerSizes(heads, head_dim, inner, source, found["attention_k_eq_v"] and not local))
+    return tuple(layers)
+
+
+def _from_gguf(content: Mapping[str, Any], file: GgufFile) -> dict[str, Any]:
+    layers, whole_dim = content["num_hidden_layers"], content["head_dim"]
+    slides = file.by_layer("attention.sliding_window_pattern") or []
+    if len(slides) != layers:
+        raise ValueError(f"attention.sliding_window_pattern is about {len(slides)} of {layers} layers")
+    keys, wide = ((file.by_layer(key) or [None]) for key in ("attention.head_count_kv", "feed_forward_length"))
+    keys, wide = (one * layers if len(one) == 1 else one for one in (keys, wide))
+    if len(keys) != layers or len(wide) != layers:
+        raise ValueError(f"sizes of {len(keys)} and {len(wide)} layers are those of {layers}")
+    whole = next((layer for layer, one in enumerate(slides) if not one), layers - 1)
+    local = next((layer for layer, one in enumerate(slides) if one), whole)
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "layer_types": ["sliding_attention" if one else "full_attention" for one in slides],
+        "sliding_window": content["sliding_window"] or file.number("attention.sliding_window"),
+        "num_key_value_heads": keys[local],
+        "num_global_key_value_heads": keys[whole],
+        "head_dim": file.number("attention.key_length_swa"),
+        "global_head_dim": whole_dim,
+        "attention_k_eq_v": f"blk.{whole}.attn_v.weight" not in file.shapes,
+        "intermediate_size": wide[0],
+        "use_double_wide_mlp": wide[-1] != wide[0],
+        "num_kv_shared_layers": file.number("attention.shared_kv_layers") or 0,
+        "hidden_size_per_layer_input": file.number("embedding_length_per_layer_input") or 0,
+        "vocab_size_per_layer_input": file.shapes.get(_LAYER_TABLE, [0])[0],
+        "final_logit_softcapping": file.number("final_logit_softcapping") or None,
+        "rope_parameters": {
+            "full_attention": _proportional(content["rope_parameters"]["rope_theta"], file),
+            "sliding_attention": {"rope_type": "default", "rope_theta": file.number("rope.freq_base_swa") or 1e4},
+        },
+    }
+
+
+def _proportional(theta: float, file: GgufFile) -> dict[str, Any]:
+    """Return the rotation of layers without a window, by the factors that each channel is divided by."""
+    factors = file.factors("rope_freqs.weight") if "rope_freqs.weight" in file.shapes else [1.0]
+    rotated = [one for one in factors if one < _UNROTATED]
+    unrotated = factors[len(rotated) :]
+    if len({*rotated}) != 1 or not all(one >= _UNROTATED for one in unrotated):
+        raise ValueError(
+            "rope_freqs.weight is not a number for channels that are rotated, and 1e30 for those after them"
+        )
+    return {
+        "rope_type": "proportional",
+        "rope_theta": theta,
+        "partial_rotary_factor": len(rotated) / len(factors),
+        "factor": rotated[0],
+    }
+
+
+_LAYER_TABLE, _UNROTATED = "per_layer_token_embd.weight", 1e20
+_WIDTH = "attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa"
+GEMMA4 = Family(
+    model_type="gemma4_text",
+    classes={"Gemma4ForCausalLM": "gemma4_text", "Gemma4ForConditionalGeneration": "gemma4"},
+    defaults={
+        "vocab_size": 262144, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "global_head_dim": 512,
+        "num_global_key_value_heads": None, "max_position_embeddings": 131072,
+        "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True, "sliding_window": 512,
+        "vocab_size_per_layer_input": 262144, "hidden_size_per_layer_input": 256, "attention_k_eq_v": False,
+        "num_kv_shared_layers": 0, "use_double_wide_mlp": False, "enable_moe_block": False,
+        "final_logit_softcapping": None, "use_bidirectional_attention": None, "eos_token_id": 1,
+    },
+    not_read=("hidden_act", "mlp_bias", "use_sliding_window", "max_window_layers", "rope_theta", "rope_scaling"),
+    keys={"hidden_act": "hidden_activation"},
+    leaves_out=True,
+    read=_read,
+    arithmetic={
+        "qk_norm": True, "activation": "gelu", "output_norms": True, "value_norm": True, "layer_scalars": True,
+    },
+    tensors={
+        **IN_SAFETENSORS,
+        **OUTPUT_NORMS,
+        "embed_tokens_per_layer": ("model.embed_tokens_per_layer.weight",),
+        "per_layer_model_projection.weight": ("model.per_layer_model_projection.weight",),
+        "per_layer_projection_norm": ("model.per_layer_projection_norm.weight",),
+        "per_layer_input_gate.weight": ("per_layer_input_gate.weight",),
+        "per_layer_projection.weight": ("per_layer_projection.weight",),
+        "per_layer_norm": ("post_per_layer_input_norm.weight",),
+        "layer_scalar": ("layer_scalar",),
+    },
+    gguf=Gguf(
+        "gemma4",
+        config=_from_gguf,
+        keys={
+            **dict.fromkeys(_WIDTH, positive),
+            "rope.freq_base_swa": lambda value: number(value) and 1 < value <= 1e12,
+            "attention.sliding_window_pattern": lambda value: value in (0, 1),
+            "attention.shared_kv_layers": lambda value: value == 0 or positive(value),
+            "embedding_length_per_layer_input": lambda value: value == 0 or positive(value),
+            "final_logit_softcapping": lambda value: number(value) and 0 <= value < 1e6,
+        },
+        own=("attention.head_count_kv", "feed_forward_length"),
+        tensors={
+            **IN_GGUF,
+            **OUTPUT_NORMS_IN_GGUF,
+            "embed_tokens_per_layer": (_LAYER_TABLE,),
+            "per_layer_model_projection.weight": ("per_layer_model_proj.weight",),
+            "per_layer_projection_norm": ("per_layer_proj_norm.weight",),
+            "per_layer_input_gate.weight": ("inp_gate.weight",),
+            "per_layer_projection.weight": ("proj.weight",),
+            "per_layer_norm": ("post_norm.weight",),
+            "layer_scalar": ("layer_output_scale.weight",),
+        },
+        windows=True,
+    ),
+)  # fmt: skip
+UNIFIED = replace(
+    GEMMA4,
+    model_type="gemma4_unified_text",
+    classes={
+        "Gemma4UnifiedForCausalLM": "gemma4_unified_text", "Gemma4UnifiedForConditionalGeneration": "gemma4_unified",
+    },
+    defaults={
+        **GEMMA4.defaults, "hidden_size_per_layer_input": 0, "max_position_embeddings": 262144, "sliding_window": 1024,
+    },
+)  # fmt: skip

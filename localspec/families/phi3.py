@@ -1,0 +1,46 @@
+"""Phi-3 and Phi-4: Llama with fused projections, a part of each head rotated, and LongRoPE under several names.
+
+In GGUF the factors of LongRoPE are two tensors of their own. Its tokenizer swallows blanks after marks of turns.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from localspec.families.family import IN_GGUF, IN_SAFETENSORS, Family, Gguf, GgufFile
+from localspec.families.reading import ORIGINAL
+
+
+def _read(found: Mapping[str, Any]) -> dict[str, Any]:
+    said = found.get("rope_scaling") or found.get("rope_parameters")
+    if isinstance(said, dict) and said.get("rope_type", said.get("type")) in ("su", "yarn"):
+        return {"rope_scaling": {**said, "rope_type": "longrope"}}
+    return {}
+
+
+def _from_gguf(content: Mapping[str, Any], file: GgufFile) -> dict[str, Any]:
+    return {ORIGINAL: content["rope_parameters"].get(ORIGINAL) or content["max_position_embeddings"]}
+
+
+PHI3 = Family(
+    model_type="phi3",
+    classes={"Phi3ForCausalLM": "phi3"},
+    defaults={
+        "vocab_size": 32064, "hidden_size": 3072, "intermediate_size": 8192, "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5, "eos_token_id": 32000, ORIGINAL: 4096,
+    },
+    not_read=("attention_bias", "mlp_bias", "use_sliding_window", "max_window_layers", "layer_types"),
+    read=_read,
+    partial_rotary=True,
+    tensors={
+        **IN_SAFETENSORS,
+        "qkv_proj.weight": ("self_attn.qkv_proj.weight",),
+        "gate_up_proj.weight": ("mlp.gate_up_proj.weight",),
+    },
+    gguf=Gguf(
+        "phi3",
+        config=_from_gguf,
+        tensors={**IN_GGUF, "qkv_proj.weight": ("attn_qkv.weight",), "gate_up_proj.weight": ("ffn_up.weight",)},
+        windows=True,
+    ),
+    nearest={"Phi": "phi4-mini"},
+)  # fmt: skip

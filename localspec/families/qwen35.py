@@ -1,0 +1,137 @@
+"""Qwen3.5, 3.6 and 3.8: three layers of four have a recurrent state in the place of attention (Gated DeltaNet).
+
+Layers that attend have norms of each query and key, a quarter of a head rotated, and a gate on what they give, whose
+inputs are projected with the queries: a head's query, its gate, the next head's query. Norms multiply by one plus their
+weight, but for the norm of the values of a recurrent layer. A layer that predicts a token further ahead is in the
+files (`mtp.*`) and no part of the model.
+
+In GGUF one is in the weights of norms already, a decay is stored as -exp of its logarithm, and value heads are in
+another order: those that share a key head do not follow each other, but every `num_key_heads` heads. The layer that
+predicts further ahead is counted as the last one.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from localspec.families.delta_net import LINEAR, DeltaNet
+from localspec.families.family import IN_GGUF, IN_SAFETENSORS, Change, Family, Gguf, GgufFile
+from localspec.families.reading import by_pattern, check, number, positive
+
+_SIZES = (
+    "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",
+    "linear_conv_kernel_dim",
+)  # fmt: skip
+_TILED = "_tiled_value_heads"  # key of the config.json that localspec writes for a GGUF file
+
+
+def _read(found: Mapping[str, Any]) -> dict[str, Any]:
+    types = found["layer_types"]
+    if types is None:
+        check(found, "full_attention_interval", positive)
+        types = by_pattern(found["num_hidden_layers"], found["full_attention_interval"], LINEAR)
+    for name in _SIZES:
+        check(found, name, positive)
+    if found["linear_num_value_heads"] % found["linear_num_key_heads"]:
+        raise ValueError(
+            f"linear_num_value_heads = {found['linear_num_value_heads']} is not a multiple of linear_num_key_heads = "
+            f"{found['linear_num_key_heads']}"
+        )
+    key_heads, value_heads, key_dim, value_dim, taps = (found[name] for name in _SIZES)
+    layers, tiled = tuple(kind == LINEAR for kind in types), found.get(_TILED) is True
+    sizes = DeltaNet(layers, key_heads, value_heads, key_dim, value_dim, taps, tiled)
+    return {"layer_types": types, "delta": sizes if any(sizes.layers) else None}
+
+
+def _from_gguf(content: Mapping[str, Any], file: GgufFile) -> dict[str, Any]:
+    layers = content["num_hidden_layers"] - (file.number("nextn_predict_layers") or 0)
+    every = file.number("full_attention_interval") or 4
+    recurrent = (file.by_layer("attention.recurrent_layers") or [])[:layers]
+    types = [LINEAR if one else "full_attention" for one in recurrent] or [*by_pattern(layers, every, LINEAR)]
+    sizes = {ours: file.number(f"ssm.{theirs}") for ours, theirs in zip(_SIZES, _SIZES_IN_GGUF, strict=True)}
+    if missing := next((key for key, value in sizes.items() if not value), None):
+        raise ValueError(f"it does not say its {missing}")
+    heads, inner = sizes["linear_num_value_heads"], sizes["linear_value_head_dim"]
+    if inner % heads:
+        raise ValueError(f"{inner} channels of values are in {heads} heads")
+    return {
+        **sizes,
+        "num_hidden_layers": layers,
+        "layer_types": types,
+        "linear_value_head_dim": inner // heads,
+        _TILED: True,
+    }
+
+
+# Of the last but one the channels of all heads together.
+_SIZES_IN_GGUF = ("group_count", "time_step_rank", "state_size", "inner_size", "conv_kernel")
+_PLUS_ONE: Mapping[str, Change] = dict.fromkeys(
+    (
+        "output_norm",
+        "attn_norm",
+        "attn_q_norm",
+        "attn_k_norm",
+        "post_attention_norm",
+        "nextn.enorm",
+        "nextn.hnorm",
+        "nextn.shared_head_norm",
+    ),
+    "plus one",
+)
+QWEN35 = Family(
+    model_type="qwen3_5_text",
+    classes={"Qwen3_5ForCausalLM": "qwen3_5_text", "Qwen3_5ForConditionalGeneration": "qwen3_5"},
+    defaults={
+        "vocab_size": 248320, "hidden_size": 4096, "intermediate_size": 12288, "num_attention_heads": 16,
+        "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 32768, "partial_rotary_factor": 0.25,
+        "full_attention_interval": 4, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
+    },
+    not_read=("mlp_bias", "sliding_window", "use_sliding_window", "max_window_layers"),
+    leaves_out=True,
+    read=_read,
+    arithmetic={"qk_norm": True, "norm_offset": 1.0, "gated": True},
+    partial_rotary=True,
+    tensors={
+        **IN_SAFETENSORS,
+        "delta.in_proj.weight": tuple(f"linear_attn.in_proj_{name}.weight" for name in ("qkv", "b", "a", "z")),
+        "delta.conv": ("linear_attn.conv1d.weight",),
+        "delta.dt_bias": ("linear_attn.dt_bias",),
+        "delta.A_log": ("linear_attn.A_log",),
+        "delta.value_norm": ("linear_attn.norm.weight",),
+        "delta.out_proj.weight": ("linear_attn.out_proj.weight",),
+    },
+    ahead={
+        "fc.weight": ("mtp.fc.weight",),
+        "embedding_norm": ("mtp.pre_fc_norm_embedding.weight",),
+        "state_norm": ("mtp.pre_fc_norm_hidden.weight",),
+        "norm": ("mtp.norm.weight",),
+    },
+    gguf=Gguf(
+        "qwen35",
+        config=_from_gguf,
+        keys={
+            **{f"ssm.{name}": positive for name in _SIZES_IN_GGUF},
+            "full_attention_interval": positive,
+            "attention.recurrent_layers": lambda value: value in (0, 1),
+            "nextn_predict_layers": lambda value: value in (0, 1),
+            "rope.dimension_sections": number,  # of pictures and sounds; in texts all three count the same positions
+        },
+        tensors={
+            **IN_GGUF,
+            "post_attention_layernorm": ("post_attention_norm.weight",),
+            "delta.in_proj.weight": ("attn_qkv.weight", "ssm_beta.weight", "ssm_alpha.weight", "attn_gate.weight"),
+            "delta.conv": ("ssm_conv1d.weight",),
+            "delta.dt_bias": ("ssm_dt.bias",),
+            "delta.A_log": ("ssm_a",),
+            "delta.value_norm": ("ssm_norm.weight",),
+            "delta.out_proj.weight": ("ssm_out.weight",),
+        },
+        changes={**_PLUS_ONE, "ssm_a": "-exp"},
+        ahead={
+            "fc.weight": ("nextn.eh_proj.weight",),
+            "embedding_norm": ("nextn.enorm.weight",),
+            "state_norm": ("nextn.hnorm.weight",),
+            "norm": ("nextn.shared_head_norm.weight",),
+        },
+    ),
+)  # fmt: skip

@@ -1,0 +1,89 @@
+"""What families share in reading a config.json: checks of values, kinds of layers by a pattern, rotations.
+
+`found` is what a file says, with what its family leaves out. ValueError, with a clause, tells what is not possible.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+ORIGINAL = "original_max_position_embeddings"
+MOST_POSITIONS = 2**31  # of the library
+
+
+class NotComputed(ValueError):
+    """What a model of a family that is read may have, and no model that is served has: `has` names it."""
+
+    def __init__(self, has: str) -> None:
+        super().__init__(f"{has}, which localspec does not compute")
+
+
+def check(values: Mapping[str, Any], name: str, possible: Callable[[Any], bool], where: str = "") -> None:
+    """Raise ValueError, with a clause, where the value of a key is not possible."""
+    if not possible(values[name]):
+        raise ValueError(f"{where}{name} = {str(values[name])[:40]} is not possible")
+
+
+def number(value: object) -> bool:
+    """Return whether this is a number, and not a truth value."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def positive(value: object) -> bool:
+    """Return whether this is a number of things that fits the library."""
+    return type(value) is int and 1 <= value < 2**31
+
+
+def by_pattern(layers: int, every: int, others: str = "sliding_attention") -> tuple[str, ...]:
+    """Return kinds of layers: of each `every` layers the last one attends to everything, and `others` are the rest."""
+    return tuple(others if layer % every else "full_attention" for layer in range(1, layers + 1))
+
+
+def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how positions are rotated, from where files of any age say it."""
+    said = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(said, dict) or any(isinstance(value, dict) for value in said.values()):
+        raise ValueError("the rope_parameters are not of one kind for all layers, which localspec cannot serve")
+    theta, part = config.get("rope_theta"), config.get("partial_rotary_factor")
+    rope = {"rope_theta": 10000.0 if theta is None else theta}
+    rope |= {} if part is None else {"partial_rotary_factor": part}
+    rope |= {name: value for name, value in said.items() if value is not None}
+    rope["rope_type"] = rope.get("rope_type", rope.get("type", "default"))
+    if rope["rope_type"] in ("llama3", "yarn", "longrope"):
+        rope.setdefault(ORIGINAL, config["max_position_embeddings"])
+        if config.get(ORIGINAL) is not None:
+            rope[ORIGINAL] = config[ORIGINAL]
+        check(rope, ORIGINAL, positive, "rope_parameters: ")
+    if rope["rope_type"] in ("linear", "dynamic", "llama3"):
+        rope.setdefault("factor", None)
+    for name in {"rope_theta", "factor", "partial_rotary_factor"} & rope.keys():
+        check(rope, name, lambda value: number(value) and 0 < value < math.inf, "rope_parameters: ")
+    if rope["rope_type"] == "dynamic":  # the context is multiplied by it
+        most = MOST_POSITIONS / config["max_position_embeddings"]
+        check(rope, "factor", lambda value: value < most, "rope_parameters: ")
+    return rope
+
+
+def two_rotations(
+    found: Mapping[str, Any], whole_default: Mapping[str, Any], local_default: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the rotation of layers without a window, and that of layers with one, as Gemmas have them."""
+    if "sliding_attention" in found["layer_types"]:
+        check(found, "sliding_window", positive)
+    rotations, scaling = found.get("rope_parameters") or {}, found.get("rope_scaling") or {}
+    if not isinstance(rotations, dict) or not isinstance(scaling, dict):
+        raise ValueError("the rope_parameters are no table")
+    if unknown := rotations.keys() - {"full_attention", "sliding_attention"}:
+        raise ValueError(f"the rope_parameters tell of {min(map(str, unknown))!r:.40}, which is no kind of layer")
+    whole, local = (
+        rotations.get(kind) or {"rope_type": "default", **default}
+        for kind, default in (("full_attention", whole_default), ("sliding_attention", {}))
+    )
+    if not isinstance(whole, dict) or not isinstance(local, dict):
+        raise ValueError("the rope_parameters of a kind of layer are no table")
+    base = {**found, "rope_scaling": None, **local_default}
+    return {
+        "rope_scaling": None,
+        "rope_parameters": {**whole, **scaling},
+        "local_rope_parameters": rope_parameters({**base, "rope_parameters": local}),
+    }

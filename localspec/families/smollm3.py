@@ -1,0 +1,37 @@
+"""SmolLM3: Llama in which every fourth layer is not rotated; windows, if any, belong to the layers that are not.
+
+A GGUF file does not say which layers these are, and llama.cpp leaves every fourth one as it is.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from localspec.families.family import PAIRS, Family, Gguf
+from localspec.families.reading import check, number, positive
+
+
+def _read(found: Mapping[str, Any]) -> dict[str, Any]:
+    count, rotated = found["num_hidden_layers"], found["no_rope_layers"]
+    if rotated is None:
+        check(found, "no_rope_layer_interval", positive)
+        rotated = [(layer + 1) % found["no_rope_layer_interval"] for layer in range(count)]
+    if not isinstance(rotated, list) or len(rotated) < count or not all(number(one) for one in rotated):
+        raise ValueError(f"no_rope_layers = {str(rotated)[:40]} is not possible")
+    types = found["layer_types"] or tuple("full_attention" if one else "sliding_attention" for one in rotated[:count])
+    return {"unrotated": tuple(not one for one in rotated[:count]), "layer_types": types}
+
+
+SMOLLM3 = Family(
+    model_type="smollm3",
+    classes={"SmolLM3ForCausalLM": "smollm3"},
+    defaults={
+        "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36,
+        "num_attention_heads": 16, "num_key_value_heads": 4, "max_position_embeddings": 32768, "rope_theta": 2e6,
+        "tie_word_embeddings": True, "use_sliding_window": False, "no_rope_layers": None, "no_rope_layer_interval": 4,
+        "eos_token_id": 128001,
+    },
+    not_read=("max_window_layers",),
+    read=_read,
+    gguf=Gguf("smollm3", changes=PAIRS),
+    nearest={"SmolLM": "smollm3-3b"},
+)  # fmt: skip

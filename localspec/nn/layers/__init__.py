@@ -1,0 +1,1 @@
+"""Layers of transformers: that of Llama, and those whose arithmetic is another."""

@@ -1,0 +1,109 @@
+"""What Gemma 4 computes in addition to Gemma 3: layers that differ, and inputs of each layer by a token's id.
+
+Values are normed, without weights. Some layers read the keys and values of an earlier one; in some a single projection
+makes keys and values. After the MLP a layer adds what it makes of its own input of a token, and multiplies its states
+by a number.
+"""
+
+from collections.abc import Callable
+from functools import cache as cached
+
+import torch
+import torch.nn.functional as F
+
+from localspec.families.architecture import TransformerConfig
+from localspec.nn.layers.llama import (
+    NO_ADAPTERS,
+    CacheLike,
+    LayerAdapters,
+    LlamaLayer,
+    PositionEmbeddings,
+    ReadKeys,
+)
+from localspec.nn.linear import Adapter
+from localspec.nn.norms import norm
+from localspec.nn.rotary import apply_rope
+
+
+class Gemma4Layer(LlamaLayer):
+    """A layer of Gemma 4."""
+
+    def read_more(self) -> None:
+        """Read what is after the MLP."""
+        if self.config.per_layer_inputs[0]:
+            self.per_layer_input_gate = self.linear("per_layer_input_gate")
+            self.per_layer_projection = self.linear("per_layer_projection")
+            self.per_layer_norm = self.vector("per_layer_norm")
+        if self.config.layer_scalars:
+            self.layer_scalar = self.vector("layer_scalar")
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        position_embeddings: PositionEmbeddings,
+        mask: torch.Tensor,
+        cache: CacheLike | None,
+        adapters: LayerAdapters = NO_ADAPTERS,
+        own_input: torch.Tensor | None = None,
+        read: ReadKeys | None = None,
+    ) -> torch.Tensor:
+        """Return the states of rows [batch, n, hidden_size] after the layer."""
+        x = super().forward(x, position_embeddings, mask, cache, adapters, None, read)
+        if own_input is not None:
+            gate = self.activation(self.per_layer_input_gate(x))
+            x = x + norm(self.per_layer_projection(gate * own_input), self.per_layer_norm, self.config)
+        return x * self.layer_scalar if self.config.layer_scalars else x
+
+    def self_attention(
+        self,
+        h: torch.Tensor,
+        position_embeddings: PositionEmbeddings,
+        mask: torch.Tensor,
+        cache: CacheLike | None,
+        adapter: Adapter | None,
+        read: ReadKeys | None,
+    ) -> torch.Tensor:
+        """Return what rows get by attention, [batch, n, heads * head_dim]."""
+        sizes, heads = self.sizes, self.config.num_heads
+        cos, sin, _ = position_embeddings
+        own = sizes.num_kv_heads if sizes.keys_of is None else 0
+        qkv = self.split_heads(self.qkv_proj(h, adapter))
+        qk = apply_rope(self.normed(qkv[:, :, : heads + own]), cos, sin)
+        if sizes.keys_of is None:
+            v = qkv[:, :, heads:] if sizes.keys_are_values else qkv[:, :, heads + own :]
+            v = F.rms_norm(v, (sizes.head_dim,), eps=self.config.rms_norm_eps)
+            k, v = self.with_cached(qk[:, :, heads:], v, cache)
+        else:
+            others = None if read is None else read[sizes.keys_of]
+            assert others is not None, "a layer that others read is left out"
+            k, v = others
+        if read is not None and self.index in read:
+            read[self.index] = k, v
+        return self.attend(self.grouped(qk[:, :, :heads]), k, v, mask, cache)
+
+
+def layer_inputs(
+    config: TransformerConfig,
+    tokens: torch.Tensor,
+    x: torch.Tensor,
+    table: torch.Tensor,
+    projection: Callable[[torch.Tensor], torch.Tensor],
+    projection_norm: torch.Tensor,
+) -> torch.Tensor:
+    """Return what layers read of tokens in addition to their states, [batch, n, layers, channels].
+
+    They are the tokens' rows of a table and a projection of their embeddings x.
+    """
+    assert not tokens.is_floating_point(), "an embedding does not tell what its layers read"
+    width, layers = config.per_layer_inputs[0], config.num_layers
+    of_tokens = F.embedding(tokens, table).to(x.dtype) * rounded(width**0.5, table.dtype)
+    of_states = projection(x) * config.hidden_size**-0.5
+    of_states = norm(of_states.view(*tokens.shape, layers, width), projection_norm, config)
+    both: torch.Tensor = (of_states + of_tokens.view(of_states.shape)) * 2.0**-0.5
+    return both
+
+
+@cached
+def rounded(number: float, dtype: torch.dtype) -> float:
+    """Return a number with no more digits than a type has."""
+    return float(torch.tensor(number, dtype=dtype))

@@ -1,0 +1,202 @@
+"""A layer of Llama: attention and a gated MLP, each after its norm and added to its input.
+
+It is that of most families, which differ by a switch: norms of queries and keys (Qwen3), norms of what attention and
+MLP give (Gemma 3), a factor of what is added (Granite).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from localspec.families.architecture import TransformerConfig
+from localspec.models.stored_names import use_stored_names
+from localspec.nn import layer_kernels, own_kernels
+from localspec.nn.attention import ACTIVATIONS, Attention, fastest
+from localspec.nn.cache import KVCache, TextPrefix
+from localspec.nn.linear import Adapter, LayerClass, Linear, QuantizedLinear
+from localspec.nn.norms import added_norm, norm
+from localspec.nn.placed_rows import PlacedRows
+from localspec.nn.rotary import apply_interleaved_rope, apply_rope
+from localspec.nn.states import AT_ONCE
+
+# Cosines and sines, as `RotaryEmbedding.cos_sin` gives them, and what queries are multiplied by.
+PositionEmbeddings = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+CacheLike = KVCache | PlacedRows | TextPrefix
+LayerAdapters = Mapping[str, Adapter]
+ReadKeys = dict[int, tuple[torch.Tensor, torch.Tensor] | None]  # keys and values by layer, which later layers read too
+NO_ADAPTERS: LayerAdapters = {}
+
+
+class LlamaLayer(nn.Module):
+    """The layer, with the weights of `weight_map`."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        index: int,
+        weights: Mapping[str, Any],
+        linear_class: LayerClass,
+        attention: Attention,
+    ) -> None:
+        super().__init__()
+        self.config, self.index, self.attention, self.sizes = config, index, attention, config.sizes_of(index)
+        self._weights, self._linear_class = weights, linear_class
+        self.activation = ACTIVATIONS[config.activation]
+        self.rotate = apply_interleaved_rope if config.interleaved else apply_rope
+        self.scale = config.query_scalar**-0.5 if config.query_scalar else None
+        self.input_layernorm = self.vector("input_layernorm")
+        self.read_mixer()
+        self.post_attention_layernorm = self.vector("post_attention_layernorm")
+        self.gate_up_proj, self.down_proj = self.linear("gate_up_proj"), self.linear("down_proj")
+        if config.output_norms:
+            self.o_norm, self.down_norm = self.vector("o_norm"), self.vector("down_norm")
+        self.read_more()
+        del self._weights
+        use_stored_names(self)
+
+    def read_mixer(self) -> None:
+        """Read the weights of attention."""
+        self.qkv_proj, self.o_proj = self.linear("qkv_proj"), self.linear("o_proj")
+        if self.config.qk_norm:
+            self.q_norm = self.vector("q_norm")
+            self.k_norm = self.vector("k_norm") if self.sizes.keys_of is None else None
+
+    def read_more(self) -> None:
+        """Read weights that a layer of Llama does not have."""
+
+    def linear(self, name: str) -> Linear | QuantizedLinear:
+        """Return one of the layer's linear layers."""
+        ours = f"layers.{self.index}.{name}."
+        return self._linear_class(self._weights[ours + "weight"], self._weights.get(ours + "bias"))
+
+    def vector(self, name: str) -> nn.Parameter:
+        """Return one of the layer's vectors."""
+        return nn.Parameter(self._weights[f"layers.{self.index}.{name}"], requires_grad=False)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        position_embeddings: PositionEmbeddings,
+        mask: torch.Tensor,
+        cache: CacheLike | None,
+        adapters: LayerAdapters = NO_ADAPTERS,
+        own_input: torch.Tensor | None = None,
+        read: ReadKeys | None = None,
+    ) -> torch.Tensor:
+        """Return the states of rows [batch, n, hidden_size] after the layer.
+
+        What a layer reads in addition to its states and its cache is `own_input`, of each token, and `read`, of layers
+        before it; that of Llama reads neither.
+        """
+        h = norm(x, self.input_layernorm, self.config)
+        h = self.mix(h, position_embeddings, mask, cache, adapters, read)
+        x, h = added_norm(x, self._to_add(h, "o_norm"), self.post_attention_layernorm, self.config)
+        h = self.gated(self.gate_up_proj(h, adapters.get("gate_up_proj")))
+        h = self.down_proj(h, adapters.get("down_proj"))
+        return x + self._to_add(h, "down_norm")
+
+    def mix(
+        self,
+        h: torch.Tensor,
+        position_embeddings: PositionEmbeddings,
+        mask: torch.Tensor,
+        cache: CacheLike | None,
+        adapters: LayerAdapters,
+        read: ReadKeys | None,
+    ) -> torch.Tensor:
+        """Return what rows get from each other, [batch, n, hidden_size]."""
+        mixed = self.self_attention(h, position_embeddings, mask, cache, adapters.get("qkv_proj"), read)
+        output: torch.Tensor = self.o_proj(mixed, adapters.get("o_proj"))
+        return output
+
+    def self_attention(
+        self,
+        h: torch.Tensor,
+        position_embeddings: PositionEmbeddings,
+        mask: torch.Tensor,
+        cache: CacheLike | None,
+        adapter: Adapter | None,
+        read: ReadKeys | None,
+    ) -> torch.Tensor:
+        """Return what rows get by attention, [batch, n, heads * head_dim]."""
+        heads, kv_heads = self.config.num_heads, self.sizes.num_kv_heads
+        cos, sin, factors = position_embeddings
+        qkv = self.split_heads(self.qkv_proj(h, adapter))
+        plain = self.rotate is apply_rope and not self.config.qk_norm and factors is None
+        if plain and cached_in_slots(cache) and own_kernels.serve(qkv):
+            placing = cache.placing(self.index, h.shape[1])  # type: ignore[union-attr]
+            grouped = layer_kernels.rotate_and_place(qkv[0], cos, sin, heads, kv_heads, placing)[None]
+            k, v = placing.slots[:, None, :, : placing.visible]
+            return self.attend(grouped, k, v, mask, cache)
+        qk, v = qkv[:, :, : heads + kv_heads], qkv[:, :, heads + kv_heads :]
+        qk = self.normed(qk) if self.config.qk_norm else qk
+        qk = self.rotate(qk, cos, sin)
+        q, k = qk[:, :, :heads], qk[:, :, heads:]
+        k, v = self.with_cached(k, v, cache)
+        return self.attend(self.grouped(q if factors is None else q * factors), k, v, mask, cache)
+
+    def split_heads(self, projected: torch.Tensor) -> torch.Tensor:
+        """Return heads [batch, n, heads, head_dim] of a projection."""
+        head_dim = self.sizes.head_dim
+        return projected.view(*projected.shape[:2], projected.shape[-1] // head_dim, head_dim)  # there may be no rows
+
+    def normed(self, qk: torch.Tensor) -> torch.Tensor:
+        """Return queries and keys after their norms."""
+        heads = self.config.num_heads
+        parts = ((qk[:, :, :heads], self.q_norm), (qk[:, :, heads:], self.k_norm))
+        normed = [norm(part, weight, self.config) for part, weight in parts if weight is not None]
+        return normed[0] if len(normed) == 1 else torch.cat(normed, 2)
+
+    def with_cached(
+        self, k: torch.Tensor, v: torch.Tensor, cache: CacheLike | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keep keys and values of rows; return those of all tokens, [batch, kv_heads, slots, head_dim]."""
+        k, v = k.transpose(1, 2), v.transpose(1, 2)
+        if isinstance(cache, TextPrefix):
+            return cache.extended(self.index, k, v)
+        if cache is None:
+            return k, v
+        cached_k, cached_v = cache.write(self.index, k[0], v[0])
+        return cached_k[None], cached_v[None]
+
+    def grouped(self, q: torch.Tensor) -> torch.Tensor:
+        """Return queries as more rows of the key head that they share, so that a mask never copies keys."""
+        batch, n, heads, head_dim = q.shape
+        kv_heads, group = self.sizes.num_kv_heads, heads // self.sizes.num_kv_heads
+        by_head = q.view(batch, n, kv_heads, group, head_dim).permute(0, 2, 3, 1, 4)
+        return by_head.reshape(batch, kv_heads, group * n, head_dim)
+
+    def attend(
+        self, grouped: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, cache: CacheLike | None
+    ) -> torch.Tensor:
+        """Return what queries get of keys and values, [batch, n, heads * head_dim].
+
+        Training needs a gradient, not bits; prefill reads the same rows with and without speculation.
+        """
+        batch, kv_heads, rows, head_dim = grouped.shape
+        heads = self.config.num_heads
+        n = rows * kv_heads // heads
+        attention = self.attention if cached_in_slots(cache) and n <= AT_ONCE else fastest
+        mixed = attention(grouped, k, v, mask, self.scale)
+        mixed = mixed.view(batch, kv_heads, heads // kv_heads, n, head_dim).permute(0, 3, 1, 2, 4)
+        return mixed.reshape(batch, n, heads * head_dim)
+
+    def gated(self, both: torch.Tensor) -> torch.Tensor:
+        """Return the activation of the gate, the first half of the channels, times the other half."""
+        if own_kernels.serve(both) and both.shape[-1] % 16 == 0 and both.dtype in layer_kernels.SMALL:
+            return layer_kernels.gated(both.contiguous(), self.config.activation)
+        gate, up = torch.split(both, self.sizes.intermediate_size, -1)
+        return self.activation(gate) * up
+
+    def _to_add(self, h: torch.Tensor, norm_name: str) -> torch.Tensor:
+        """Return what attention or MLP gives, after its norm and its factor where the family has them."""
+        scale = self.config.residual_scale
+        h = norm(h, getattr(self, norm_name), self.config) if self.config.output_norms else h
+        return h if scale == 1 else h * scale
+
+
+def cached_in_slots(cache: CacheLike | None) -> bool:
+    """Return whether rows are written into slots after committed tokens."""
+    return isinstance(cache, KVCache | PlacedRows)
