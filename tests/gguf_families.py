@@ -34,7 +34,7 @@ SEPARATE_LAYERS = ("mtp.",)  # which stock models do not have
 
 # -- vocabularies ------------------------------------------------------------------------------------------------------
 
-MARKS = ["<|endoftext|>", "<|begin|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
+MARKS = ["<|endoftext|>", "<|begin|>", "<|im_end|>", "<|im_start|>", "<|tool|>", "<|system|>"]
 PIECE_MARKS = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"]
 TEXTS = [
     "The cat sat on the mat, and the dogs won't sit: they'll run! It's 1234567 o'clock, isn't it?",
@@ -82,7 +82,7 @@ def vocabulary(kind: str, pre: str) -> dict[str, Any]:
     padding = [f"[PAD{index}]" for index in range(len(tokens), VOCABULARY)]
     tokens, types = [*tokens, *padding], [*types, *[gguf.TokenType.UNUSED] * len(padding)]
     said: dict[str, Any] = {"model": kind, "tokens": tokens, "token_type": [int(one) for one in types]}
-    begin, end = ("<|begin|>", "<|end|>") if kind == "gpt2" else ("<bos>", "<end_of_turn>")
+    begin, end = ("<|begin|>", "<|im_end|>") if kind == "gpt2" else ("<bos>", "<end_of_turn>")
     said |= {"bos_token_id": tokens.index(begin), "eos_token_id": tokens.index(end)}
     if kind == "llama":
         said["scores"] = [-float(index) for index in range(len(tokens))]
@@ -95,7 +95,7 @@ def vocabulary(kind: str, pre: str) -> dict[str, Any]:
     if pre:
         said["pre"] = pre
     said = {f"tokenizer.ggml.{key}": value for key, value in said.items()}
-    user, close = ("<|user|>", "<|end|>") if kind == "gpt2" else ("<start_of_turn>", "<end_of_turn>")
+    user, close = ("<|im_start|>", "<|im_end|>") if kind == "gpt2" else ("<start_of_turn>", "<end_of_turn>")
     return {**said, "tokenizer.chat_template": TEMPLATE % (user, close, user)}
 
 
@@ -158,7 +158,7 @@ def recurrent(config: Any, name: str, tensor: torch.Tensor) -> Tensors:
         tensor = reordered(tensor.T.contiguous(), width).T.contiguous()
     elif name.endswith((".in_proj_a.weight", ".in_proj_b.weight", ".A_log", ".dt_bias")):
         tensor = reordered(tensor, 1)
-    if name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
+    if "norm" in name.split(".")[-2] and not name.endswith("linear_attn.norm.weight"):
         tensor = tensor + 1
     if name.endswith(".A_log"):
         tensor = -tensor.exp()
@@ -183,8 +183,12 @@ _AHEAD = {
 Said = dict[str, Any]
 
 
-def usual(config: Any) -> Said:
-    """Return what every converter writes of a model."""
+_LIKE_LLAMA = {gguf.MODEL_ARCH[name] for name in ("LLAMA", "GRANITE", "MISTRAL3", "SMOLLM3")}
+_WHOLE_HEADS = {gguf.MODEL_ARCH[name] for name in ("QWEN2", "QWEN3", "GEMMA3")}
+
+
+def usual(architecture: gguf.MODEL_ARCH, config: Any) -> Said:
+    """Return the keys that llama.cpp's converter writes of most models."""
     said = {
         "context_length": config.max_position_embeddings, "embedding_length": config.hidden_size,
         "block_count": config.num_hidden_layers, "feed_forward_length": config.intermediate_size,
@@ -197,7 +201,11 @@ def usual(config: Any) -> Said:
     rope = config.rope_parameters
     rope = rope.get("full_attention", rope)
     part = rope.get("partial_rotary_factor", 1.0)
-    said |= {"rope.freq_base": float(rope["rope_theta"]), "rope.dimension_count": int(_head_dim(config) * part)}
+    said["rope.freq_base"] = float(rope["rope_theta"])
+    if architecture in _LIKE_LLAMA:
+        said["vocab_size"] = config.vocab_size
+    if architecture not in _WHOLE_HEADS:
+        said["rope.dimension_count"] = int(_head_dim(config) * part)
     if rope["rope_type"] in ("linear", "yarn"):
         said |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": float(rope["factor"])}
     if rope["rope_type"] == "yarn":
@@ -215,7 +223,7 @@ def of_phi3(config: Any) -> Said:
     said = {"rope.scaling.original_context_length": original, "attention.sliding_window": window}
     if rope["rope_type"] == "longrope":
         growth = math.log(config.max_position_embeddings / original) / math.log(original)
-        said |= {"rope.scaling.type": "longrope", "rope.scaling.attn_factor": math.sqrt(1 + growth)}
+        said["rope.scaling.attn_factor"] = math.sqrt(1 + growth)
     return said
 
 
@@ -255,7 +263,15 @@ def of_granite(config: Any) -> Said:
 
 
 def of_granite4(config: Any) -> Said:
-    return {**of_granite(config), "rope.scaling.finetuned": True, "expert_count": 0, "expert_used_count": 0}
+    """Return what the converter says of experts and of recurrent layers, too, though a dense model has neither."""
+    return {
+        **of_granite(config), "rope.scaling.finetuned": True, "expert_count": 0, "expert_used_count": 0,
+        "expert_shared_feed_forward_length": config.shared_intermediate_size,
+        "attention.head_count_kv": [config.num_key_value_heads] * config.num_hidden_layers,
+        "ssm.conv_kernel": config.mamba_d_conv, "ssm.state_size": config.mamba_d_state,
+        "ssm.group_count": config.mamba_n_groups, "ssm.time_step_rank": config.mamba_n_heads,
+        "ssm.inner_size": config.mamba_expand * config.hidden_size,
+    }  # fmt: skip
 
 
 def of_ministral3(config: Any) -> Said:
@@ -367,7 +383,7 @@ class Family:
     metadata: Callable[[Any], Said] = lambda config: {}
     model: str = ""  # of transformers, where its config names none
     ahead: bool = False  # whether it has a layer that predicts a token further ahead
-    off: float = 1e-4
+    off: float = 2e-5
 
 
 def _family(architecture: str, config: str, read: bool, pre: str, **more: Any) -> Family:
@@ -550,7 +566,7 @@ def write(file: Path, name: str) -> Path:
     writer = gguf.GGUFWriter(file, gguf.MODEL_ARCH_NAMES[family.architecture])
     writer.add_name(f"Tiny {[*FAMILIES].index(name)}")  # llama.cpp looks for marks of Phi 3 if it reads of it in a name
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
-    for key, value in {**usual(config), **family.metadata(config)}.items():
+    for key, value in {**usual(family.architecture, config), **family.metadata(config)}.items():
         _add(writer, f"{writer.arch}.{key}", value)
     for key, value in vocabulary(family.kind, family.pre).items():
         _add(writer, key, value)
