@@ -357,11 +357,11 @@ _GEMMA4 = {
 }  # fmt: skip
 _SMALL = {
     **_GEMMA4, "num_hidden_layers": 4, "hidden_size_per_layer_input": 256, "num_kv_shared_layers": 2,
-    "layer_types": [_SLIDES, _SEES_ALL, _SLIDES, _SEES_ALL], "final_logit_softcapping": 30.0,
+    "layer_types": [_SLIDES, _SEES_ALL, _SLIDES, _SEES_ALL], "final_logit_softcapping": 8.0,
 }  # fmt: skip
 _LARGE = {
     **_GEMMA4, "layer_types": [_SLIDES, _SLIDES, _SEES_ALL], "num_global_key_value_heads": 1,
-    "attention_k_eq_v": True, "final_logit_softcapping": 30.0,
+    "attention_k_eq_v": True, "final_logit_softcapping": 8.0,
 }  # fmt: skip
 
 
