@@ -3,7 +3,7 @@
 Nothing here imports localspec, so what localspec reads was written without its code. Names of tensors are those of the
 package's own map. What the map does not say stands in `FAMILIES`: the metadata, and how weights differ from those in the
 Hugging Face layout. llama.cpp quantises the files where it is installed, and checks the conversion
-(tests/families/test_gguf_families.py).
+(tests/weights/test_gguf_families.py).
 """
 
 import ctypes
@@ -29,7 +29,10 @@ ROTATED = 64  # channels of a head
 MOST = 512  # tokens of a text
 ORIGINAL = 64  # tokens of a text before its positions are scaled: fewer than the texts of the tests have
 F32 = "F32"
-QUANTISED = ("Q8_0", "Q4_K_M")  # Q4_K_M is Q4_K with Q6_K for the embedding, and for some values and some rows of ffn_down
+QUANTISED = (
+    "Q8_0",
+    "Q4_K_M",
+)  # Q4_K_M is Q4_K with Q6_K for the embedding, and for some values and some rows of ffn_down
 SEPARATE_LAYERS = ("mtp.",)  # which stock models do not have
 
 # -- vocabularies ------------------------------------------------------------------------------------------------------
@@ -534,7 +537,9 @@ def _layer_ahead(config: Any, tensors: Mapping[str, torch.Tensor], chance: torch
     """Return the layer in the files of Qwen3.5 that predicts a token further ahead: one that attends, and what joins it."""
     layer = f"model.layers.{config.layer_types.index(_SEES_ALL)}."
     width = config.hidden_size
-    shapes = {f"mtp.layers.0.{name.removeprefix(layer)}": one.shape for name, one in tensors.items() if name.startswith(layer)}
+    shapes = {
+        f"mtp.layers.0.{name.removeprefix(layer)}": one.shape for name, one in tensors.items() if name.startswith(layer)
+    }
     shapes |= {"mtp.fc.weight": torch.Size((width, 2 * width))}
     shapes |= {f"mtp.{one}.weight": torch.Size((width,)) for one in _AHEAD if one != "fc"}
     made = {name: torch.empty(shape) for name, shape in shapes.items()}
