@@ -103,6 +103,28 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], "Tiny"]:
 
 
 @pytest.fixture(scope="session")
+def family_gguf(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    """family_gguf(name, kind): the tiny model of a family in gguf_families.FAMILIES as a GGUF file of this type.
+
+    llama.cpp makes every type but F32. Without it a test that asks for one is skipped.
+    """
+    import gguf_families
+
+    folder = tmp_path_factory.mktemp("gguf")
+
+    @cache
+    def make(name: str, kind: str) -> Path:
+        file = folder / f"{name}-{kind}.gguf"
+        if kind == gguf_families.F32:
+            return gguf_families.write(file, name)
+        if not gguf_families.has_llama_cpp():
+            pytest.skip("needs llama-cpp-python, which quantises the file")
+        return gguf_families.quantise(make(name, gguf_families.F32), file, kind)
+
+    return make
+
+
+@pytest.fixture(scope="session")
 def lived_in(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """lived_in(home, *models): that home, where what is kept was told once, and these models count as measured.
 

@@ -33,10 +33,11 @@ class Gguf:
         on_gpu: bool = False,
         mapped: bool = False,
         flash: bool | None = None,
+        wide_cache: bool = False,
     ) -> None:
         """`room` is the longest text in tokens; `flash` is flash attention, which is otherwise left to llama.cpp.
 
-        A file that is not `mapped` is read at once. Raise RuntimeError for a file that llama.cpp does not load.
+        Keys and values are in F16, or in F32 with a `wide_cache`. A file that is not `mapped` is read at once. Raise RuntimeError for a file that llama.cpp does not load.
         """
         self._library, self._vocabulary = library(), vocabulary
         model = self._library.llama_model_default_params()
@@ -52,6 +53,8 @@ class Gguf:
         context.n_ctx, context.n_batch, context.n_ubatch = room, BATCH, BATCH
         if flash is not None:
             context.flash_attn_type = int(flash)
+        if wide_cache:
+            context.type_k = context.type_v = self._library.GGML_TYPE_F32
         self.context = self._library.llama_init_from_model(self._model, context)
         self._batch = self._library.llama_batch_init(BATCH, 0, 1)
         fields = ("token", "pos", "n_seq_id", "logits")
