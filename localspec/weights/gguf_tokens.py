@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 from localspec.errors import LocalspecError
@@ -359,17 +359,40 @@ def _pieces(
 
 
 def _merges(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Every pair of pieces that makes a piece, the piece of the best score first, as transformers orders them."""
-    normal = {token: index for index, token in enumerate(tokens) if types[index] == _NORMAL}
-    if long := next((token for token in normal if len(token) > _LONGEST_PIECE), None):
+    """Return the pair that makes each piece, the piece of the best score first.
+
+    SentencePiece merges the two neighbours that make the best piece, of equal ones the first. So the text of a piece
+    always becomes the same two pieces before it becomes one, whatever stands around it: no other pair is needed.
+    """
+    normal = [index for index, kind in enumerate(types) if kind == _NORMAL and tokens[index]]
+    normal.sort(key=lambda index: -scores[index])  # of the same score in the order of the file
+    if long := next((tokens[index] for index in normal if len(tokens[index]) > _LONGEST_PIECE), None):
         raise ValueError(f"a piece of its tokenizer has {len(long)} characters")
-    found = []
-    for piece, index in normal.items():
-        cuts = ((piece[:at], piece[at:]) for at in range(1, len(piece)))
-        ways = [(left, right) for left, right in cuts if left in normal and right in normal]
-        found += [(scores[index], *way) for way in sorted(ways, key=lambda way: (normal[way[0]], normal[way[1]]))]
-    found.sort(key=lambda one: (one[0], len(one[1]), len(one[2])), reverse=True)
-    return [(left, right) for _, left, right in found]
+    ranks: dict[str, int] = {}
+    for index in normal:
+        same = ranks and scores[index] == score
+        ranks[tokens[index]] = len(ranks) if not same else rank
+        score, rank = scores[index], ranks[tokens[index]]
+    pairs = ((piece, _pair(piece, ranks)) for piece in ranks if len(piece) > 1)
+    return [pair for _, pair in pairs if pair is not None and pair[0] in ranks and pair[1] in ranks]
+
+
+def _pair(piece: str, ranks: Mapping[str, int]) -> tuple[str, str] | None:
+    """Return the two pieces that a piece is merged of; None if its text ends as more."""
+    parts = list(piece)
+    ways = [ranks.get(left + right, _MOST_TOKENS) for left, right in pairwise(parts)]
+    while len(ways) > 1:
+        best = min(ways)
+        if best == _MOST_TOKENS:
+            return None
+        at = ways.index(best)
+        parts[at] += parts.pop(at + 1)
+        del ways[at]
+        if at < len(ways):
+            ways[at] = ranks.get(parts[at] + parts[at + 1], _MOST_TOKENS)
+        if at:
+            ways[at - 1] = ranks.get(parts[at - 1] + parts[at], _MOST_TOKENS)
+    return parts[0], parts[1]
 
 
 def _bpe(vocabulary: Mapping[str, int], merges: Sequence[tuple[str, str]], **unlike: Any) -> dict[str, Any]:
