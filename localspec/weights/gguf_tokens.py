@@ -270,8 +270,8 @@ def _split(metadata: Metadata) -> Split:
         )
     if named not in SPLITS:
         raise LocalspecError(
-            f"The tokenizer of the {metadata.file} splits text as {named[:40]!r}, which localspec does not know; choose "
-            "another model."
+            f"The tokenizer of the {metadata.file} splits text as {named[:40]!r}, which localspec does not know; "
+            "choose another model."
         )
     return SPLITS[named]
 
@@ -368,30 +368,26 @@ def _merges(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]
     normal.sort(key=lambda index: -scores[index])  # of the same score in the order of the file
     if long := next((tokens[index] for index in normal if len(tokens[index]) > _LONGEST_PIECE), None):
         raise ValueError(f"a piece of its tokenizer has {len(long)} characters")
-    ranks: dict[str, int] = {}
-    for index in normal:
-        same = ranks and scores[index] == score
-        ranks[tokens[index]] = len(ranks) if not same else rank
-        score, rank = scores[index], ranks[tokens[index]]
-    pairs = ((piece, _pair(piece, ranks)) for piece in ranks if len(piece) > 1)
-    return [pair for _, pair in pairs if pair is not None and pair[0] in ranks and pair[1] in ranks]
+    costs = {tokens[index]: -scores[index] for index in normal}
+    pairs = ((piece, _pair(piece, costs)) for piece in costs if len(piece) > 1)
+    return [pair for _, pair in pairs if pair is not None and pair[0] in costs and pair[1] in costs]
 
 
-def _pair(piece: str, ranks: Mapping[str, int]) -> tuple[str, str] | None:
+def _pair(piece: str, costs: Mapping[str, float]) -> tuple[str, str] | None:
     """Return the two pieces that a piece is merged of; None if its text ends as more."""
     parts = list(piece)
-    ways = [ranks.get(left + right, _MOST_TOKENS) for left, right in pairwise(parts)]
+    ways = [costs.get(left + right, math.inf) for left, right in pairwise(parts)]
     while len(ways) > 1:
         best = min(ways)
-        if best == _MOST_TOKENS:
+        if best == math.inf:
             return None
         at = ways.index(best)
         parts[at] += parts.pop(at + 1)
         del ways[at]
         if at < len(ways):
-            ways[at] = ranks.get(parts[at] + parts[at + 1], _MOST_TOKENS)
+            ways[at] = costs.get(parts[at] + parts[at + 1], math.inf)
         if at:
-            ways[at - 1] = ranks.get(parts[at - 1] + parts[at], _MOST_TOKENS)
+            ways[at - 1] = costs.get(parts[at - 1] + parts[at], math.inf)
     return parts[0], parts[1]
 
 

@@ -13,7 +13,7 @@ TEXTS = [
     "HelloWorld camelCase, ÄÖÜß ǅx ʰa ñandú", "漢字かな交じり文。カタカナ、한국어 텍스트 ㄱㄴ ㄅㄆ 中文字符！？「引用」…",
     "ไทย ภาษา में עברית العربية، ۔ ।", "🙂👩\u200d👩\u200d👧🇪🇺 ½ Ⅳ ² ① ٣٤٥ ১২৩", "a.b,c!d?e(f)g[h]{i}'j\"k@l%m&n*o-p_q /x/y == +=",
     "IMGIMGABCZ <sentinel:12> \u00a0nbsp\u2003em\u3000wide\u0085nel\u2028ls\u200bzw\x0b\x0c\x1c\x07\x7f",
-    "<s>a<think> b</s>\n\nuser", "x1\n 2y\t\t3", "", " ", "a  12b",
+    "<s>a<think> b</s>\n\nuser", "x1\n 2y\t\t3", "", " ", "/  1/",
 ]  # fmt: skip
 
 
