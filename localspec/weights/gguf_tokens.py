@@ -3,18 +3,20 @@
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 from localspec.errors import LocalspecError
 from localspec.text import one_line
 from localspec.weights.checkpoint import AROUND
 from localspec.weights.gguf_metadata import Metadata, in_short, is_utf8, shown
+from localspec.weights.gguf_splits import DIGIT, GPT2, SPLITS, Split
 
 # Types of tokens that are marks: unknown, control, user-defined. Each is a list, to compare with a slice of the types:
 # the slice is empty for a token that has no type.
 _MARKS = ([2], [3], [4])
 _NO_TOKEN = (-1, 2**32 - 1)  # ids by which converters say "no token"
+_MERGING = ("gpt2", "gemma4")  # kinds of tokenizers whose file lists merges
 _OF_PIECES = {"bos": 1, "eos": 2, "unknown": 0}  # default ids in a SentencePiece vocabulary
 # Spellings of tokens that end a reply, from llama.cpp's src/llama-vocab.cpp, where it builds `special_eog_ids`.
 _ENDS = {
@@ -133,7 +135,7 @@ def ordinary(metadata: Metadata, tokens: Sequence[str], types: Sequence[int], id
     normal = {tokens[index]: index for index in ids if types[index : index + 1] not in _MARKS}
     if not normal:
         return set()
-    if metadata.text("tokenizer.ggml.model") == "gpt2":
+    if metadata.text("tokenizer.ggml.model") in _MERGING:
         return {index for token, index in normal.items() if len(token) == 1 or token in metadata.merged}
     if "tokenizer.ggml.token_type" not in metadata.values:
         # Without types, "<s>" would be taken for a word of the pieces "<" and "s>".
@@ -152,41 +154,6 @@ _MOST_MERGES = 2**20  # the largest published vocabulary, o200k of GPT-4o and gp
 _MERGED = 0.9  # the least share of words that merges make; in published vocabularies it is all or nearly all
 _LONGEST_TEMPLATE = 2**20  # characters; published ones have some thousands
 _LONGEST_PIECE = 2**7  # characters of a token that others are merged to: every way to cut it is tried
-_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_WORDS = r"|[^\r\n\p{L}\p{N}]?\p{L}+|"
-_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_CASED = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+%s"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*%s|\p{N}%s"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_LLAMA3 = _CONTRACTIONS + _WORDS + r"\p{N}{1,3}" + _REST
-_QWEN2 = _CONTRACTIONS + _WORDS + r"\p{N}" + _REST
-_GPT4O = _CASED % (_CONTRACTIONS + "?", _CONTRACTIONS + "?", "{1,3}")
-_TEKKEN = _CASED % ("", "", "")
-# How text is split before it is merged, by tokenizer.ggml.pre: an expression, or none for GPT-2's own, with or without
-# every digit by itself. As the Hugging Face files of these models have it.
-_SPLITS: Mapping[str, str | None] = {
-    "gpt-2": None, "smollm": None, "qwen2": _QWEN2, "deepseek-r1-qwen": _QWEN2, "megrez": _QWEN2, "llama-bpe": _LLAMA3,
-    "llama3": _LLAMA3, "llama-v3": _LLAMA3, "dbrx": _LLAMA3, "smaug-bpe": _LLAMA3, "falcon3": _LLAMA3,
-    "gpt-4o": _GPT4O, "tekken": _TEKKEN,
-}  # fmt: skip
-_SINGLE_DIGITS = ("smollm",)
-_WHOLE_WORDS = (
-    "llama-bpe",
-    "llama3",
-    "llama-v3",
-    "falcon3",
-    "tekken",
-)  # a word that is a token is never merged from parts
-_COMPOSED = ("qwen2", "deepseek-r1-qwen", "megrez")  # which normalise to NFC
-_BEGINS = (
-    "llama-bpe",
-    "llama3",
-    "llama-v3",
-    "falcon3",
-    "tekken",
-)  # with the mark of a beginning, unless it is said otherwise
 _ROLES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 _OF_PHI_3 = {"<|user|>", "<|assistant|>", "<|end|>"}  # marks after which its tokenizer swallows blanks
 _STEPS = [
@@ -220,22 +187,23 @@ def tokenizer_files(metadata: Metadata, vocab_size: int) -> dict[str, Any]:
     if len(set(used)) < len(used):
         twice = next(token for token, count in Counter(used).items() if count > 1)
         raise ValueError(f"its tokenizer has the token {twice[:80]!r} twice")
-    if kind not in ("gpt2", "llama"):
+    if kind not in (*_MERGING, "llama"):
         raise LocalspecError(
-            f"The tokenizer of the {metadata.file} is of the kind {kind[:40]!r}, and localspec reads gpt2 and llama; "
-            "choose another."
+            f"The tokenizer of the {metadata.file} is of the kind {kind[:40]!r}, and localspec reads gpt2, llama and "
+            "gemma4; choose another."
         )
+    split = _split(metadata) if kind in _MERGING else None
     ids = {ours: token_of(metadata, ours, len(tokens)) for ours in _ROLES}
     # A word with a role ends a reply or pads it; as a special token it would be taken out of every text.
     words = ordinary(metadata, tokens, types, [index for index in ids.values() if index is not None])
     roles = {_ROLES[ours]: tokens[index] for ours, index in ids.items() if index is not None and index not in words}
-    make = _byte_level if kind == "gpt2" else _pieces
-    marks = around(metadata, tokens, kind == "llama" or metadata.text("tokenizer.ggml.pre") in _BEGINS)
+    steps = _pieces(metadata, tokens, types, roles) if split is None else _merging(metadata, tokens, types, split)
+    marks = around(metadata, tokens, split is None or split.begins)
     config = {**roles, "clean_up_tokenization_spaces": False, "tokenizer_class": "PreTrainedTokenizerFast"}
     config |= {AROUND: marks} if any(marks) else {}
     content = {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": _added(metadata, tokens, types, roles),
-        **make(metadata, tokens, types, roles), "post_processor": _with_marks(*marks, tokens),
+        **steps, "post_processor": _with_marks(*marks, tokens),
     }  # fmt: skip
     files: dict[str, Any] = {"tokenizer.json": content, "tokenizer_config.json": config}
     if template := metadata.text("tokenizer.chat_template"):
@@ -291,20 +259,30 @@ def _with_marks(begin: Sequence[int], end: Sequence[int], tokens: Sequence[str])
     }
 
 
-def _byte_level(
-    metadata: Metadata, tokens: Sequence[str], types: Sequence[int], roles: Mapping[str, str]
-) -> dict[str, Any]:
-    """Byte-level BPE, as GPT-2 began it."""
-    pre = metadata.text("tokenizer.ggml.pre") or "default"
-    if pre not in _SPLITS:
+def _split(metadata: Metadata) -> Split:
+    """Return how text is split before merges. Raises LocalspecError for a name that is unknown or missing."""
+    named = metadata.text("tokenizer.ggml.pre")
+    if metadata.text("tokenizer.ggml.model") == "gemma4":
+        return SPLITS["gemma4"]
+    if named is None:
         raise LocalspecError(
-            f"The tokenizer of the {metadata.file} splits text as {pre[:40]!r}, which localspec does not know; choose "
-            f"a newer file, or one of {', '.join(_SPLITS)}."
+            f"The {metadata.file} does not say how its tokenizer splits text (tokenizer.ggml.pre); choose a newer file."
         )
+    if named not in SPLITS:
+        raise LocalspecError(
+            f"The tokenizer of the {metadata.file} splits text as {named[:40]!r}, which localspec does not know; "
+            "choose another model."
+        )
+    return SPLITS[named]
+
+
+def _merging(metadata: Metadata, tokens: Sequence[str], types: Sequence[int], split: Split) -> dict[str, Any]:
+    """Tokens that merges make: of bytes, as GPT-2 began it, or of characters, as Gemma 4 has it."""
     one = {token: token for token in tokens}  # each spelling once in memory
     made_by: dict[tuple[str, str], str] = {}  # of a pair that is there twice, the first counts
     for merge in metadata.texts("tokenizer.ggml.merges") or []:
-        left, _, right = merge.partition(" ")
+        at = merge.find(" ", 1)  # the first token may begin with a space
+        left, right = merge[:at], merge[at + 1 :]
         try:
             made_by[one[left], one[right]] = one[left + right]
         except KeyError:
@@ -324,16 +302,33 @@ def _byte_level(
             f"tokenizer.ggml.merges makes {len(made)} of {len(words)} words, so that texts would be split into smaller "
             "parts"
         )
+    if split.raw:
+        return {
+            "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+            "pre_tokenizer": _one_by_one([_isolating(one) for one in split.expressions]),
+            "decoder": {"type": "Sequence", "decoders": _STEPS[:3]},
+            "model": _bpe(vocabulary, [*made_by], byte_fallback=True),
+        }
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-    expression = _SPLITS[pre]
-    first = {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
-    steps = [first] if expression else [{"type": "Digits", "individual_digits": True}] if pre in _SINGLE_DIGITS else []
+    *others, last = split.expressions
+    before = [_isolating(one) for one in (others if last == GPT2 else split.expressions)]
     return {
-        "normalizer": {"type": "NFC"} if pre in _COMPOSED else None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*steps, {**byte_level, "use_regex": not expression}]},
+        "normalizer": {"type": "NFC"} if split.composed else None,
+        "pre_tokenizer": _one_by_one([*before, {**byte_level, "use_regex": last == GPT2}]),
         "decoder": {**byte_level, "use_regex": True},
-        "model": _bpe(vocabulary, [*made_by], ignore_merges=pre in _WHOLE_WORDS),
+        "model": _bpe(vocabulary, [*made_by], ignore_merges=split.whole_words),
     }
+
+
+def _one_by_one(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "Sequence", "pretokenizers": [*steps]}
+
+
+def _isolating(expression: str) -> dict[str, Any]:
+    """Return a step that makes each match a part by itself."""
+    if expression == DIGIT:
+        return {"type": "Digits", "individual_digits": True}
+    return {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
 
 
 def _pieces(
@@ -364,17 +359,36 @@ def _pieces(
 
 
 def _merges(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Every pair of pieces that makes a piece, the piece of the best score first, as transformers orders them."""
-    normal = {token: index for index, token in enumerate(tokens) if types[index] == _NORMAL}
-    if long := next((token for token in normal if len(token) > _LONGEST_PIECE), None):
+    """Return the pair that makes each piece, the piece of the best score first.
+
+    SentencePiece merges the two neighbours that make the best piece, of equal ones the first. So the text of a piece
+    always becomes the same two pieces before it becomes one, whatever stands around it: no other pair is needed.
+    """
+    normal = [index for index, kind in enumerate(types) if kind == _NORMAL and tokens[index]]
+    normal.sort(key=lambda index: -scores[index])  # of the same score in the order of the file
+    if long := next((tokens[index] for index in normal if len(tokens[index]) > _LONGEST_PIECE), None):
         raise ValueError(f"a piece of its tokenizer has {len(long)} characters")
-    found = []
-    for piece, index in normal.items():
-        cuts = ((piece[:at], piece[at:]) for at in range(1, len(piece)))
-        ways = [(left, right) for left, right in cuts if left in normal and right in normal]
-        found += [(scores[index], *way) for way in sorted(ways, key=lambda way: (normal[way[0]], normal[way[1]]))]
-    found.sort(key=lambda one: (one[0], len(one[1]), len(one[2])), reverse=True)
-    return [(left, right) for _, left, right in found]
+    costs = {tokens[index]: -scores[index] for index in normal}
+    pairs = ((piece, _pair(piece, costs)) for piece in costs if len(piece) > 1)
+    return [pair for _, pair in pairs if pair is not None and pair[0] in costs and pair[1] in costs]
+
+
+def _pair(piece: str, costs: Mapping[str, float]) -> tuple[str, str] | None:
+    """Return the two pieces that a piece is merged of; None if its text ends as more."""
+    parts = list(piece)
+    ways = [costs.get(left + right, math.inf) for left, right in pairwise(parts)]
+    while len(ways) > 1:
+        best = min(ways)
+        if best == math.inf:
+            return None
+        at = ways.index(best)
+        parts[at] += parts.pop(at + 1)
+        del ways[at]
+        if at < len(ways):
+            ways[at] = costs.get(parts[at] + parts[at + 1], math.inf)
+        if at:
+            ways[at - 1] = costs.get(parts[at - 1] + parts[at], math.inf)
+    return parts[0], parts[1]
 
 
 def _bpe(vocabulary: Mapping[str, int], merges: Sequence[tuple[str, str]], **unlike: Any) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from localspec.models.chat_tokenizer import ChatTokenizer
 from localspec.models.tokenizer import Tokenizer
 from localspec.weights.checkpoint import AROUND
 from localspec.weights.gguf_metadata import Metadata
-from localspec.weights.gguf_tokens import _SPLITS, ends, ends_at_words, impossible_roles, tokenizer_files
+from localspec.weights.gguf_splits import SPLITS
+from localspec.weights.gguf_tokens import ends, ends_at_words, impossible_roles, tokenizer_files
 
 DEMO = Path(__file__).parents[2] / "localspec" / "demo"
 TEXTS = [
@@ -124,9 +125,25 @@ def test_what_follows_a_role_of_phi_3_is_swallowed_as_in_its_own_files(tmp_path)
 
 def test_expressions_are_those_that_transformers_has():
     theirs = pytest.importorskip("transformers.integrations.gguf.gguf_tokenizer_mapping").GGUF_PRE_TOKENIZER_SPLITS
-    both = [name for name in _SPLITS if name in theirs]
-    assert len(both) > 8
-    assert {name: _SPLITS[name] for name in both} == {name: theirs[name] for name in both}
+    both = [name for name in SPLITS if name in theirs]
+    assert len(both) == len(theirs)
+    assert {name: SPLITS[name].expressions for name in both} == {name: (theirs[name],) for name in both}
+
+
+def test_a_pre_tokenizer_that_is_unknown_or_missing_is_refused_by_name():
+    for pre, named in (("whitespace", "'whitespace'"), ("roberta-bpe", "'roberta-bpe'"), (None, "tokenizer.ggml.pre")):
+        said = {key: one for key, one in {**SOUND, "tokenizer.ggml.pre": pre}.items() if one is not None}
+        with pytest.raises(LocalspecError, match=named):
+            tokenizer_files(Metadata(said), 3)
+
+
+def test_each_piece_is_made_by_the_pair_that_sentencepiece_merges(tmp_path):
+    tokens = ["<unk>", *"abc▁", "ab", "bc", "abc", "aa", "aaa"]
+    said = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.token_type": np.array([2] + [1] * 9), "tokenizer.ggml.add_bos_token": False,
+            "tokenizer.ggml.scores": np.array([0, 0, 0, 0, 0, -1, -2, -3, -4, -5.0])}  # fmt: skip
+    merges = tokenizer_files(Metadata(said), 10)["tokenizer.json"]["model"]["merges"]
+    assert merges == [("a", "b"), ("b", "c"), ("ab", "c"), ("a", "a"), ("aa", "a")]
 
 
 SOUND = {
@@ -136,7 +153,7 @@ SOUND = {
 WRONG = {
     "none": {"tokenizer.ggml.model": None},
     "another kind": {"tokenizer.ggml.model": "bert"},
-    "an unknown split": {"tokenizer.ggml.pre": "grok-2"},
+    "an unknown split": {"tokenizer.ggml.pre": "grok-7"},
     "no split": {"tokenizer.ggml.pre": None},
     "no tokens": {"tokenizer.ggml.tokens": []},
     "tokens that are numbers": {"tokenizer.ggml.tokens": 3},
