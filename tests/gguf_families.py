@@ -372,14 +372,12 @@ _LARGE = {
 class Family:
     """A family, its tiny model, and how that is written as GGUF.
 
-    `read` says whether localspec reads this family from GGUF. `off` is by what part of the largest logit llama.cpp may
-    differ from transformers in F32.
+    `off` is by what part of the largest logit llama.cpp may differ from transformers in F32.
     """
 
     architecture: gguf.MODEL_ARCH
     config: str  # of transformers
     sizes: Mapping[str, Any]
-    read: bool
     pre: str = ""
     kind: str = "gpt2"
     change: Change = as_they_are
@@ -389,70 +387,69 @@ class Family:
     off: float = 2e-5
 
 
-def _family(architecture: str, config: str, read: bool, pre: str, **more: Any) -> Family:
+def _family(architecture: str, config: str, pre: str, **more: Any) -> Family:
     said = {name: more.pop(name) for name in ("kind", "change", "metadata", "model", "ahead", "off") if name in more}
-    return Family(gguf.MODEL_ARCH[architecture], config, {**_SHAPE, **more}, read, pre, **said)
+    return Family(gguf.MODEL_ARCH[architecture], config, {**_SHAPE, **more}, pre, **said)
 
 
-READ, TO_COME = True, False
 FAMILIES: dict[str, Family] = {
-    "llama": _family("LLAMA", "LlamaConfig", READ, "llama-bpe", change=neighbours, rope_parameters=_LLAMA3),
+    "llama": _family("LLAMA", "LlamaConfig", "llama-bpe", change=neighbours, rope_parameters=_LLAMA3),
     "mistral": _family(
-        "LLAMA", "MistralConfig", READ, "tekken", change=neighbours, head_dim=128, sliding_window=None,
+        "LLAMA", "MistralConfig", "tekken", change=neighbours, head_dim=128, sliding_window=None,
         tie_word_embeddings=False, rope_parameters=_PLAIN,
     ),
-    "qwen2": _family("QWEN2", "Qwen2Config", READ, "qwen2", rope_parameters=_PLAIN),
-    "qwen3": _family("QWEN3", "Qwen3Config", READ, "qwen2", head_dim=128, tie_word_embeddings=False, rope_parameters=_PLAIN),
+    "qwen2": _family("QWEN2", "Qwen2Config", "qwen2", rope_parameters=_PLAIN),
+    "qwen3": _family("QWEN3", "Qwen3Config", "qwen2", head_dim=128, tie_word_embeddings=False, rope_parameters=_PLAIN),
     "phi3": _family(
-        "PHI3", "Phi3Config", READ, "gpt-4o", metadata=of_phi3, sliding_window=None, rope_parameters=_LONGROPE,
+        "PHI3", "Phi3Config", "gpt-4o", metadata=of_phi3, sliding_window=None, rope_parameters=_LONGROPE,
         original_max_position_embeddings=ORIGINAL,
     ),
     "phi4": _family(
-        "PHI3", "Phi3Config", READ, "dbrx", metadata=of_phi3, sliding_window=None, rope_parameters=_PLAIN,
+        "PHI3", "Phi3Config", "dbrx", metadata=of_phi3, sliding_window=None, rope_parameters=_PLAIN,
         tie_word_embeddings=False, original_max_position_embeddings=MOST,
     ),
     "gemma3": _family(
-        "GEMMA3", "Gemma3TextConfig", TO_COME, "", kind="llama", change=one_more, metadata=of_gemma3, off=2e-3,
+        "GEMMA3", "Gemma3TextConfig", "", kind="llama", change=one_more, metadata=of_gemma3, off=2e-3,
         num_hidden_layers=7, head_dim=ROTATED, query_pre_attn_scalar=ROTATED, sliding_window=32,
         layer_types=[_SLIDES] * 5 + [_SEES_ALL, _SLIDES], rope_parameters=_TWO_KINDS,
     ),
     "gemma4-e2b": _family(
-        "GEMMA4", "Gemma4TextConfig", TO_COME, "", kind="gemma4", change=with_suffixes, metadata=of_gemma4, off=2e-3,
+        "GEMMA4", "Gemma4TextConfig", "", kind="gemma4", change=with_suffixes, metadata=of_gemma4, off=2e-3,
         use_double_wide_mlp=True, **_SMALL,
     ),
     "gemma4-e4b": _family(
-        "GEMMA4", "Gemma4TextConfig", TO_COME, "", kind="gemma4", change=with_suffixes, metadata=of_gemma4, off=2e-3,
+        "GEMMA4", "Gemma4TextConfig", "", kind="gemma4", change=with_suffixes, metadata=of_gemma4, off=2e-3,
         use_double_wide_mlp=False, **_SMALL,
     ),
     "gemma4-31b": _family(
-        "GEMMA4", "Gemma4TextConfig", TO_COME, "", kind="gemma4", change=with_suffixes, metadata=of_gemma4, off=2e-3,
+        "GEMMA4", "Gemma4TextConfig", "", kind="gemma4", change=with_suffixes, metadata=of_gemma4, off=2e-3,
         hidden_size_per_layer_input=0, **_LARGE,
     ),
     "gemma4_unified": _family(
-        "GEMMA4", "Gemma4UnifiedTextConfig", TO_COME, "", kind="gemma4", change=with_suffixes, metadata=of_gemma4, off=2e-3,
+        "GEMMA4", "Gemma4UnifiedTextConfig", "", kind="gemma4", change=with_suffixes, metadata=of_gemma4, off=2e-3,
         model="Gemma4UnifiedForCausalLM", **_LARGE,
     ),
     "smollm3": _family(
-        "SMOLLM3", "SmolLM3Config", TO_COME, "smaug-bpe", change=neighbours, num_hidden_layers=5, rope_parameters=_PLAIN,
+        "SMOLLM3", "SmolLM3Config", "smaug-bpe", change=neighbours, num_hidden_layers=5, rope_parameters=_PLAIN,
     ),
     "granite": _family(
-        "GRANITE", "GraniteConfig", TO_COME, "refact", change=neighbours, metadata=of_granite, rope_parameters=_PLAIN, **_GRANITE
+        "GRANITE", "GraniteConfig", "refact", change=neighbours, metadata=of_granite, rope_parameters=_PLAIN, **_GRANITE
     ),
     "granite4": _family(
-        "GRANITE", "GraniteMoeHybridConfig", TO_COME, "dbrx", change=split_projections, metadata=of_granite4,
+        "GRANITE", "GraniteMoeHybridConfig", "dbrx", change=split_projections, metadata=of_granite4,
         rope_parameters=_PLAIN, num_local_experts=0, num_experts_per_tok=0, shared_intermediate_size=512, mamba_n_heads=8,
         layer_types=[_SEES_ALL] * 3, position_embedding_type="rope", **_GRANITE,
     ),
     "ministral3": _family(
-        "MISTRAL3", "Ministral3Config", TO_COME, "tekken", change=neighbours, metadata=of_ministral3, head_dim=ROTATED,
+        "MISTRAL3", "Ministral3Config", "tekken", change=neighbours, metadata=of_ministral3, head_dim=ROTATED,
         sliding_window=None, rope_parameters=_GROWING, tie_word_embeddings=False,
     ),
     "glm4": _family(
-        "GLM4", "Glm4Config", TO_COME, "glm4", head_dim=ROTATED, attention_bias=True, tie_word_embeddings=False,
+        "GLM4", "Glm4Config", "glm4", head_dim=ROTATED, attention_bias=True, tie_word_embeddings=False,
         rope_parameters={**_PLAIN, "partial_rotary_factor": 0.5},
     ),
     "qwen3_5": _family(
-        "QWEN35", "Qwen3_5TextConfig", TO_COME, "qwen35", change=recurrent, metadata=of_qwen35, ahead=True,
+        "QWEN35", "Qwen3_5TextConfig", "qwen35", change=recurrent, metadata=of_qwen35, ahead=True,
         num_hidden_layers=4, head_dim=ROTATED, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=64,
         linear_value_head_dim=64, rope_parameters={**_PLAIN, "partial_rotary_factor": 0.25, "mrope_section": [3, 3, 2]},
     ),

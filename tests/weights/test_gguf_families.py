@@ -1,7 +1,6 @@
 """Each dense family as a GGUF file that the package `gguf` wrote: the file itself, and what localspec makes of it.
 
-`FAMILIES` in tests/gguf_families.py says which families localspec reads. Of the others their refusal is tested. Tests that
-compare with llama.cpp are skipped where llama-cpp-python is not installed. Those in F32 compare with transformers alone.
+Tests that compare with llama.cpp are skipped where llama-cpp-python is not installed. Those in F32 compare with transformers only.
 """
 
 import ctypes
@@ -17,7 +16,6 @@ import pytest
 import torch
 from drafters.test_mtp import stock_layer
 from gguf_families import F32, FAMILIES, QUANTISED, TEXTS
-from golden import matching
 from gpu_models import random_numbers
 from real.reference import divergence
 from scripted_drafters import OffChain, RandomBranches, path_to, random_tree
@@ -47,19 +45,16 @@ from localspec.drafters.pool import PhrasePool
 from localspec.drafters.s3d import S3DOptions
 from localspec.drafters.semi import SemiOptions
 from localspec.engine.importing import import_gguf
-from localspec.errors import LocalspecError
+from localspec.errors import UsageMistake
 from localspec.events import Reporter
 from localspec.models.drafter_kinds import kind_of, kinds
 from localspec.models.s3d_prediction import KeptLayers
 from localspec.native.target import NativeTarget
 from localspec.native.threads import Threads
-from localspec.weights.gguf_model import GgufModel
 from localspec.weights.packed_file import BLOCKS
 
 ROOM = 128  # tokens: more than positions have before they are scaled
-READ = [name for name, family in FAMILIES.items() if family.read]
 NODES, HOT = 8, Sampling(0.9, top_p=0.95, seed=7)
-TO_COME = [name for name in FAMILIES if name not in READ]
 FAST = ["llama", "phi3"]  # rotated by halves and by neighbours, split and fused
 Opened = Callable[..., NativeTarget]
 
@@ -92,7 +87,6 @@ def test_the_page_has_a_row_for_each_family() -> None:
     rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in page.splitlines() if row.startswith("| `")]
     kinds = {name: ", ".join(filter(None, (one.kind, one.pre))) for name, one in FAMILIES.items()}
     assert [(row[0].strip("`"), row[2]) for row in rows] == [*kinds.items()]
-    assert [row[0].strip("`") for row in rows if row[4] == "to come"] == TO_COME
 
 
 # -- the file itself ---------------------------------------------------------------------------------------------------
@@ -177,25 +171,21 @@ def ahead_by_llama_cpp(file: Path, tokens: list[int], states: np.ndarray) -> np.
     return found
 
 
-@pytest.mark.parametrize("name", TO_COME)
-def test_a_family_that_is_not_read_is_refused(family_gguf, name):
-    with pytest.raises(LocalspecError, match=matching("which_localspec_does_not_read_from_gguf")):
-        GgufModel.open(family_gguf(name, F32)).config  # noqa: B018
-
-
 # -- the same numbers --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", cases(READ, FAST))
+@pytest.mark.parametrize("name", cases(FAMILIES, FAST))
 def test_in_f32_logits_are_those_of_transformers(opened, name):
     expected = gguf_families.model(name).logits(text())
     found = read(opened(name, F32), text())
-    assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
+    off = np.abs(found - expected).max() / np.abs(expected).max()
+    print(f"{name}: {off:.1e} of the largest logit")
+    assert off < 1e-4
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", QUANTISED)
-@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_in_few_bits_logits_are_as_near_as_those_of_llama_cpp(opened, family_gguf, name, kind):
     """Near to those of transformers with the numbers that the file stands for: mean divergence over 4 texts."""
     pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
@@ -206,6 +196,7 @@ def test_in_few_bits_logits_are_as_near_as_those_of_llama_cpp(opened, family_ggu
         expected = exact.logits(tokens)
         ours.append(divergence(expected, read(target, tokens)).mean())
         theirs.append(divergence(expected, by_llama_cpp(file, tokens, False)).mean())
+    print(f"{name} {kind}: {1000 * np.mean(ours):.2f} / {1000 * np.mean(theirs):.2f} thousandths of a nat")
     assert np.mean(ours) <= 1.2 * np.mean(theirs)
 
 
@@ -227,7 +218,7 @@ def their_ids(file: Path, texts: list[str]) -> list[list[int]]:
     return found
 
 
-@pytest.mark.parametrize("name", cases(READ, FAST))
+@pytest.mark.parametrize("name", cases(FAMILIES, FAST))
 def test_texts_have_the_ids_that_llama_cpp_gives_them(opened, family_gguf, name):
     pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
     marks = gguf_families.MARKS if FAMILIES[name].kind == "gpt2" else gguf_families.PIECE_MARKS
@@ -260,6 +251,15 @@ OPTIONS: dict[str, Callable[[NativeTarget], Any]] = {
 }
 
 
+def layers_draft_alone(target: NativeTarget) -> bool:
+    """Return whether some layers draft without the others. In Gemma 4 E2B and E4B layers share keys and values."""
+    try:
+        target.model.sizes.need_layers_alone("layers")
+    except UsageMistake:
+        return False
+    return True
+
+
 def drafters(target: NativeTarget, small: NativeTarget, whole: list[int], ahead: bool) -> dict[str, Drafter]:
     """Return one drafter of each kind that drafts for this model. Numbers of what is trained are random."""
 
@@ -279,10 +279,12 @@ def drafters(target: NativeTarget, small: NativeTarget, whole: list[int], ahead:
             "random branches": RandomBranches(whole, seed=1, vocabulary=480),
             "off the chain": WithPhrases(OffChain(whole, vocabulary=480), pool()),
             "lookahead": lookahead(parts()),
-            "layers": Layers(target, KeptLayers((0, 2), (0.5, 0.1)), fixed=True),
         }
+    alone = layers_draft_alone(target)
+    if target.branches and alone:
+        found["layers"] = Layers(target, KeptLayers((0, 2), (0.5, 0.1)), fixed=True)
     for kind, options in OPTIONS.items():
-        if (target.branches or kind_of(kind).on_chains) and (kind != "mtp" or ahead):
+        if (target.branches or kind_of(kind).on_chains) and (kind != "mtp" or ahead) and (kind != "s3d" or alone):
             found[kind] = random_numbers(kind, target, options(target))
     return found
 
@@ -292,16 +294,20 @@ def test_every_kind_of_drafter_is_tried() -> None:
 
 
 KINDS = [F32, *QUANTISED]
-EVERY = [(name, kind) for name in READ for kind in KINDS]
+EVERY = [(name, kind) for name in FAMILIES for kind in KINDS]
 QUICK = [("llama", "Q4_K_M"), ("phi3", F32)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), EVERY)
 def test_no_drafter_changes_an_id(opened, name, kind):
-    target, small, prompt = opened(name, kind), opened("llama", F32), text(40)
+    target, small = opened(name, kind), opened("llama", F32)
     for sampling in (Sampling(), HOT):
-        plain, _ = reply(Session(target, Autoregressive(), Budget(0)), prompt, 24, sampling)
+        for seed in range(9):  # the reply to some prompts ends at once
+            prompt = text(40, seed)
+            plain, _ = reply(Session(target, Autoregressive(), Budget(0)), prompt, 24, sampling)
+            if len(plain) == 24:
+                break
         for kind_of_drafter, drafter in drafters(target, small, prompt + plain, FAMILIES[name].ahead).items():
             session = Session(target, drafter, Budget(NODES, branches=target.branches))
             drafted = assert_plain(target, session, prompt, 24, sampling).drafted
