@@ -100,7 +100,7 @@ def _own_draft(kind: str, card: TargetCard) -> TargetCard:
     if not card.draft:
         raise NotHere(
             f"No draft model is known for {card.name}; name one, a small model with the same tokenizer: "
-            f"--drafter {kind}:MODEL, or put it into {card.path / BESIDE}."
+            f"--drafter {kind}:MODEL{'' if card.imported_as else f', or put it into {card.path / BESIDE}'}."
         )
     try:
         return resolve(card.draft)

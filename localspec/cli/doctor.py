@@ -245,7 +245,7 @@ def _page(survey: _Survey, verbose: bool, width: int | None) -> Iterator[str]:
     yield ""
     yield from _machine(survey)
     yield ""
-    yield f"Models, the best first{'; these speeds were taken while other programs ran' if _busy(survey) else ''}:"
+    yield f"Models, by quality{'; these speeds were taken while other programs ran' if _busy(survey) else ''}:"
     yield from _table(sorted(survey.recommendations, key=lambda one: one.quality, reverse=True), verbose, width)
     yield from dict.fromkeys(one.passed_over for one in survey.recommendations if one.passed_over)
     yield ""

@@ -275,7 +275,7 @@ def test_what_this_machine_has_and_what_fits(doctor, invented):
     assert rows["qwen3-4b"][-2] == "7.5 GiB" and rows["llama3.2-3b"][-2] == "6.0 GiB"
     assert rows["qwen3-4b"][0] == "qwen3-4b" and rows["llama3.2-3b"][0] == "llama3.2-3b *"
     assert wording("gated_must_accept_terms_hub") in lines
-    assert any(line.startswith(wording("models_the_best_first")) for line in lines)
+    assert any(line.startswith(wording("models_by_quality")) for line in lines)
 
 
 @pytest.mark.parametrize(("columns", "lines"), [(80, 24), (60, 20), (100, 200)])
