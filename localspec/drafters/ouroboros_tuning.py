@@ -65,7 +65,7 @@ class Replay:
 
     @property
     def sums(self) -> list[float]:
-        """The sums in the order of the store: tokens, steps, nodes, seconds of drafting, of verification, of the rest."""
+        """Sums as the store orders them: tokens, steps, nodes, seconds of drafting, of verification, of the rest."""
         return [float(self.tokens), float(self.steps), float(self.nodes), self.drafting, self.verifying, 0.0]
 
 
