@@ -1,4 +1,4 @@
-"""How a model is loaded, alone or as the target of a drafter, and what that promises: the result of a choice."""
+"""The result of a choice: how a model is loaded, with or without a drafter, and the speed and memory to expect."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -8,37 +8,37 @@ from localspec.models.model import draft_form
 from localspec.models.registry import TargetCard
 from localspec.quantities import m_words, pace_in_words, precision_in_words
 
-# How steps are computed on a GPU: operation by operation, in static shapes, or by recordings of those.
+# How a GPU computes steps: operation by operation, in static shapes, or as recordings (CUDA graphs) of static shapes.
 StepForm = Literal["eager", "static", "captured"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadSpec:
-    """How one model is loaded: on which device, in which precision, and what that takes."""
+    """A description of how one model is loaded: on which device, in which precision, and how many bytes it takes."""
 
     target: TargetCard
     device: str
     dtype: str
     quantize: str
     exact: bool = False
-    context: int | None = None  # tokens; None is the model's own
-    threshold: float = 0.0  # of int8 on CUDA
+    context: int | None = None  # tokens; None means the model's full context
+    threshold: float = 0.0  # the setting `int8_threshold`, for int8 on CUDA
     engine: str  # native or torch
-    loaded_bytes: int  # of the weights, and of all that a drafter holds
-    bytes: int  # with cache, tree and workspace
-    bits: float = 0.0  # of a weight on average, if they are in the blocks of GGUF files
-    drafts: bool = False  # as a draft model, which may be coarser
+    loaded_bytes: int  # of the weights, and of everything that a drafter holds
+    bytes: int  # `loaded_bytes` with cache, tree and workspace
+    bits: float = 0.0  # average bits of a weight, if the weights are in the blocks of GGUF files
+    drafts: bool = False  # loaded as a draft model, whose weights may be coarser
 
     @property
     def precision(self) -> str:
-        """The numbers that its weights are in."""
+        """The packing of the weights, or their dtype if they are not packed."""
         return self.dtype if self.quantize == "none" else self.quantize
 
     def __str__(self) -> str:
         return precision_in_words(self.dtype, self.quantize, self.bits)
 
     def loads_as(self, other: "LoadSpec") -> bool:
-        """Return whether both load the same model in the same way, with whatever drafter."""
+        """Return whether both load the same model in the same way, whatever their drafters."""
         names = ("device", "engine", "dtype", "quantize", "exact", "context", "threshold", "drafts")
         here, there = ((one.target.path, *(getattr(one, name) for name in names)) for one in (self, other))
         return here == there
@@ -49,39 +49,39 @@ class Choice(LoadSpec):
     """A target and a drafter, how both are loaded, and the sentence that says why."""
 
     drafter: str
-    nodes: int  # at most
-    fixed: bool  # a number was asked for: no resizing, no switching off
+    nodes: int  # the most that a draft tree may have
+    fixed: bool  # the settings name the number of nodes: it is neither changed nor set to 0 during a reply
     reason: str
     tokens_per_second: float | None = None  # predicted, or measured in earlier replies
-    measured: bool = False  # which of the two
-    speedup: float | None = None  # of that over plain decoding in the same precision
+    measured: bool = False  # whether `tokens_per_second` was measured
+    speedup: float | None = None  # of `tokens_per_second` over plain decoding in the same precision
     cost_effectiveness: float | None = None  # M
     peak_measured: bool = False  # whether M counts a peak that was measured here
-    rule: Literal["memory", "speed"] | None = None  # that decided, where the drafter was left to `auto`
-    trained: tuple[DrafterCard, ...] = ()  # the weights of those drafters that have some
-    draft: LoadSpec | None = None  # the draft model, where one drafts
-    parts: tuple[str, ...] = ()  # of Ouroboros
-    off_reason: str | None = None  # why `auto` takes no drafter, where it takes none
+    rule: Literal["memory", "speed"] | None = None  # the rule that decided, if `auto` chose the drafter
+    trained: tuple[DrafterCard, ...] = ()  # the drafters that have trained weights
+    draft: LoadSpec | None = None  # how the draft model is loaded, if there is one
+    parts: tuple[str, ...] = ()  # the parts of Ouroboros that are switched on
+    off_reason: str | None = None  # why `auto` takes no drafter, if it takes none
     idle: str = ""  # a sentence that says why a GPU of this machine is not used
 
     def with_figures_of(self, later: "Choice") -> "Choice":
-        """Return the same choice with the figures of a later one."""
+        """Return this choice with the figures and reasons of a later one."""
         names = ["reason", "tokens_per_second", "measured", "speedup", "cost_effectiveness"]
         names += ["peak_measured", "rule", "off_reason"]
         return replace(self, **{name: getattr(later, name) for name in names})
 
     @property
     def draft_form(self) -> str | None:
-        """What the draft model is held in, where one drafts: often a coarser form with a short vocabulary."""
+        """The form of the draft model's weights, if there is one: often coarser, with a shortened vocabulary."""
         if self.draft is None:
             return None
         return (draft_form(self.draft.target) if self.draft.drafts else None) or str(self.draft)
 
     @property
     def pace(self) -> tuple[str, ...]:
-        """How fast it should answer, in words, with M and what chose the drafter, then the form of a draft model.
+        """The expected speed in words, then M and the rule that chose the drafter, then the form of a draft model.
 
-        What is not known is left out.
+        Unknown figures are left out.
         """
         draft = () if self.draft is None else (f"{self.draft.target.name} drafts in {self.draft_form}",)
         return *self._speed, *draft

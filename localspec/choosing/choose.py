@@ -36,21 +36,23 @@ from localspec.weights.checkpoint import inspect, only_packed
 from localspec.weights.draft_role import is_coarser
 from localspec.weights.packed_file import BLOCKS
 
-# Packings in which a row can be had to the bit, whatever is computed with it; on CUDA by our kernels, which need bf16.
+# Packings in which a row's result is the same to the bit, whatever other rows are computed with it. On CUDA our own
+# kernels guarantee this, and they need bf16.
 INVARIANT = {"cpu": ("none", "int8", "int4", BLOCKS), "cuda": ("none", "int8", "nf4"), "mps": ("none",)}
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """What comes of one device: every plan there, the best M first, and those in question, the one to take first.
+    """An attempt to plan for one device. `ranked` holds every plan there, the best M first.
 
-    `refused` says that the device cannot do what was named, or the model is not here for it; `no_room` that the named
-    draft model does not fit.
+    `eligible` holds the plans that the settings allow, the preferred one first. `refused` is set if the device cannot
+    do what the settings name, or the model is not here in a form for it. `no_room` is set if the named draft model does
+    not fit.
     """
 
     ranked: Sequence[RunPlan] = ()
     eligible: Sequence[RunPlan] = ()
-    draft_device: Device | None = None  # None where the one that was named is not here
+    draft_device: Device | None = None  # None if this machine lacks the device that `draft_device` names
     refused: LocalspecError | None = None
     no_room: DoesNotFit | None = None
 
@@ -66,19 +68,19 @@ class Attempt:
 def choose(
     card: TargetCard, settings: Settings, machine: Machine | None = None, measurements: MeasurementSource | None = None
 ) -> Choice:
-    """Fill in what was left to `auto`, for a model that is here.
+    """Return the choice for a model that is here, with every setting on `auto` filled in.
 
-    Raises UsageMistake for what was named and cannot run here, NotHere for what a model's packed form alone cannot do,
-    DoesNotFit, and what `inspect` raises.
+    Raises UsageMistake for a setting that cannot be met here, NotHere for one that needs more than the packed form of a
+    model, DoesNotFit, and what `inspect` raises.
     """
     drafter = requested_drafter(settings, card)
     return choices(model_of(card), drafter, settings, machine, measurements)[0]
 
 
 def requested_drafter(settings: Settings, card: TargetCard) -> DrafterSpec:
-    """Return the drafter that `--drafter` names; none where no node may be drafted.
+    """Return the drafter that `--drafter` names, or `none` if `--draft-max` is 0.
 
-    Raises UsageMistake for a `--draft-max` that has no effect, leaves a named drafter none or is too large, and what
+    Raises UsageMistake for a `--draft-max` that has no effect, is 0 for a named drafter or is too large, and what
     `named_drafter` raises.
     """
     if settings.drafter == "none" and isinstance(settings.draft_max, int):
@@ -107,9 +109,9 @@ def choices(
     machine: Machine | None = None,
     measurements: MeasurementSource | None = None,
 ) -> list[Choice]:
-    """Return the choice, and after it one that takes less memory, in case the first does not fit after all.
+    """Return the choice, then one that takes less memory, in case the first does not fit when it is loaded.
 
-    `drafter` is the one that the settings ask for. Raises UsageMistake, NotHere and DoesNotFit.
+    `drafter` is the one that the settings name. Raises UsageMistake, NotHere and DoesNotFit.
     """
     measurements = measurements or NoMeasurements()
     machine = machine or this_machine(measurements.recalled_bandwidth)
@@ -125,7 +127,7 @@ def choices(
         raise DoesNotFit(_too_large(model.card, possible[0].smallest, settings.context, machine, measurements))
     if fitting[0].no_room and all(attempt.no_room for attempt in fitting):
         raise fitting[0].no_room
-    # The device on which it is fastest; of two as fast, the one that torch names first.
+    # The device on which the model is fastest. Of two equally fast ones, the one that torch lists first.
     taken = max((one for one in fitting if not one.no_room), key=lambda attempt: attempt.fitting[0].speed)
     first, *others = taken.fitting
     smaller = [plan for plan in others if plan.bytes < first.bytes][:1]
@@ -159,7 +161,7 @@ def _attempt(
         precisions = possible_precisions(model, precisions_of(settings, as_computed(device, model)))
         if not precisions:
             raise only_packed(model.card.path)
-    except (UsageMistake, NotHere) as mistake:  # another device may have what was named
+    except (UsageMistake, NotHere) as mistake:  # another device may still meet the settings
         return Attempt(refused=mistake)
     draft_device = device if settings.draft_device == "auto" else machine.device(settings.draft_device)
     draft, no_room = None, None
@@ -179,16 +181,16 @@ def _attempt(
     left_out = [one for one in precisions if all(plan.precision != one for plan in found.ranked)]
     if not left_out or found.fitting:
         return found
-    others = among(left_out)  # plain decoding has room in what was taken, but what was asked for has not
+    others = among(left_out)  # `run_plans` looked only at plain decoding; the named drafter may fit in these precisions
     return others if others.fitting else min(found, others, key=lambda attempt: attempt.smallest.bytes)
 
 
 def _eligible(
     ranked: Sequence[RunPlan], drafter: DrafterSpec, settings: Settings, model: Model, draft: LoadSpec | None
 ) -> list[RunPlan]:
-    """Return the plans in question, the one to take first, with the bytes of the drafter that was named."""
+    """Return the plans that the settings allow, the preferred one first. They include the bytes of a named drafter."""
     if drafter.drafter == "auto":
-        if settings.accept == "rejection":  # which asks for drafts that are sampled
+        if settings.accept == "rejection":  # this rule needs drafts that are sampled
             sampled = [plan for plan in ranked if plan.candidate.drafter in kinds(*WEIGHTS) and plan.candidate.here]
             if sampled:
                 return sampled
@@ -196,7 +198,7 @@ def _eligible(
         first = best(ranked, allow_plain=not needed, rule=settings.drafter_rule)
         simple = [plan for plan in ranked if plan.candidate.name in (("phrases",) if needed else ("phrases", "none"))]
         return simple if first is None else [first, *(plan for plan in simple if plan is not first)]
-    # In the precision that `auto` would take, so that a drafter changes no text.
+    # Prefer the precision that `auto` would take, so that naming a drafter does not change the text.
     usual = best(ranked, rule=settings.drafter_rule)
     ranked = sorted(ranked, key=lambda plan: usual is not None and plan.precision != usual.precision)
     if predicted := [plan for plan in ranked if _is_of(plan.candidate, drafter)]:
@@ -217,7 +219,7 @@ def _with_more(plan: RunPlan, size: int) -> RunPlan:
 
 
 def _is_of(candidate: DrafterCandidate, drafter: DrafterSpec) -> bool:
-    """Whether this candidate is that drafter, with the same weights or the same small model."""
+    """Return whether a candidate is this drafter, with the same weights or the same small model."""
     small = drafter.small and drafter.small.card
     return (drafter.drafter, drafter.trained, small) == (candidate.drafter, candidate.trained, candidate.small)
 
@@ -227,14 +229,17 @@ def _of_candidate(candidate: DrafterCandidate, model: Model) -> DrafterSpec:
 
 
 def _most_nodes(settings: Settings) -> int | None:
-    """None is by what rows cost; with `--exact` it is not, since the wider a forward the seldomer it is exact."""
+    """Return the most nodes that a draft may have; None lets the cost of rows decide.
+
+    With `--exact` the number is fixed, since wide forwards are exact less often.
+    """
     if settings.draft_max != "auto":
         return settings.draft_max or AUTO_NODES
     return AUTO_NODES if settings.exact else None
 
 
 def _check(settings: Settings, drafter: DrafterSpec, precision: Precision) -> None:
-    """Raise UsageMistake for an acceptance rule, a threshold or threads that have no meaning for what was chosen."""
+    """Raise UsageMistake for an acceptance rule, a threshold or threads that have no effect on this choice."""
     samples = drafter.drafter in kinds(*WEIGHTS)
     if settings.accept == "rejection" and not samples:
         raise UsageMistake(
@@ -297,9 +302,10 @@ def _choice(
 def _draft(
     small: Model, device: Device | None, settings: Settings, machine: Machine, measurements: MeasurementSource
 ) -> LoadSpec:
-    """Return how a draft model is loaded: in the precision that suits its own size.
+    """Return how a draft model is loaded: in the precision that suits its size.
 
-    Raises UsageMistake where there is no such device, NotHere for one that is here packed for another, and DoesNotFit.
+    Raises UsageMistake if there is no such device, NotHere if the model is here only in a packing for another device,
+    and DoesNotFit.
     """
     if device is None:
         raise UsageMistake(
@@ -330,13 +336,13 @@ def _draft(
 def _too_large(
     card: TargetCard, smallest: RunPlan, context: int | None, machine: Machine, measurements: MeasurementSource
 ) -> str:
-    """Say what is missing, and which model fits there: one that is here rather than one to be fetched."""
+    """Return the error text: what is missing, and a model that would fit, preferably one that is already here."""
     device, gib = smallest.precision.device, 2.0**30
     missing = (
         f"{card.name} needs {smallest.bytes / gib:.1f} GiB of memory in {smallest.precision} on {device.name}, and of "
         f"{device.free / gib:.1f} GiB free {device.usable / gib:.1f} may be used"
     )
-    if context is not None and context > PLANNED:  # with which others take more as well
+    if context is not None and context > PLANNED:  # other models would need more memory for it too
         return f"{missing}; close other programs, or give a smaller --context."
     there = replace(machine, devices=(machine.device(device.name) or device,))
     others = [
@@ -383,7 +389,7 @@ def _check_context(settings: Settings, card: TargetCard) -> None:
 def precisions_of(settings: Settings, device: Device) -> list[Precision]:
     """Return the precisions that the settings leave open on a device.
 
-    Raises UsageMistake for one that was named and cannot be had there.
+    Raises UsageMistake if the settings name one that the device does not offer.
     """
     dtype: str = settings.dtype
     quantize: str = settings.quantize
@@ -403,9 +409,9 @@ def precisions_of(settings: Settings, device: Device) -> list[Precision]:
     if dtype == "auto":
         dtype = natural[0].dtype
     elif quantize == "auto":
-        quantize = "none"  # who names a dtype wants weights in it
+        quantize = "none"  # a user who names a dtype wants the weights in it
     if quantize != "auto":
-        if device.type == "cpu" and quantize != "none":  # where packed weights are computed with in one way
+        if device.type == "cpu" and quantize != "none":  # a CPU computes with packed weights in one dtype only
             dtype = natural[0].dtype
         return [Precision(device, dtype, quantize)]
     exact = INVARIANT[device.type] if device.type != "cuda" or "bf16" in device.dtypes else ("none",)

@@ -1,4 +1,4 @@
-"""The seconds of forwards and steps: timed on this machine, else estimated from the bandwidth of its memory."""
+"""The seconds of forwards and steps: timed on this machine, or else estimated from the bandwidth of its memory."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -11,15 +11,15 @@ from localspec.models.shape import Shape
 from localspec.weights.packed_file import BLOCKS
 
 CONTEXT = 512  # tokens of text at which speeds are compared
-# Seconds that Python takes, measured with 3.11 on servers of 2022 and 2023: much for a tiny model, else nothing.
-STEP = 8e-5  # of a step without a tree, in addition to draft and forward
-TREE = 4e-5  # more, of a step with a tree
-DRAFT = 5e-5  # of a draft, in addition to its products
-PHRASES = 1e-4  # of looking up phrases, found or not
+# Seconds that Python takes, measured with 3.11 on servers of 2022 and 2023. They matter only for tiny models.
+STEP = 8e-5  # in a step without a tree, in addition to drafting and the forward
+TREE = 4e-5  # in addition, in a step with a tree
+DRAFT = 5e-5  # in drafting, in addition to matrix products
+PHRASES = 1e-4  # in looking up phrases, whether any is found or not
 
 
 class ForwardCostModel(Protocol):
-    """The cost of a model's forwards on a machine, measured or predicted."""
+    """A source of the costs of a model's forwards on a machine, measured or predicted."""
 
     def at(self, rows: int, context: int) -> float:
         """Return the seconds of one forward of some rows after `context` committed tokens."""
@@ -27,9 +27,9 @@ class ForwardCostModel(Protocol):
 
 @dataclass(frozen=True)
 class ForwardCosts:
-    """Seconds of one target forward, by rows (new tokens) and by the committed tokens before them.
+    """A table of the seconds of one target forward, by rows (new tokens) and by the committed tokens before them.
 
-    `seconds` has a line for each of `contexts`, with a figure for each of `rows`; both ascend.
+    `seconds` has a line for each of `contexts`, with a figure for each of `rows`. `contexts` and `rows` ascend.
     """
 
     rows: tuple[int, ...]
@@ -37,7 +37,10 @@ class ForwardCosts:
     seconds: tuple[tuple[float, ...], ...]
 
     def at(self, rows: int, context: int) -> float:
-        """Return the seconds of a forward: linear between the measured points and beyond them, level before them."""
+        """Return the seconds of a forward, interpolated between the measured points.
+
+        Beyond the last point the line goes on; before the first the value is constant.
+        """
         return linear(self.contexts, [linear(self.rows, line, rows) for line in self.seconds], context)
 
     def as_list(self) -> list[object]:
@@ -46,7 +49,7 @@ class ForwardCosts:
 
     @classmethod
     def from_list(cls, value: Any) -> "ForwardCosts | None":
-        """Return the costs that `as_list` wrote; None for anything else, since costs can be measured again."""
+        """Return the costs that `as_list` wrote, or None for any other value: costs can be measured again."""
         try:
             rows, contexts, seconds = value
             costs = cls(tuple(map(int, rows)), tuple(map(int, contexts)), tuple(tuple(map(float, s)) for s in seconds))
@@ -75,7 +78,7 @@ class CurrentCosts:
 
 @dataclass(frozen=True)
 class StepCosts:
-    """The cost of whole plain steps, as `ForwardCostModel` says it of forwards."""
+    """A `ForwardCostModel` of whole plain steps: the forward and the time that Python takes."""
 
     forwards: ForwardCostModel
 
@@ -84,65 +87,70 @@ class StepCosts:
 
 
 def step_seconds(drafting: float, forward: float, nodes: int) -> float:
-    """Return the seconds of a step by its draft's nodes, and by the seconds of drafting and of the forward."""
+    """Return the seconds of a step from the seconds of drafting and of the forward, and the nodes of its draft."""
     return drafting + forward + STEP + (TREE if nodes else 0.0)
 
 
 def linear(points: Sequence[float], values: Sequence[float], at: float) -> float:
-    """Return the value at `at` of the line through these points; it goes on beyond the last, and is level before."""
+    """Return the value at `at` of the line through these points.
+
+    Beyond the last point the line goes on; before the first the value is constant.
+    """
     if len(points) == 1 or at <= points[0]:
         return values[0]
     right = min(bisect_left(points, at), len(points) - 1)
     share = (at - points[right - 1]) / (points[right] - points[right - 1])
-    return values[right - 1] * (1 - share) + values[right] * share  # written so, it is exact at the points
+    return values[right - 1] * (1 - share) + values[right] * share  # this form is exact at the points
 
 
 # -- estimates ---------------------------------------------------------------------------------------------------------
 
-# The share of its memory's bandwidth that a device reaches with a packing: published figures, and ours from other
-# machines. CUDA's is of the speed of a copy: two dense models on an H200 give 1.01 of it, and 5 us a kernel.
+# The share of its memory's bandwidth that a device reaches with a packing, from published figures and our own
+# measurements on other machines. On CUDA it is relative to the speed of a copy: fitted to two dense models on an H200,
+# the share is 1.01, and each kernel takes 5 us in addition.
 SHARES = {
     "native": {"none": 0.9, "int8": 0.9, "int4": 0.8, BLOCKS: 0.9},
     "cpu": {"none": 0.6},
     "cuda": {"none": 1.0, "int8": 1.0, "nf4": 1.0},
     "mps": {"none": 0.75, "int8": 0.65, "int4": 0.55},
 }
-# A recorded step on CUDA (docs/figures/gpu-figures.md, b): seconds that each kernel takes however little it computes,
-# kernels of a layer, and seconds in which a multiprocessor unpacks a weight. These do not shrink with the memory.
+# A recorded step on CUDA (docs/figures/gpu-figures.md, b): the least seconds of a kernel, the kernels of a layer, and
+# the seconds in which a multiprocessor unpacks a weight. Faster memory does not shorten them.
 _KERNEL, _KERNELS, _UNPACKED = 5e-6, {"none": 12.6, "int8": 26.6, "nf4": 10.6}, {"int8": 9.3e-12, "nf4": 3.5e-11}
-_FED = 10e9  # bytes a second for each multiprocessor of usual cards, where their number is not known
-# How many times longer the products of 64 rows take than those of one row, where torch computes. Sources as above.
+_FED = 10e9  # bytes a second for each multiprocessor of usual cards; estimates their number if it is not known
+# How many times longer torch takes for the products of 64 rows than for those of one row. Sources as above.
 GROWTH = {
     "cpu": {"fp32": 6.0, "bf16": 4.0}, "cuda": {"nf4": 3.0, "none": 1.1, "int8": 1.3},
     "mps": {"none": 4.0, "int8": 24.0, "int4": 24.0},
 }  # fmt: skip
-# Seconds that a core takes for a weight in int8 and a row in the CPU engine, and how many times longer for others. Ours
-# on Zen 4 and Cascade Lake; AVX-VNNI and NEON are guessed to lie in between.
+# Seconds that a core takes in the CPU engine for one weight in int8 and one row, and how many times longer for other
+# packings. We measured them on Zen 4 and Cascade Lake; those of AVX-VNNI and NEON are guesses in between.
 ARITHMETIC = {"avx512_vnni": 5.5e-12, "avx_vnni": 9e-12, "avx2": 16e-12, "neon": 16e-12, "c": 1.4e-9}
 _TIMES = {"int8": 1.0, "int4": 1.5, BLOCKS: 1.3, "none": 3.0}
-_ATTENTION = 4.0  # times as long as a weight in int8 takes a number of a key or a value that attention reads
-# Reading and computing overlap: their times add up as powers of these. The CPU engine was fitted to SmolLM2 and
-# Qwen2.5-Coder 0.5B and 1.5B in blocks, and to the demo model in int8.
+_ATTENTION = 4.0  # a number of a key or a value takes attention this many times as long as a weight in int8 takes
+# Reading and computing overlap, so the total is (read**p + computed**p) ** (1 / p) with these exponents p. The CPU
+# engine's was fitted to SmolLM2 and Qwen2.5-Coder 0.5B and 1.5B in blocks, and to the demo model in int8.
 _OVERLAP, _OVERLAP_NATIVE = 1.5, 3.0
-# Seconds of a layer in addition to its matrices; in the CPU engine also those for each row, on one core.
+# Seconds of a layer in addition to its matrices. In the CPU engine each row adds more: seconds on one core.
 _LAYER, _LAYER_ROW = {"native": 1.5e-5, "cpu": 1e-4, "mps": 2.5e-4}, 4e-6
-# Bytes a second where nothing was measured: two channels of DDR4-3200, of which a copy reaches 0.87, cards and Macs.
+# Bytes a second where nothing was measured, for two channels of DDR4-3200 (of which a copy reaches 0.87), usual cards
+# and usual Macs.
 _BANDWIDTH = {"cpu": 44e9, "cuda": 300e9, "mps": 100e9}
 
 
 def bandwidth_of(device: Device) -> float:
-    """Return the bytes a second that a device reads from its memory, as measured or as usual."""
+    """Return the bytes a second that a device reads from its memory, as measured or else as is usual for its type."""
     return device.bandwidth or _BANDWIDTH[device.type]
 
 
 def copying(device: Device) -> float:
-    """Return the bytes that are copied in a second, to memory that may be new to the process."""
+    """Return the bytes that can be copied in a second to memory that may be new to the process."""
     return bandwidth_of(device) / 4
 
 
 def reading(device: Device, dtype: str, quantize: str) -> float:
-    """Return the seconds in which a device reads a weight; on a CPU torch makes packed weights dense."""
-    if device.backend == "cpu":
+    """Return the seconds in which a device reads a weight."""
+    if device.backend == "cpu":  # torch unpacks weights before it multiplies by them
         quantize = "none"
     matrix = Shape(32, 4096, 4096, 32, 32, 128, 1, 1)  # with a usual share of other tensors
     size = device.block_bits / 8
@@ -160,9 +168,9 @@ def _unpacked(device: Device, quantize: str, read: float) -> float:
 
 @dataclass(frozen=True)
 class Rates:
-    """Seconds that a device takes to read a weight, to compute with it for a row, and for a layer and its rows.
+    """A set of seconds: for reading a weight, for computing with it for one row, for a layer and for a row in a layer.
 
-    `attended` is for a number of a key or a value and a row; if 0, those are read and computed like weights.
+    `attended` is for one number of a key or a value and one row. If it is 0, keys and values count like weights.
     """
 
     read: float
@@ -174,7 +182,7 @@ class Rates:
 
     @classmethod
     def of(cls, device: Device, dtype: str, quantize: str) -> "Rates":
-        """Return the rates that a device's bandwidth suggests, and a CPU's arithmetic."""
+        """Return the rates estimated from a device's bandwidth, and on a CPU also from its instruction set."""
         read = reading(device, dtype, quantize)
         if device.backend == "cuda":
             read, layer = _unpacked(device, quantize, read), _KERNEL * _KERNELS[quantize]
@@ -190,7 +198,7 @@ class Rates:
         return cls(read, read * (growth**_OVERLAP - 1) ** (1 / _OVERLAP) / 64, layer)
 
     def product(self, weights: int, rows: int) -> float:
-        """Return the seconds of a product with matrices of some weights."""
+        """Return the seconds of a product with matrices of this many weights."""
         power = self.overlap
         return float(weights * (self.read**power + (self.computed * rows) ** power) ** (1 / power))
 
@@ -208,5 +216,5 @@ class Estimate:
         layers = shape.num_layers * (rates.layer + rates.layer_row * rows)
         if not rates.attended:
             return rates.product(shape.matrices + cached, rows) + layers
-        heads = shape.num_heads / shape.num_kv_heads  # that read the same keys
+        heads = shape.num_heads / shape.num_kv_heads  # heads that read the same keys
         return rates.product(shape.matrices, rows) + rates.attended * cached * heads * rows + layers

@@ -1,4 +1,4 @@
-"""The drafters that a model could have: what each is expected to bring, or brought here, and what a draft costs."""
+"""The drafters that a model could have: the tokens per step that each should bring, or brought here, and its costs."""
 
 import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,10 +27,11 @@ MOST_NODES = 64  # of a tree
 
 # -- expectations ------------------------------------------------------------------------------------------------------
 
-# Conservative medians over kinds of text, greedy and drawn. Replies here replace them after about a hundred tokens.
-# By kind: tokens a step, the tokens of a draft, and the source. docs/figures/prediction.md compares what follows.
-# phrases: greedy 1.27 and drawn 1.29 of Qwen2.5-Coder-1.5B; Spec-Bench's 1.55 to 1.74 are mostly of given texts.
-# medusa: Spec-Bench has 2.32, 2.39 and 2.33 of Vicuna 7B, 13B and 33B, whose heads learned from chats like its own.
+# Conservative medians over kinds of text, greedy and sampled. Replies here replace them after about a hundred tokens.
+# By kind: tokens a step, the tokens of a draft, and the source. docs/figures/prediction.md compares the predictions.
+# phrases: greedy 1.27 and sampled 1.29 for Qwen2.5-Coder-1.5B. Spec-Bench has 1.55 to 1.74, mostly for replies that
+# repeat a given text.
+# medusa: Spec-Bench has 2.32, 2.39 and 2.33 for Vicuna 7B, 13B and 33B, whose heads were trained on similar chats.
 # eagle3: docs.sglang.io, 373 for 158 tokens/s on an H100. parallelspec: PARD's repository, 2.5 to 2.7 on an A100.
 PUBLISHED = {
     "phrases": (1.27, 10, "as measured on ten prompts to a 1.5B"),
@@ -38,18 +39,19 @@ PUBLISHED = {
     "eagle3": (2.36, 5, "at least the speedup published for an 8B in SGLang"),
     "parallelspec": (2.5, 12, "at least the speedups published for an 8B in vLLM"),
 }
-# The chance that a token of a small model is accepted, given the one before it, by the share of the target's bytes that
-# the small model reads: 68 M for Vicuna (Spec-Bench, 2.28, 2.18 and 2.01 tokens a step) and Llama 2 (ParallelSpec, 1.67
-# and 1.66), the median; 0.5B for 1.5B (Qwen2.5-Coder, 3.8 in chats); guessed elsewhere, and lower than the 0.82 to 0.93
-# of Yi 6B for 34B (Ouroboros, table 1), which repeat themselves more.
+# The chance that a small model's token is accepted if the one before it was. It depends on the small model's bytes as a
+# share of the target's. Sources: the median of 68 M for Vicuna (Spec-Bench, 2.28, 2.18 and 2.01 tokens a step) and for
+# Llama 2 (ParallelSpec, 1.67 and 1.66), and 0.5B for 1.5B (Qwen2.5-Coder, 3.8 in chats). Other points are guesses. They
+# are lower than the 0.82 to 0.93 of Yi 6B for 34B (Ouroboros, table 1), whose texts repeat themselves more.
 PAIRS = ((0.005, 0.5), (0.1, 0.65), (0.2, 0.72), (0.35, 0.76), (0.5, 0.8))
-LONGEST_CHAIN = 16  # tokens of a small model
-HELD_OUT = 0.85  # of what its accuracies promise a trained drafter brings: the four of the demo model 0.79 to 0.92
+LONGEST_CHAIN = 16  # tokens in a small model's draft
+# A trained drafter brings this share of the gain that its accuracies predict: 0.79 to 0.92 for the demo model's four.
+HELD_OUT = 0.85
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """The tokens that each further node of a draft should bring, the most first, and where they are known from."""
+    """A list of the tokens that each further node of a draft should bring, the largest first, and its source."""
 
     gains: tuple[float, ...]
     origin: str
@@ -87,20 +89,20 @@ class Acceptance:
         return cls.chain([low] * depth, origin)
 
     def scaled(self, share: float) -> "Acceptance":
-        """Return the same with this share of every gain."""
+        """Return an acceptance with this share of every gain."""
         return replace(self, gains=tuple(share * gain for gain in self.gains))
 
     def length(self, nodes: int) -> float:
-        """Return the tokens per step with a number of nodes, bonus token included."""
+        """Return the tokens per step with this number of nodes, bonus token included."""
         return 1 + sum(self.gains[:nodes])
 
     def merged(self, other: "Acceptance") -> "Acceptance":
-        """Return two drafters in one tree. That their gains add up was measured (docs/figures/drafter-table.md)."""
+        """Return the acceptance of two drafters in one tree: their gains add up (docs/figures/drafter-table.md)."""
         return Acceptance(tuple(sorted(self.gains + other.gains, reverse=True)), f"{self.origin}, and phrases")
 
 
 def expected(kind: str) -> Acceptance | None:
-    """Return what drafters of a kind bring as published; None where nobody published it."""
+    """Return the published acceptance of a kind of drafter, or None if nothing is published."""
     if kind not in PUBLISHED:
         return None
     length, depth, source = PUBLISHED[kind]
@@ -108,7 +110,7 @@ def expected(kind: str) -> Acceptance | None:
 
 
 def expected_of_pair(share: float) -> Acceptance:
-    """Return what a small model should bring that reads this share of the target's bytes for a token."""
+    """Return the acceptance to expect of a small model that reads this share of the target's bytes for a token."""
     shares, chances = zip(*PAIRS, strict=True)
     chance = cost.linear(shares, chances, min(share, shares[-1]))
     return Acceptance.chain([chance] * LONGEST_CHAIN, "as of published pairs of about this ratio of bytes")
@@ -135,9 +137,9 @@ def speed(
 class DrafterCandidate:
     """A drafter, by the name that `--drafter` takes. `bytes` is all it holds, its cache included.
 
-    `draft_seconds(nodes)` is the time of a draft of that size. `acceptance` is None where nobody knows what the
-    drafter brings. `replies` are the figures of replies with it here. `trained` and `small` are what it uses;
-    `published` is set where something must be fetched or made.
+    `draft_seconds(nodes)` is the time of a draft of that size. `acceptance` is None if it is unknown. `replies` are the
+    figures of replies with it on this machine. `trained` and `small` are the weights or the small model that it uses.
+    `published` is set if something must be fetched or made first.
     """
 
     name: str
@@ -151,7 +153,7 @@ class DrafterCandidate:
 
     @property
     def drafter(self) -> str:
-        """The name without its small model's."""
+        """The name without that of its small model."""
         kind, small, _ = self.name.partition(":")
         return kind + WITH_PHRASES if small and self.name.endswith(WITH_PHRASES) else kind
 
@@ -167,7 +169,7 @@ class DrafterCandidate:
 
     @property
     def obtainable(self) -> bool:
-        """Whether somebody publishes what is missing of it."""
+        """Whether its missing parts are published somewhere."""
         if self.small is not None:
             return self.small.here or (self.small.entry is not None and self.small.entry.source is not None)
         return self.published is None or self.published.source is not None
@@ -192,9 +194,10 @@ def reply_key(drafter: str, trained: Sequence[DrafterCard], small: TargetCard | 
 
 @dataclass(frozen=True)
 class DraftModelEstimate:
-    """A draft model: its card, its bytes as loaded, the cost of its forwards, its share of the target's read bytes.
+    """A draft model: its card, its bytes as loaded, and the cost of its forwards.
 
-    `named` by models.toml are the pairs that published figures are about.
+    `share` is the bytes that its step reads, relative to those of the target's. `named` says that models.toml names
+    this pair, so that its published figures hold.
     """
 
     card: TargetCard
@@ -206,13 +209,13 @@ class DraftModelEstimate:
 
 @dataclass(frozen=True)
 class CostInputs:
-    """What drafting depends on: the target's shape and costs, its device's rates for drafters, its formats."""
+    """A set of the inputs to a draft's cost: the target's shape and costs, the device's rates, the formats."""
 
     shape: Shape
     costs: ForwardCostModel
     rates: Rates
     dtype: str
-    numbers: tuple[float, int]  # bytes of its drafters' numbers: `fit.drafter_numbers`
+    numbers: tuple[float, int]  # bytes of a drafter's numbers: `fit.drafter_numbers`
     context: int  # tokens
     replies: Mapping[str, ReplyStats]
 
@@ -225,7 +228,7 @@ def plain() -> DrafterCandidate:
 def candidates(
     card: TargetCard, at: CostInputs, trained: Sequence[DrafterCard], small: DraftModelEstimate | None, small_here: bool
 ) -> Iterator[DrafterCandidate]:
-    """Yield phrases, then the drafters that are here, then those that could be fetched or made."""
+    """Yield plain decoding and phrases, then the drafters that are here, then those that could be fetched or made."""
     for one in (plain(), *_unmeasured(card, at, trained, small, small_here)):
         yield replace(one, replies=at.replies.get(one.key))
 
@@ -233,42 +236,45 @@ def candidates(
 def _unmeasured(
     card: TargetCard, at: CostInputs, trained: Sequence[DrafterCard], small: DraftModelEstimate | None, small_here: bool
 ) -> Iterator[DrafterCandidate]:
-    own = {one.kind: _trained(one, at) for one in trained}
+    loadable = {one.kind: _trained(one, at) for one in trained}
     published = {one.kind: one for one in card.entry.drafters} if card.entry else {}
     free = {name: _free(name, at) for name in kinds("nothing", "probe") if name not in ("none", "phrases")}
     phrases = _free("phrases", at)
     yield phrases
-    for candidate in (*free.values(), *own.values(), *_merged({**free, **own}, at)):
+    for candidate in (*free.values(), *loadable.values(), *_merged({**free, **loadable}, at)):
         yield from _with_phrases(candidate)
     if small is not None:
         for name in kinds("draft model"):
             pair = _pair(published.get(name) or PublishedDrafter(name), small, at, small_here)
             yield from (pair,) if kind_of(name).has_phrases else _with_phrases(pair)
     for kind, one in published.items():
-        if kind not in own and kind_of(kind).takes in WEIGHTS:
+        if kind not in loadable and kind_of(kind).takes in WEIGHTS:
             yield from _with_phrases(_fetched(one, at))
 
 
-def _merged(own: Mapping[str, DrafterCandidate], at: CostInputs) -> Iterator[DrafterCandidate]:
-    """Yield several drafters that drafted together here: only replies with them tell what they bring."""
+def _merged(loadable: Mapping[str, DrafterCandidate], at: CostInputs) -> Iterator[DrafterCandidate]:
+    """Yield the combinations of drafters that have replies here: their gain is known from replies only."""
     for name in sorted({key.partition(" of ")[0].removesuffix(WITH_PHRASES) for key in at.replies if "+" in key}):
-        parts = [own[one] for one in name.split("+") if one in own]
+        parts = [loadable[one] for one in name.split("+") if one in loadable]
         if 1 < len(parts) == len(name.split("+")):
             cards = tuple(card for one in parts for card in one.trained)
             yield DrafterCandidate(name, sum(one.bytes for one in parts), None, lambda nodes: 0.0, cards)
 
 
-def _with_phrases(alone: DrafterCandidate) -> Iterator[DrafterCandidate]:
-    """Yield a drafter alone, and lengthened with phrases; a small model foresees most of what phrases would."""
-    yield alone
-    acceptance, phrases = alone.acceptance, expected("phrases")
-    if acceptance is not None and phrases is not None and alone.small is None:
+def _with_phrases(bare: DrafterCandidate) -> Iterator[DrafterCandidate]:
+    """Yield a drafter without phrases, then with them.
+
+    Phrases add nothing to the acceptance of a small model, which predicts most of their tokens itself.
+    """
+    yield bare
+    acceptance, phrases = bare.acceptance, expected("phrases")
+    if acceptance is not None and phrases is not None and bare.small is None:
         acceptance = acceptance.merged(phrases)
 
     def seconds(nodes: int) -> float:
-        return alone.draft_seconds(nodes) + (cost.PHRASES if nodes else 0.0)
+        return bare.draft_seconds(nodes) + (cost.PHRASES if nodes else 0.0)
 
-    yield replace(alone, name=alone.name + WITH_PHRASES, acceptance=acceptance, draft_seconds=seconds)
+    yield replace(bare, name=bare.name + WITH_PHRASES, acceptance=acceptance, draft_seconds=seconds)
 
 
 def _free(name: str, at: CostInputs) -> DrafterCandidate:
@@ -276,12 +282,12 @@ def _free(name: str, at: CostInputs) -> DrafterCandidate:
 
 
 def _trained(drafter: DrafterCard, at: CostInputs) -> DrafterCandidate:
-    """Return a drafter that is here, by the text that it was tried on when it was trained, else as published."""
+    """Return a drafter that is here. Its acceptance is from the held-out text of its training, or else as published."""
     levels = drafter.about.get("accuracy_by_depth", [])
     acceptance = expected(drafter.kind)
     if levels:
         if at.shape.recurrent:
-            levels = [[max(level)] for level in levels]  # of a tree it reads one path
+            levels = [[max(level)] for level in levels]  # a recurrent target reads only one path of a tree
         acceptance = Acceptance.tree(levels, MOST_NODES, "by the text that it was tried on when it was trained")
         found, share = drafter.generated, HELD_OUT
         if found is not None and acceptance.length(found[1]) > 1:
@@ -295,10 +301,10 @@ def _trained(drafter: DrafterCard, at: CostInputs) -> DrafterCandidate:
 def drafter_bytes(drafter: DrafterCard, shape: Shape, dtype: str, numbers: tuple[float, int], planned: int) -> int:
     """Return the bytes of a drafter that is here, with a target of this shape.
 
-    They include its cache for the tokens, and its form of the target's states in a forward.
+    They include its cache for `planned` tokens, and the target's hidden states that it takes from a forward.
     """
-    kind, kept = kind_of(drafter.kind), fit.cache(shape, planned, dtype)
-    held = kind.size(DrafterSize(drafter.parameters, drafter.others, shape, *numbers, kept, drafter.options))
+    kind, cache = kind_of(drafter.kind), fit.cache(shape, planned, dtype)
+    held = kind.size(DrafterSize(drafter.parameters, drafter.others, shape, *numbers, cache, drafter.options))
     return held + fit.CHUNK * drafter.inner * numbers[1]
 
 
@@ -324,15 +330,17 @@ def _pair(one: PublishedDrafter, small: DraftModelEstimate, at: CostInputs, here
 
 
 def _as_published(one: PublishedDrafter) -> Acceptance | None:
-    if (said := one.accepted) is None:
+    if (accepted := one.accepted) is None:
         return None
-    return Acceptance.of_length(said.length, said.depth, f"from {said.length:.3g} as published, {said.source}")
+    return Acceptance.of_length(
+        accepted.length, accepted.depth, f"from {accepted.length:.3g} as published, {accepted.source}"
+    )
 
 
 def _draft_seconds(
     kind: DrafterKind, parameters: int, depth: int, at: CostInputs, small: DraftModelEstimate | None = None
 ) -> Callable[[int], float]:
-    """Return the function of nodes that gives the seconds of one draft."""
+    """Return the function from nodes to the seconds of one draft."""
     costs = cost.StepCosts(small.costs) if small else at.costs  # a draft model's forwards are whole steps
     inputs = DraftCost(
         parameters, depth, at.shape, at.rates.product, at.rates.layer, lambda rows: costs.at(rows, CONTEXT)

@@ -1,4 +1,4 @@
-"""What `pull` fetches for a name, and what is kept of it: the model, its drafter, the packing on this machine."""
+"""The downloads of `pull`: which model and drafter it fetches for a name, and in which packing they are stored."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,14 +22,15 @@ from localspec.models.registry import NOWHERE, TargetCard, named_card
 from localspec.models.shape import Shape
 from localspec.weights.packed_files import FILED
 
-LOSSLESS = "int8"  # where another machine will load it, or this one has no answer: it loses next to nothing
-_ANY = Settings()  # nothing is asked for
-WIDEST, SLACK = 4.5, 64 * 2**20  # bytes of a published weight at most, and of what else a file may hold
+# The packing to store if another machine will load the model, or if none can be chosen here. It loses next to nothing.
+LOSSLESS = "int8"
+_ANY = Settings()  # every setting on its default
+WIDEST, SLACK = 4.5, 64 * 2**20  # the most bytes of a published weight, and the most of a file's other contents
 
 
 @dataclass(frozen=True)
 class PullSet:
-    """The repositories to fetch, the model first, and why this drafter, in a clause."""
+    """The repositories to fetch, the model first, and a clause that says why this drafter was chosen."""
 
     sources: tuple[Source, ...]
     why: str
@@ -42,28 +43,28 @@ def pull_set(
     measurements: MeasurementSource,
     rule: DrafterRule = "auto",
 ) -> PullSet:
-    """Decide what to fetch for a registered model: it and the published drafter that pays most, or the named one.
+    """Return the downloads for a registered model: the model and the published drafter that pays most, or a named one.
 
-    `rule` says by what a drafter pays. Of a model that came with localspec, or that is a directory, only the drafter is
-    fetched. Raises UsageMistake for a drafter that is not published for it.
+    `rule` decides by speed or memory which drafter pays most. If the model came with localspec, or is a directory, only
+    the drafter is fetched. Raises UsageMistake for a drafter that nobody publishes for the model.
     """
     entry = card.entry
     assert entry is not None
-    own = _of_card(card)
+    model_source = _of_card(card)
     if drafter is None:
         try:
             found = recommend(model_of(card), machine, measurements, here=False, rule=rule)
         except LocalspecError:  # an entry without sizes
             first = [one.source for one in entry.drafters if one.source is not None][:1]
-            return PullSet((*own, *first), "the first that is published, for its entry gives no sizes")
+            return PullSet((*model_source, *first), "the first that is published, for its entry gives no sizes")
         sources, why = _sources_of(found), found.reason
         unknown = [one.kind for one in entry.drafters if one.source and not one.accepted and not expected(one.kind)]
         if unknown:
             why += f"; what {unknown[0]} brings is not known, and --drafter {unknown[0]} fetches it"
-        return PullSet((*own, *sources), why)
+        return PullSet((*model_source, *sources), why)
     if drafter == "none":
-        return PullSet(own, "the model alone, as asked")
-    return PullSet((*own, *_named(entry, card, drafter)), f"{drafter} as asked")
+        return PullSet(model_source, "the model alone, as asked")
+    return PullSet((*model_source, *_named(entry, card, drafter)), f"{drafter} as asked")
 
 
 def _sources_of(found: Recommendation) -> tuple[Source, ...]:
@@ -93,7 +94,7 @@ def _named(entry: Entry, card: TargetCard, kind: str) -> tuple[Source, ...]:
 
 
 def to_make(card: TargetCard) -> str | None:
-    """Return the first kind of drafter that the model's entry names, nobody publishes, and is not here either."""
+    """Return the first kind of drafter in the model's entry that must be trained: neither published nor here."""
     if card.entry is None:
         return None
     here = {drafter.kind for drafter in trained_drafters(card)} if card.here else set()
@@ -113,9 +114,8 @@ def fit(
 ) -> tuple[bool | None, str]:
     """Return whether a model with this config.json and these bytes of weights fits here, and a clause about it.
 
-    It is loaded as the settings ask, where a device can do that; `beside` are the bytes of a drafter that was asked
-    for. The first is None where config.json does not give the sizes, or gives those of another model than the
-    weights are.
+    The settings decide how it is loaded, as far as a device allows. `beside` is the bytes of a drafter that is fetched
+    too. The first value is None if config.json gives no sizes, or sizes that do not match the weights.
     """
     shape = Shape.of(config)
     if shape is None:
@@ -127,14 +127,14 @@ def fit(
         )
     left = replace(machine, devices=tuple(replace(one, free=max(0, one.free - beside)) for one in machine.devices))
 
-    def asked(device: Device) -> Sequence[Precision]:
+    def allowed(device: Device) -> Sequence[Precision]:
         try:
             return precisions_of(settings, device)
-        except UsageMistake:  # which is reported when it is loaded
+        except UsageMistake:  # the mistake is reported when the model is loaded
             return natural_precisions(device)
 
     model = Model(TargetCard(name, NOWHERE, None, ""), shape, shape.parameters)
-    found = recommend(model, left, measurements, here=True, precisions=asked)
+    found = recommend(model, left, measurements, here=True, precisions=allowed)
     if found.plan is None or not found.fits:
         return False, f"{name} {found.reason}"
     precision, device = found.plan.precision, found.plan.precision.device
@@ -147,17 +147,17 @@ def fit(
 def kept_packing(
     name: str, license_: str | None, shape: Shape, settings: Settings, machine: Machine, measurements: MeasurementSource
 ) -> str | None:
-    """Return the packing in which the CPU engine would load a model of this shape; None where it would not."""
+    """Return the packing in which the CPU engine would load a model of this shape, or None if it would not load it."""
     model = Model(TargetCard(name, NOWHERE, license_, ""), shape, shape.parameters)
     try:
         choice = choices(model, DrafterSpec("auto"), _of_weights(settings), machine, measurements)[0]
-    except LocalspecError:  # it is reported when the model is loaded
+    except LocalspecError:  # the error is reported when the model is loaded
         return None
     return choice.quantize if choice.engine == "native" and choice.quantize in FILED else None
 
 
 def _of_weights(settings: Settings) -> Settings:
-    """Return the settings as far as they decide on the form of the weights."""
+    """Return only the settings that decide on the form of the weights."""
     return Settings(
         device=settings.device, dtype=settings.dtype, quantize=settings.quantize, context=settings.context,
         exact=settings.exact,

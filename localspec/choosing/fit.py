@@ -1,4 +1,4 @@
-"""The bytes that a model takes on a machine before it is loaded. Pure arithmetic; a measured peak corrects it."""
+"""Predicts the bytes that a model will take on a machine, by arithmetic only. A measured peak later corrects them."""
 
 from localspec.families.architecture import TransformerConfig
 from localspec.models.shape import Shape
@@ -7,26 +7,27 @@ from localspec.weights.recipe import in_four_bits
 
 ITEM = {"fp32": 4, "bf16": 2, "fp16": 2}  # bytes of a number
 CHUNK = 512  # prompt tokens a forward: bounds the memory of prefill
-NOISE_BYTES = 48  # that finding a pick takes of each id of a row on a GPU, whose noise has 64 bits while it is made
-# Recordings that a reply plays, and bytes that a driver is taken to keep of one: nobody has measured it.
+NOISE_BYTES = 48  # for each id of a row while a GPU finds a pick: noise is computed in 64 bits
+# Recordings that a reply plays, and the bytes that a driver is assumed to hold for one. Nobody has measured the latter.
 USUAL_RECORDINGS, RECORDING = 6, 12 * 2**20
-PRODUCTS = 32 * 2**20  # bytes that cuBLAS keeps for recordings, on the largest cards
-STATIC_ROWS = (1, 2, 4, 8, 16, 32, 64)  # of a step on a GPU, whose rows are filled up to one of these
+PRODUCTS = 32 * 2**20  # bytes that cuBLAS reserves for recordings, on the largest cards
+STATIC_ROWS = (1, 2, 4, 8, 16, 32, 64)  # rows of a step on a GPU: a step is padded to the next of these
 BUCKET = 256  # slots: caches grow by this many, and attention looks at a multiple of it, so that shapes seldom change
-ROWS, MOST_PARTS = 256, 64 * 2**20  # of the CPU engine: rows that pass a layer together; bytes of parts of attention
-MOST_CHAINED = 16  # rows of a static shape after states, which repeats the operations of one row for each
-STATES = 8  # of a recurrent layer that are held: the latest, and earlier ones that can be gone back to
-RECENT = 256  # rows of a recurrent layer that are held to be read again
-PAGE = 4096  # bytes of a mapped file that come with any of them that is read
+ROWS, MOST_PARTS = 256, 64 * 2**20  # in the CPU engine: rows that pass a layer together; bytes of attention's parts
+# Rows of a static shape of a model with recurrent layers: it repeats the operations of one row for every row.
+MOST_CHAINED = 16
+STATES = 8  # states that a recurrent layer holds: the latest, and earlier ones to go back to
+RECENT = 256  # rows that a recurrent layer holds, to read them again
+PAGE = 4096  # bytes of a mapped file that are loaded when any of them is read
 PROGRAM = 40 * 2**20  # bytes that a loaded model holds apart from tensors and tokenizer: template, threads
-NATIVE_PROGRAM, PACKING = 8 * 2**20, 24 * 2**20  # the same of the CPU engine; what packing in memory leaves behind
-TOKEN = 830  # bytes of each token that a tokenizer knows, as measured with 8 and 151 thousand of them
+NATIVE_PROGRAM, PACKING = 8 * 2**20, 24 * 2**20  # `PROGRAM` in the CPU engine; bytes that packing does not give back
+TOKEN = 830  # bytes of each token that a tokenizer knows, measured with vocabularies of 8 and 151 thousand
 MOST_PARKED = 4 * 2**30  # bytes of parked texts
 
 
 def packed(weights: int, rows: int, quantize: str, backend: str) -> int:
-    """Return the bytes of packed matrices with `weights` and output channels (`rows`), of a `Device.backend`."""
-    if backend in ("native", "cpu"):  # our library's: a scale in fp16 for 64 weights of int8
+    """Return the bytes of packed matrices with `weights` and output channels (`rows`) on a `Device.backend`."""
+    if backend in ("native", "cpu"):  # int8 of our library: 64 weights share a scale in fp16
         return weights + weights // 64 * 2
     if quantize == "int8":  # a scale for each channel
         return weights + rows * {"cuda": 4, "mps": 2}[backend]
@@ -36,11 +37,11 @@ def packed(weights: int, rows: int, quantize: str, backend: str) -> int:
 
 
 def weights(shape: Shape, dtype: str, quantize: str, backend: str, parameters: int | None = None) -> int:
-    """Return the bytes of a model's weights; `parameters` is their true number, where it is known."""
+    """Return the bytes of a model's weights. `parameters` is their exact number, if it is known."""
     item, parameters = ITEM[dtype], parameters or shape.parameters
     known = shape.parameters - (2 * shape.num_layers + 1) * shape.hidden_size
     small = max(0, parameters - known)  # norms and biases
-    if backend == "native" or (backend == "cpu" and quantize != "none"):  # whose tables are never packed
+    if backend == "native" or (backend == "cpu" and quantize != "none"):  # here tables are never packed
         tables = shape.table + (0 if shape.tied else shape.embedding)
         if quantize == "none":
             return (shape.matrices + tables) * item + small * 4
@@ -49,7 +50,7 @@ def weights(shape: Shape, dtype: str, quantize: str, backend: str, parameters: i
             if quantize == "int4"
             else packed(shape.matrices, 0, quantize, backend)
         )
-        dense = shape.embedding * 4 if shape.tied and backend == "cpu" else 0  # what torch makes of such a head
+        dense = shape.embedding * 4 if shape.tied and backend == "cpu" else 0  # torch holds a tied head in fp32
         return matrices + tables * 2 + dense + small * 4
     if quantize == "none":
         return parameters * item
@@ -61,12 +62,12 @@ def weights(shape: Shape, dtype: str, quantize: str, backend: str, parameters: i
 
 
 def cache(shape: Shape, tokens: int, dtype: str) -> int:
-    """Return the bytes of keys and values of the tokens, tree included, in whole buckets, and of states."""
+    """Return the bytes of the keys and values of `tokens`, tree included, in whole buckets, and of recurrent states."""
     return shape.cached(-(-tokens // BUCKET) * BUCKET, ITEM[dtype]) + states(shape, dtype)
 
 
 def states(shape: Shape, dtype: str) -> int:
-    """Return the bytes of the states of recurrent layers, in fp32, with rows before each, and of rows read lately."""
+    """Return the bytes that recurrent layers hold: states in fp32, the rows before each state, and recent rows."""
     if (sizes := shape.delta) is None:
         return 0
     rows = STATES * (sizes.taps - 1) * sizes.channels + RECENT * sizes.read
@@ -74,21 +75,21 @@ def states(shape: Shape, dtype: str) -> int:
 
 
 def parking(left: int) -> int:
-    """Return the bytes that parked texts may take of what a model with a full context leaves: half, up to a limit.
+    """Return the bytes that parked texts may take: half of what a model with a full context leaves, up to a limit.
 
-    No model is chosen by them: they take what is left, and go where it becomes less.
+    They do not influence which model is chosen. They take free memory, and are dropped when it becomes scarce.
     """
     return min(max(0, left // 2), MOST_PARKED)
 
 
 def tokenizer(shape: Shape, backend: str) -> int:
-    """Return the bytes of the tokenizer while it is loaded: in main memory, so none of a GPU's."""
+    """Return the bytes of a loaded tokenizer. It is in main memory, so on a GPU they are 0."""
     return 0 if backend == "cuda" else TOKEN * shape.vocab_size
 
 
 def drafter_numbers(dtype: str, quantize: str, backend: str) -> tuple[float, int]:
-    """Return the bytes of a trained drafter's numbers: of a matrix's weight, scale included, and of others."""
-    if backend == "native":  # which packs matrices of drafters in int8 by 32, where the target's are packed
+    """Return the bytes of a trained drafter's numbers: of a weight in a matrix, scale included, and of any other."""
+    if backend == "native":  # if the target is packed, a drafter's matrices are in int8 with a scale for 32 weights
         return (ITEM[dtype] if quantize == "none" else 1 + 2 / 32), 4
     if (backend, quantize, dtype) == ("cuda", "nf4", "bf16"):  # like the target's; cards without bf16 keep them dense
         return packed(2**14, 0, "nf4", backend) / 2**14, ITEM[dtype]
@@ -96,9 +97,9 @@ def drafter_numbers(dtype: str, quantize: str, backend: str) -> tuple[float, int
 
 
 def unread(shape: Shape, quantize: str, backend: str, tokens: int) -> int:
-    """Return the bytes of weights that need not be in memory: of a mapped file those of tables that no token asks for.
+    """Return the bytes of weights that need not be in memory: the rows of mapped tables that no token reads.
 
-    Blocks of GGUF are in memory of their own.
+    Blocks of GGUF files are copied into memory, so for them the result is 0.
     """
     if backend != "native" or quantize in ("none", BLOCKS):
         return 0
@@ -117,7 +118,7 @@ def program(quantize: str, backend: str) -> int:
 
 
 def workspace(shape: Shape, dtype: str, quantize: str, backend: str, tokens: int, nodes: int) -> int:
-    """Return the most bytes that a forward holds for a moment: for a chunk of a prompt, or a tree's logits."""
+    """Return the most bytes that a forward needs while it runs: for a chunk of a prompt, or for a tree's logits."""
     if backend == "native":
         states = CHUNK * shape.hidden_size * 4
         return _native_forward(shape, dtype, quantize, tokens) + max(states, (nodes + 1) * shape.vocab_size * 4)
@@ -127,7 +128,7 @@ def workspace(shape: Shape, dtype: str, quantize: str, backend: str, tokens: int
 
 
 def _row(shape: Shape) -> int:
-    """Return the numbers that torch holds of a row that passes a layer."""
+    """Return how many numbers torch holds for one row while it passes a layer."""
     widest = shape.widest
     numbers = widest.head_dim * (2 * shape.num_heads + 2 * widest.num_kv_heads)
     return numbers + 4 * shape.hidden_size + 4 * widest.intermediate_size + 2 * shape.num_layers * shape.layer_inputs[0]
@@ -136,8 +137,8 @@ def _row(shape: Shape) -> int:
 def recordings(shape: Shape, dtype: str, quantize: str, nodes: int) -> int:
     """Return the bytes of recorded steps on a GPU, and of finding picks there.
 
-    Results have memory of their own, by their rows: 1 + 2 + 4 + … of them; all else that a step holds has one place for
-    all recordings. Of NF4 prompts make a matrix dense.
+    Each recording has its own memory for results, so their rows add up: 1 + 2 + 4 + …. All recordings share the memory
+    for everything else. With NF4, reading a prompt needs room for one dense matrix.
     """
     item, rows = ITEM[dtype], next((rows for rows in STATIC_ROWS if rows > nodes), STATIC_ROWS[-1])
     results = 2 * rows * (shape.vocab_size + shape.hidden_size) * item
@@ -151,11 +152,11 @@ def recordings(shape: Shape, dtype: str, quantize: str, nodes: int) -> int:
 
 
 def _native_forward(shape: Shape, dtype: str, quantize: str, tokens: int) -> int:
-    """Return the bytes that the CPU engine keeps for forwards: of rows that pass a layer, and of parts of attention."""
+    """Return the bytes that the CPU engine holds for forwards: for rows that pass a layer, and attention parts."""
     most, sizes, heads = shape.widest, shape.delta, (2 if shape.gated else 1) * shape.num_heads
     qkv, padded = (heads + 2 * most.num_kv_heads) * most.head_dim, -(-most.head_dim // 16) * 16
     mixed, inner, window = shape.num_heads * most.head_dim, most.intermediate_size, 0
-    if sizes is not None:  # of its rows before the convolution there is a copy
+    if sizes is not None:  # the engine copies the rows before the convolution
         qkv, mixed, window = max(qkv, sizes.read + sizes.values), max(mixed, sizes.values), sizes.read
     floats = shape.hidden_size + qkv + shape.num_heads * padded + mixed + inner + most.head_dim + window
     floats += (shape.num_layers + 1) * shape.layer_inputs[0]
@@ -168,9 +169,9 @@ def _native_forward(shape: Shape, dtype: str, quantize: str, tokens: int) -> int
 def loading(shape: Shape, dtype: str, quantize: str, backend: str) -> int:
     """Return the bytes added while the largest matrix is packed: the matrix and its packed copy.
 
-    On a CPU torch makes each matrix dense while it multiplies by it.
+    On a CPU they are those of a dense matrix, which torch makes whenever it multiplies by a packed one.
     """
-    if quantize == "none" or backend == "native":  # which packs once, piece by piece, and maps
+    if quantize == "none" or backend == "native":  # the native engine packs once, piece by piece, and maps the file
         return 0
     if backend == "cpu":
         return unpacked(shape)
@@ -180,5 +181,5 @@ def loading(shape: Shape, dtype: str, quantize: str, backend: str) -> int:
 
 
 def unpacked(shape: Shape | TransformerConfig) -> int:
-    """Return the bytes of the largest matrix in fp32, of which a layer makes a packed one dense."""
+    """Return the bytes of the largest matrix in fp32: torch unpacks one matrix at a time."""
     return 4 * shape.hidden_size * max(shape.vocab_size, 2 * shape.intermediate_size)

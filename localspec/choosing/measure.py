@@ -1,6 +1,6 @@
-"""What was measured on this machine: kept in the store, recalled for choices, forgotten with what it is valid for.
+"""Measurements of this machine: saved in the store, recalled for choices, and valid for one model, form and version.
 
-A measurement of a moment in which other programs used cores serves that process only, and is not kept.
+A measurement taken while other programs used cores serves this process only, and is not saved.
 """
 
 import math
@@ -23,25 +23,26 @@ from localspec.store.database import StoreTrouble
 from localspec.store.store import Store
 from localspec.weights.fingerprint import Identity
 
-LOOK_SECONDS = 0.3  # at least so long other programs are watched, before the machine counts as idle
-FADING = 0.95  # the weight of earlier replies, with each new one
-LEAST_TOKENS = 100  # of replies, before their figures count
+LOOK_SECONDS = 0.3  # the least time that other programs are watched before the machine counts as idle
+FADING = 0.95  # each new reply multiplies the weight of earlier ones by this
+LEAST_TOKENS = 100  # tokens of replies before their figures count
 EXPECTATION = 600  # tokens of replies that count as much as what is expected: a few texts say little about the next
-OTHERS = 3  # times what a model, its drafter and its cache hold: a higher peak is of something else
-READINGS = 3  # of the memory's bandwidth, the highest of which counts
+# A peak above this many times the bytes of model, drafter and cache is not theirs: something else was in the process.
+OTHERS = 3
+READINGS = 3  # how often the memory's bandwidth is read; the highest reading counts
 T = TypeVar("T")
 Step = TypeVar("Step")
 
 
-# -- what choices ask of measurements ----------------------------------------------------------------------------------
+# -- measurements that choices read ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class ReplyStats:
     """Figures of replies with one drafter here: tokens a step, nodes a step, drafting seconds per verifying second.
 
-    None of the three depends on the load of the machine, as tokens/s would. `beside` is the rest of a step, per
-    verifying second too. `peak` is the most memory that the process held, and `held` what the drafter held of it.
+    Unlike tokens/s, none of the three depends on the load of the machine. `beside` is the rest of a step, also per
+    verifying second. `peak` is the most memory that the process held, and `held` is the drafter's part of it.
     `tokens` is the length of these replies together, where earlier ones count less.
     """
 
@@ -72,16 +73,16 @@ class ModelMeasurements:
 
 
 class MeasurementSource(Protocol):
-    """All that was measured on a machine so far."""
+    """A source of everything that was measured on a machine so far."""
 
     def of(self, card: TargetCard, device: str, dtype: str, quantize: str) -> ModelMeasurements:
         """Return the measurements of one model in one precision."""
 
     def bandwidth(self, device: str) -> float | None:
-        """Return the bytes a second that can be read from a device's memory at best; None where they are not known."""
+        """Return the most bytes a second that can be read from a device's memory; None if they are unknown."""
 
     def recalled_bandwidth(self, device: str) -> float | None:
-        """Return the same as far as it was measured before."""
+        """Return the bandwidth if it was measured before, without measuring it now."""
 
 
 class NoMeasurements:
@@ -97,14 +98,14 @@ class NoMeasurements:
         return self.bandwidth(device)
 
 
-# -- keeping and recalling ---------------------------------------------------------------------------------------------
+# -- saving and recalling ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Quantity(Generic[T]):
-    """Something that can be measured: the name it is kept under, and how its value is written as JSON.
+    """A quantity that can be measured: the name that it is saved under, and its form as JSON.
 
-    `parse` returns None for JSON that is no such value, which is then measured again.
+    `parse` returns None for JSON that is not a valid value; the quantity is then measured again.
     """
 
     name: str
@@ -113,10 +114,10 @@ class Quantity(Generic[T]):
 
 
 class MeasurementCache:
-    """Recalls and keeps measurements; without a store it knows nothing.
+    """A cache that saves and recalls measurements. Without a store it is empty.
 
-    A `subject` names everything that a measurement is only valid for: the model or device, its form, versions.
-    Troubles with the store are reported as notices and raise nothing.
+    A `subject` names everything that a measurement depends on: the model or device, its form, versions. Trouble with
+    the store is reported as a notice and raises nothing.
     """
 
     def __init__(self, store: Store | None, reporter: Reporter | None = None) -> None:
@@ -125,26 +126,26 @@ class MeasurementCache:
         self._idle_cores, self._opened = IdleCores(), time.monotonic()
 
     def identity(self, path: Path) -> Identity:
-        """Return the identity that measurements of a model are filed under, those of earlier versions from now on.
+        """Return the identity that measurements of a model are saved under, and move those of earlier versions to it.
 
         Raises LocalspecError for a model whose files are damaged.
         """
         found = Identity(path)
         if self._store is not None and not self._store.read_only and found.weights != found.revision:
-            with suppress(StoreTrouble):  # what is not found is measured again
+            with suppress(StoreTrouble):  # measurements that are not found are made again
                 self._store.measurements.rename(found.revision, found.weights)
         return found
 
     def recall(self, quantity: Quantity[T], subject: str) -> T | None:
-        """Return the value that was kept; None where there is no such value."""
+        """Return the saved value; None if there is none, or it is not valid."""
         value = None if self._store is None else self._store.measurements.recall(quantity.name, subject)
         try:
             return None if value is None else quantity.parse(value)
         except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
-            return None  # whatever else stands there in its place
+            return None  # the stored JSON is not such a value
 
     def remember(self, quantity: Quantity[T], subject: str, value: T, silent: bool = False) -> None:
-        """Keep a value for later sessions; with `silent`, trouble with the store is not reported."""
+        """Save a value for later sessions. With `silent`, trouble with the store is not reported."""
         if self._store is not None and not self._store.read_only:
             try:
                 self._store.measurements.remember(quantity.name, subject, quantity.to_json(value))
@@ -155,7 +156,7 @@ class MeasurementCache:
     def measuring(
         self, quantity: Quantity[T], subject: str, measure: Callable[[int], Generator[Step, None, T]]
     ) -> Generator[Step, None, T]:
-        """Run `measure` with the number of idle cores, and keep the result unless other programs used a core."""
+        """Run `measure` with the number of idle cores, and save the result unless other programs used a core."""
         cores = self._idle_cores()
         found = yield from measure(cores)
         if cores == self._idle_cores() == physical_cores():
@@ -164,13 +165,13 @@ class MeasurementCache:
 
     @cached_property
     def idle(self) -> bool:
-        """Whether other programs have left all cores idle since the cache was opened; looked at once."""
+        """Whether other programs have left all cores idle since the cache was opened. This is determined once."""
         time.sleep(max(0.0, self._opened + LOOK_SECONDS - time.monotonic()))
         return self._idle_cores() == physical_cores()
 
 
 def _readings(value: Any) -> list[float] | None:
-    found = value if isinstance(value, list) else [value] * READINGS  # earlier versions kept one
+    found = value if isinstance(value, list) else [value] * READINGS  # earlier versions saved only one reading
     return found if all(isinstance(one, int | float) and one > 0 for one in found) else None
 
 
@@ -191,30 +192,30 @@ def _layers(value: Any) -> list[KeptLayers] | None:
 COSTS = Quantity("costs", ForwardCosts.from_list, ForwardCosts.as_list)
 BANDWIDTH = Quantity("bandwidth", _readings, list)
 LAYERS = Quantity("layers that draft", _layers, lambda found: [one.as_json() for one in found])
-# By `reply_key`: tokens, steps, nodes, seconds of drafting, of verification and of the rest of steps, then the peak and
-# the drafter's bytes.
+# By `reply_key`: sums of tokens, steps, nodes, seconds of drafting, of verification and of the rest of steps; then the
+# lowest peak and the drafter's bytes.
 REPLIES = Quantity("replies with their memory", _sums, dict)
 LIBRARIES = Quantity("libraries compute", lambda value: value if isinstance(value, bool) else None, bool)
 
 
 def model_subject(weights: str, device: str, dtype: str, quantize: str, exact: bool, context: int | None) -> str:
-    """Return what a measurement of a model is valid for: its weights and form, this version, this machine."""
+    """Return the subject of a model's measurements: its weights and form, this version, this machine."""
     form, longest = "exact" if exact else "fastest", "own context" if context is None else str(context)
     return " · ".join((weights, dtype, quantize, form, longest, f"localspec {__version__}", versions(device)))
 
 
 def with_kernels(subject: str, device: str, cache: MeasurementCache) -> str:
-    """Return what a measurement of a model is valid for, where libraries compute and not our own kernels."""
+    """Return the subject, marked if libraries compute on this device instead of our own kernels."""
     return f"{subject} · by libraries" if cache.recall(LIBRARIES, versions(device)) else subject
 
 
 def replies_subject(weights: str, device: str, dtype: str, quantize: str) -> str:
-    """Return what figures of replies are valid for: the weights and their precision, on this device."""
+    """Return the subject of figures of replies: the weights, their precision and this device."""
     return " · ".join((weights, dtype, quantize, versions(device)))
 
 
 def reply_stats(sums: Sequence[float]) -> ReplyStats | None:
-    """Return the figures of some replies; None where they are of too few tokens."""
+    """Return the figures of replies from their sums; None if they have too few tokens."""
     tokens, steps, nodes, drafting, verifying, beside, peak, held = sums
     if tokens < LEAST_TOKENS or not steps or not verifying:
         return None
@@ -223,12 +224,13 @@ def reply_stats(sums: Sequence[float]) -> ReplyStats | None:
 
 
 def with_reply(sums: dict[str, list[float]], drafter: str, statistics: Statistics) -> dict[str, list[float]]:
-    """Return the sums by drafter with those of one more reply; earlier ones fade.
+    """Return the sums by drafter with one more reply added. Earlier replies count less.
 
-    The lowest peak counts, and none that is much more than is held: other models may have been in this process before.
+    Of the peaks the lowest counts. A peak far above the bytes held now is ignored, since this process may have held
+    other models before.
     """
     new = (
-        statistics.acceptance_length * statistics.steps,  # the token that ended the reply too: its step was paid for
+        statistics.acceptance_length * statistics.steps,  # includes the token that ended the reply, since it took time
         statistics.steps,
         statistics.drafted,
         statistics.draft_seconds,
@@ -244,10 +246,10 @@ def with_reply(sums: dict[str, list[float]], drafter: str, statistics: Statistic
 
 
 class Measurements:
-    """The measurements of this machine, for choices; the bandwidth of its memory is measured where it is not known.
+    """A source of this machine's measurements, which measures the bandwidth of its memory if it is unknown.
 
-    That takes half a second a device. With `quiet` nothing is measured. `exact` and `context` say how models are to be
-    loaded; where one was not measured so, its usual form serves.
+    That takes half a second for each device. With `quiet` nothing is measured. `exact` and `context` say how models
+    will be loaded. If a model was not measured in this form, the measurements of its usual form are taken.
     """
 
     def __init__(
@@ -255,7 +257,7 @@ class Measurements:
     ) -> None:
         self.cache, self._quiet = cache, quiet
         self._forms = dict.fromkeys(((exact, context), (exact, None), (False, None)))
-        self._weights: dict[Path, str] = {}  # every precision asks for it, and it reads all over the files
+        self._weights: dict[Path, str] = {}  # every precision needs the fingerprint, and it takes many reads of files
         self._bandwidths: dict[str, float | None] = {}
 
     def of(self, card: TargetCard, device: str, dtype: str, quantize: str) -> ModelMeasurements:
@@ -265,7 +267,7 @@ class Measurements:
         try:
             if card.path not in self._weights:
                 self._weights[card.path] = self.cache.identity(card.path).weights
-        except LocalspecError:  # damaged, which is reported when it is loaded
+        except LocalspecError:  # damage is reported when the model is loaded
             return ModelMeasurements()
         how = self._weights[card.path], device, dtype, quantize
         sums = self.cache.recall(REPLIES, replies_subject(*how)) or {}
@@ -275,9 +277,9 @@ class Measurements:
         return ModelMeasurements(next((costs for costs in every if costs is not None), None), replies)
 
     def bandwidth(self, device: str) -> float | None:
-        """Return the bytes a second that can be read from the device's memory; None where they cannot be measured.
+        """Return the bytes a second that can be read from the device's memory; None if they cannot be measured.
 
-        What else the machine does makes a reading slower, never faster, so the highest of a few counts from then on.
+        Other programs make a reading slower, never faster, so the highest of a few readings counts.
         """
         if device not in self._bandwidths:
             readings = self._readings(device)
@@ -295,7 +297,7 @@ class Measurements:
         return self._bandwidths[device]
 
     def recalled_bandwidth(self, device: str) -> float | None:
-        """Return the same without a measurement."""
+        """Return the bandwidth if it was measured before, without measuring it now."""
         return self._bandwidths.get(device) or max(self._readings(device), default=None)
 
     def _readings(self, device: str) -> list[float]:

@@ -1,4 +1,4 @@
-"""The names of drafters: what `--drafter` means, with its weights or its small model."""
+"""Reads the names of drafters: which kinds `--drafter` names, with which weights or which small model."""
 
 import os
 import re
@@ -17,9 +17,9 @@ from localspec.models.shape import recurrent
 
 @dataclass(frozen=True)
 class DrafterSpec:
-    """What `--drafter` names: one or more kinds, perhaps with `+phrases`, or `auto`, and what it takes.
+    """A drafter that `--drafter` names: `auto`, or one or more kinds, perhaps with `+phrases`.
 
-    Of several kinds each has its place in the table, and `trained` are those with weights in the same order.
+    Several kinds stand in the order of `TABLE`. `trained` holds those that have weights, in the same order.
     """
 
     drafter: str
@@ -30,8 +30,8 @@ class DrafterSpec:
 def named_drafter(name: str, card: TargetCard) -> DrafterSpec:
     """Find the drafter that `name` means for a model.
 
-    Raises UsageMistake for a drafter that there is not, NotHere where a small model is not here, and what
-    `small_model_of` raises.
+    Raises UsageMistake for an unknown drafter, NotHere if its small model is not here, and what `small_model_of`
+    raises.
     """
     if name == "auto":
         return DrafterSpec(name)
@@ -54,23 +54,23 @@ def named_drafter(name: str, card: TargetCard) -> DrafterSpec:
         return _merged(name, card)
     known = ["auto", *kinds()]
     directory = any(mark in named for mark in "/\\.~") or (named not in known and os.path.isdir(named))
-    if small and re.fullmatch(r"\w{2,}", first):  # no letter of a drive: some other word stands before a model
+    if small and re.fullmatch(r"\w{2,}", first):  # a word before the colon, longer than the letter of a drive
         directory = False
     if row is None and not directory:
         raise UsageMistake(
             f"There is no drafter '{named}'{nearest(first, known)}; use one of {', '.join(known)}, or a directory that "
             "`localspec train` wrote."
         )
-    if row is not None and card.here and recurrent(card.path):  # before anything is said of one that is not here
+    if row is not None and card.here and recurrent(card.path):  # do not ask users to fetch a drafter that cannot work
         check_chains(named, card)
     trained = find_drafter(named, card)
     return DrafterSpec(trained.kind + phrases, (trained,))
 
 
 def _merged(name: str, card: TargetCard) -> DrafterSpec:
-    """Find several drafters, `+` between them, whose drafts are merged; phrases lengthen the drafts of all."""
+    """Find several drafters, joined by `+`, whose drafts are merged into one tree. Phrases lengthen all of them."""
     found: dict[str, DrafterSpec] = {}
-    for piece in sorted(name.split("+"), key=kinds().__contains__):  # a mistake is reported before what is not here
+    for piece in sorted(name.split("+"), key=kinds().__contains__):  # unknown names first: a typo before "not here"
         kind = piece.partition(":")[0]
         if kind == "auto" or (kind in kinds() and kind != "phrases" and not can_be_merged(kind_of(kind))):
             raise UsageMistake(
@@ -91,7 +91,7 @@ def _merged(name: str, card: TargetCard) -> DrafterSpec:
 
 
 def _own_draft(kind: str, card: TargetCard) -> TargetCard:
-    """Return the small model that drafts without a name. Raises NotHere, LocalspecError for a broken one."""
+    """Return the small model to use if `--drafter` names none. Raises NotHere, LocalspecError for a broken one."""
     found, passed_over = own_draft(card)
     if found is not None and found.card.here and not passed_over:
         return found.card
@@ -109,7 +109,7 @@ def _own_draft(kind: str, card: TargetCard) -> TargetCard:
 
 
 def check_chains(drafter: str, card: TargetCard) -> None:
-    """Raise UsageMistake for a drafter that needs more of its target than chains that recurrent layers read."""
+    """Raise UsageMistake for a drafter that cannot draft for recurrent layers, which read chains only."""
     if unfit := next((kind.name for kind in drafting_kinds(drafter) if not kind.on_chains), None):
         raise UsageMistake(
             f"'{unfit}' does not draft for {card.name}, some of whose layers are recurrent: they read chains, and not "

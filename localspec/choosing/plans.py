@@ -1,4 +1,4 @@
-"""Every plan to run one model on a device: its precision and drafter, bytes, speed and M, and which plan to take."""
+"""Lists every plan to run one model on a device (precision, drafter, bytes, speed, M), and decides which to take."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,17 +23,17 @@ from localspec.quantities import precision_in_words, tokens_a_second
 from localspec.weights.draft_role import as_draft, is_coarser
 from localspec.weights.packed_file import BLOCKS
 
-AUTO_NODES = 16  # of a tree at most, where no number was asked for and rows have a price; how many pay is measured
-# Twice the nodes brought 1 to 11 % more tokens a step: what twice the rows may take to be worth it.
+AUTO_NODES = 16  # the most nodes of a tree if the settings name none; the budget decides how many pay
+# Twice the nodes brought 1 to 11 % more tokens a step, so twice the rows may take at most this many times longer.
 NEXT_TO_FREE = 1.03
-COMFORTABLE = 20.0  # tokens/s, from which on a faster answer is hardly a better one
-SLOW_MEMORY = 5e9  # bytes a second: what is quick with such memory is quick anywhere, and needs no measurement
-PLANNED = 4096  # tokens of context that must fit where none was asked for
-HARMLESS = 0.98  # of plain decoding's speed: where phrases bring at least so much, they are worth looking for
-NEXT_TO_NOTHING = 0.05  # of the time of a token
-CLEARLY = 1.05  # times the speed or M of a simpler drafter, which a drafter must reach
-ON_APPLE = 1.05  # times the measured speed of plain decoding, on Apple's GPUs
-SHORT = 0.5  # of what may be used of a device: a plan that takes more is one where memory is short
+COMFORTABLE = 20.0  # tokens/s above which more speed hardly helps a reader
+SLOW_MEMORY = 5e9  # bytes a second: a model that is fast with such memory is fast anywhere, and needs no measurement
+PLANNED = 4096  # tokens of context that must fit if the settings name none
+HARMLESS = 0.98  # of plain decoding's speed: phrases that reach this share of it are worth looking up
+NEXT_TO_NOTHING = 0.05  # of the time of a token: looking up phrases in less time counts as free
+CLEARLY = 1.05  # a drafter must reach this many times the speed or M of a simpler one
+ON_APPLE = 1.05  # on Apple's GPUs a drafter must exceed this many times the measured speed of plain decoding
+SHORT = 0.5  # of the memory that may be used on a device: a plan that takes more makes memory short
 
 Rule = Literal["memory", "speed"]
 
@@ -45,7 +45,7 @@ def cost_effectiveness(speed: float, memory: float, plain_speed: float, plain_me
 
 @dataclass(frozen=True)
 class Precision:
-    """Where a model computes, in which numbers, and how its weights are packed."""
+    """A device with a dtype and a packing in which a model is computed there."""
 
     device: Device
     dtype: str
@@ -53,12 +53,12 @@ class Precision:
 
     @property
     def bits(self) -> float:
-        """Bits of a weight on average, if they are in the blocks of GGUF files; else 0."""
+        """The average bits of a weight if the weights are in the blocks of GGUF files; else 0."""
         return self.device.block_bits if self.quantize == BLOCKS else 0.0
 
     @property
     def backend(self) -> tuple[str, str, str]:
-        """The numbers, the packing and the backend, as `fit` takes them."""
+        """The dtype, the packing and the backend, as the functions of `fit` take them."""
         return self.dtype, self.quantize, self.device.backend
 
     def __str__(self) -> str:
@@ -69,21 +69,21 @@ class Precision:
 class RunPlan:
     """One plan to run a model: the bytes it needs, the tokens/s it should reach, and its M against plain decoding.
 
-    `memory` is the bytes that M counts, by the peak of replies here if it is `peak_measured`, else predicted.
+    `memory` is the bytes that M counts: from the measured peak of replies if `peak_measured`, else predicted.
     """
 
     precision: Precision
     candidate: DrafterCandidate
     nodes: int  # of a draft: the number that promises the most tokens/s
-    loaded_bytes: int  # of the weights, and of all that the drafter holds
-    bytes: int  # with cache, tree and workspace
+    loaded_bytes: int  # of the weights, and of everything that the drafter holds
+    bytes: int  # `loaded_bytes` with cache, tree and workspace
     memory: int
     speed: float  # tokens/s
     measured: bool  # whether the speed was measured here rather than predicted
     cost_effectiveness: float = 0.0  # M
-    most: int = AUTO_NODES  # nodes that a draft may have
-    rule: Rule = "speed"  # that decided, if this plan was taken
-    rule_named: bool = False  # by the setting `drafter_rule`
+    most: int = AUTO_NODES  # the most nodes that a draft may have
+    rule: Rule = "speed"  # the rule that decided, if this plan was taken
+    rule_named: bool = False  # whether the setting `drafter_rule` names the rule
 
     @property
     def peak_measured(self) -> bool:
@@ -109,9 +109,10 @@ class RunPlan:
 
 
 def as_computed(device: Device, model: Model) -> Device:
-    """Return the device as it computes this model: torch computes recurrent layers with dense weights only.
+    """Return the device with the packings that it offers for this model.
 
-    Our library can compute a model in the blocks of its GGUF files. `device` may be that of another model.
+    Torch computes recurrent layers with dense weights only. Our library can compute a model in the blocks of its GGUF
+    files. `device` may already be adapted to another model.
     """
     if device.block_bits:
         others = tuple(packing for packing in device.packings if packing != BLOCKS)
@@ -126,22 +127,22 @@ def as_computed(device: Device, model: Model) -> Device:
 
 
 def possible_precisions(model: Model, precisions: Iterable[Precision]) -> list[Precision]:
-    """Return those in which this model can be had: of a model that is here only packed, its packings."""
+    """Return the precisions in which this model can be loaded: if it is here only packed, those of its packings."""
     return [one for one in precisions if model.can_be(one.quantize, one.device.engine)]
 
 
 def natural_precisions(device: Device) -> list[Precision]:
-    """Return the precisions in question on a device where none was named, the most accurate first.
+    """Return the precisions to consider on a device if the settings name none, the most accurate first.
 
-    With our library on a CPU int8 is as good as dense weights, in half the time and memory, so those are not in
-    question: one that was measured never competes with the other that was not.
+    With our library on a CPU, dense weights are left out: int8 is as good in half the time and memory. So a measured
+    precision never competes with one that was not measured.
     """
     dense = () if device.engine == "native" and device.packings else ("none",)
     return [Precision(device, device.dtypes[0], quantize) for quantize in (*dense, *device.packings)]
 
 
 def draft_precisions(small: Model, device: Device) -> list[Precision]:
-    """Return the precisions that a draft model may have; without any it cannot be had on this device."""
+    """Return the precisions that a draft model may have on this device; none if it cannot be loaded there."""
     device = as_computed(device, small)
     natural = natural_precisions(device)
     best_ones = [one for one in natural if one.quantize != "int4"] if device.type == "cpu" else natural[:1]
@@ -162,8 +163,8 @@ def run_plans(
 ) -> list[RunPlan]:
     """Return every plan to run a model in these precisions, the best M first, with trees of up to `most` nodes.
 
-    None are as many as `auto_nodes` has. v₀ and m₀ are those of the model's fastest plain decoding that fits; where
-    nothing fits, of the fastest.
+    If `most` is None, `auto_nodes` decides. The baseline of M, v₀ and m₀, is the model's fastest plain decoding that
+    fits, or the fastest if none fits.
     """
     plans = [plan for precision in precisions for plan in _plans_in(model, precision, measurements, most, context)]
     plans = _in_one_packing(_as_it_answers(plans, model), model, measurements)
@@ -172,12 +173,12 @@ def run_plans(
         replace(plan, cost_effectiveness=cost_effectiveness(plan.speed, plan.memory, base.speed, base.memory))
         for plan in plans
     ]
-    # A stable sort: of equals the more accurate precision and the simpler drafter come first.
+    # The sort is stable: of plans with the same M the more accurate precision and the simpler drafter come first.
     return sorted(rated, key=lambda plan: plan.cost_effectiveness, reverse=True)
 
 
 def _as_it_answers(plans: list[RunPlan], model: Model) -> list[RunPlan]:
-    """Leave out other packings of a model in GGUF where the one that answers fits, and else that one."""
+    """Leave out packings of a model in GGUF files: all but its default packing if that fits, or else the default."""
     first = [plan for plan in plans if model.block_bytes and plan.precision.quantize == model.packed[0]]
     fits = any(plan.fits for plan in first if plan.candidate.name == "none")
     others = [plan for plan in plans if plan not in first]
@@ -185,9 +186,10 @@ def _as_it_answers(plans: list[RunPlan], model: Model) -> list[RunPlan]:
 
 
 def _in_one_packing(plans: list[RunPlan], model: Model, measurements: MeasurementSource) -> list[RunPlan]:
-    """Leave out int8 or int4 on a CPU where both are in question: int4 loses more of a model, so it needs a reason.
+    """Leave out int8 or int4 on a CPU if both are possible.
 
-    That is int8 without room, or below a comfortable speed; then int8 is left out, if int4 fits.
+    int4 loses more of a model, so int8 is preferred. int4 is taken if it fits and int8 does not fit or is slower than a
+    comfortable speed.
     """
     plain = {
         plan.precision.quantize: plan
@@ -203,12 +205,12 @@ def _in_one_packing(plans: list[RunPlan], model: Model, measurements: Measuremen
 
 
 def _comfortable(model: Model, precision: Precision, measurements: MeasurementSource) -> bool:
-    """Return whether plain decoding is comfortable by the speed of the memory, at its best, which int4 needs less of.
+    """Return whether plain decoding would be comfortable if only the speed of the memory limited it.
 
-    Timed forwards do not count here: another packing would be another text for the same seed.
+    Timed forwards do not count here, so that a measurement never changes the packing, and with it the text of a seed.
     """
     device = precision.device
-    if device.engine != "native":  # torch makes packed weights dense: int4 takes less room, and no less time
+    if device.engine != "native":  # torch unpacks weights: int4 takes less memory, but not less time
         return True
 
     def at(bandwidth: float | None) -> bool:
@@ -219,12 +221,12 @@ def _comfortable(model: Model, precision: Precision, measurements: MeasurementSo
 
 
 def auto_nodes(device: Device, costs: ForwardCostModel | None) -> int:
-    """Return the most nodes of a tree where no number was asked for: more on a GPU where more rows are nearly free.
+    """Return the most nodes of a tree if the settings name no number: more on a GPU where more rows are nearly free.
 
-    `costs` are None where forwards were not timed: an estimate of rows is no reason for wider trees.
+    `costs` is None if forwards were not timed: an estimate does not justify wider trees.
     """
     nodes = AUTO_NODES
-    if device.type == "cpu":  # rows are nearly free for toys only, and a second load would test exactness again
+    if device.type == "cpu":  # rows are nearly free for toys only, and wider trees would need another test of exactness
         return nodes
     while costs and 2 * nodes <= MOST_NODES:
         if costs.at(2 * nodes + 1, CONTEXT) > NEXT_TO_FREE * costs.at(nodes + 1, CONTEXT):
@@ -241,7 +243,7 @@ def _plans_in(
     shape, known = model.shape, measurements.of(model.card, precision.device.name, dtype, quantize)
     costs = known.costs or _estimate(model, precision, measurements)
     most = most or auto_nodes(precision.device, known.costs)
-    planned = min(context or PLANNED, shape.context)  # more than it holds is refused when it is loaded
+    planned = min(context or PLANNED, shape.context)  # a longer context is refused when the model is loaded
     weights = weight_bytes(model, precision) - fit.unread(shape, quantize, backend, planned)
     beside = fit.program(quantize, backend) + fit.tokenizer(shape, backend)
     form = "int8" if backend == "native" and quantize != "none" else "none"  # of the matrices of drafters
@@ -263,7 +265,7 @@ def _plans_in(
             expected = tokens_per_second if candidate.acceptance is not None else here
             tokens_per_second = here**trust * expected ** (1 - trust)
         measured = known.costs is not None and (trust > 0.5 or candidate.name == "none")
-        # Phrases may pay in the next text, and cost nothing until one matches: only measured figures rule them out.
+        # Phrases may pay in the next text, and cost nothing until one matches. Only measured figures rule them out.
         harmless = candidate.name == "phrases" and (not measured or tokens_per_second >= HARMLESS * plain_speed)
         if harmless and tokens_per_second < plain_speed:
             tokens_per_second, nodes = plain_speed, 0
@@ -329,8 +331,8 @@ def best(
 ) -> RunPlan | None:
     """Return the plan to take of those that fit, with the rule that decided. None where nothing fits.
 
-    By speed it is the fastest; if that one leaves memory short, or by `rule`, it is the one with the highest M. Of
-    drafters that are not clearly better the simplest is taken. `here` leaves out what could not be loaded now, and
+    It is the fastest plan. If that one makes memory short, or `rule` says so, it is the plan with the highest M. A more
+    complex drafter is taken only if it is clearly better. `here` leaves out plans that could not be loaded now.
     `allow_plain` lets plain decoding be taken too. A plan that loses against plain decoding is never taken.
     """
     possible = [
@@ -355,12 +357,12 @@ def best(
 
 
 def worth(plan: RunPlan, rule: Rule) -> float:
-    """Return what a rule compares plans by."""
+    """Return the figure by which a rule compares plans: M or tokens/s."""
     return plan.cost_effectiveness if rule == "memory" else plan.speed
 
 
 def pays(plan: RunPlan, ranked: Sequence[RunPlan], rule: Rule) -> bool:
-    """Return whether a plan is no worse than plain decoding in its precision; on Apple's GPUs, only as measured."""
+    """Return whether a plan is no worse than plain decoding in its precision. On Apple GPUs only measurements count."""
     if plan.candidate.name == "none":
         return True
     plain = plain_of(plan, ranked)
@@ -375,10 +377,11 @@ def plain_of(plan: RunPlan, ranked: Sequence[RunPlan]) -> RunPlan:
 
 
 def _complexity(plan: RunPlan) -> tuple[int, int, bool]:
-    """Return how complex a drafter is, then its bytes, then whether it lacks phrases where looking them up is free.
+    """Return the key that sorts plans by complexity: rank, bytes, whether free phrases are missing.
 
-    Phrases come before none, since where they do not pay nothing is drafted; but not where replies showed that looking
-    for them takes time. As many bytes bring more with them: what they bring grows with use.
+    Phrases rank before plain decoding, since nothing is drafted while they do not pay. They rank last if replies showed
+    that looking them up takes time. Of two drafters with the same bytes, the one with phrases comes first, since the
+    gain of phrases grows with use.
     """
     if plan.candidate.name == "phrases":
         free = plan.candidate.draft_seconds(max(plan.nodes, 1)) * plan.speed < NEXT_TO_NOTHING
@@ -388,7 +391,7 @@ def _complexity(plan: RunPlan) -> tuple[int, int, bool]:
 
 
 def speedup(plan: RunPlan, ranked: Sequence[RunPlan]) -> float:
-    """Return the speed with drafts, relative to plain decoding in the same precision."""
+    """Return the speed with drafts relative to plain decoding in the same precision."""
     return plan.speed / plain_of(plan, ranked).speed
 
 
@@ -411,7 +414,7 @@ def why_none(plan: RunPlan, ranked: Sequence[RunPlan]) -> str:
 
 
 def explained(plan: RunPlan, ranked: Sequence[RunPlan], named: bool = False) -> str:
-    """Return why this plan is taken, in one sentence; without a rule if its drafter was `named`."""
+    """Return why this plan is taken, in one sentence. If the user named its drafter, the rule is left out."""
     name = "plain decoding" if plan.candidate.name == "none" else plan.candidate.name
     basis = "measured here" if plan.measured else "predicted"
     sentence = f"{name} in {plan.precision}: {_pace(plan)}, {shown_m(plan)} ({basis}"
@@ -423,7 +426,7 @@ def explained(plan: RunPlan, ranked: Sequence[RunPlan], named: bool = False) -> 
 
 
 def shown_m(plan: RunPlan) -> str:
-    """Return M, and where its memory is known from."""
+    """Return M in words, with the source of its memory figure."""
     return f"M {plan.cost_effectiveness:.2f} by the {'peak measured' if plan.peak_measured else 'memory predicted'}"
 
 
@@ -439,7 +442,7 @@ def _pace(plan: RunPlan) -> str:
 
 
 def _others(plan: RunPlan, ranked: Sequence[RunPlan]) -> str:
-    """Return the best other drafter in this precision and why it was left out, as the end of a sentence."""
+    """Return the end of a sentence: the best other drafter in this precision, and why it was left out."""
     if plan.candidate.name == "none" and plan.precision.device.type == "mps":
         return "; speculation is off on Apple's GPUs until `localspec bench` has measured that it pays"
     simple = {"none", plan.candidate.name} | ({"phrases"} if plan.candidate.name != "none" else set())
@@ -459,9 +462,9 @@ def _others(plan: RunPlan, ranked: Sequence[RunPlan]) -> str:
 
 
 def why_idle(name: str, taken: RunPlan, others: Iterable[tuple[Device, RunPlan | LocalspecError]]) -> str:
-    """Return a sentence that says why a GPU is not used for a model, where one could be; else nothing.
+    """Return a sentence that says why a GPU is not used for a model, or "" if there is no GPU or it is used.
 
-    `others` are the plans by device, of those that do not fit the smallest, or the reason why nothing was ranked.
+    `others` holds for each device its best plan, its smallest plan if none fits, or the reason why it has none.
     """
     gpu, there = next(((device, plan) for device, plan in others if device.type != "cpu"), (None, None))
     if gpu is None or there is None or taken.precision.device.type != "cpu":

@@ -1,22 +1,22 @@
-"""What forwards cost at present: as they were measured, corrected by what they take while text is decoded."""
+"""The present costs of forwards: the measured costs, corrected by the times of forwards while text is decoded."""
 
 from collections import deque
 from statistics import median
 
 from localspec.choosing.cost import ForwardCostModel
 
-REMEMBERED = 9  # forwards, of whose deviations the median counts
-ENOUGH = 3  # of them are believed
-FRESH = 64  # forwards for which a deviation is believed: the machine may have become quiet again
-CHANGE = 1.25  # of what trees take, after which plain steps are looked at again
+REMEMBERED = 9  # recent forwards; the median of their deviations counts
+ENOUGH = 3  # forwards that a median needs
+FRESH = 64  # a deviation expires after this many forwards, since the machine may have become quiet again
+CHANGE = 1.25  # if the time of trees changes by this factor, plain steps are timed again
 
 
 class ObservedCosts:
-    """Costs of a quiet machine, multiplied by how much longer forwards of about as many rows take now.
+    """A `ForwardCostModel` that multiplies measured costs by how much longer similar forwards take now.
 
     On a busy machine a forward of eight rows may take three times as long and one of one row hardly longer, so that
-    trees no longer pay. Forwards that were not seen lately are believed to deviate as those of the nearest number of
-    rows. So that a change of trees alone is told from one of everything, `wants_plain` asks for a few plain steps.
+    trees no longer pay. Forwards of a size not seen lately are assumed to deviate like those of the nearest size. If
+    trees become slower, `wants_plain` requests a few plain steps, to see whether only trees did.
     """
 
     def __init__(self, measured: ForwardCostModel) -> None:
@@ -30,7 +30,7 @@ class ObservedCosts:
         self._factors: dict[int, float] = {}  # by size, until the next forward: a tree asks for each of its nodes
 
     def at(self, rows: int, context: int) -> float:
-        """Seconds of one forward of so many rows after so many committed tokens."""
+        """Return the seconds of one forward of `rows` rows after `context` committed tokens."""
         size = _size(rows)
         factor = self._factors.get(size)
         if factor is None:
@@ -40,18 +40,18 @@ class ObservedCosts:
 
     @property
     def slowness(self) -> float:
-        """How many times longer the last forwards took than was measured."""
+        """How many times longer the last forwards took than their measured costs."""
         return median(self._recent) if len(self._recent) >= ENOUGH else 1.0
 
     @property
     def wants_plain(self) -> bool:
-        """Whether what trees take has changed so much that plain steps should be seen again."""
+        """Whether the time of trees has changed so much that plain steps should be timed again."""
         return any(
             not _alike(self._deviation(size), self._then[size]) for size in self._then if size and self._fresh(size)
         )
 
     def observe(self, rows: int, context: int, seconds: float) -> None:
-        """Takes in what a forward took; zero where nobody looked at the clock."""
+        """Learn the seconds that a forward took. Zero means that it was not timed."""
         if seconds <= 0:
             return
         size, deviation = _size(rows), seconds / self._measured.at(rows, context)

@@ -82,7 +82,7 @@ class DraftModel:
         return self.small.nbytes + self._cache.nbytes + self.inner.nbytes
 
     def observe(self, step: Step) -> None:
-        """Learns from the last draft. The committed text is taken over with the next draft."""
+        """Learn from the last draft. The next call of `draft` reads the committed text."""
         for depth, (level, pick, token) in enumerate(zip(self._levels, self._drafted, step.committed, strict=False)):
             self.calibration.learn(level, depth + 1, self._greedy, token)
             self._right += (float(pick == token) - self._right) / REMEMBERED
@@ -91,16 +91,16 @@ class DraftModel:
         self._levels, self._drafted = [], []
 
     def rewind(self, length: int) -> None:
-        """Forgets what follows `length`; what was read before it is not read again."""
+        """Forget tokens after the first `length`; those before are not read again."""
         self._truncate(length)
         self._confirmed = min(self._confirmed, length)
         self._budget.begin()
         if self._failed:
-            self._truncate(0)  # what made it fail may be in the cache
+            self._truncate(0)  # the NaN or inf that made it fail may be in the cache
             self._confirmed, self._failed = 0, False
 
     def hand_over(self) -> HeldText:
-        """Returns the small model's cache, as far as the text goes."""
+        """Return the small model's cache of the committed text."""
         self.rewind(self._confirmed)
         cache, self._cache = set_aside(self._cache, self.small.cache)
         inner = self.inner.hand_over()
@@ -108,7 +108,7 @@ class DraftModel:
         return HeldText(cache, inner=[inner])
 
     def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
-        """Goes on from what was handed over."""
+        """Continue from a cache that `hand_over` returned."""
         assert held.cache is not None
         self._cache = brought_back(held.cache, self._cache)
         self._tokens = self._known(tokens)
@@ -117,9 +117,10 @@ class DraftModel:
         self.inner.resume(held.inner[0], self._tokens)
 
     def draft(self, context: Context) -> DraftTree:
-        """Returns the draft, up to a token that ends a reply. It is the root alone where nothing pays, where the small
-        model's context is full, and for the rest of a reply in which its logits were NaN or inf: that costs speed and
-        changes no text.
+        """Return the draft, up to a token that ends a reply.
+
+        It is only the root if nothing pays, if the small model's context is full, or for the rest of a reply after
+        logits with NaN or inf. That costs speed and changes no text.
         """
         count = len(context.committed)
         longest = min(context.nodes, self.length or context.nodes, self.small.context - count)
@@ -180,7 +181,7 @@ class DraftModel:
         return False
 
     def _follow_text(self, committed: Sequence[int]) -> None:
-        """Takes over what is new in the text. The draft stays as far as the text confirms it."""
+        """Add the new committed text. The part of the draft that agrees with it stays."""
         fresh = self._known(committed[self._confirmed :])
         same = common_prefix(self._tokens[self._confirmed :], fresh)
         if same < len(fresh):
@@ -192,7 +193,7 @@ class DraftModel:
         self._cache.truncate(min(self._cache.length, len(self._tokens) - 1))
 
     def _known(self, tokens: Sequence[int]) -> list[int]:
-        """Returns tokens as the small model reads them: it may have fewer ids than the target."""
+        """Return tokens as the small model reads them: ids that it does not have become 0."""
         return [token if token < self.small.vocab_size else 0 for token in tokens]
 
     def _truncate(self, length: int) -> None:
@@ -202,7 +203,7 @@ class DraftModel:
         self.inner.rewind(length)
 
     def _decode(self, sampling: Sampling) -> None:
-        """Reads what is unread, which drafts at least one more token."""
+        """Read the unread tokens, which drafts at least one more token."""
         unread = self._tokens[self._cache.length :]
         self._cache.reserve(len(self._tokens) + self._budget.most + self.small.row_multiple)
         if len(unread) == 1:
@@ -222,7 +223,7 @@ class DraftModel:
         self._propose(step, [0], step.committed[-1:], sampling)
 
     def _propose(self, step: Step, rows: Sequence[int], picks: Sequence[int], sampling: Sampling) -> None:
-        """Adds picks to the draft, with the candidates of these rows of logits beside them."""
+        """Add picks to the draft, each with the candidates from its row of logits."""
         assert step.logits is not None
         places = range(len(self._tokens), len(self._tokens) + len(picks))
         logits = step.logits if list(rows) == list(range(len(step.logits))) else step.logits.take(rows)

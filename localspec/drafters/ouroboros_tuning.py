@@ -50,7 +50,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Replay:
-    """What replies came to that were decoded again: `tokens` in `steps` with so many `nodes`, and predicted seconds."""
+    """The result of decoding replies again: their `tokens`, `steps` and drafted `nodes`, and the predicted seconds."""
 
     tokens: int
     steps: int
@@ -65,7 +65,7 @@ class Replay:
 
     @property
     def sums(self) -> list[float]:
-        """As replies are kept: tokens, steps, nodes, seconds of drafting, of verification, and of steps beside both."""
+        """Sums as the store orders them: tokens, steps, nodes, seconds of drafting, of verification, of the rest."""
         return [float(self.tokens), float(self.steps), float(self.nodes), self.drafting, self.verifying, 0.0]
 
 

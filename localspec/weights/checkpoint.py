@@ -107,7 +107,7 @@ def inspect(path: Path) -> Checkpoint:
 
 
 def text_name(name: str) -> str:
-    """What a tensor is called in a language model that is by itself."""
+    """Return the name of a tensor in a model that is only a language model."""
     for prefix, own in _LANGUAGE_MODEL.items():
         if name.startswith(prefix):
             return own + name.removeprefix(prefix)
@@ -132,7 +132,7 @@ def originals(path: Path) -> Checkpoint:
 
 
 def only_packed(path: Path) -> NotHere:
-    """What is said where a model that is here in a packed form alone is needed in another one."""
+    """Return the error for a model that is here only in a packed form, and is needed in another one."""
     header, packings = packed_file.read(path).header, " and ".join(sorted(packed_file.forms(path)))
     if header.missing:
         return NotHere(moved(header, header.missing))
@@ -266,11 +266,11 @@ def revision(path: Path) -> str:
         content = _bytes(path / name) if os.path.isfile(path / name) else b""
         digest.update(f"{name} {len(content)}\n".encode() + content)
     for file in weight_files(path):
-        digest.update(f"{file.name} ".encode() + _told_and_sampled(file))
+        digest.update(f"{file.name} ".encode() + _header_and_samples(file))
     return digest.hexdigest()[:40]
 
 
-def _told_and_sampled(file: Path) -> bytes:
+def _header_and_samples(file: Path) -> bytes:
     header = _header(file)
     return f"{file.stat().st_size} {len(header)}\n".encode() + header + _samples(file, 8 + len(header))
 

@@ -1,7 +1,7 @@
-"""What a model holds where it drafts for another: a coarser form of its weights, and a head of few tokens.
+"""The form of a model that drafts for another: coarser weights, and a head of few tokens.
 
-Nothing that a draft model proposes changes the text, so it may be as coarse as pays. `docs/drafting.md` has what that
-was measured to bring.
+A draft model's proposals never change the text, so its weights may be as coarse as pays. `docs/drafting.md` has the
+measured gain.
 """
 
 from localspec.families.architecture import TABLES
@@ -14,7 +14,7 @@ _MOST_BITS = 5.0  # of a weight in blocks that stay as they are
 
 
 def head_tokens(vocab_size: int) -> int:
-    """Return of how many tokens a draft model computes logits: 0 for all, where fewer would save little."""
+    """Return the number of tokens for which a draft model computes logits; 0 means all, if fewer would save little."""
     few = FIRST_TOKENS + READ_TOKENS
     return few if vocab_size >= 2 * few else 0
 
@@ -25,7 +25,7 @@ def draft_blocks(stored: str) -> str:
 
 
 def is_coarser(quantize: str, vocab_size: int, engine: str) -> bool:
-    """Return whether a model is held in another form where it drafts."""
+    """Return whether a model is loaded in another form when it drafts."""
     return engine == "native" and (quantize == BLOCKS or head_tokens(vocab_size) > 0)
 
 
