@@ -280,14 +280,18 @@ class Measurements:
         """Return the bytes a second that can be read from the device's memory; None if they cannot be measured.
 
         Other programs make a reading slower, never faster, so the highest of a few readings counts.
+        A reading of a CPU's memory is dropped if other programs used a core meanwhile.
         """
         if device not in self._bandwidths:
             readings = self._readings(device)
             if not self._quiet and device in devices() and len(readings) < READINGS:
                 self.cache.reporter.progress(f"measuring how fast the memory of {device} is")
                 try:
-                    readings = [*readings, memory_bandwidth(device)]
-                    self.cache.remember(BANDWIDTH, versions(device), readings)
+                    idle_cores = IdleCores()
+                    reading = memory_bandwidth(device)
+                    if device != "cpu" or idle_cores() == physical_cores():
+                        readings = [*readings, reading]
+                        self.cache.remember(BANDWIDTH, versions(device), readings)
                 except (RuntimeError, MemoryError, OSError, ImportError) as trouble:  # no memory, no kernel, no library
                     self.cache.reporter.notice(
                         f"how fast the memory of {device} is could not be measured ({first_line(trouble)}); an "

@@ -10,7 +10,7 @@ from each import each
 from golden import wording
 from hypothesis import given
 from hypothesis import strategies as st
-from machines import flat, unfetched
+from machines import cpu, flat, machine, unfetched
 from reply_statistics import said
 
 from localspec.choosing import measure
@@ -31,6 +31,7 @@ from localspec.choosing.measure import (
     reply_stats,
     with_reply,
 )
+from localspec.choosing.survey import preferred, recommendations
 from localspec.config import Settings
 from localspec.decoding.measuring import finished
 from localspec.engine.model_profile import ModelProfile
@@ -177,6 +178,7 @@ def test_nonsense_in_the_store_is_nothing(store: Store, card: TargetCard, kept: 
 def readings(monkeypatch) -> list[float]:
     found = [5e9, 9e9, 3e9, 99e9]
     monkeypatch.setattr(measure, "memory_bandwidth", lambda device: found.pop(0))
+    monkeypatch.setattr(measure, "IdleCores", lambda: physical_cores)
     return found
 
 
@@ -190,6 +192,24 @@ def test_the_highest_of_a_few_readings_is_the_bandwidth_from_then_on(store: Stor
     assert [ask() for _ in range(READINGS + 2)] == [5e9, 9e9, 9e9, 9e9, 9e9] and readings == [99e9]
     assert known(store).bandwidth("cpu") == 9e9
     assert Measurements(MeasurementCache(store)).bandwidth("cuda:7") is None, "there is no such device"
+
+
+@each("kept", [None, [30e9]])
+def test_a_reading_of_a_busy_moment_is_not_stored_and_recommends_no_other_model(store, monkeypatch, kept) -> None:
+    def recommended(found: Measurements) -> str:
+        one = preferred(recommendations(machine(cpu(16, bandwidth=found.bandwidth("cpu"))), found, here=False))
+        assert one is not None
+        return one.card.name
+
+    if kept:
+        store.measurements.remember("bandwidth", measure.versions("cpu"), kept)
+    before = recommended(known(store))
+    monkeypatch.setattr(measure, "memory_bandwidth", lambda device: 2e9)
+    monkeypatch.setattr(measure, "IdleCores", lambda: lambda: physical_cores() - 1)
+    assert recommended(Measurements(MeasurementCache(store))) == before
+    assert store.measurements.recall("bandwidth", measure.versions("cpu")) == kept
+    monkeypatch.setattr(measure, "IdleCores", lambda: physical_cores)
+    assert (recommended(Measurements(MeasurementCache(store))) == before) == bool(kept), "a quiet moment counts"
 
 
 @each("kept, expected", [(5e9, 5e9), (7, 7), (0, None), (-1.0, None), ("fast", None), ([5e9, 6e9], 6e9), ([], None)])

@@ -319,6 +319,8 @@ def test_a_reason_tells_precision_speed_m_the_rule_and_what_they_rest_on() -> No
     assert explained(named, [named, PLAIN]).endswith(wording("chosen_by_m_as_the_setting_says"))
     replies = replace(PHRASES.candidate, replies=ReplyStats(1.3, 4, 0.0, peak=GIB))
     assert explained(replace(PHRASES, candidate=replies), [PLAIN]) == wording("explained_phrases_as_measured")
+    lost = explained(replace(PHRASES, nodes=0), [PHRASES, PLAIN])
+    assert wording("phrases_expected_to_cost_more") in lost and "tokens/step" not in lost
 
 
 def test_a_reason_tells_why_the_best_other_drafter_is_left_out() -> None:

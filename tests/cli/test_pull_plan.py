@@ -43,6 +43,11 @@ bytes = 123456789
 repo = "org/small"
 license = "Apache-2.0"
 
+[lacking]
+repo = "org/lacking"
+[[lacking.drafters]]
+kind = "s3d"
+
 [here]
 repo = "org/here"
 shape = {{ {SHAPE} }}
@@ -95,6 +100,12 @@ def test_as_text_it_says_that_nobody_was_asked(home):
     assert total.startswith("size unknown to fetch; ") and memory.startswith("memory: ") and "as asked" in drafter
     assert wording("localspec_pull_org_name_v1_dry") in asks
     assert announced(home, "mine", "--drafter", "draft_model")["bytes"] is None
+
+
+def test_a_drafter_that_nobody_publishes_is_named_with_what_makes_it(home):
+    said = at(home, NOBODY, "pull", "lacking", "--dry-run").stdout
+    assert wording("nobody_publishes_until_you_make_it", to_make="s3d", name="lacking") in said
+    assert "s3d" not in at(home, NOBODY, "pull", "mine", "--dry-run").stdout
 
 
 @pytest.mark.slow
