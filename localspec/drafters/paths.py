@@ -28,8 +28,12 @@ class Levels:
         self._seconds: list[deque[float]] = []
         self._left_out: list[int] = []  # drafts in a row that ended before it
 
-    def pays(self, context: Context, depth: int, chance: float) -> bool:
-        """Whether a level is worth its time, where `chance` is that of all its paths to be right together."""
+    def pays(self, context: Context, depth: int, chance: float, left: int = 1) -> bool:
+        """Return whether a level is worth its time and a row, where `chance` is that of all its paths together.
+
+        All numbers of further levels are looked at, `left` at most: rows are priced in steps, and the first row of a
+        step costs as much as the last.
+        """
         self._know(depth)
         if context.token_seconds is None:
             return True
@@ -39,7 +43,12 @@ class Levels:
             taken.clear()
         # What else the machine does makes a level slower, and a token's worth is that of a quiet one.
         seconds = min(taken) if len(taken) >= ENOUGH else 0.0
-        paying = chance * self._right[depth] * context.token_seconds > seconds
+        verified, tokens, paying = context.verify_seconds(depth + 1), 0.0, False
+        for further in range(1, left + 1):
+            chance *= self._right[depth]
+            tokens += chance
+            rows = context.verify_seconds(depth + further + 1) - verified
+            paying = paying or tokens * context.token_seconds > further * seconds + rows
         self._left_out[depth] = 0 if paying else self._left_out[depth] + 1
         return paying
 
@@ -106,7 +115,7 @@ class PathTrees:
                 worths = [
                     worths[parent] * chances[parent][token] for parent, token in zip(parents, tokens, strict=True)
                 ]
-            if not self.levels.pays(context, depth, sum(worths)):
+            if not self.levels.pays(context, depth, sum(worths), min(depths, context.nodes) - depth):
                 return [[] for _ in tokens]
             began = time.perf_counter()
             # Nodes of one depth have one position, and so meet the same noise.

@@ -1,6 +1,7 @@
 """A tree that is drafted level by level ends where another level would take longer than it is expected to save."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ from drafters.test_eagle3 import eagle
 from drafters.test_semi import semi
 from drafting import drafting
 from each import each
+from machines import flat
 from session_replies import reply
 from tiny_models import FAMILIES, prompt_ids
 
@@ -18,6 +20,7 @@ from localspec.decoding.drafter import Context, Step
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree
+from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.paths import ENOUGH, JUDGED, PRIOR, UNTRIED, Levels
 
 MAKERS: dict[str, Callable[..., Any]] = {"eagle3": eagle, "semi": semi}
@@ -95,6 +98,31 @@ def test_a_level_that_takes_more_than_it_should_save_is_left_out(tiny, monkeypat
     # What was not read of the text for want of a draft is read with the next one.
     drafter._trees.levels = Levels()
     assert drafter.draft(context(1e9, (), [*text, 77])).size == 5
+
+
+def test_all_further_levels_count_where_rows_are_priced_in_steps() -> None:
+    levels = Levels()
+
+    def pays(worth: float, depth: int, left: int) -> bool:
+        asked = replace(context(worth), verify_seconds=lambda rows: float(-(-rows // 4)))
+        return levels.pays(asked, depth, 1.0, left)
+
+    assert pays(0.1, 0, 4) and pays(0.1, 2, 1), "the first four rows cost the same"
+    assert not pays(1.0, 3, 1) and pays(1.0, 3, 2), "the fifth row costs a second, and the sixth nothing more"
+
+
+@each("slope, deep", [(1.0, False), (0.0, True)])
+def test_trees_are_shallow_where_rows_are_dear_and_deep_where_they_are_cheap(tiny, monkeypatch, slope, deep):
+    """Nothing takes time but rows, as invented costs have them."""
+    for place in ("decoding.decode", "drafters.paths"):
+        monkeypatch.setattr(f"localspec.{place}.time", SimpleNamespace(perf_counter=lambda: 0.0))
+    model, prompt = tiny(FAMILIES[0]), prompt_ids(9, seed=2)
+    text, _ = reply(Session(model.target, Autoregressive(), Budget(0)), prompt, 24)
+    for make in MAKERS.values():
+        drafter = drafting(make(model.target, depth=3), model.target)
+        assert reply(Session(model.target, drafter, Budget(8, flat(0.05, slope))), prompt, 24)[0] == text
+        computed = sum(bool(taken) for taken in drafter._trees.levels._seconds)
+        assert computed >= 2 if deep else computed == 0
 
 
 @pytest.mark.slow
