@@ -1,0 +1,403 @@
+"""What `auto` and every drafter that needs no training are worth on a published model: docs/figures/speedups.md.
+
+    python research/pair_speedups.py -m qwen2.5-coder-1.5b --prompts data/eval --work build/pair \
+        --llama-cpp 1.5B.gguf 0.5B.gguf --seconds 85 --out docs/figures/speedups.md
+
+Prompts of four kinds (code, chat, editing, JSON) are made from the files in `--prompts`. Each is answered by plain
+decoding, by all variants in an order that changes, and by plain decoding again; every reply comes from a new engine with
+no phrases. A reply whose text is not that of plain decoding ends the program. Replies are lines of
+`--work`/replies.jsonl, so a run that was stopped goes on; several models can share a folder. A reply during which other
+programs or the host took processor time is written again, three times at most.
+
+`auto` has a database of its own, which knows what was measured of the model and what its own replies brought. `auto,
+first reply` has a new one each time, as after an import. With each reply of `auto` it is noted what it would take if
+memory were limited to `--scarce` times the target. The page is made of all lines in the folder.
+"""
+
+import argparse
+import json
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from functools import partial
+from itertools import zip_longest
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import checkout  # noqa: F401
+from benchmarks.llama_speculation import DraftModel, Propose, look_up, nothing, reply
+from benchmarks.readings import DISTURBED, OtherPrograms
+from experiment import positive
+from gguf_speed import stolen
+from llama_cpp_model import Gguf
+from pair_page import AUTO, FIRST, LLAMA_CPP, PLAIN, page
+
+from localspec import Done, Engine, Limits, Sampling, Statistics, config
+from localspec.bench.prompts import message
+from localspec.choosing.choice import Choice
+from localspec.choosing.choose import choose
+from localspec.choosing.measure import MeasurementCache, Measurements
+from localspec.config import Settings
+from localspec.decoding.going_round import until_it_goes_round
+from localspec.events import Reporter
+from localspec.machine.hardware import IdleCores, physical_cores
+from localspec.machine.machine import Machine, this_machine
+from localspec.models import registry
+from localspec.models.drafter_kinds import TABLE, WITH_PHRASES
+from localspec.store.store import Store
+
+TRIES = 3
+LONGEST = 320  # tokens of a prompt
+SEEDED = 0.7
+SEED = 49
+WARM_UP = "Say hello."
+AHEAD = {"3, any": (3, 0.0), "8, 0.6": (8, 0.6), "16, 0.75": (16, 0.75)}  # tokens of a draft, how sure of each
+LOOK_UP = 10
+Entry = dict[str, Any]  # a line of a file of prompts
+
+
+# -- prompts -----------------------------------------------------------------------------------------------------------
+
+
+def _question(entry: Entry) -> str:
+    return str(entry["turns"][0])
+
+
+def _open(entry: Entry) -> str:
+    wanted = ("writing", "roleplay", "humanities", "stem", "reasoning")
+    return _question(entry) if entry["category"] in wanted else ""
+
+
+def _coding(entry: Entry) -> str:
+    return _question(entry) if entry["category"] == "coding" else ""
+
+
+def _edited_code(entry: Entry) -> str:
+    code = str(entry["reference"]["code"]).replace("\r\n", "\n").strip()
+    return f"Rename the function to `solve`, add type hints, and return all of it:\n\n```python\n{code}\n```"
+
+
+def _passage(entry: Entry) -> str:
+    """The first sentences of a text that is asked about."""
+    text = _question(entry).split("\n\nQuestion:")[0][:420]
+    return text[: text.rfind(". ") + 1]
+
+
+def _edited_text(entry: Entry) -> str:
+    return f"Correct the mistakes in this text, change nothing else, and return all of it:\n\n{_passage(entry)}"
+
+
+def _facts(entry: Entry) -> str:
+    return f"Give all names, places, dates and numbers in this text as a JSON object:\n\n{_passage(entry)}"
+
+
+def _problem(entry: Entry) -> str:
+    return f"Write what is given in this problem as a JSON object, without solving it:\n\n{_question(entry)}"
+
+
+def _json(entry: Entry) -> str:
+    return _question(entry) if "json" in _question(entry).lower() else ""
+
+
+KINDS: dict[str, dict[str, Callable[[Entry], str]]] = {
+    "code": {"humaneval": _question, "mbpp_test": _question, "spec_bench": _coding},
+    "chat": {"oasst_en100": _question, "spec_bench": _open},
+    "editing": {"mbpp_test": _edited_code, "xquad_en": _edited_text},
+    "JSON": {"xquad_en": _facts, "gsm8k_test": _problem, "ifeval": _json},
+}  # of each kind of text the files, and what makes a prompt of a line; each line serves one kind only
+
+
+def prompts_of(place: Path, skip: int, limit: int, fits: Callable[[str], bool]) -> dict[str, list[tuple[str, str]]]:
+    """By kind so many prompts after the first `skip`, with their names, one of each file in turn."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    taken: set[str] = set()
+    for kind, files in KINDS.items():
+        turn = zip_longest(*(_of_file(place / f"{file}.jsonl", make) for file, make in files.items()))
+        every = (one for several in turn for one in several if one is not None)
+        found[kind] = []
+        for name, text in every:
+            if name not in taken and fits(text):
+                taken.add(name)
+                found[kind].append((name, text))
+                if len(found[kind]) == skip + limit:
+                    break
+        found[kind] = found[kind][skip:]
+    return found
+
+
+def _of_file(file: Path, make: Callable[[Entry], str]) -> Iterator[tuple[str, str]]:
+    with file.open(encoding="utf-8") as lines:
+        for line in lines:
+            entry = json.loads(line)
+            if text := make(entry):
+                yield str(entry["id"]), text
+
+
+# -- what is kept ------------------------------------------------------------------------------------------------------
+
+
+class Kept:
+    """The lines of a file, each a reply. A line that was cut off is left out."""
+
+    def __init__(self, file: Path) -> None:
+        self._file, self.lines = file, list[Entry]()
+        whole = file.read_bytes() if file.exists() else b""
+        for line in whole.split(b"\n")[:-1]:
+            self.lines.append(json.loads(line))
+        file.write_bytes(whole[: whole.rfind(b"\n") + 1])
+
+    def add(self, line: Entry) -> None:
+        """Keep one reply."""
+        with self._file.open("a", encoding="utf-8") as opened:
+            opened.write(json.dumps(line) + "\n")
+        self.lines.append(line)
+
+    def of(self, **key: object) -> list[Entry]:
+        """Return the lines that have all of these values."""
+        return [line for line in self.lines if all(line[name] == value for name, value in key.items())]
+
+
+def wanted_again(tries: Sequence[Entry]) -> bool:
+    """Return whether a reply is still to be written."""
+    return len(tries) < TRIES and all(line["others"] > DISTURBED for line in tries)
+
+
+# -- who answers -------------------------------------------------------------------------------------------------------
+
+
+class AllCores(IdleCores):
+    """Every core, whatever the others do: what they did is noted with each reply."""
+
+    def __call__(self) -> int:
+        return physical_cores()
+
+
+class Ours:
+    """The model in this program, with all drafters."""
+
+    def __init__(self, card: registry.TargetCard, work: Path, scarce: float, stack: ExitStack) -> None:
+        self._card, self._work, self._stack = card, work, stack
+        self._settings = config.load(flags={"temperature": 0.0})
+        known = work / "measured.db"
+        self._named = self._open(known)
+        self._plain = Engine(self._chosen(PLAIN), store=self._named, phrases="off")
+        self._plain._idle_cores = AllCores()
+        self._bases, self._untimed = list[Engine](), list[Engine]()
+        if not (file := work / "auto.db").exists():
+            for name in names():
+                if choice := self._possible(name):
+                    engine = Engine(choice, store=self._named, phrases="off", beside=self._base(choice, self._named))
+                    for stage in engine.measure():
+                        print(f"{name}: {stage}", flush=True)
+            copy(known, file)
+        self._auto = self._open(file)
+        self._scarce = limited(self._plain.choice.loaded_bytes, scarce)
+
+    @property
+    def target(self) -> Any:
+        return self._plain.target
+
+    def names(self) -> list[str]:
+        """Return every drafter that this model has."""
+        return [name for name in names() if self._possible(name)]
+
+    def answer(self, name: str, text: str, sampling: Sampling, most: int) -> Entry:
+        """Return what one reply took, from a new engine."""
+        with ExitStack() as stack:
+            more: Entry = {}
+            if name == FIRST:
+                folder = Path(stack.enter_context(TemporaryDirectory(dir=self._work)))
+                store = self._open(folder / "new.db", stack)
+                choice = self._chosen(AUTO, store)
+                engine = Engine(choice, store=store, phrases="off", beside=self._base(choice, None))
+            elif name == AUTO:
+                choice = self._chosen(AUTO, self._auto)
+                more = {"scarce": self._under_limit()}
+                engine = Engine(choice, store=self._auto, phrases="off", beside=self._base(choice, self._named))
+            else:
+                choice = self._chosen(name, self._named)
+                engine = Engine(choice, store=self._named, phrases="off", beside=self._base(choice, self._named))
+            *_, done = engine.chat(message(text), sampling, Limits(most))
+            assert isinstance(done, Done)
+            drafter = {"drafter": choice.drafter, "nodes": choice.nodes, "precision": choice.precision}
+            return figures(done.statistics) | drafter | more
+
+    def _under_limit(self) -> Entry:
+        """Return what `auto` would take if memory were limited, and why."""
+        choice = self._chosen(AUTO, self._auto, self._scarce)
+        return {"drafter": choice.drafter, "m": choice.cost_effectiveness, "rule": choice.rule, "why": choice.reason}
+
+    def _open(self, file: Path, stack: ExitStack | None = None) -> Store:
+        return (stack or self._stack).enter_context(Store.open(file, print))
+
+    def _chosen(self, name: str, store: Store | None = None, machine: Machine | None = None) -> Choice:
+        known = Measurements(MeasurementCache(store, Reporter()), False, None) if store else None
+        settings: Settings = replace(self._settings, drafter=AUTO if name == FIRST else name)
+        return choose(self._card, settings, machine, known)
+
+    def _possible(self, name: str) -> Choice | None:
+        try:
+            return self._chosen(name, self._named)
+        except Exception as error:
+            print(f"{name}: {error}", flush=True)
+            return None
+
+    def _base(self, choice: Choice, store: Store | None) -> Engine:
+        """Return an engine whose models others share; without a store one of which nothing was measured."""
+        if choice.draft is None:
+            return self._plain
+        loaded = self._bases if store else self._untimed
+        found = next((one for one in loaded if one.choice.draft == choice.draft), None)
+        if found is None:
+            found = Engine(choice, store=store, phrases="off", beside=self._plain)
+            loaded.append(found)
+        return found
+
+
+def names() -> list[str]:
+    """Return plain decoding and every kind that needs no training, by itself and with phrases."""
+    untrained = [kind for kind in TABLE if kind.takes not in ("weights", "published") and kind.name != PLAIN]
+    lengthened = [f"{kind.name}{WITH_PHRASES}" for kind in untrained if not kind.has_phrases]
+    return [PLAIN, AUTO, FIRST, *(kind.name for kind in untrained), *lengthened]
+
+
+def limited(target: int, times: float) -> Machine:
+    """Return this machine if a model might take so many times the target's bytes."""
+    machine = this_machine()
+    cpu = machine.device("cpu")
+    assert cpu is not None
+    kept_free = cpu.free - cpu.usable
+    return replace(machine, devices=(replace(cpu, free=round(times * target) + kept_free),))
+
+
+def copy(one: Path, other: Path) -> None:
+    """Copy a database that may be open."""
+    with closing(sqlite3.connect(one)) as source, closing(sqlite3.connect(other)) as into:
+        source.backup(into)
+
+
+def figures(said: Statistics) -> Entry:
+    """Return what is kept of a reply."""
+    held = said.memory
+    return {
+        "ids": list(said.token_ids), "tokens": max(len(said.token_ids) - 1, 0), "steps": said.steps,
+        "seconds": said.decode_seconds, "draft": said.draft_seconds, "verify": said.verify_seconds,
+        "prompt_tokens": said.prompt_tokens, "first": said.first_token_seconds,
+        "bytes": held.target + held.drafter + held.cache, "off": said.off_reason,
+    }  # fmt: skip
+
+
+class Peer:
+    """llama.cpp with the same files: plain, with its look-up, and with its draft model in a few settings."""
+
+    def __init__(self, files: Sequence[Path], ours: Ours, stack: ExitStack) -> None:
+        self._target, vocabulary = ours.target, ours.target.vocab_size
+        target, draft = (stack.enter_context(closing(Gguf(file, vocabulary, 1024))) for file in files)
+        for one in (target, draft):
+            one.set_threads(physical_cores())
+        self._gguf = target
+        self.ways: dict[str, Callable[[], Propose]] = {f"{LLAMA_CPP} plain": lambda: nothing}
+        self.ways[f"{LLAMA_CPP} look-up {LOOK_UP}"] = partial(look_up, LOOK_UP)
+        for name, (most, sure) in AHEAD.items():
+            self.ways[f"{LLAMA_CPP} draft {name}"] = partial(DraftModel, draft, most, sure)
+
+    def answer(self, name: str, text: str, most: int) -> Entry:
+        """Return what one reply took."""
+        prompt = self._target.encode(message(text))
+        said = reply(self._gguf, prompt, most, self._target.stop_tokens, self.ways[name]())
+        return {"ids": said.tokens, "tokens": max(len(said.tokens) - 1, 0), "steps": said.steps, "seconds": said.seconds}
+
+
+# -- measuring ---------------------------------------------------------------------------------------------------------
+
+
+def measure(options: argparse.Namespace, kept: Kept, stack: ExitStack) -> bool:
+    """Write the replies that are missing until time is up; return whether none is missing."""
+    until, card = time.monotonic() + options.seconds, registry.resolve(options.model)
+    work = options.work / card.name
+    work.mkdir(exist_ok=True)
+    ours = Ours(card, work, options.scarce, stack)
+    peer = Peer(options.llama_cpp, ours, stack) if options.llama_cpp else None
+    possible = [*ours.names(), *(peer.ways if peer else ())]
+    encode = ours.target.encode
+    asked = prompts_of(options.prompts, options.skip, options.limit, lambda text: len(encode(message(text))) <= LONGEST)
+    warm = set[str]()
+    for temperature, some in ((0.0, options.greedy), (SEEDED, options.seeded)):
+        variants = [name for name in possible if not some or name in some]
+        if temperature:
+            variants = [name for name in variants if not name.startswith(LLAMA_CPP)]
+        variants = [name for name in variants if name != PLAIN]
+        for number, kind in ((number, kind) for number in range(options.limit) for kind in KINDS):
+            if number >= len(asked[kind]):
+                continue
+            name_of_prompt, text = asked[kind][number]
+            sampling = Sampling(temperature=temperature, seed=SEED + number) if temperature else Sampling()
+            key = {"model": card.name, "kind": kind, "prompt": name_of_prompt, "temperature": temperature}
+            shift = number % max(len(variants), 1)
+            for turn, name in ((1, PLAIN), *((1, one) for one in variants[shift:] + variants[:shift]), (2, PLAIN)):
+                of_reply = key | {"variant": name, "turn": turn}
+                plain = kept.of(**key, variant=PLAIN)
+                most = until_it_goes_round(plain[0]["ids"]) if plain else options.max_tokens
+                while wanted_again(tries := [line for line in kept.of(**of_reply) if len(line["ids"]) <= most]):
+                    if time.monotonic() > until:
+                        return False
+                    if name not in warm:
+                        warm.add(name)
+                        answered(ours, peer, name, WARM_UP, Sampling(), 6)
+                    others, before = OtherPrograms(), stolen()
+                    line = answered(ours, peer, name, text, sampling, most)
+                    line |= of_reply | {"others": others(), "stolen": stolen() - before, "taken": time.time()}
+                    line["plain_length"] = most
+                    kept.add(line)
+                    check(plain, line)
+                    said = f"{line['tokens'] / max(line['seconds'], 1e-9):.1f} tokens/s, others {line['others']:.2f}"
+                    print(f"{kind} {number} {temperature} {name} [{len(tries)}]: {said}", flush=True)
+    return True
+
+
+def answered(ours: Ours, peer: Peer | None, name: str, text: str, sampling: Sampling, most: int) -> Entry:
+    """Return a reply of one variant."""
+    if name.startswith(LLAMA_CPP):
+        assert peer is not None
+        return peer.answer(name, text, most)
+    return ours.answer(name, text, sampling, most)
+
+
+def check(plain: Sequence[Entry], line: Entry) -> None:
+    """End the program where a text is not that of plain decoding; llama.cpp computes with other roundings."""
+    if plain and not line["variant"].startswith(LLAMA_CPP) and line["ids"] != plain[0]["ids"][: len(line["ids"])]:
+        place = f"{line['variant']}, {line['kind']} {line['prompt']}, temperature {line['temperature']}"
+        raise SystemExit(f"The text differs from that of plain decoding: {place}.")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-m", "--model", help="a model that is here; without one the page is made of what is kept")
+    parser.add_argument("--prompts", type=Path, help="a directory with the files of prompts")
+    parser.add_argument("--limit", type=positive, default=10, help="prompts of each kind")
+    parser.add_argument("--skip", type=int, default=0, help="prompts of each kind to leave out, for a trial run")
+    parser.add_argument("-n", "--max-tokens", type=positive, default=80, help="of a reply, which ends where it goes round")
+    parser.add_argument("--greedy", nargs="+", help="some variants, instead of all")
+    parser.add_argument("--seeded", nargs="+", default=[AUTO, "phrases", "draft_model+phrases"], help=f"at {SEEDED}")
+    parser.add_argument("--llama-cpp", type=Path, nargs=2, metavar=("TARGET", "DRAFT"), help="the same files")
+    parser.add_argument("--scarce", type=float, default=1.6, help="times the target's bytes")
+    parser.add_argument("--seconds", type=float, default=1e9, help="after which no reply is begun")
+    parser.add_argument("--work", type=Path, required=True, help="where replies are kept; outside git")
+    parser.add_argument("--out", type=Path, help="the page")
+    options = parser.parse_args()
+    if options.model and not options.prompts:
+        parser.error("--model needs --prompts; name a directory with the files of prompts.")
+    options.work.mkdir(parents=True, exist_ok=True)
+    kept = Kept(options.work / "replies.jsonl")
+    if options.model:
+        with ExitStack() as stack:
+            print("complete" if measure(options, kept, stack) else "time is up", flush=True)
+    if options.out:
+        options.out.write_text(page(kept.lines), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
