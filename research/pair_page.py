@@ -207,8 +207,12 @@ def beside_llama_cpp(kinds: Kinds, names: Sequence[str]) -> Iterator[str]:
         for kind, turns in kinds.items() if kind in best_of
     }  # fmt: skip
     for name in (PLAIN, AUTO):
-        cells = ["{:.2f} [{:.2f}, {:.2f}]".format(*mean({kind: turns}, name, LLAMA_CPP)) for kind, turns in renamed.items()]
-        rows.append([f"{name} ÷ best of llama.cpp", *cells, "{:.2f} [{:.2f}, {:.2f}]".format(*mean(renamed, name, LLAMA_CPP))])
+        cells = [
+            "{:.2f} [{:.2f}, {:.2f}]".format(*mean({kind: turns}, name, LLAMA_CPP)) for kind, turns in renamed.items()
+        ]
+        rows.append(
+            [f"{name} ÷ best of llama.cpp", *cells, "{:.2f} [{:.2f}, {:.2f}]".format(*mean(renamed, name, LLAMA_CPP))]
+        )
     yield "Tokens/s beside llama.cpp on the same files, with tokens per step; the best of llama.cpp is taken for each kind:"
     yield table(["tokens/s", *(f"{kind} ({len(turns)})" for kind, turns in kinds.items()), "mean"], rows)
     own = mean(renamed, AUTO, LLAMA_CPP)[0]
@@ -221,13 +225,17 @@ def scarce(kinds: Kinds, ours: Sequence[str], lines: Sequence[Line]) -> Iterator
     for name in [name for name in ours if name not in (AUTO, FIRST)]:
         cells = [figure(worth(some, name)) if (some := both(turns, name, PLAIN)) else "" for turns in kinds.values()]
         held = [turn for turns in kinds.values() for turn in both(turns, name, PLAIN)]
-        relative = fmean(turn["replies"][name]["bytes"] / turn["replies"][PLAIN]["bytes"] for turn in held) if held else None
+        relative = (
+            fmean(turn["replies"][name]["bytes"] / turn["replies"][PLAIN]["bytes"] for turn in held) if held else None
+        )
         rows.append([name, *cells, figure(relative)])
     counted = Counter((line["scarce"]["drafter"], line["scarce"]["rule"]) for line in lines if "scarce" in line)
     (first, rule), _ = counted.most_common(1)[0]
     cells = []
     for turns in kinds.values():
-        ms = {name: worth(some, name) for name in ours if name not in (AUTO, FIRST) if (some := both(turns, name, PLAIN))}
+        ms = {
+            name: worth(some, name) for name in ours if name not in (AUTO, FIRST) if (some := both(turns, name, PLAIN))
+        }
         best = max(ms, key=ms.__getitem__)
         cells.append(f"{ms[first] / ms[best]:.2f} of `{best}`" if first in ms else "")
     rows.append([f"`{first}` ÷ the best", *cells, ""])

@@ -18,11 +18,11 @@ import argparse
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -56,6 +56,7 @@ SEED = 49
 WARM_UP = "Say hello."
 AHEAD = {"3, any": (3, 0.0), "8, 0.6": (8, 0.6), "16, 0.75": (16, 0.75)}  # tokens of a draft, how sure of each
 LOOK_UP = 10
+SLOW, SLOWEST = "layers", 70  # what is long measured, and for how many seconds
 Entry = dict[str, Any]  # a line of a file of prompts
 
 
@@ -115,25 +116,19 @@ def prompts_of(place: Path, skip: int, limit: int, fits: Callable[[str], bool]) 
     found: dict[str, list[tuple[str, str]]] = {}
     taken: set[str] = set()
     for kind, files in KINDS.items():
-        turn = zip_longest(*(_of_file(place / f"{file}.jsonl", make) for file, make in files.items()))
-        every = (one for several in turn for one in several if one is not None)
-        found[kind] = []
-        for name, text in every:
-            if name not in taken and fits(text):
-                taken.add(name)
-                found[kind].append((name, text))
-                if len(found[kind]) == skip + limit:
-                    break
+        of_files = [_of_file(place / f"{file}.jsonl", make, taken) for file, make in files.items()]
+        every = (one for turn in zip_longest(*of_files) for one in turn if one is not None and fits(one[1]))
+        found[kind] = list(islice(every, skip + limit))
+        taken |= {name for name, _ in found[kind]}
         found[kind] = found[kind][skip:]
     return found
 
 
-def _of_file(file: Path, make: Callable[[Entry], str]) -> Iterator[tuple[str, str]]:
-    with file.open(encoding="utf-8") as lines:
-        for line in lines:
-            entry = json.loads(line)
-            if text := make(entry):
-                yield str(entry["id"]), text
+def _of_file(file: Path, make: Callable[[Entry], str], taken: Container[str]) -> Iterator[tuple[str, str]]:
+    for line in file.read_text("utf-8").splitlines():
+        entry = json.loads(line)
+        if str(entry["id"]) not in taken and (text := make(entry)):
+            yield str(entry["id"]), text
 
 
 # -- what is kept ------------------------------------------------------------------------------------------------------
@@ -168,6 +163,10 @@ def wanted_again(tries: Sequence[Entry]) -> bool:
 # -- who answers -------------------------------------------------------------------------------------------------------
 
 
+class TimeUp(Exception):
+    """No time is left."""
+
+
 class AllCores(IdleCores):
     """Every core, whatever the others do: what they did is noted with each reply."""
 
@@ -178,7 +177,8 @@ class AllCores(IdleCores):
 class Ours:
     """The model in this program, with all drafters."""
 
-    def __init__(self, card: registry.TargetCard, work: Path, scarce: float, stack: ExitStack) -> None:
+    def __init__(self, card: registry.TargetCard, work: Path, scarce: float, until: float, stack: ExitStack) -> None:
+        """Measure what is unknown of the model. Raise TimeUp where there is no time for it any more."""
         self._card, self._work, self._stack = card, work, stack
         self._settings = config.load(flags={"temperature": 0.0})
         known = work / "measured.db"
@@ -187,11 +187,13 @@ class Ours:
         self._plain._idle_cores = AllCores()
         self._bases, self._untimed = list[Engine](), list[Engine]()
         if not (file := work / "auto.db").exists():
-            for name in names():
+            for name in sorted(names(), key=lambda name: name.startswith(SLOW)):
                 if choice := self._possible(name):
+                    if name.startswith(SLOW) and time.monotonic() > until - SLOWEST:
+                        raise TimeUp
                     engine = Engine(choice, store=self._named, phrases="off", beside=self._base(choice, self._named))
-                    for stage in engine.measure():
-                        print(f"{name}: {stage}", flush=True)
+                    for count, _ in enumerate(engine.measure(), start=1):
+                        print(f"measuring {name}: {count}", end="\r", flush=True)
             copy(known, file)
         self._auto = self._open(file)
         self._scarce = limited(self._plain.choice.loaded_bytes, scarce)
@@ -308,18 +310,23 @@ class Peer:
         """Return what one reply took."""
         prompt = self._target.encode(message(text))
         said = reply(self._gguf, prompt, most, self._target.stop_tokens, self.ways[name]())
-        return {"ids": said.tokens, "tokens": max(len(said.tokens) - 1, 0), "steps": said.steps, "seconds": said.seconds}
+        return {
+            "ids": said.tokens,
+            "tokens": max(len(said.tokens) - 1, 0),
+            "steps": said.steps,
+            "seconds": said.seconds,
+        }
 
 
 # -- measuring ---------------------------------------------------------------------------------------------------------
 
 
-def measure(options: argparse.Namespace, kept: Kept, stack: ExitStack) -> bool:
-    """Write the replies that are missing until time is up; return whether none is missing."""
+def measure(options: argparse.Namespace, kept: Kept, stack: ExitStack) -> None:
+    """Write the replies that are missing. Raise TimeUp where not all could be written."""
     until, card = time.monotonic() + options.seconds, registry.resolve(options.model)
     work = options.work / card.name
     work.mkdir(exist_ok=True)
-    ours = Ours(card, work, options.scarce, stack)
+    ours = Ours(card, work, options.scarce, until, stack)
     peer = Peer(options.llama_cpp, ours, stack) if options.llama_cpp else None
     possible = [*ours.names(), *(peer.ways if peer else ())]
     encode = ours.target.encode
@@ -343,7 +350,7 @@ def measure(options: argparse.Namespace, kept: Kept, stack: ExitStack) -> bool:
                 most = until_it_goes_round(plain[0]["ids"]) if plain else options.max_tokens
                 while wanted_again(tries := [line for line in kept.of(**of_reply) if len(line["ids"]) <= most]):
                     if time.monotonic() > until:
-                        return False
+                        raise TimeUp
                     if name not in warm:
                         warm.add(name)
                         answered(ours, peer, name, WARM_UP, Sampling(), 6)
@@ -355,7 +362,6 @@ def measure(options: argparse.Namespace, kept: Kept, stack: ExitStack) -> bool:
                     check(plain, line)
                     said = f"{line['tokens'] / max(line['seconds'], 1e-9):.1f} tokens/s, others {line['others']:.2f}"
                     print(f"{kind} {number} {temperature} {name} [{len(tries)}]: {said}", flush=True)
-    return True
 
 
 def answered(ours: Ours, peer: Peer | None, name: str, text: str, sampling: Sampling, most: int) -> Entry:
@@ -379,7 +385,9 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path, help="a directory with the files of prompts")
     parser.add_argument("--limit", type=positive, default=10, help="prompts of each kind")
     parser.add_argument("--skip", type=int, default=0, help="prompts of each kind to leave out, for a trial run")
-    parser.add_argument("-n", "--max-tokens", type=positive, default=80, help="of a reply, which ends where it goes round")
+    parser.add_argument(
+        "-n", "--max-tokens", type=positive, default=80, help="of a reply, which ends where it goes round"
+    )
     parser.add_argument("--greedy", nargs="+", help="some variants, instead of all")
     parser.add_argument("--seeded", nargs="+", default=[AUTO, "phrases", "draft_model+phrases"], help=f"at {SEEDED}")
     parser.add_argument("--llama-cpp", type=Path, nargs=2, metavar=("TARGET", "DRAFT"), help="the same files")
@@ -394,7 +402,11 @@ def main() -> None:
     kept = Kept(options.work / "replies.jsonl")
     if options.model:
         with ExitStack() as stack:
-            print("complete" if measure(options, kept, stack) else "time is up", flush=True)
+            try:
+                measure(options, kept, stack)
+                print("complete")
+            except TimeUp:
+                print("time is up")
     if options.out:
         options.out.write_text(page(kept.lines), "utf-8")
 
