@@ -230,7 +230,7 @@ def scarce(kinds: Kinds, ours: Sequence[str], lines: Sequence[Line]) -> Iterator
         )
         rows.append([name, *cells, figure(relative)])
     counted = Counter((line["scarce"]["drafter"], line["scarce"]["rule"]) for line in lines if "scarce" in line)
-    (first, rule), _ = counted.most_common(1)[0]
+    (first, _), _ = counted.most_common(1)[0]
     cells = []
     for turns in kinds.values():
         ms = {

@@ -42,6 +42,7 @@ from localspec.choosing.choose import choose
 from localspec.choosing.measure import MeasurementCache, Measurements
 from localspec.config import Settings
 from localspec.decoding.going_round import until_it_goes_round
+from localspec.errors import LocalspecError
 from localspec.events import Reporter
 from localspec.machine.hardware import IdleCores, physical_cores
 from localspec.machine.machine import Machine, this_machine
@@ -82,7 +83,7 @@ def _edited_code(entry: Entry) -> str:
 
 
 def _passage(entry: Entry) -> str:
-    """The first sentences of a text that is asked about."""
+    """Return the first sentences of a text that is asked about."""
     text = _question(entry).split("\n\nQuestion:")[0][:420]
     return text[: text.rfind(". ") + 1]
 
@@ -243,7 +244,7 @@ class Ours:
     def _possible(self, name: str) -> Choice | None:
         try:
             return self._chosen(name, self._named)
-        except Exception as error:
+        except LocalspecError as error:
             print(f"{name}: {error}", flush=True)
             return None
 
