@@ -179,7 +179,7 @@ class Ours:
     """The model in this program, with all drafters."""
 
     def __init__(self, card: registry.TargetCard, work: Path, scarce: float, until: float, stack: ExitStack) -> None:
-        """Measure what is unknown of the model. Raise TimeUp where there is no time for it any more."""
+        """Measure what `wanted` needs and is unknown of the model. Raise TimeUp where there is no time for it any more."""
         self._card, self._work, self._stack = card, work, stack
         self._settings = config.load(flags={"temperature": 0.0})
         known = work / "measured.db"
@@ -187,8 +187,9 @@ class Ours:
         self._plain = Engine(self._chosen(PLAIN), store=self._named, phrases="off")
         self._plain._idle_cores = AllCores()
         self._bases, self._untimed = list[Engine](), list[Engine]()
+        self._wanted = [name for name in names() if name == PLAIN or not wanted or name in wanted]
         if not (file := work / "auto.db").exists():
-            for name in sorted(names(), key=lambda name: name.startswith(SLOW)):
+            for name in sorted(self._wanted, key=lambda name: name.startswith(SLOW)):
                 if choice := self._possible(name):
                     if name.startswith(SLOW) and time.monotonic() > until - SLOWEST:
                         raise TimeUp
@@ -204,8 +205,8 @@ class Ours:
         return self._plain.target
 
     def names(self) -> list[str]:
-        """Return every drafter that this model has."""
-        return [name for name in names() if self._possible(name)]
+        """Return every drafter that is wanted, and that this model has."""
+        return [name for name in self._wanted if self._possible(name)]
 
     def answer(self, name: str, text: str, sampling: Sampling, most: int) -> Entry:
         """Return what one reply took, from a new engine."""
@@ -327,7 +328,8 @@ def measure(options: argparse.Namespace, kept: Kept, stack: ExitStack) -> None:
     until, card = time.monotonic() + options.seconds, registry.resolve(options.model)
     work = options.work / card.name
     work.mkdir(exist_ok=True)
-    ours = Ours(card, work, options.scarce, until, stack)
+    wanted = [*options.greedy, *options.seeded] if options.greedy else []
+    ours = Ours(card, work, options.scarce, wanted, until, stack)
     peer = Peer(options.llama_cpp, ours, stack) if options.llama_cpp else None
     possible = [*ours.names(), *(peer.ways if peer else ())]
     encode = ours.target.encode
