@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+TUNING = "tuning drafts (once)"  # the progress of a search of hyper-parameters, which takes minutes
 SLACK = 1.05  # by which a measured speedup may exceed what is possible: clocks, and medians of few
 
 Reason = Literal["stop", "length", "interrupted", "repetition"]

@@ -17,12 +17,23 @@ from localspec.models.registry import known
 GIB = 2**30
 
 
+# Multiprocessors by the data sheet, and the part of its bandwidth that a copy reaches on the one card we measured.
+MULTIPROCESSORS = {
+    "GTX 1650": 14, "RTX 2060": 30, "RTX 3060": 28, "RTX 3080": 68, "RTX 4050": 20, "RTX 4060": 24, "RTX 4080": 76,
+    "RTX 4090": 128,
+}  # fmt: skip
+COPIED = 0.87
+
+
 def gpu(name: str, gib: float, bandwidth: float, free: float | None = None, turing: bool = False) -> Device:
     """An NVIDIA card whose screen takes half a GiB, unless `free` says how much is left."""
     dtypes = ("fp16", "fp32") if turing else ("bf16", "fp16", "fp32")
     capability = "compute capability 7.5" if turing else "compute capability 8.6 or newer"
     left = gib - 0.5 if free is None else free
-    return Device("cuda:0", name, int(gib * GIB), int(left * GIB), dtypes, ("int8", "nf4"), capability, bandwidth * 1e9)
+    return Device(
+        "cuda:0", name, int(gib * GIB), int(left * GIB), dtypes, ("int8", "nf4"), capability, COPIED * bandwidth * 1e9,
+        cores=MULTIPROCESSORS[name],
+    )  # fmt: skip
 
 
 def cpu(gib: float, bandwidth: float, modern: bool = True) -> Device:
@@ -41,18 +52,23 @@ def processor(title: str, gib: float, free: float, kernels: str, bandwidth: floa
     )  # fmt: skip
 
 
+APPLE_CORES = 90.0  # GB/s that eight cores read at most: an M2 Pro's read 80 (Dai's table), whatever its GPU can do
+
+
 def apple(title: str, gib: float, bandwidth: float) -> Machine:
     """A Mac, whose GPU may have two thirds of the memory."""
     graphics = Device(
         "mps", title, int(gib * 2 / 3 * GIB), int(gib * 0.6 * GIB), ("bf16", "fp16", "fp32"), ("int8", "int4"), "",
         bandwidth * 1e9,
     )  # fmt: skip
-    return Machine((graphics, processor(title, gib, gib * 0.63, "neon", 0.8 * bandwidth)), 8)
+    return Machine((graphics, processor(title, gib, gib * 0.63, "neon", min(0.8 * bandwidth, APPLE_CORES))), 8)
 
 
 def card(name: str, gib: float, bandwidth: float, ram: float = 32, **more: object) -> Machine:
-    """A card in a computer with so much memory."""
-    return Machine((gpu(name, gib, bandwidth, **more), cpu(ram, 50)), 8)  # type: ignore[arg-type]
+    """A card in a computer of its years with so much memory: before the RTX 4000 with DDR4 and AVX2."""
+    newer = name.startswith("RTX 4")
+    main = cpu(ram, 50 if newer else COPIED * 51.2, modern=newer)
+    return Machine((gpu(name, gib, bandwidth, **more), main), 8)  # type: ignore[arg-type]
 
 
 # By machine: it, and what a user of llama.cpp or Ollama would run there, as of 2026.
@@ -82,13 +98,38 @@ MACHINES = {
     "processor, 64 GB": (Machine((cpu(64, 80),), 16), "8B Q4_K_M, or a 30B with 3B active, which the registry lacks"),
 }  # fmt: skip
 
+# What a second reader of the table said, who knows what users of other programs run, and what came of it.
+OBJECTIONS = {
+    "GPU 4 GB": "A 4B in four bits is 2.5 GB elsewhere and runs on this card at about 40 tokens/s. Here the head stays in "
+    "16 bits, 0.8 GB of the 3.4 GiB. *Not mended*: a packed head needs a kernel. The computer had AVX-512, which no owner "
+    "of such a card has: *mended*, it has AVX2 and DDR4.",
+    "GPU 6 GB, laptop GPU 6 GB": "None. A 7B fits elsewhere with a short context, and the newer 4B is the better model.",
+    "GPU 8 GB": "It takes all that may be taken: a second window on the screen, and it does not fit. *Left*: a tenth of "
+    "the card is already kept free, and `choose` then takes the next model.",
+    "GPU 10 GB": "None to the model. That the pair brings what it brought an A100 is not shown on such a card.",
+    "GPU 12 GB, two GPUs": "Qwen3-14B is the better of the two 14B and misses 0.2 GiB: with 3,000 tokens of context it "
+    "would fit. *Left*: the planned context is a setting. Two cards are not used together: layers cannot be split.",
+    "GPU 16 GB": "24B Q4_K_M is usual there. *Left*: the registry has no model between 15B and 30B.",
+    "GPU 24 GB": "Half of the card stays free, and the model is in NF4 though eight bits fit and are comfortable: who has "
+    "24 GB takes the eight bits. *Not mended*: between precisions of a GPU speed or M decides, and on a CPU four bits "
+    "need a reason. The same rule on cards would be right. The registry has no 32B.",
+    "Apple": "Nobody computes on the cores of a Mac whose GPU is idle. llama.cpp's published 7B Q4_0 on an M3 Pro runs at 31 tokens/s "
+    "on the GPU, and 22 are predicted for a 4B with torch, whose operations are started one by one. *Not mended*: it needs kernels "
+    "for Metal, and a Mac. That the cores read 0.8 of the GPU's bandwidth was wrong above an M2: *mended*, 90 GB/s at most.",
+    "processor, 8 and 16 GB": "None.",
+    "processor, 24 and 64 GB": "An 8B at 10 to 15 tokens/s is preferred by many to a 4B at 31. *Left*: `--prefer quality` takes it. "
+    "For 64 GB a model with 3B active of 30B is the usual answer, and the registry lacks one.",
+    "all": "`doctor` may take a model whose licence forbids commerce (qwen2.5-3b) before a freer one that is nearly as good. "
+    "*Left*: it names the licence in its first line.",
+}
+
 SHOWN = ("none", "phrases", "medusa", "s3d")
 
 HEAD = """# What is chosen where
 
 Made by `research/selection_table.py` with the registry's sizes and no measurement: speeds are estimated from memory
 bandwidth and a processor's arithmetic, acceptance is a conservative median of published models or by S3D's formula, so the
-figures are worth what estimates are worth. Every drafter that is registered counts, fetched or not. On a machine of yours, `localspec doctor` measures.
+figures are worth what [prediction.md](prediction.md) found. Every drafter that is registered counts, fetched or not. On a machine of yours, `localspec doctor` measures.
 
 Between precisions and drafters of one model speed decides, and M (S3D, eq. 13) where the fastest plan takes more than half of
 what may be taken. Between models the registry's order of quality counts in full from 20 tokens/s on (30 where a model thinks),
@@ -120,22 +161,23 @@ def of_cards() -> None:
     print(
         "| card | model | as | none | phrases | medusa | s3d | taken | by |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
     )
-    for name in ("phi3-s3d", "mistral-7b-medusa"):
-        registered = known()[name]
+    for target in ("phi3-s3d", "mistral-7b-medusa"):
+        registered = known()[target]
         assert registered.entry is not None
         heads = tuple(map(PublishedDrafter, ("medusa", "s3d")))
         model = model_of(replace(registered, entry=replace(registered.entry, drafters=heads)))
-        for title, gib, bandwidth in (
-            ("4 GB", 4, 128), ("6 GB", 6, 336), ("8 GB", 8, 272), ("12 GB", 12, 360), ("16 GB", 16, 717), ("24 GB", 24, 1008),
+        for title, name, gib, bandwidth in (
+            ("4 GB", "GTX 1650", 4, 128), ("6 GB", "RTX 2060", 6, 336), ("8 GB", "RTX 4060", 8, 272),
+            ("12 GB", "RTX 3060", 12, 360), ("16 GB", "RTX 4080", 16, 717), ("24 GB", "RTX 4090", 24, 1008),
         ):  # fmt: skip
             for packing in ("int8", "nf4"):
-                device = as_computed(gpu(title, gib, bandwidth), model)
+                device = as_computed(gpu(name, gib, bandwidth), model)
                 plans = run_plans(model, [Precision(device, device.dtypes[0], packing)], NoMeasurements())
                 made = [replace(plan, candidate=replace(plan.candidate, published=None)) for plan in plans]
                 taken = best([plan for plan in made if plan.candidate.name in SHOWN])
                 cells = [cell(plan) for kind in SHOWN for plan in plans if plan.candidate.name == kind]
                 chosen = f"{taken.candidate.name} | {taken.rule}" if taken else "does not fit | "
-                print(f"| {title} | {name} | {packing} | {' | '.join(cells)} | {chosen} |")
+                print(f"| {title} | {target} | {packing} | {' | '.join(cells)} | {chosen} |")
 
 
 def cell(plan: RunPlan) -> str:
@@ -158,6 +200,9 @@ def main() -> None:
             continue
         idle = f" {recommendation.idle}" if recommendation.idle else ""
         print(f"- **{name}.** {recommendation.card.name}: {recommendation.reason}.{idle}")
+    print("\n## A second reader's objections\n")
+    for name, said in OBJECTIONS.items():
+        print(f"- **{name}.** {said}")
     of_cards()
     print("\n## By `--prefer`\n\n| machine | speed | memory | quality |\n| --- | --- | --- | --- |")
     for name, found in every.items():

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from localspec.choosing.measure import MeasurementCache, Measurements, MeasurementSource
-from localspec.choosing.survey import Recommendation, all_ways, preferred, recommend, recommendations
+from localspec.choosing.survey import DrafterRule, Recommendation, all_ways, preferred, recommend, recommendations
 from localspec.environment import home
 from localspec.errors import LocalspecError, NotHere
 from localspec.hub.sources import Source
@@ -67,7 +67,10 @@ def models_here(current: TargetCard | None) -> list[Choosable]:
 
 
 def all_models(
-    current: TargetCard | None, held: tuple[str, int] = ("cpu", 0), pace: tuple[str, ...] = ()
+    current: TargetCard | None,
+    held: tuple[str, int] = ("cpu", 0),
+    pace: tuple[str, ...] = (),
+    rule: DrafterRule = "auto",
 ) -> tuple[list[Choosable], bool]:
     """The models here, then those that fit this machine and could be fetched, then those that do not fit.
 
@@ -75,20 +78,25 @@ def all_models(
 
     As `localspec doctor` sees them, but that nothing is measured: what was measured before must do, for a reply may be
     under way. `current` is the model that answers, which holds `held` bytes of a device's memory; they are free for
-    another. `pace` is what was told of its speed when it was loaded. Raises LocalspecError where models.toml cannot be
+    another. `pace` is what was said of its speed when it was loaded. Drafters are taken by
+    `rule`. Raises LocalspecError where models.toml cannot be
     read.
     """
     with user_store(lambda _: None, create=False) as store:
         measurements = Measurements(MeasurementCache(store), quiet=True)
         machine = _without(this_machine(measurements.bandwidth), *held)
-        here = recommendations(machine, measurements, here=True)
+        here = recommendations(machine, measurements, here=True, rule=rule)
         ways = {one.card.name: one for one in here}
-        if current is not None and current.name not in ways and (own := _as_it_is(current, machine, measurements)):
+        if (
+            current is not None
+            and current.name not in ways
+            and (own := _as_it_is(current, machine, measurements, rule))
+        ):
             ways[current.name] = own
         paces = {name: _pace(one, current is not None and name == current.name) for name, one in ways.items()}
         if current is not None and pace:
             paces[current.name] = pace
-        every = recommendations(machine, measurements, here=False)
+        every = recommendations(machine, measurements, here=False, rule=rule)
         more = all_ways(here, every)[len(here) :]
     taken = preferred(every)
     best = {taken.way} if taken is not None else set()
@@ -146,9 +154,11 @@ def _without(machine: Machine, name: str, held: int) -> Machine:
     return replace(machine, devices=tuple(devices))
 
 
-def _as_it_is(card: TargetCard, machine: Machine, measurements: MeasurementSource) -> Recommendation | None:
+def _as_it_is(
+    card: TargetCard, machine: Machine, measurements: MeasurementSource, rule: DrafterRule
+) -> Recommendation | None:
     try:
-        return recommend(model_of(card), machine, measurements, here=True)
+        return recommend(model_of(card), machine, measurements, here=True, rule=rule)
     except LocalspecError:
         return None
 

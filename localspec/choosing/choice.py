@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from localspec.models.drafter_cards import DrafterCard
+from localspec.models.model import draft_form
 from localspec.models.registry import TargetCard
 from localspec.quantities import m_words, pace_in_words, precision_in_words
 
@@ -68,6 +69,13 @@ class Choice(LoadSpec):
         names = ["reason", "tokens_per_second", "measured", "speedup", "cost_effectiveness"]
         names += ["peak_measured", "rule", "off_reason"]
         return replace(self, **{name: getattr(later, name) for name in names})
+
+    @property
+    def draft_form(self) -> str | None:
+        """What the draft model is held in, where one drafts: often a coarser form with a short vocabulary."""
+        if self.draft is None:
+            return None
+        return (draft_form(self.draft.target) if self.draft.drafts else None) or str(self.draft)
 
     @property
     def pace(self) -> tuple[str, ...]:

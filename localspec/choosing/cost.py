@@ -99,27 +99,35 @@ def linear(points: Sequence[float], values: Sequence[float], at: float) -> float
 
 # -- estimates ---------------------------------------------------------------------------------------------------------
 
-# The share of its memory's bandwidth that a device reaches with a packing. Published figures, and ours from other
-# machines; those of CUDA are of recorded steps on an H200, where arithmetic holds up NF4.
+# The share of its memory's bandwidth that a device reaches with a packing: published figures, and ours from other
+# machines. CUDA's is of the speed of a copy: two dense models on an H200 give 1.01 of it, and 5 us a kernel.
 SHARES = {
-    "native": {"none": 0.9, "int8": 0.9, "int4": 0.8, BLOCKS: 0.8},
+    "native": {"none": 0.9, "int8": 0.9, "int4": 0.8, BLOCKS: 0.9},
     "cpu": {"none": 0.6},
-    "cuda": {"none": 0.8, "int8": 0.2, "nf4": 0.4},
+    "cuda": {"none": 1.0, "int8": 1.0, "nf4": 1.0},
     "mps": {"none": 0.75, "int8": 0.65, "int4": 0.55},
 }
-# How many times longer a forward of 64 rows takes than one of a single row, where torch computes. Sources as above.
+# A recorded step on CUDA (docs/figures/gpu-figures.md, b): seconds that each kernel takes however little it computes,
+# kernels of a layer, and seconds in which a multiprocessor unpacks a weight. These do not shrink with the memory.
+_KERNEL, _KERNELS, _UNPACKED = 5e-6, {"none": 12.6, "int8": 26.6, "nf4": 10.6}, {"int8": 9.3e-12, "nf4": 3.5e-11}
+_FED = 10e9  # bytes a second for each multiprocessor of usual cards, where their number is not known
+# How many times longer the products of 64 rows take than those of one row, where torch computes. Sources as above.
 GROWTH = {
-    "cpu": {"fp32": 6.0, "bf16": 4.0}, "cuda": {"nf4": 2.3, "none": 1.2, "int8": 1.1},
+    "cpu": {"fp32": 6.0, "bf16": 4.0}, "cuda": {"nf4": 3.0, "none": 1.1, "int8": 1.3},
     "mps": {"none": 4.0, "int8": 24.0, "int4": 24.0},
 }  # fmt: skip
 # Seconds that a core takes for a weight in int8 and a row in the CPU engine, and how many times longer for others. Ours
 # on Zen 4 and Cascade Lake; AVX-VNNI and NEON are guessed to lie in between.
 ARITHMETIC = {"avx512_vnni": 5.5e-12, "avx_vnni": 9e-12, "avx2": 16e-12, "neon": 16e-12, "c": 1.4e-9}
-_TIMES = {"int8": 1.0, "int4": 1.5, BLOCKS: 1.5, "none": 3.0}
-_OVERLAP = 1.5  # reading and computing overlap: their times add up as powers of this
+_TIMES = {"int8": 1.0, "int4": 1.5, BLOCKS: 1.3, "none": 3.0}
+_ATTENTION = 4.0  # times as long as a weight in int8 takes a number of a key or a value that attention reads
+# Reading and computing overlap: their times add up as powers of these. The CPU engine was fitted to SmolLM2 and
+# Qwen2.5-Coder 0.5B and 1.5B in blocks, and to the demo model in int8.
+_OVERLAP, _OVERLAP_NATIVE = 1.5, 3.0
 # Seconds of a layer in addition to its matrices; in the CPU engine also those for each row, on one core.
-_LAYER, _LAYER_ROW = {"native": 1.5e-5, "cpu": 1e-4, "cuda": 1e-4, "mps": 2.5e-4}, 3.3e-5
-_BANDWIDTH = {"cpu": 20e9, "cuda": 300e9, "mps": 100e9}  # bytes a second, where it was not measured either
+_LAYER, _LAYER_ROW = {"native": 1.5e-5, "cpu": 1e-4, "mps": 2.5e-4}, 4e-6
+# Bytes a second where nothing was measured: two channels of DDR4-3200, of which a copy reaches 0.87, cards and Macs.
+_BANDWIDTH = {"cpu": 44e9, "cuda": 300e9, "mps": 100e9}
 
 
 def bandwidth_of(device: Device) -> float:
@@ -143,22 +151,39 @@ def reading(device: Device, dtype: str, quantize: str) -> float:
     return size / (bandwidth_of(device) * SHARES[device.backend][quantize])
 
 
+def _unpacked(device: Device, quantize: str, read: float) -> float:
+    """Return the seconds in which a GPU reads a weight and unpacks it."""
+    multiprocessors = device.cores if device.cores > 1 else bandwidth_of(device) / _FED
+    unpacked = _UNPACKED.get(quantize, 0.0) / multiprocessors
+    return float((read**_OVERLAP + unpacked**_OVERLAP) ** (1 / _OVERLAP))
+
+
 @dataclass(frozen=True)
 class Rates:
-    """Seconds that a device takes to read a weight, to compute with it for a row, and for a layer and its rows."""
+    """Seconds that a device takes to read a weight, to compute with it for a row, and for a layer and its rows.
+
+    `attended` is for a number of a key or a value and a row; if 0, those are read and computed like weights.
+    """
 
     read: float
     computed: float
     layer: float
     layer_row: float = 0.0
+    attended: float = 0.0
+    overlap: float = _OVERLAP
 
     @classmethod
     def of(cls, device: Device, dtype: str, quantize: str) -> "Rates":
         """Return the rates that a device's bandwidth suggests, and a CPU's arithmetic."""
-        read, layer = reading(device, dtype, quantize), _LAYER[device.backend]
+        read = reading(device, dtype, quantize)
+        if device.backend == "cuda":
+            read, layer = _unpacked(device, quantize, read), _KERNEL * _KERNELS[quantize]
+        else:
+            layer = _LAYER[device.backend]
         if device.backend == "native":
-            one = ARITHMETIC.get(device.capability, ARITHMETIC["avx2"]) * _TIMES[quantize]
-            return cls(read, one / device.cores, layer, _LAYER_ROW / device.cores)
+            one = ARITHMETIC.get(device.capability, ARITHMETIC["avx2"]) / device.cores
+            row = _LAYER_ROW / device.cores
+            return cls(read, one * _TIMES[quantize], layer, row, one * _ATTENTION, _OVERLAP_NATIVE)
         if device.backend == "cpu":
             quantize = "fp32" if dtype == "fp32" else "bf16"
         growth = GROWTH[device.backend][quantize]
@@ -166,17 +191,22 @@ class Rates:
 
     def product(self, weights: int, rows: int) -> float:
         """Return the seconds of a product with matrices of some weights."""
-        return float(weights * (self.read**_OVERLAP + (self.computed * rows) ** _OVERLAP) ** (1 / _OVERLAP))
+        power = self.overlap
+        return float(weights * (self.read**power + (self.computed * rows) ** power) ** (1 / power))
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The estimated cost of a model's forwards; keys and values are read like weights."""
+    """The estimated cost of a model's forwards."""
 
     shape: Shape
     rates: Rates
 
     def at(self, rows: int, context: int) -> float:
-        read = self.shape.matrices + self.shape.cached(context, 1)
-        layer = self.rates.layer + self.rates.layer_row * rows
-        return self.rates.product(read, rows) + self.shape.num_layers * layer
+        shape, rates = self.shape, self.rates
+        cached = shape.cached(context, 1)
+        layers = shape.num_layers * (rates.layer + rates.layer_row * rows)
+        if not rates.attended:
+            return rates.product(shape.matrices + cached, rows) + layers
+        heads = shape.num_heads / shape.num_kv_heads  # that read the same keys
+        return rates.product(shape.matrices, rows) + rates.attended * cached * heads * rows + layers

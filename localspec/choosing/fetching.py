@@ -9,7 +9,7 @@ from localspec.choosing.drafters import expected
 from localspec.choosing.measure import MeasurementSource
 from localspec.choosing.named import DrafterSpec
 from localspec.choosing.plans import Precision, natural_precisions
-from localspec.choosing.survey import Recommendation, recommend
+from localspec.choosing.survey import DrafterRule, Recommendation, recommend
 from localspec.config import Settings, nearest
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.hub.sources import Source
@@ -35,18 +35,24 @@ class PullSet:
     why: str
 
 
-def pull_set(card: TargetCard, drafter: str | None, machine: Machine, measurements: MeasurementSource) -> PullSet:
+def pull_set(
+    card: TargetCard,
+    drafter: str | None,
+    machine: Machine,
+    measurements: MeasurementSource,
+    rule: DrafterRule = "auto",
+) -> PullSet:
     """Decide what to fetch for a registered model: it and the published drafter that pays most, or the named one.
 
-    Of a model that came with localspec, or that is a directory, only the drafter is fetched. Raises UsageMistake for a
-    drafter that is not published for it.
+    `rule` says by what a drafter pays. Of a model that came with localspec, or that is a directory, only the drafter is
+    fetched. Raises UsageMistake for a drafter that is not published for it.
     """
     entry = card.entry
     assert entry is not None
     own = _of_card(card)
     if drafter is None:
         try:
-            found = recommend(model_of(card), machine, measurements, here=False)
+            found = recommend(model_of(card), machine, measurements, here=False, rule=rule)
         except LocalspecError:  # an entry without sizes
             first = [one.source for one in entry.drafters if one.source is not None][:1]
             return PullSet((*own, *first), "the first that is published, for its entry gives no sizes")

@@ -9,9 +9,11 @@ from typing import Any
 from localspec.cli.progress import Progress, tell
 from localspec.config import Settings
 from localspec.errors import LocalspecError
+from localspec.events import TUNING
 from localspec.store.store import user_store
 
 ANNOUNCED = "(checking that drafts leave the text unchanged, and timing this model, once; type on)"
+TUNES = "(tuning how this pair of models drafts, once, for some minutes; type on)"
 
 
 class Meanwhile:
@@ -21,7 +23,8 @@ class Meanwhile:
     """
 
     def __init__(self) -> None:
-        self._announced = self._skipped = False
+        self._announced: list[str] = []
+        self._skipped = False
 
     @contextmanager
     def measuring(self, engine: Any) -> Iterator[None]:
@@ -34,12 +37,14 @@ class Meanwhile:
             return
         pause = threading.Event()
         stages = engine.measure()
-        if next(stages, None) is None:
+        first = next(stages, None)
+        if first is None:
             yield
             return
-        if not self._announced:
-            self._announced = True
-            tell(ANNOUNCED)
+        announced = TUNES if first.startswith(TUNING) else ANNOUNCED
+        if announced not in self._announced:
+            self._announced.append(announced)
+            tell(announced)
         thread = threading.Thread(target=_measure, args=(stages, pause), name="measuring", daemon=True)
         thread.start()
         try:
@@ -61,7 +66,7 @@ def _measure(stages: Iterator[str], pause: threading.Event) -> None:
 def measure_now(engine: Any, progress: Progress) -> None:
     """Run all missing measurements with a line of progress; Ctrl+C skips the rest."""
     try:
-        for stage in engine.measure():
+        for stage in engine.measure(tune=False):
             progress.show(f"{stage} (Ctrl+C skips)")
     except KeyboardInterrupt:
         progress.notice("skipped; the rest is measured after the first reply of a chat, and estimated until then.")

@@ -234,7 +234,7 @@ class _Talk:
             return
         if not name:
             known = (self._engine.held, tuple(self._engine.choice.pace)) if self._engine else ()
-            models, _ = all_models(self._card, *known)
+            models, _ = all_models(self._card, *known, rule=self._settings.first.drafter_rule)
             for line in in_lines(models, self._card):
                 tell(one_line(line))
             return

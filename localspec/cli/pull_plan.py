@@ -49,6 +49,11 @@ def announced_lines(name: str, announced: Announced) -> Iterator[str]:
     yield from (f"  other form: {form_in_words(one)}" for one in announced.forms)
     yield f"{_about_bytes(announced.fetch_bytes)} to fetch; {_free(announced.disk_free)}"
     yield from _about(announced)
+    if announced.to_make:
+        yield (
+            f"{announced.to_make}: nobody publishes one; until you make it, phrases draft. Once {name} is here, "
+            f"`localspec train {announced.to_make} -m {name}` makes it; the pull says how many hours that takes here"
+        )
     main = announced.downloads[0].source
     yield f"`localspec pull {main} --dry-run` asks the hub about {main}, `localspec pull {name}` about all of it."
 

@@ -17,22 +17,21 @@ from localspec.hub.records import record
 from localspec.models.drafter_cards import trained_drafters
 from localspec.models.drafter_kinds import kind_of, kinds
 from localspec.models.entries import Entry, Form, PublishedDrafter
-from localspec.models.model import default_sampling_of, small_model_of
+from localspec.models.model import default_sampling_of, draft_form
 from localspec.models.names import full_name
 from localspec.models.own_draft import own_draft, too_large_to_draft
 from localspec.models.registry import TargetCard, named_card, source_here
 from localspec.models.shape import Shape
-from localspec.quantities import amount, precision_in_words, size
+from localspec.quantities import amount, size
 from localspec.store.store import user_store
 from localspec.text import one_line
 from localspec.weights.checkpoint import inspect, is_packed, revision
-from localspec.weights.draft_role import draft_in_words, head_tokens
 from localspec.weights.packed_file import read
 
 app = typer.Typer()
 
 Facts = dict[str, str | int | float | list[str] | None]
-_ONLY_KNOWN = ("weights", "draft", "draft_form", "draft_origin", "passed_over", "auto")  # lines that most models lack
+_ONLY_KNOWN = ("weights", "draft", "draft_form", "draft_origin", "passed_over", "auto", "idle")  # most lack them
 _ONLY_JSON = ("rule", "M")  # which the line `auto` has, too
 
 
@@ -89,21 +88,12 @@ def _installed_facts(card: TargetCard) -> Facts:
             *(f"{kind}:{draft}" for kind in kinds("draft model") if draft is not None),
         ],
         "draft": draft,
-        "draft_form": _draft_form(own.card) if own is not None and draft is not None else None,
+        "draft_form": draft_form(own.card) if own is not None and draft is not None else None,
         "draft_origin": own.origin if own is not None and draft is not None else None,
         "passed_over": passed_over or ("" if own else too_large_to_draft(card)) or None,
         "revision": revision(card.path),
         "sampling": sampling_words(default_sampling_of(card)),
     }
-
-
-def _draft_form(card: TargetCard) -> str | None:
-    """Return what a draft model is on a CPU, where it may be coarser; None where it is as it would answer."""
-    small = small_model_of(card, drafts=True)
-    shape, few = small.shape, head_tokens(small.shape.vocab_size)
-    head = few - shape.vocab_size * (not shape.tied) if few else 0  # rows that the short head has more than the model's
-    numbers = precision_in_words("", "", 8 * small.block_bytes / (shape.parameters + head * shape.hidden_size))
-    return draft_in_words(numbers, shape.vocab_size) or None
 
 
 def _drafts_for(kind: str, shape: Shape) -> bool:
@@ -135,9 +125,10 @@ def _choice_facts(card: TargetCard) -> Facts:
         try:
             choice = choose(card, replace(settings, drafter="auto", draft_max="auto"), measurements=known)
         except LocalspecError as trouble:
-            return {"auto": str(trouble), "rule": None, "M": None}
+            return {"auto": str(trouble), "rule": None, "M": None, "idle": None}
     m = choice.cost_effectiveness
-    return {"auto": choice.reason, "rule": choice.rule, "M": None if m is None else round(m, 3)}
+    facts = {"auto": choice.reason, "rule": choice.rule, "M": None if m is None else round(m, 3)}
+    return {**facts, "idle": choice.idle or None}
 
 
 def _entry_facts(entry: Entry) -> Facts:

@@ -8,19 +8,20 @@ from localspec.choosing.cost import ForwardCostModel
 from localspec.decoding.forward import ForwardModel
 from localspec.drafters.pool import PhrasePool
 
-MOST = 16  # of each hyper-parameter
+MOST = 20  # of each hyper-parameter
 
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """How a small model drafts: γ, W, β and K of Ouroboros. A plain draft model has only the first.
+    """How a small model drafts: γ, W, β and K of Ouroboros.
 
-    Without a window the draft is accelerated by the pool alone.
+    Without a window the draft is accelerated by the pool alone. The defaults are the paper's recipe for models that
+    agree (table 11), but for the window: how wide one is worth its rows depends on the machine.
     """
 
-    draft: int = 4  # tokens that the small model drafts
-    window: int = 2  # columns of its Jacobi window
-    phrase: int = 4  # tokens of a phrase, the first of which is the one it is found by
+    draft: int = 14  # tokens that the small model drafts at most
+    window: int = 0  # columns of its Jacobi window
+    phrase: int = 7  # tokens of a phrase, the first of which is the one it is found by
     phrases: int = 3  # candidates after a draft, and in each forward of the small model
 
     def as_json(self) -> dict[str, int]:
@@ -45,7 +46,7 @@ class Ingredients:
 
     A kind that takes a draft model has `small`, the `costs` of its forwards (without them its own trees are never
     resized), its hyper-parameters and the `parts` of the kind that are used. A `fixed` draft is as long as the tree has
-    room for.
+    room for, whatever it costs.
     """
 
     target: ForwardModel[Any]

@@ -15,8 +15,6 @@ from localspec.drafters.lookahead import Lookahead
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
 
-MAX_NODES = 64  # of the small model's own trees
-
 
 @dataclass(frozen=True)
 class Pair:
@@ -34,19 +32,21 @@ class Pair:
 def draft_model(
     pair: Pair, chosen: Hyperparameters, accelerated: bool, costs: ForwardCostModel | None, fixed: bool
 ) -> DraftModel:
-    """Returns the small model as a drafter, which drafts by phrases where it is `accelerated` (§3.1).
+    """Return the small model as a drafter, which drafts by phrases where it is `accelerated` (§3.1).
 
-    `costs` are those of its own forwards; without them its own trees are never resized. A `fixed` draft is as long as
-    the tree has room for.
+    `costs` are those of its own forwards. By them it decides in each step how far to draft, up to γ tokens, and cuts
+    its own trees. Without them neither happens. A `fixed` draft is as long as the tree has room for.
     """
-    length = None if fixed else chosen.draft
+    length, deciding = (None, None) if fixed else (chosen.draft, costs)
     if not accelerated:
-        return DraftModel(pair.small, pair.vocabulary, Autoregressive(), Budget(0), length, costs)
+        return DraftModel(pair.small, pair.vocabulary, Autoregressive(), Budget(0), length, deciding)
     window = Lookahead(pair.pool, pair.special, chosen.window, chosen.phrase) if chosen.window else Autoregressive()
     ahead = chosen.phrase - 1
     inner = WithPhrases(window, pair.pool, chosen.phrases, ahead, read_only=True)
-    budget = Budget(min((chosen.window + chosen.phrases) * ahead, MAX_NODES), costs, pair.small.branches)
-    return DraftModel(pair.small, pair.vocabulary, inner, budget, length, costs)
+    # Two thirds of the nodes are for the window, which needs room for all its columns.
+    columns = max(chosen.window + chosen.phrases, -(-3 * chosen.window // 2))
+    budget = Budget(columns * ahead, costs, pair.small.branches)
+    return DraftModel(pair.small, pair.vocabulary, inner, budget, length, deciding)
 
 
 def ouroboros(
@@ -61,12 +61,15 @@ def ouroboros(
     The phrases are below the draft's last node, so they matter where the whole draft was accepted, and then the target
     adds the token after them. Phrases from verification and from history (§3.3, §3.4) are in the pool. With the part
     `beside`, which is not in the paper, phrases may also start at the root, which helps where the small model errs at
-    once.
+    once. Where `costs` decide, those may then be as many and as long as pay.
     """
     drafted = draft_model(pair, chosen, "accelerating" in parts, costs, fixed)
     if "lengthening" not in parts:
         return drafted
-    return WithPhrases(drafted, pair.pool, chosen.phrases, chosen.phrase - 1, anywhere="beside" in parts)
+    beside = "beside" in parts
+    if beside and costs is not None and not fixed:
+        return WithPhrases(drafted, pair.pool, anywhere=True)
+    return WithPhrases(drafted, pair.pool, chosen.phrases, chosen.phrase - 1, anywhere=beside)
 
 
 def build(ingredients: Ingredients) -> Drafter:

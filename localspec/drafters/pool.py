@@ -122,11 +122,11 @@ class PhrasePool:
                 self._add(tree.tokens[tree.parents[node]], tree.tokens[node], phrase)
 
     def correct(self, before: int | None, token: int, tried: Sequence[int], picks: Sequence[int]) -> None:
-        """Replaces a phrase that was tried after a draft by what the target picked in its place (Ouroboros, §3.3)."""
+        """Replace phrases that begin with what was tried after a draft by what the target picked (Ouroboros, §3.3)."""
         if self._verification:
-            if token in self._learned:
-                for known in (before, None):
-                    self._learned[token].pop((known, tuple(tried)), None)
+            for known, phrase in list(self._learned.get(token, ())):
+                if known in (before, None) and phrase[: len(tried)] == tuple(tried):
+                    del self._learned[token][known, phrase]
             self._add(before, token, picks)
 
     def take(self, phrase: Sequence[int]) -> None:

@@ -1,6 +1,5 @@
 """Builds the drafter of a choice from what it takes: weights, a small model, phrases, hyper-parameters."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -19,14 +18,13 @@ from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.draft_model import DraftModel
 from localspec.drafters.ingredients import Hyperparameters, Ingredients
 from localspec.drafters.merged import Merged
-from localspec.drafters.ouroboros_tuning import Exchange, Workload, search
+from localspec.drafters.ouroboros_tuning import Exchange, Workload, searching, starting
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool, PhraseReader
 from localspec.engine.backends import Target
 from localspec.engine.model_profile import ModelProfile
 from localspec.errors import LocalspecError
 from localspec.models.drafter_kinds import WITH_PHRASES, kind_of
-from localspec.quantities import duration
 
 ASKED = (  # of all kinds: what a small model foresees differs more by the text than by its place in a reply
     "Write a Python function that returns the longest word of a sentence, and say how it works.",
@@ -48,11 +46,11 @@ REPLY = 24  # tokens of the replies that hyper-parameters are searched on
 
 @dataclass(frozen=True)
 class LoadedDraftModel:
-    """A draft model that was loaded, what was measured of it, and the costs of its forwards where they are needed."""
+    """A draft model that was loaded, what was measured of it, and the costs of its forwards."""
 
     target: Target
     profile: ModelProfile
-    costs: CurrentCosts | None
+    costs: CurrentCosts
 
 
 def drafter_of(
@@ -96,8 +94,13 @@ def pool_of(
 
 
 def known_hyperparameters(choice: Choice, small: LoadedDraftModel, profile: ModelProfile) -> Hyperparameters:
-    """Return what a search found before for this pair of models, else the defaults."""
-    return profile.recall(_hyperparameters(choice, small)) or Hyperparameters()
+    """Return what a search found before for this pair of models, else what suits the costs of the small one."""
+    return searched_hyperparameters(choice, small, profile) or starting(small.costs)
+
+
+def searched_hyperparameters(choice: Choice, small: LoadedDraftModel, profile: ModelProfile) -> Hyperparameters | None:
+    """Return what a search found before for this pair of models; None where none was made."""
+    return profile.recall(_hyperparameters(choice, small))
 
 
 def _hyperparameters(choice: Choice, small: LoadedDraftModel) -> Quantity[Hyperparameters]:
@@ -105,28 +108,25 @@ def _hyperparameters(choice: Choice, small: LoadedDraftModel) -> Quantity[Hyperp
     return Quantity(name, Hyperparameters.from_json, Hyperparameters.as_json)
 
 
-def search_hyperparameters(
+def tuning(
     choice: Choice,
     target: Target,
     small: LoadedDraftModel,
     profile: ModelProfile,
     costs: ForwardCostModel,
     reader: PhraseReader | None = None,
-) -> Hyperparameters:
+) -> Measuring[Hyperparameters | None]:
     """Search the hyper-parameters that are best for this pair of models, whose forwards were timed, and keep them.
 
-    Returns what was known before where no reply has room in the context. Each value begins with the phrases of earlier
-    sessions, as in use, but with none of the replies that are decoded again: those it would know by heart.
+    Returns None where no reply has room in the context. Each value begins with the phrases of earlier sessions, as in
+    use, but with none of the replies that are decoded again: those it would know by heart.
     """
-    assert small.costs is not None
-    known = known_hyperparameters(choice, small, profile)
-    profile.reporter.progress("writing the replies to tune drafts by")
-    said = own_replies(target, budget=Budget(choice.nodes, costs, target.branches))
+    said = yield from replying(target, ASKED, Budget(choice.nodes, costs, target.branches))
     if not said:
         profile.reporter.notice(
             f"A context of {target.context} tokens has no room to tune how long drafts should be; give a longer one."
         )
-        return known
+        return None
     costs_of_both = StepCosts(costs), StepCosts(small.costs)
     workload = Workload(said, target.vocab_size, choice.nodes, *costs_of_both, target.branches)
 
@@ -137,13 +137,7 @@ def search_hyperparameters(
             raise LocalspecError(f"The file of '{choice.drafter}' builds no DraftModel; let `build` return one.")
         return drafter, drafting
 
-    began = time.perf_counter()
-
-    def show(done: int, total: int) -> None:
-        left = f", about {duration((time.perf_counter() - began) * (total / done - 1))} left" if done else ""
-        profile.reporter.progress(f"tuning drafts: {done} of {total}{left}")
-
-    found = search(build, workload, kind_of(choice.drafter).searched(choice.parts), show)
+    found = yield from searching(build, workload, kind_of(choice.drafter).searched(choice.parts))
     profile.remember(_hyperparameters(choice, small), found)
     return found
 

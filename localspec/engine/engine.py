@@ -31,7 +31,8 @@ from localspec.engine.assemble import (
     drafter_of,
     known_hyperparameters,
     pool_of,
-    search_hyperparameters,
+    searched_hyperparameters,
+    tuning,
 )
 from localspec.engine.backends import Target
 from localspec.engine.fit_context import fit_conversation, fit_text
@@ -59,7 +60,7 @@ from localspec.engine.saved_phrases import SavedPhrases
 from localspec.engine.spilling import SpillWatch
 from localspec.engine.step_forms import RecordingWatch, settle_step_form
 from localspec.errors import DoesNotFit, LocalspecError, first_line
-from localspec.events import Done, Event, Prefill, Reporter
+from localspec.events import TUNING, Done, Event, Prefill, Reporter
 from localspec.families.generation_config import GENERATION, LEFT_OUT
 from localspec.machine import compiled
 from localspec.machine.hardware import IdleCores, devices
@@ -94,8 +95,8 @@ class Engine:
     that cannot be written, and what takes a while on the first load go to the `reporter`. An engine `beside` this one,
     with which it takes turns, shares its models as far as `choice` names the same; its target must be the same. What is
     not known of the model yet waits for `measure`, and is estimated until then; with `measured` it is measured here.
-    With `tune` hyper-parameters are searched, too. With `park` texts that were read are parked in memory that is free,
-    so that a conversation that comes again is not read again.
+    With `tune` hyper-parameters are searched here, too. Without both, `measure` searches them. With `park` texts that
+    were read are parked in memory that is free, so that a conversation that comes again is not read again.
     Raises DoesNotFit, LocalspecError for a broken model, UsageMistake where `choice.exact` cannot be had.
     """
 
@@ -134,11 +135,11 @@ class Engine:
         ]
         pair = beside if beside and beside.choice.draft == choice.draft else None
         self.draft_model: LoadedDraftModel | None = (
-            pair.draft_model if pair else load_draft_model(choice.draft, self.target, cache, auto)
+            pair.draft_model if pair else load_draft_model(choice.draft, self.target, cache)
         )
         self._unmeasured = self._measurements()
         if measured or tune:
-            for stage in self.measure():
+            for stage in self._unmeasured:
                 self._reporter.progress(stage)
         # Phrases of earlier sessions.
         drafts = choice.drafter != "none"  # else no phrase would ever be used
@@ -150,15 +151,14 @@ class Engine:
         # How a small model drafts.
         small = self.draft_model
         self.hyperparameters = Hyperparameters()
-        if tune and small and self._costs and small.costs:
-            self.hyperparameters = search_hyperparameters(choice, self.target, small, self.profile, self._costs, reader)
-        elif pair and pair.choice.drafter == choice.drafter:
+        if pair and pair.choice.drafter == choice.drafter:
             self.hyperparameters = pair.hyperparameters
         elif small:
             self.hyperparameters = known_hyperparameters(choice, small, self.profile)
         # All of it together.
         self.pool = pool_of(choice, self.target, self.draft_model, reader)
         drafter = drafter_of(choice, self.target, self.pool, own, self.draft_model, self.hyperparameters)
+        self._reader = reader
         parked = self._parked() if park else None
         self.session = Session(self.target, drafter, self._budget, self.target.chat.thinking, parked)
         self._calibrated = calibrated(drafter, choice, self.profile)
@@ -169,6 +169,10 @@ class Engine:
         ]
         self._warned_of_context = False
         self._unspelled = ""  # characters that a notice has named
+        if tune:
+            for stage in self._tuning(progress_texts):
+                self._reporter.progress(stage)
+        self._untuned = iter(()) if measured or tune else self._tuning_once()
         self.load_seconds = time.perf_counter() - began
 
     @classmethod
@@ -400,21 +404,23 @@ class Engine:
 
     # -- what is measured of the model --------------------------------------------------------------------------------
 
-    def measure(self) -> Iterator[str]:
+    def measure(self, tune: bool = True) -> Iterator[str]:
         """Measure what is unknown of this model on this machine, and yield the progress as text.
 
-        To pause, stop iterating: the next call resumes. A measurement that fails is reported, and its value stays
-        unknown.
+        With `tune` hyper-parameters are searched then, which takes minutes. To pause, stop iterating: the next call
+        resumes. A measurement that fails is reported, and its value stays unknown.
         """
         self.target.set_threads(self._idle_cores())
         yield from iter(partial(next, self._unmeasured, None), None)
+        if tune:
+            yield from iter(partial(next, self._untuned, None), None)
 
     def time_when_idle(self, cache: MeasurementCache) -> None:
         """Time forwards again whose costs are not known of an idle moment, if this is one."""
         small = self.draft_model
         models = [
             (self.target, self.profile, self._costs),
-            *([(small.target, small.profile, small.costs)] if small else []),
+            *([(small.target, small.profile, small.costs)] if small and self._costs else []),
         ]
         for target, profile, costs in models:
             if costs is not None and profile.untimed and cache.idle:
@@ -432,13 +438,37 @@ class Engine:
             found = yield from self._tried(TIMING, self.profile.timing(self.target))
             self._costs.take(found or self._costs.model, timed=found is not None)
             self._budget.take_costs(self._costs)
-        if (small := self.draft_model) and small.costs and small.profile.untimed:
+        if (small := self.draft_model) and self._costs and small.profile.untimed:
             found = yield from self._tried(TIMING_DRAFT, small.profile.timing(small.target))
             small.costs.take(found or small.costs.model, timed=found is not None)
         if self._layers and not self.profile.recall(LAYERS):
             layers = yield from self._tried(PROBING, probing(self.target, self.profile))
             if layers:
                 take_best(self._layers, self.target, layers, self.choice, self._costs)
+
+    def _tuning_once(self) -> Iterator[str]:
+        """Search hyper-parameters where no search was made yet and forwards were timed on a quiet machine."""
+        small = self.draft_model
+        timed = small is not None and not (self.profile.untimed or small.profile.untimed)
+        if small and timed and searched_hyperparameters(self.choice, small, self.profile) is None:
+            yield from self._tuning(self._tried)
+
+    def _tuning(
+        self, shown: Callable[[str, Measuring[Hyperparameters | None]], ProgressTexts[Hyperparameters | None]]
+    ) -> Iterator[str]:
+        """Search the hyper-parameters of this drafter, if it has some, and draft by them from now on."""
+        choice, small = self.choice, self.draft_model
+        if not (small and self._costs and kind_of(choice.drafter).searched(choice.parts)):
+            return
+        found = yield from shown(TUNING, tuning(choice, self.target, small, self.profile, self._costs, self._reader))
+        if found is None:
+            return
+        self.hyperparameters = found
+        held = self.session.drafter.hand_over()
+        drafter = drafter_of(choice, self.target, self.pool, (), small, found)
+        drafter.resume(held, self.session.tokens)
+        self.session.drafter = drafter
+        self._calibrated = calibrated(drafter, choice, self.profile)
 
     def _tried(self, what: str, measuring: Measuring[T]) -> ProgressTexts[T | None]:
         """Yield the progress of a measurement and return its result; None if it failed."""

@@ -16,6 +16,9 @@ from localspec.machine.memory import free_memory
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 # Where rows are filled up, one more than such a number costs as much as the next.
 FILLED_UP = tuple(sorted({*STATIC_ROWS, *(rows + 1 for rows in STATIC_ROWS[1:-1])}))
+# On a GPU these too, where 64 cost hardly more than one: the window of a small model that drafts has so many, and a
+# static shape no more than 64.
+WIDE, NEARLY_FREE = (65, 128, 192), 1.3
 NEAR, FAR = 256, 2048  # tokens of context
 MOST_REPETITIONS = 15
 ENOUGH_SECONDS = 1.0  # of repetitions, but two of them at least
@@ -23,7 +26,7 @@ PATIENCE_SECONDS = 3.0  # after so long one is enough, and after a forward that 
 
 
 def measure_forward_costs(target: Target) -> ForwardCosts:
-    """Measure forwards of 1 to 64 rows at two contexts: some seconds at most, longer for very large models."""
+    """Measure forwards of 1 to 64 rows or more at two contexts: some seconds at most, longer for very large models."""
     return finished(timing_forwards(target))
 
 
@@ -40,7 +43,8 @@ def timing_forwards(target: Target) -> Measuring[ForwardCosts]:
         far = min(NEAR, far)
     contexts = sorted({min(NEAR, far), far})
     rows = [n for n in (FILLED_UP if fills_rows(target) else ROWS) if n <= target.context - far]
-    cache = target.cache(far + ROWS[-1])
+    wide = [n for n in WIDE if n <= target.context - far] if device != "cpu" else []
+    cache = target.cache(far + max(ROWS[-1], *wide, 0))
     timings: dict[tuple[int, int], list[float]] = {}
 
     def time_forward(n: int, context: int) -> float:
@@ -67,6 +71,9 @@ def timing_forwards(target: Target) -> Measuring[ForwardCosts]:
                 yield Progress(done, turns * len(rows) * len(contexts), min(1.0, turn / turns))
             if timings[n, contexts[-1]][0] > PATIENCE_SECONDS:
                 del rows[rows.index(n) + 1 :]
+        if repetition == 1 and spent <= ENOUGH_SECONDS and rows[-1] == ROWS[-1]:  # all shapes are recorded by now
+            one, most = (timings[n, contexts[0]][-1] for n in (1, ROWS[-1]))
+            rows += wide if most <= NEARLY_FREE * one else ()
         repetition += 1
     return _smoothed(rows, contexts, timings)
 

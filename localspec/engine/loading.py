@@ -117,10 +117,8 @@ def calibrated(
     return found
 
 
-def load_draft_model(
-    draft: LoadSpec | None, target: Target, cache: MeasurementCache, with_costs: bool
-) -> LoadedDraftModel | None:
-    """The draft model of a choice, if there is one, with what its forwards cost if `with_costs`.
+def load_draft_model(draft: LoadSpec | None, target: Target, cache: MeasurementCache) -> LoadedDraftModel | None:
+    """The draft model of a choice, if there is one, with what its forwards cost.
 
     Raises DoesNotFit, UsageMistake where its tokens are not the target's, LocalspecError for a broken model.
     """
@@ -136,4 +134,4 @@ def load_draft_model(
             f"The draft model {draft.target.name} gives no numbers ({model.precision}); its weights are damaged, or "
             "too large for this format: fetch it again."
         )
-    return LoadedDraftModel(model, profile, profile.costs(draft, model) if with_costs else None)
+    return LoadedDraftModel(model, profile, profile.costs(draft, model))

@@ -30,6 +30,8 @@ class Report:
             "revision": engine.revision,
             "drafter": choice.drafter,
             "drafter_rule": choice.rule,
+            "draft_model": choice.draft.target.name if choice.draft else None,
+            "draft_form": choice.draft_form,
             "expected_M": None if choice.cost_effectiveness is None else round(choice.cost_effectiveness, 3),
             "device": choice.device,
             "engine": choice.engine,

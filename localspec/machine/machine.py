@@ -36,7 +36,7 @@ class Device:
     bandwidth: float | None = None
     missing: Mapping[str, str] = field(default_factory=dict)
     engine: str = "torch"  # what computes there: native, our own library, or torch
-    cores: int = 1  # of a CPU
+    cores: int = 1  # of a CPU; of an NVIDIA card its multiprocessors, 1 where their number is not known
     block_bits: float = 0.0  # of a weight in GGUF's blocks, if a model that has some is asked about
 
     @property
@@ -90,8 +90,16 @@ def _device(name: str, bandwidth: float | None) -> Device:
     missing = {packing: reason for packing in PACKINGS if (reason := lacking(packing, name))}
     packings = tuple(packing for packing in PACKINGS if packing not in missing)
     total, free = memory.total_memory(name), memory.free_memory(name)
-    cores = hardware.physical_cores() if name == "cpu" else 1
+    cores = hardware.physical_cores() if name == "cpu" else _multiprocessors(name)
     return Device(name, title, total, free, dtypes, packings, capability, bandwidth, missing, engine_of(name), cores)
+
+
+def _multiprocessors(name: str) -> int:
+    if not name.startswith("cuda"):
+        return 1
+    import torch
+
+    return int(torch.cuda.get_device_properties(name).multi_processor_count)
 
 
 def engine_of(name: str) -> str:

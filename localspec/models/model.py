@@ -10,8 +10,9 @@ from localspec.models.drafter_cards import DrafterCard, trained_drafters
 from localspec.models.own_draft import own_draft
 from localspec.models.registry import TargetCard
 from localspec.models.shape import Shape
+from localspec.quantities import precision_in_words
 from localspec.weights.checkpoint import inspect, is_packed, packings
-from localspec.weights.draft_role import draft_bytes
+from localspec.weights.draft_role import draft_bytes, draft_in_words, head_tokens
 from localspec.weights.packed_file import BLOCKS, forms
 from localspec.weights.packed_file import read as read_packed
 
@@ -96,3 +97,12 @@ def small_model_of(card: TargetCard, *, drafts: bool = False) -> Model:
         )
     blocks = 0 if header is None else draft_bytes(header, shape.vocab_size) if drafts else header.block_bytes
     return Model(card, shape, parameters, packed=packed, block_bytes=blocks)
+
+
+def draft_form(card: TargetCard) -> str | None:
+    """Return what a draft model is on a CPU, where it may be coarser; None where it is as it would answer."""
+    small = small_model_of(card, drafts=True)
+    shape, few = small.shape, head_tokens(small.shape.vocab_size)
+    head = few - shape.vocab_size * (not shape.tied) if few else 0  # rows that the short head has more than the model's
+    numbers = precision_in_words("", "", 8 * small.block_bytes / (shape.parameters + head * shape.hidden_size))
+    return draft_in_words(numbers, shape.vocab_size) or None

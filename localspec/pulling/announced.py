@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from localspec.choosing.fetching import fit, kept_packing, pull_set
+from localspec.choosing.fetching import fit, kept_packing, pull_set, to_make
 from localspec.choosing.measure import MeasurementSource
 from localspec.choosing.survey import form_bytes, original_bytes, suited_form
 from localspec.events import Reporter
@@ -40,6 +40,7 @@ class Announced:
     memory: str
     drafter: str
     instead: Instead | None = None
+    to_make: str | None = None  # a kind of drafter that its entry names, and nobody publishes
 
     @property
     def bytes(self) -> int | None:
@@ -70,7 +71,7 @@ def announced(card: TargetCard, wishes: Wishes, reporter: Reporter) -> Announced
     machine, entry = this_machine(), card.entry
     assert entry is not None
     with measured(card, wishes, reporter) as measurements:
-        chosen = pull_set(card, wishes.drafter, machine, measurements)
+        chosen = pull_set(card, wishes.drafter, machine, measurements, wishes.settings.drafter_rule)
         if not chosen.sources:
             return NothingToFetch(f"drafter: {chosen.why}")
         downloads = [_download(source, card) for source in chosen.sources]
@@ -79,7 +80,7 @@ def announced(card: TargetCard, wishes: Wishes, reporter: Reporter) -> Announced
     if instead:
         downloads[0] = _of_form(instead.form, entry)
     forms = tuple(one for one in entry.forms if one.source != downloads[0].source)
-    return Announced(tuple(downloads), forms, free_disk_bytes(), fits, memory, chosen.why, instead)
+    return Announced(tuple(downloads), forms, free_disk_bytes(), fits, memory, chosen.why, instead, to_make(card))
 
 
 def _instead(card: TargetCard, wishes: Wishes, machine: Machine, measurements: MeasurementSource) -> Instead | None:

@@ -214,7 +214,10 @@ def _planned(name: str, wishes: Wishes, machine: Machine, reporter: Reporter) ->
     """Chooses the drafter, asks the hub, and predicts whether the model fits and how it would be loaded."""
     card, drafter = cards().get(name), wishes.drafter
     with measured(card, wishes, reporter) as measurements:
-        chosen = pull_set(card, drafter, machine, measurements) if card else PullSet(tuple(sources_of(name)), "")
+        if card:
+            chosen = pull_set(card, drafter, machine, measurements, wishes.settings.drafter_rule)
+        else:
+            chosen = PullSet(tuple(sources_of(name)), "")
         if not chosen.sources:
             return NothingToFetch(f"drafter: {chosen.why}")
         reporter.progress(f"asking {server()} about {name}")

@@ -10,8 +10,8 @@ from gpu_stages.record import failure
 
 # What the project's issue on GPUs asks for. Of the speed at which the card copies, what one row reads its weights with;
 # 16 rows over one; of a step, what the device waits for the host.
-READS = {"bf16": 0.85, "nf4": 0.6}
-SIXTEEN_ROWS = {"bf16": 1.15, "nf4": 1.3}
+READS = {"bf16": 0.85, "nf4": 0.6, "int8": 0.2}
+SIXTEEN_ROWS = {"bf16": 1.15, "nf4": 1.3, "int8": 1.05}
 HOST_SHARE = 0.05
 # The best of these methods: times our own recorded plain decoding, at so many times its memory at most.
 METHODS = ("s3d", "medusa", "parallelspec", "semi", "ouroboros")

@@ -10,7 +10,6 @@ from gpu_stages.asked import Asked
 from gpu_stages.invented import LLAMA2, PHI, PRECISIONS, SHAPES, random_target
 from gpu_stages.record import Record, failure
 from gpu_stages.timing import copy_bandwidth, runtime_calls
-from localspec.choosing.cost import GROWTH, SHARES
 from localspec.engine.forward_timing import measure_forward_costs, picks_after
 from localspec.machine.hardware import memory_bandwidth
 from localspec.nn.target import Target
@@ -162,10 +161,9 @@ def share(found: dict[str, Any], speed: dict[str, float]) -> float | None:
 def aims(figures: dict[str, Any]) -> list[Aim]:
     """What a step should reach, and of int8 what the choice of precisions takes for granted until it was measured."""
     found = []
-    for precision, quantize in (("bf16", "none"), ("int8", "int8"), ("nf4", "nf4")):
+    for precision in ("bf16", "int8", "nf4"):
         known = quickest(figures.get(f"{LLAMA2} {precision}"))
-        assumed = READS.get(precision, SHARES["cuda"][quantize])
-        growth = SIXTEEN_ROWS.get(precision, 1 + (GROWTH["cuda"][quantize] - 1) / 4)
+        assumed, growth = READS[precision], SIXTEEN_ROWS[precision]
         one = share(known, figures.get("bandwidth", {})) if known else None
         found.append(
             Aim(
@@ -181,7 +179,7 @@ def aims(figures: dict[str, Any]) -> list[Aim]:
         found.append(
             Aim(f"{LLAMA2} in {precision}: 16 rows cost at most {growth} of one", sixteen, growth, at_most=True)
         )
-    for precision in READS:
+    for precision in ("bf16", "nf4"):
         known = quickest(figures.get(f"{LLAMA2} {precision}"))
         idle = [part for part in waits(known).values() if part is not None] if known else []
         told = f"{LLAMA2} in {precision}: share of a step in which the device waits for the host"

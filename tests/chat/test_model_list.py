@@ -91,13 +91,26 @@ def test_a_drafter_that_somebody_publishes_for_what_is_here_can_be_fetched(regis
     here = replace(resolve("demo"), name="phi")
     known = [replace(found, card=here)]
     registered()
-    monkeypatch.setattr(model_list, "recommendations", lambda machine, measurements, here: [] if here else known)
+    monkeypatch.setattr(model_list, "recommendations", lambda machine, measurements, here, rule: [] if here else known)
     (one,) = [one for one in all_models(None)[0] if one.place == "elsewhere"]
     assert (one.title, one.about[0], one.card) == (
         "phi with medusa+phrases",
         wording("only_its_drafter_to_download"),
         here,
     )
+
+
+def test_drafters_are_taken_by_the_rule_that_is_set(registered, monkeypatch):
+    registered(unfetched(LITTLE, "little"))
+    seen = []
+
+    def every(*args, **named):
+        seen.append(named.pop("rule"))
+        return []
+
+    monkeypatch.setattr(model_list, "recommendations", every)
+    all_models(None, rule="memory")
+    assert seen == ["memory", "memory"]
 
 
 @pytest.mark.slow

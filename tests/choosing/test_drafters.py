@@ -78,7 +78,7 @@ def test_a_draft_has_the_size_that_gives_the_most() -> None:
 @given(st.floats(0.0, 3.0), st.floats(0.0, 3.0))
 def test_the_larger_a_small_model_the_oftener_it_is_right(one: float, other: float) -> None:
     few, many = (expected_of_pair(share).length(8) for share in sorted((one, other)))
-    assert 2 < few <= many < 5
+    assert 1.9 < few <= many < 5
 
 
 def test_a_real_pair_is_expected_to_bring_a_little_less_than_it_did() -> None:

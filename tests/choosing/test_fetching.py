@@ -50,6 +50,20 @@ def test_with_an_entry_without_sizes_the_first_that_is_published_comes_along() -
     assert found.sources == (MODEL, Source("org/heads")) and "no sizes" in found.why
 
 
+@each("rule", ["auto", "memory", "speed"])
+def test_what_comes_along_is_chosen_by_the_rule_that_is_set(rule, monkeypatch) -> None:
+    seen = []
+
+    def found(*args, **named):
+        seen.append(named["rule"])
+        return recommend(*args, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "recommend", found)
+        pull_set(unfetched(BILLION, drafters=(HEADS,)), None, GPU, NoMeasurements(), rule)
+    assert seen == [rule]
+
+
 def test_what_is_left_to_make() -> None:
     assert to_make(unfetched(BILLION, drafters=(HEADS, PublishedDrafter("s3d")))) == "s3d"
     assert to_make(unfetched(BILLION, drafters=(HEADS, PublishedDrafter("ouroboros")))) is None

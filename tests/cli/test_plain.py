@@ -33,7 +33,9 @@ from localspec.chat.conversation import saved_conversation
 from localspec.choosing.cost import ForwardCosts
 from localspec.cli import plain
 from localspec.cli.main import main
-from localspec.cli.meanwhile import ANNOUNCED
+from localspec.cli.meanwhile import ANNOUNCED, TUNES, Meanwhile
+from localspec.engine.model_profile import TIMING
+from localspec.events import TUNING
 from localspec.paths import Paths
 from localspec.store import database
 from localspec.store.database import NoRoom
@@ -1112,3 +1114,19 @@ def test_a_prompt_on_which_the_tokenizer_panics_costs_nothing_that_was_said(talk
     last = result.err.splitlines()[-1]
     assert last.startswith(wording("localspec_tokenizer_cannot_read_2", model=model)) and "retry-limit" in last
     assert "Traceback" not in result.err and [said(one) for one in kept(home)] == [[("Hi", "Hello!", "stop")]]
+
+
+def test_what_is_measured_while_the_user_types_is_said_once_and_so_is_a_search(capsys):
+    """A search takes minutes, so it has words of its own."""
+
+    class Engine:
+        stages = iter([TIMING, TIMING, TUNING, f"{TUNING}: 1 of 4, about 3 s left"])
+
+        def measure(self):
+            yield next(self.stages)
+
+    meanwhile, engine = Meanwhile(), Engine()
+    for _ in range(3):
+        with meanwhile.measuring(engine):
+            pass
+    assert capsys.readouterr().err.split("\n") == [ANNOUNCED, TUNES, ""]

@@ -23,6 +23,7 @@ KEYS = {
     "draft",
     "draft_form",
     "draft_origin",
+    "idle",
     "M",
     "auto",
     "passed_over",

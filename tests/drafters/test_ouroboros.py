@@ -23,21 +23,26 @@ from localspec.decoding.acceptance import walk
 from localspec.decoding.budget import Budget
 from localspec.decoding.decode import decode_step, prefill_step
 from localspec.decoding.drafter import Context, Drafter, Step
+from localspec.decoding.measuring import Progress, finished
 from localspec.decoding.numpy_logits import NumpyHidden
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree
+from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.draft_model import SOURCE, DraftModel
 from localspec.drafters.ingredients import MOST, Hyperparameters
+from localspec.drafters.lookahead import Lookahead
 from localspec.drafters.ouroboros import Pair, draft_model, ouroboros
 from localspec.drafters.ouroboros_tuning import (
+    CHEAP,
+    NEARLY_FREE,
     RANGES,
-    START,
     ReplayTarget,
     Workload,
     replayed,
-    search,
-    simulated_seconds,
+    searching,
+    starting,
+    values,
 )
 from localspec.drafters.phrases import PHRASES, WithPhrases
 from localspec.drafters.pool import PhrasePool, PhraseReader
@@ -69,6 +74,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "fixed, accelerating": {"fixed": True, "lengthening": False},
     "no window": {"chosen": replace(SMALL, window=0)},
     "large": {"chosen": Hyperparameters(draft=6, window=5, phrase=5, phrases=4)},
+    "the paper's recipe": {"chosen": Hyperparameters(draft=7, window=15, phrase=6, phrases=3)},
     "no verification": {"verification": False},
     "history": {"stored": True},
     "beside": {"beside": True},
@@ -245,12 +251,39 @@ def test_each_part_can_be_left_out(tiny: Make) -> None:
 
 
 @pytest.mark.slow
-def test_the_small_models_own_trees_are_bounded(tiny: Make) -> None:
+def test_the_small_models_own_trees_have_room_for_the_papers_window_and_all_phrases(tiny: Make) -> None:
+    """W 20 and β 6 are a hundred rows of the window, whatever else is proposed."""
     model, text = tiny(CIRCLES), prompt_ids(9, seed=1)
+    for phrases in (1, 5):
+        pair = Pair((), VOCABULARY, model.target, PhrasePool())
+        drafter = draft_model(pair, Hyperparameters(14, 20, 6, phrases), True, None, fixed=True)
+        drafter.draft(context(text, 30))
+        assert 1 + 20 * 5 <= max(drafter.forwards) <= 1 + (20 + phrases) * 5
+
+
+@each("window, row, drafts", [(0, 0.1, True), (5, 0.1, False), (5, 0.0, True)])
+def test_it_drafts_as_long_as_its_forwards_pay_with_the_rows_of_their_window(
+    tiny: Make, window: int, row: float, drafts: bool
+) -> None:
+    """One row takes a fifth of what a token is worth, and those of the window together more than a token is."""
+    model, text = tiny(LLAMA), prompt_ids(40, seed=1)
+    inner = Lookahead(PhrasePool(), (), window, 4) if window else Autoregressive()
+    drafter = DraftModel(model.target, VOCABULARY, inner, Budget(3 * window), costs=Flat(0.1, row))
+    for at in range(9, 40):
+        tree = drafter.draft(replace(context(text[:at], 16), token_seconds=1.0))
+    assert (tree.size > 1) == drafts
+
+
+@each("costs, limit", [(1e9, 1), (1e-9, 14)])
+def test_a_named_pair_decides_in_each_step_how_far_it_drafts(tiny: Make, costs: float, limit: int) -> None:
+    """Up to γ tokens where a draft takes nothing, and none where it takes more than it saves."""
+    model, text = tiny(LLAMA), prompt_ids(20, seed=1)
     pair = Pair((), VOCABULARY, model.target, PhrasePool())
-    drafter = draft_model(pair, Hyperparameters(MOST, MOST, MOST, MOST), True, None, fixed=True)
-    drafter.draft(context(text, 30))
-    assert 30 < max(drafter.forwards) <= 65
+    for parts in (("accelerating", "lengthening", "beside"), ("lengthening",)):
+        drafter = ouroboros(pair, Hyperparameters(), Flat(costs), False, parts)
+        seen = replace(context(text, 64), token_seconds=1.0)
+        depth = max(drafter.draft(seen).depth)
+        assert (depth == 0) if limit == 1 else (1 < depth <= limit)
 
 
 @each("chosen", [SMALL, Hyperparameters(4, 5, 5, 1), Hyperparameters(4, 1, 3, 1)])
@@ -505,6 +538,14 @@ def test_a_pool_takes_and_corrects() -> None:
     assert pool.harvest(0) == ([], [], []), "a guess is not"
 
 
+def test_of_a_longer_phrase_its_beginning_may_have_been_tried_and_all_of_it_goes() -> None:
+    pool = PhrasePool()
+    pool.take([1, 2, 3, 4, 5])
+    pool.take([1, 2, 8, 4, 5])
+    pool.correct(9, 1, [2, 3], [2, 7])
+    assert behind(pool, 1) == [(2, 8, 4, 5), (2, 7)]
+
+
 # -- hyper-parameters --------------------------------------------------------------------------------------------------
 
 
@@ -611,9 +652,27 @@ def test_what_a_drafter_read_of_one_reply_does_not_disturb_the_next(tiny: Make) 
     said = said_by(model, 12)
     assert len(said) == 2
     drafter, small = build(SMALL)
-    together = simulated_seconds(drafter, small, Workload(said, VOCABULARY, 8, Flat(1.0), Flat(0.1)))
-    apart = [simulated_seconds(*build(SMALL), Workload([one], VOCABULARY, 8, Flat(1.0), Flat(0.1))) for one in said]
+    together = replayed(drafter, small, Workload(said, VOCABULARY, 8, Flat(1.0), Flat(0.1))).seconds
+    apart = [replayed(*build(SMALL), Workload([one], VOCABULARY, 8, Flat(1.0), Flat(0.1))).seconds for one in said]
     assert together == pytest.approx(sum(apart))
+
+
+def test_the_start_has_the_widest_window_whose_rows_are_nearly_free() -> None:
+    """On a GPU the paper's 20 columns, on a CPU none."""
+    assert starting(Flat(1.0)) == Hyperparameters(14, 20, 7, 3)
+    assert starting(Flat(1.0, 0.05)) == Hyperparameters() == Hyperparameters(14, 0, 7, 3)
+    columns = [starting(Flat(1.0, (NEARLY_FREE - 1) / rows)).window for rows in (18, 36, 60, 61, 120)]
+    assert columns == [3, 6, 10, 10, 20], "six rows a column"
+
+
+def test_only_windows_whose_rows_are_cheap_are_tried() -> None:
+    usual = Hyperparameters()
+    assert [one.window for one in values("window", usual, Flat(1.0, 0.1))] == []
+    assert [one.window for one in values("window", usual, Flat(1.0))] == [3, 6, 10, 15, 20]
+    wide = replace(usual, window=20)
+    row = (CHEAP - 1) / 100  # a hundred rows more are just cheap
+    assert [one.phrase for one in values("phrase", wide, Flat(1.0, row))] == [4, 5, 6]
+    assert [one.phrase for one in values("phrase", usual, Flat(1.0, row))] == [4, 5, 6, 8]
 
 
 @pytest.mark.slow
@@ -623,37 +682,52 @@ def test_the_search_finds_long_drafts_by_a_model_that_is_right_and_short_ones_by
 ) -> None:
     model = tiny(LLAMA)
     build = builder(model.target, tiny(small).target, accelerating=False, lengthening=False)
-    found = search(build, Workload(said_by(model)[:1], VOCABULARY, 16, Flat(1.0), Flat(seconds)), ["draft"])
-    assert found == replace(START, draft=best(RANGES["draft"]))
+    workload = Workload(said_by(model)[:1], VOCABULARY, 16, Flat(1.0), Flat(seconds))
+    assert finished(searching(build, workload, ["draft"])).draft == best(RANGES["draft"])
 
 
 @pytest.mark.slow
-def test_the_search_is_deterministic_and_looks_at_what_it_was_asked_for(tiny: Make) -> None:
+def test_the_search_is_deterministic_and_counts_what_it_tries(tiny: Make) -> None:
     model = tiny(LLAMA)
     said, names = said_by(model, 10), ["draft", "window", "phrase", "phrases"]
+    start = starting(Flat(0.2, 0.0015))
+    assert start.window == 3
     for form, asked in (({}, names), ({"accelerating": False}, ["draft", "phrase", "phrases"])):
         tried: list[list[Hyperparameters]] = [[], []]
         found = []
         for times in range(2):
-            build = builder(model.target, model.target, **form)
+            build, shown = builder(model.target, model.target, **form), list[Progress]()
 
             def recorded(chosen: Hyperparameters, build: Any = build, log: Any = tried[times]) -> Any:
                 log.append(chosen)
                 return build(chosen)
 
-            found.append(search(recorded, Workload(said, VOCABULARY, 12, Flat(1.0), Flat(0.01)), asked))
+            workload = Workload(said, VOCABULARY, 12, Flat(1.0), Flat(0.2, 0.0015))
+            found.append(finished(searching(recorded, workload, asked), shown.append))
         assert found[0] == found[1] and tried[0] == tried[1]
-        assert len(tried[0]) == sum(len(RANGES[name]) for name in asked)
-        assert found[0].draft != START.draft
-        behind_it = tried[0][len(RANGES["draft"]) :]
-        assert all(one.draft == found[0].draft for one in behind_it), "each with the best found before"
+        assert tried[0][0] == start and len(set(tried[0])) == len(tried[0]), "it begins well, and tries nothing twice"
+        assert found[0].draft != start.draft
+        after_it = tried[0][len(RANGES["draft"]) :]
+        assert all(one.draft == found[0].draft for one in after_it), "each with the best found before"
         untouched = set(names) - set(asked)
-        assert all(getattr(one, name) == getattr(START, name) for one in tried[0] for name in untouched)
+        assert all(getattr(one, name) == getattr(start, name) for one in tried[0] for name in untouched)
         assert Hyperparameters.from_json(found[0].as_json()) == found[0], "what is found can be kept"
+        assert [number for number, one in enumerate(shown) if one.share < shown[number - 1].share] == [0]
+        assert {one.done for one in shown} == {*range(len(tried[0]))} and shown[-1].total == len(tried[0])
+
+
+@pytest.mark.slow
+def test_a_search_stays_at_the_start_where_nothing_is_clearly_better(tiny: Make) -> None:
+    """Where a draft takes nothing, all lengths that reach beyond the reply are as good."""
+    model = tiny(LLAMA)
+    build = builder(model.target, model.target, accelerating=False)
+    workload = Workload([(prompt_ids(9, seed=1), said_by(model)[0][1][:3])], VOCABULARY, 16, Flat(1.0), Flat(1e-6))
+    assert finished(searching(build, workload, ["draft", "phrase", "phrases"])) == starting(Flat(1e-6))
 
 
 def test_every_value_that_is_searched_can_be_kept() -> None:
-    for name, values in RANGES.items():
-        for value in values:
-            assert Hyperparameters.from_json(replace(START, **{name: value}).as_json()) is not None
-    assert Hyperparameters.from_json(START.as_json()) == START
+    for name, tried in RANGES.items():
+        assert getattr(Hyperparameters(), name) in tried
+        for value in tried:
+            chosen = replace(Hyperparameters(), **{name: value})
+            assert Hyperparameters.from_json(chosen.as_json()) == chosen

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from each import each
 from machines import LITTLE, machine, unfetched
+from measured_at_once import at_once
 from tiny_models import Tiny, byte_tokenizer, read, write
 from transformers import LlamaConfig
 
@@ -16,6 +17,7 @@ from localspec.choosing.choose import choose
 from localspec.choosing.cost import ForwardCosts
 from localspec.choosing.measure import MeasurementCache
 from localspec.config import Settings
+from localspec.decoding.measuring import finished
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.draft_model import DraftModel
 from localspec.drafters.ingredients import Hyperparameters
@@ -28,7 +30,7 @@ from localspec.engine.assemble import (
     drafter_of,
     known_hyperparameters,
     pool_of,
-    search_hyperparameters,
+    tuning,
 )
 from localspec.engine.model_profile import ModelProfile
 from localspec.events import Reporter
@@ -97,7 +99,7 @@ def test_each_part_of_ouroboros_can_be_left_out(tiny, left_out: str) -> None:
 @pytest.mark.slow
 def test_what_is_found_belongs_to_the_pair_and_to_what_is_searched(tiny, store: Store, monkeypatch) -> None:
     model, found = tiny(LLAMA), iter([replace(CHOSEN, draft=number) for number in range(1, 9)])
-    monkeypatch.setattr(assemble, "search", lambda *_: next(found))
+    monkeypatch.setattr(assemble, "searching", at_once(lambda *_: next(found)))
     own = profile(store, "target")
     choice, one, other = asked("ouroboros"), small(model, store), small(model, store, "another small one")
     for kept in (own, one.profile, other.profile):
@@ -107,24 +109,24 @@ def test_what_is_found_belongs_to_the_pair_and_to_what_is_searched(tiny, store: 
         return known_hyperparameters(choice, pair, own).draft
 
     def searched(choice: Choice, pair: LoadedDraftModel) -> int:
-        return search_hyperparameters(choice, model.target, pair, own, COSTS).draft
+        return finished(tuning(choice, model.target, pair, own, COSTS)).draft
 
-    assert known(choice, one) == Hyperparameters().draft == 4, "without a search a draft has four tokens"
+    assert known(choice, one) == Hyperparameters().draft == 14, "without a search a draft has the paper's length"
     assert [searched(choice, one), known(choice, one)] == [1, 1]
-    assert known(choice, other) == 4, "another draft model is another pair"
+    assert known(choice, other) == 14, "another draft model is another pair"
     assert searched(choice, other) == 2
-    assert known(replace(choice, parts=("lengthening",)), one) == 4
+    assert known(replace(choice, parts=("lengthening",)), one) == 14
     assert searched(choice, one) == 3
     assert [known(choice, one), known(choice, other)] == [3, 2]
 
 
 def test_where_no_reply_has_room_nothing_is_searched(tiny, store: Store, monkeypatch) -> None:
-    model, usual = tiny(LLAMA), Hyperparameters()
-    monkeypatch.setattr(assemble, "search", lambda *_: pytest.fail("it was searched"))
+    model = tiny(LLAMA)
+    monkeypatch.setattr(assemble, "searching", lambda *_: pytest.fail("it was searched"))
     choice, told = asked("ouroboros"), []
     monkeypatch.setattr(model.target, "context", 30)
     own = profile(store, "t", told.append)
-    assert search_hyperparameters(choice, model.target, small(model, store), own, COSTS) == usual
+    assert finished(tuning(choice, model.target, small(model, store), own, COSTS)) is None
     assert len(told) == 1 and "context of 30 tokens" in told[0]
 
 
@@ -139,16 +141,16 @@ def test_phrases_of_a_search_hold_no_id_that_the_small_model_lacks(
     model, little = tiny(LLAMA), read(write(tmp_path / "small", config, byte_tokenizer(), seed=5))
     pools: list[PhrasePool] = []
 
-    def search(build, workload, names, progress) -> Hyperparameters:
+    def search(build, workload, names) -> Hyperparameters:
         for prompt, reply in workload.exchanges:
             assert len(reply) <= assemble.REPLY and len(prompt) + len(reply) <= model.target.context
         pools.append(build(CHOSEN)[0].pool)
         return CHOSEN
 
-    monkeypatch.setattr(assemble, "search", search)
+    monkeypatch.setattr(assemble, "searching", at_once(search))
     measured = profile(store, "target")
     for parts in (Settings().ouroboros, ("lengthening",)):
         choice = replace(asked("ouroboros"), parts=parts)
-        search_hyperparameters(choice, model.target, small(little, store), measured, COSTS)
+        finished(tuning(choice, model.target, small(little, store), measured, COSTS))
     assert [pool._vocabulary for pool in pools] == [300, 300]
     assert [pool._verification for pool in pools] == [True, False]

@@ -1,5 +1,6 @@
 """What an engine measures of its model on this machine, and when it does so again."""
 
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -23,11 +24,12 @@ from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.ingredients import Hyperparameters
+from localspec.drafters.ouroboros_tuning import starting
 from localspec.engine import assemble, model_profile
 from localspec.engine.engine import Engine
 from localspec.engine.reconsidering import reconsidered
 from localspec.errors import UsageMistake
-from localspec.events import Done, Reporter
+from localspec.events import TUNING, Done, Reporter
 from localspec.machine import hardware, machine
 from localspec.models.registry import TargetCard
 from localspec.store.database import StoreTrouble
@@ -242,12 +244,74 @@ def test_a_search_begins_with_the_phrases_of_earlier_sessions(measured, store, t
     choice = choose(replace(CARD, path=tmp_path / "pair"), Settings(drafter="ouroboros"))
     readers, own = [], assemble.pool_of
     monkeypatch.setattr(assemble, "pool_of", lambda *given: readers.append(given[3]) or own(*given))
-    monkeypatch.setattr(assemble, "search", lambda build, *_: build(Hyperparameters()) and Hyperparameters())
+    searched = at_once(lambda build, *_: build(Hyperparameters()) and Hyperparameters())
+    monkeypatch.setattr(assemble, "searching", searched)
     engine = Engine(choice, store=store, tune=True)
     assert readers and all(reader == engine.saved_phrases.read for reader in readers)
     readers.clear()
     Engine(choice, store=store, phrases="off", tune=True)
     assert readers and not any(readers)
+
+
+@pytest.mark.slow
+def test_a_pair_is_tuned_after_its_first_reply_while_nobody_waits(measured, store, tmp_path, monkeypatch):
+    """With count and time; what is found serves from then on, in later sessions too, and changes no text."""
+    shutil.copytree(CARD.path, tmp_path / "pair", ignore=shutil.ignore_patterns("drafters"))
+    choice = choose(replace(CARD, path=tmp_path / "pair"), Settings(drafter="ouroboros"))
+    found, searched = Hyperparameters(3, 0, 5, 1), []
+
+    def searching(build, workload, names):
+        searched.append(names)
+        for done in range(4):
+            yield Progress(done, 4, (done + 0.5) / 4)
+        return found
+
+    def said(engine):
+        *_, done = engine.chat([{"role": "user", "content": "Who are you?"}], Sampling(), Limits(30))
+        return done.statistics.token_ids
+
+    monkeypatch.setattr(assemble, "searching", searching)
+    monkeypatch.setattr("localspec.engine.model_profile.duration", lambda seconds: "3 s")
+    engine = Engine(choice, store=store)
+    usual, text = engine.hyperparameters, said(engine)
+    assert usual == starting(engine.draft_model.costs) and not searched
+    for stage in engine.measure():
+        if stage == f"{TUNING}: 1 of 4, about 3 s left":
+            break
+    assert said(engine) == text and engine.hyperparameters == usual, "half a search finds nothing"
+    assert [*engine.measure()][-1] == f"{TUNING}: 3 of 4, about 3 s left"
+    assert engine.hyperparameters == found != usual and engine.session.drafter.inner.length == 3
+    assert engine.pool.tokens == engine.session.tokens, "it knows the text that was said before"
+    assert said(engine) == text and [*engine.measure()] == []
+    later = Engine(choice, store=store)
+    assert later.hyperparameters == found and [*later.measure()] == [] and len(searched) == 1
+
+
+@pytest.mark.slow
+def test_what_waits_for_measurements_does_not_wait_for_a_search(measured, store, tmp_path, monkeypatch):
+    shutil.copytree(CARD.path, tmp_path / "pair", ignore=shutil.ignore_patterns("drafters"))
+    choice = choose(replace(CARD, path=tmp_path / "pair"), Settings(drafter="ouroboros"))
+    monkeypatch.setattr(assemble, "searching", lambda *_: pytest.fail("it was searched"))
+    engine = Engine(choice, store=store)
+    assert [*engine.measure(tune=False)]
+    assert [*measured_engine(choice, store=store).measure()] == []
+    assert [*Engine(choice, store=None).measure()], "what cannot be kept is not searched"
+
+
+@pytest.mark.slow
+def test_a_search_that_was_asked_for_shows_count_and_time(measured, store, tmp_path, monkeypatch):
+    shutil.copytree(CARD.path, tmp_path / "pair", ignore=shutil.ignore_patterns("drafters"))
+    choice = choose(replace(CARD, path=tmp_path / "pair"), Settings(drafter="ouroboros"))
+    monkeypatch.setattr(assemble, "ASKED", assemble.ASKED[:1])
+    monkeypatch.setattr(assemble, "REPLY", 4)
+    shown: list[str] = []
+    engine = Engine(choice, store=store, tune=True, reporter=Reporter(pytest.fail, shown.append))
+    pattern = re.compile(re.escape(TUNING) + r": (\d+) of (\d+), about \S+ \S+ left")
+    counts = [tuple(map(int, match.groups())) for stage in shown if (match := pattern.fullmatch(stage))]
+    totals = {total for _, total in counts}
+    assert counts == sorted(counts) and min(totals) > 8, "all values of four parameters, but for those of windows"
+    assert {done for done, _ in counts} == {*range(max(totals))}
+    assert engine.profile.recall(assemble._hyperparameters(choice, engine.draft_model)) == engine.hyperparameters
 
 
 def test_nonsense_in_the_store_is_measured_anew(measured, store, monkeypatch):

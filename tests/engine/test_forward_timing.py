@@ -121,6 +121,27 @@ def test_a_long_context_that_would_take_the_memory_is_left_out(clock: Clock, mon
         assert measured(Model(clock, flat_then_linear)).contexts == contexts
 
 
+@each("device, row, rows", [
+    ("cuda", 0.0, (*ROWS, 65, 128, 192)), ("cuda", 0.001, ROWS), ("cpu", 0.0, ROWS)
+])  # fmt: skip
+def test_on_a_gpu_more_rows_are_timed_where_they_are_nearly_free(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, device: str, row: float, rows: tuple[int, ...]
+) -> None:
+    """What 65 cost is seen, too: they have no static shape."""
+    monkeypatch.setattr(forward_timing, "wait_for", lambda device: None)
+    monkeypatch.setattr(forward_timing, "free_memory", lambda device: 1 << 40)
+
+    def cost(rows: int, context: int, _: int = 0) -> float:
+        return 0.002 + row * rows + (0.003 if rows > 64 else 0.0)
+
+    model = Model(clock, cost)
+    model.cache = lambda slots: KVCache([(1, 2)], slots, torch.float32, "cpu")  # type: ignore[method-assign]
+    model.device = device  # type: ignore[misc]
+    costs = measured(model)
+    assert costs.rows == rows
+    assert all(costs.at(n, 256) == pytest.approx(cost(n, 256)) for n in rows)
+
+
 @pytest.mark.slow
 def test_a_real_model_on_a_real_clock(tiny: Callable[[str], Any]) -> None:
     target = tiny("llama-grouped-dynamic").target

@@ -1,6 +1,7 @@
 """What a machine is, and the command that mends a build of torch which cannot use it."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -68,10 +69,12 @@ def test_a_gpu_is_told_by_its_generation(monkeypatch, generation, dtypes, packin
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: generation)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device}")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (7 * GIB, 8 * GIB))
+    properties = SimpleNamespace(multi_processor_count=28)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr("localspec.machine.packings.find_spec", lambda name: object())
     device = this_machine().devices[0]
     assert (device.name, device.title, device.free, device.total) == ("cuda:1", "GPU cuda:1", 7 * GIB, 8 * GIB)
-    assert (device.dtypes, device.packings) == (dtypes, packings)
+    assert (device.dtypes, device.packings, device.cores) == (dtypes, packings, 28)
     assert device.capability == f"compute capability {generation[0]}.{generation[1]}"
 
 

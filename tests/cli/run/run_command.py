@@ -102,7 +102,7 @@ NUMBER = (int, float)
 
 
 SHAPE: dict[str, Any] = {
-    "text": str, "reasoning": str, "token_ids": [int], "model": str, "revision": str, "drafter": str, "drafter_rule": (str, type(None)), "expected_M": (float, int, type(None)), "device": str, "engine": str, "dtype": str,
+    "text": str, "reasoning": str, "token_ids": [int], "model": str, "revision": str, "drafter": str, "drafter_rule": (str, type(None)), "draft_model": (str, type(None)), "draft_form": (str, type(None)), "expected_M": (float, int, type(None)), "device": str, "engine": str, "dtype": str,
     "quantize": str, "bits_per_weight": (float, type(None)), "exactness": str, "accept": str, "lossless": bool, "finish_reason": str, "seed": int,
     "sampling": {"temperature": NUMBER, "top_p": NUMBER, "top_k": int, "min_p": NUMBER, "source": str},
     "prompt_tokens": int, "completion_tokens": int, "reasoning_tokens": int, "reused_tokens": int, "dropped_turns": int,

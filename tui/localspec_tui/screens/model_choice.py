@@ -40,7 +40,9 @@ class ModelChoice:
         from localspec_tui.screens.models import ModelsScreen
 
         current = self.card if self._outbox.model_loaded else None
-        models = ModelsScreen(current, self._engine.model.held, self._pace, self._download)
+        models = ModelsScreen(
+            current, self._engine.model.held, self._pace, self._download, self._engine.settings.drafter_rule
+        )
         self._screen.app.push_screen(models, self._choose)
 
     def _choose(self, chosen: "Chosen | None") -> None:

@@ -21,6 +21,7 @@ from localspec_tui.widgets.status_line import fitting
 
 if TYPE_CHECKING:  # looked for on another thread, which imports it
     from localspec.chat.model_list import Choosable
+    from localspec.choosing.survey import DrafterRule
     from localspec.models.registry import TargetCard
 
 HEADINGS = {
@@ -61,10 +62,16 @@ class ModelsScreen(SearchedScreen[Chosen | None]):
     ]
 
     def __init__(
-        self, current: "TargetCard | None", held: tuple[str, int], pace: tuple[str, ...], download: DownloadLine
+        self,
+        current: "TargetCard | None",
+        held: tuple[str, int],
+        pace: tuple[str, ...],
+        download: DownloadLine,
+        rule: "DrafterRule" = "auto",
     ) -> None:
         super().__init__(_Search(placeholder="Which model answers? Type to search", compact=True))
         self._current, self._held, self._pace = current, held, pace  # the one that answers, if one does
+        self._rule = rule  # by which drafters are taken
         self._download, self._line = download, Static("", id="download", markup=False)
         self._seen = download.ended
         self._models: Sequence[Choosable] = ()
@@ -88,7 +95,7 @@ class ModelsScreen(SearchedScreen[Chosen | None]):
         try:
             self._models = await asyncio.to_thread(_here, self._current)
             self._list()
-            self._models, measured = await asyncio.to_thread(_all, self._current, self._held, self._pace)
+            self._models, measured = await asyncio.to_thread(_all, self._current, self._held, self._pace, self._rule)
             note = "" if measured else UNMEASURED
         except LocalspecError as error:
             note = str(error)
@@ -233,11 +240,11 @@ def _here(current: "TargetCard | None") -> "Sequence[Choosable]":
 
 
 def _all(
-    current: "TargetCard | None", held: tuple[str, int], pace: tuple[str, ...]
+    current: "TargetCard | None", held: tuple[str, int], pace: tuple[str, ...], rule: "DrafterRule"
 ) -> "tuple[Sequence[Choosable], bool]":
     from localspec.chat.model_list import all_models
 
-    return all_models(current, held, pace)
+    return all_models(current, held, pace, rule)
 
 
 def _repository(name: str) -> "Choosable | None":
