@@ -178,7 +178,15 @@ class AllCores(IdleCores):
 class Ours:
     """The model in this program, with all drafters."""
 
-    def __init__(self, card: registry.TargetCard, work: Path, scarce: float, until: float, stack: ExitStack) -> None:
+    def __init__(
+        self,
+        card: registry.TargetCard,
+        work: Path,
+        scarce: float,
+        wanted: Container[str],
+        until: float,
+        stack: ExitStack,
+    ) -> None:
         """Measure what `wanted` needs and is unknown of the model. Raise TimeUp where there is no time for it any more."""
         self._card, self._work, self._stack = card, work, stack
         self._settings = config.load(flags={"temperature": 0.0})
