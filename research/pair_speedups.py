@@ -347,7 +347,8 @@ def measure(options: argparse.Namespace, kept: Kept, stack: ExitStack) -> None:
         variants = [name for name in possible if not some or name in some]
         if temperature:
             variants = [name for name in variants if not name.startswith(LLAMA_CPP)]
-        variants = [name for name in variants if name != PLAIN]
+        if not (variants := [name for name in variants if name != PLAIN]):
+            continue
         for number, kind in ((number, kind) for number in range(options.limit) for kind in KINDS):
             if number >= len(asked[kind]):
                 continue
