@@ -10,13 +10,10 @@ from benchmarks.readings import DISTURBED
 from figures import DRAWS, figure, table
 from speedups_page import AUTO, HARMLESS, LEAST, NEARLY, PLAIN, Turns, interval, length, speedup, total, worth
 
-from localspec.decoding.going_round import until_it_goes_round
-
 FIRST = "auto, first reply"
 LLAMA_CPP = "llama.cpp"
 AIMS = {"code": 1.6, "chat": 1.4, "editing": 1.9, "JSON": 1.7}  # × plain decoding, of `auto` on the pair, greedy
 AIM_AHEAD = 2.2  # × llama.cpp's best setting, the geometric mean of all kinds of text
-SUMMED = ("seconds", "tokens", "steps", "draft", "verify", "bytes")
 
 Line = Mapping[str, Any]
 Kinds = dict[str, list[dict[str, Any]]]  # by kind of text, the turns: one a prompt, with a reply of each variant
@@ -43,7 +40,8 @@ def about(lines: Sequence[Line]) -> str:
         f"Made by `research/pair_speedups.py` of {len(lines):,} replies. {disturbed} of them are left out, because other "
         f"programs or the host took more than {DISTURBED} of a core meanwhile; the host took {stolen / 100:.1f} s in all. "
         f"All {len(ours):,} replies of localspec have the text of plain decoding; a difference would have ended the "
-        f"program. Each comes from a new engine that knows no phrases, and those of fewer than {LEAST} tokens do not count. "
+        f"program. All variants answer a prompt side by side, in turns of a twentieth of a second, each from a new engine that "
+        f"knows no phrases; llama.cpp answers after them. Replies of fewer than {LEAST} tokens do not count. "
         f"× is the time of plain decoding over that of the variant, over all prompts of a kind. In square brackets are the "
         f"bounds of 95 % of {DRAWS} bootstrap samples of prompts, in round ones the tokens per step. The last column is the "
         f"geometric mean of the kinds."
@@ -54,25 +52,16 @@ def about(lines: Sequence[Line]) -> str:
 
 
 def by_kind(lines: Sequence[Line]) -> Kinds:
-    """Return the undisturbed replies, by kind of text and prompt; those of plain decoding are averaged."""
-    prompts: dict[tuple[str, str], list[Line]] = {}
+    """Return the undisturbed replies by kind of text, those that were written side by side together."""
+    together: dict[tuple[str, str, int], dict[str, Line]] = {}
     for line in lines:
-        prompts.setdefault((line["kind"], line["prompt"]), []).append(line)
+        if line["others"] <= DISTURBED:
+            together.setdefault((line["kind"], line["prompt"], line["turn"]), {})[line["variant"]] = line
     found: Kinds = {}
-    for (kind, _), of_prompt in prompts.items():
-        plain = next((line for line in of_prompt if line["variant"] == PLAIN), None)
-        most = until_it_goes_round(plain["ids"]) if plain else 0
-        clean: dict[str, list[Line]] = {}
-        for line in of_prompt:
-            if line["others"] <= DISTURBED and len(line["ids"]) <= most:
-                clean.setdefault(line["variant"], []).append(line)
-        if most >= LEAST and PLAIN in clean:
-            found.setdefault(kind, []).append({"replies": {name: average(some) for name, some in clean.items()}})
+    for (kind, _, _), replies in together.items():
+        if PLAIN in replies and len(replies[PLAIN]["ids"]) >= LEAST:
+            found.setdefault(kind, []).append({"replies": replies})
     return found
-
-
-def average(lines: Sequence[Line]) -> dict[str, Any]:
-    return dict(lines[0]) | {name: fmean(line.get(name, 0) for line in lines) for name in SUMMED}
 
 
 def both(turns: Turns, *names: str) -> list[Mapping[str, Any]]:

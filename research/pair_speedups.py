@@ -3,11 +3,11 @@
     python research/pair_speedups.py -m qwen2.5-coder-1.5b --prompts data/eval --work build/pair \
         --llama-cpp 1.5B.gguf 0.5B.gguf --seconds 85 --out docs/figures/speedups.md
 
-Prompts of four kinds (code, chat, editing, JSON) are made from the files in `--prompts`. Each is answered by plain
-decoding, by all variants in an order that changes, and by plain decoding again; every reply comes from a new engine with
-no phrases. A reply whose text is not that of plain decoding ends the program. Replies are lines of
-`--work`/replies.jsonl, so a run that was stopped goes on; several models can share a folder. A reply during which other
-programs or the host took processor time is written again, three times at most.
+Prompts of four kinds (code, chat, editing, JSON) are made from the files in `--prompts`. All variants answer a prompt side
+by side, in turns of a twentieth of a second, each from a new engine that knows no phrases; llama.cpp answers after them.
+A text that is not that of plain decoding ends the program. Replies are lines of `--work`/replies.jsonl, so a run that was
+stopped goes on with the next prompt; several models can share a folder. What other programs or the host disturbed is
+written again, three times at most.
 
 `auto` has a database of its own, which knows what was measured of the model and what its own replies brought. `auto,
 first reply` has a new one each time, as after an import. With each reply of `auto` it is noted what it would take if
@@ -18,7 +18,7 @@ import argparse
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
@@ -33,17 +33,18 @@ from benchmarks.readings import DISTURBED, OtherPrograms
 from experiment import positive
 from gguf_speed import stolen
 from llama_cpp_model import Gguf
-from pair_page import AUTO, FIRST, LLAMA_CPP, PLAIN, page
+from pair_page import AUTO, FIRST, LEAST, LLAMA_CPP, PLAIN, page
 
-from localspec import Done, Engine, Limits, Sampling, Statistics, config
+from localspec import Engine, Limits, Sampling, Statistics, config
 from localspec.bench.prompts import message
+from localspec.bench.turns import on_its_own_clock, side_by_side
 from localspec.choosing.choice import Choice
 from localspec.choosing.choose import choose
 from localspec.choosing.measure import MeasurementCache, Measurements
 from localspec.config import Settings
 from localspec.decoding.going_round import until_it_goes_round
-from localspec.errors import LocalspecError
-from localspec.events import Reporter
+from localspec.errors import DoesNotFit, LocalspecError
+from localspec.events import Event, Reporter
 from localspec.machine.hardware import IdleCores, physical_cores
 from localspec.machine.machine import Machine, this_machine
 from localspec.models import registry
@@ -156,11 +157,6 @@ class Kept:
         return [line for line in self.lines if all(line[name] == value for name, value in key.items())]
 
 
-def wanted_again(tries: Sequence[Entry]) -> bool:
-    """Return whether a reply is still to be written."""
-    return len(tries) < TRIES and all(line["others"] > DISTURBED for line in tries)
-
-
 # -- who answers -------------------------------------------------------------------------------------------------------
 
 
@@ -216,30 +212,32 @@ class Ours:
         """Return every drafter that is wanted, and that this model has."""
         return [name for name in self._wanted if self._possible(name)]
 
-    def answer(self, name: str, text: str, sampling: Sampling, most: int) -> Entry:
-        """Return what one reply took, from a new engine."""
+    def answers(self, wanted: Sequence[str], text: str, sampling: Sampling, most: int) -> dict[str, Entry]:
+        """Return what the replies of these variants took, each from a new engine, written side by side."""
         with ExitStack() as stack:
-            more: Entry = {}
-            if name == FIRST:
-                folder = Path(stack.enter_context(TemporaryDirectory(dir=self._work)))
-                store = self._open(folder / "new.db", stack)
-                choice = self._chosen(AUTO, store)
-                engine = Engine(choice, store=store, phrases="off", beside=self._base(choice, None))
-            elif name == AUTO:
-                choice = self._chosen(AUTO, self._auto)
-                more = {"scarce": self._under_limit()}
-                engine = Engine(choice, store=self._auto, phrases="off", beside=self._base(choice, self._named))
-            else:
-                choice = self._chosen(name, self._named)
-                engine = Engine(choice, store=self._named, phrases="off", beside=self._base(choice, self._named))
-            *_, done = engine.chat(message(text), sampling, Limits(most))
-            assert isinstance(done, Done)
-            drafter = {"drafter": choice.drafter, "nodes": choice.nodes, "precision": choice.precision}
-            return figures(done.statistics) | drafter | more
+            about, replies = dict[str, Entry](), dict[str, Generator[Event, None, None]]()
+            for name in wanted:
+                choice, engine = self._new(name, stack)
+                about[name] = {"drafter": choice.drafter, "nodes": choice.nodes, "precision": choice.precision}
+                if name == AUTO and (scarce := self._under_limit()):
+                    about[name]["scarce"] = scarce
+                replies[name] = on_its_own_clock(engine.session, engine.chat(message(text), sampling, Limits(most)))
+            return {name: figures(said) | about[name] for name, said in side_by_side(replies).items()}
+
+    def _new(self, name: str, stack: ExitStack) -> tuple[Choice, Engine]:
+        store, base = {AUTO: self._auto}.get(name, self._named), self._named
+        if name == FIRST:
+            folder = Path(stack.enter_context(TemporaryDirectory(dir=self._work)))
+            store, base = self._open(folder / "new.db", stack), None
+        choice = self._chosen(name, store)
+        return choice, Engine(choice, store=store, phrases="off", beside=self._base(choice, base))
 
     def _under_limit(self) -> Entry:
-        """Return what `auto` would take if memory were limited, and why."""
-        choice = self._chosen(AUTO, self._auto, self._scarce)
+        """Return what `auto` would take if memory were limited, and why; nothing where the model itself does not fit."""
+        try:
+            choice = self._chosen(AUTO, self._auto, self._scarce)
+        except DoesNotFit:
+            return {}
         return {"drafter": choice.drafter, "m": choice.cost_effectiveness, "rule": choice.rule, "why": choice.reason}
 
     def _open(self, file: Path, stack: ExitStack | None = None) -> Store:
@@ -339,56 +337,73 @@ def measure(options: argparse.Namespace, kept: Kept, stack: ExitStack) -> None:
     wanted = [*options.greedy, *options.seeded] if options.greedy else []
     ours = Ours(card, work, options.scarce, wanted, until, stack)
     peer = Peer(options.llama_cpp, ours, stack) if options.llama_cpp else None
-    possible = [*ours.names(), *(peer.ways if peer else ())]
     encode = ours.target.encode
     asked = prompts_of(options.prompts, options.skip, options.limit, lambda text: len(encode(message(text))) <= LONGEST)
-    warm = set[str]()
+    longest, warm = 0.0, set[str]()
     for temperature, some in ((0.0, options.greedy), (SEEDED, options.seeded)):
-        variants = [name for name in possible if not some or name in some]
-        if temperature:
-            variants = [name for name in variants if not name.startswith(LLAMA_CPP)]
-        if not (variants := [name for name in variants if name != PLAIN]):
-            continue
+        possible = [name for name in ours.names() if name != PLAIN and (not some or name in some)]
+        theirs = [name for name in (peer.ways if peer and not temperature else ()) if not some or name in some]
         for number, kind in ((number, kind) for number in range(options.limit) for kind in KINDS):
             if number >= len(asked[kind]):
                 continue
             name_of_prompt, text = asked[kind][number]
             sampling = Sampling(temperature=temperature, seed=SEED + number) if temperature else Sampling()
             key = {"model": card.name, "kind": kind, "prompt": name_of_prompt, "temperature": temperature}
-            shift = number % max(len(variants), 1)
-            for turn, name in ((1, PLAIN), *((1, one) for one in variants[shift:] + variants[:shift]), (2, PLAIN)):
-                of_reply = key | {"variant": name, "turn": turn}
-                plain = kept.of(**key, variant=PLAIN)
-                most = until_it_goes_round(plain[0]["ids"]) if plain else options.max_tokens
-                while wanted_again(tries := [line for line in kept.of(**of_reply) if len(line["ids"]) <= most]):
-                    if time.monotonic() > until:
-                        raise TimeUp
-                    if name not in warm:
-                        warm.add(name)
-                        answered(ours, peer, name, WARM_UP, Sampling(), 6)
-                    others, before = OtherPrograms(), stolen()
-                    line = answered(ours, peer, name, text, sampling, most)
-                    line |= of_reply | {"others": others(), "stolen": stolen() - before, "taken": time.time()}
-                    line["plain_length"] = most
-                    kept.add(line)
-                    check(plain, line)
-                    said = f"{line['tokens'] / max(line['seconds'], 1e-9):.1f} tokens/s, others {line['others']:.2f}"
-                    print(f"{kind} {number} {temperature} {name} [{len(tries)}]: {said}", flush=True)
+            while missing := still_wanted([*possible, *theirs], before := kept.of(**key)):
+                began = time.monotonic()
+                if began + longest > until:
+                    raise TimeUp
+                key_of_turn = key | {"turn": 1 + max((line["turn"] for line in before), default=0)}
+                mine = [PLAIN, *(name for name in missing if name in possible)]
+                if new := set(missing) - warm:
+                    ours.answers(mine, WARM_UP, Sampling(), 6)
+                    for name in new & set(theirs):
+                        peer.answer(name, WARM_UP, 6)
+                    warm |= new
+                shift = number % len(mine)
+                found = written(lambda most: ours.answers(mine[shift:] + mine[:shift], text, sampling, most), options)
+                for line in found:
+                    check(found, line)
+                    kept.add(key_of_turn | line)
+                most = max(len(line["ids"]) for line in found)
+                for name in missing:
+                    if name in theirs:
+                        kept.add(key_of_turn | noted(lambda: {name: peer.answer(name, text, most)})[0])
+                longest = max(longest, time.monotonic() - began)
+                paces = {line["variant"]: f"{line['tokens'] / max(line['seconds'], 1e-9):.1f}" for line in found}
+                print(f"{kind} {number} {temperature} others {found[0]['others']:.2f} {paces}", flush=True)
 
 
-def answered(ours: Ours, peer: Peer | None, name: str, text: str, sampling: Sampling, most: int) -> Entry:
-    """Return a reply of one variant."""
-    if name.startswith(LLAMA_CPP):
-        assert peer is not None
-        return peer.answer(name, text, most)
-    return ours.answer(name, text, sampling, most)
+def still_wanted(names: Sequence[str], before: Sequence[Entry]) -> list[str]:
+    """Return the variants of which no undisturbed reply is kept, and that were not tried too often."""
+    tries = {name: [line for line in before if line["variant"] == name] for name in names}
+    return [
+        name for name, some in tries.items()
+        if len(some) < TRIES and all(line["others"] > DISTURBED for line in some)
+    ]  # fmt: skip
 
 
-def check(plain: Sequence[Entry], line: Entry) -> None:
-    """End the program where a text is not that of plain decoding; llama.cpp computes with other roundings."""
-    if plain and not line["variant"].startswith(LLAMA_CPP) and line["ids"] != plain[0]["ids"][: len(line["ids"])]:
-        place = f"{line['variant']}, {line['kind']} {line['prompt']}, temperature {line['temperature']}"
-        raise SystemExit(f"The text differs from that of plain decoding: {place}.")
+def written(answers: Callable[[int], dict[str, Entry]], options: argparse.Namespace) -> list[Entry]:
+    """Return replies that end where the plain text goes round."""
+    found = noted(lambda: answers(options.max_tokens))
+    plain = next(line for line in found if line["variant"] == PLAIN)["ids"]
+    most = until_it_goes_round(plain)
+    return found if most == len(plain) or most < LEAST else noted(lambda: answers(most))
+
+
+def noted(answers: Callable[[], dict[str, Entry]]) -> list[Entry]:
+    """Return replies with what other programs and the host took meanwhile."""
+    others, before = OtherPrograms(), stolen()
+    found = answers()
+    more = {"others": others(), "stolen": stolen() - before, "taken": time.time()}
+    return [{"variant": name} | line | more for name, line in found.items()]
+
+
+def check(found: Sequence[Entry], line: Entry) -> None:
+    """End the program where a text is not that of plain decoding."""
+    plain = next(one for one in found if one["variant"] == PLAIN)
+    if line["ids"] != plain["ids"]:
+        raise SystemExit(f"The text of {line['variant']} differs from that of plain decoding: {line} {plain}.")
 
 
 def main() -> None:
