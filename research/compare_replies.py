@@ -5,34 +5,54 @@
 Each prompt is answered greedily and seeded, by plain decoding and by every drafter with fixed trees, in both packings,
 with 1 and 2 threads, and with each set of instructions that this CPU has, in a process of its own. Replies are kept in
 `--work`, so a run that was stopped goes on, and `--isa neon` may add those of another machine to the same folder.
+
+    python research/compare_replies.py --covering 100 -m FILE --pair TARGET --drafters phrases draft_model …
+
+Each prompt is answered once with drafts and once without, in one combination of sampling, drafter, packing, threads and
+instructions. Combinations are drawn so that every pair of two of these occurs. Drafters that need a draft model answer for
+the model of `--pair`, and the others for `-m`.
 """
 
 import argparse
 import json
 import os
+import random
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import combinations, groupby, product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from experiment import questions
 from figures import table
 
-from localspec import Done, Engine, Limits, Sampling, config, environment
+from localspec import Done, Engine, Limits, Sampling, Statistics, config, environment
 from localspec.bench.proof import TEMPERATURE
 from localspec.choosing.choose import choose
+from localspec.engine.importing import ready
 from localspec.events import Reporter
 from localspec.machine import compiled
 from localspec.models import registry
-from localspec.models.drafter_kinds import TABLE, WITH_PHRASES
+from localspec.models.drafter_kinds import TABLE, WITH_PHRASES, kind_of
 from localspec.store.store import Store
+from localspec.weights.packed_file import BLOCKS
 
 NODES = 8
 PACKINGS = ("int8", "int4")
 MODES = ("greedy", "seeded")
 PLAIN = "none"
+DRAWN_FROM = (BLOCKS, *PACKINGS)  # packings of the covering
+SAMPLINGS = {
+    "greedy": Sampling(),
+    "temperature 0.8": Sampling(temperature=TEMPERATURE),
+    "temperature 1, top-p 0.9": Sampling(temperature=1.0, top_p=0.9),
+    "temperature 0.7, top-k 40, min-p 0.05": Sampling(temperature=0.7, top_k=40, min_p=0.05),
+}
+CHARACTERS = 600  # of a prompt of the covering, at most
+TRIES = 200  # combinations of which the one with most new pairs is taken
 
 
 def drafters() -> list[str]:
@@ -52,15 +72,19 @@ def main() -> None:
     parser.add_argument("--drafters", nargs="+", default=drafters())
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--out", type=Path, help="the table of all that is in --work")
+    parser.add_argument("--covering", type=int, metavar="COUNT", help="so many prompts, one combination each")
+    parser.add_argument("--pair", help="of --covering: the model that drafters with a draft model answer for")
     parser.add_argument("--run", action="store_true", help=argparse.SUPPRESS)  # with the instructions in use
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     if options.run:
-        answer_all(options)
+        answer_drawn(options) if options.covering else answer_all(options)
         return
     for isa in options.isa:
         subprocess.run([sys.executable, *sys.argv, "--run"], check=True, env={**os.environ, environment.ISA: isa})
-    if options.out:
+    if options.covering:
+        print(covering_page(options))
+    elif options.out:
         options.out.write_text(page(options.model, options.work), "utf-8")
 
 
@@ -103,12 +127,13 @@ def answer_all(options: argparse.Namespace) -> None:
 
 
 def engine_of(card: registry.TargetCard, packing: str, drafter: str, store: Store, plain: Engine | None) -> Engine:
-    choice = choose(card, config.load(flags={"quantize": packing, "drafter": drafter, "device": "cpu"}))
+    quantize = "auto" if packing == BLOCKS else packing
+    choice = choose(card, config.load(flags={"quantize": quantize, "drafter": drafter, "device": "cpu"}))
     nodes = 0 if drafter == PLAIN else NODES
     engine = Engine(
         replace(choice, nodes=nodes, fixed=True), store=store, reporter=Reporter(print), beside=plain, measured=True
     )
-    assert engine.exactness.bitwise and choice.engine == "native"
+    assert engine.exactness.bitwise and choice.engine == "native" and choice.quantize == packing
     return engine
 
 
@@ -125,19 +150,24 @@ def message(prompt: str) -> list[dict[str, str]]:
 
 def answered(engine: Engine, prompts: Sequence[str], threads: int, most: int) -> dict[str, Any]:
     """By mode, the tokens of every reply; and tokens and steps of all of them."""
-    choose_threads = type(engine.target).set_threads
-    choose_threads(engine.target, threads)
-    engine.target.set_threads = lambda count: None  # type: ignore[method-assign]  # the engine takes what is idle
     found: dict[str, Any] = {mode: [] for mode in MODES} | {"tokens": 0, "steps": 0}
     for number, prompt in enumerate(prompts):
         for mode, sampling in zip(MODES, (Sampling(), Sampling(temperature=TEMPERATURE, seed=number)), strict=True):
-            engine.session.rewind(0)  # all shall have read the same
-            *_, done = engine.chat(message(prompt), sampling, Limits(most))
-            assert isinstance(done, Done)
-            found[mode].append(done.statistics.token_ids)
-            found["tokens"] += len(done.statistics.token_ids)
-            found["steps"] += done.statistics.steps
+            reply = answer(engine, prompt, sampling, threads, most)
+            found[mode].append(reply.token_ids)
+            found["tokens"] += len(reply.token_ids)
+            found["steps"] += reply.steps
     return found
+
+
+def answer(engine: Engine, prompt: str, sampling: Sampling, threads: int, most: int) -> Statistics:
+    choose_threads = type(engine.target).set_threads
+    choose_threads(engine.target, threads)
+    engine.target.set_threads = lambda count: None  # type: ignore[method-assign]  # the engine takes what is idle
+    engine.session.rewind(0)  # all shall have read the same
+    *_, done = engine.chat(message(prompt), sampling, Limits(most))
+    assert isinstance(done, Done)
+    return done.statistics
 
 
 def gaps(plain: Engine, prompts: Sequence[str], expected: dict[str, Any], found: dict[str, Any]) -> list[float | None]:
@@ -156,6 +186,98 @@ def gap(plain: Engine, prompt: str, ours: list[int], found: list[int]) -> float 
         return None
     begin = plain.target.encode(message(prompt))
     return abs(plain.gap([*begin, *ours[:place]], ours[place], found[place]))
+
+
+# -- the covering ------------------------------------------------------------------------------------------------------
+
+
+class Combination(NamedTuple):
+    sampling: str
+    drafter: str
+    packing: str
+    threads: int
+    isa: str
+
+    def pairs(self) -> set[tuple[tuple[str, Any], ...]]:
+        return set(combinations(self._asdict().items(), 2))
+
+
+def every(options: argparse.Namespace) -> list[Combination]:
+    names = [name for name in options.drafters if name != PLAIN]
+    return [Combination(*one) for one in product(SAMPLINGS, names, DRAWN_FROM, options.threads, options.isa)]
+
+
+def drawn(options: argparse.Namespace) -> list[Combination]:
+    """Return a combination for each prompt, the same in every process."""
+    source, possible = random.Random(0), every(options)
+    seen, taken = Counter[tuple[tuple[str, Any], ...]](), list[Combination]()
+    for _ in range(options.covering):
+        tried = source.sample(possible, min(TRIES, len(possible)))
+        taken.append(min(tried, key=lambda one: sorted(seen[pair] for pair in one.pairs())))
+        seen.update(taken[-1].pairs())
+    return taken
+
+
+def answer_drawn(options: argparse.Namespace) -> None:
+    """Answer the prompts whose combination has the instructions in use, and are not answered yet."""
+    isa, kept = compiled.instruction_set(), options.work / "covering.jsonl"
+    done = {one["number"] for one in records(kept)}
+    texts = [one.text for one in questions(options.prompts, None) if len(one.text) <= CHARACTERS]
+    todo = [(number, one) for number, one in enumerate(drawn(options)) if one.isa == isa and number not in done]
+
+    def place(item: tuple[int, Combination]) -> tuple[str, str]:
+        takes_model = kind_of(item[1].drafter).takes == "draft model"
+        return (options.pair if takes_model else options.model), item[1].packing
+
+    with Store.open(options.work / f"localspec-{isa}.db", print) as store:
+        for (model, packing), items in groupby(sorted(todo, key=lambda item: (*place(item), item[1].drafter)), place):
+            card = ready(model, config.load(), Reporter(print))
+            plain = engine_of(card, packing, PLAIN, store, None)
+            for drafter, same in groupby(items, lambda item: item[1].drafter):
+                drafting = engine_of(card, packing, drafter, store, plain)
+                for number, one in same:
+                    sampling, prompt = replace(SAMPLINGS[one.sampling], seed=number), texts[number]
+                    replies = [
+                        answer(engine, prompt, sampling, one.threads, options.max_tokens)
+                        for engine in (plain, drafting)
+                    ]
+                    expected, found = ([*reply.token_ids] for reply in replies)
+                    record = {"number": number, "model": card.name, **one._asdict(), "same": found == expected}
+                    record |= {"tokens": len(found), "steps": replies[1].steps, "drafted": replies[1].drafted}
+                    with kept.open("a", encoding="utf-8") as file:
+                        file.write(json.dumps(record) + "\n")
+                    print(record, flush=True)
+
+
+def records(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text("utf-8").splitlines()] if file.exists() else []
+
+
+def covering_page(options: argparse.Namespace) -> str:
+    """Return what came of the replies, by each value of each factor."""
+    made = records(options.work / "covering.jsonl")
+    fields = Combination._fields
+    seen = set().union(*(Combination(*(one[name] for name in fields)).pairs() for one in made))
+    wanted = set().union(*(one.pairs() for one in every(options)))
+    rows = [
+        [
+            factor, str(value), str(len(of)), f"{sum(one['tokens'] for one in of):,}",
+            f"{sum(one['drafted'] for one in of):,}",
+            f"{sum(one['tokens'] - 1 for one in of) / max(sum(one['steps'] for one in of), 1):.2f}",
+            str(sum(not one["same"] for one in of)),
+        ]
+        for factor in ("model", *fields)
+        for value in dict.fromkeys(one[factor] for one in sorted(made, key=lambda one: str(one[factor])))
+        for of in [[one for one in made if one[factor] == value]]
+    ]  # fmt: skip
+    different = sum(not one["same"] for one in made)
+    return "\n\n".join(
+        [
+            f"{len(made)} prompts, each answered with and without drafts in one combination. {len(seen)} of {len(wanted)} "
+            f"pairs of values occur. {different} replies differ.",
+            table(["factor", "value", "prompts", "tokens", "drafted", "tokens per step", "differing"], rows),
+        ]
+    )
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------

@@ -5,18 +5,20 @@
 Every round asks the same prompt once in each way, in turns: in a home where nothing is packed; in one where the weights are,
 `--server off`; and in one where `localspec serve` has the model loaded. The time is from starting the process to its first
 token, and to its end; beside it what the engine itself took from prompt to first token. `--version` is what starting Python
-costs. Linux and macOS; on a quiet machine: what other programs took of it is told.
+costs. Linux and macOS; on a quiet machine: what other programs took of it is told. `-m FILE.gguf --ways cold` is a file
+that was never seen before, in a fresh home each time. It has been read once, so that it lies in the system's memory.
 """
 
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, NamedTuple
@@ -37,6 +39,8 @@ class Timed(NamedTuple):
     end: float
     engine: float
     by: str  # who answered
+    weights: int = 0  # bytes
+    peak: int = 0  # bytes of the process that answered, at most
 
 
 def main() -> None:
@@ -45,18 +49,28 @@ def main() -> None:
     parser.add_argument("--prompt", default="Why do leaves change their colour in autumn?")
     parser.add_argument("-n", "--max-tokens", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
     asked = parser.parse_args()
     question = ["run", asked.prompt, "-m", asked.model, "-n", str(asked.max_tokens), "--temp", "0", "--stream-json"]
-    found: dict[str, list[Timed]] = {way: [] for way in WAYS}
+    found: dict[str, list[Timed]] = {way: [] for way in asked.ways}
+    if Path(asked.model).is_file():
+        with Path(asked.model).open("rb") as file:
+            while file.read(2**24):
+                pass
     with tempfile.TemporaryDirectory() as folder:
         packed, served = Path(folder) / "packed", Path(folder) / "served"
-        timed(packed, question)  # packs, and measures what is kept of this machine
+        if PACKED in asked.ways:
+            timed(packed, question)  # packs, and measures what is kept of this machine
         others = OthersLoad()
-        with server(served, asked.model):
-            timed(served, question)
-            for turn, way in in_turns(WAYS, asked.rounds):
+        with ExitStack() as at_the_end:
+            if WARM in asked.ways:
+                at_the_end.enter_context(server(served, asked.model))
+                timed(served, question)
+            for turn, way in in_turns(asked.ways, asked.rounds):
                 print(f"\rround {turn + 1} of {asked.rounds}, {way:20}", end="", file=sys.stderr, flush=True)
-                found[way].append(one(way, Path(folder) / f"cold-{turn}", packed, served, question))
+                cold = Path(folder) / f"cold-{turn}"
+                found[way].append(one(way, cold, packed, served, question))
+                shutil.rmtree(cold, ignore_errors=True)
         load = others()
     print("\r" + " " * 60 + "\r", end="", file=sys.stderr)
     print(table(found, f"{asked.model}, {asked.rounds} rounds, {cpu_name()}; other programs took {load:.1f} cores"))
@@ -77,7 +91,7 @@ def one(way: str, cold: Path, packed: Path, served: Path, question: list[str]) -
 def timed(home: Path, arguments: list[str]) -> Timed:
     """Runs `localspec ARGUMENTS` and looks at what it says; raises SystemExit where it fails."""
     home.mkdir(exist_ok=True)
-    began, first, engine, by = time.perf_counter(), 0.0, 0.0, ""
+    began, first, engine, by, memory = time.perf_counter(), 0.0, 0.0, "", {"target_bytes": 0, "peak_bytes": 0}
     with subprocess.Popen(
         [*COMMAND, *arguments], env={**os.environ, "LOCALSPEC_HOME": str(home)}, stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -88,11 +102,12 @@ def timed(home: Path, arguments: list[str]) -> Timed:
             if event["event"] == "step" and not first:
                 first = time.perf_counter() - began
             if event["event"] == "end":
-                engine, by = event["timings"]["first_token_s"], event["engine"]
+                engine, by, memory = event["timings"]["first_token_s"], event["engine"], event["memory"]
         said = process.stderr.read()
     if process.returncode:
         raise SystemExit(said)
-    return Timed(first, time.perf_counter() - began, engine, by)
+    end = time.perf_counter() - began
+    return Timed(first, end, engine, by, memory["target_bytes"], memory["peak_bytes"])
 
 
 @contextmanager
@@ -113,15 +128,18 @@ def server(home: Path, model: str) -> Iterator[None]:
 
 def table(found: dict[str, list[Timed]], title: str) -> str:
     """Medians and quartiles in milliseconds, as a table of Markdown."""
-    lines = [title, "", "| | first token | to the end | the engine's own | the difference |", "|---|---|---|---|---|"]
+    lines = [title, "", "| | first token | to the end | the engine's own | the difference | weights, MB | peak, MB |"]
+    lines.append("|---|---|---|---|---|--:|--:|")
     for way, times in found.items():
         engine, beside = "-", "-"
         if way != VERSION:
             engine, beside = (
                 cell(seconds) for seconds in zip(*((t.engine, t.first - t.engine) for t in times), strict=True)
             )
+        weights, peak = (f"{max(each) / 1e6:.0f}" for each in zip(*((t.weights, t.peak) for t in times), strict=True))
         lines.append(
-            f"| {way} | {cell([t.first for t in times])} | {cell([t.end for t in times])} | {engine} | {beside} |"
+            f"| {way} | {cell([t.first for t in times])} | {cell([t.end for t in times])} | {engine} | {beside} | "
+            f"{weights} | {peak} |"
         )
     return "\n".join([*lines, "", "Milliseconds from the start of the process: medians, and the quartiles."])
 

@@ -5,7 +5,8 @@
 *Exact* is stock transformers in fp32 with the weights that the package `gguf` reads. Another program is `llama.cpp`, or a
 packing of localspec, which reads PATH in `--programs PACKING=PATH`, else what an import of FILE would make. The text is
 read in windows of 512 tokens whose first half is context and is not counted. Each window of each program is kept in
---work, so that a run goes on where the last one ended. The table is of the windows that all programs have read.
+--work, so that a run goes on where the last one ended. The table is of the windows that all programs have read. Windows
+that no exact program has read before have no divergence: exact logits take long, and fewer of them may do.
 LLAMA_CPP_LIB_PATH is the folder of another build of llama.cpp, and LOCALSPEC_ISA names other instructions: give such runs
 a --label. Standard errors are those of windows, since the tokens of a window depend on each other.
 """
@@ -28,6 +29,7 @@ from localspec.events import Reporter
 from localspec.machine.hardware import physical_cores
 from localspec.models.tokenizer import Tokenizer
 from localspec.weights.gguf_model import GgufModel
+from localspec.weights.packed_file import BLOCKS
 
 WINDOW = 512
 CONTEXT = WINDOW // 2  # tokens of it that are not counted
@@ -69,27 +71,29 @@ def exact(file: Path, work: Path) -> Logits:
     return logits
 
 
-def llama_cpp(file: Path) -> Logits:
+def llama_cpp(file: Path, threads: int) -> Logits:
     from llama_cpp_model import Gguf
 
     model = GgufModel.open(file)
     peer = Gguf(file, model.config.vocab_size, WINDOW, mapped=True)
-    peer.set_threads(physical_cores())
+    peer.set_threads(threads)
     return lambda ids: peer.logits(ids, 0)[CONTEXT - 1 : -1]
 
 
-def ours(path: Path, packing: str) -> Logits:
+def ours(path: Path, packing: str, threads: int) -> Logits:
     from localspec.native.target import NativeTarget
+    from localspec.native.threads import Threads
 
-    model = NativeTarget.open(path, quantize=packing, context=WINDOW).model
+    model = NativeTarget.open(path, packing=packing, context=WINDOW, threads=Threads(threads)).model
     return lambda ids: model.forward(ids, None, model.cache(WINDOW), CONTEXT - 1)[0].numpy()[:-1]
 
 
 def imported(file: Path, packing: str) -> Path:
-    """Return the path that `localspec import --quantize PACKING` gives this file."""
+    """Return the path that `localspec import --quantize PACKING` gives this file; `blocks` are the file as it is."""
     from localspec.engine.importing import import_gguf
 
-    return import_gguf(file, Settings(quantize=packing), Reporter()).path
+    settings = Settings() if packing == BLOCKS else Settings(quantize=packing)
+    return import_gguf(file, settings, Reporter()).path
 
 
 def windows(file: Path, texts: Path, count: int) -> list[list[int]]:
@@ -130,6 +134,12 @@ def keep_exact(file: Path, logits: np.ndarray, ids: list[int]) -> None:
     saved(file, whole=whole, low=low, step=step, nats=np.concatenate(nats))
 
 
+def keep_nats(file: Path, logits: np.ndarray, ids: list[int]) -> None:
+    """Write the surprise of each token of a window whose exact probabilities are not known."""
+    nats = [surprise(log_softmax(logits[at : at + ROWS]), ids, at) for at in range(0, CONTEXT, ROWS)]
+    saved(file, nats=np.concatenate(nats))
+
+
 def keep_compared(file: Path, logits: np.ndarray, ids: list[int], right: Path) -> None:
     """Write the surprise of each token, its divergence from the exact one, and whether both have the same favourite."""
     with np.load(right) as stored:
@@ -156,6 +166,8 @@ def computed(folder: Path, made: Callable[[], Logits], texts: list[list[int]], r
             keep_exact(file, made()(ids), ids)
         elif (exactly := right / file.name).exists():
             keep_compared(file, made()(ids), ids, exactly)
+        else:
+            keep_nats(file, made()(ids), ids)
         print(f"{folder.name}: window {number + 1} of {len(texts)}", flush=True)
 
 
@@ -172,7 +184,7 @@ def table(work: Path, names: list[str]) -> str:
         return "No window has been read by all of these programs."
     found: dict[str, dict[str, np.ndarray]] = {}
     for name in names:
-        fields = ("nats",) if name == "exact" else ("nats", "divergence", "same")
+        fields = ("nats",) if name == "exact" or "exact" not in names else ("nats", "divergence", "same")
         files = [np.load(work / name / number) for number in numbers]
         found[name] = {field: np.stack([one[field] for one in files]) for field in fields}
     peer = next((name for name in names if name.startswith("llama.cpp")), "")
@@ -209,6 +221,7 @@ def main() -> None:
     parser.add_argument(
         "--programs", nargs="+", default=["exact", "llama.cpp", "int8"], help="in this order; see above"
     )
+    parser.add_argument("--threads", type=int, default=physical_cores(), help="1 where others compute meanwhile")
     parser.add_argument("--label", default="", help="of this run, for programs but the exact one")
     parser.add_argument("--table", action="store_true", help="only print the table")
     given = parser.parse_args()
@@ -224,8 +237,8 @@ def main() -> None:
             if kind == "exact":
                 return exact(given.model, work)
             if kind == "llama.cpp":
-                return llama_cpp(given.model)
-            return ours(Path(path) if path else imported(given.model, kind), kind)
+                return llama_cpp(given.model, given.threads)
+            return ours(Path(path) if path else imported(given.model, kind), kind, given.threads)
 
         computed(work / names[-1], made, texts, None if kind == "exact" else work / "exact")
     print(f"load {os.getloadavg()[0]:.1f}\n{table(work, names)}")

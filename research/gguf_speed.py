@@ -1,39 +1,44 @@
 """How fast programs compute one GGUF file, in turns: steps of some rows, a prompt, and steps after a long context.
 
-    python research/gguf_speed.py FILE.gguf --ours int8 --ours int4=PATH [--rounds 15] [--raw samples.json]
+    python research/gguf_speed.py FILE.gguf --ours blocks --ours int4=PATH [--rounds 15] [--raw samples.json]
 
 localspec reads PATH in that packing, else what an import of FILE makes, and llama.cpp reads FILE. The memory's limit is the
 time in which as many threads sum the bytes of weights that a step reads. A sample is as many forwards as fit into a
-twentieth of a second, and one at least. A sample during which the host took processor time is left out and counted. A
-figure in brackets is of all samples, where none was undisturbed.
+twentieth of a second, and one at least. A sample during which the host took processor time (more than 0.005 of a core), or
+other programs more than a tenth of a core, is left out and counted. A figure in brackets is of all samples, where none was
+undisturbed. Samples are added to those that the file of `--raw` has, so that a measurement can be taken in parts. llama.cpp
+reads a long context once and keeps it in `--work`; `--rounds 0` does only that. Programs make room for the context of `--room` in every part.
 LOCALSPEC_ISA=avx2 and LLAMA_CPP_LIB_PATH, the folder of llama.cpp's AVX2 build, compare without AVX-512. A machine that
 does something else meanwhile says nothing.
 """
 
 import argparse
+import ctypes
 import json
 import os
+import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Protocol
 
-import checkout  # noqa: F401
+import checkout
 import gguf_quality
 import numpy as np
-from llama_cpp_model import BATCH, Gguf
+from llama_cpp_model import BATCH, Gguf, library
 
-from localspec.bench.turns import in_turns
 from localspec.machine import compiled
-from localspec.machine.hardware import physical_cores
+from localspec.machine.hardware import cpu_name, physical_cores
 from localspec.native.target import NativeTarget
 from localspec.native.threads import Threads
 from localspec.weights.gguf_model import GgufModel
 
 SHORT = 64  # tokens of context of a step
 SAMPLE = 0.05  # seconds
+TICKS = 100  # a second
+STOLEN, OTHERS = 0.005, 0.1  # cores that the host, and other programs, may take during a sample
 PEER = "llama.cpp"
 Seconds = list[tuple[float, int]]  # by round, with the ticks that the host took meanwhile
 Readings = dict[str, dict[str, Seconds]]  # by work and program
@@ -63,7 +68,7 @@ class Ours:
     """The CPU engine. Its context is zeros, which take as long as any."""
 
     def __init__(self, path: Path, packing: str, room: int, threads: int) -> None:
-        self._target = NativeTarget.open(path, quantize=packing, context=room, threads=Threads(threads))
+        self._target = NativeTarget.open(path, packing=packing, context=room, threads=Threads(threads))
         self._cache = self._target.cache(room)
         self.name, self.bytes = f"localspec {packing}", self._target.read_bytes
 
@@ -84,11 +89,13 @@ class Ours:
 
 
 class Peer:
-    """llama.cpp."""
+    """llama.cpp. Long contexts that it has read are kept in `states`."""
 
     name = PEER
 
-    def __init__(self, file: Path, room: int, threads: int) -> None:
+    def __init__(self, file: Path, room: int, threads: int, states: Path) -> None:
+        self._states = states / f"{file.stem}-{room}"
+        self._states.mkdir(parents=True, exist_ok=True)
         model = GgufModel.open(file)
         self._vocabulary = model.config.vocab_size
         self._gguf = Gguf(file, self._vocabulary, room)
@@ -99,8 +106,19 @@ class Peer:
         )
 
     def fill(self, context: int) -> None:
-        for start in range(0, context, BATCH):
-            self._gguf.logits(some_tokens(min(BATCH, context - start), self._vocabulary), start, last=True)
+        tokens = some_tokens(context, self._vocabulary)
+        known = max((int(file.name) for file in self._states.iterdir() if int(file.name) <= context), default=0)
+        if known:
+            read, count = (ctypes.c_int32 * known)(), ctypes.c_size_t()
+            state = os.fsencode(self._states / str(known))
+            if not library().llama_state_load_file(self._gguf.context, state, read, known, ctypes.byref(count)):
+                raise SystemExit(f"llama.cpp does not read {os.fsdecode(state)}; delete it.")
+        for start in range(known, context, BATCH):
+            end = min(start + BATCH, context)
+            self._gguf.logits(tokens[start:end], start, last=True)
+            if end % (2 * BATCH) == 0:
+                state = os.fsencode(self._states / str(end))
+                library().llama_state_save_file(self._gguf.context, state, (ctypes.c_int32 * end)(*tokens[:end]), end)
 
     def step(self, rows: int, context: int) -> None:
         self._gguf.logits(some_tokens(rows, self._vocabulary), context).argmax(-1).tolist()
@@ -109,21 +127,41 @@ class Peer:
         self._gguf.read(some_tokens(tokens, self._vocabulary)).argmax(-1).tolist()
 
 
-def stolen() -> int:
-    """Return the ticks that the host took so far; 0 where the system does not say."""
+def order(contenders: Sequence[Contender], turn: int) -> Sequence[Contender]:
+    """Return them so that another one comes first from turn to turn."""
+    first = turn % len(contenders)
+    return [*contenders[first:], *contenders[:first]]
+
+
+def ticks() -> tuple[int, int]:
+    """Return what the host took so far and what other programs took, in ticks; zeros where the system does not say."""
     stat = Path("/proc/stat")
-    return int(stat.read_text().split("\n")[0].split()[8]) if stat.is_file() else 0
+    if not stat.is_file():
+        return 0, 0
+    user, nice, system, _, _, _, _, stolen = map(int, stat.read_text().split("\n")[0].split()[1:9])
+    return stolen, user + nice + system - round(TICKS * sum(os.times()[:2]))
+
+
+def taken(before: tuple[int, int], seconds: float) -> int:
+    """Return the ticks that the sample lost, or 0 if they were too few to matter."""
+    stolen, others = (after - earlier for after, earlier in zip(ticks(), before, strict=True))
+    stolen = stolen if stolen > STOLEN * TICKS * seconds else 0
+    return stolen + (others if others > 2 + OTHERS * TICKS * seconds else 0)
 
 
 def sample(work: Callable[[], object]) -> tuple[float, int]:
-    """Return the seconds of one `work`; the first time is not counted, since the one before still holds cores."""
-    began = time.perf_counter()
+    """Return the seconds of one `work`; a first time below a second is not counted, since what was before holds cores."""
+    before, began = ticks(), time.perf_counter()
     work()
-    times = max(1, round(SAMPLE / (time.perf_counter() - began)))
-    before, began = stolen(), time.perf_counter()
+    first = time.perf_counter() - began
+    if first > 1:
+        return first, taken(before, first)
+    times = max(1, round(SAMPLE / first))
+    before, began = ticks(), time.perf_counter()
     for _ in range(times):
         work()
-    return (time.perf_counter() - began) / times, stolen() - before
+    seconds = time.perf_counter() - began
+    return seconds / times, taken(before, seconds)
 
 
 def undisturbed(samples: Seconds) -> list[float]:
@@ -141,6 +179,12 @@ def ratio(above: Seconds, below: Seconds) -> str:
     return figure([one for one, disturbed in pairs if not disturbed], [one for one, _ in pairs])
 
 
+def medians(above: Seconds, below: Seconds) -> str:
+    """Return the ratio of two medians: rounds of different parts of a measurement are no pairs."""
+    clean = [median(undisturbed(one) or [seconds for seconds, _ in one]) for one in (above, below)]
+    return f"{clean[0] / clean[1]:.2f}"
+
+
 def table(readings: Readings, limits: Readings) -> str:
     """Return a line for each work and program: how often it is as fast as llama.cpp, and its part of memory's limit."""
     lines = [
@@ -148,11 +192,14 @@ def table(readings: Readings, limits: Readings) -> str:
         "|---|---|--:|--:|--:|--:|--:|",
     ]
     for work, by_name in readings.items():
+        if not all(by_name.values()):
+            continue
         for name, samples in by_name.items():
             clean = undisturbed(samples)
             speed = ratio(by_name[PEER], samples) if PEER in by_name and name != PEER else "–"
             steps = not work.startswith("prompt")
-            one = ratio(samples, readings["1 row"][name]) if steps and work != "1 row" else "–"
+            first = readings.get("1 row", {}).get(name)
+            one = medians(samples, first) if first and steps and work != "1 row" else "–"
             share = ratio(limits[work][name], samples) if steps else "–"
             shown = figure([1e3 * one for one in clean], [1e3 * one for one, _ in samples])
             lines.append(f"| {work} | {name} | {shown} | {len(clean)}/{len(samples)} | {speed} | {one} | {share} |")
@@ -160,27 +207,64 @@ def table(readings: Readings, limits: Readings) -> str:
 
 
 def measure(
-    contenders: Sequence[Contender], rows: Sequence[int], context: int, rounds: int, threads: int
+    contenders: Sequence[Contender],
+    rows: Sequence[int],
+    prompts: int,
+    contexts: Sequence[int],
+    rounds: int,
+    threads: int,
+    until: float,
 ) -> tuple[Readings, Readings]:
-    """Return samples by work and program, and of a plain reading of each program's bytes in the same rounds."""
+    """Return samples by work and program, and of a plain reading of each program's bytes in the same rounds.
+
+    No round begins after `until`, on the clock of `time.perf_counter`.
+    """
     memory = np.ones(max(one.bytes for one in contenders), np.uint8)
     readings, limits = Readings(), Readings()
 
-    def add(name: str, before: int, work: Callable[[Contender], object], times: int) -> None:
+    def add(works: Mapping[str, Callable[[Contender], object]], before: int, times: int) -> None:
         for one in contenders:
             one.fill(before)
-        readings[name], limits[name] = ({one.name: [] for one in contenders} for _ in range(2))
-        for _, one in in_turns(contenders, times):
-            readings[name][one.name].append(sample(lambda: work(one)))
-            reading = sample(lambda: compiled.read_seconds(memory.ctypes.data, one.bytes, threads))
-            limits[name][one.name].append(reading)
-        print(f"{name} measured, load {os.getloadavg()[0]:.1f}", flush=True)
+        for name in works:
+            readings[name], limits[name] = ({one.name: [] for one in contenders} for _ in range(2))
+        for turn in range(times):
+            if time.perf_counter() > until:
+                break
+            for name, work in works.items():
+                for one in order(contenders, turn):
+                    readings[name][one.name].append(sample(lambda: work(one)))
+                    reading = sample(lambda: compiled.read_seconds(memory.ctypes.data, one.bytes, threads))
+                    limits[name][one.name].append(reading)
+        print(f"{', '.join(works)}: measured, load {os.getloadavg()[0]:.1f}", flush=True)
 
-    for count in rows:
-        add(f"{count} row{'s' if count > 1 else ''}", SHORT, lambda one: one.step(count, SHORT), rounds)
-    add("prompt of 512", 0, lambda one: one.prompt(512), max(3, rounds // 3))
-    add(f"1 row after {context}", context, lambda one: one.step(1, context), rounds)
+    def steps(count: int) -> Callable[[Contender], object]:
+        return lambda one: one.step(count, SHORT)
+
+    if rows:
+        add({f"{count} row{'s' if count > 1 else ''}": steps(count) for count in rows}, SHORT, rounds)
+    if prompts:
+        add({"prompt of 512": lambda one: one.prompt(512)}, 0, prompts)
+    for context in contexts:
+        add({f"1 row after {context}": lambda one: one.step(1, context)}, context, rounds)
     return readings, limits
+
+
+def added(raw: Path, readings: Readings, limits: Readings) -> tuple[Readings, Readings]:
+    """Return the samples with those that were in the file before, which gets them all."""
+    if raw.exists():
+        before = json.loads(raw.read_text())
+        for old, new in ((before["readings"], readings), (before["limits"], limits)):
+            for work, by_name in new.items():
+                for name, samples in by_name.items():
+                    old.setdefault(work, {}).setdefault(name, []).extend(samples)
+        readings, limits = before["readings"], before["limits"]
+    raw.write_text(json.dumps({"readings": readings, "limits": limits}))
+    return readings, limits
+
+
+def commit() -> str:
+    command = ["git", "-C", str(checkout.ROOT), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
 
 
 def main() -> None:
@@ -188,15 +272,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, help="a GGUF file")
     parser.add_argument("--ours", action="append", default=[], metavar="PACKING[=PATH]", help="may be repeated")
-    parser.add_argument("--rows", default="1,4,8", help="1 first (default: 1,4,8)")
-    parser.add_argument("--context", type=int, default=4096, help="the long one, in tokens (default: 4096)")
+    parser.add_argument("--rows", type=int, nargs="*", default=[1, 4, 8], help="1 first (default: 1 4 8)")
+    parser.add_argument("--contexts", type=int, nargs="*", default=[4096], help="long ones, in tokens (default: 4096)")
+    parser.add_argument("--room", type=int, default=4096, help="the longest context, in tokens (default: 4096)")
     parser.add_argument("--threads", type=int, default=physical_cores())
-    parser.add_argument("--rounds", type=int, default=15, help="a third as many prompts, but three")
+    parser.add_argument("--rounds", type=int, default=15, help="of steps (default: 15)")
+    parser.add_argument("--prompts", type=int, default=5, help="rounds of prompts (default: 5)")
     parser.add_argument("--no-peer", action="store_true", help="without llama.cpp")
     parser.add_argument("--work", type=Path, help="where packed files are kept (default: nowhere)")
     parser.add_argument("--raw", type=Path, help="a file for all samples")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="no round begins later than this")
     given = parser.parse_args()
-    room = given.context + max(BATCH, 64)
+    until = time.perf_counter() + given.seconds
+    room = given.room + BATCH
     with tempfile.TemporaryDirectory() as folder:
         os.environ["LOCALSPEC_HOME"] = str((given.work or Path(folder)).resolve() / "home")
         contenders = list[Contender]()
@@ -205,12 +293,18 @@ def main() -> None:
             place = Path(path) if path else gguf_quality.imported(given.model, packing)
             contenders.append(Ours(place, packing, room, given.threads))
         if not given.no_peer:
-            contenders.append(Peer(given.model, room, given.threads))
-        rows = [int(count) for count in given.rows.split(",")]
-        readings, limits = measure(contenders, rows, given.context, given.rounds, given.threads)
+            contenders.append(Peer(given.model, room, given.threads, (given.work or Path(folder)) / "states"))
+        readings, limits = measure(
+            contenders, given.rows, given.prompts, given.contexts, given.rounds, given.threads, until
+        )
+    if not given.rounds:
+        return
     if given.raw:
-        given.raw.write_text(json.dumps({"readings": readings, "limits": limits}))
-    print(f"{given.model.name}, {compiled.instruction_set()}, {given.threads} threads, load {os.getloadavg()[0]:.1f}")
+        readings, limits = added(given.raw, readings, limits)
+    print(
+        f"{given.model.name}, {compiled.instruction_set()}, {given.threads} threads, {cpu_name()}, commit {commit()}, "
+        f"load {os.getloadavg()[0]:.1f}"
+    )
     for one in contenders:
         reading = [sampled for by_name in limits.values() for sampled in by_name[one.name]]
         clean = [one.bytes / seconds / 1e9 for seconds in undisturbed(reading)]

@@ -28,7 +28,7 @@ def main() -> None:
     options = parser.parse_args()
     corpus = Corpus.encode(set_aside(options.data), AutoTokenizer.from_pretrained(options.model))
     for precision in PRECISIONS:
-        target = NativeTarget.open(options.model, quantize=precision)
+        target = NativeTarget.open(options.model, packing=precision)
 
         def model(ids: torch.Tensor, target: NativeTarget = target, **_: object) -> SimpleNamespace:
             output = target.forward(DraftTree.chain(ids[0].tolist()), target.cache(ids.shape[1]))

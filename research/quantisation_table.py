@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=5000, help="to evaluate on")
     parser.add_argument("--calibrate", action="store_true", help="weigh errors by what the layers' inputs are like")
     options = parser.parse_args()
-    target = NativeTarget.open(options.model, quantize="fp32", context=BATCH)
+    target = NativeTarget.open(options.model, packing="fp32", context=BATCH)
     documents = list(taken(options.texts, options.every, target))
     evaluated, others = enough(documents[::2], options.tokens), enough(documents[1::2], options.tokens)
     source = Source.open(options.model)

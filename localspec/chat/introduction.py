@@ -64,7 +64,7 @@ def introduction(engine: "Answerer", card: TargetCard) -> Introduction:
         parameters=engine.parameters,
         precision=precision_in_words(choice.dtype, choice.quantize, choice.bits),
         device=choice.device,
-        pace=(*choice.pace, *([f"{choice.draft.target.name} drafts in {choice.draft_form}"] if choice.draft else [])),
+        pace=tuple(choice.pace),
         toy=entry is not None and entry.toy,
         starters=_own_starters(card) or _starters_for(engine.parameters),
     )

@@ -79,7 +79,15 @@ class Choice(LoadSpec):
 
     @property
     def pace(self) -> tuple[str, ...]:
-        """How fast it should answer, in words, with M and what chose the drafter; nothing where that is not known."""
+        """How fast it should answer, in words, with M and what chose the drafter, then the form of a draft model.
+
+        What is not known is left out.
+        """
+        draft = () if self.draft is None else (f"{self.draft.target.name} drafts in {self.draft_form}",)
+        return *self._speed, *draft
+
+    @property
+    def _speed(self) -> tuple[str, ...]:
         if self.tokens_per_second is None:
             return ()
         pace = pace_in_words(self.tokens_per_second, self.measured, self.speedup if self.nodes else None)

@@ -233,8 +233,8 @@ class _Talk:
             self._answer_as(server.named(name)) if name else tell("\n".join(server.listed(self._card.name)))
             return
         if not name:
-            known = (self._engine.held, tuple(self._engine.choice.pace)) if self._engine else ()
-            models, _ = all_models(self._card, *known, rule=self._settings.first.drafter_rule)
+            held, pace = (self._engine.held, tuple(self._engine.choice.pace)) if self._engine else (("cpu", 0), ())
+            models, _ = all_models(self._card, held, pace, self._settings.first.drafter_rule)
             for line in in_lines(models, self._card):
                 tell(one_line(line))
             return

@@ -72,7 +72,7 @@ class DraftModel:
         self._drafted: list[int] = []  # the picks of the last draft
         self._greedy = True
         self._right = PRIOR  # how often a pick was right lately, where all before it were
-        self._pace, self._rows = 1.0, 1.0  # tokens that a forward drafts, and rows that it takes
+        self._pace = 1.0  # tokens that a forward drafts
 
     target_layers = ()
 
@@ -162,8 +162,7 @@ class DraftModel:
         """
         if self._costs is None or context.token_seconds is None:
             return True
-        unread = min(len(self._tokens) - self._cache.length, UNREAD)
-        rows = unread if unread > 1 else round(self._rows)
+        rows = min(max(len(self._tokens) - self._cache.length, 1), UNREAD)
         forward = self._costs.at(rows, len(context.committed)) + host_time.STEP
         verified, tokens = context.verify_seconds(depth + 1), 0.0
         for further in range(1, longest - depth + 1):
@@ -205,10 +204,8 @@ class DraftModel:
         self._cache.reserve(len(self._tokens) + self._budget.most + self.small.row_multiple)
         if len(unread) == 1:
             step = decode_step(self.small, self._cache, self.inner, self._tokens, self._budget, sampling)
-            rows = step.tree.size if step.tree else 1
-            self.forwards[rows] += 1
+            self.forwards[step.tree.size if step.tree else 1] += 1
             self._pace += (len(step.committed) - self._pace) / REMEMBERED
-            self._rows += (rows - self._rows) / REMEMBERED
             if not step.hidden.finite():
                 raise LocalspecError("The draft model's answer is not a number.")
             self._propose(step, step.path, step.committed, sampling)

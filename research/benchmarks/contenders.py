@@ -46,7 +46,7 @@ class Ours:
     def __init__(self, model: Model, packing: str, longest: int) -> None:
         self.name, room = f"localspec {packing}", longest + MOST_ROWS
         self.target = NativeTarget.open(
-            model.path, quantize=packing, context=room, threads=Threads(model.threads), name=model.name
+            model.path, packing=packing, context=room, threads=Threads(model.threads), name=model.name
         )
         self._cache, self._threads = self.target.cache(room), model.threads
         matrices = [one for one in self.target.model.weights.values() if isinstance(one, PackedMatrix)]

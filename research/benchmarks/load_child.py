@@ -26,7 +26,7 @@ def _ours(path: Path, packing: str, threads: int) -> Callable[[], Next]:
     from localspec.native.threads import Threads
 
     def load() -> Next:
-        target = NativeTarget.open(path, quantize=packing, context=ROOM, threads=Threads(threads), name=path.name)
+        target = NativeTarget.open(path, packing=packing, context=ROOM, threads=Threads(threads), name=path.name)
         cache = target.cache(1)
 
         def after(tokens: list[int], place: int) -> int:

@@ -120,6 +120,7 @@ def test_a_draft_model_of_many_tokens_has_another_form_in_the_library_only(tmp_p
         assert draft.loads_as(replace(draft, drafts=False)) != coarser
     form = choose(CARD, Settings(drafter=f"draft_model:{path}"), HERE).draft_form
     assert form == "36,864 of 200,000 tokens"
+    assert choose(CARD, Settings(drafter=f"draft_model:{path}"), HERE).pace[-1].endswith(form)
     assert choose(CARD, Settings(drafter="phrases"), HERE).draft_form is None
     assert choose(CARD, Settings(drafter=f"draft_model:{path}"), ALONE).draft_form == "fp32"
 

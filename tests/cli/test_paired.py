@@ -21,6 +21,7 @@ from localspec.decoding.exactness import Exactness
 from localspec.decoding.limits import Limits
 from localspec.decoding.sampling import Sampling
 from localspec.drafters.ingredients import Hyperparameters
+from localspec.drafters.ouroboros_tuning import starting
 from localspec.engine import assemble
 from localspec.engine.engine import Engine
 from localspec.engine.model_profile import EXACTNESS, ModelProfile
@@ -107,7 +108,7 @@ def told(home, path):
 
 
 def test_auto_drafts_with_a_small_model_in_the_targets_directory(home, beside, monkeypatch):
-    monkeypatch.setattr(assemble, "search", lambda *_: pytest.fail("a reply waits for no search"))
+    monkeypatch.setattr(assemble, "searching", lambda *_: pytest.fail("a reply waits for no search"))
     plain = reply(home, beside, "--no-spec")
     found = reply(home, beside)
     assert found["drafter"] in ("draft_model+phrases", "ouroboros") and found["token_ids"] == plain["token_ids"]
@@ -200,7 +201,6 @@ def engine(store: Store, model: Path, drafter: str, **more) -> Engine:
 
 
 def test_a_pair_is_tuned_only_where_that_is_asked(home, model, small, monkeypatch):
-    usual = Hyperparameters()
     found = [Hyperparameters(2, 0, 3, 1), Hyperparameters(1, 1, 4, 4)]
     asked: list[str] = []
 
@@ -211,7 +211,8 @@ def test_a_pair_is_tuned_only_where_that_is_asked(home, model, small, monkeypatc
 
     monkeypatch.setattr(assemble, "searching", at_once(search))
     with Store.open(Paths(home).database, pytest.fail) as store:
-        assert engine(store, model, f"ouroboros:{small}").hyperparameters == usual
+        first = engine(store, model, f"ouroboros:{small}")
+        assert first.hyperparameters == starting(first.draft_model.costs)
         assert asked == []
         assert engine(store, model, f"ouroboros:{small}", tune=True).hyperparameters == found[0]
         assert engine(store, model, f"ouroboros:{small}").hyperparameters == found[0]

@@ -206,7 +206,7 @@ def paired(target: Any, small: Any) -> dict[str, Drafter]:
     """Every way in which the demo's draft model drafts for it."""
     vocabulary, special = target.vocab_size, target.special_tokens
     pair = Pair(special, vocabulary, small, PhrasePool(special, None, vocabulary))
-    chosen = Hyperparameters()
+    chosen = Hyperparameters(4, 2, 4, 3)
     alone = draft_model(pair, chosen, False, None, True)
     return {
         "alone": alone,
