@@ -1,6 +1,6 @@
 """A draft model: a small target, decoded by the same decode step as the target that it drafts for."""
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -73,6 +73,7 @@ class DraftModel:
         self._greedy = True
         self._right = PRIOR  # how often a pick was right lately, where all before it were
         self._pace = 1.0  # tokens that a forward drafts
+        self._rows = deque[int](maxlen=REMEMBERED)  # of the last forwards
 
     target_layers = ()
 
@@ -162,7 +163,9 @@ class DraftModel:
         """
         if self._costs is None or context.token_seconds is None:
             return True
-        rows = min(max(len(self._tokens) - self._cache.length, 1), UNREAD)
+        unread = min(len(self._tokens) - self._cache.length, UNREAD)
+        # A window takes its rows in each forward, phrases only where they match: the fewest are what is sure to be paid.
+        rows = max(unread, min(self._rows, default=1))
         forward = self._costs.at(rows, len(context.committed)) + host_time.STEP
         verified, tokens = context.verify_seconds(depth + 1), 0.0
         for further in range(1, longest - depth + 1):
@@ -204,7 +207,8 @@ class DraftModel:
         self._cache.reserve(len(self._tokens) + self._budget.most + self.small.row_multiple)
         if len(unread) == 1:
             step = decode_step(self.small, self._cache, self.inner, self._tokens, self._budget, sampling)
-            self.forwards[step.tree.size if step.tree else 1] += 1
+            self._rows.append(step.tree.size if step.tree else 1)
+            self.forwards[self._rows[-1]] += 1
             self._pace += (len(step.committed) - self._pace) / REMEMBERED
             if not step.hidden.finite():
                 raise LocalspecError("The draft model's answer is not a number.")
