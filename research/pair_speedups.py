@@ -31,7 +31,6 @@ import checkout  # noqa: F401
 from benchmarks.llama_speculation import DraftModel, Propose, look_up, nothing, reply
 from benchmarks.readings import DISTURBED, OtherPrograms
 from experiment import positive
-from gguf_speed import stolen
 from llama_cpp_model import Gguf
 from pair_page import AUTO, FIRST, LEAST, LLAMA_CPP, PLAIN, page
 
@@ -134,6 +133,12 @@ def _of_file(file: Path, make: Callable[[Entry], str], taken: Container[str]) ->
 
 
 # -- what is kept ------------------------------------------------------------------------------------------------------
+
+
+def stolen() -> int:
+    """Return the ticks that the host took so far; 0 where the system does not say."""
+    stat = Path("/proc/stat")
+    return int(stat.read_text("utf-8").split("\n")[0].split()[8]) if stat.is_file() else 0
 
 
 class Kept:
