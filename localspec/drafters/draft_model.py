@@ -164,7 +164,7 @@ class DraftModel:
         if self._costs is None or context.token_seconds is None:
             return True
         unread = min(len(self._tokens) - self._cache.length, UNREAD)
-        # A window takes its rows in each forward, phrases only where they match: the fewest are what is sure to be paid.
+        # A window takes its rows in each forward, phrases only where they match: the fewest are always paid.
         rows = max(unread, min(self._rows, default=1))
         forward = self._costs.at(rows, len(context.committed)) + host_time.STEP
         verified, tokens = context.verify_seconds(depth + 1), 0.0
