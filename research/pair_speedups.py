@@ -365,6 +365,7 @@ def measure(options: argparse.Namespace, kept: Kept, stack: ExitStack) -> None:
                     for name in new & set(theirs):
                         peer.answer(name, WARM_UP, 6)
                     warm |= new
+                    began = time.monotonic()
                 shift = number % len(mine)
                 found = written(lambda most: ours.answers(mine[shift:] + mine[:shift], text, sampling, most), options)
                 for line in found:
