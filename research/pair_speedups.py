@@ -361,7 +361,7 @@ def measure(options: argparse.Namespace, kept: Kept, stack: ExitStack) -> None:
                 key_of_turn = key | {"turn": 1 + max((line["turn"] for line in before), default=0)}
                 mine = [PLAIN, *(name for name in missing if name in possible)]
                 if new := set(missing) - warm:
-                    ours.answers(mine, WARM_UP, Sampling(), 6)
+                    ours.answers([name for name in mine if name != AUTO], WARM_UP, Sampling(), 6)  # `auto` would learn
                     for name in new & set(theirs):
                         peer.answer(name, WARM_UP, 6)
                     warm |= new
