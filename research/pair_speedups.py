@@ -1,7 +1,7 @@
-"""What `auto` and every drafter that needs no training are worth on a published model: docs/figures/speedups.md.
+"""What `auto` and every drafter that needs no training are worth on a published model: docs/figures/published-speedups.md.
 
     python research/pair_speedups.py -m qwen2.5-coder-1.5b --prompts data/eval --work build/pair \
-        --llama-cpp 1.5B.gguf 0.5B.gguf --seconds 85 --out docs/figures/speedups.md
+        --llama-cpp 1.5B.gguf 0.5B.gguf --seconds 85 --out docs/figures/published-speedups.md
 
 Prompts of four kinds (code, chat, editing, JSON) are made from the files in `--prompts`. All variants answer a prompt side
 by side, in turns of a twentieth of a second, each from a new engine that knows no phrases; llama.cpp answers after them.

@@ -1,7 +1,7 @@
-"""What each drafter is worth on a model, by the kind of text, beside what was predicted.
+"""What each drafter is worth on a model, by the kind of text, beside what was predicted: docs/figures/speedups.md.
 
     python research/speedups.py -m demo build/bench/small build/bench/large --prompts data/eval --limit 6 \
-        --own build/help.jsonl --work build/speedups --out build/speedups.md
+        --own build/help.jsonl --work build/speedups --out docs/figures/speedups.md
 
 All drafters of a model answer a prompt together, greedily and at temperature 0.7 with a seed: who has the fewest tokens
 works on for a twentieth of a second. Replies of less than a quarter of a second are written up to ten times, each time
