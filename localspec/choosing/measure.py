@@ -3,6 +3,7 @@
 A measurement of a moment in which other programs used cores serves that process only, and is not kept.
 """
 
+import math
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
@@ -24,7 +25,8 @@ from localspec.weights.fingerprint import Identity
 
 LOOK_SECONDS = 0.3  # at least so long other programs are watched, before the machine counts as idle
 FADING = 0.95  # the weight of earlier replies, with each new one
-LEAST_TOKENS = 100  # of replies, before their figures replace what is expected
+LEAST_TOKENS = 100  # of replies, before their figures count
+EXPECTATION = 600  # tokens of replies that count as much as what is expected: a few texts say little about the next
 OTHERS = 3  # times what a model, its drafter and its cache hold: a higher peak is of something else
 READINGS = 3  # of the memory's bandwidth, the highest of which counts
 T = TypeVar("T")
@@ -40,6 +42,7 @@ class ReplyStats:
 
     None of the three depends on the load of the machine, as tokens/s would. `beside` is the rest of a step, per
     verifying second too. `peak` is the most memory that the process held, and `held` what the drafter held of it.
+    `tokens` is the length of these replies together, where earlier ones count less.
     """
 
     length: float
@@ -48,6 +51,12 @@ class ReplyStats:
     beside: float = 0.0
     peak: int = 0
     held: int = 0
+    tokens: float = math.inf
+
+    @property
+    def trust(self) -> float:
+        """Return the weight of these figures next to an expectation, from 0 to 1."""
+        return 1 / (1 + EXPECTATION / self.tokens)
 
     def speed(self, costs: ForwardCostModel) -> float:
         """Return the tokens/s where forwards have these costs."""
@@ -210,7 +219,7 @@ def reply_stats(sums: Sequence[float]) -> ReplyStats | None:
     if tokens < LEAST_TOKENS or not steps or not verifying:
         return None
     rest = int(peak), int(held)
-    return ReplyStats(tokens / steps, nodes / steps, drafting / verifying, beside / verifying, *rest)
+    return ReplyStats(tokens / steps, nodes / steps, drafting / verifying, beside / verifying, *rest, tokens)
 
 
 def with_reply(sums: dict[str, list[float]], drafter: str, statistics: Statistics) -> dict[str, list[float]]:

@@ -253,13 +253,16 @@ def _plans_in(
     plain_speed, plain_bytes = 0.0, 0
     for candidate in candidates(model.card, inputs, trained, small, model.small_here):
         replies, nodes = candidate.replies, 0
-        if replies is not None:
-            tokens_per_second, nodes = replies.speed(costs), min(round(replies.nodes), most)
-        elif candidate.acceptance is not None:
+        if candidate.acceptance is not None:
             tokens_per_second, nodes = speed(costs, candidate.acceptance, candidate.draft_seconds, most)
-        else:
+        elif replies is None:
             continue
-        measured = known.costs is not None and (replies is not None or candidate.name == "none")
+        trust = replies.trust if replies is not None else 0.0
+        if replies is not None:
+            here, nodes = replies.speed(costs), min(round(replies.nodes), most)
+            expected = tokens_per_second if candidate.acceptance is not None else here
+            tokens_per_second = here**trust * expected ** (1 - trust)
+        measured = known.costs is not None and (trust > 0.5 or candidate.name == "none")
         # Phrases may pay in the next text, and cost nothing until one matches: only measured figures rule them out.
         harmless = candidate.name == "phrases" and (not measured or tokens_per_second >= HARMLESS * plain_speed)
         if harmless and tokens_per_second < plain_speed:

@@ -135,7 +135,7 @@ def test_what_was_kept_of_a_model_is_found_in_the_same_precision_only(store: Sto
     kept = {"phrases": SUMS, "s3d": SUMS[:6], "medusa": "odd", "semi": [-1.0, *SUMS[1:]]}
     store.measurements.remember(REPLIES.name, replies_subject(weights(card), *FORM), kept)
     found = known(store).of(card, *FORM)
-    assert found == ModelMeasurements(costs, {"phrases": ReplyStats(2.0, 4.0, 0.2, 0.1, 3 * 10**9, 10**9)})
+    assert found == ModelMeasurements(costs, {"phrases": ReplyStats(2.0, 4.0, 0.2, 0.1, 3 * 10**9, 10**9, SUMS[0])})
     assert known(store).of(card, "cpu", "bf16", "int8") == ModelMeasurements()
     write_checkpoint(card.path, shapes={"a": [4, 11]})
     assert known(store).of(card, *FORM) == ModelMeasurements(), "other weights are another model"

@@ -1,5 +1,6 @@
 """Which plan to run a model is taken on a machine that nobody has, by which rule, and how that is explained."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -187,6 +188,18 @@ def test_what_was_measured_is_taken_and_what_was_not_is_expected() -> None:
     untimed = Told({("cuda:0", "none"): ModelMeasurements(None, {"phrases": ReplyStats(2.5, 7, 0.25)})})
     plan = one(run_plans(model(), [PRECISION], untimed, 16), "phrases")
     assert plan.speed / one(run_plans(model(), [PRECISION], untimed, 16), "none").speed > 1.9 and not plan.measured
+
+
+def test_a_few_replies_move_what_is_expected_only_a_little() -> None:
+    """Two replies of 64 tokens that a drafter did not help say little about the next text; fifty say all."""
+
+    def speed_after(tokens: float | None) -> float:
+        known = told() if tokens is None else told(phrases=ReplyStats(1.0, 7, 0.25, tokens=tokens))
+        return one(run_plans(model(), [PRECISION], known, 16), "phrases").speed
+
+    before, few, many, all_of_it = (speed_after(tokens) for tokens in (None, 128.0, 3200.0, math.inf))
+    assert before > few > many > all_of_it == pytest.approx(16.0)
+    assert few == pytest.approx(before ** (1 - 128 / 728) * all_of_it ** (128 / 728))
 
 
 @given(st.integers(1, 20), st.integers(0, 19))
