@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import date
 from statistics import fmean
 from typing import Any
 
@@ -19,9 +20,9 @@ Line = Mapping[str, Any]
 Kinds = dict[str, list[dict[str, Any]]]  # by kind of text, the turns: one a prompt, with a reply of each variant
 
 
-def page(lines: Sequence[Line]) -> str:
-    """Return the page of all replies that are kept."""
-    parts = ["# What drafting is worth on published models", about(lines)]
+def page(lines: Sequence[Line], machine: str) -> str:
+    """Return the page of all replies that are kept, which were written on this machine."""
+    parts = ["# What drafting is worth on published models", about(lines, machine)]
     for model in dict.fromkeys(line["model"] for line in lines):
         for temperature in sorted({line["temperature"] for line in lines if line["model"] == model}):
             some = [line for line in lines if (line["model"], line["temperature"]) == (model, temperature)]
@@ -32,12 +33,13 @@ def page(lines: Sequence[Line]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def about(lines: Sequence[Line]) -> str:
+def about(lines: Sequence[Line], machine: str) -> str:
+    days = sorted({date.fromtimestamp(line["taken"]).isoformat() for line in lines})
     disturbed = sum(line["others"] > DISTURBED for line in lines)
     stolen = sum(line["stolen"] for line in lines)
     ours = [line for line in lines if not line["variant"].startswith(LLAMA_CPP)]
     return (
-        f"Made by `research/pair_speedups.py` of {len(lines):,} replies. {disturbed} of them are left out, because other "
+        f"Made by `research/pair_speedups.py` of {len(lines):,} replies, on {machine}, {' and '.join(days)}. {disturbed} of them are left out, because other "
         f"programs or the host took more than {DISTURBED} of a core meanwhile; the host took {stolen / 100:.1f} s in all. "
         f"All {len(ours):,} replies of localspec have the text of plain decoding; a difference would have ended the "
         f"program. All variants answer a prompt side by side, in turns of a twentieth of a second, each from a new engine that "

@@ -44,6 +44,7 @@ from localspec.config import Settings
 from localspec.decoding.going_round import until_it_goes_round
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.events import Event, Reporter
+from localspec.machine import compiled
 from localspec.machine.hardware import IdleCores, physical_cores
 from localspec.machine.machine import Machine, this_machine
 from localspec.models import registry
@@ -441,7 +442,8 @@ def main() -> None:
             except TimeUp:
                 print("time is up")
     if options.out:
-        options.out.write_text(page(kept.lines), "utf-8")
+        machine = f"{physical_cores()} cores of a CPU with {compiled.instruction_set()}"
+        options.out.write_text(page(kept.lines, machine), "utf-8")
 
 
 if __name__ == "__main__":
