@@ -29,7 +29,7 @@ def page(lines: Sequence[Line], machine: str) -> str:
             kinds = by_kind(some)
             if any(kinds.values()):
                 how = "greedy" if temperature == 0 else f"temperature {temperature}"
-                parts += [f"## `{model}`, {how}", *section(kinds, some)]
+                parts += [f"## `{model}`, {how}", *section(kinds, some, AIMS if temperature == 0 else {})]
     return "\n\n".join(parts) + "\n"
 
 
@@ -100,8 +100,8 @@ def ratio(seconds: Any, counted: Any) -> Any:
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
-def section(kinds: Kinds, lines: Sequence[Line]) -> Iterator[str]:
-    """Yield the tables of one model at one temperature."""
+def section(kinds: Kinds, lines: Sequence[Line], aims: Mapping[str, float]) -> Iterator[str]:
+    """Yield the tables of one model at one temperature; the aims are those of a pair."""
     names = list(dict.fromkeys(line["variant"] for line in lines))
     ours = [name for name in names if not name.startswith(LLAMA_CPP)]
     heads = [f"{kind} ({len(turns)})" for kind, turns in kinds.items()]
@@ -113,7 +113,7 @@ def section(kinds: Kinds, lines: Sequence[Line]) -> Iterator[str]:
         rows.append([name, *cells, "{:.2f} [{:.2f}, {:.2f}]".format(*mean(kinds, name))])
     yield table(["×", *heads, "mean"], rows)
     yield taken(lines)
-    yield from judged(kinds, ours)
+    yield from judged(kinds, ours, aims if "draft_model" in ours else {})
     if any(name.startswith(LLAMA_CPP) for name in names):
         yield from beside_llama_cpp(kinds, names)
     if any("scarce" in line for line in lines):
@@ -139,7 +139,7 @@ def taken(lines: Sequence[Line]) -> str:
     return " ".join(said)
 
 
-def judged(kinds: Kinds, ours: Sequence[str]) -> Iterator[str]:
+def judged(kinds: Kinds, ours: Sequence[str], aims: Mapping[str, float]) -> Iterator[str]:
     """Yield how near `auto` is to the best of each kind, what fell below plain decoding, and each aim with its arithmetic."""
     lines = []
     named = [name for name in ours if name not in (AUTO, FIRST)]
@@ -149,16 +149,16 @@ def judged(kinds: Kinds, ours: Sequence[str]) -> Iterator[str]:
                 continue
             found = {other: speedup(both(turns, other, PLAIN), other) for other in named if both(turns, other, PLAIN)}
             best, own = max(found, key=found.__getitem__), speedup(some, name)
-            near = "within 5 % of" if own >= NEARLY * found[best] else "not within 5 % of"
-            said = f"{kind}: `{name}` {own:.2f} is {near} the best, `{best}` {found[best]:.2f}"
+            near, short = own >= NEARLY * found[best], own < aims.get(kind, 0)
+            said = f"{kind}: `{name}` {own:.2f} is {'' if near else 'not '}within 5 % of the best, `{best}` {found[best]:.2f}"
             said += f"; below {HARMLESS}" if own < HARMLESS else ""
-            if name == AUTO and kind in AIMS:
-                reached = "reached" if own >= AIMS[kind] else "missed"
-                said += f"; {AIMS[kind]} {reached}: {arithmetic(some, name)}"
-                said += f", and of the best {arithmetic(both(turns, best, PLAIN), best)}" if own < AIMS[kind] else ""
+            if name == AUTO and kind in aims:
+                said += f"; the aim of {aims[kind]} is {'missed' if short else 'reached'}"
+            if not near or (short and name == AUTO):
+                said += f": {arithmetic(some, name)}, and the best {arithmetic(both(turns, best, PLAIN), best)}"
             lines.append(f"- {said}.")
     if lines:
-        yield "How near `auto` comes, and the aims; × is tokens per step over what a step takes, in plain steps:"
+        yield "How near `auto` comes to the best; × is tokens per step over what a step takes, in plain steps:"
         yield "\n".join(lines)
 
 
@@ -232,5 +232,5 @@ def scarce(kinds: Kinds, ours: Sequence[str], lines: Sequence[Line]) -> Iterator
     rows.append([f"`{first}` ÷ the best", *cells, ""])
     why = next(line["scarce"]["why"] for line in lines if "scarce" in line and line["scarce"]["drafter"] == first)
     told = ", ".join(f"`{drafter}` by {by} {times}" for (drafter, by), times in counted.most_common())
-    yield f"M (× over relative memory). With memory limited `auto` would take (before each reply): {told}. Its reason: {why}."
+    yield f"M (× over relative memory). With memory limited `auto` would take (before each reply): {told}. The first reason: {why}."
     yield table(["M", *kinds, "memory"], rows)
