@@ -55,6 +55,7 @@ TRIES = 3
 LONGEST = 320  # tokens of a prompt
 SEEDED = 0.7
 SEED = 49
+RESERVED = 10  # prompts of a kind that no other kind uses, so that fewer are the first of more
 WARM_UP = "Say hello."
 AHEAD = {"3, any": (3, 0.0), "8, 0.6": (8, 0.6), "16, 0.75": (16, 0.75)}  # tokens of a draft, how sure of each
 LOOK_UP = 10
@@ -120,9 +121,9 @@ def prompts_of(place: Path, skip: int, limit: int, fits: Callable[[str], bool]) 
     for kind, files in KINDS.items():
         of_files = [_of_file(place / f"{file}.jsonl", make, taken) for file, make in files.items()]
         every = (one for turn in zip_longest(*of_files) for one in turn if one is not None and fits(one[1]))
-        found[kind] = list(islice(every, skip + limit))
+        found[kind] = list(islice(every, max(skip + limit, RESERVED)))
         taken |= {name for name, _ in found[kind]}
-        found[kind] = found[kind][skip:]
+        found[kind] = found[kind][skip : skip + limit]
     return found
 
 
