@@ -104,7 +104,7 @@ def section(kinds: Kinds, lines: Sequence[Line], aims: Mapping[str, float]) -> I
     """Yield the tables of one model at one temperature; the aims are those of a pair."""
     names = list(dict.fromkeys(line["variant"] for line in lines))
     ours = [name for name in names if not name.startswith(LLAMA_CPP)]
-    heads = [f"{kind} ({len(turns)})" for kind, turns in kinds.items()]
+    heads = [f"{kind} ({len(both(turns, AUTO))})" for kind, turns in kinds.items()]
     precision = next((line["precision"] for line in lines if "precision" in line), "")
     yield f"Weights are read as {precision}."
     rows = []
@@ -205,7 +205,7 @@ def beside_llama_cpp(kinds: Kinds, names: Sequence[str]) -> Iterator[str]:
             [f"{name} ÷ best of llama.cpp", *cells, "{:.2f} [{:.2f}, {:.2f}]".format(*mean(renamed, name, LLAMA_CPP))]
         )
     yield "Tokens/s beside llama.cpp on the same files, with tokens per step; the best of llama.cpp is taken for each kind:"
-    yield table(["tokens/s", *(f"{kind} ({len(turns)})" for kind, turns in kinds.items()), "mean"], rows)
+    yield table(["tokens/s", *kinds, "mean"], rows)
     own = mean(renamed, AUTO, LLAMA_CPP)[0]
     yield f"The aim is {AIM_AHEAD} × the best of llama.cpp: {own:.2f}, {'reached' if own >= AIM_AHEAD else 'missed'}."
 
