@@ -45,7 +45,7 @@ def about(lines: Sequence[Line], machine: str) -> str:
         f"program. All variants answer a prompt side by side, in turns of a twentieth of a second, each from a new engine that "
         f"knows no phrases; llama.cpp answers after them. Replies of fewer than {LEAST} tokens do not count. "
         f"× is the time of plain decoding over that of the variant, over all prompts of a kind. In square brackets are the "
-        f"bounds of 95 % of {DRAWS} bootstrap samples of prompts, in round ones the tokens per step. The last column is the "
+        f"bounds of 95 % of {DRAWS} bootstrap samples of prompts, in round ones the tokens per step. A number after a kind is that of its prompts. The last column is the "
         f"geometric mean of the kinds."
     )
 
