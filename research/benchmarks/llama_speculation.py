@@ -55,10 +55,13 @@ def look_up(tokens_ahead: int) -> Propose:
 
 
 class DraftModel:
-    """A smaller model's greedy continuation, as far as it is sure, and one token more (llama.cpp's `speculative`)."""
+    """A smaller model's greedy continuation, as far as it is sure, and one token more (llama.cpp's `speculative`).
 
-    def __init__(self, gguf: Gguf) -> None:
-        self._gguf = gguf
+    It is at most `most` tokens, and ends where the chance of the likeliest is below `sure`.
+    """
+
+    def __init__(self, gguf: Gguf, most: int = MOST, sure: float = SURE) -> None:
+        self._gguf, self._most, self._sure = gguf, most, sure
         self._read: list[int] = []  # what its cache holds
 
     def __call__(self, tokens: Sequence[int]) -> Sequence[int]:
@@ -74,7 +77,7 @@ class DraftModel:
         while True:
             drafted.append(int(logits.argmax()))
             best = np.partition(logits, -AMONG)[-AMONG:]
-            if len(drafted) == MOST or 1 / np.exp(best - best.max()).sum() < SURE:
+            if len(drafted) == self._most or 1 / np.exp(best - best.max()).sum() < self._sure:
                 return drafted
             logits = self._gguf.logits(drafted[-1:], len(self._read), last=True)[-1]
             self._read.append(drafted[-1])

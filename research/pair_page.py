@@ -1,0 +1,236 @@
+"""The page of what `auto` and the drafters without training are worth on published models, from the lines of replies."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import date
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from benchmarks.readings import DISTURBED
+from figures import DRAWS, figure, table
+from speedups_page import AUTO, HARMLESS, LEAST, NEARLY, PLAIN, Turns, interval, length, speedup, total, worth
+
+FIRST = "auto, first reply"
+LLAMA_CPP = "llama.cpp"
+AIMS = {"code": 1.6, "chat": 1.4, "editing": 1.9, "JSON": 1.7}  # × plain decoding, of `auto` on the pair, greedy
+AIM_AHEAD = 2.2  # × llama.cpp's best setting, the geometric mean of all kinds of text
+
+Line = Mapping[str, Any]
+Kinds = dict[str, list[dict[str, Any]]]  # by kind of text, the turns: one a prompt, with a reply of each variant
+
+
+def page(lines: Sequence[Line], machine: str) -> str:
+    """Return the page of all replies that are kept, which were written on this machine."""
+    parts = ["# What drafting is worth on published models", about(lines, machine)]
+    for model in dict.fromkeys(line["model"] for line in lines):
+        for temperature in sorted({line["temperature"] for line in lines if line["model"] == model}):
+            some = [line for line in lines if (line["model"], line["temperature"]) == (model, temperature)]
+            kinds = by_kind(some)
+            if any(kinds.values()):
+                how = "greedy" if temperature == 0 else f"temperature {temperature}"
+                parts += [f"## `{model}`, {how}", *section(kinds, some, AIMS if temperature == 0 else {})]
+    return "\n\n".join(parts) + "\n"
+
+
+def about(lines: Sequence[Line], machine: str) -> str:
+    days = sorted({date.fromtimestamp(line["taken"]).isoformat() for line in lines})
+    disturbed = sum(line["others"] > DISTURBED for line in lines)
+    stolen = sum(line["stolen"] for line in lines)
+    ours = [line for line in lines if not line["variant"].startswith(LLAMA_CPP)]
+    return (
+        f"Made by `research/pair_speedups.py` of {len(lines):,} replies, on {machine}, {' and '.join(days)}. {disturbed} of them are left out, because other "
+        f"programs or the host took more than {DISTURBED} of a core meanwhile; the host took {stolen / 100:.1f} s in all. "
+        f"All {len(ours):,} replies of localspec have the text of plain decoding; a difference would have ended the "
+        f"program. All variants answer a prompt side by side, in turns of a twentieth of a second, each from a new engine that "
+        f"knows no phrases; llama.cpp answers after them. Replies of fewer than {LEAST} tokens do not count. "
+        f"× is the time of plain decoding over that of the variant, over all prompts of a kind. In square brackets are the "
+        f"bounds of 95 % of {DRAWS} bootstrap samples of prompts, in round ones the tokens per step. A number after a kind is that of its prompts. The last column is the "
+        f"geometric mean of the kinds."
+    )
+
+
+# -- what was measured -------------------------------------------------------------------------------------------------
+
+
+def by_kind(lines: Sequence[Line]) -> Kinds:
+    """Return the undisturbed replies by kind of text, those that were written side by side together."""
+    together: dict[tuple[str, str, int], dict[str, Line]] = {}
+    for line in lines:
+        if line["others"] <= DISTURBED:
+            together.setdefault((line["kind"], line["prompt"], line["turn"]), {})[line["variant"]] = line
+    found: Kinds = {}
+    for (kind, _, _), replies in together.items():
+        if PLAIN in replies and len(replies[PLAIN]["ids"]) >= LEAST:
+            found.setdefault(kind, []).append({"replies": replies})
+    return found
+
+
+def both(turns: Turns, *names: str) -> list[Mapping[str, Any]]:
+    """Return the prompts to which all of these replied."""
+    return [turn for turn in turns if all(name in turn["replies"] for name in names)]
+
+
+def mean(kinds: Kinds, above: str, below: str = PLAIN) -> tuple[float, float, float]:
+    """Return the geometric mean of the kinds of how often `above` is as fast as `below`, with its bounds."""
+    random, logs, drawn = np.random.default_rng(0), list[float](), list[Any]()
+    for turns in kinds.values():
+        if some := both(turns, above, below):
+            pace = np.array([[pace_of(turn["replies"][name]) for name in (below, above)] for turn in some])
+            chosen = random.integers(len(pace), size=(DRAWS, len(pace)))
+            seconds, counted = pace[..., 0], pace[..., 1]
+            logs.append(float(np.log(ratio(seconds, counted))))
+            drawn.append(np.log(ratio(seconds[chosen], counted[chosen])))
+    if not logs:
+        return (float("nan"),) * 3
+    low, high = np.percentile(np.mean(drawn, axis=0), (2.5, 97.5))
+    return float(np.exp(np.mean(logs))), float(np.exp(low)), float(np.exp(high))
+
+
+def pace_of(reply: Mapping[str, Any]) -> tuple[float, float]:
+    return reply["seconds"], reply["tokens"]
+
+
+def ratio(seconds: Any, counted: Any) -> Any:
+    """Return seconds a token of the first over those of the second [..., prompts, 2]."""
+    each = seconds.sum(-2) / counted.sum(-2) if seconds.ndim > 2 else seconds.sum(0) / counted.sum(0)
+    return each[..., 0] / each[..., 1]
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def section(kinds: Kinds, lines: Sequence[Line], aims: Mapping[str, float]) -> Iterator[str]:
+    """Yield the tables of one model at one temperature; the aims are those of a pair."""
+    names = list(dict.fromkeys(line["variant"] for line in lines))
+    ours = [name for name in names if not name.startswith(LLAMA_CPP)]
+    heads = [f"{kind} ({len(both(turns, AUTO))})" for kind, turns in kinds.items()]
+    precision = next((line["precision"] for line in lines if "precision" in line), "")
+    yield f"Weights are read as {precision}."
+    rows = []
+    for name in sorted(ours, key=lambda name: -mean(kinds, name)[0]):
+        cells = [of_kind(both(turns, name, PLAIN), name) for turns in kinds.values()]
+        rows.append([name, *cells, "{:.2f} [{:.2f}, {:.2f}]".format(*mean(kinds, name))])
+    yield table(["×", *heads, "mean"], rows)
+    yield taken(lines)
+    yield from judged(kinds, ours, aims if "draft_model" in ours else {})
+    if any(name.startswith(LLAMA_CPP) for name in names):
+        yield from beside_llama_cpp(kinds, names)
+    if any("scarce" in line for line in lines):
+        yield from scarce(kinds, ours, lines)
+
+
+def of_kind(turns: Turns, name: str) -> str:
+    if not turns:
+        return ""
+    if name == PLAIN:
+        return f"1 ({total(turns, name, 'tokens') / total(turns, name, 'seconds'):.1f} tokens/s)"
+    low, high = interval(turns, name)
+    return f"{speedup(turns, name):.2f} [{low:.2f}, {high:.2f}] ({length(turns, name):.1f})"
+
+
+def taken(lines: Sequence[Line]) -> str:
+    said = []
+    for name in (AUTO, FIRST):
+        counted = Counter(line["drafter"] for line in lines if line["variant"] == name)
+        if counted:
+            told = ", ".join(f"`{drafter}` {times}" for drafter, times in counted.most_common())
+            said.append(f"`{name}` took (replies): {told}.")
+    return " ".join(said)
+
+
+def judged(kinds: Kinds, ours: Sequence[str], aims: Mapping[str, float]) -> Iterator[str]:
+    """Yield how near `auto` is to the best of each kind, what fell below plain decoding, and each aim with its arithmetic."""
+    lines = []
+    named = [name for name in ours if name not in (AUTO, FIRST)]
+    for kind, turns in kinds.items():
+        for name in (AUTO, FIRST):
+            if not (some := both(turns, name, PLAIN)):
+                continue
+            found = {other: speedup(both(turns, other, PLAIN), other) for other in named if both(turns, other, PLAIN)}
+            best, own = max(found, key=found.__getitem__), speedup(some, name)
+            near, short = own >= NEARLY * found[best], own < aims.get(kind, 0)
+            said = f"{kind}: `{name}` {own:.2f} is {'' if near else 'not '}within 5 % of the best, `{best}` {found[best]:.2f}"
+            said += f"; below {HARMLESS}" if own < HARMLESS else ""
+            if name == AUTO and kind in aims:
+                said += f"; the aim of {aims[kind]} is {'missed' if short else 'reached'}"
+            if not near or (short and name == AUTO):
+                said += f": {arithmetic(some, name)}, and the best {arithmetic(both(turns, best, PLAIN), best)}"
+            lines.append(f"- {said}.")
+    if lines:
+        yield "How near `auto` comes to the best; × is tokens per step over what a step takes, in plain steps:"
+        yield "\n".join(lines)
+
+
+def arithmetic(turns: Turns, name: str) -> str:
+    """Return × as tokens per step over forward, draft and the rest of a step, in steps of plain decoding."""
+    unit = total(turns, PLAIN, "seconds") / total(turns, PLAIN, "steps") * total(turns, name, "steps")
+    verify, draft, whole = (total(turns, name, what) / unit for what in ("verify", "draft", "seconds"))
+    rest = whole - verify - draft
+    return f"{length(turns, name):.2f} ÷ ({verify:.2f} rows + {draft:.2f} draft + {rest:.2f} rest) = {speedup(turns, name):.2f}"
+
+
+def beside_llama_cpp(kinds: Kinds, names: Sequence[str]) -> Iterator[str]:
+    """Yield tokens/s of llama.cpp on the same files and ours, and how often `auto` is as fast as its best setting."""
+    theirs = [name for name in names if name.startswith(LLAMA_CPP)]
+    rows = []
+    for name in (*theirs, PLAIN, AUTO):
+        cells = []
+        for turns in kinds.values():
+            some = both(turns, name)
+            pace = total(some, name, "tokens") / total(some, name, "seconds") if some else None
+            cells.append(f"{figure(pace, '{:.1f}')} ({length(some, name):.1f})" if some else "")
+        rows.append([name, *cells, ""])
+    best_of: dict[str, str] = {}
+    for kind, turns in kinds.items():
+        paces = {
+            name: total(some, name, "tokens") / total(some, name, "seconds")
+            for name in theirs
+            if (some := both(turns, name))
+        }
+        if paces:
+            best_of[kind] = max(paces, key=paces.__getitem__)
+    renamed = {
+        kind: [
+            {"replies": turn["replies"] | {LLAMA_CPP: turn["replies"][best_of[kind]]}} if best_of[kind] in turn["replies"]
+            else turn for turn in turns
+        ]
+        for kind, turns in kinds.items() if kind in best_of
+    }  # fmt: skip
+    for name in (PLAIN, AUTO):
+        cells = [
+            "{:.2f} [{:.2f}, {:.2f}]".format(*mean({kind: turns}, name, LLAMA_CPP)) for kind, turns in renamed.items()
+        ]
+        rows.append(
+            [f"{name} ÷ best of llama.cpp", *cells, "{:.2f} [{:.2f}, {:.2f}]".format(*mean(renamed, name, LLAMA_CPP))]
+        )
+    yield "Tokens/s beside llama.cpp on the same files, with tokens per step; the best of llama.cpp is taken for each kind:"
+    yield table(["tokens/s", *kinds, "mean"], rows)
+    own = mean(renamed, AUTO, LLAMA_CPP)[0]
+    yield f"The aim is {AIM_AHEAD} × the best of llama.cpp: {own:.2f}, {'reached' if own >= AIM_AHEAD else 'missed'}."
+
+
+def scarce(kinds: Kinds, ours: Sequence[str], lines: Sequence[Line]) -> Iterator[str]:
+    """Yield M of every kind, and of what `auto` would take if memory were limited."""
+    rows = []
+    for name in [name for name in ours if name not in (AUTO, FIRST)]:
+        cells = [figure(worth(some, name)) if (some := both(turns, name, PLAIN)) else "" for turns in kinds.values()]
+        held = [turn for turns in kinds.values() for turn in both(turns, name, PLAIN)]
+        relative = (
+            fmean(turn["replies"][name]["bytes"] / turn["replies"][PLAIN]["bytes"] for turn in held) if held else None
+        )
+        rows.append([name, *cells, figure(relative)])
+    counted = Counter((line["scarce"]["drafter"], line["scarce"]["rule"]) for line in lines if "scarce" in line)
+    (first, _), _ = counted.most_common(1)[0]
+    cells = []
+    for turns in kinds.values():
+        ms = {
+            name: worth(some, name) for name in ours if name not in (AUTO, FIRST) if (some := both(turns, name, PLAIN))
+        }
+        best = max(ms, key=ms.__getitem__)
+        cells.append(f"{ms[first] / ms[best]:.2f} of `{best}`" if first in ms else "")
+    rows.append([f"`{first}` ÷ the best", *cells, ""])
+    why = next(line["scarce"]["why"] for line in lines if "scarce" in line and line["scarce"]["drafter"] == first)
+    told = ", ".join(f"`{drafter}` by {by} {times}" for (drafter, by), times in counted.most_common())
+    yield f"M (× over relative memory). With memory limited `auto` would take (before each reply): {told}. The first reason: {why}."
+    yield table(["M", *kinds, "memory"], rows)

@@ -1,0 +1,451 @@
+"""What `auto` and every drafter that needs no training are worth on a published model: docs/figures/published-speedups.md.
+
+    python research/pair_speedups.py -m qwen2.5-coder-1.5b --prompts data/eval --work build/pair \
+        --llama-cpp 1.5B.gguf 0.5B.gguf --seconds 85 --out docs/figures/published-speedups.md
+
+Prompts of four kinds (code, chat, editing, JSON) are made from the files in `--prompts`. All variants answer a prompt side
+by side, in turns of a twentieth of a second, each from a new engine that knows no phrases; llama.cpp answers after them.
+A text that is not that of plain decoding ends the program. Replies are lines of `--work`/replies.jsonl, so a run that was
+stopped goes on with the next prompt; several models can share a folder. What other programs or the host disturbed is
+written again, three times at most.
+
+`auto` has a database of its own, which knows what was measured of the model and what its own replies brought. `auto,
+first reply` has a new one each time, as after an import. With each reply of `auto` it is noted what it would take if
+memory were limited to `--scarce` times the target. The page is made of all lines in the folder.
+"""
+
+import argparse
+import json
+import sqlite3
+import time
+from collections.abc import Callable, Container, Generator, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from functools import partial
+from itertools import islice, zip_longest
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import checkout  # noqa: F401
+from benchmarks.llama_speculation import DraftModel, Propose, look_up, nothing, reply
+from benchmarks.readings import DISTURBED, OtherPrograms
+from experiment import positive
+from llama_cpp_model import Gguf
+from pair_page import AUTO, FIRST, LEAST, LLAMA_CPP, PLAIN, page
+
+from localspec import Engine, Limits, Sampling, Statistics, config
+from localspec.bench.prompts import message
+from localspec.bench.turns import on_its_own_clock, side_by_side
+from localspec.choosing.choice import Choice
+from localspec.choosing.choose import choose
+from localspec.choosing.measure import MeasurementCache, Measurements
+from localspec.config import Settings
+from localspec.decoding.going_round import until_it_goes_round
+from localspec.errors import DoesNotFit, LocalspecError
+from localspec.events import Event, Reporter
+from localspec.machine import compiled
+from localspec.machine.hardware import IdleCores, physical_cores
+from localspec.machine.machine import Machine, this_machine
+from localspec.models import registry
+from localspec.models.drafter_kinds import TABLE, WITH_PHRASES
+from localspec.store.store import Store
+
+TRIES = 3
+LONGEST = 320  # tokens of a prompt
+SEEDED = 0.7
+SEED = 49
+RESERVED = 10  # prompts of a kind that no other kind uses, so that fewer are the first of more
+WARM_UP = "Say hello."
+AHEAD = {"3, any": (3, 0.0), "8, 0.6": (8, 0.6), "16, 0.75": (16, 0.75)}  # tokens of a draft, how sure of each
+LOOK_UP = 10
+SLOW, SLOWEST = "layers", 70  # what is long measured, and for how many seconds
+Entry = dict[str, Any]  # a line of a file of prompts
+
+
+# -- prompts -----------------------------------------------------------------------------------------------------------
+
+
+def _question(entry: Entry) -> str:
+    return str(entry["turns"][0])
+
+
+def _open(entry: Entry) -> str:
+    wanted = ("writing", "roleplay", "humanities", "stem", "reasoning")
+    return _question(entry) if entry["category"] in wanted else ""
+
+
+def _coding(entry: Entry) -> str:
+    return _question(entry) if entry["category"] == "coding" else ""
+
+
+def _edited_code(entry: Entry) -> str:
+    code = str(entry["reference"]["code"]).replace("\r\n", "\n").strip()
+    return f"Rename the function to `solve`, add type hints, and return all of it:\n\n```python\n{code}\n```"
+
+
+def _passage(entry: Entry) -> str:
+    """Return the first sentences of a text that is asked about."""
+    text = _question(entry).split("\n\nQuestion:")[0][:420]
+    return text[: text.rfind(". ") + 1]
+
+
+def _edited_text(entry: Entry) -> str:
+    return f"Correct the mistakes in this text, change nothing else, and return all of it:\n\n{_passage(entry)}"
+
+
+def _facts(entry: Entry) -> str:
+    return f"Give all names, places, dates and numbers in this text as a JSON object:\n\n{_passage(entry)}"
+
+
+def _problem(entry: Entry) -> str:
+    return f"Write what is given in this problem as a JSON object, without solving it:\n\n{_question(entry)}"
+
+
+def _json(entry: Entry) -> str:
+    return _question(entry) if "json" in _question(entry).lower() else ""
+
+
+KINDS: dict[str, dict[str, Callable[[Entry], str]]] = {
+    "code": {"humaneval": _question, "mbpp_test": _question, "spec_bench": _coding},
+    "chat": {"oasst_en100": _question, "spec_bench": _open},
+    "editing": {"mbpp_test": _edited_code, "xquad_en": _edited_text},
+    "JSON": {"xquad_en": _facts, "gsm8k_test": _problem, "ifeval": _json},
+}  # of each kind of text the files, and what makes a prompt of a line; each line serves one kind only
+
+
+def prompts_of(place: Path, skip: int, limit: int, fits: Callable[[str], bool]) -> dict[str, list[tuple[str, str]]]:
+    """By kind so many prompts after the first `skip`, with their names, one of each file in turn."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    taken: set[str] = set()
+    for kind, files in KINDS.items():
+        of_files = [_of_file(place / f"{file}.jsonl", make, taken) for file, make in files.items()]
+        every = (one for turn in zip_longest(*of_files) for one in turn if one is not None and fits(one[1]))
+        found[kind] = list(islice(every, max(skip + limit, RESERVED)))
+        taken |= {name for name, _ in found[kind]}
+        found[kind] = found[kind][skip : skip + limit]
+    return found
+
+
+def _of_file(file: Path, make: Callable[[Entry], str], taken: Container[str]) -> Iterator[tuple[str, str]]:
+    for line in file.read_text("utf-8").splitlines():
+        entry = json.loads(line)
+        if str(entry["id"]) not in taken and (text := make(entry)):
+            yield str(entry["id"]), text
+
+
+# -- what is kept ------------------------------------------------------------------------------------------------------
+
+
+def stolen() -> int:
+    """Return the ticks that the host took so far; 0 where the system does not say."""
+    stat = Path("/proc/stat")
+    return int(stat.read_text("utf-8").split("\n")[0].split()[8]) if stat.is_file() else 0
+
+
+class Kept:
+    """The lines of a file, each a reply. A line that was cut off is left out."""
+
+    def __init__(self, file: Path) -> None:
+        self._file, self.lines = file, list[Entry]()
+        whole = file.read_bytes() if file.exists() else b""
+        for line in whole.split(b"\n")[:-1]:
+            self.lines.append(json.loads(line))
+        file.write_bytes(whole[: whole.rfind(b"\n") + 1])
+
+    def add(self, line: Entry) -> None:
+        """Keep one reply."""
+        with self._file.open("a", encoding="utf-8") as opened:
+            opened.write(json.dumps(line) + "\n")
+        self.lines.append(line)
+
+    def of(self, **key: object) -> list[Entry]:
+        """Return the lines that have all of these values."""
+        return [line for line in self.lines if all(line[name] == value for name, value in key.items())]
+
+
+# -- who answers -------------------------------------------------------------------------------------------------------
+
+
+class TimeUp(Exception):
+    """No time is left."""
+
+
+class AllCores(IdleCores):
+    """Every core, whatever the others do: what they did is noted with each reply."""
+
+    def __call__(self) -> int:
+        return physical_cores()
+
+
+class Ours:
+    """The model in this program, with all drafters."""
+
+    def __init__(
+        self,
+        card: registry.TargetCard,
+        work: Path,
+        scarce: float,
+        wanted: Container[str],
+        until: float,
+        stack: ExitStack,
+    ) -> None:
+        """Measure what `wanted` needs and is unknown of the model. Raise TimeUp where there is no time for it any more."""
+        self._card, self._work, self._stack = card, work, stack
+        self._settings = config.load(flags={"temperature": 0.0})
+        known = work / "measured.db"
+        self._named = self._open(known)
+        self._plain = Engine(self._chosen(PLAIN), store=self._named, phrases="off")
+        self._plain._idle_cores = AllCores()
+        self._bases, self._untimed = list[Engine](), list[Engine]()
+        self._wanted = [name for name in names() if name == PLAIN or not wanted or name in wanted]
+        if not (file := work / "auto.db").exists():
+            for name in sorted(self._wanted, key=lambda name: name.startswith(SLOW)):
+                if choice := self._possible(name):
+                    if name.startswith(SLOW) and time.monotonic() > until - SLOWEST:
+                        raise TimeUp
+                    engine = Engine(choice, store=self._named, phrases="off", beside=self._base(choice, self._named))
+                    for count, _ in enumerate(engine.measure(), start=1):
+                        print(f"measuring {name}: {count}", end="\r", flush=True)
+            copy(known, file)
+        self._auto = self._open(file)
+        self._scarce = limited(self._plain.choice.loaded_bytes, scarce)
+
+    @property
+    def target(self) -> Any:
+        return self._plain.target
+
+    def names(self) -> list[str]:
+        """Return every drafter that is wanted, and that this model has."""
+        return [name for name in self._wanted if self._possible(name)]
+
+    def answers(self, wanted: Sequence[str], text: str, sampling: Sampling, most: int) -> dict[str, Entry]:
+        """Return what the replies of these variants took, each from a new engine, written side by side."""
+        with ExitStack() as stack:
+            about, replies = dict[str, Entry](), dict[str, Generator[Event, None, None]]()
+            for name in wanted:
+                choice, engine = self._new(name, stack)
+                about[name] = {"drafter": choice.drafter, "nodes": choice.nodes, "precision": choice.precision}
+                if name == AUTO and (scarce := self._under_limit()):
+                    about[name]["scarce"] = scarce
+                replies[name] = on_its_own_clock(engine.session, engine.chat(message(text), sampling, Limits(most)))
+            return {name: figures(said) | about[name] for name, said in side_by_side(replies).items()}
+
+    def _new(self, name: str, stack: ExitStack) -> tuple[Choice, Engine]:
+        store, base = {AUTO: self._auto}.get(name, self._named), self._named
+        if name == FIRST:
+            folder = Path(stack.enter_context(TemporaryDirectory(dir=self._work)))
+            store, base = self._open(folder / "new.db", stack), None
+        choice = self._chosen(name, store)
+        return choice, Engine(choice, store=store, phrases="off", beside=self._base(choice, base))
+
+    def _under_limit(self) -> Entry:
+        """Return what `auto` would take if memory were limited, and why; nothing where the model itself does not fit."""
+        try:
+            choice = self._chosen(AUTO, self._auto, self._scarce)
+        except DoesNotFit:
+            return {}
+        return {"drafter": choice.drafter, "m": choice.cost_effectiveness, "rule": choice.rule, "why": choice.reason}
+
+    def _open(self, file: Path, stack: ExitStack | None = None) -> Store:
+        return (stack or self._stack).enter_context(Store.open(file, print))
+
+    def _chosen(self, name: str, store: Store | None = None, machine: Machine | None = None) -> Choice:
+        known = Measurements(MeasurementCache(store, Reporter()), False, None) if store else None
+        settings: Settings = replace(self._settings, drafter=AUTO if name == FIRST else name)
+        return choose(self._card, settings, machine, known)
+
+    def _possible(self, name: str) -> Choice | None:
+        try:
+            return self._chosen(name, self._named)
+        except LocalspecError as error:
+            print(f"{name}: {error}", flush=True)
+            return None
+
+    def _base(self, choice: Choice, store: Store | None) -> Engine:
+        """Return an engine whose models others share; without a store one of which nothing was measured."""
+        if choice.draft is None:
+            return self._plain
+        loaded = self._bases if store else self._untimed
+        found = next((one for one in loaded if one.choice.draft == choice.draft), None)
+        if found is None:
+            found = Engine(choice, store=store, phrases="off", beside=self._plain)
+            loaded.append(found)
+        return found
+
+
+def names() -> list[str]:
+    """Return plain decoding and every kind that needs no training, by itself and with phrases."""
+    untrained = [kind for kind in TABLE if kind.takes not in ("weights", "published") and kind.name != PLAIN]
+    lengthened = [f"{kind.name}{WITH_PHRASES}" for kind in untrained if not kind.has_phrases]
+    return [PLAIN, AUTO, FIRST, *(kind.name for kind in untrained), *lengthened]
+
+
+def limited(target: int, times: float) -> Machine:
+    """Return this machine if a model might take so many times the target's bytes."""
+    machine = this_machine()
+    cpu = machine.device("cpu")
+    assert cpu is not None
+    kept_free = cpu.free - cpu.usable
+    return replace(machine, devices=(replace(cpu, free=round(times * target) + kept_free),))
+
+
+def copy(one: Path, other: Path) -> None:
+    """Copy a database that may be open."""
+    with closing(sqlite3.connect(one)) as source, closing(sqlite3.connect(other)) as into:
+        source.backup(into)
+
+
+def figures(said: Statistics) -> Entry:
+    """Return what is kept of a reply."""
+    held = said.memory
+    return {
+        "ids": list(said.token_ids), "tokens": max(len(said.token_ids) - 1, 0), "steps": said.steps,
+        "seconds": said.decode_seconds, "draft": said.draft_seconds, "verify": said.verify_seconds,
+        "prompt_tokens": said.prompt_tokens, "first": said.first_token_seconds,
+        "bytes": held.target + held.drafter + held.cache, "off": said.off_reason,
+    }  # fmt: skip
+
+
+class Peer:
+    """llama.cpp with the same files: plain, with its look-up, and with its draft model in a few settings."""
+
+    def __init__(self, files: Sequence[Path], ours: Ours, stack: ExitStack) -> None:
+        self._target, vocabulary = ours.target, ours.target.vocab_size
+        target, draft = (stack.enter_context(closing(Gguf(file, vocabulary, 1024))) for file in files)
+        for one in (target, draft):
+            one.set_threads(physical_cores())
+        self._gguf = target
+        self.ways: dict[str, Callable[[], Propose]] = {f"{LLAMA_CPP} plain": lambda: nothing}
+        self.ways[f"{LLAMA_CPP} look-up {LOOK_UP}"] = partial(look_up, LOOK_UP)
+        for name, (most, sure) in AHEAD.items():
+            self.ways[f"{LLAMA_CPP} draft {name}"] = partial(DraftModel, draft, most, sure)
+
+    def answer(self, name: str, text: str, most: int) -> Entry:
+        """Return what one reply took."""
+        prompt = self._target.encode(message(text))
+        said = reply(self._gguf, prompt, most, self._target.stop_tokens, self.ways[name]())
+        return {
+            "ids": said.tokens,
+            "tokens": max(len(said.tokens) - 1, 0),
+            "steps": said.steps,
+            "seconds": said.seconds,
+        }
+
+
+# -- measuring ---------------------------------------------------------------------------------------------------------
+
+
+def measure(options: argparse.Namespace, kept: Kept, stack: ExitStack) -> None:
+    """Write the replies that are missing. Raise TimeUp where not all could be written."""
+    until, card = time.monotonic() + options.seconds, registry.resolve(options.model)
+    work = options.work / card.name
+    work.mkdir(exist_ok=True)
+    wanted = [*options.greedy, *options.seeded] if options.greedy else []
+    ours = Ours(card, work, options.scarce, wanted, until, stack)
+    peer = Peer(options.llama_cpp, ours, stack) if options.llama_cpp else None
+    encode = ours.target.encode
+    asked = prompts_of(options.prompts, options.skip, options.limit, lambda text: len(encode(message(text))) <= LONGEST)
+    longest, warm = 0.0, set[str]()
+    for temperature, some in ((0.0, options.greedy), (SEEDED, options.seeded)):
+        possible = [name for name in ours.names() if name != PLAIN and (not some or name in some)]
+        theirs = [name for name in (peer.ways if peer and not temperature else ()) if not some or name in some]
+        for number, kind in ((number, kind) for number in range(options.limit) for kind in KINDS):
+            if number >= len(asked[kind]):
+                continue
+            name_of_prompt, text = asked[kind][number]
+            sampling = Sampling(temperature=temperature, seed=SEED + number) if temperature else Sampling()
+            key = {"model": card.name, "kind": kind, "prompt": name_of_prompt, "temperature": temperature}
+            while missing := still_wanted([*possible, *theirs], before := kept.of(**key)):
+                began = time.monotonic()
+                if began + longest > until:
+                    raise TimeUp
+                key_of_turn = key | {"turn": 1 + max((line["turn"] for line in before), default=0)}
+                mine = [PLAIN, *(name for name in missing if name in possible)]
+                if new := set(missing) - warm:
+                    ours.answers([name for name in mine if name != AUTO], WARM_UP, Sampling(), 6)  # `auto` would learn
+                    for name in new & set(theirs):
+                        peer.answer(name, WARM_UP, 6)
+                    warm |= new
+                    began = time.monotonic()
+                shift = number % len(mine)
+                found = written(lambda most: ours.answers(mine[shift:] + mine[:shift], text, sampling, most), options)
+                for line in found:
+                    check(found, line)
+                    kept.add(key_of_turn | line)
+                most = max(len(line["ids"]) for line in found)
+                for name in missing:
+                    if name in theirs:
+                        kept.add(key_of_turn | noted(lambda: {name: peer.answer(name, text, most)})[0])
+                longest = max(longest, time.monotonic() - began)
+                paces = {line["variant"]: f"{line['tokens'] / max(line['seconds'], 1e-9):.1f}" for line in found}
+                print(f"{kind} {number} {temperature} others {found[0]['others']:.2f} {paces}", flush=True)
+
+
+def still_wanted(names: Sequence[str], before: Sequence[Entry]) -> list[str]:
+    """Return the variants of which no undisturbed reply is kept, and that were not tried too often."""
+    tries = {name: [line for line in before if line["variant"] == name] for name in names}
+    return [
+        name for name, some in tries.items()
+        if len(some) < TRIES and all(line["others"] > DISTURBED for line in some)
+    ]  # fmt: skip
+
+
+def written(answers: Callable[[int], dict[str, Entry]], options: argparse.Namespace) -> list[Entry]:
+    """Return replies that end where the plain text goes round."""
+    found = noted(lambda: answers(options.max_tokens))
+    plain = next(line for line in found if line["variant"] == PLAIN)["ids"]
+    most = until_it_goes_round(plain)
+    return found if most == len(plain) or most < LEAST else noted(lambda: answers(most))
+
+
+def noted(answers: Callable[[], dict[str, Entry]]) -> list[Entry]:
+    """Return replies with what other programs and the host took meanwhile."""
+    others, before = OtherPrograms(), stolen()
+    found = answers()
+    more = {"others": others(), "stolen": stolen() - before, "taken": time.time()}
+    return [{"variant": name} | line | more for name, line in found.items()]
+
+
+def check(found: Sequence[Entry], line: Entry) -> None:
+    """End the program where a text is not that of plain decoding."""
+    plain = next(one for one in found if one["variant"] == PLAIN)
+    if line["ids"] != plain["ids"]:
+        raise SystemExit(f"The text of {line['variant']} differs from that of plain decoding: {line} {plain}.")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-m", "--model", help="a model that is here; without one the page is made of what is kept")
+    parser.add_argument("--prompts", type=Path, help="a directory with the files of prompts")
+    parser.add_argument("--limit", type=positive, default=10, help="prompts of each kind")
+    parser.add_argument("--skip", type=int, default=0, help="prompts of each kind to leave out, for a trial run")
+    parser.add_argument(
+        "-n", "--max-tokens", type=positive, default=80, help="of a reply, which ends where it goes round"
+    )
+    parser.add_argument("--greedy", nargs="+", help="some variants, instead of all")
+    parser.add_argument("--seeded", nargs="+", default=[AUTO, "phrases", "draft_model+phrases"], help=f"at {SEEDED}")
+    parser.add_argument("--llama-cpp", type=Path, nargs=2, metavar=("TARGET", "DRAFT"), help="the same files")
+    parser.add_argument("--scarce", type=float, default=1.6, help="times the target's bytes")
+    parser.add_argument("--seconds", type=float, default=1e9, help="after which no reply is begun")
+    parser.add_argument("--work", type=Path, required=True, help="where replies are kept; outside git")
+    parser.add_argument("--out", type=Path, help="the page")
+    options = parser.parse_args()
+    if options.model and not options.prompts:
+        parser.error("--model needs --prompts; name a directory with the files of prompts.")
+    options.work.mkdir(parents=True, exist_ok=True)
+    kept = Kept(options.work / "replies.jsonl")
+    if options.model:
+        with ExitStack() as stack:
+            try:
+                measure(options, kept, stack)
+                print("complete")
+            except TimeUp:
+                print("time is up")
+    if options.out:
+        machine = f"{physical_cores()} cores of a CPU with {compiled.instruction_set()}"
+        options.out.write_text(page(kept.lines, machine), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
