@@ -256,9 +256,10 @@ def invented(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_this_machine_has_and_what_fits(doctor, invented):
     code, out, err = doctor()
     assert (code, err) == (0, "") and "\x1b" not in out and "\x07" not in out
-    take, fetch, until, idle, empty, *lines = out.splitlines()
-    assert idle.startswith(wording("mps_is_not_used"))
+    take, fetch, idle, until, idle_until_then, empty, *lines = out.splitlines()
     best = re.split("[,:]", take)[0].removeprefix("Take ")
+    assert idle.startswith(wording("mps_is_not_used").replace("demo", best))
+    assert idle_until_then.startswith(wording("mps_is_not_used"))
     assert f", license {registry.known()[best].license}: " in take
     assert fetch == wording("fetch_it_with_localspec_pull", best=best) and re.search(
         r" tokens/s, .*M \d\.\d\d, chosen by \w+; \d+\.\d GiB .*to download\.$", take
