@@ -985,7 +985,7 @@ def somebody() -> Iterator[Callable[..., Typist]]:
 
 
 def test_somebody_types(somebody, home, endless):
-    somebody = somebody(home, "--plain", "-m", endless.path)
+    somebody = somebody(home, "--plain", "--no-spec", "-m", endless.path)
     somebody.wait_for(f"loading {endless.path} …\r\n")
     somebody.wait_for("Ctrl+D ends.\r\n")
     somebody.wait_for("> ")
@@ -1024,7 +1024,7 @@ def test_somebody_types(somebody, home, endless):
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP])
 def test_who_is_ended_from_outside_is_told_how_to_go_on(somebody, home, endless, sent):
-    somebody = somebody(home, "--plain", "-m", endless.path)
+    somebody = somebody(home, "--plain", "--no-spec", "-m", endless.path)
     somebody.wait_for("> ")
     somebody.type("one\r")
     somebody.wait_for("and so on")

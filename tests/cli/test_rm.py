@@ -158,9 +158,9 @@ def test_a_published_drafter_of_a_directory_is_fetched_verified_and_deleted_by_i
     drafters = '[[own.drafters]]\nkind = "parallelspec"\nrepo = "org/name"\n'
     (home / "config" / "models.toml").write_text(f"[own]\npath = '{own}'\n{drafters}")
     assert at(home, hub, "rm", "own", "--yes").returncode == 3, "nothing was fetched yet"
-    result = at(home, hub, "pull", "own")
+    result = at(home, hub, "pull", "own", "--drafter", "none")
     assert result.returncode == 0 and wording("own_is_here_already_drafter") in result.stdout and found(home) is None
-    planned = json.loads(at(home, hub, "pull", "own", "--dry-run", "--json").stdout)
+    planned = json.loads(at(home, hub, "pull", "own", "--drafter", "none", "--dry-run", "--json").stdout)
     assert (planned["sources"], planned["bytes"], planned["fits"]) == ([], 0, None)
     assert at(home, hub, "pull", "own", "--drafter", "parallelspec").returncode == 0 and found(home) is not None
     result = at(home, hub, "verify", "own")
