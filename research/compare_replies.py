@@ -72,7 +72,7 @@ def main() -> None:
     parser.add_argument("--drafters", nargs="+", default=drafters())
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--out", type=Path, help="the table of all that is in --work")
-    parser.add_argument("--covering", type=int, metavar="COUNT", help="so many prompts, one combination each")
+    parser.add_argument("--covering", type=int, metavar="COUNT", help="number of prompts, one combination each")
     parser.add_argument("--pair", help="of --covering: the model that drafters with a draft model answer for")
     parser.add_argument("--run", action="store_true", help=argparse.SUPPRESS)  # with the instructions in use
     options = parser.parse_args()

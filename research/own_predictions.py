@@ -1,4 +1,4 @@
-"""Predicted beside measured on a model that is here: plain tokens/s, and what `auto` brings by kind of text.
+"""Predicted and measured speeds of a model that is here: plain tokens/s, and what `auto` brings by kind of text.
 
 python research/own_predictions.py MODEL [-n 48]
 

@@ -134,8 +134,8 @@ def taken(lines: Sequence[Line]) -> str:
     for name in (AUTO, FIRST):
         counted = Counter(line["drafter"] for line in lines if line["variant"] == name)
         if counted:
-            told = ", ".join(f"`{drafter}` {times}" for drafter, times in counted.most_common())
-            said.append(f"`{name}` took (replies): {told}.")
+            counts = ", ".join(f"`{drafter}` {times}" for drafter, times in counted.most_common())
+            said.append(f"`{name}` took (replies): {counts}.")
     return " ".join(said)
 
 
@@ -204,7 +204,7 @@ def beside_llama_cpp(kinds: Kinds, names: Sequence[str]) -> Iterator[str]:
         rows.append(
             [f"{name} ÷ best of llama.cpp", *cells, "{:.2f} [{:.2f}, {:.2f}]".format(*mean(renamed, name, LLAMA_CPP))]
         )
-    yield "Tokens/s beside llama.cpp on the same files, with tokens per step; the best of llama.cpp is taken for each kind:"
+    yield "Tokens/s here and in llama.cpp on the same files, with tokens per step; the best of llama.cpp is taken for each kind:"
     yield table(["tokens/s", *kinds, "mean"], rows)
     own = mean(renamed, AUTO, LLAMA_CPP)[0]
     yield f"The aim is {AIM_AHEAD} × the best of llama.cpp: {own:.2f}, {'reached' if own >= AIM_AHEAD else 'missed'}."
@@ -231,6 +231,6 @@ def scarce(kinds: Kinds, ours: Sequence[str], lines: Sequence[Line]) -> Iterator
         cells.append(f"{ms[first] / ms[best]:.2f} of `{best}`" if first in ms else "")
     rows.append([f"`{first}` ÷ the best", *cells, ""])
     why = next(line["scarce"]["why"] for line in lines if "scarce" in line and line["scarce"]["drafter"] == first)
-    told = ", ".join(f"`{drafter}` by {by} {times}" for (drafter, by), times in counted.most_common())
-    yield f"M (× over relative memory). With memory limited `auto` would take (before each reply): {told}. The first reason: {why}."
+    counts = ", ".join(f"`{drafter}` by {by} {times}" for (drafter, by), times in counted.most_common())
+    yield f"M (× over relative memory). With memory limited `auto` would take (before each reply): {counts}. The first reason: {why}."
     yield table(["M", *kinds, "memory"], rows)

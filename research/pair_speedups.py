@@ -5,11 +5,11 @@
 
 Prompts of four kinds (code, chat, editing, JSON) are made from the files in `--prompts`. All variants answer a prompt side
 by side, in turns of a twentieth of a second, each from a new engine that knows no phrases; llama.cpp answers after them.
-A text that is not that of plain decoding ends the program. Replies are lines of `--work`/replies.jsonl, so a run that was
+A text that differs from plain decoding's ends the program. Replies are lines of `--work`/replies.jsonl, so a run that was
 stopped goes on with the next prompt; several models can share a folder. What other programs or the host disturbed is
 written again, three times at most.
 
-`auto` has a database of its own, which knows what was measured of the model and what its own replies brought. `auto,
+`auto` has a separate database with the measurements of the model and of earlier replies by `auto`. `auto,
 first reply` has a new one each time, as after an import. With each reply of `auto` it is noted what it would take if
 memory were limited to `--scarce` times the target. The page is made of all lines in the folder.
 """
@@ -115,7 +115,7 @@ KINDS: dict[str, dict[str, Callable[[Entry], str]]] = {
 
 
 def prompts_of(place: Path, skip: int, limit: int, fits: Callable[[str], bool]) -> dict[str, list[tuple[str, str]]]:
-    """By kind so many prompts after the first `skip`, with their names, one of each file in turn."""
+    """Return `limit` prompts by kind after the first `skip`, with their names, one of each file in turn."""
     found: dict[str, list[tuple[str, str]]] = {}
     taken: set[str] = set()
     for kind, files in KINDS.items():
@@ -282,7 +282,7 @@ def names() -> list[str]:
 
 
 def limited(target: int, times: float) -> Machine:
-    """Return this machine if a model might take so many times the target's bytes."""
+    """Return this machine if a model might take `times` times the target's bytes."""
     machine = this_machine()
     cpu = machine.device("cpu")
     assert cpu is not None
@@ -408,7 +408,7 @@ def noted(answers: Callable[[], dict[str, Entry]]) -> list[Entry]:
 
 
 def check(found: Sequence[Entry], line: Entry) -> None:
-    """End the program where a text is not that of plain decoding."""
+    """End the program where a text differs from plain decoding's."""
     plain = next(one for one in found if one["variant"] == PLAIN)
     if line["ids"] != plain["ids"]:
         raise SystemExit(f"The text of {line['variant']} differs from that of plain decoding: {line} {plain}.")

@@ -1,4 +1,4 @@
-"""Predicted beside published: tokens/s and times plain decoding, of machines and models that no constant was taken from.
+"""Predicted and published speeds: tokens/s and times plain decoding, of machines and models that no constant was taken from.
 
 python research/published_table.py
 

@@ -1,5 +1,6 @@
 """llama.cpp through the C functions of llama-cpp-python: several tokens at once, and no tokenizer."""
 
+import ctypes
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -95,3 +96,19 @@ class Gguf:
         self._library.llama_batch_free(self._batch)
         self._library.llama_free(self.context)
         self._library.llama_model_free(self._model)
+
+
+def ids_of(file: Path, texts: Sequence[str]) -> list[list[int]]:
+    """Return the ids that llama.cpp gives to texts, with marks read as marks."""
+    settings = library().llama_model_default_params()
+    settings.vocab_only = True
+    model = library().llama_model_load_from_file(str(file).encode(), settings)
+    assert model
+    vocabulary, found = library().llama_model_get_vocab(model), []
+    for text in texts:
+        content = text.encode()
+        ids = (ctypes.c_int32 * (len(content) + 16))()
+        count = library().llama_tokenize(vocabulary, content, len(content), ids, len(ids), True, True)
+        found.append(ids[:count])
+    library().llama_model_free(model)
+    return found

@@ -153,7 +153,7 @@ class DrafterCandidate:
 
     @property
     def drafter(self) -> str:
-        """The name without that of its small model."""
+        """Return the name without its small model's name."""
         kind, small, _ = self.name.partition(":")
         return kind + WITH_PHRASES if small and self.name.endswith(WITH_PHRASES) else kind
 

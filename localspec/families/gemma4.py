@@ -56,16 +56,16 @@ def _read(found: Mapping[str, Any]) -> dict[str, Any]:
 
 def _whole_heads(found: Mapping[str, Any], types: Sequence[str]) -> tuple[int, int]:
     """Return (key heads, channels of a head) of layers without a window, as published files or saved ones say it."""
-    heads, told = found["num_key_value_heads"], found.get("per_layer_config")
-    if told is None:
+    heads, by_layer = found["num_key_value_heads"], found.get("per_layer_config")
+    if by_layer is None:
         own = found["num_global_key_value_heads"] if found["attention_k_eq_v"] else None
         said = {"num_key_value_heads": heads if own is None else own, "head_dim": found["global_head_dim"]}
     else:
         at = {str(layer) for layer, kind in enumerate(types) if kind == "full_attention"}
-        tables = list(told.values()) if isinstance(told, dict) else [None]
+        tables = list(by_layer.values()) if isinstance(by_layer, dict) else [None]
         possible = all(isinstance(one, dict) and one == tables[0] for one in tables)
-        if not possible or {str(name).lstrip("0") or "0" for name in told} not in (at, set()):
-            raise ValueError("per_layer_config: layers without a window are alike here, and so are those with one")
+        if not possible or {str(name).lstrip("0") or "0" for name in by_layer} not in (at, set()):
+            raise ValueError("per_layer_config: layers without a window must have the same sizes")
         said = {"num_key_value_heads": heads, "head_dim": found["head_dim"]} | (tables[0] or {} if tables else {})
     if unknown := said.keys() - {"num_key_value_heads", "head_dim"}:
         raise ValueError(

@@ -204,18 +204,9 @@ def test_in_few_bits_logits_are_as_near_as_those_of_llama_cpp(opened, family_ggu
 
 
 def their_ids(file: Path, texts: list[str]) -> list[list[int]]:
-    from llama_cpp_model import library
+    from llama_cpp_model import ids_of
 
-    settings = library().llama_model_default_params()
-    settings.vocab_only = True
-    model = library().llama_model_load_from_file(str(file).encode(), settings)
-    vocabulary, found = library().llama_model_get_vocab(model), []
-    for one in texts:
-        ids = (ctypes.c_int32 * (len(one.encode()) + 16))()
-        count = library().llama_tokenize(vocabulary, one.encode(), len(one.encode()), ids, len(ids), True, True)
-        found.append(ids[:count])
-    library().llama_model_free(model)
-    return found
+    return ids_of(file, texts)
 
 
 @pytest.mark.parametrize("name", cases(FAMILIES, FAST))

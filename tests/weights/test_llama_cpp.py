@@ -31,19 +31,9 @@ llama_cpp = pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
 
 
 def their_ids(file: Path, texts: list[str]) -> list[list[int]]:
-    from llama_cpp_model import library
+    from llama_cpp_model import ids_of
 
-    settings = library().llama_model_default_params()
-    settings.vocab_only = True
-    model = library().llama_model_load_from_file(str(file).encode(), settings)
-    assert model
-    vocabulary, found = library().llama_model_get_vocab(model), []
-    for text in texts:
-        ids = (ctypes.c_int32 * (len(text.encode()) + 16))()
-        count = library().llama_tokenize(vocabulary, text.encode(), len(text.encode()), ids, len(ids), True, True)
-        found.append(ids[:count])
-    library().llama_model_free(model)
-    return found
+    return ids_of(file, texts)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@
 llama-cpp-python is installed, writes it again. Where it is installed the ids are compared with llama.cpp itself, too.
 """
 
-import ctypes
 import json
 import os
 from pathlib import Path
@@ -41,25 +40,14 @@ def our_ids(name: str, path: Path) -> list[list[int]]:
 
 
 def their_ids(name: str, file: Path) -> list[list[int]]:
-    from llama_cpp_model import library
+    from llama_cpp_model import ids_of
 
     said, texts = CASES[name]
     shape = {"context_length": 64, "embedding_length": 64, "block_count": 1, "feed_forward_length": 64}
     shape |= {"attention.head_count": 4}
     numbers = {f"llama.{key}": one for key, one in shape.items()} | {"llama.attention.layer_norm_rms_epsilon": 1e-5}
     file.write_bytes(written({"general.architecture": "llama", **numbers, **said}, {}))
-    settings = library().llama_model_default_params()
-    settings.vocab_only = True
-    model = library().llama_model_load_from_file(str(file).encode(), settings)
-    assert model
-    vocabulary, found = library().llama_model_get_vocab(model), []
-    for text in texts:
-        content = text.encode()
-        ids = (ctypes.c_int32 * (len(content) + 16))()
-        count = library().llama_tokenize(vocabulary, content, len(content), ids, len(ids), True, True)
-        found.append(ids[:count])
-    library().llama_model_free(model)
-    return found
+    return ids_of(file, texts)
 
 
 def compare(name: str, ours: list[list[int]], theirs: list[list[int]]) -> None:

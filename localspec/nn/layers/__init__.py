@@ -1,1 +1,1 @@
-"""Layers of transformers: that of Llama, and those whose arithmetic is another."""
+"""Layers of transformers: Llama's, and those with other arithmetic."""
