@@ -112,12 +112,13 @@ def as_computed(device: Device, model: Model) -> Device:
     """Return the device with the packings that it offers for this model.
 
     Torch computes recurrent layers with dense weights only. Our library can compute a model in the blocks of its GGUF
-    files. `device` may already be adapted to another model.
+    files, and unpacks them for torch on a CPU. `device` may already be adapted to another model.
     """
     if device.block_bits:
         others = tuple(packing for packing in device.packings if packing != BLOCKS)
         device = replace(device, packings=others, block_bits=0.0)
-    if model.block_bytes and device.engine == "native":
+    unpacks = device.type == "cpu" and device.packings and not model.shape.recurrent
+    if model.block_bytes and (device.engine == "native" or unpacks):
         bits = 8 * model.block_bytes / max(model.shape.parameters, 1)
         return replace(device, packings=(BLOCKS, *device.packings), block_bits=bits)
     if not model.shape.recurrent or device.engine != "torch":
@@ -128,7 +129,7 @@ def as_computed(device: Device, model: Model) -> Device:
 
 def possible_precisions(model: Model, precisions: Iterable[Precision]) -> list[Precision]:
     """Return the precisions in which this model can be loaded: if it is here only packed, those of its packings."""
-    return [one for one in precisions if model.can_be(one.quantize, one.device.engine)]
+    return [one for one in precisions if model.can_be(one.quantize, one.device.backend)]
 
 
 def natural_precisions(device: Device) -> list[Precision]:
@@ -304,7 +305,8 @@ def draft_model(
 def weight_bytes(model: Model, precision: Precision) -> int:
     """Return the bytes of a model's weights in this precision."""
     if precision.quantize == BLOCKS:
-        return model.block_bytes
+        dense = 0 if precision.device.backend == "native" else fit.ITEM["fp32"]  # in torch, tables only
+        return model.block_bytes + dense * (model.shape.embedding + model.shape.table)
     return fit.weights(model.shape, *precision.backend, model.parameters)
 
 

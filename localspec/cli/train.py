@@ -20,7 +20,7 @@ from localspec.cli.options import takes_settings, whole_number
 from localspec.cli.progress import Progress
 from localspec.config import Settings, nearest
 from localspec.environment import home
-from localspec.errors import NotHere, UsageMistake
+from localspec.errors import UsageMistake
 from localspec.marks import drawable
 from localspec.models import registry
 from localspec.models.drafter_kinds import TABLE, kinds
@@ -29,7 +29,7 @@ from localspec.quantities import speedup
 from localspec.store.store import user_store
 from localspec.training.directory import ANSWERS, Lock, begun, refuse_course, refuse_result, usable
 from localspec.training.examples import read_examples
-from localspec.weights.packed_files import is_gguf
+from localspec.weights.checkpoint import is_packed
 
 if TYPE_CHECKING:
     from localspec.training.course import Course
@@ -56,7 +56,11 @@ def _output_directory(text: str) -> Path:
 
 @app.command()
 @takes_settings(
-    "model", "device", "dtype", "quantize", model="The target: a name, or a directory in the Hugging Face layout."
+    "model",
+    "device",
+    "dtype",
+    "quantize",
+    model="The target: a name, a directory in the Hugging Face layout, or a GGUF file.",
 )
 def train(
     *,
@@ -126,7 +130,7 @@ def train(
     files = [Path(name) for name in (*(data or ()), *(more or ()))]
     own = _own_words(data or [], more or [], keep_answers)
     progress = Progress()
-    card = _with_its_weights(settings, progress)
+    card = _model_to_train_for(settings, progress)
     safe_name = re.sub(r"[^\w.-]+", "-", _public_name(card)).strip(".-")
     directory = output or Paths(home()).drafters / f"{safe_name}-{kind}"
     usable(directory)
@@ -332,25 +336,11 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
-def _with_its_weights(settings: Settings, progress: Progress) -> registry.TargetCard:
-    """Return the model to train for; a notice names one that no flag names. Raise NotHere for one without own weights.
-
-    A GGUF file would be imported for nothing.
-    """
-    name = settings.model
-    if name and registry.is_path(name) and is_gguf(Path(name).expanduser()):
-        raise NotHere(
-            f"{name} is a GGUF file, and a drafter is trained beside a model's own weights; fetch those, of a "
-            "registered model with `localspec pull NAME --original`."
-        )
+def _model_to_train_for(settings: Settings, progress: Progress) -> registry.TargetCard:
+    """Return the model to train for; a notice names one that no flag names."""
     with user_store(progress.notice, create=False) as store:
         card = chosen_model(settings, store, progress.reporter)
     progress.clear()
-    if card.imported_as:
-        raise NotHere(
-            f"{card.name} was imported from GGUF, and a drafter is trained beside a model's own weights; name another "
-            "model with -m, or fetch the weights of a registered one with `localspec pull NAME --original`."
-        )
     if not settings.origins["model"].startswith("--"):
         progress.notice(f"The drafter is trained for {card.name}; -m names another model.")
     return card
@@ -358,7 +348,7 @@ def _with_its_weights(settings: Settings, progress: Progress) -> registry.Target
 
 def _public_name(card: registry.TargetCard) -> str:
     """The model's name, without the directories it lies in, which are private."""
-    if card.name in registry.cards():
+    if card.name in registry.cards() or is_packed(card.path):
         return card.name
     path = card.path.resolve()
     return path.parent.name if path.name == "target" else path.name

@@ -32,7 +32,7 @@ from localspec.nn.target import Target
 from localspec.nn.weights import TYPES, Weights
 from localspec.outside_files import parse_json
 from localspec.weights.checkpoint import Checkpoint, originals
-from localspec.weights.stored import read_config, stored_sizes, stored_tensors
+from localspec.weights.stored import read_config, stored_parts, stored_sizes
 
 _ROTATIONS = ("default", "linear", "llama3", "yarn")  # that a Llama of the engines has
 _SHARED = (
@@ -66,8 +66,9 @@ class _Model:
     def of(cls, checkpoint: Checkpoint) -> "_Model":
         config = read_config(checkpoint)
         sizes = stored_sizes(checkpoint, config)
-        dtype = TYPES[stored_tensors(checkpoint, sizes)["model.embed_tokens.weight"].dtype]
-        return cls(config, sizes, dtype, Weights(checkpoint, sizes, dtype, "cpu"))
+        made_of = stored_parts(checkpoint, sizes)
+        dtype = TYPES[made_of["embed_tokens"][0].dtype]
+        return cls(config, sizes, dtype, Weights(made_of, sizes, dtype, "cpu"))
 
 
 def counterpart(engine: Engine, drafter: str, card: TargetCard, checkpoint: Checkpoint) -> Counterpart:

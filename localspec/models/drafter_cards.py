@@ -88,11 +88,6 @@ def find_drafter(name: str, card: TargetCard, paths: Paths | None = None) -> Dra
                 f"There is no drafter '{name}' for {card.name} here, and localspec trains none; fetch one that others "
                 "publish for this model, by `localspec pull ORG/REPOSITORY`, or use another."
             )
-        if card.imported_as:
-            raise NotHere(
-                f"There is no drafter '{name}' for {card.name} here, and localspec trains none for a GGUF file; use "
-                "another, such as phrases."
-            )
         raise NotHere(
             f"There is no drafter '{name}' for {card.name} here; "
             f"make one with `localspec train {name} -m {card.name if card.entry else card.path}`."

@@ -40,9 +40,9 @@ class Model:
     block_bytes: int = 0
     temperature: float = 0.0
 
-    def can_be(self, quantize: str, engine: str) -> bool:
-        """Whether it can be loaded so: what was packed is for the CPU engine, in that packing alone."""
-        return not self.packed or (engine == "native" and quantize in self.packed)
+    def can_be(self, quantize: str, backend: str) -> bool:
+        """Return whether it can be loaded so on a `Device.backend`: what was packed is for a CPU, in its packings."""
+        return not self.packed or (backend in ("native", "cpu") and quantize in self.packed)
 
 
 def model_of(card: TargetCard) -> Model:

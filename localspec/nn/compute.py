@@ -31,7 +31,7 @@ from localspec.nn.transfer import uploaded
 from localspec.nn.transformer import Transformer
 from localspec.nn.weights import Weights
 from localspec.weights.checkpoint import inspect
-from localspec.weights.stored import read_config, stored_sizes
+from localspec.weights.stored import read_config, stored_parts, stored_sizes
 
 LEAST_SIDE, LEAST_WEIGHTS = 64, 2**16  # of a drafter's matrix that is packed
 
@@ -289,7 +289,7 @@ class TorchCompute:
         config = read_config(checkpoint)
         sizes = stored_sizes(checkpoint, config)
         device = str(self._device)
-        weights = Weights(checkpoint, sizes, self._transformer.computes_in, device)
+        weights = Weights(stored_parts(checkpoint, sizes), sizes, self._transformer.computes_in, device)
         packs = self._transformer.packed and self._transformer.linear_class is not PackedLinear
         linear, head = (linear_class("int8", device), lm_head_class("int8", device)) if packs else (Linear, Linear)
         rotary = RotaryEmbedding(Rope.of(config, context), self._device)

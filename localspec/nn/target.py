@@ -16,7 +16,7 @@ from localspec.decoding.forward import ForwardOutput
 from localspec.decoding.tree import DraftTree
 from localspec.errors import LocalspecError
 from localspec.families.architecture import weight_map
-from localspec.families.generation_config import read_generation_config
+from localspec.families.generation_config import GENERATION, generation_config
 from localspec.families.model_config import ModelConfig
 from localspec.families.rope import Rope
 from localspec.models.chat_tokenizer import ChatTokenizer
@@ -36,8 +36,8 @@ from localspec.nn.step_logits import STATES_FINITE, Find, StepHidden, StepLogits
 from localspec.nn.transfer import moved, uploaded
 from localspec.nn.transformer import Transformer
 from localspec.nn.weights import Weights, freed_at_once
-from localspec.weights.checkpoint import originals
-from localspec.weights.stored import read_config, stored_sizes
+from localspec.weights.checkpoint import only_packed
+from localspec.weights.opening import source_of
 
 
 class Target:
@@ -77,27 +77,30 @@ class Target:
         each: Callable[[nn.Module], None] = lambda layer: None,
         kept: Mapping[str, Any] | None = None,
     ) -> "Target":
-        """Reads a directory in the Hugging Face layout, safetensors only; `context` is the model's own by default.
+        """Read a model's directory, or the GGUF files that it is read from; `context` is the model's own by default.
 
         `quantize` is none, int8, int4 or nf4, as far as the device has them; `exact` asks for the form whose rows never
         depend on each other; `threshold` is that of int8 on CUDA; `each` is called with every layer once it is read;
-        `kept` are the directory's weights as they were packed before. Raises LocalspecError for broken, missing or
-        unsupported files, and UsageMistake for a context that the model cannot hold.
+        `kept` are the directory's weights as they were packed before. On the device "meta" any model has shapes only.
+        Raises LocalspecError for broken, missing or unsupported files, NotHere for a model that is here only packed,
+        and UsageMistake for a context that the model cannot hold.
         """
-        checkpoint = originals(path)
-        config = read_config(checkpoint)
+        source = source_of(path)
+        if not source.made_of and device != "meta":
+            raise only_packed(path)
+        config, sizes, texts = source.config, source.sizes, source.texts
         context = config.context_for(context)
-        sizes = stored_sizes(checkpoint, config)
         transformer = Transformer(
             sizes,
             RotaryEmbedding(Rope.of(config, context), torch.device(device)),
-            Weights(checkpoint, sizes, dtype, device) if kept is None else kept,
+            Weights(source.made_of, sizes, dtype, device) if kept is None else kept,
             linear_class(quantize, device, threshold, exact),
             invariant if exact else fastest,
             lm_head_class(quantize, device, exact),
             each,
         )
-        return cls(transformer, config, Tokenizer.open(path), context, read_generation_config(path), exact)
+        generation = generation_config(texts.get(GENERATION, b"{}"), path / GENERATION)
+        return cls(transformer, config, Tokenizer.decoded(texts, path), context, generation, exact)
 
     # -- forward ------------------------------------------------------------------------------------------------------
 

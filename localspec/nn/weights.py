@@ -4,16 +4,17 @@ Each is read straight into memory of its own: mapped files would count as memory
 """
 
 import ctypes
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import prod
 
 import torch
 
-from localspec.families.architecture import TransformerConfig, weight_map
-from localspec.weights.checkpoint import Checkpoint
-from localspec.weights.stored import StoredTensor, damaged, stored_tensors
+from localspec.families.architecture import TransformerConfig, in_features, stored_shape, weight_map
+from localspec.weights.stored import StoredTensor
 
 PIECE = 2**18  # numbers that are read at a time where they change their type or device
+BLOCK_PIECE = 2**20  # numbers that are unpacked from blocks at a time, in whole rows
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as malloc.h names them
 TYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -23,13 +24,17 @@ TYPES = {
 
 
 def read_stored(stored: StoredTensor, into: torch.Tensor) -> None:
-    """Fills a contiguous tensor, of any type and on any device.
+    """Fill a contiguous tensor, of any type and on any device. Blocks of GGUF files become the numbers they stand for.
 
-    Raises LocalspecError for a type that is not known, and where the file has changed since its header was read.
+    Raises LocalspecError where the file has changed since its header was read.
     """
-    if into.device.type == "meta":  # which has shapes only
+    if (dtype := TYPES.get(stored.dtype)) is None:
+        columns = prod(stored.shape[1:])
+        of_rows, first = torch.split(into.view(-1), max(1, BLOCK_PIECE // columns) * columns), 0
+        for piece in of_rows:
+            piece.copy_(torch.from_numpy(stored.floats(first, len(piece))))
+            first += len(piece)
         return
-    dtype = TYPES[stored.dtype]
     direct = into.device.type == "cpu" and into.dtype == dtype
     pieces, first = torch.split(into.view(-1), PIECE), 0
     between = None if direct else torch.empty(len(pieces[0]), dtype=dtype)
@@ -42,32 +47,37 @@ def read_stored(stored: StoredTensor, into: torch.Tensor) -> None:
 
 
 class Weights(Mapping[str, torch.Tensor]):
-    """Our parameters by name, each made of its Hugging Face tensors when it is asked for, and not held here.
+    """Our parameters by name, each made of its tensors in files when it is asked for, and not held here.
 
-    So a model that is quantized while it is read is never in memory whole, and no other model twice. Raises
-    LocalspecError for tensors that are missing or have another shape than config.json promises.
+    So a model that is quantized while it is read is never in memory whole, and no other model twice. On torch's meta
+    device nothing is read, and `made_of` may be empty.
     """
 
-    def __init__(self, checkpoint: Checkpoint, config: TransformerConfig, dtype: torch.dtype, device: str) -> None:
-        self._made_of, self._dtype, self._device = weight_map(config), dtype, device
-        self._stored = stored_tensors(checkpoint, config)
-        if unknown := next((name for name, stored in self._stored.items() if stored.dtype not in TYPES), None):
-            stored = self._stored[unknown]
-            raise damaged(stored.file, f"'{unknown}' is of the type {stored.dtype}")
+    def __init__(
+        self,
+        made_of: Mapping[str, Sequence[StoredTensor]],
+        config: TransformerConfig,
+        dtype: torch.dtype,
+        device: str,
+    ) -> None:
+        self._made_of, self._config, self._dtype, self._device = made_of, config, dtype, device
+        self._rows = {name: sum(rows for _, rows in parts) for name, parts in weight_map(config).items()}
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        made_of = self._made_of[name]
-        rows, columns = [count for _, count in made_of], self._stored[made_of[0][0]].shape[1:]
-        whole = torch.empty(sum(rows), *columns, dtype=self._dtype, device=self._device)
-        for (part, _), slot in zip(made_of, torch.split(whole, rows), strict=True):
-            read_stored(self._stored[part], slot)
+        shape = stored_shape(name, self._rows[name], in_features(name, self._config))
+        whole = torch.empty(shape, dtype=self._dtype, device=self._device)
+        if whole.device.type == "meta":
+            return whole
+        parts = self._made_of[name]
+        for part, slot in zip(parts, torch.split(whole, [part.shape[0] for part in parts]), strict=True):
+            read_stored(part, slot)
         return whole
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._made_of)
+        return iter(self._rows)
 
     def __len__(self) -> int:
-        return len(self._made_of)
+        return len(self._rows)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from localspec.machine.memory import free_memory
 from localspec.models.messages import Message
 from localspec.models.registry import TargetCard
 from localspec.store.store import Store
-from localspec.weights.checkpoint import revision
+from localspec.weights.checkpoint import is_packed, revision
 
 BATCH = 16  # prompts at once, where nothing else was asked for
 
@@ -101,8 +101,9 @@ def answering_choice(
 
 
 def can_batch(choice: Choice) -> bool:
-    """Whether transformers computes what is chosen: dense weights, and on CUDA those of bitsandbytes."""
-    return choice.engine == "torch" and (choice.quantize == "none" or choice.device.startswith("cuda"))
+    """Return whether transformers computes what is chosen: a directory's weights, dense or on CUDA bitsandbytes'."""
+    own = choice.engine == "torch" and not is_packed(choice.target.path)
+    return own and (choice.quantize == "none" or choice.device.startswith("cuda"))
 
 
 class OneByOne:

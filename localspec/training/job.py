@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from accelerate.state import AcceleratorState
@@ -15,7 +15,7 @@ from localspec.choosing.choice import Choice
 from localspec.choosing.choose import choose
 from localspec.config import Settings
 from localspec.drafters.saved import drafter_class
-from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
+from localspec.errors import DoesNotFit, LocalspecError, NotHere, UsageMistake
 from localspec.events import Reporter
 from localspec.machine.machine import Machine, this_machine
 from localspec.models.drafter_cards import ACCEPTANCE, RIGHT_AFTER_RIGHT, trained_drafters
@@ -31,7 +31,10 @@ from localspec.training.result import NEW_TARGET, Origin, Result, report_of, rou
 from localspec.training.target import decoding_target, load_target, served_target
 from localspec.training.train import StepReport, Training, TrainingPlan
 from localspec.training.trainable import PreviousRun, TrainableDrafter, make_drafter, trainable_class
-from localspec.weights.checkpoint import originals, revision
+from localspec.weights import packed_file
+from localspec.weights.checkpoint import is_packed, originals, revision
+
+CHANGING = ("joint", "first", "full")  # options of forms that change the target
 
 
 @dataclass(frozen=True)
@@ -184,6 +187,13 @@ class Job:
             plain, machine = processes.for_divided(plain, machine)
         choice = _densely(request.card, plain, machine)
         shadow = estimate.shadow(request.kind, request.card, request.options, choice)
+        if shadow.changes_target and is_packed(request.card.path):
+            held = "blocks of a GGUF file" if packed_file.read(request.card.path).header.registered else "packed ones"
+            changing = next(name for name in CHANGING if request.options.get(name))
+            raise UsageMistake(
+                f"`-O {changing}={request.options[changing]}` changes the weights of {request.card.name}, of which "
+                f"only {held} are here; leave it out, or name a model's directory in the Hugging Face layout."
+            )
         if self.divided:
             processes.check_divided(shadow)
         return self._choose_to_change(choice, settings, plain, machine) if shadow.changes_target else (choice, shadow)
@@ -328,14 +338,17 @@ class Job:
 
 
 def _densely(card: TargetCard, settings: Settings, machine: Machine) -> Choice:
-    """Returns the choice; where nothing was named, the most accurate weights that fit on a CPU: fewer bits save memory.
+    """Return the choice; where nothing was named, the most accurate weights that fit on a CPU: fewer bits save memory.
 
-    Any other there only rounds what the drafter learns from.
+    Any other there only rounds what the drafter learns from. Blocks of a GGUF file are as accurate as dense weights.
     """
     choice = choose(card, settings, machine)
     if choice.device == "cpu" and (settings.dtype, settings.quantize) == ("auto", "auto"):
-        for quantize in ("none", "int8"):
-            with suppress(DoesNotFit, UsageMistake):  # without our library there are no packed weights
+        finer: tuple[Literal["none", "int8"], ...] = (
+            ("none",) if choice.quantize == packed_file.BLOCKS else ("none", "int8")
+        )
+        for quantize in finer:
+            with suppress(DoesNotFit, NotHere, UsageMistake):  # without our library there are no packed weights
                 return choose(card, replace(settings, device="cpu", quantize=quantize), machine)
     return choice
 

@@ -138,8 +138,8 @@ def only_packed(path: Path) -> NotHere:
         return NotHere(moved(header, header.missing))
     if header.registered:
         return NotHere(
-            f"{header.origin.name} is read from a GGUF file, which serves the CPU engine only; for all else fetch the "
-            "model's own weights: those of a registered one with `localspec pull NAME --original`."
+            f"{header.origin.name} is read from a GGUF file, and this needs the model's own weights; fetch those of a "
+            "registered one with `localspec pull NAME --original`."
         )
     if any(name.lower().endswith(".gguf") for name in header.origin.files):
         return NotHere(

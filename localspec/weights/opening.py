@@ -14,10 +14,20 @@ import numpy as np
 from localspec.environment import home
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.events import Reporter
+from localspec.families.architecture import TransformerConfig
 from localspec.outside_files import MIB
 from localspec.paths import Paths, private_directory
 from localspec.quantities import size
-from localspec.weights.checkpoint import damaged, is_packed, license_of, moved, only_packed, revision, weight_files
+from localspec.weights.checkpoint import (
+    damaged,
+    inspect,
+    is_packed,
+    license_of,
+    moved,
+    only_packed,
+    revision,
+    weight_files,
+)
 from localspec.weights.fingerprint import identified, recognised, stamps, weights_fingerprint
 from localspec.weights.gguf_weights import files_of, gguf_recipe, registered_source, rounded
 from localspec.weights.opened import Fill, PackedModel, write
@@ -27,6 +37,7 @@ from localspec.weights.packed_file import (
     DamagedFile,
     Header,
     Origin,
+    PackedFile,
     Progress,
     Section,
     Tensor,
@@ -111,8 +122,7 @@ def _all_there_is(
 
     Raises NotHere for a packing that it is not here in.
     """
-    here = forms(path)
-    registered = next((one for one in map(read, {path, *here.values()}) if one.header.registered), None)
+    here, registered = forms(path), _registration(path)
     missing = registered.header.missing if registered else None
     if registered and missing and {*here.values()} != {registered.path}:
         reporter.notice(f"{moved(registered.header, missing)} Until then it answers as it was packed before.")
@@ -129,8 +139,7 @@ def _all_there_is(
             file.unlink(missing_ok=True)
     if registered is None:
         raise only_packed(path)
-    files, texts = files_of(registered), {name: registered.text(name) for name in registered.header.texts}
-    source = registered_source(registered.header, texts, files)
+    source = _source(registered)
     if packing in FILED or (packing == BLOCKS and rounded(registered.header)):
         try:
             origin = registered.header.origin
@@ -142,6 +151,33 @@ def _all_there_is(
             reporter.notice(f"{error} The model is packed again each time it is loaded until then.")
     recipe = gguf_recipe(source, packing, drafts)
     return _in_memory(source, recipe, packing, registered.header.origin, threads, reporter)
+
+
+def _registration(path: Path) -> PackedFile | None:
+    """Return what was registered of the weights of a packed file, if they are read from GGUF files."""
+    return next((one for one in map(read, {path, *forms(path).values()}) if one.header.registered), None)
+
+
+def _source(registered: PackedFile) -> Source:
+    files, texts = files_of(registered), {name: registered.text(name) for name in registered.header.texts}
+    return registered_source(registered.header, texts, files)
+
+
+def source_of(path: Path) -> Source:
+    """Look at a model's own weights: in its directory, or in the GGUF files that it is read from.
+
+    Of one that is here only packed, `made_of` is empty. Raises what `Source.open` and `registered_source` raise.
+    """
+    if not is_packed(path):
+        return Source.open(path)
+    registered = _registration(path)
+    if registered and not (registered.header.missing and {*forms(path).values()} != {registered.path}):
+        return _source(registered)
+    try:
+        packed = _opened(path)
+    except DamagedFile as error:
+        raise damaged(path, error) from None
+    return Source(inspect(path), packed.config, TransformerConfig.of(packed.config), {}, packed.texts)
 
 
 def register(header: Header, texts: Mapping[str, bytes], reporter: Reporter, paths: Paths) -> Path:

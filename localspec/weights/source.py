@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from localspec.errors import LocalspecError
-from localspec.families.architecture import TransformerConfig, in_features, weight_map
+from localspec.families.architecture import TransformerConfig, in_features
 from localspec.families.model_config import ModelConfig
 from localspec.families.rope import Rope
 from localspec.machine.library import FORMATS, Packing, address, check, library
@@ -20,7 +20,7 @@ from localspec.weights.gguf_model import GgufTensor
 from localspec.weights.matrices import BlockMatrix
 from localspec.weights.packed_file import BLOCK_PANEL, BLOCKS, PANEL, Header, Origin, Section, Tensor
 from localspec.weights.recipe import Recipe, part_rows
-from localspec.weights.stored import RowsOf, StoredTensor, read_config, rows_in_file, stored_sizes, stored_tensors
+from localspec.weights.stored import RowsOf, StoredTensor, read_config, rows_in_file, stored_parts, stored_sizes
 
 _SOURCES = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}  # what the library packs as it is stored
 _HALF = PANEL // 2  # channels of gate, and of up, in a panel
@@ -48,8 +48,7 @@ class Source:
         config = read_config(checkpoint)
         sizes = stored_sizes(checkpoint, config)
         Rope.of(config, config.contexts[0])
-        stored = stored_tensors(checkpoint, sizes)
-        made_of = {name: [stored[part] for part, _ in parts] for name, parts in weight_map(sizes).items()}
+        made_of = stored_parts(checkpoint, sizes)
         made_of.setdefault("lm_head.weight", made_of["embed_tokens"])
         return cls(checkpoint, config, sizes, made_of, read_texts(path))
 

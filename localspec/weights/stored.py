@@ -66,6 +66,12 @@ def stored_tensors(checkpoint: Checkpoint, config: TransformerConfig) -> dict[st
     return find_stored(checkpoint, weight_map(config), lambda name: in_features(name, config))
 
 
+def stored_parts(checkpoint: Checkpoint, config: TransformerConfig) -> dict[str, list[StoredTensor]]:
+    """Return the tensors that each of our parameters is stacked from. Raises what `stored_tensors` raises."""
+    stored = stored_tensors(checkpoint, config)
+    return {name: [stored[part] for part, _ in parts] for name, parts in weight_map(config).items()}
+
+
 def find_stored(
     checkpoint: Checkpoint,
     made_of: Mapping[str, Sequence[tuple[str, int]]],

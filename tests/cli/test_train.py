@@ -12,16 +12,19 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import tiny_models
 import torch
 from command import called, environment, sentence
 from each import each
+from gguf_files import write_model
 from golden import wording
 from torture.cage import Cage, Signal, open_cage
+from transformers import LlamaConfig
 
 from localspec import config
 from localspec.choosing.choose import choose
 from localspec.cli.main import main
-from localspec.errors import LocalspecError
+from localspec.errors import DoesNotFit, LocalspecError
 from localspec.models.drafter_cards import read_drafter, trained_drafters
 from localspec.models.registry import resolve
 from localspec.training import estimate, generated
@@ -374,6 +377,55 @@ def test_what_rests_on_little_says_so_and_what_is_left_out_is_told(train, model,
 
 def refuse(*_: object, **__: object) -> str:
     raise LocalspecError("The model's chat template refuses this.")
+
+
+# -- models without a directory ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gguf(tmp_path: Path) -> Path:
+    shape = {**tiny_models._SHAPE, "hidden_size": 64, "intermediate_size": 96, "num_key_value_heads": 2}
+    path = tiny_models.write(tmp_path / "model", LlamaConfig(**shape), tiny_models.byte_tokenizer(), 0)
+    return write_model(tmp_path / "Tiny-Chat.gguf", path, "Q4_1")
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("medusa", ()), ("semi", ()), ("parallelspec", ()), ("eagle3", ()), ("s3d", ("-O", "kept=0,2"))],
+)
+def test_a_gguf_file_teaches_as_it_is(train, tmp_path, capfd, gguf, kind, options):
+    code, text, errors = train(kind, "-m", gguf, "--steps", 1, *options)
+    assert code == 0, errors
+    card, place = resolve("Tiny-Chat"), tmp_path / "home" / "data" / "drafters" / f"Tiny-Chat-{kind}"
+    about = json.loads((place / "drafter" / "drafter.json").read_text())
+    assert about["target"]["name"] == "Tiny-Chat" and about["target"]["weights"] == weights_fingerprint(card.path)
+    assert about["features"] == {"dtype": "fp32", "quantize": "none"} and f"-m Tiny-Chat --drafter {place}" in text
+    assert [one.kind for one in trained_drafters(card)] == [kind]
+    assert len({*replies(capfd, gguf, place)}) == 1
+
+
+def test_so_does_what_is_here_only_packed(train, tmp_path, capfd, gguf):
+    assert main(["import", str(gguf), "--quantize", "int8"]) == 0
+    gguf.unlink()
+    code, _, errors = train("medusa", "-m", "Tiny-Chat", "--steps", 1)
+    assert code == 0, errors
+    place = tmp_path / "home" / "data" / "drafters" / "Tiny-Chat-medusa"
+    assert json.loads((place / "drafter" / "drafter.json").read_text())["features"]["quantize"] == "int8"
+    assert len({*replies(capfd, "Tiny-Chat", place)}) == 1
+
+
+def test_blocks_teach_where_dense_weights_have_no_room(train, tmp_path, monkeypatch, gguf):
+    monkeypatch.setattr("localspec.training.job.choose", _no_room_for_dense_weights)
+    code, _, errors = train("medusa", "-m", gguf, "--steps", 1, "-o", tmp_path / "made")
+    assert code == 0, errors
+    card = json.loads((tmp_path / "made" / "drafter" / "drafter.json").read_text())
+    assert card["features"] == {"dtype": "fp32", "quantize": "blocks"}
+
+
+def _no_room_for_dense_weights(card, settings, machine):
+    if settings.quantize == "none":
+        raise DoesNotFit("no room")
+    return choose(card, settings, machine)
 
 
 # -- ends ------------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from localspec.nn.target import Target
 from localspec.nn.weights import Weights, freed_at_once
 from localspec.weights import stored
 from localspec.weights.checkpoint import inspect, tensor_headers, tensor_start
-from localspec.weights.stored import read_config
+from localspec.weights.stored import read_config, stored_parts
 
 Make = Callable[[str], Tiny]
 NAME = "qwen2-grouped-yarn"
@@ -34,7 +34,8 @@ NAME = "qwen2-grouped-yarn"
 
 def reading(path: Path, dtype: torch.dtype = torch.float32) -> Weights:
     checkpoint = inspect(path)
-    return Weights(checkpoint, TransformerConfig.of(read_config(checkpoint)), dtype, "cpu")
+    sizes = TransformerConfig.of(read_config(checkpoint))
+    return Weights(stored_parts(checkpoint, sizes), sizes, dtype, "cpu")
 
 
 @pytest.mark.slow

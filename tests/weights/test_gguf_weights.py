@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_models
+import torch
 from each import each
 from gguf_files import Stored, metadata_of, pairs, stored, tensors_of, write_model, written
 from native.packings import assert_plain_text
@@ -37,6 +38,8 @@ from localspec.models.tokenizer import Tokenizer
 from localspec.native.model import NativeModel
 from localspec.native.target import NativeTarget
 from localspec.native.threads import Threads
+from localspec.nn import weights as torch_weights
+from localspec.nn.target import Target
 from localspec.paths import Paths
 from localspec.weights import packed_file
 from localspec.weights import source as packer
@@ -212,7 +215,10 @@ class WrongAtLast(Oracle):
 @each("family", ["llama", *OTHERS])
 def test_drafts_that_are_partly_wrong_change_no_token(directory, tmp_path, paths, family):
     file = mixed(tmp_path / "tiny.gguf", directory(family), ffn_down="Q6_K", token_embd="Q8_0")
-    target = NativeTarget.open(registered(file, paths).path, packing=BLOCKS)
+    drafts_change_no_token(NativeTarget.open(registered(file, paths).path, packing=BLOCKS))
+
+
+def drafts_change_no_token(target: NativeTarget | Target) -> None:
     prompt = tiny_models.prompt_ids(12)
     for sampling in (Sampling(), Sampling(0.8, top_p=0.95, seed=1)):
         plain, _ = reply(Session(target, Autoregressive(), Budget(0)), prompt, 16, sampling)
@@ -228,6 +234,53 @@ def test_its_logits_are_those_of_the_numbers_in_the_file(directory, tmp_path, pa
         target = NativeTarget.open(path, packing=packing)
         rows.append(target.forward(DraftTree.chain([*range(1, 40)]), target.cache(64)).logits.rows)
     assert np.abs(rows[0] - rows[1]).max() < 0.05 * np.abs(rows[1]).max()  # inputs of products have 8 bits
+
+
+@each("family", ["llama", "tied", "qwen2", "phi3", *OTHERS])
+def test_torch_has_every_weight_of_the_file_and_computes_what_the_library_does(
+    directory, tmp_path, paths, family, monkeypatch
+):
+    monkeypatch.setattr(torch_weights, "BLOCK_PIECE", 3000)  # many pieces of few rows
+    kinds = {"attn_q": "Q5_0", "attn_v": "Q6_K", "ffn_down": "Q8_0", "token_embd": "Q4_1", "attn_output": "IQ4_XS"}
+    file = mixed(tmp_path / "tiny.gguf", directory(family), **kinds, ffn_gate="Q5_K", ffn_up="MXFP4")
+    path, wanted = registered(file, paths).path, as_read(file)
+    target, native = Target.load(path), NativeTarget.open(path, packing="fp32")
+    tied = "output.weight" not in GgufModel.open(file).places
+    assert target.transformer.config.tied == tied and target.stop_tokens == native.stop_tokens
+    found = dict(target.transformer.named_parameters())
+    assert {*wanted} - {*found} == ({"lm_head.weight"} if tied else set())
+    coarse = dict(Target.load(path, dtype=torch.bfloat16).transformer.named_parameters())
+    for name, parameter in found.items():
+        values = torch.from_numpy(wanted[name]).reshape(parameter.shape)
+        assert torch.equal(parameter, values) and torch.equal(coarse[name], values.bfloat16()), name
+    tree, rows = DraftTree.chain(tiny_models.prompt_ids(30)), []
+    for one in (target, native):
+        logits = one.forward(tree, one.cache(64)).logits
+        rows.append(logits.numpy() if one is native else logits.rows.numpy())
+    assert np.abs(rows[0] - rows[1]).max() < 1e-4 * np.abs(rows[1]).max()
+    light = Target.load(path, device="meta")
+    assert light.transformer.lm_head.weight.shape == found["embed_tokens"].shape
+
+
+@each("family", ["llama", *OTHERS])
+def test_in_torch_drafts_that_are_partly_wrong_change_no_token(directory, tmp_path, paths, family):
+    file = mixed(tmp_path / "tiny.gguf", directory(family), ffn_down="Q6_K", token_embd="Q8_0")
+    drafts_change_no_token(Target.load(registered(file, paths).path))
+
+
+def test_what_is_here_only_packed_has_shapes_in_torch_and_no_weights(directory, tmp_path, paths):
+    file = mixed(tmp_path / "tiny.gguf", directory("llama"))
+    path = registered(file, paths).path
+    packed = load(path, "int8", "", 1, Reporter(), paths)
+    shapes = {name: one.shape for name, one in Target.load(path).transformer.named_parameters()}
+    file.unlink()
+    [alone] = paths.packed.glob("*-int8-*.packed")
+    for here in (path, alone):
+        light = Target.load(here, device="meta")
+        assert {name: one.shape for name, one in light.transformer.named_parameters()} == shapes
+        assert light.tokenizer.hash == Tokenizer.decoded(packed.texts, here).hash
+        with pytest.raises(NotHere):
+            Target.load(here)
 
 
 def test_parts_are_one_model(directory, tmp_path, paths):
