@@ -34,8 +34,7 @@ def inside(file: Path, arguments: list[str]) -> None:
     """The program itself, whose chat looks in every other turn; what each turn had goes to `file`, by its number."""
     from localspec.cli.main import main as localspec
     from localspec.events import Done, Event, Text
-    from localspec_tui.pace import SHORTEST
-    from localspec_tui.reply_buffer import ReplyBuffer
+    from localspec_tui.reply_buffer import SHORTEST, ReplyBuffer
     from localspec_tui.screens.xray import XRayScreen
     from localspec_tui.turns import Turns
 

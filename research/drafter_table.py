@@ -21,9 +21,9 @@ from localspec import Done, Engine, Limits, config
 from localspec.bench import comparison, prompts
 from localspec.choosing.choose import choose
 from localspec.config import Settings
-from localspec.decoding.going_round import until_it_goes_round
 from localspec.errors import LocalspecError
 from localspec.models import drafter_cards, registry
+from localspec.repetition import until_it_goes_round
 from localspec.weights.checkpoint import inspect
 
 NODES, TEMPERATURES = (1, 4, 8, 16, 32), (0.0, 0.7)

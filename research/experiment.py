@@ -22,9 +22,7 @@ from localspec.bench.turns import in_turns
 from localspec.choosing.choose import choose
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter
-from localspec.decoding.going_round import until_it_goes_round
-from localspec.decoding.limits import Limits
-from localspec.decoding.sampling import Sampling
+from localspec.decoding.sampling import Limits, Sampling
 from localspec.decoding.session import Session
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.phrases import WithPhrases
@@ -34,6 +32,7 @@ from localspec.engine.engine import Engine
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done
 from localspec.models import drafter_cards, registry
+from localspec.repetition import until_it_goes_round
 from localspec.store.store import Store
 from localspec.training.examples import read_examples
 from localspec.weights.checkpoint import revision

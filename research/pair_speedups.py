@@ -41,7 +41,6 @@ from localspec.choosing.choice import Choice
 from localspec.choosing.choose import choose
 from localspec.choosing.measure import MeasurementCache, Measurements
 from localspec.config import Settings
-from localspec.decoding.going_round import until_it_goes_round
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.events import Event, Reporter
 from localspec.machine import compiled
@@ -49,6 +48,7 @@ from localspec.machine.hardware import IdleCores, physical_cores
 from localspec.machine.machine import Machine, this_machine
 from localspec.models import registry
 from localspec.models.drafter_kinds import TABLE, WITH_PHRASES
+from localspec.repetition import until_it_goes_round
 from localspec.store.store import Store
 
 TRIES = 3

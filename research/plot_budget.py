@@ -12,8 +12,8 @@ from itertools import pairwise
 import checkout
 from budget_simulation import CARD, MOST, PROCESSOR, RIGHT, WRONG, best_fixed, simulate, throughput
 
+from localspec.bench.plot import drawing, line, words
 from localspec.decoding.budget import Budget
-from localspec.svg import drawing, line, words
 
 DRAWN = checkout.ROOT / "docs" / "figures" / "budget.svg"
 TEXTS: dict[str, list[int]] = {

@@ -35,13 +35,13 @@ from localspec.choosing.choose import choose
 from localspec.choosing.measure import MeasurementCache, Measurements
 from localspec.choosing.plans import Precision, run_plans
 from localspec.config import Settings
-from localspec.decoding.going_round import until_it_goes_round
 from localspec.errors import LocalspecError
 from localspec.events import Reporter
 from localspec.machine.machine import this_machine
 from localspec.models import registry
 from localspec.models.drafter_kinds import TABLE, WITH_PHRASES
 from localspec.models.model import model_of
+from localspec.repetition import until_it_goes_round
 from localspec.store.store import Store
 from localspec.weights.checkpoint import inspect
 

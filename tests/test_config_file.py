@@ -9,7 +9,7 @@ import pytest
 from each import each
 from golden import matching
 
-from localspec.config_file import keep_setting
+from localspec.config import keep_setting
 from localspec.errors import UsageMistake
 
 MINE = """# my settings

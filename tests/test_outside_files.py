@@ -16,7 +16,7 @@ from localspec.config import read_toml
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.families import generation_config
 from localspec.families.generation_config import read_generation_config
-from localspec.models import stored_tokens, tokenizer
+from localspec.models import own_draft, tokenizer
 from localspec.models.tokenizer import Tokenizer
 from localspec.outside_files import parse_json, parse_toml, read_bytes
 from localspec.training.distill import written
@@ -135,7 +135,7 @@ def test_a_file_of_a_model_that_may_not_be_read_is_not_to_be_fetched_again(tmp_p
 
     (tmp_path / name).write_text("{}")
     read = {"generation_config.json": [read_generation_config], "tokenizer.json": [Tokenizer.open, own_tokens]}
-    for module in (generation_config, stored_tokens, tokenizer):
+    for module in (generation_config, own_draft, tokenizer):
         monkeypatch.setattr(module, "read_bytes", refuse)
     for one in read[name]:
         with pytest.raises(LocalspecError) as caught:
@@ -145,7 +145,7 @@ def test_a_file_of_a_model_that_may_not_be_read_is_not_to_be_fetched_again(tmp_p
 
 
 def own_tokens(path):
-    return stored_tokens.same_file(path, path)
+    return own_draft.same_file(path, path)
 
 
 @each("content", ['{"a":' * 100_000, '{"temperature": ' + "9" * 10_000 + "}"])

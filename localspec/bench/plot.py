@@ -1,6 +1,7 @@
 """The report as a drawing: tokens/s of each row as a bar, in SVG, or PNG where a library for it is installed."""
 
 from collections.abc import Sequence
+from html import escape
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,8 +11,39 @@ from localspec.bench.table import label, row_name
 from localspec.environment import install_extra
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.quantities import speedup
-from localspec.svg import box, drawing, words
 from localspec.text import one_line
+
+INK, GRID = "#222222", "#bbbbbb"
+
+
+def drawing(width: int, height: int, parts: list[str]) -> str:
+    """A whole file."""
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+        f' font-family="sans-serif" font-size="13" fill="#222">\n'
+        f'<rect width="{width}" height="{height}" fill="#ffffff"/>'
+    )
+    return "\n".join([head, *parts, "</svg>", ""])
+
+
+def line(path: str, colour: str, dashes: str = "", width: float = 2.0) -> str:
+    """A path."""
+    dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
+    return f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="{width}"{dashed}/>'
+
+
+def words(
+    x: float, y: float, text: str, size: int = 13, anchor: str = "start", weight: str = "normal", colour: str = "#222"
+) -> str:
+    """A line of text."""
+    shape = f'font-size="{size}" text-anchor="{anchor}" font-weight="{weight}" fill="{colour}"'
+    return f'<text x="{x:.1f}" y="{y:.1f}" {shape}>{escape(text)}</text>'
+
+
+def box(x: float, y: float, width: float, height: float, colour: str) -> str:
+    """A filled rectangle."""
+    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{colour}"/>'
+
 
 LEFT, WIDE, BAR, GAP, TOP, MARGIN = 200, 460, 22, 12, 76, 180  # pixels
 PLAIN, FASTER, SLOWER, UNRELIABLE = "#777777", "#1f5fa8", "#c8591b", "#bbbbbb"

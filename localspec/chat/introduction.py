@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from localspec.chat.conversation import Conversation
 from localspec.errors import LocalspecError
 from localspec.models.registry import TargetCard
 from localspec.quantities import parameters_words, precision_in_words
+from localspec.text import one_line
 from localspec.weights.checkpoint import inspect
 
 if TYPE_CHECKING:
@@ -86,3 +88,22 @@ def _starters_for(parameters: int) -> tuple[str, ...]:
 
 def _own_starters(card: TargetCard) -> tuple[str, ...]:
     return card.entry.starters if card.entry else ()
+
+
+UNSEEN = dict.fromkeys((0x200B, 0x2060, 0xFEFF))  # characters of no width that join and shape nothing
+
+
+def farewell(conversation: Conversation, title: str, unsent: str = "") -> str | None:
+    """Return one line that says what is saved, how to go on, and what is lost. None if there is nothing to say.
+
+    `unsent` is the reason why a text that was typed and not sent is lost, if it is.
+    """
+    called = f"“{title.translate(UNSEEN)}”"  # it goes to a shell, from where it may be copied
+    typed = "what was typed and not sent"
+    if conversation.lasts:
+        lost = [*filter(None, (conversation.unkept_words, typed if unsent else ""))]
+        but = f", but not {' nor '.join(lost)}" if lost else ""
+        return one_line(f"{called} is kept{but}; to go on: localspec chat --conversation {conversation.id}")
+    if conversation.unkept:
+        return one_line(f"{called} is not kept{f', nor is {typed}' if unsent else ''}: {conversation.trouble}")
+    return one_line(f"What was typed and not sent is not kept: {unsent}") if unsent else None

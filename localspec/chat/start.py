@@ -1,6 +1,7 @@
 """What `run` and `chat` begin with: the model, the store, and a new conversation or the one to go on with."""
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -18,8 +19,8 @@ from localspec.models.names import full_name
 from localspec.models.only_copies import move_only_copies
 from localspec.models.present import By, chat_models, missing_models, save_choice, saved_choice
 from localspec.models.registry import TargetCard
-from localspec.paths import Paths
-from localspec.reminders import once_a_day
+from localspec.outside_files import read_bytes
+from localspec.paths import Paths, private_directory, write_anew
 from localspec.store.conversations import Saved
 from localspec.store.database import StoreTrouble
 from localspec.store.history import History
@@ -29,6 +30,7 @@ from localspec.weights.packed_files import is_gguf
 
 if TYPE_CHECKING:
     from localspec.machine.machine import Machine
+
 
 DEMO = (
     "The embedded demo model answers, because no other model is here. `make demo` in a checkout fetches SmolLM2, "
@@ -209,3 +211,24 @@ def _resolve(name: str) -> TargetCard:
     card = registry.resolve(name)
     inspect(card.path)
     return card
+
+
+DAY = 24 * 60 * 60.0  # seconds
+
+
+def once_a_day(file: Path, report: Callable[[str], None]) -> Callable[[str], None]:
+    """Return a function that reports a notice and saves it in `file`.
+
+    The same notice is not reported again while the file is less than a day old.
+    """
+
+    def notice(sentence: str) -> None:
+        with suppress(OSError, ValueError):
+            if read_bytes(file).decode() == sentence and 0 <= time.time() - file.stat().st_mtime < DAY:
+                return
+        report(sentence)
+        with suppress(OSError):
+            private_directory(file.parent)
+            write_anew(file, sentence.encode())
+
+    return notice

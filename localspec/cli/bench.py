@@ -2,14 +2,16 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from localspec import config
 from localspec.bench import plot, prompts, server_table, table
+from localspec.bench.prompts import Prompt
 from localspec.chat.start import chosen_model
 from localspec.choosing.choice import Choice, LoadSpec
 from localspec.choosing.choose import choose
@@ -18,13 +20,15 @@ from localspec.choosing.measure import MeasurementCache, Measurements
 from localspec.cli.console import window
 from localspec.cli.options import no_effect, takes_settings, whole_number
 from localspec.cli.progress import Progress, tell
-from localspec.cli.server_bench import addresses, measured
 from localspec.cli.texts import file_named
 from localspec.config import LOADED_BY, Settings
 from localspec.errors import UsageMistake
 from localspec.marks import drawable
 from localspec.models.drafter_kinds import kinds
 from localspec.store.store import user_store
+
+if TYPE_CHECKING:
+    from localspec.serving.server_engine import ServerEngine
 
 Size = int | Literal["auto"]
 
@@ -178,3 +182,42 @@ def _words(flag: str, value: str) -> list[str]:
     if twice := next((word for word in words if words.count(word) > 1), None):
         raise UsageMistake(f"{flag} {value} lists {twice} twice. Remove one.")
     return words
+
+
+def addresses(given: Sequence[str], settings: Settings) -> list[str]:
+    """Return the servers to measure: those of the flag, otherwise that of the settings. Empty for models that are here.
+
+    Raises UsageMistake for an invalid address, and for one that is given twice.
+    """
+    found = [config.load(flags={"server": one}).elsewhere for one in given] or [settings.elsewhere]
+    if len(found) > 1 and None in found:
+        raise UsageMistake("--server off beside another --server contradicts it; leave one of them out.")
+    urls = [one for one in found if one is not None]
+    if twice := next((one for one in urls if urls.count(one) > 1), None):
+        raise UsageMistake(f"--server {twice} stands there twice, and once is all it is measured; leave one out.")
+    return urls
+
+
+def measured(
+    urls: Sequence[str], settings: Settings, prompts: Sequence[Prompt], max_tokens: int, repeat: int, progress: Progress
+) -> dict[str, Any]:
+    """Return the report. Raises what `measure` and `Server.open` do, NotHere for a model that a server lacks."""
+    from localspec.serving.measuring import Asked, measure  # what opens connections
+
+    try:
+        engines = [_engine(url, settings, progress) for url in urls]
+        return measure(engines, Asked(prompts, max_tokens, repeat), settings, progress.show)
+    finally:
+        progress.clear()
+
+
+def _engine(url: str, settings: Settings, progress: Progress) -> "ServerEngine":
+    from localspec.serving.server import Server
+    from localspec.serving.server_engine import ServerEngine
+
+    progress.show(f"asking {url}")
+    server = Server.open(url)
+    if server.overheard:
+        progress.notice(server.overheard)
+    insist = settings.origins.get("model", "").startswith("--")
+    return ServerEngine(server, server.model(settings.model, insist=insist), progress.reporter)

@@ -21,8 +21,8 @@ from localspec.environment import home
 from localspec.errors import UsageMistake
 from localspec.paths import Paths
 from localspec.quantities import ago, counted, day, moment, seconds_of
+from localspec.store.cleaning import remove_copied
 from localspec.store.conversations import ConversationInfo, Saved
-from localspec.store.copied import remove_copied
 from localspec.store.history import History
 from localspec.text import one_line
 

@@ -98,7 +98,7 @@ def _with_flags(
     keyword = inspect.Parameter.KEYWORD_ONLY  # these may stand in any order
     wrapped.__signature__ = inspect.Signature([one.replace(kind=keyword) for one in parameters])
     wrapped.__annotations__ = {one.name: one.annotation for one in parameters}
-    return cast(Callable[..., T], wrapped)
+    return cast("Callable[..., T]", wrapped)
 
 
 def _flag(name: str, help: str) -> inspect.Parameter:  # noqa: A002

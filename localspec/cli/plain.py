@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from localspec.chat.attachments import GIVEN, Written, measured, written, written_in
 from localspec.chat.branches import rows
-from localspec.chat.commands import listed, read
-from localspec.chat.completion import Entry, look_up
+from localspec.chat.commands import Entry, listed, look_up, read
 from localspec.chat.conversation import Conversation, saved_conversation
-from localspec.chat.farewell import farewell
 from localspec.chat.finding import hits
+from localspec.chat.introduction import farewell
 from localspec.chat.kept_phrases import Stories, kept_phrases, pools_of, reader
 from localspec.chat.live_stats import LiveStats
 from localspec.chat.model_list import all_models, in_lines
@@ -23,18 +22,16 @@ from localspec.chat.sampling import listed as settings_listed
 from localspec.chat.sampling import split as key_and_value
 from localspec.chat.start import choose
 from localspec.chat.thinking import SHOW, asked, filled_context, state, why_empty
-from localspec.chat.trace import Trace
-from localspec.chat.trace_words import UNTOLD, step_by_step
+from localspec.chat.trace import UNTOLD, Trace, step_by_step
 from localspec.chat.wording import in_words, kept_thought, repeated, same_answer
 from localspec.cli.beginning import Begun, begin
 from localspec.cli.console import piped, width
 from localspec.cli.interrupt import Interrupt, cleared_up_when_ended
-from localspec.cli.line_editing import TOO_LONG, read_line
+from localspec.cli.line_editing import TOO_LONG, WordWrap, read_line
 from localspec.cli.meanwhile import Meanwhile
 from localspec.cli.options import SharedFlags
 from localspec.cli.progress import Progress, tell
 from localspec.cli.texts import LONGEST, conversation_id
-from localspec.cli.word_wrap import WordWrap
 from localspec.engine.importing import ready
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.models import registry
@@ -336,8 +333,7 @@ class _Talk:
         """Tells how it ends, as `localspec race` does without a terminal."""
         if not line:
             raise UsageMistake("/race takes a prompt that both answer; write it behind /race.")
-        from localspec.bench.race import race, result
-        from localspec.bench.racers import opponents, sentences
+        from localspec.bench.race import opponents, race, result, sentences
         from localspec.serving.socket_engine import in_this_process
 
         prompt, engine = written(line).prompt, in_this_process(self._loaded())

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localspec.bench.race import Lane, Result, race, result
+from localspec.bench.race import LONGEST, Lane, Result, race, racers, result, sentences, that_drafts
 from localspec.bench.race_view import PAUSE, Size, ends, fits, frame, moments, recording, whole_screen
-from localspec.bench.racers import LONGEST, racers, sentences, that_drafts
 from localspec.chat.start import start_chat
 from localspec.cli.console import folded, width
 from localspec.cli.interrupt import cleared_up_when_ended

@@ -22,10 +22,9 @@ from localspec.chat.wording import (
     share_words,
     tokens_a_step,
 )
-from localspec.cli.beginning import Report, begin
+from localspec.cli.beginning import Report, begin, kept_seconds
 from localspec.cli.console import piped
 from localspec.cli.interrupt import Interrupt
-from localspec.cli.left_behind import kept_seconds
 from localspec.cli.options import SharedFlags, takes_shared_flags
 from localspec.cli.progress import Progress, say, tell
 from localspec.cli.texts import asked, piped_text

@@ -65,8 +65,7 @@ def serve(
     # From here on an engine is needed, and what speaks HTTP.
     from localspec.chat.start import chosen_model
     from localspec.serving.app import Serving
-    from localspec.serving.guard import Guard
-    from localspec.serving.key import serving_key
+    from localspec.serving.guard import Guard, serving_key
     from localspec.serving.listen import HOST, own_socket, port_of_this_machine, serve
     from localspec.serving.loaded import LoadedModels, would_take
     from localspec.serving.room import EngineRoom

@@ -20,7 +20,7 @@ from localspec.hub.records import all_records, packed_sources
 from localspec.hub.sources import Source
 from localspec.paths import Paths
 from localspec.quantities import size
-from localspec.store.copied import erase
+from localspec.store.cleaning import erase
 from localspec.text import one_line
 
 app = typer.Typer()

@@ -16,8 +16,8 @@ from localspec.decoding.tree import DraftTree, best_first_tree
 from localspec.drafters.tensors import TensorSpec
 from localspec.drafters.trained import ParallelDrafter, refuse_without_joint
 from localspec.errors import UsageMistake
-from localspec.models.adapter_names import MOST_RANK
 from localspec.models.drafter_cards import RANKS
+from localspec.models.stored_names import MOST_RANK
 
 JOINT = ("rank", "alpha", "dropout", "lm_head", "balance", "schedule", "warmup")  # options that only joint training has
 SCHEDULES = ("sine", "constant")

@@ -16,8 +16,8 @@ from localspec.drafters.tensors import TensorSpec
 from localspec.drafters.trained import ParallelDrafter
 from localspec.errors import UsageMistake
 from localspec.families.architecture import TransformerConfig, weight_map
-from localspec.models.adapter_names import MOST_RANK, WHICH, adapted_parts
 from localspec.models.s3d_prediction import symmetric
+from localspec.models.stored_names import MOST_RANK, WHICH, adapted_parts
 
 MAX_DEPTH = 64  # no tree has more nodes
 

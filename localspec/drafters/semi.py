@@ -20,7 +20,7 @@ from localspec.drafters.tensors import TensorSpec
 from localspec.drafters.trained import TrainedDrafter, refuse_without_joint
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.families.architecture import TransformerConfig
-from localspec.models.adapter_names import MOST_RANK
+from localspec.models.stored_names import MOST_RANK
 
 JOINT = ("balance",)  # options that only joint training has
 CHANGING = ("rank", "lm_head")  # and those of training that changes the target, at once or before

@@ -8,6 +8,7 @@ from localspec.config import TYPED, Settings
 from localspec.decoding.sampling import Sampling
 from localspec.errors import UsageMistake
 from localspec.families.default_sampling import default_sampling
+from localspec.models.chat_tokenizer import ChatTokenizer
 
 
 def asked_sampling(settings: Settings, generation: Mapping[str, Any], name: str = "") -> Sampling:
@@ -42,3 +43,28 @@ def asked_sampling(settings: Settings, generation: Mapping[str, Any], name: str 
         if origin.startswith("--"):
             raise UsageMistake(f"--{spelled} has no effect at temperature 0; leave it out, or give a --temp above 0.")
     return sampling
+
+
+def asked_thinking(settings: Settings, chat: ChatTokenizer, model: str, system: str | None = None) -> bool | None:
+    """Whether it is told to think; None leaves that to its chat template.
+
+    Raises UsageMistake where that was asked for of this very model and its template heeds it not, at all or beside this
+    `system` prompt. What stands in config.toml is meant for those models that heed it.
+    """
+    if settings.think is None or chat.heeds_switch(system):
+        return settings.think
+    origin = settings.origins.get("think", "")
+    if origin == TYPED:
+        asked, remedy = f"/think {'on' if settings.think else 'off'}", "/think auto takes it back"
+    elif origin.startswith("--"):
+        asked, remedy = origin, "leave it out"
+    else:
+        return None
+    if chat.switch is None:
+        raise UsageMistake(
+            f"{asked} has no effect, for the chat template of {model} has no switch for thinking; {remedy}."
+        )
+    raise UsageMistake(
+        f"{asked} has no effect beside a system prompt, where the chat template of {model} has no switch for thinking; "
+        f"{remedy}, or the system prompt."
+    )

@@ -9,10 +9,8 @@ from localspec.choosing.cost import CurrentCosts, ForwardCostModel, StepCosts
 from localspec.choosing.measure import Quantity
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter
-from localspec.decoding.going_round import until_it_goes_round
-from localspec.decoding.limits import Limits
 from localspec.decoding.measuring import Measuring, Progress, finished
-from localspec.decoding.sampling import Sampling
+from localspec.decoding.sampling import Limits, Sampling
 from localspec.decoding.session import Session
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.draft_model import DraftModel
@@ -25,6 +23,7 @@ from localspec.engine.backends import Target
 from localspec.engine.model_profile import ModelProfile
 from localspec.errors import LocalspecError
 from localspec.models.drafter_kinds import WITH_PHRASES, kind_of
+from localspec.repetition import until_it_goes_round
 
 ASKED = (  # of all kinds: what a small model foresees differs more by the text than by its place in a reply
     "Write a Python function that returns the longest word of a sentence, and say how it works.",

@@ -17,15 +17,13 @@ from localspec.choosing.measure import LAYERS, MeasurementCache, Measurements, T
 from localspec.config import Settings
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter
-from localspec.decoding.limits import Limits
 from localspec.decoding.measuring import Measuring, finished
 from localspec.decoding.parked import Parked
-from localspec.decoding.sampling import Sampling
+from localspec.decoding.sampling import Limits, Sampling
 from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.ingredients import Hyperparameters
-from localspec.engine.asked_sampling import asked_sampling
-from localspec.engine.asked_thinking import asked_thinking
+from localspec.engine.asked_sampling import asked_sampling, asked_thinking
 from localspec.engine.assemble import (
     LoadedDraftModel,
     drafter_of,
@@ -36,6 +34,7 @@ from localspec.engine.assemble import (
 )
 from localspec.engine.backends import Target
 from localspec.engine.fit_context import fit_conversation, fit_text
+from localspec.engine.forward_timing import SpillWatch
 from localspec.engine.loading import (
     calibrated,
     known_exactness,
@@ -53,12 +52,10 @@ from localspec.engine.model_profile import (
     ProgressTexts,
     progress_texts,
 )
-from localspec.engine.own_kernels import settle_kernels
 from localspec.engine.own_layers import load_layers, probing, take_best
 from localspec.engine.report import Report
 from localspec.engine.saved_phrases import SavedPhrases
-from localspec.engine.spilling import SpillWatch
-from localspec.engine.step_forms import RecordingWatch, settle_step_form
+from localspec.engine.trials import RecordingWatch, settle_kernels, settle_step_form
 from localspec.errors import DoesNotFit, LocalspecError, first_line
 from localspec.events import TUNING, Done, Event, Prefill, Reporter
 from localspec.families.generation_config import GENERATION, LEFT_OUT

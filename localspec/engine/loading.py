@@ -16,7 +16,7 @@ from localspec.drafters.trained import TrainedDrafter
 from localspec.engine.assemble import LoadedDraftModel
 from localspec.engine.backends import Target, open_target
 from localspec.engine.model_profile import CHECKING, ModelProfile, progress_texts
-from localspec.engine.step_forms import settle_step_form
+from localspec.engine.trials import settle_step_form
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake, out_of_memory
 from localspec.events import Reporter
 from localspec.machine.memory import free_memory

@@ -4,11 +4,16 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast, get_args
 
 import psutil
 
+from localspec import __version__
+from localspec.choosing.choice import StepForm
+from localspec.choosing.measure import LIBRARIES as LIBRARIES_COMPUTE
 from localspec.choosing.measure import MeasurementCache, Quantity
+from localspec.engine.backends import Target, find_step_form, recording_troubles, use_step_form
+from localspec.machine.hardware import versions
 from localspec.machine.nvidia import nvidia_driver
 
 PATIENCE = 60.0  # seconds for another process that is at it
@@ -90,3 +95,96 @@ def _alive(process: str, ourselves: str) -> bool:
         return process != ourselves and _process(int(process.split(maxsplit=1)[0])) == process
     except (psutil.Error, ValueError, IndexError):
         return False
+
+
+OWN, LIBRARIES = "own", "libraries"
+KERNELS = verdict_quantity("kernels", lambda found: found.outcome == (OWN if found.why is None else LIBRARIES))
+_settled: dict[str, Verdict] = {}  # by device
+
+
+def settle_kernels(device: str, cache: MeasurementCache) -> None:
+    """Lets a GPU compute with our own kernels, where a trial finds them right; to be called before a model is loaded.
+
+    Says once in a process where libraries compute in their place.
+    """
+    if not device.startswith("cuda") or device in _settled:
+        return
+    import torch
+
+    from localspec.nn import own_kernels
+
+    card = torch.device(device)
+
+    def try_out() -> Verdict:
+        try:
+            why = own_kernels.tried(card)
+        except MemoryError:
+            return Verdict(LIBRARIES, "there is no memory to try them now", passing=True)
+        return Verdict(OWN) if why is None else Verdict(LIBRARIES, why)
+
+    if own_kernels.not_for(card) is None:
+        found = tried(cache, KERNELS, _subject(device), "localspec's own kernels are right", LIBRARIES, try_out)
+        own_kernels.settle(card, found.why)
+        if found.why is not None:
+            cache.reporter.notice(
+                f"localspec's own kernels are not used on this GPU, and steps are slower for it: {found.why}."
+            )
+        _settled[device] = found
+        cache.remember(LIBRARIES_COMPUTE, versions(device), found.outcome == LIBRARIES, silent=True)
+
+
+def _subject(device: str) -> str:
+    from localspec.nn.cuda_kernels import digest
+
+    return with_driver(f"{digest()} · localspec {__version__} · {versions(device)}")
+
+
+STEP_FORM = verdict_quantity("form of steps", lambda found: found.outcome in get_args(StepForm))
+
+
+def settle_step_form(device: str, target: Target, cache: MeasurementCache, subject: str) -> None:
+    """Lets a model on a GPU play recordings of its steps, where a self-check finds that their bits are right.
+
+    `subject` is what that is valid for, beside the driver.
+    """
+    if not device.startswith("cuda"):
+        return
+    found = tried(cache, STEP_FORM, with_driver(subject), "steps can be recorded", "eager", lambda: _find(target))
+    if found.why is not None:
+        cache.reporter.notice(f"steps are not recorded on this GPU, and slower for it: {found.why}.")
+    use_step_form(target, cast("StepForm", found.outcome))
+
+
+def _find(target: Target) -> Verdict:
+    try:
+        return Verdict(*find_step_form(target))
+    except MemoryError:
+        return Verdict("eager", "there is no memory for it now", passing=True)
+
+
+class RecordingWatch:
+    """Says once where a model's steps could not be recorded any more, and keeps that for later sessions.
+
+    What a drafter computes beside them is said, too, and is tried again by the next session.
+    """
+
+    def __init__(self, device: str, target: Target, cache: MeasurementCache, subject: str) -> None:
+        self._target, self._cache, self._told = target, cache, set[str]()
+        self._watches = device.startswith("cuda")
+        self._subject = with_driver(subject) if self._watches else subject
+
+    def look(self) -> None:
+        """Looks after a reply, whose text is the same in any form."""
+        steps, drafts = recording_troubles(self._target) if self._watches else (None, None)
+        if steps is not None and self._tell("steps are", steps):
+            self._cache.remember(STEP_FORM, self._subject, Verdict("static", steps))
+        if drafts is not None:
+            self._tell("what the drafter computes is", drafts)
+
+    def _tell(self, what: str, why: str) -> bool:
+        """Says that something is recorded no more, unless that was said."""
+        if what in self._told:
+            return False
+        self._told.add(what)
+        self._cache.reporter.notice(f"{what} not recorded any more, and slower for it: {why}.")
+        return True

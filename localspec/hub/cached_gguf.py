@@ -1,17 +1,97 @@
 """GGUF files in the common cache: those of models that were pulled, and what another program fetched."""
 
 import os
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from localspec.environment import hub_places
 from localspec.errors import LocalspecError, NotHere, UsageMistake
-from localspec.hub.cache import Verified, damages, discard, repository, size, snapshot
-from localspec.hub.gguf_files import by_type
+from localspec.hub.cache import Verified, damages, discard, repository, snapshot
+from localspec.hub.cache import size as bytes_of
 from localspec.hub.records import COMMIT, DIGEST, ExpectedFile
 from localspec.hub.sources import Source
+from localspec.quantities import size
+
+_TYPE = r"((?P<stem>.*?)[-._])??(?P<type>(UD-)?(I?Q\d[A-Z0-9_]*|TQ\d[A-Z0-9_]*|BF16|FP?16|FP?32|MXFP4))"
+# Types that some of the weights are in by the name alone, and that `localspec.weights.gguf_file` has not.
+_UNREAD = re.compile(r"(UD-)?(Q1_.*|Q2_0|Q7_.*|Q4_0_\d.*|Q8_1|Q8_K)", re.ASCII)
+_TYPED = re.compile(_TYPE, re.IGNORECASE | re.ASCII)
+_PARTED = re.compile(r"(?P<name>.*?)(-(?P<part>\d{5})-of-(?P<count>\d{5}))?\.gguf", re.IGNORECASE | re.ASCII)
+_BESIDE = ("mmproj", "imatrix")  # what else is kept in such files
+
+
+def by_type(known: Iterable[ExpectedFile]) -> dict[str, list[ExpectedFile]]:
+    """The files of each type, in the order of their names, the smallest type first.
+
+    Of files of a type in several folders those that lie least deep.
+    """
+    found: dict[str, list[ExpectedFile]] = {}
+    for file in sorted(known, key=lambda file: (file.name.count("/"), file.name)):
+        named = _type_of(file)
+        if named and file.name.count("/") == found.setdefault(named, [file])[0].name.count("/"):
+            found[named] = [*dict.fromkeys((*found[named], file))]
+    return dict(sorted(found.items(), key=lambda one: _bytes(one[1])))
+
+
+def _type_of(file: ExpectedFile) -> str | None:
+    """The type that a file's name ends in, else its folder's; None of what is no model."""
+    path = PurePosixPath(file.name)
+    parted = _PARTED.fullmatch(path.name)
+    if parted is None or path.name.lower().startswith(_BESIDE):
+        return None
+    named = _TYPED.fullmatch(parted["name"]) or _TYPED.fullmatch(path.parent.name)
+    return named["type"].upper() if named else None
+
+
+def of_type(source: Source, known: Sequence[ExpectedFile]) -> list[ExpectedFile]:
+    """The files of the type that a source names.
+
+    Unsloth's `UD-` may be left out. Raises LocalspecError, which lists the types, where there are none, and for a type
+    that is not read.
+    """
+    there = by_type(known)
+    named = next((one for one in (source.gguf, f"UD-{source.gguf}") if one in there), None)
+    if named is None:
+        raise LocalspecError(f"{source.repo} has no GGUF file of the type {source.gguf}; {_choose(source, there)}")
+    if _UNREAD.fullmatch(named):
+        raise LocalspecError(f"{source} is of a type that localspec does not read; {_choose(source, there)}")
+    files = there[named]
+    names = [one for one in (_PARTED.fullmatch(file.name) for file in files) if one]
+    counts, stems = {int(one["count"] or 1) for one in names}, {one["name"] for one in names}
+    parts = [int(one["part"] or 1) for one in names]
+    if len(stems) > 1 or len(counts) > 1 or parts != list(range(1, max(counts) + 1)):
+        raise LocalspecError(
+            f"{', '.join(file.name for file in files[:4])} of {source.repo} are no parts of one model; fetch the right "
+            "one yourself, and give it to `localspec import`."
+        )
+    return files
+
+
+def types_listed(source: Source, known: Sequence[ExpectedFile]) -> str:
+    """What to do with a repository of GGUF files that was named without a type; empty where it has none."""
+    there = by_type(known)
+    return f"{source.repo} holds GGUF files; {_choose(source, there)}" if there else ""
+
+
+def _choose(source: Source, there: dict[str, list[ExpectedFile]]) -> str:
+    if not there:
+        return "it has none of any type that its name tells."
+    read = {name: files for name, files in there.items() if not _UNREAD.fullmatch(name)}
+    others = ", ".join(name for name in there if name not in read)
+    if not read:
+        return f"all that it has is of types that localspec does not read: {others}."
+    listed = ", ".join(f"{name} ({size(_bytes(files))})" for name, files in read.items())
+    likely = next((name for name in ("Q4_K_M", "Q8_0") if name in read), next(iter(read)))
+    whole = Source(source.repo, source.revision, likely)
+    unread = f"; it does not read {others}" if others else ""
+    return f"choose a type, as in `localspec pull {whole}`, out of {listed}{unread}."
+
+
+def _bytes(files: Sequence[ExpectedFile]) -> int:
+    return sum(file.bytes for file in files if isinstance(file.bytes, int))
 
 
 @dataclass(frozen=True)
@@ -49,7 +129,7 @@ def _in(place: Path) -> Iterator[CachedGguf]:
         source = Source.parse(place.name.removeprefix("models--").replace("--", "/", 1))
         for commit in sorted(place.glob("snapshots/*")):
             names = [path for path in sorted(commit.rglob("*")) if path.suffix.lower() == ".gguf"]
-            files = [_file(commit, path) for path in names if size(path) >= 0]
+            files = [_file(commit, path) for path in names if bytes_of(path) >= 0]
             for kind, found in by_type(files).items():
                 yield CachedGguf(replace(source, gguf=kind), commit.name, tuple(found))
 
@@ -63,7 +143,9 @@ def _is_meant(found: CachedGguf, asked: Source) -> bool:
 def _file(commit: Path, path: Path) -> ExpectedFile:
     """A file as the cache has it: a link to a content that is named by its digest, or a copy."""
     digest = os.path.basename(os.readlink(path)) if path.is_symlink() else ""
-    return ExpectedFile(path.relative_to(commit).as_posix(), size(path), digest if DIGEST.fullmatch(digest) else "-")
+    return ExpectedFile(
+        path.relative_to(commit).as_posix(), bytes_of(path), digest if DIGEST.fullmatch(digest) else "-"
+    )
 
 
 def verify_gguf(source: Source, commit: str, progress: Callable[[int, int], None]) -> Verified:

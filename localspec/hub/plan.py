@@ -10,8 +10,8 @@ from localspec.environment import hub_places
 from localspec.errors import LocalspecError
 from localspec.families.supported import ARCHITECTURES, supported
 from localspec.hub.cache import HEADS, TOKENIZER, cached, damage
+from localspec.hub.cached_gguf import of_type, types_listed
 from localspec.hub.client import client, localspec_errors, must_be_online, page, server
-from localspec.hub.gguf_files import of_type, types_listed
 from localspec.hub.records import COMMIT, GGUF_NAME, NAME, ExpectedFile, is_valid
 from localspec.hub.sources import Source
 from localspec.outside_files import parse_json, read_bytes

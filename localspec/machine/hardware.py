@@ -5,11 +5,14 @@ torch takes seconds to import, so it is asked only where there are signs of a GP
 
 import os
 import platform
+import re
 import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -19,8 +22,33 @@ from localspec.errors import UsageMistake
 from localspec.machine import compiled
 from localspec.machine.memory import CONTAINER, free_memory
 from localspec.machine.nvidia import nvidia_driver
-from localspec.machine.torch_build import torch_build
 from localspec.quantities import counted
+
+
+@dataclass(frozen=True)
+class TorchBuild:
+    """The version of torch, and the versions of CUDA and of ROCm's HIP that it was built for, if it was."""
+
+    version: str
+    cuda: str | None = None
+    hip: str | None = None
+
+
+@cache
+def torch_build() -> TorchBuild:
+    """The build of torch that would be imported. Asks torch itself where it is loaded already."""
+    if (loaded := sys.modules.get("torch")) is not None:
+        return TorchBuild(str(loaded.__version__), loaded.version.cuda, loaded.version.hip)
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return TorchBuild("missing")
+    try:
+        text = (Path(spec.origin).parent / "version.py").read_text("utf-8")
+    except OSError:
+        return TorchBuild("unknown")
+    values = dict(re.findall(r"^(\w+)(?:\s*:[^=]*)?\s*=\s*'([^']*)'", text, re.MULTILINE))
+    return TorchBuild(values.get("__version__", "unknown"), values.get("cuda"), values.get("hip"))
+
 
 _STATISTICS = Path("/proc/stat")
 _QUOTAS = (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"))  # of control groups, version 2 and 1

@@ -9,8 +9,7 @@ from localspec.errors import LocalspecError, UsageMistake, first_line
 from localspec.models.encoding import Unwanted
 from localspec.models.messages import Message
 from localspec.models.spelled_marks import PROBE, SpelledMarks, whole_characters
-from localspec.models.thinking import Thinking, WhenItThinks, marks_of
-from localspec.models.thinking_switch import Switch, find_switch
+from localspec.models.thinking import Switch, Thinking, WhenItThinks, find_switch, marks_of
 from localspec.models.tokenizer import Tokenizer
 
 _COUNTED = 2**16  # messages whose tokens are remembered

@@ -64,7 +64,7 @@ def waited_for(work: Callable[[], Result], seconds: float, end: bool = False) ->
         raise
     if error is not None:
         raise error
-    return cast(Result, result)
+    return cast("Result", result)
 
 
 def _awaited(done: SimpleQueue[Result], seconds: float) -> Result:

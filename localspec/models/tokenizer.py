@@ -19,7 +19,6 @@ from localspec.weights.checkpoint import AROUND, TOKENIZER_FILES
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one text needs no threads, which complain after a fork
 _handed_on: "list[Tokenizer]" = []  # at most one
-_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class Tokenizer:

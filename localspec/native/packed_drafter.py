@@ -37,7 +37,7 @@ class StoredMatrix(NDArrayOperatorsMixin):
         self._read, self.packed, self.interleaved = read, packed, interleaved
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Floats:
-        return cast(Floats, np.asarray(self._read(), dtype))
+        return cast("Floats", np.asarray(self._read(), dtype))
 
     def __array_ufunc__(self, function: np.ufunc, method: str, *inputs: Any, **more: Any) -> Any:
         arrays = (np.asarray(one) if isinstance(one, StoredMatrix) else one for one in inputs)
@@ -69,7 +69,7 @@ class PackedTensors(Mapping[str, Array]):
     def __getitem__(self, name: str) -> Array:
         if name not in self._packed:
             return self._tensors[name]
-        return cast(Array, StoredMatrix(lambda: self._tensors[name], self._packed[name], _interleaved(name)))
+        return cast("Array", StoredMatrix(lambda: self._tensors[name], self._packed[name], _interleaved(name)))
 
     def __contains__(self, name: object) -> bool:
         return name in self._tensors

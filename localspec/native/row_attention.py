@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from localspec.decoding.compute import EPS, Array, Floats
-from localspec.decoding.rows_seen import rows_seen
+from localspec.decoding.compute import EPS, Array, Floats, rows_seen
 from localspec.families.architecture import TransformerConfig
 from localspec.families.rope import Rope
 

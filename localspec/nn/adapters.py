@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from localspec.errors import LocalspecError
-from localspec.models.adapter_names import AdaptedPart, adapted_parts
-from localspec.models.stored_names import STORED_NAMES
+from localspec.models.stored_names import STORED_NAMES, AdaptedPart, adapted_parts
 from localspec.nn.linear import LoraAdapter
 from localspec.nn.transformer import Transformer
 

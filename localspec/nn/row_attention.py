@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from localspec.choosing.fit import STATIC_ROWS
-from localspec.decoding.rows_seen import rows_seen
+from localspec.decoding.compute import rows_seen
 from localspec.families.architecture import TransformerConfig
 from localspec.nn.recording import Recorder
 from localspec.nn.rotary import RotaryEmbedding, apply_rope

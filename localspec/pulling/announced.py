@@ -13,8 +13,8 @@ from localspec.hub.sources import Source
 from localspec.machine.machine import Machine, this_machine
 from localspec.models.entries import Entry, Form
 from localspec.models.registry import TargetCard, cards, source_here
+from localspec.pulling.gguf import Instead, replaced
 from localspec.pulling.pull import NothingToFetch, Wishes, measured, nothing_to_fetch
-from localspec.pulling.smaller import Instead, replaced
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from localspec.machine.hardware import devices
 from localspec.machine.machine import Machine, this_machine
 from localspec.models.registry import TargetCard, cards, named_card, split_of
 from localspec.pulling import gguf
+from localspec.pulling.gguf import Instead, replaced, with_smaller_form
 from localspec.pulling.heads import Converted, NotConverted, convert_heads
 from localspec.pulling.packing import (
     Installed,
@@ -36,7 +37,6 @@ from localspec.pulling.packing import (
     packing_to_keep,
 )
 from localspec.pulling.repositories import own_source, sources_of
-from localspec.pulling.smaller import Instead, replaced, with_smaller_form
 from localspec.store.store import user_store
 
 TRAINING_TOKENS = 10_000_000  # of text to train a drafter on: about what the S3D paper took

@@ -25,12 +25,10 @@ from localspec.outside_files import parse_json
 from localspec.serving.asked import Asked, Refused, chat_request, text_request, without_twins
 from localspec.serving.guard import BadBody, is_socket, refuse
 from localspec.serving.loaded import model_named, models_here
-from localspec.serving.mailbox import Mailbox
 from localspec.serving.over_socket import SIGN_SECONDS as LINE_SECONDS
 from localspec.serving.own import Asking, Opened
 from localspec.serving.replies import Shape, broken_off, error
-from localspec.serving.room import Answer, Begun, Ended, EngineRoom, Line, Ticket
-from localspec.serving.turns import TooMany
+from localspec.serving.room import Answer, Begun, Ended, EngineRoom, Line, Mailbox, Ticket, TooMany
 
 SIGN_SECONDS = 5.0  # a stream gets a comment after this time without an answer, so that its client does not give up
 COMMENT = b": waiting\n\n"  # a comment of server-sent events, which clients ignore

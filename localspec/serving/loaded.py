@@ -3,20 +3,19 @@
 import gc
 import time
 import traceback
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from localspec import Engine
 from localspec.choosing.choice import Choice
 from localspec.choosing.choose import choices, requested_drafter
 from localspec.choosing.measure import MeasurementCache, Measurements
 from localspec.config import Settings
-from localspec.engine.reconsidering import machine_without, reconsidered
+from localspec.engine.engine import Engine, phrases_allowed
 from localspec.errors import DoesNotFit, LocalspecError, NotHere
 from localspec.events import Reporter
-from localspec.machine.machine import Machine
+from localspec.machine.machine import Machine, this_machine
 from localspec.machine.memory import give_back
 from localspec.models import registry
 from localspec.models.model import model_of
@@ -112,6 +111,41 @@ def model_named(name: str, first: TargetCard) -> TargetCard:
     if renamed := next((card for card in here.values() if name and card.imported_as == name), None):
         return renamed
     raise NotHere(f"There is no model {shown(name)} here; there are: {', '.join(here)}.")
+
+
+def reconsidered(engine: Engine, settings: Settings, store: Store | None, reporter: Reporter) -> Engine:
+    """This engine, or one on the same target with the drafter that `auto` would take now; it begins without a text.
+
+    Costs of a busy moment are measured again if the machine is idle, which takes a second or so.
+    """
+    if settings.drafter != "auto" or store is None:  # nothing is kept that could tell otherwise
+        return engine
+    cache, card = MeasurementCache(store, reporter), engine.choice.target
+    engine.time_when_idle(cache)
+    known = Measurements(cache, settings.exact, settings.context)
+    try:
+        again, *_ = choices(
+            model_of(card), requested_drafter(settings, card), settings, machine_without([engine]), known
+        )
+        same = (again.drafter, again.trained) == (engine.choice.drafter, engine.choice.trained)
+        if not again.loads_as(engine.choice):
+            return engine
+        if same:
+            engine.choice = engine.choice.with_figures_of(again)
+            return engine
+        kept = phrases_allowed(settings)
+        return Engine(again, store=store, phrases=kept, reporter=reporter, beside=engine, park=True)
+    except LocalspecError:  # nobody asked for it: what answers goes on answering
+        return engine
+
+
+def machine_without(engines: Iterable[Engine]) -> Machine:
+    """This machine as it would be without these engines: with the memory that they hold."""
+    machine, given_back = this_machine(), Counter[str]()
+    for device, held in (engine.held for engine in engines):
+        given_back[device] += held
+    devices = (replace(one, free=one.free + given_back[one.name]) for one in machine.devices)
+    return replace(machine, devices=tuple(devices))
 
 
 class LoadedModels:

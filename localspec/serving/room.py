@@ -1,13 +1,15 @@
 """The one thread that uses the engines: it takes requests in turn, and hands what comes of them to who asked."""
 
+import asyncio
 import threading
 import time
 import traceback
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from queue import Empty, Queue
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from localspec import Limits
 from localspec.config import Settings
@@ -19,8 +21,101 @@ from localspec.serving.asked import Asked, Refused
 from localspec.serving.loaded import LoadedModels
 from localspec.serving.metrics import Metrics
 from localspec.serving.own import NAMED_SECONDS, Asking, Opened, Telling, form
-from localspec.serving.turns import Turns
 from localspec.text import one_line
+
+One = TypeVar("One")
+
+
+class Mailbox(Generic[One]):
+    """Of one client. It is made and read on the event loop; `deliver` may be called on any thread, and does not wait.
+
+    `left` is done when the client is gone.
+    """
+
+    def __init__(self, left: "asyncio.Future[None]") -> None:
+        self._loop, self._left = asyncio.get_running_loop(), left
+        self._arrived: deque[One] = deque()
+        self._something = asyncio.Event()
+        self._waits = False  # whether the reader has to be woken
+        left.add_done_callback(lambda _: self._something.set())
+
+    def deliver(self, one: One) -> None:
+        """Puts one behind the others."""
+        self._arrived.append(one)
+        if self._waits:
+            self._waits = False
+            with suppress(RuntimeError):  # the loop is closed: nobody reads any more
+                self._loop.call_soon_threadsafe(self._something.set)
+
+    async def next(self) -> One | None:
+        """The next one; None where there is none and the client is gone."""
+        while not self._arrived:
+            if self._left.done():
+                return None
+            self._something.clear()
+            self._waits = True
+            if not self._arrived:  # what came just before knew nothing of a reader
+                await self._something.wait()
+            self._waits = False
+        return self._arrived.popleft()
+
+    def rest(self) -> list[One]:
+        """All that has come since; without waiting."""
+        return [self._arrived.popleft() for _ in range(len(self._arrived))]
+
+
+class TooMany(LocalspecError):
+    """More requests wait than there is room for."""
+
+
+class Turns(Generic[One]):
+    """It may be used from any thread. `most` wait at once, and `most_bytes` of them together."""
+
+    def __init__(self, most: int, most_bytes: int) -> None:
+        self._most, self._most_bytes, self._changed = most, most_bytes, threading.Condition()
+        self._queues: OrderedDict[str, deque[tuple[One, int]]] = OrderedDict()
+        self._count = self._bytes = 0
+        self._closed = False
+
+    def __len__(self) -> int:
+        with self._changed:
+            return self._count
+
+    def put(self, client: str, one: One, size: int = 0) -> None:
+        """Puts one of so many bytes behind the others of its client. Raises TooMany."""
+        with self._changed:
+            if self._closed or self._count >= self._most or self._bytes + size > self._most_bytes:
+                raise TooMany(f"{self._count} requests wait already; ask again later.")
+            self._queues.setdefault(client, deque()).append((one, size))
+            self._count, self._bytes = self._count + 1, self._bytes + size
+            self._changed.notify()
+
+    def next(self, seconds: float | None) -> One | None:
+        """Waits so long for the next one; None where none came, or there will be none."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._queues or self._closed, seconds)
+            if self._closed or not self._queues:
+                return None
+            client, queue = self._queues.popitem(last=False)
+            one, size = queue.popleft()
+            self._count, self._bytes = self._count - 1, self._bytes - size
+            if queue:
+                self._queues[client] = queue  # behind the others
+            return one
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def close(self) -> list[One]:
+        """Nothing more is taken; returns what waited."""
+        with self._changed:
+            self._closed = True
+            waiting = [one for queue in self._queues.values() for one, _ in queue]
+            self._queues.clear()
+            self._changed.notify_all()
+            return waiting
+
 
 WAITING, WAITING_BYTES = 1000, 256 * 2**20  # of requests at most
 CLOSE_SECONDS = 5.0

@@ -4,27 +4,34 @@ import json
 import os
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from localspec import Limits
+from localspec.chat.conversation import Resumed
 from localspec.chat.kept_phrases import Decode, decoder
+from localspec.chat.model_list import named_there
+from localspec.chat.start import StartedChat, start_chat
 from localspec.chat.wording import SAMENESS
 from localspec.config import TYPED, Rule, Settings
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Event, Memory, Reporter, Statistics
 from localspec.models import registry
 from localspec.models.messages import Message, turns_left_out
+from localspec.models.registry import TargetCard
 from localspec.serving.link import Head, Link, NothingCame, Patience, Silent
 from localspec.serving.pieces import (
     number,
     word,
 )
 from localspec.serving.server import Server, TooLong
-from localspec.serving.server_reply import Reply
-from localspec.serving.server_report import ServerReport
+from localspec.serving.server_reply import Reply, ServerReport
+from localspec.store.conversations import Saved
+from localspec.store.store import Store
+from localspec.text import one_line
 from localspec.weights.checkpoint import revision
 
 FIRST_SECONDS = 600.0  # until the first text: it may load its model, and others may be before us
@@ -255,3 +262,66 @@ def _place(model: str) -> Path | None:
         return registry.resolve(model).path
     except LocalspecError:
         return None
+
+
+class Behind:
+    """The server that the settings name. It is asked which models it has when a chat starts."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._server: Server | None = None
+
+    def start(
+        self,
+        resume: Resumed | None,
+        at_the_end: ExitStack,
+        notice: Callable[[str], None],
+        progress: Callable[[str], None] = lambda _: None,
+        *,
+        tell_what_is_kept: bool = True,
+    ) -> StartedChat:
+        """As `start_chat` does. Raises what that and `Server.open` raise."""
+        return start_chat(
+            self._settings, resume, at_the_end, notice, progress, tell_what_is_kept=tell_what_is_kept, who=self._card
+        )
+
+    def load(
+        self,
+        settings: Settings,
+        card: TargetCard,
+        *,
+        store: Store | None = None,
+        notice: Callable[[str], None] = lambda _: None,
+        progress: Callable[[str], None] = lambda _: None,
+    ) -> ServerEngine:
+        """The model of this name there. Raises NotHere."""
+        server = self._open(Reporter(notice, progress))
+        return ServerEngine(server, server.model(card.name, insist=True), Reporter(notice, progress))
+
+    def named(self, name: str) -> TargetCard:
+        """One of its models. Raises NotHere."""
+        server = self._open(Reporter())
+        return named_there(server.model(name, insist=True), f"at {server.address.url}")
+
+    def listed(self, current: str) -> list[str]:
+        """A line for each of its models; a star for the one that answers."""
+        names = [*self._open(Reporter()).models] or [current]
+        return [one_line(f"{'*' if name == current else ' '} {name}") for name in names]
+
+    def _open(self, reporter: Reporter) -> Server:
+        if self._server is None:
+            assert self._settings.elsewhere is not None
+            reporter.progress(f"asking {self._settings.elsewhere}")
+            self._server = Server.open(self._settings.elsewhere)
+            if self._server.overheard:
+                reporter.notice(self._server.overheard)
+        return self._server
+
+    def _card(self, settings: Settings, found: Saved | None, reporter: Reporter) -> TargetCard:
+        server = self._open(reporter)
+        flag = settings.origins.get("model", "").startswith("--")
+        named = settings.model if flag or found is None else found.info.model
+        name = server.model(named, insist=flag)
+        if named not in (None, name) and (found is not None or not settings.origins.get("model", "").endswith(".toml")):
+            reporter.notice(f"{server.address.name} has no {named}, so {name} answers.")
+        return named_there(name, f"at {server.address.url}")

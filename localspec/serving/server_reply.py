@@ -2,8 +2,9 @@
 
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from localspec.engine.report import figures_of, sampling_facts
 from localspec.errors import LocalspecError
 from localspec.events import Done, Event, Prefill, Statistics, Text
 from localspec.serving import pieces
@@ -25,7 +26,8 @@ from localspec.serving.server import OK, refusal
 from localspec.text import one_line
 
 if TYPE_CHECKING:
-    from localspec.serving.server_engine import ServerEngine
+    from localspec.serving.server_engine import ServerEngine, ServerSampling
+
 
 LONGEST_REPLY = 2**20  # characters: no model says as much, and nobody reads it
 PIECES_A_TOKEN, PIECES_MORE = 8, 64  # some servers send a token in several pieces, letter by letter
@@ -226,3 +228,61 @@ class Reply:
 
 def _broken_off(where: str) -> BrokenOff:
     return BrokenOff(f"{where} broke off in the middle of the reply; ask again, there or with --server off.")
+
+
+class ServerReport:
+    """The JSON object of one reply; what the server told is known from the first event on."""
+
+    def __init__(self, engine: "ServerEngine", sampling: "ServerSampling", load_seconds: float) -> None:
+        self._engine, self._sampling, self._load_seconds = engine, sampling, load_seconds
+
+    @property
+    def exactness(self) -> str:
+        """For a line of figures; an empty text where it is not told."""
+        return self._engine.label(self._sampling.rule)
+
+    @property
+    def start(self) -> dict[str, Any]:
+        """What of it does not depend on how the reply went."""
+        told = self._engine.told
+        names = ("revision", "drafter", "device", "dtype", "quantize", "exactness", "accept", "lossless")
+        seed = told.get("seed") if self._sampling.seed is None else self._sampling.seed
+        of_model = {name: told.get(name) for name in names}
+        of_model["bits_per_weight"] = number(told.get("bits_per_weight"))
+        sampling = sampling_facts(self._sampling)
+        return {"model": self._engine.model, **of_model, "engine": "server", "seed": seed, "sampling": sampling}
+
+    def of(self, text: str, reasoning: str, reason: str, statistics: Statistics) -> dict[str, Any]:
+        """All of it, once the reply is over."""
+        counted = statistics.told_tokens is None or statistics.told_tokens > 0
+        return {
+            "text": text,
+            "reasoning": reasoning,
+            "token_ids": statistics.token_ids if statistics.told_tokens is None else None,
+            **self.start,
+            "finish_reason": reason,
+            "prompt_tokens": statistics.prompt_tokens or None,
+            "completion_tokens": statistics.tokens if counted else None,
+            "reasoning_tokens": statistics.reasoning_tokens if counted else None,
+            **self._figures(statistics, counted),
+        }
+
+    def _figures(self, statistics: Statistics, counted: bool) -> dict[str, Any]:
+        found = figures_of(statistics, self._load_seconds)
+        if self._engine.server.ours:
+            return found
+        timings, drafted = found["timings"], statistics.drafted
+        untold = dict.fromkeys(found["speculation"])
+        if drafted:
+            untold |= {"draft_n": drafted, "draft_n_accepted": statistics.accepted}
+        return {
+            **found,
+            "reused_tokens": None,
+            "timings": {
+                **timings,
+                "prefill_s": None,
+                "tokens_per_second": timings["tokens_per_second"] if counted else None,
+            },
+            "speculation": untold,
+            "memory": dict.fromkeys(found["memory"]),
+        }

@@ -239,7 +239,7 @@ class SocketEngine:
         """Return whether the model thinks before it answers. Raises UsageMistake for a setting without effect."""
         if not self._chats:
             return cast("bool | None", self._opened["think"])
-        from localspec.engine.asked_thinking import asked_thinking
+        from localspec.engine.asked_sampling import asked_thinking
 
         return asked_thinking(settings, self._files[0], self._card.name, system)
 

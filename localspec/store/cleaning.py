@@ -8,7 +8,10 @@ the file has been rewritten. Whatever stops that, the next start goes on with it
 import math
 import os
 import sqlite3
+from contextlib import suppress
 from pathlib import Path
+
+from localspec.errors import LocalspecError
 
 SMALL = 64 * 2**20  # bytes: a file with less content is rewritten at once, which takes a second
 MOST_IN_MEMORY = 32 * 2**20  # bytes of a file that is rewritten by way of memory
@@ -59,3 +62,28 @@ def vacuum(connection: sqlite3.Connection, path: Path | None) -> None:
     finally:
         connection.execute("PRAGMA temp_store = MEMORY")
         connection.execute("PRAGMA temp_store_directory = ''")
+
+
+_PIECE = 2**20  # bytes that are overwritten at a time
+
+
+def remove_copied(file: Path) -> bool:
+    """Overwrite and delete the file; return whether it existed. Raises LocalspecError if that fails."""
+    try:
+        erase(file)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise LocalspecError(f"The copied text in {file} cannot be deleted ({error.strerror}); delete it.") from None
+    return True
+
+
+def erase(file: Path) -> None:
+    """Overwrite a file, as far as its permissions let it, and delete it. Raises OSError."""
+    with suppress(OSError), open(os.open(file, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)), "r+b") as opened:
+        left = os.fstat(opened.fileno()).st_size
+        while left > 0:
+            left -= opened.write(bytes(min(left, _PIECE)))
+        opened.flush()
+        os.fsync(opened.fileno())
+    file.unlink()

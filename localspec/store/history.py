@@ -1,24 +1,81 @@
 """Conversations, saved as they happen: verbatim private text, found by its words, deleted to the last byte."""
 
 import json
+import os
 import re
 import sqlite3
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from localspec.errors import LocalspecError
 from localspec.quantities import counted
-from localspec.store.conversation_rows import figures_from, info_from, info_of, parting_of, turn_from
-from localspec.store.conversations import ConversationInfo, Found, Saved, Source, Turn
+from localspec.store.conversations import (
+    ConversationInfo,
+    Found,
+    Saved,
+    Source,
+    Turn,
+    figures_from,
+    info_from,
+    info_of,
+    parting_of,
+    turn_from,
+)
 from localspec.store.database import Database
 from localspec.store.history_tables import delete_all_turns
-from localspec.store.presence import Presence
 from localspec.store.searched_words import excerpt, folded_words, hold, index_query
 from localspec.store.values import text
+
+if sys.platform != "win32":
+    import fcntl
+
+
+class Presence:
+    """One conversation at a time is open here. Each window shares a lock on the byte of its conversation's id.
+
+    The system takes a lock back with its process, however that ends. On Windows every window seems alone.
+    """
+
+    def __init__(self, database: Path | None) -> None:
+        """`database` is where conversations are kept; None: nowhere that another window could see."""
+        self._place = f"{database}-open" if database is not None and sys.platform != "win32" else ""
+        self._file = -1
+        self._open: int | None = None
+
+    def enter(self, conversation: int | None) -> bool:
+        """Mark a conversation as open here, not the previous one. Return whether another window has it open, too."""
+        if not self._place or conversation == self._open:
+            return False
+        before, self._open, alone = self._open, conversation, True
+        with suppress(OSError, OverflowError):  # a disk that can only be read or knows no locks, an id that no byte has
+            if self._file < 0:
+                self._file = os.open(self._place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            if before is not None:
+                fcntl.lockf(self._file, fcntl.LOCK_UN, 1, before)
+            if conversation is not None:
+                alone = self._lock(fcntl.LOCK_EX, conversation)
+                self._lock(fcntl.LOCK_SH, conversation)
+        return not alone
+
+    def _lock(self, how: int, conversation: int) -> bool:
+        """Without waiting: whoever looks whether it is alone keeps others out for a moment."""
+        try:
+            fcntl.lockf(self._file, how | fcntl.LOCK_NB, 1, conversation)
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+
+    def close(self) -> None:
+        """None is open here any more."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
 
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from localspec.quantities import size as shown
-from localspec.store.cleaning import SMALL, content_size
-from localspec.store.copied import erase
+from localspec.store.cleaning import SMALL, content_size, erase
 from localspec.text import one_line
 
 BUSY_SECONDS = 5.0

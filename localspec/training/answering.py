@@ -14,8 +14,7 @@ from localspec.choosing.choice import Choice
 from localspec.choosing.choose import choose
 from localspec.choosing.measure import MeasurementCache, Measurements
 from localspec.config import Settings
-from localspec.decoding.limits import Limits
-from localspec.decoding.sampling import Sampling
+from localspec.decoding.sampling import Limits, Sampling
 from localspec.engine.engine import Engine
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake, out_of_memory
 from localspec.events import Done, Reporter

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from localspec.svg import GRID, box, drawing, line, words
+from localspec.bench.plot import GRID, box, drawing, line, words
 
 COLOURS = {  # and dashes
     "localspec int8": ("#1f5fa8", ""),

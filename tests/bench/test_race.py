@@ -6,8 +6,7 @@ from reply_statistics import said
 from localspec import Done, Engine, Limits, Prefill, Sampling, Text
 from localspec.bench import race as module
 from localspec.bench.prompts import message
-from localspec.bench.race import Lane, Moment, race, result
-from localspec.bench.racers import opponents, racers, sentences
+from localspec.bench.race import Lane, Moment, opponents, race, racers, result, sentences
 from localspec.choosing.choose import choose
 from localspec.config import Settings
 from localspec.models.registry import resolve

@@ -4,8 +4,7 @@ import pytest
 from each import each
 from golden import wording
 
-from localspec.chat.commands import COMMANDS
-from localspec.chat.completion import Choice, Entry, choices, is_whole, look_up, needed
+from localspec.chat.commands import COMMANDS, Choice, Entry, choices, is_whole, look_up, needed
 from localspec.chat.sampling import KEYS
 from localspec.store.conversations import ConversationInfo
 

@@ -5,7 +5,7 @@ from golden import matching, wording
 from scripted_conversation import Engine, talk
 
 from localspec.chat.conversation import Conversation
-from localspec.chat.farewell import farewell
+from localspec.chat.introduction import farewell
 from localspec.store.database import StoreTrouble
 from localspec.store.store import Store
 

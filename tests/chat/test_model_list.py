@@ -38,7 +38,7 @@ def registered(monkeypatch):
         known = {one.name: one for one in (resolve("demo"), *cards)}
         monkeypatch.setattr(survey, "known", lambda: known)
         monkeypatch.setattr(model_list, "this_machine", lambda bandwidth: on)
-        for module in ("choosing.measure", "engine.own_kernels"):
+        for module in ("choosing.measure", "engine.trials"):
             monkeypatch.setattr(f"localspec.{module}.versions", lambda device: device)
 
     return show

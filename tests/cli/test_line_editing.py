@@ -6,7 +6,7 @@ import sys
 import pytest
 from golden import matching
 
-from localspec.chat.completion import Entry
+from localspec.chat.commands import Entry
 from localspec.cli import line_editing
 from localspec.cli.line_editing import Completer, read_line
 from localspec.errors import UsageMistake

@@ -20,7 +20,7 @@ from transformers import Qwen3Config
 from localspec.config import Settings
 from localspec.errors import LocalspecError
 from localspec.events import Reporter
-from localspec.hub.gguf_files import of_type, types_listed
+from localspec.hub.cached_gguf import of_type, types_listed
 from localspec.hub.records import ExpectedFile
 from localspec.hub.sources import Source
 from localspec.machine.machine import Device, Machine

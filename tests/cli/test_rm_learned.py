@@ -8,7 +8,7 @@ import pytest
 from command import called
 from golden import wording
 
-from localspec.cli import console, learned
+from localspec.cli import console, rm
 from localspec.paths import Paths
 
 ARCHIVE = Path(__file__).parents[1] / "upgrades" / "imports-66a34518.tar.xz"
@@ -31,7 +31,7 @@ def questions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return len(asked) == 1
 
     monkeypatch.setattr(console, "at_a_terminal", lambda: True)
-    monkeypatch.setattr(learned, "at_a_terminal", lambda: True)
+    monkeypatch.setattr(rm, "at_a_terminal", lambda: True)
     monkeypatch.setattr("typer.confirm", confirm)
     return asked
 

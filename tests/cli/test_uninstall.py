@@ -18,7 +18,7 @@ from hub_server import Repository, served
 
 from localspec.cli import console, uninstall
 from localspec.paths import Paths
-from localspec.store import copied
+from localspec.store import cleaning
 
 ARCHIVE = Path(__file__).parents[1] / "upgrades" / "imports-66a34518.tar.xz"
 
@@ -219,10 +219,10 @@ def test_a_choice_that_names_any_directory_does_no_harm(home: Path, tmp_path: Pa
 
 
 def test_a_large_file_is_overwritten_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copied, "_PIECE", 3)
+    monkeypatch.setattr(cleaning, "_PIECE", 3)
     (tmp_path / "one").write_bytes(b"x" * 10)
     os.link(tmp_path / "one", tmp_path / "two")
-    copied.erase(tmp_path / "one")
+    cleaning.erase(tmp_path / "one")
     assert not (tmp_path / "one").exists() and (tmp_path / "two").read_bytes() == bytes(10)
 
 

@@ -3,7 +3,7 @@
 import pytest
 from each import each
 
-from localspec.cli.word_wrap import LONGEST, WordWrap
+from localspec.cli.line_editing import HELD_BACK, WordWrap
 
 CODE = "so:\n```py\nthis is code that is long\n```\nand this is text again\n"
 
@@ -40,4 +40,4 @@ def test_a_word_is_held_back_until_it_ends_and_not_for_ever():
     wrap = WordWrap(80)
     assert [wrap.add(piece) for piece in ("Hel", "lo ", "the", "re")] == ["", "Hello ", "", ""]
     assert wrap.flush() == "there"
-    assert len(WordWrap(80).add("ก" * 100)) > 100 - 2 * LONGEST
+    assert len(WordWrap(80).add("ก" * 100)) > 100 - 2 * HELD_BACK

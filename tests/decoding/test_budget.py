@@ -31,11 +31,10 @@ from tiny_models import Tiny, prompt_ids, stock_reply
 
 from localspec.choosing.cost import ForwardCosts
 from localspec.decoding.acceptance import walk
-from localspec.decoding.budget import LATEST, LOSS, SOONEST, Budget
+from localspec.decoding.budget import ENOUGH, LATEST, LOSS, SOONEST, Budget
 from localspec.decoding.drafter import Drafter, Step
 from localspec.decoding.logits import PicksOnRequest
 from localspec.decoding.numpy_logits import NumpyHidden
-from localspec.decoding.plain_time import ENOUGH
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
 from localspec.decoding.tree import DraftTree

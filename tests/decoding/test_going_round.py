@@ -2,7 +2,7 @@
 
 from each import each
 
-from localspec.decoding.going_round import until_it_goes_round
+from localspec.repetition import until_it_goes_round
 
 
 @each(

@@ -10,7 +10,7 @@ from each import each
 from scripted_conversation import statistics
 
 from localspec.choosing.cost import ForwardCostModel
-from localspec.decoding.plain_time import ENOUGH, INTERRUPTED, OFTEN, SOON, WARM, PlainTime
+from localspec.decoding.budget import ENOUGH, INTERRUPTED, OFTEN, SOON, WARM, PlainTime
 
 
 class Linear:

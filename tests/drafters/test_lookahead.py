@@ -51,7 +51,7 @@ class Recording(PhrasePool):
 
 
 def context(tokens: Sequence[int], nodes: int) -> Context:
-    return Context(tokens, cast(KVCache, None), nodes, GREEDY)  # a window never looks at the cache
+    return Context(tokens, cast("KVCache", None), nodes, GREEDY)  # a window never looks at the cache
 
 
 def answered(tree: DraftTree, picks: Sequence[int], committed: Sequence[int]) -> Step:

@@ -126,7 +126,7 @@ class StepReport:
 
 
 def context(tokens: Sequence[int], nodes: int, sampling: Sampling = GREEDY) -> Context:
-    return Context(tokens, cast(KVCache, None), nodes, sampling)  # the target's cache is not looked at
+    return Context(tokens, cast("KVCache", None), nodes, sampling)  # the target's cache is not looked at
 
 
 # -- losslessness ------------------------------------------------------------------------------------------------------
@@ -341,7 +341,7 @@ def test_a_pool_that_is_lent_is_read_and_not_written() -> None:
     inner = Witness()
     drafter = WithPhrases(inner, pool, read_only=True)
     drafter.observe(Step([1, 2], NumpyHidden(np.empty((2, 0)))))
-    tree = drafter.draft(Context([1, 2], cast(KVCache, Held(1)), 4, GREEDY))
+    tree = drafter.draft(Context([1, 2], cast("KVCache", Held(1)), 4, GREEDY))
     assert list(tree.tokens) == [2, 50, 51], "read it is"
     drafter.observe(Step([50, 9], NumpyHidden(np.empty((2, 0))), tree, [0, 1], [50, 9, 8]))
     assert inner.tokens == [1, 2, 50, 9]
@@ -624,7 +624,7 @@ def builder(target: Target, small: Target, **form: Any) -> Callable[[Hyperparame
 def test_predicted_seconds_are_those_of_a_real_session(tiny: Make, small: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forwards of so many seconds that nothing else counts in what is cut: seconds are steps, rows and forwards."""
     monkeypatch.setattr("localspec.decoding.decode.time.perf_counter", lambda: 0.0)  # or costs would follow the clock
-    monkeypatch.setattr("localspec.decoding.plain_time.PlainTime.wanted", False)  # which no clock would ever satisfy
+    monkeypatch.setattr("localspec.decoding.budget.PlainTime.wanted", False)  # which no clock would ever satisfy
     model = tiny(LLAMA)
     said = [(prompt, text) for prompt, text in said_by(model) if len(text) == 30][:1]
     assert said

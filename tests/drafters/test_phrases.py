@@ -32,7 +32,7 @@ Stored = tuple[int, bytes, bytes]
 
 
 def context(tokens: Sequence[int], nodes: int) -> Context:
-    return Context(tokens, cast(KVCache, None), nodes, Sampling())  # drafting from phrases never looks at the cache
+    return Context(tokens, cast("KVCache", None), nodes, Sampling())  # drafting from phrases never looks at the cache
 
 
 def observed(tokens: Sequence[int]) -> Step:

@@ -27,11 +27,11 @@ from localspec.drafters.ingredients import Hyperparameters
 from localspec.drafters.ouroboros_tuning import starting
 from localspec.engine import assemble, model_profile
 from localspec.engine.engine import Engine
-from localspec.engine.reconsidering import reconsidered
 from localspec.errors import UsageMistake
 from localspec.events import TUNING, Done, Reporter
 from localspec.machine import hardware, machine
 from localspec.models.registry import TargetCard
+from localspec.serving.loaded import reconsidered
 from localspec.store.database import StoreTrouble
 
 CARD = TargetCard("demo", Path(localspec.__file__).parent / "demo", None, "")

@@ -19,10 +19,9 @@ from localspec.choosing.measure import COSTS, MeasurementCache, Measurements, wi
 from localspec.config import Settings
 from localspec.decoding.exactness import Exactness
 from localspec.decoding.measuring import finished
-from localspec.engine import own_kernels, trials
+from localspec.engine import trials
 from localspec.engine.model_profile import EXACTNESS, ModelProfile
-from localspec.engine.own_kernels import KERNELS, LIBRARIES, OWN, settle_kernels
-from localspec.engine.trials import Verdict
+from localspec.engine.trials import KERNELS, LIBRARIES, OWN, Verdict, settle_kernels
 from localspec.events import Reporter
 from localspec.machine.nvidia import NvidiaDriver
 from localspec.models.registry import resolve
@@ -42,7 +41,7 @@ class Process:
         self.cache = MeasurementCache(store, Reporter(self.notices.append))
         self._monkeypatch = monkeypatch
         monkeypatch.setattr(trials, "nvidia_driver", lambda: NvidiaDriver("580.65"))
-        for module in (own_kernels, measure):
+        for module in (trials, measure):
             monkeypatch.setattr(module, "versions", lambda device: f"a {device}")
         monkeypatch.setattr(of_torch, "not_for", lambda device: None)
         monkeypatch.setattr(of_torch, "_wrong", self._try)
@@ -53,7 +52,7 @@ class Process:
         return self.finds()
 
     def starts(self) -> None:
-        self._monkeypatch.setattr(own_kernels, "_settled", {})
+        self._monkeypatch.setattr(trials, "_settled", {})
         self._monkeypatch.setattr(of_torch, "_settled", {})
         of_torch.trouble.cache_clear()
 
@@ -104,13 +103,13 @@ def test_a_trial_that_ended_the_program_is_not_repeated(process: Process) -> Non
     kept: list[object] = []
 
     def look() -> None:
-        kept.append(process.store.measurements.recall(KERNELS.name, own_kernels._subject(DEVICE)))
+        kept.append(process.store.measurements.recall(KERNELS.name, trials._subject(DEVICE)))
 
     process.finds = look
     process.loads()
     assert kept[0]["tried_by"].startswith(f"{os.getpid()} ")  # type: ignore[index]
     ended = {**kept[0], "tried_by": f"{os.getpid()} 1.0", "ended": 1}  # type: ignore[dict-item]
-    process.store.measurements.remember(KERNELS.name, own_kernels._subject(DEVICE), ended)
+    process.store.measurements.remember(KERNELS.name, trials._subject(DEVICE), ended)
     assert process.loads() == trials.ENDED and process.trials == 1
     assert process.subject == wording("a_model_by_libraries")
 
@@ -183,7 +182,7 @@ def test_all_that_is_measured_of_a_model_and_a_device_says_what_computed_it(
 
 def test_another_card_or_torch_is_tried_anew(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
     process.loads()
-    monkeypatch.setattr(own_kernels, "versions", lambda device: f"another {device}")
+    monkeypatch.setattr(trials, "versions", lambda device: f"another {device}")
     process.loads()
     monkeypatch.setattr(trials, "nvidia_driver", lambda: NvidiaDriver("600.1"))
     process.loads()

@@ -12,12 +12,11 @@ from golden import wording
 
 from localspec.choosing.measure import MeasurementCache
 from localspec.config import Settings
-from localspec.decoding.limits import Limits
-from localspec.engine import step_forms as module
+from localspec.decoding.sampling import Limits
 from localspec.engine import trials
+from localspec.engine import trials as module
 from localspec.engine.engine import Engine
-from localspec.engine.step_forms import STEP_FORM, RecordingWatch, settle_step_form
-from localspec.engine.trials import Verdict
+from localspec.engine.trials import STEP_FORM, RecordingWatch, Verdict, settle_step_form
 from localspec.events import Reporter
 from localspec.machine.nvidia import NvidiaDriver
 from localspec.models.registry import resolve

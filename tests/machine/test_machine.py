@@ -11,9 +11,9 @@ from machines import GIB, apple, cpu, gpu, machine
 
 from localspec.machine import compiled, hardware
 from localspec.machine import machine as facts
+from localspec.machine.hardware import TorchBuild
 from localspec.machine.machine import LEAST_FREE, Device, this_machine, torch_trouble
 from localspec.machine.nvidia import NvidiaDriver
-from localspec.machine.torch_build import TorchBuild
 
 # -- memory --------------------------------------------------------------------------------------------------------------
 
@@ -71,7 +71,7 @@ def test_a_gpu_is_told_by_its_generation(monkeypatch, generation, dtypes, packin
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (7 * GIB, 8 * GIB))
     properties = SimpleNamespace(multi_processor_count=28)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    monkeypatch.setattr("localspec.machine.packings.find_spec", lambda name: object())
+    monkeypatch.setattr("localspec.machine.machine.find_spec", lambda name: object())
     device = this_machine().devices[0]
     assert (device.name, device.title, device.free, device.total) == ("cuda:1", "GPU cuda:1", 7 * GIB, 8 * GIB)
     assert (device.dtypes, device.packings, device.cores) == (dtypes, packings, 28)

@@ -8,8 +8,8 @@ from each import each
 from fake_nvml import FakeNvml
 
 from localspec.machine import hardware, nvidia
+from localspec.machine.hardware import TorchBuild
 from localspec.machine.nvidia import NvidiaDriver, nvidia_driver
-from localspec.machine.torch_build import TorchBuild
 
 
 @pytest.fixture

@@ -7,8 +7,9 @@ import torch
 from each import each
 from golden import wording
 
-from localspec.machine import compiled, packings
-from localspec.machine.packings import lacking
+from localspec.machine import compiled
+from localspec.machine import machine as module
+from localspec.machine.machine import lacking
 
 
 @pytest.fixture
@@ -17,7 +18,7 @@ def machine(monkeypatch):
 
     def made_of(library=True, ours="", apple=("int8", "int4"), capability=(8, 9)):
         names = {f"aten::_weight_{name}pack_mm" for name in apple}
-        monkeypatch.setattr(packings, "find_spec", lambda name: SimpleNamespace() if library else None)
+        monkeypatch.setattr(module, "find_spec", lambda name: SimpleNamespace() if library else None)
         monkeypatch.setattr(compiled, "missing", lambda: ours)
         monkeypatch.setattr(
             torch._C, "_dispatch_has_kernel_for_dispatch_key", lambda name, key: key == "MPS" and name in names
@@ -73,7 +74,7 @@ def test_what_is_missing_is_named(machine, missing, quantize, device, clause):
 
 def test_it_asks_the_library_by_its_name(monkeypatch):
     asked = []
-    monkeypatch.setattr(packings, "find_spec", asked.append)
+    monkeypatch.setattr(module, "find_spec", asked.append)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     lacking("nf4", "cuda:0")
     assert asked == ["bitsandbytes"]
@@ -88,8 +89,8 @@ def test_a_build_without_apples_operators_says_so():
 @pytest.mark.slow
 def test_it_loads_neither_torch_at_import_nor_bitsandbytes_at_all():
     code = (
-        "import sys; from localspec.machine import packings; assert 'torch' not in sys.modules; "
-        "[packings.lacking(q, d) for q in ('none', 'int8', 'int4', 'nf4') for d in ('cpu', 'mps')]; "
+        "import sys; from localspec.machine import machine; assert 'torch' not in sys.modules; "
+        "[machine.lacking(q, d) for q in ('none', 'int8', 'int4', 'nf4') for d in ('cpu', 'mps')]; "
         "assert 'bitsandbytes' not in sys.modules and 'transformers' not in sys.modules"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -8,8 +8,8 @@ import pytest
 import torch
 from each import each
 
-from localspec.machine import torch_build as module
-from localspec.machine.torch_build import TorchBuild, torch_build
+from localspec.machine import hardware as module
+from localspec.machine.hardware import TorchBuild, torch_build
 
 TYPED = "from typing import Optional\n\n__version__ = '2.13.0+cu130'\ndebug = False\ncuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n"
 UNTYPED = "__version__ = '2.6.0+rocm6.4'\ndebug = False\ncuda = None\nhip = '6.4.43482'\n"
@@ -49,6 +49,6 @@ def test_without_torch_there_is_no_build(monkeypatch, fresh):
 
 @pytest.mark.slow
 def test_the_file_says_what_torch_says():
-    code = "from localspec.machine.torch_build import *; b = torch_build(); print(b.version, b.cuda, b.hip)"
+    code = "from localspec.machine.hardware import *; b = torch_build(); print(b.version, b.cuda, b.hip)"
     said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     assert said == [str(torch.__version__), str(torch.version.cuda), str(torch.version.hip)]

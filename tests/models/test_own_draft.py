@@ -12,9 +12,8 @@ from golden import matching, wording
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.models import own_draft as module
 from localspec.models.model import model_of
-from localspec.models.own_draft import own_draft, too_large_to_draft
+from localspec.models.own_draft import compare_stored, own_draft, too_large_to_draft
 from localspec.models.registry import TargetCard, resolve
-from localspec.models.stored_tokens import compare_stored
 from localspec.paths import Paths
 from localspec.weights.checkpoint import inspect
 

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer
 
 from localspec.models.chat_tokenizer import ChatTokenizer
-from localspec.models.thinking_switch import Switch
+from localspec.models.thinking import Switch
 from localspec.models.tokenizer import Tokenizer
 
 ASKED = [{"role": "user", "content": "Why?"}]

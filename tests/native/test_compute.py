@@ -27,8 +27,8 @@ from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.s3d import S3DOptions, stacked_adapters
 from localspec.drafters.saved import load_drafter
 from localspec.families.architecture import in_features, weight_map
-from localspec.models.adapter_names import WHICH, adapted_parts
 from localspec.models.drafter_cards import read_drafter
+from localspec.models.stored_names import WHICH, adapted_parts
 from localspec.native.target import NativeTarget
 from localspec.native.threads import Threads
 

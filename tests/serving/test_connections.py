@@ -19,13 +19,11 @@ from uvicorn.server import ServerState
 
 from localspec.config import Settings
 from localspec.errors import LocalspecError
-from localspec.serving import app, connections, over_socket
+from localspec.serving import app, listen, over_socket
 from localspec.serving.app import Serving
-from localspec.serving.connections import Connection, connections_of_others
-from localspec.serving.listen import own_socket
-from localspec.serving.mailbox import Mailbox
+from localspec.serving.listen import Connection, connections_of_others, own_socket
 from localspec.serving.over_socket import Gone, lines
-from localspec.serving.room import EngineRoom, Line, Ticket
+from localspec.serving.room import EngineRoom, Line, Mailbox, Ticket
 
 if sys.platform == "win32":
     pytest.skip("no sockets of the file system", allow_module_level=True)
@@ -60,7 +58,7 @@ def served(tmp_path: Path, story: Callable[[int, Path], Awaitable[None]], most: 
 
 
 def test_who_does_not_ask_is_not_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(listen, "LOOK_SECONDS", 0.2)
 
     async def story(port, place):
         silent, _ = await asyncio.open_connection("127.0.0.1", port)
@@ -98,7 +96,7 @@ def test_one_too_many_is_closed_and_the_own_socket_is_for_its_user(tmp_path):
 
 
 def test_half_of_the_files_are_for_others():
-    assert 100 < connections_of_others() <= connections.ENOUGH_FILES // 2
+    assert 100 < connections_of_others() <= listen.ENOUGH_FILES // 2
 
 
 def test_a_server_that_hangs_is_none(tmp_path, monkeypatch):

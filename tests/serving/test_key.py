@@ -10,8 +10,7 @@ import pytest
 from golden import matching, wording
 
 from localspec.errors import LocalspecError
-from localspec.serving.guard import Guard
-from localspec.serving.key import serving_key
+from localspec.serving.guard import Guard, serving_key
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,6 @@ from localspec.choosing.choose import choices, requested_drafter
 from localspec.choosing.measure import NoMeasurements
 from localspec.choosing.named import named_drafter
 from localspec.config import Settings
-from localspec.engine import reconsidering
 from localspec.errors import DoesNotFit, NotHere
 from localspec.events import Reporter
 from localspec.models import registry
@@ -225,7 +224,7 @@ def test_one_goes_before_another_takes_a_slower_device_for_its_sake(monkeypatch,
 
     cards = {name: unfetched(SEVEN, name) for name in ("first", "second", "third")}
     found = LoadedModels(settings, cards["first"], None, 60.0, Reporter(), open_engine)
-    monkeypatch.setattr(reconsidering, "this_machine", now)
+    monkeypatch.setattr(loaded, "this_machine", now)
     monkeypatch.setattr(loaded, "Measurements", lambda *_: NoMeasurements())
     monkeypatch.setattr(loaded, "model_named", lambda name, _: cards[name])
     monkeypatch.setattr(loaded, "inspect", lambda _: None)

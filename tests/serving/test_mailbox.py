@@ -6,7 +6,7 @@ import threading
 import pytest
 from clocks import PATIENCE
 
-from localspec.serving.mailbox import Mailbox
+from localspec.serving.room import Mailbox
 
 
 async def never() -> None:

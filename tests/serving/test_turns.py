@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from localspec.serving.turns import TooMany, Turns
+from localspec.serving.room import TooMany, Turns
 
 
 def test_one_with_many_requests_does_not_hold_up_the_others():

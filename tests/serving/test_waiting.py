@@ -101,7 +101,7 @@ def test_bodies_are_not_parsed_where_all_others_wait(monkeypatch: pytest.MonkeyP
         sent.append(message)
 
     monkeypatch.setattr(app, "parse_json", parsed)
-    room = app.Serving(cast(EngineRoom, Room()), cast(Any, None))
+    room = app.Serving(cast("EngineRoom", Room()), cast("Any", None))
     scope = {
         "type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [], "query_string": b"",
         "client": ("127.0.0.1", 1), "server": ("localhost", 80), "scheme": "http", "root_path": "",

@@ -24,8 +24,7 @@ from golden import matching, wording
 from localspec.store import cleaning, opening
 from localspec.store import history as history_module
 from localspec.store import store as store_module
-from localspec.store.conversation_rows import INFO
-from localspec.store.conversations import SOURCES, Found, Turn
+from localspec.store.conversations import INFO, SOURCES, Found, Turn
 from localspec.store.database import StoreTrouble
 from localspec.store.history import CANDIDATES, NEWEST_FIRST, WHOLE, History
 from localspec.store.store import Store

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from localspec.store.presence import Presence
+from localspec.store.history import Presence
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there every window seems alone")
 
 WINDOW = """
 import sys
 from pathlib import Path
-from localspec.store.presence import Presence
+from localspec.store.history import Presence
 presence = Presence(Path(sys.argv[1]))
 for conversation in sys.argv[2:]:
     print(presence.enter(int(conversation)), flush=True)

@@ -9,7 +9,7 @@ from textual import events
 from tui.scripted_engine import card, say, talked, until
 from tui.test_conversations import keep
 
-from localspec.store.presence import Presence
+from localspec.store.history import Presence
 
 
 def burst(pilot, keys: str) -> None:

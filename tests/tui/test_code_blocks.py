@@ -5,8 +5,8 @@ from golden import wording
 from textual.events import Key
 from tui.scripted_engine import talked, until
 
-from localspec_tui.code_blocks import CodeBlock, CodeCopies, code_blocks
-from localspec_tui.reply_markdown import ReplyMarkdown
+from localspec_tui.clipboard import CodeBlock, CodeCopies, code_blocks
+from localspec_tui.widgets.reply_view import ReplyMarkdown
 
 TWO = "First:\n\n```python\nprint(1)\n\tx = 2\n```\n\nthen\n\n- in a list\n\n  ```sh\n  ls -l\n  rm x\n  ```\n\nDone."
 

@@ -12,8 +12,8 @@ from textual.geometry import Offset
 from textual.selection import Selection
 
 import localspec_tui
-from localspec_tui.code_wrap import cuts
-from localspec_tui.reply_markdown import ReplyMarkdown
+from localspec_tui.laid_block import cuts
+from localspec_tui.widgets.reply_view import ReplyMarkdown
 
 LINE = "    return quicksort([x for x in rest if x < pivot]) + [pivot]"
 

@@ -7,8 +7,7 @@ from golden import wording
 from textual.widgets import OptionList
 from tui.scripted_engine import say, talked, until
 
-from localspec.chat.commands import COMMANDS
-from localspec.chat.completion import Entry
+from localspec.chat.commands import COMMANDS, Entry
 from localspec_tui.screens.models import ModelsScreen
 from localspec_tui.widgets.prompt import Prompt
 from localspec_tui.widgets.suggestions import Suggestions

@@ -17,8 +17,7 @@ from tui.scripted_engine import say, talked, until
 import localspec_tui
 from localspec.text import safe
 from localspec_tui.growing_document import LONGEST, PIECE, GrowingDocument, read_blocks
-from localspec_tui.reply_markdown import ReplyMarkdown
-from localspec_tui.widgets.reply_view import ReplyView
+from localspec_tui.widgets.reply_view import ReplyMarkdown, ReplyView
 
 REPLIES = hostile_replies()
 MORE = 2.0  # seconds of a core that a reply may cost more than plain text

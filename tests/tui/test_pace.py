@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from localspec_tui.pace import LONGEST, SHARE, SHORTEST, Pace
+from localspec_tui.reply_buffer import LONGEST, SHARE, SHORTEST, Pace
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from textual.containers import VerticalScroll
 from textual.geometry import Region
 
 from localspec_tui.markdown_parser import parser
-from localspec_tui.reply_markdown import ReplyMarkdown
+from localspec_tui.widgets.reply_view import ReplyMarkdown
 
 FORBIDDEN = {
     *map(chr, range(0x20)),

@@ -6,7 +6,7 @@ from serving.scripted_server import HELLO, said, scripted, stream
 from tui.scripted_engine import ScriptedChat, say, until
 
 from localspec.config import Settings
-from localspec.serving.behind import Behind
+from localspec.serving.server_engine import Behind
 
 
 @pytest.mark.slow

@@ -15,8 +15,7 @@ from tui.scripted_engine import Thought, say, talked, until
 from tui.test_conversations import keep, open_list
 from tui.test_side_panel import FIGURES
 
-from localspec.bench.race import Lane, Moment, result
-from localspec.bench.racers import sentences
+from localspec.bench.race import Lane, Moment, result, sentences
 from localspec.chat import live_stats
 from localspec.config import Settings
 from localspec.errors import DoesNotFit

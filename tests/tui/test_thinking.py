@@ -10,7 +10,7 @@ from tui.scripted_engine import Thought, say, statistics, talked, until
 from localspec.config import Settings
 from localspec.events import Done
 from localspec.store.store import Store
-from localspec_tui.widgets.thought_view import ThoughtLine
+from localspec_tui.widgets.reply_view import ThoughtLine
 
 THOUGHTS = "They ask for a\nreason, [so] I give one."
 NARROW = (98, 30)  # no panel beside the conversation

@@ -7,7 +7,7 @@ from textual.widgets import Static
 from tui.drafted_replies import drafted_reply
 from tui.scripted_engine import say, talked, until
 
-from localspec.chat.trace_words import NOTHING_KEPT
+from localspec.chat.trace import NOTHING_KEPT
 from localspec.marks import in_ascii
 from localspec_tui.screens.chat import ChatScreen
 from localspec_tui.screens.xray import XRayScreen

@@ -19,7 +19,7 @@ from localspec_tui import background
 if TYPE_CHECKING:
     from localspec.chat.answerer import Answerer
     from localspec.chat.start import StartedChat
-    from localspec.serving.behind import Behind
+    from localspec.serving.server_engine import Behind
 
 CLOSE_SECONDS = 2.0  # for the step under way and the store
 BUSY_SECONDS = 0.5  # in which the screen begins to end after a signal; else the process ends without it
@@ -64,7 +64,7 @@ def _chat(
 
     @cache
     def behind() -> "Behind":
-        from localspec.serving.behind import Behind  # what opens connections
+        from localspec.serving.server_engine import Behind  # what opens connections
 
         return Behind(settings)
 

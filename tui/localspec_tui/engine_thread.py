@@ -71,7 +71,7 @@ class EngineThread(threading.Thread):
 
     def farewell(self, unsent: str) -> str | None:
         """Return the last words of the chat. `unsent` says why text that was not sent is not saved; empty if it is."""
-        from localspec.chat.farewell import farewell
+        from localspec.chat.introduction import farewell
 
         title = self.conversation.title
         return None if title is None else farewell(self.conversation.now, title, unsent)

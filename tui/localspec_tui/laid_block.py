@@ -1,12 +1,58 @@
 """The layout of a block for one width: where its text is broken into rows. Nothing is drawn here."""
 
+import re
 from bisect import bisect_right
 from typing import NamedTuple
 
-from rich.cells import cell_len
+from rich.cells import cell_len, get_character_cell_size
 
-from localspec_tui.code_wrap import cuts, indent_of
 from localspec_tui.reply_blocks import Block
+
+FURTHER = 2  # columns
+
+_BLANKS = re.compile(r"[^\S\n]*")
+
+
+def indent_of(text: str, at: int) -> int:
+    """Return in which column the line that holds this place goes on."""
+    begin = text.rfind("\n", 0, at) + 1
+    blanks = _BLANKS.match(text, begin)
+    assert blanks is not None
+    return blanks.end() - begin + FURTHER
+
+
+def cuts(line: str, first: int, later: int, *, halves: bool = False) -> list[int]:
+    """Return where the line is cut so that it has at most `first` columns and then `later` ones.
+
+    It is cut after a blank, if there is one; with `halves`, only in the second half of a row.
+    Blanks at the end of a row are not counted, unless with `halves`.
+    """
+    found: list[int] = []
+    start, room = 0, first
+    single = line.isascii()
+    if not single and cell_len(line) <= first:
+        return found
+    while start < len(line):
+        end = min(start + max(room, 1), len(line)) if single else _fitting(line, start, max(room, 1))
+        if not halves and end < len(line) and line[end] == " ":
+            blanks = _BLANKS.match(line, end)
+            end = blanks.end() if blanks is not None else end
+        elif end < len(line):
+            blank = line.rfind(" ", start + (end - start) // 2 * halves, end)
+            end = blank + 1 if blank > 0 and line[start:blank].strip() else end
+        if end < len(line):
+            found.append(end)
+        start, room = end, later
+    return found
+
+
+def _fitting(line: str, start: int, room: int) -> int:
+    """Return the end of what fits, one character at least."""
+    end = start
+    while end < len(line) and (room := room - get_character_cell_size(line[end])) >= 0:
+        end += 1
+    return max(end, start + 1)
+
 
 LEAST_ROOM = 16  # columns for text, however deep it is nested
 LEAST_COLUMN = 3  # width of a column in a table; with less room, the rows of the table are shown as lines of text

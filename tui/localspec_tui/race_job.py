@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from textual.message import Message
 
-from localspec.bench.race import race, result
-from localspec.bench.racers import opponents, sentences
+from localspec.bench.race import opponents, race, result, sentences
 from localspec.chat.attachments import written
 from localspec.config import Settings
 from localspec.errors import LocalspecError, UsageMistake

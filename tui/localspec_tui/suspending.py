@@ -113,7 +113,7 @@ if sys.platform != "win32":
         def __init__(self, app: App[Any], **how: Any) -> None:
             super().__init__(app, **how)
             self.terminal = self.fileno
-            self.application = cast(StoppableApp, app)
+            self.application = cast("StoppableApp", app)
             self.application.driver = self
             signal.signal(signal.SIGTSTP, lambda *_: self.application.asked_to_stop())
             signal.signal(signal.SIGCONT, lambda *_: self.application.asked_to_continue())

@@ -14,7 +14,7 @@ class TabDriver(WebDriver):
 
     def __init__(self, app: App[Any], **how: Any) -> None:
         super().__init__(app, **how)
-        self.application = cast(ChatApp, app)
+        self.application = cast("ChatApp", app)
 
     def run_input_thread(self) -> None:
         """Read keys until nobody can send any."""

@@ -6,8 +6,7 @@ from functools import partial
 from textual.theme import BUILTIN_THEMES, ThemeProvider
 
 from localspec import environment
-from localspec.config import PREFIX, Settings, nearest
-from localspec.config_file import keep_setting
+from localspec.config import PREFIX, Settings, keep_setting, nearest
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.paths import Paths
 

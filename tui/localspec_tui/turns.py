@@ -13,7 +13,7 @@ from localspec.repetition import goes_round
 from localspec_tui import keymap, messages
 from localspec_tui.engine_thread import EngineThread
 from localspec_tui.outbox import Outbox
-from localspec_tui.pace import Pace
+from localspec_tui.reply_buffer import Pace
 from localspec_tui.widgets.conversation_view import ConversationView
 from localspec_tui.widgets.find_line import Finder
 from localspec_tui.widgets.first_screen import FirstScreen

@@ -10,7 +10,7 @@ from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen, Screen
 from textual.widgets import Static
 
-from localspec_tui.screens.closing import DIALOG_KEYS, ClosesOnce
+from localspec_tui.screens.steady import DIALOG_KEYS, ClosesOnce
 from localspec_tui.widgets.keys_footer import KeysFooter
 from localspec_tui.widgets.keys_panel import lines_of, table_of
 

@@ -10,22 +10,19 @@ from textual.containers import Horizontal, Vertical
 from textual.screen import Screen
 from textual.widgets import Input, Static
 
-from localspec.chat.commands import is_command, read
-from localspec.chat.completion import look_up
+from localspec.chat.commands import is_command, look_up, read
 from localspec.errors import LocalspecError
 from localspec_tui import keymap, messages, slash_commands
-from localspec_tui.code_blocks import CodeCopies
+from localspec_tui.clipboard import CodeCopies
 from localspec_tui.draft import Draft
 from localspec_tui.editor import edit_prompt
 from localspec_tui.engine_thread import EngineThread
 from localspec_tui.outbox import Outbox
-from localspec_tui.screens.conversation_choice import ConversationChoice
-from localspec_tui.screens.model_choice import ModelChoice
+from localspec_tui.screens.model_choice import ConversationChoice, ModelChoice
 from localspec_tui.screens.reply_settings import ReplySettings
 from localspec_tui.screens.steady import Steady
 from localspec_tui.turns import Turns
-from localspec_tui.widgets.attached_line import AttachedLine
-from localspec_tui.widgets.below_line import BelowLine
+from localspec_tui.widgets.attached_line import AttachedLine, BelowLine
 from localspec_tui.widgets.conversation_view import ConversationView
 from localspec_tui.widgets.download_line import DownloadLine
 from localspec_tui.widgets.find_line import Finder, FindLine

@@ -22,13 +22,13 @@ from localspec.chat.present_names import by_present_name, by_present_names
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.paths import Paths
 from localspec.quantities import ago, counted, day, seconds_of
+from localspec.store.cleaning import remove_copied
 from localspec.store.conversations import ConversationInfo
-from localspec.store.copied import remove_copied
 from localspec.store.history import History
 from localspec.text import one_line
 from localspec_tui import keymap
-from localspec_tui.screens.closing import DIALOG_KEYS
 from localspec_tui.screens.searched import AskingScreen
+from localspec_tui.screens.steady import DIALOG_KEYS
 from localspec_tui.widgets.keys_in_order import OneLine
 
 LISTED = 100

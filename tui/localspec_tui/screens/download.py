@@ -11,7 +11,7 @@ from textual.widgets import Static
 
 from localspec.quantities import size
 from localspec.text import one_line
-from localspec_tui.screens.closing import DIALOG_KEYS, ClosesOnce
+from localspec_tui.screens.steady import DIALOG_KEYS, ClosesOnce
 from localspec_tui.widgets.keys_footer import KeysFooter
 
 if TYPE_CHECKING:

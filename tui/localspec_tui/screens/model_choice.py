@@ -1,17 +1,22 @@
 """Which model answers: chosen in a dialog or by its name, loaded, and fetched before if it is not here."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from textual.screen import Screen
 
-from localspec_tui import messages
+from localspec.errors import UsageMistake
+from localspec_tui import keymap, messages
+from localspec_tui.draft import Draft
 from localspec_tui.engine_thread import EngineThread
 from localspec_tui.outbox import Outbox
 from localspec_tui.turns import Turns
 from localspec_tui.widgets.download_line import DownloadLine
+from localspec_tui.widgets.status_line import TopLine
 
 if TYPE_CHECKING:
     from localspec.models.registry import TargetCard
+    from localspec.store.history import History
+    from localspec_tui.app import ChatApp
     from localspec_tui.screens.models import Chosen
 
 
@@ -65,3 +70,68 @@ class ModelChoice:
         """Remember the model that answers from now on."""
         self._outbox.model_loaded = True
         self.card, self._pace = loaded.card, loaded.introduction.pace
+
+
+class ConversationChoice:
+    """The choice of the conversation that goes on. A reply under way is stopped for another one."""
+
+    def __init__(
+        self, screen: Screen[None], engine: EngineThread, outbox: Outbox, turns: Turns, draft: Draft, top: TopLine
+    ) -> None:
+        self._screen, self._engine, self._outbox = screen, engine, outbox
+        self._turns, self._draft, self._top = turns, draft, top
+        self.history: History | None = None  # None before it is open, and where nothing is saved
+        self._branch_noticed = False
+
+    def start_new(self) -> None:
+        """Begin a new conversation."""
+        self._turns.notify_stop()
+        self._start_new()
+
+    def _start_new(self) -> None:
+        self._turns.stop()
+        self._draft.put_aside()
+        self._outbox.to_be_shown += 1
+        self._engine.do(self._engine.conversation.start_new)
+
+    def open(self) -> None:
+        """Open the list of earlier conversations."""
+        if self.history is None:
+            self._screen.notify("No conversations are kept here.", markup=False)
+            return
+        from localspec_tui.screens.conversations import ConversationsScreen, OpenConversation
+
+        current, nothing = self._engine.conversation, "No conversation is kept here yet."
+        if current.store is not None and current.store.path is None:
+            nothing = "What is kept could not be opened when this chat began; leave it and begin again to see that."
+        now = OpenConversation(lambda: current.now.id, self._start_new, self._top.call, current.has_phrases, nothing)
+        self._screen.app.push_screen(ConversationsScreen(self.history, now), self.resume)
+
+    def resume(self, number: int | None) -> None:
+        """Continue an earlier conversation, if one was chosen."""
+        if number is not None:
+            self._turns.notify_stop()
+            self._turns.stop()
+            self._draft.put_aside(for_new=True)
+            self._outbox.to_be_shown += 1
+            self._engine.do(self._engine.conversation.resume, number)
+
+    def check(self, number: int) -> None:
+        """Raise UsageMistake if the history has no such conversation, before a reply is stopped. It reads the disk."""
+        if self.history is not None and self.history.info(number) is None:
+            resumes = keymap.key(self._screen.app, "chat.resume")
+            raise UsageMistake(f"There is no conversation {number}; {resumes} lists them.")
+
+    def rename(self, title: str) -> None:
+        """Give the conversation a title; an empty one restores that of its first prompt."""
+        self._engine.do(self._engine.conversation.rename, title)
+        if title:
+            self._top.call(title)  # at once; the engine's thread may be busy
+
+    def notify_of_branch(self, branched: messages.Branched) -> None:
+        """Notify once where the turns before a branch are, while no other notification is shown."""
+        if self._branch_noticed or cast("ChatApp", self._screen.app).toasts:
+            return
+        self._branch_noticed = True
+        where = f"conversation {branched.conversation} ({keymap.key(self._screen.app, 'chat.resume')})"
+        self._screen.notify(f"What was said before stays in {where}.", markup=False)

@@ -10,7 +10,7 @@ from textual.events import Mount
 from textual.system_commands import SystemCommandsProvider
 from textual.widgets import Input, OptionList
 
-from localspec_tui.screens.closing import ClosesOnce
+from localspec_tui.screens.steady import ClosesOnce
 from localspec_tui.widgets.keys_in_order import KeysInOrder
 
 # What else commands are looked for by.

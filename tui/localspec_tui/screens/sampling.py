@@ -12,7 +12,7 @@ from textual.widgets import Input, Label, Static
 from localspec.config import TYPED
 from localspec.errors import UsageMistake
 from localspec.text import one_line
-from localspec_tui.screens.closing import DIALOG_KEYS, ClosesOnce
+from localspec_tui.screens.steady import DIALOG_KEYS, ClosesOnce
 from localspec_tui.widgets.keys_footer import KeysFooter
 from localspec_tui.widgets.keys_in_order import OneLine
 

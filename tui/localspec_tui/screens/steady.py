@@ -3,6 +3,8 @@
 from typing import Any
 
 from textual import events
+from textual.await_complete import AwaitComplete
+from textual.binding import Binding
 from textual.geometry import Offset
 from textual.widget import Widget
 
@@ -31,3 +33,20 @@ class Steady:
         """Return what is shown there, unless it left the screen since the last layout: Textual asks for its parent."""
         widget, offset = super().get_widget_and_offset_at(x, y)  # type: ignore[misc]
         return (None, None) if widget is not None and widget.parent is None else (widget, offset)
+
+
+DIALOG_KEYS = Binding("f1", "app.all_keys", "Keys", id="dialog.keys")
+
+
+class ClosesOnce(Steady):
+    """For a screen: keys that come before it is gone choose nothing more, and close nothing that lies below it."""
+
+    def dismiss(self: Any, result: Any = None) -> AwaitComplete:
+        """Close it, if it is in front."""
+        done: AwaitComplete
+        if not self.is_active:
+            done = AwaitComplete.nothing()  # type: ignore[no-untyped-call]
+        else:
+            self.workers.cancel_node(self)  # Textual does so when the widgets that they write to are gone already
+            done = super().dismiss(result)  # type: ignore[misc]
+        return done

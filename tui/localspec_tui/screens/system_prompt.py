@@ -9,7 +9,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from localspec.text import safe
-from localspec_tui.screens.closing import DIALOG_KEYS, ClosesOnce
+from localspec_tui.screens.steady import DIALOG_KEYS, ClosesOnce
 from localspec_tui.widgets.keys_footer import KeysFooter
 from localspec_tui.widgets.keys_in_order import KeysInOrder
 from localspec_tui.widgets.typed_text import TypedText

@@ -13,11 +13,10 @@ from textual.content import Content
 from textual.screen import Screen
 from textual.widgets import Static
 
-from localspec.chat.trace import Pieces, Trace
-from localspec.chat.trace_words import NOTHING_KEPT, UNTOLD, about, overview
+from localspec.chat.trace import NOTHING_KEPT, UNTOLD, Pieces, Trace, about, overview
 from localspec.text import one_line
-from localspec_tui.pace import Pace
-from localspec_tui.screens.closing import DIALOG_KEYS, ClosesOnce
+from localspec_tui.reply_buffer import Pace
+from localspec_tui.screens.steady import DIALOG_KEYS, ClosesOnce
 from localspec_tui.widgets.keys_footer import KeysFooter
 from localspec_tui.widgets.status_line import cut
 from localspec_tui.widgets.xray_view import XRayLegend, XRayView

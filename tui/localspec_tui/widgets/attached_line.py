@@ -10,6 +10,7 @@ from textual.widget import Widget
 
 from localspec.chat.attachments import is_long
 from localspec.text import one_line
+from localspec_tui import keymap
 from localspec_tui.widgets.status_line import fitting
 
 QUIET_SECONDS = 0.15  # after the last key, before the disk is asked
@@ -48,3 +49,25 @@ class AttachedLine(Widget):
 
     def render(self) -> Content:
         return Content("+ " + fitting(self._said, self.size.width - 2))
+
+
+class BelowLine(Widget):
+    """It takes no room where nothing came. A click goes there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines = 0
+        self.display = False
+
+    def show(self, lines: int) -> None:
+        """So many lines are new."""
+        if lines != self._lines:
+            self._lines, self.display = lines, lines > 0
+            self.refresh()
+
+    def render(self) -> Content:
+        key = keymap.key(self.app, "chat.end")
+        return Content(f"↓ {self._lines:,} new line{'' if self._lines == 1 else 's'} ({key})")
+
+    async def on_click(self) -> None:
+        await self.run_action("screen.end")

@@ -10,7 +10,7 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.widgets import TextArea
 
-from localspec.chat.completion import is_whole
+from localspec.chat.commands import is_whole
 from localspec_tui import keymap
 from localspec_tui.widgets.keys_in_order import KeysInOrder
 from localspec_tui.widgets.suggestions import Suggestions

@@ -10,7 +10,7 @@ from textual.content import Content
 from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
-from localspec.chat.completion import Choice, Entry, choices, is_begun, needed
+from localspec.chat.commands import Choice, Entry, choices, is_begun, needed
 
 LookUp = Callable[[str], Sequence[Entry]]
 

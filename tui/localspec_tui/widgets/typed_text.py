@@ -6,7 +6,7 @@ from textual import events
 from textual.widgets import TextArea
 
 from localspec.text import safe
-from localspec_tui.widgets.graphemes import after, before
+from localspec_tui.widgets.keys_in_order import after, before
 
 LONGEST = 1_000_000  # characters; each key costs time for all of them, and no model has a context for more
 

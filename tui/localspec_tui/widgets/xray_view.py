@@ -15,8 +15,7 @@ from textual.strip import Strip
 from textual.style import Style as TextStyle
 from textual.widget import Widget
 
-from localspec.chat.trace import Pieces, Trace
-from localspec.chat.trace_words import proposers
+from localspec.chat.trace import Pieces, Trace, proposers
 from localspec_tui.xray_layout import Layout, Run
 
 BETWEEN = "   "  # parts of the legend

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from machines import GIB, cpu, gpu, machine
 
-from localspec.engine import reconsidering
+from localspec.serving import loaded
 
 
 def test_the_memory_that_engines_hold_counts_as_free(monkeypatch: pytest.MonkeyPatch) -> None:
     there = machine(gpu(24, free=2), gpu(12, free=1, index=1), cpu(64, free=30))
-    monkeypatch.setattr(reconsidering, "this_machine", lambda: there)
+    monkeypatch.setattr(loaded, "this_machine", lambda: there)
     engines: list[Any] = [SimpleNamespace(held=held) for held in (("cuda:0", 3 * GIB), ("cuda:0", GIB), ("cpu", 0))]
-    found = reconsidering.machine_without(engines)
+    found = loaded.machine_without(engines)
     assert [(one.name, one.free / GIB) for one in found.devices] == [("cuda:0", 6), ("cuda:1", 1), ("cpu", 30)]
-    assert reconsidering.machine_without([]) == there
+    assert loaded.machine_without([]) == there
