@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from each import each
 from rich.cells import cell_len
 
-from localspec import charts, marks
+from localspec import marks
 
 
 def stream(encoding):
@@ -24,7 +24,7 @@ def test_every_mark_is_ascii_and_as_wide_as_what_it_stands_for():
     for mark in [*"".join(marks._MARKS), *marks._WIDE]:
         drawn = marks.in_ascii(mark)
         assert drawn.isascii() and drawn.isprintable() and cell_len(mark) == len(drawn), mark
-    assert marks.in_ascii(charts.EIGHTHS + charts.PARTS).isascii()
+    assert marks.in_ascii(marks.EIGHTHS + marks.PARTS).isascii()
 
 
 def test_letters_stay():

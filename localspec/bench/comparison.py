@@ -12,8 +12,8 @@ import psutil
 
 from localspec import Choice, Done, Engine, Limits, Sampling, Statistics
 from localspec.bench import figures
+from localspec.bench.figures import RowTimer, most_rows
 from localspec.bench.prompts import Prompt, message
-from localspec.bench.row_costs import RowTimer, most_rows
 from localspec.bench.turns import in_turns, left_words
 from localspec.config import Rule, Settings
 from localspec.errors import UsageMistake

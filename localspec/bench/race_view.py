@@ -8,7 +8,7 @@ from typing import TypedDict
 from rich.cells import cell_len, chop_cells, set_cell_size
 
 from localspec.bench.race import Lane
-from localspec.charts import bar
+from localspec.marks import bar
 from localspec.quantities import counted
 
 LEAST_COLUMNS, MOST_COLUMNS, AROUND = 24, 160, 10  # and lines around the text: six, and what is said at the end

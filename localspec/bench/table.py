@@ -4,8 +4,8 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from localspec.charts import bar, no_room
 from localspec.events import possible
+from localspec.marks import bar, no_room
 from localspec.models.drafter_kinds import kind_of
 from localspec.quantities import precision_in_words, speedup
 from localspec.text import one_line

@@ -1,9 +1,10 @@
 """Conversations that went on from one another, as a list shows them: together, with what tells them apart."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from localspec.store.conversations import ConversationInfo, Turn
+from localspec.models.registry import renamed
+from localspec.store.conversations import ConversationInfo, Saved, Turn
 from localspec.text import one_line
 
 SHOWN = 40  # characters of what was asked or answered
@@ -117,3 +118,14 @@ def _beginning(text: str, other: str = "") -> str:
     start = line.rfind(" ", 0, same - CONTEXT) + 1 if same > SHOWN - CONTEXT else 0
     shown = line[start : start + SHOWN]
     return f"{'…' if start else ''}{shown}{'…' if start + SHOWN < len(line) else ''}"
+
+
+def by_present_names(infos: Iterable[ConversationInfo]) -> list[ConversationInfo]:
+    """Return these conversations with the present names of their models."""
+    names = renamed()
+    return [info._replace(model=names.get(info.model, info.model)) for info in infos]
+
+
+def by_present_name(found: Saved) -> Saved:
+    """Return this conversation with the present name of its model."""
+    return found._replace(info=by_present_names([found.info])[0])

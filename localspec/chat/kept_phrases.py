@@ -79,7 +79,7 @@ def _tokenizer(path: str | None) -> "Tokenizer | None":
     """Return the tokenizer of a model; None where there is no model. Raises LocalspecError."""
     if path is None or not (os.path.isfile(path) or os.path.isfile(os.path.join(path, "tokenizer.json"))):
         return None
-    from localspec.models.chat_files import tokenizer_of
+    from localspec.models.chat_tokenizer import tokenizer_of
 
     return tokenizer_of(Path(path))
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from localspec import environment
+from localspec.chat.branches import by_present_name
 from localspec.chat.conversation import Conversation, Resumed, saved_conversation
-from localspec.chat.present_names import by_present_name
 from localspec.config import Settings
 from localspec.errors import NotHere
 from localspec.events import Reporter

@@ -13,8 +13,8 @@ from typing import TextIO, TypeGuard
 import typer
 from rich.cells import cell_len, set_cell_size
 
-from localspec.charts import no_room
 from localspec.errors import UsageMistake
+from localspec.marks import no_room
 from localspec.text import one_line
 
 LEAST = 8  # columns of the beginning of what is cut

@@ -8,10 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from localspec.chat.branches import Row, rows
+from localspec.chat.branches import Row, by_present_name, by_present_names, rows
 from localspec.chat.conversation import saved_conversation
 from localspec.chat.export import as_markdown
-from localspec.chat.present_names import by_present_name, by_present_names
 from localspec.cli.console import may_delete, print_json, seen, table
 from localspec.cli.options import whole_number
 from localspec.cli.progress import tell

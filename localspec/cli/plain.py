@@ -12,16 +12,14 @@ from localspec.chat.attachments import GIVEN, Written, measured, written, writte
 from localspec.chat.branches import rows
 from localspec.chat.commands import Entry, listed, look_up, read
 from localspec.chat.conversation import Conversation, saved_conversation
-from localspec.chat.finding import hits
+from localspec.chat.figures import LiveStats
 from localspec.chat.introduction import farewell
 from localspec.chat.kept_phrases import Stories, kept_phrases, pools_of, reader
-from localspec.chat.live_stats import LiveStats
 from localspec.chat.model_list import all_models, in_lines
-from localspec.chat.sampling import THINK, ChatSettings, first_sampled
+from localspec.chat.sampling import SHOW, THINK, ChatSettings, asked, filled_context, first_sampled, state, why_empty
 from localspec.chat.sampling import listed as settings_listed
 from localspec.chat.sampling import split as key_and_value
 from localspec.chat.start import choose
-from localspec.chat.thinking import SHOW, asked, filled_context, state, why_empty
 from localspec.chat.trace import UNTOLD, Trace, step_by_step
 from localspec.chat.wording import in_words, kept_thought, repeated, same_answer
 from localspec.cli.beginning import Begun, begin
@@ -36,7 +34,7 @@ from localspec.engine.importing import ready
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.models import registry
 from localspec.quantities import counted, precision_in_words
-from localspec.store.searched_words import excerpt, folded_words
+from localspec.store.searched_words import excerpt, folded_words, hits
 from localspec.text import one_line, safe
 from localspec.weights.checkpoint import inspect
 

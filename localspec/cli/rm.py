@@ -19,9 +19,8 @@ from localspec.hub.cached_gguf import cached_gguf, discard_gguf
 from localspec.hub.sources import Source
 from localspec.models.drafter_cards import trained_drafters
 from localspec.models.entries import Entry
-from localspec.models.former_names import save_former_names
 from localspec.models.present import is_here
-from localspec.models.registry import NOWHERE, cards, is_import, is_path, reference, renamed, resolve
+from localspec.models.registry import NOWHERE, cards, is_import, is_path, reference, renamed, resolve, save_former_names
 from localspec.models.tokenizer_trial import forget as forget_trial
 from localspec.paths import Paths
 from localspec.pulling.heads import drafter_made_of

@@ -11,8 +11,7 @@ import typer
 
 from localspec.chat.attachments import Written, with_piped
 from localspec.chat.figures import known_speedup
-from localspec.chat.sampling import first_sampled, sampling_words
-from localspec.chat.thinking import why_empty
+from localspec.chat.sampling import first_sampled, sampling_words, why_empty
 from localspec.chat.wording import (
     SAMENESS,
     drafting_off,

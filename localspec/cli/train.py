@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from localspec import charts
+from localspec import marks
 from localspec.chat.start import chosen_model
 from localspec.cli import console
 from localspec.cli.interrupt import Interrupt
@@ -279,7 +279,7 @@ def _show_step(progress: Progress, seen: Any, losses: Sequence[float], first: bo
             f"step {seen.step}, loss {seen.loss:.3f}, first guess right by depth {_percentages(seen.accuracy)}."
         )
     pace, left = seen.tokens / max(seen.seconds, 1e-9), _duration(seen.left)
-    (spark,) = charts.curve(losses, 1)
+    (spark,) = marks.curve(losses, 1)
     shown = f"loss {seen.loss:.3f} {drawable(spark, sys.stderr)}"
     progress.show(f"{100 * seen.done:.0f} %  step {seen.step}  {shown}  {left} left  {pace:.0f} tokens/s")
 

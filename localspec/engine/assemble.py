@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from typing import Self
 
 from localspec.choosing.choice import Choice
 from localspec.choosing.cost import CurrentCosts, ForwardCostModel, StepCosts
@@ -22,8 +23,13 @@ from localspec.drafters.pool import PhrasePool, PhraseReader
 from localspec.engine.backends import Target
 from localspec.engine.model_profile import ModelProfile
 from localspec.errors import LocalspecError
+from localspec.events import Reporter
 from localspec.models.drafter_kinds import WITH_PHRASES, kind_of
+from localspec.models.registry import TargetCard, reference
 from localspec.repetition import until_it_goes_round
+from localspec.store.database import StoreTrouble
+from localspec.store.phrases import Phrase
+from localspec.store.store import Store
 
 ASKED = (  # of all kinds: what a small model foresees differs more by the text than by its place in a reply
     "Write a Python function that returns the longest word of a sentence, and say how it works.",
@@ -159,3 +165,47 @@ def replying(target: Target, asked: Sequence[str], budget: Budget | None = None)
             reply = session.tokens[len(prompt) :]
             said.append((prompt, reply[: until_it_goes_round(reply)]))
     return [(prompt, reply) for prompt, reply in said if reply]
+
+
+@dataclass(frozen=True)
+class SavedPhrases:
+    """The phrases in the store that belong to one model; they are only read unless `learn` is set."""
+
+    store: Store
+    pool_id: int
+    learn: bool
+    reporter: Reporter
+
+    @classmethod
+    def open(
+        cls, store: Store, card: TargetCard, tokenizer: str, learn: bool, reporter: Reporter, earlier: str | None = None
+    ) -> Self | None:
+        """Return the phrases of a model; None without any if nothing may be kept, or if the store cannot be used.
+
+        `tokenizer` names the tokenizer and the weights, which the tokens belong to, and `earlier` is how an earlier
+        version named them; without it only a pool of the same name or place counts. Trouble with the store is reported.
+        """
+        try:
+            pool_id = store.phrases.pool(reference(card), tokenizer, str(card.path), make=learn, earlier=earlier)
+        except StoreTrouble as trouble:
+            reporter.notice(str(trouble))
+            return None
+        return None if pool_id is None else cls(store, pool_id, learn, reporter)
+
+    def read(self, keys: Sequence[int]) -> Sequence[Phrase]:
+        """The phrases of some keys; a `PhraseReader`."""
+        return self.store.phrases.look_up(self.pool_id, keys)
+
+    def keep(self, pool: PhrasePool, start: int, conversation: int | None) -> bool:
+        """Keeps what a reply that began at token `start` brought into the pool, if anything may be kept.
+
+        Returns False where the store gave trouble, which is reported.
+        """
+        if not self.learn or self.store.read_only:
+            return True
+        try:
+            self.store.phrases.learn(self.pool_id, *pool.harvest(start), conversation)
+        except StoreTrouble as trouble:
+            self.reporter.notice(str(trouble))
+            return False
+        return True

@@ -26,6 +26,7 @@ from localspec.drafters.ingredients import Hyperparameters
 from localspec.engine.asked_sampling import asked_sampling, asked_thinking
 from localspec.engine.assemble import (
     LoadedDraftModel,
+    SavedPhrases,
     drafter_of,
     known_hyperparameters,
     pool_of,
@@ -39,8 +40,11 @@ from localspec.engine.loading import (
     calibrated,
     known_exactness,
     load_draft_model,
+    load_layers,
     load_target,
     load_trained,
+    probing,
+    take_best,
     widest_tree,
 )
 from localspec.engine.model_profile import (
@@ -52,9 +56,7 @@ from localspec.engine.model_profile import (
     ProgressTexts,
     progress_texts,
 )
-from localspec.engine.own_layers import load_layers, probing, take_best
 from localspec.engine.report import Report
-from localspec.engine.saved_phrases import SavedPhrases
 from localspec.engine.trials import RecordingWatch, settle_kernels, settle_step_form
 from localspec.errors import DoesNotFit, LocalspecError, first_line
 from localspec.events import TUNING, Done, Event, Prefill, Reporter

@@ -3,14 +3,18 @@
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from localspec.errors import LocalspecError, UsageMistake, first_line
+from localspec.families.generation_config import GENERATION, generation_config, read_generation_config
 from localspec.models.encoding import Unwanted
 from localspec.models.messages import Message
 from localspec.models.spelled_marks import PROBE, SpelledMarks, whole_characters
 from localspec.models.thinking import Switch, Thinking, WhenItThinks, find_switch, marks_of
 from localspec.models.tokenizer import Tokenizer
+from localspec.weights import packed_file
+from localspec.weights.checkpoint import is_packed
 
 _COUNTED = 2**16  # messages whose tokens are remembered
 _FRAME = 2**20  # characters that a template may put around what was said
@@ -358,3 +362,24 @@ def _merged(messages: Sequence[Message], systems: Collection[int]) -> list[Messa
         else:
             found.append(message)
     return [*found, *waiting]
+
+
+def chat_files(path: Path) -> tuple[ChatTokenizer, Mapping[str, Any]]:
+    """The tokenizer of a directory or a packed file, and the model's own sampling.
+
+    Raises LocalspecError for files that cannot be used.
+    """
+    if not is_packed(path):
+        return ChatTokenizer(Tokenizer.open(path)), read_generation_config(path)
+    found = packed_file.read(path)
+    texts = {name: found.text(name) for name in found.header.texts}
+    tokenizer = ChatTokenizer(Tokenizer.decoded(texts, path))
+    return tokenizer, generation_config(texts.get(GENERATION, b"{}"), path / GENERATION)
+
+
+def tokenizer_of(path: Path) -> Tokenizer:
+    """Return the tokenizer of a directory or a packed file. Raises LocalspecError for files that cannot be used."""
+    if not is_packed(path):
+        return Tokenizer.open(path)
+    found = packed_file.read(path)
+    return Tokenizer.decoded({name: found.text(name) for name in found.header.texts}, path)

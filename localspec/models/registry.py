@@ -1,5 +1,6 @@
 """Finds models by name, in models.toml and in the user's own, and describes them as TargetCard."""
 
+import json
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -15,8 +16,8 @@ from localspec.hub.cache import find_snapshot, pulled_sources
 from localspec.hub.records import folder, packed_sources
 from localspec.hub.sources import Source
 from localspec.models.entries import PACKAGE, Entry, read_entries
-from localspec.models.former_names import former_names
-from localspec.paths import Paths
+from localspec.outside_files import parse_json, read_bytes
+from localspec.paths import Paths, private_directory, write_anew
 from localspec.published_heads import kind_of_heads
 from localspec.weights import packed_file
 from localspec.weights.checkpoint import PICKLED_INDEX, Checkpoint, inspect, is_packed, license_of, read_config
@@ -325,3 +326,21 @@ def installed(paths: Paths | None = None) -> Iterator[tuple[TargetCard, Checkpoi
             yield card, inspect(card.path)
         except LocalspecError as error:
             yield card, error
+
+
+def former_names(paths: Paths) -> dict[str, str]:
+    """Return the present name for each former name; an empty dict if the file cannot be read."""
+    try:
+        found = parse_json(read_bytes(paths.former_names))
+    except (OSError, ValueError):
+        return {}
+    pairs = found.items() if isinstance(found, dict) else ()
+    return {former: name for former, name in pairs if isinstance(former, str) and isinstance(name, str)}
+
+
+def save_former_names(names: Mapping[str, str], paths: Paths) -> None:
+    """Save these former names in addition to the saved ones. Raises OSError."""
+    if names.items() <= (known := former_names(paths)).items():
+        return
+    private_directory(paths.former_names.parent)
+    write_anew(paths.former_names, json.dumps({**known, **names}).encode() + b"\n")

@@ -210,7 +210,7 @@ class SocketEngine:
 
     @cached_property
     def _files(self) -> "tuple[ChatTokenizer, Mapping[str, Any]]":
-        from localspec.models.chat_files import chat_files  # imports tokenizers
+        from localspec.models.chat_tokenizer import chat_files  # imports tokenizers
 
         return chat_files(self._card.path)
 

@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from localspec import charts
+from localspec import marks
 
 LEFT, WIDE, HIGH, GAP, TOP = 70, 640, 200, 64, 56  # pixels
 COLOURS = ("#1f5fa8", "#c8591b", "#3b8a3e", "#8a3b86", "#777777", "#a88a1f", "#1fa89b", "#a81f3c")
@@ -25,9 +25,9 @@ def in_characters(log: Path, width: int, height: int = 8) -> list[str]:
     losses = [(line["step"], line["loss"]) for line in _read(log) if "loss" in line]
     if not losses:
         return []
-    drawn = charts.means([loss for _, loss in losses], min(width - 10, 72))
+    drawn = marks.means([loss for _, loss in losses], min(width - 10, 72))
     names = [f"{max(drawn):.2f}", *[""] * (height - 2), f"{min(drawn):.2f}"]
-    lines = [f"{name:>6} │ {line}".rstrip() for name, line in zip(names, charts.curve(drawn, height), strict=True)]
+    lines = [f"{name:>6} │ {line}".rstrip() for name, line in zip(names, marks.curve(drawn, height), strict=True)]
     return ["loss (mean of neighbouring steps)", *lines, f"{'':9}steps {losses[0][0]} to {losses[-1][0]}"]
 
 

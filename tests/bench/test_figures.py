@@ -4,7 +4,7 @@ import pytest
 from reply_statistics import said
 
 from localspec.bench import figures
-from localspec.bench.row_costs import RowCosts
+from localspec.bench.figures import RowCosts
 from localspec.events import Memory, possible
 
 

@@ -2,8 +2,8 @@ from collections import deque
 
 import pytest
 
-from localspec.bench import row_costs
-from localspec.bench.row_costs import RowTimer, most_rows
+from localspec.bench import figures
+from localspec.bench.figures import RowTimer, most_rows
 
 
 class Target:
@@ -31,8 +31,8 @@ class Target:
 @pytest.fixture
 def target(monkeypatch) -> Target:
     made = Target()
-    monkeypatch.setattr(row_costs, "picks_after", made.run)
-    monkeypatch.setattr(row_costs.time, "perf_counter", lambda: made.now)
+    monkeypatch.setattr(figures, "picks_after", made.run)
+    monkeypatch.setattr(figures.time, "perf_counter", lambda: made.now)
     return made
 
 
@@ -40,23 +40,23 @@ def test_rows_take_turns_up_to_what_was_verified(target):
     timer = RowTimer(target)
     assert timer.costs() is None
     timer.look(5)
-    assert target.asked == [1, 2, 4, 8] * row_costs.ROUNDS and target.slots == [256 + 8] and target.assumed == 256
+    assert target.asked == [1, 2, 4, 8] * figures.ROUNDS and target.slots == [256 + 8] and target.assumed == 256
     costs = timer.costs()
     assert costs.rows == (1, 2, 4, 8) and costs.costs == pytest.approx((1.0, 1.1, 1.3, 1.7)) and costs.one == 1.0
     assert costs.mean({1: 3, 8: 1}) == pytest.approx((3 + 1.7) / 4) and costs.mean({6: 2}) == pytest.approx(1.5)
     timer.look(1)
-    assert target.asked[-row_costs.ROUNDS :] == [1] * row_costs.ROUNDS and timer.costs().rows == (1, 2, 4, 8)
+    assert target.asked[-figures.ROUNDS :] == [1] * figures.ROUNDS and timer.costs().rows == (1, 2, 4, 8)
 
 
 def test_a_busy_time_changes_no_ratio(target):
-    target.slowdown.extend([4.0] * 4 * row_costs.ROUNDS)
+    target.slowdown.extend([4.0] * 4 * figures.ROUNDS)
     timer = RowTimer(target)
     timer.look(8)
     assert timer.costs().costs == pytest.approx((1.0, 1.1, 1.3, 1.7)) and timer.costs().one == 4.0
 
 
 def test_more_rows_are_never_cheaper(target):
-    target.slowdown.extend([2.0, 1.0, 1.0, 1.0] * row_costs.ROUNDS)  # each time something disturbs the one row
+    target.slowdown.extend([2.0, 1.0, 1.0, 1.0] * figures.ROUNDS)  # each time something disturbs the one row
     timer = RowTimer(target)
     timer.look(8)
     assert timer.costs().costs == (1.0, 1.0, 1.0, 1.0)
@@ -64,7 +64,7 @@ def test_more_rows_are_never_cheaper(target):
 
 def test_a_short_context_is_kept(monkeypatch):
     small = Target(context=40)
-    monkeypatch.setattr(row_costs, "picks_after", small.run)
+    monkeypatch.setattr(figures, "picks_after", small.run)
     RowTimer(small).look(17)
     assert max(small.slots) <= 40 and small.assumed == 8
 

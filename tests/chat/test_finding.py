@@ -3,7 +3,7 @@
 import pytest
 from each import each
 
-from localspec.chat.finding import Hit, hits, places
+from localspec.store.searched_words import Hit, hits, places
 from localspec.store.store import Store
 
 MESSAGES = [

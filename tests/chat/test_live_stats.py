@@ -9,9 +9,8 @@ from each import each
 from golden import wording
 from scripted_conversation import statistics
 
-from localspec.chat import live_stats
-from localspec.chat.figures import ENOUGH, TOKENS, Figures, kept_figures
-from localspec.chat.live_stats import LiveStats
+from localspec.chat import figures
+from localspec.chat.figures import ENOUGH, TOKENS, Figures, LiveStats, kept_figures
 from localspec.chat.wording import gain
 from localspec.decoding.exactness import Exactness
 from localspec.decoding.sampling import Sampling
@@ -20,7 +19,7 @@ from localspec.events import Memory, Prefill, Statistics, Text
 
 @pytest.fixture(autouse=True)
 def _free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_stats, "free_memory", lambda device: 7)
+    monkeypatch.setattr(figures, "free_memory", lambda device: 7)
 
 
 def engine(so_far: Statistics | None = None, **choice: Any) -> Any:
@@ -51,7 +50,7 @@ def test_before_anything_was_said_there_is_the_model():
     assert (found.context, found.precision, found.exactness) == (4096, "fp32", ""), (
         "no text yet, so none that could be the same"
     )
-    assert found.memory == live_stats.HeldMemory(1, 2, 3, 4, 7)
+    assert found.memory == figures.HeldMemory(1, 2, 3, 4, 7)
     assert LiveStats(engine(quantize="int8")).figures().precision == "int8"
 
 
@@ -106,8 +105,8 @@ def test_why_speculation_is_off_is_said():
 
 def test_free_memory_is_looked_at_once_in_a_while(monkeypatch):
     now, looks = [50.0], []
-    monkeypatch.setattr(live_stats.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(live_stats, "free_memory", looks.append)
+    monkeypatch.setattr(figures.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(figures, "free_memory", looks.append)
     live = LiveStats(engine())
     for passed in (0.0, 0.5, 0.6, 0.7):
         now[0] += passed

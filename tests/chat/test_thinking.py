@@ -7,7 +7,7 @@ from each import each
 from golden import matching, wording
 
 from localspec.chat.export import as_markdown
-from localspec.chat.thinking import asked, state, why_empty
+from localspec.chat.sampling import asked, state, why_empty
 from localspec.chat.wording import kept_thought, thought
 from localspec.config import Settings
 from localspec.errors import UsageMistake

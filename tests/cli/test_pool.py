@@ -15,7 +15,7 @@ from localspec.chat.kept_phrases import pools_of
 from localspec.cli import console
 from localspec.cli import pool as pool_module
 from localspec.errors import NotHere, UsageMistake
-from localspec.models.chat_files import tokenizer_of
+from localspec.models.chat_tokenizer import tokenizer_of
 from localspec.models.registry import TargetCard
 from localspec.paths import Paths
 from localspec.store.phrases import pack_key, pack_tokens

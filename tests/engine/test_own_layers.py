@@ -17,10 +17,9 @@ from localspec.choosing.measure import LAYERS, MeasurementCache
 from localspec.config import Settings
 from localspec.decoding.calibration import Calibration
 from localspec.decoding.measuring import finished
-from localspec.engine import own_layers
-from localspec.engine.loading import calibration_of
+from localspec.engine import loading
+from localspec.engine.loading import calibration_of, load_layers
 from localspec.engine.model_profile import ModelProfile
-from localspec.engine.own_layers import load_layers
 from localspec.errors import UsageMistake
 from localspec.events import Reporter
 from localspec.models.s3d_prediction import KeptLayers
@@ -44,7 +43,7 @@ def test_the_probe_is_made_once_and_its_layers_are_used(tiny, store, monkeypatch
     target = tiny(LLAMA).target
     first = load_layers(choice(), target, profile(store), COSTS)
     assert first is not None and first.kept == (0, 2), "outer layers, until a probe was made"
-    found = finished(own_layers.probing(target, profile(store)))
+    found = finished(loading.probing(target, profile(store)))
     assert [len(one.layers) for one in found] == [2, 1]
     assert profile(store).recall(LAYERS) == found
     again = load_layers(choice(), target, profile(store), COSTS)
@@ -66,7 +65,7 @@ def test_other_drafters_take_no_probe(tiny: Tiny) -> None:
 def test_without_room_for_a_reply_outer_layers_stay(tiny: Tiny, store, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny(LLAMA).target
     monkeypatch.setattr(target, "context", 8)
-    assert finished(own_layers.probing(target, profile(store))) == []
+    assert finished(loading.probing(target, profile(store))) == []
     drafter = load_layers(choice(), target, profile(store), COSTS)
     assert drafter is not None and drafter.kept == (0, 2)
 
@@ -89,6 +88,6 @@ def test_the_layers_are_taken_that_promise_most_by_what_their_forwards_cost() ->
     few, many = KeptLayers((0, 31), (0.5, 0.1)), KeptLayers(tuple(range(16)), (0.6, 0.1))
     flat, steep = (ForwardCosts((1, 64), (256,), ((0.05, last),)) for last in (0.05, 9.0))
     for costs in (flat, steep):
-        assert own_layers.best_layers([few, many], SEVEN, costs, 16) is few, "for a tenth less they read an eighth"
+        assert loading.best_layers([few, many], SEVEN, costs, 16) is few, "for a tenth less they read an eighth"
     better = replace(many, shares=(0.99, 0.0))
-    assert own_layers.best_layers([few, better], SEVEN, flat, 16) is better
+    assert loading.best_layers([few, better], SEVEN, flat, 16) is better

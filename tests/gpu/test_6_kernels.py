@@ -19,8 +19,7 @@ from localspec.nn import cuda_kernels, layer_kernels, own_kernels, row_kernels
 from localspec.nn.attention import invariant
 from localspec.nn.exactness import measure
 from localspec.nn.linear_bitsandbytes import NF4Linear, PackedNF4
-from localspec.nn.linear_invariant import InvariantLinear
-from localspec.nn.packing import DTYPES
+from localspec.nn.packing import DTYPES, InvariantLinear
 from localspec.nn.step_forms import find_step_form
 from localspec.nn.target import Target
 

@@ -41,7 +41,7 @@ from localspec.decoding.session import Limits
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.s3d import Drafter, S3DOptions
 from localspec.engine.engine import Engine
-from localspec.engine.own_layers import load_layers
+from localspec.engine.loading import load_layers
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done
 from localspec.families.architecture import TransformerConfig

@@ -1,7 +1,7 @@
 """How one speaks with a model, from its files alone: as the loaded model does, packed or not."""
 
 from localspec.events import Reporter
-from localspec.models.chat_files import chat_files
+from localspec.models.chat_tokenizer import chat_files
 from localspec.models.registry import resolve
 from localspec.native.target import NativeTarget
 from localspec.paths import Paths

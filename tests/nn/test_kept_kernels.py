@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from localspec.environment import home
-from localspec.nn import cuda_kernels, kept_kernels
-from localspec.nn.kept_kernels import kept_or_compiled
+from localspec.nn import cuda_kernels
+from localspec.nn.cuda_kernels import kept_or_compiled
 from localspec.paths import Paths
 
 
@@ -55,7 +55,7 @@ def test_a_damaged_file_is_compiled_again(folder, damage):
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names")
 def test_what_is_no_file_keeps_nobody_waiting_and_no_kernel_from_going(folder, monkeypatch):
-    monkeypatch.setattr(kept_kernels, "MOST", 2)
+    monkeypatch.setattr(cuda_kernels, "MOST", 2)
     compiler = Compiler()
     kept_or_compiled(["a"], compiler)
     (file,) = folder.iterdir()
@@ -77,7 +77,7 @@ def test_where_nothing_can_be_kept_it_is_compiled_each_time(folder):
 
 
 def test_the_oldest_go(folder, monkeypatch):
-    monkeypatch.setattr(kept_kernels, "MOST", 2)
+    monkeypatch.setattr(cuda_kernels, "MOST", 2)
     compiler = Compiler()
     for age, made_of in ((3, "a"), (2, "b"), (1, "c")):
         before = set(folder.iterdir()) if folder.exists() else set()

@@ -13,7 +13,7 @@ from each import each
 from golden import matching, wording
 from serving.scripted_server import DONE, HELLO, USAGE, answer, ended, said, scripted, stream
 
-from localspec.chat.live_stats import LiveStats
+from localspec.chat.figures import LiveStats
 from localspec.config import Settings
 from localspec.errors import LocalspecError
 from localspec.events import Done, Reporter, Text

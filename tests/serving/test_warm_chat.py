@@ -21,8 +21,8 @@ from serving.test_warm import dying
 from tui.scripted_engine import ScriptedEngine
 
 from localspec import Limits
+from localspec.chat.figures import LiveStats
 from localspec.chat.introduction import introduction
-from localspec.chat.live_stats import LiveStats
 from localspec.chat.sampling import ChatSettings
 from localspec.chat.trace import Trace
 from localspec.cli.main import main

@@ -56,7 +56,7 @@ BRAKE = """
 import os, time
 from pathlib import Path
 from localspec.events import Text
-from localspec.chat.live_stats import LiveStats
+from localspec.chat.figures import LiveStats
 def take(live, event, real=LiveStats.take):
     real(live, event)
     os.write(1, b"native words to 1\\x1b[31m\\n")
@@ -284,7 +284,7 @@ def end(terminal: Terminal, how: str | signal.Signals) -> None:
 READY = "ready"
 STORY = '[["Once upon a time ", *["and "] * 10_000]]'
 SLOWLY = """
-from localspec.chat.live_stats import LiveStats
+from localspec.chat.figures import LiveStats
 LiveStats.take = lambda live, event, real=LiveStats.take: (real(live, event), closed.wait(0.05))
 """
 
@@ -364,7 +364,7 @@ def key(parser, words, alt=False, real=XTermParser._sequence_to_key_events):
 XTermParser._sequence_to_key_events = key
 """,
     "engine": """
-from localspec.chat.live_stats import LiveStats
+from localspec.chat.figures import LiveStats
 def take(live, event):
     words = event
     raise OverflowError(WORD)

@@ -85,7 +85,7 @@ MARKDOWN: tuple[tuple[str, str | None], ...] = (
 )  # fmt: skip
 REPLY = "\n\n".join(source for source, _ in MARKDOWN)
 SLOWLY = """
-from localspec.chat.live_stats import LiveStats
+from localspec.chat.figures import LiveStats
 LiveStats.take = lambda live, event, real=LiveStats.take: (real(live, event), closed.wait(0.001))
 """
 

@@ -16,7 +16,7 @@ from tui.test_conversations import keep, open_list
 from tui.test_side_panel import FIGURES
 
 from localspec.bench.race import Lane, Moment, result, sentences
-from localspec.chat import live_stats
+from localspec.chat import figures
 from localspec.config import Settings
 from localspec.errors import DoesNotFit
 from localspec.hub.plan import Part, Plan
@@ -61,7 +61,7 @@ def looks_as_before(snap_compare, monkeypatch):
     """looks_as_before(talk, story, size): whether the screen after the story is the one that was kept."""
     monkeypatch.setattr(TextArea, "_draw_cursor", False)  # it blinks
     monkeypatch.setattr(Input, "cursor_blink", False)
-    monkeypatch.setattr(live_stats, "free_memory", lambda _: 6 * 2**30)
+    monkeypatch.setattr(figures, "free_memory", lambda _: 6 * 2**30)
     keeps = FirstScreen.keeps
     monkeypatch.setattr(FirstScreen, "keeps", lambda first, place: keeps(first, place and Path("~/localspec.db")))
 

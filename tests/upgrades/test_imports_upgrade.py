@@ -17,7 +17,7 @@ import pytest
 from command import called, environment
 from golden import wording
 
-from localspec.engine.saved_phrases import SavedPhrases
+from localspec.engine.assemble import SavedPhrases
 from localspec.events import Reporter
 from localspec.models import only_copies
 from localspec.models.drafter_cards import trained_drafters

@@ -137,7 +137,7 @@ class ChatApp(StoppableApp):
 
     def action_all_keys(self) -> None:
         """Of the dialog in front."""
-        from localspec_tui.screens.all_keys import AllKeysScreen
+        from localspec_tui.screens.palette import AllKeysScreen
 
         self.push_screen(AllKeysScreen(self.screen))
 

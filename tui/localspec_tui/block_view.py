@@ -18,8 +18,7 @@ from textual.widget import Widget
 
 from localspec.text import one_line, safe
 from localspec_tui import keymap
-from localspec_tui.laid_block import PADDING, LaidBlock
-from localspec_tui.laid_out_once import LaidOutOnce
+from localspec_tui.laid_block import PADDING, LaidBlock, LaidOutOnce
 from localspec_tui.reply_blocks import Block, Margin
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # what only the engine's thread needs it imports itself: the 
 
     from localspec.chat.answerer import Answerer
     from localspec.chat.conversation import Conversation
-    from localspec.chat.live_stats import LiveStats
+    from localspec.chat.figures import LiveStats
     from localspec.models.registry import TargetCard
     from localspec.store.conversations import ConversationInfo, Turn
     from localspec.store.store import Store

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from localspec.errors import LocalspecError
 from localspec_tui.engine_thread import EngineThread
-from localspec_tui.outbox import Outbox
+from localspec_tui.turns import Outbox
 from localspec_tui.widgets.prompt import Prompt
 
 if TYPE_CHECKING:

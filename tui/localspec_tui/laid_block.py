@@ -2,9 +2,10 @@
 
 import re
 from bisect import bisect_right
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.cells import cell_len, get_character_cell_size
+from textual.geometry import Region, Size
 
 from localspec_tui.reply_blocks import Block
 
@@ -209,3 +210,24 @@ def _at_most(widest: list[int], room: int) -> int:
             return share
         rest -= width
     return max(widest, default=0)
+
+
+class LaidOutOnce:
+    """A mixin for widgets that grow without a second layout. It is no Widget: Textual styles only the first base.
+
+    Textual takes the new size, which a layout has just found, as a request for another layout and another picture.
+    """
+
+    _has_grown = False
+
+    def watch_virtual_size(self, old: Size, new: Size) -> None:
+        self._has_grown = old != new
+
+    def refresh(
+        self: Any, *regions: Region, repaint: bool = True, layout: bool = False, recompose: bool = False
+    ) -> Any:
+        """Draw again, but not because of a new size."""
+        has_grown, self._has_grown = self._has_grown, False
+        if has_grown and layout and not regions:
+            return self
+        return super().refresh(*regions, repaint=repaint, layout=layout, recompose=recompose)  # type: ignore[misc]

@@ -8,8 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from localspec.chat.attachments import measured
-from localspec.chat.sampling import ChatSettings
-from localspec.chat.thinking import State, state, why_empty
+from localspec.chat.sampling import ChatSettings, State, state, why_empty
 from localspec.config import Settings
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Reporter
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from localspec import Engine
     from localspec.chat.answerer import Answerer
     from localspec.chat.conversation import Conversation
-    from localspec.chat.live_stats import LiveStats
+    from localspec.chat.figures import LiveStats
     from localspec.chat.start import StartedChat
     from localspec.models.registry import TargetCard
     from localspec.store.conversations import Turn
@@ -116,7 +115,7 @@ class LoadedModel:
 
     def begin_figures(self, conversation: "Conversation") -> None:
         """Begin the figures of a conversation, if a model is loaded."""
-        from localspec.chat.live_stats import LiveStats
+        from localspec.chat.figures import LiveStats
 
         if self.engine is not None:
             first = self.settings.first

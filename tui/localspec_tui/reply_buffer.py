@@ -9,7 +9,7 @@ from localspec.events import Event, Prefill, Text
 from localspec.text import safe
 
 if TYPE_CHECKING:
-    from localspec.chat.live_stats import LiveStats
+    from localspec.chat.figures import LiveStats
 
 FIGURES_SECONDS = 0.1  # no eye follows more
 

@@ -4,8 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from localspec.chat.sampling import split
-from localspec.chat.thinking import SHOW, asked
+from localspec.chat.sampling import SHOW, asked, split
 from localspec.errors import UsageMistake
 
 if TYPE_CHECKING:

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 from textual.screen import Screen
 from textual.timer import Timer
 
-from localspec.chat.attachments import Written, written
+from localspec.chat.attachments import GIVEN, Written, written
 from localspec.chat.wording import repeated, same_answer, thought
 from localspec.repetition import goes_round
 from localspec_tui import keymap, messages
 from localspec_tui.engine_thread import EngineThread
-from localspec_tui.outbox import Outbox
 from localspec_tui.reply_buffer import Pace
 from localspec_tui.widgets.conversation_view import ConversationView
 from localspec_tui.widgets.find_line import Finder
@@ -26,6 +25,57 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from localspec.store.conversations import Turn
+
+
+class Outbox:
+    """Prompts without a reply. At most one is under way; the text of files that were given goes before the next one."""
+
+    def __init__(self, first: str | None, files: str) -> None:
+        self.waiting = [Written(first)] if first else []
+        self.files = files
+        self.under_way: Written | None = None
+        self.model_loaded = False
+        self.to_be_shown = 1  # conversations that were requested; prompts wait until the last one is shown
+        self._given = ""  # those files whose text goes with the prompt under way
+
+    @property
+    def empty(self) -> bool:
+        """Return whether no prompt is under way and none waits."""
+        return self.under_way is None and not self.waiting
+
+    @property
+    def ready(self) -> bool:
+        """Return whether the next prompt could be answered now."""
+        return self.model_loaded and self.under_way is None and not self.to_be_shown
+
+    @property
+    def typed(self) -> list[str]:
+        """Return the waiting prompts, as they were typed."""
+        return [one.typed for one in self.waiting]
+
+    def take(self) -> Written:
+        """Return the prompt that has waited longest; it is under way now."""
+        self.under_way = self.waiting.pop(0).behind(self.files, GIVEN)
+        self._given, self.files = self.files, ""
+        return self.under_way
+
+    def end(self) -> Written | None:
+        """Return the prompt that was under way."""
+        ended, self.under_way = self.under_way, None
+        return ended
+
+    def refuse(self) -> None:
+        """Take back the given files, for the ended prompt got no reply: they go before the next one."""
+        self.files = self._given
+
+    def drop_waiting(self) -> str:
+        """Return the waiting prompts as one text; they wait no more."""
+        dropped, self.waiting = self.typed, []
+        return "\n\n".join(dropped)
+
+    def unsent(self, begun: bool) -> list[str]:
+        """Return the prompts that this process would lose. `begun`: the one under way is in the history already."""
+        return [*([] if begun or self.under_way is None else [self.under_way.typed]), *self.typed]
 
 
 class Turns:

@@ -17,11 +17,10 @@ from localspec_tui.clipboard import CodeCopies
 from localspec_tui.draft import Draft
 from localspec_tui.editor import edit_prompt
 from localspec_tui.engine_thread import EngineThread
-from localspec_tui.outbox import Outbox
 from localspec_tui.screens.model_choice import ConversationChoice, ModelChoice
 from localspec_tui.screens.reply_settings import ReplySettings
 from localspec_tui.screens.steady import Steady
-from localspec_tui.turns import Turns
+from localspec_tui.turns import Outbox, Turns
 from localspec_tui.widgets.attached_line import AttachedLine, BelowLine
 from localspec_tui.widgets.conversation_view import ConversationView
 from localspec_tui.widgets.download_line import DownloadLine

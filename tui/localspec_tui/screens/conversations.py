@@ -15,10 +15,9 @@ from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
 
 from localspec import environment
-from localspec.chat.branches import Row, parted, rows
+from localspec.chat.branches import Row, by_present_name, by_present_names, parted, rows
 from localspec.chat.conversation import saved_conversation
 from localspec.chat.export import as_markdown, proposed_file, write_new
-from localspec.chat.present_names import by_present_name, by_present_names
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.paths import Paths
 from localspec.quantities import ago, counted, day, seconds_of

@@ -8,8 +8,7 @@ from localspec.errors import UsageMistake
 from localspec_tui import keymap, messages
 from localspec_tui.draft import Draft
 from localspec_tui.engine_thread import EngineThread
-from localspec_tui.outbox import Outbox
-from localspec_tui.turns import Turns
+from localspec_tui.turns import Outbox, Turns
 from localspec_tui.widgets.download_line import DownloadLine
 from localspec_tui.widgets.status_line import TopLine
 

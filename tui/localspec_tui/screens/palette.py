@@ -1,17 +1,24 @@
 """The palette of commands, found by their words, and for keys that come faster than it is drawn."""
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
 from textual import on
+from textual.actions import parse
 from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
 from textual.command import CommandInput, CommandPalette, Hit, Hits
+from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
 from textual.events import Mount
+from textual.screen import ModalScreen, Screen
 from textual.system_commands import SystemCommandsProvider
-from textual.widgets import Input, OptionList
+from textual.widgets import Input, OptionList, Static
 
-from localspec_tui.screens.steady import ClosesOnce
+from localspec_tui.screens.steady import DIALOG_KEYS, ClosesOnce
+from localspec_tui.widgets.keys_footer import KeysFooter
 from localspec_tui.widgets.keys_in_order import KeysInOrder
+from localspec_tui.widgets.keys_panel import lines_of, table_of
 
 # What else commands are looked for by.
 ALSO = {
@@ -93,3 +100,34 @@ class Palette(ClosesOnce, CommandPalette):
     def on_mount(self, event: Mount) -> None:
         if self not in self.app.screen_stack:
             event.prevent_default()
+
+
+class AllKeysScreen(ClosesOnce, ModalScreen[None]):
+    """Those of the screen that it opens above."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "dismiss", "Back", id="keys.back"),
+        Binding("f1", "dismiss", "Back", id="keys.hide", show=False),
+    ]
+
+    def __init__(self, screen: Screen[object]) -> None:
+        super().__init__()
+        self._keys = [*_named(screen)]
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="panel"):
+            yield Static("Keys", markup=False, classes="question")
+            with VerticalScroll():
+                yield Static(table_of(lines_of(self.app, self._keys)))
+        yield KeysFooter(show_command_palette=False)
+
+
+def _named(screen: Screen[object]) -> Iterator[Binding]:
+    """Yield the keys that work now: those of the focused widget, of the screen, and the key that quits."""
+    for owner in (screen.focused, screen):
+        for one in getattr(owner, "BINDINGS", ()):
+            if isinstance(one, Binding) and one.id not in {None, DIALOG_KEYS.id}:
+                _, action, given = parse(one.action)
+                if screen.check_action(action, given):
+                    yield one
+    yield from (one for one in screen.app.BINDINGS if isinstance(one, Binding) and one.id == "app.quit")

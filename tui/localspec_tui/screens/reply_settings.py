@@ -8,13 +8,13 @@ from localspec.chat.sampling import THINK
 from localspec.errors import UsageMistake
 from localspec_tui import keymap
 from localspec_tui.engine_thread import EngineThread
-from localspec_tui.outbox import Outbox
+from localspec_tui.turns import Outbox
 from localspec_tui.widgets.status_line import TopLine
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from localspec.chat.thinking import State
+    from localspec.chat.sampling import State
     from localspec_tui.screens.system_prompt import Typed
 
 

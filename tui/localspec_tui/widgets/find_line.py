@@ -16,7 +16,7 @@ from localspec_tui.widgets.conversation_view import ConversationView
 from localspec_tui.widgets.keys_in_order import OneLine
 
 if TYPE_CHECKING:
-    from localspec.chat.finding import Hit
+    from localspec.store.searched_words import Hit
 
 QUIET_SECONDS = 0.1  # after the last key, before a message is shown
 
@@ -175,7 +175,7 @@ class Finder:
 
     def _look(self, first: int = 0) -> None:
         """Search from this turn on; hits before it stay."""
-        from localspec.chat.finding import places  # after the first paint
+        from localspec.store.searched_words import places  # after the first paint
 
         before = [hit for hit in self._hits if hit.turn < first]
         self._hits = [*places(self._conversation.messages, self._words, first), *before]

@@ -7,7 +7,7 @@ from textual.widgets import Static
 from localspec.chat.attachments import Written
 from localspec.text import safe
 from localspec_tui.block_view import PlainText
-from localspec_tui.laid_out_once import LaidOutOnce
+from localspec_tui.laid_block import LaidOutOnce
 
 
 class MessageView(LaidOutOnce, Vertical, can_focus=True):

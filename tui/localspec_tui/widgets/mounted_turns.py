@@ -16,7 +16,7 @@ from textual.widgets import Static
 from localspec.chat.attachments import Written
 from localspec.chat.figures import memory_begins
 from localspec.quantities import counted
-from localspec_tui.laid_out_once import LaidOutOnce
+from localspec_tui.laid_block import LaidOutOnce
 from localspec_tui.widgets.message_view import PromptView
 
 if TYPE_CHECKING:

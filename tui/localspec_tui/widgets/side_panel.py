@@ -9,9 +9,9 @@ from textual.content import Content
 from textual.geometry import Size
 from textual.widget import Widget
 
-from localspec.charts import EIGHTHS, bar, means
 from localspec.chat.figures import Figures
 from localspec.chat.wording import SAMENESS, drafting_off, seconds_words, shares, thought, tokens_a_step
+from localspec.marks import EIGHTHS, bar, means
 from localspec.quantities import counted, short_pace, size, speedup
 from localspec.text import one_line
 
