@@ -176,6 +176,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "ls_pick": (c_int, [c_void_p, c_int, POINTER(Sampling), c_int64, c_void_p, POINTER(c_int32)]),
     "ls_probabilities": (c_int, [c_void_p, c_int, POINTER(Sampling), c_void_p]),
     "ls_top": (c_int, [c_void_p, c_int, c_double, c_int, c_void_p, c_void_p, POINTER(c_int32)]),
+    "ls_piece_cuts": (c_int, [ctypes.c_char_p, c_void_p, c_void_p, c_int64, c_uint64, c_void_p]),
     "ls_candidates": (
         c_int,
         [c_void_p, c_int, POINTER(Sampling), c_int64, c_void_p, c_int, c_int, c_void_p, c_void_p, POINTER(c_int32)],

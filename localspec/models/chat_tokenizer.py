@@ -33,7 +33,7 @@ class ChatTokenizer:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self._stopped = tokenizer.template_fault
+        self._stopped = tokenizer.trial.template_fault
         self._writes: dict[tuple[object, ...], frozenset[int]] = {}  # messages in the text, by roles and switches
         self._spelled: dict[str, bool] = {}  # whether the vocabulary can spell a character
         self._counts: dict[int, int] = {}  # tokens of messages, by the hash of their text

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Backend
 
 from localspec.errors import LocalspecError, cannot_read, first_line, out_of_memory
 from localspec.models.encoding import Unwanted, patience, waited_for
-from localspec.models.tokenizer_trial import try_out
+from localspec.models.tokenizer_trial import Trial, try_out
 from localspec.outside_files import parse_json, read_bytes
 from localspec.weights.checkpoint import AROUND, TOKENIZER_FILES
 
@@ -42,7 +42,7 @@ class Tokenizer:
                 f"AutoTokenizer.from_pretrained('{path}').save_pretrained('{path}')\"."
             )
         self._path = path
-        self.template_fault = "" if tried else try_out(files, path)  # why its chat template is not rendered
+        self.trial = Trial() if tried else try_out(files, path)
         try:
             self.backend: Backend = Backend.from_str(files["tokenizer.json"])
             config = self._read("tokenizer_config.json")
@@ -91,7 +91,7 @@ class Tokenizer:
             return None  # the splitting of Llama's depends on config.json, too
         found = copy(self)
         found._files, found._path = {name: files[name] for name in TOKENIZER_FILES if name in files}, path
-        found.template_fault = try_out(files, path)
+        found.trial = try_out(files, path)
         found.chat_template = _default_template(files, found._read("tokenizer_config.json"))
         return found
 
@@ -196,7 +196,7 @@ class Tokenizer:
     @cached_property
     def hash(self) -> str:
         """Two tokenizers with the same hash give the same ids for every text."""
-        return hashlib.sha256(self.backend.to_str().encode()).hexdigest()[:16]
+        return self.trial.hash(lambda: hashlib.sha256(self.backend.to_str().encode()).hexdigest()[:16])
 
     def save(self, path: Path) -> None:
         """Writes the files that it was read from."""

@@ -7,10 +7,13 @@ import hashlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import tokenizers
 
 from localspec.environment import home
 from localspec.errors import LocalspecError, first_line
@@ -40,18 +43,39 @@ def child_at_hand() -> Iterator[None]:
                 child.kill()
 
 
-def try_out(files: Mapping[str, str], path: Path) -> str:
-    """Return why the chat template among these texts of a model's files must not be rendered; "" where it may be.
+@dataclass(frozen=True)
+class Trial:
+    """A trial of a model's files: why their chat template must not be rendered, and what remembers them as harmless."""
+
+    template_fault: str = ""
+    record: Path | None = None
+
+    def hash(self, compute: Callable[[], str]) -> str:
+        """Return the tokenizer's hash as this version of the library writes it, from the record, or else computed."""
+        if self.record is None or self.template_fault:
+            return compute()
+        version = f"{tokenizers.__version__} "
+        with suppress(OSError, UnicodeDecodeError):
+            if (found := self.record.read_text("ascii")).startswith(version):
+                return found.removeprefix(version)
+        result = compute()
+        with suppress(OSError):  # then it is computed again the next time
+            self.record.write_text(version + result, "ascii")
+        return result
+
+
+def try_out(files: Mapping[str, str], path: Path) -> Trial:
+    """Try these texts of a model's files, unless that was done before.
 
     Files that prove harmless are remembered by their digest, and are not tried again. Raises LocalspecError where the
     tokenizer fails, takes too long, or ends the child process.
     """
     if _OWN in path.parents:
-        return ""
+        return Trial()
     mark = _mark({name: text.encode("utf-8", "surrogatepass") for name, text in files.items()})
     known = Paths(home()).tokenizers / mark
     if mark in _tried or known.is_file():
-        return _tried.get(mark, "")
+        return Trial(_tried.get(mark, ""), known)
     tokenizer, *template = _answers(files, path)
     if "error" in tokenizer:
         why = first_line(tokenizer["error"])
@@ -62,7 +86,7 @@ def try_out(files: Mapping[str, str], path: Path) -> str:
         with suppress(OSError):  # then it is tried again the next time
             private_directory(known.parent)
             known.touch(0o600)
-    return _tried[mark]
+    return Trial(_tried[mark], known)
 
 
 def forget(files: Mapping[str, bytes]) -> None:

@@ -13,7 +13,6 @@ from localspec.errors import LocalspecError
 from localspec.models.chat_template import TOO_SLOW, render_template
 from localspec.models.tokenizer import Tokenizer
 from localspec.models.tokenizer_trial import TOO_LONG
-from localspec.outside_files import parse_json
 
 _SECONDS = 60.0  # of computing; the largest tokenizers take one
 _TEMPLATE_SECONDS = 10.0  # of computing; rendering ends itself after 5 where Python can be interrupted
@@ -78,19 +77,15 @@ def _tried_tokenizer(files: dict[str, str], path: Path) -> Tokenizer:
 
     Raises what it fails with, and LocalspecError for steps that may never end where nothing could interrupt them.
     """
-    try:
-        content = parse_json(files.get("tokenizer.json", ""))
-    except ValueError:
-        Tokenizer(files, path, tried=True)  # which says more
-        raise
-    if not _decodes_in_bounds(content):
+    tokenizer = Tokenizer(files, path, tried=True)
+    steps = _steps(tokenizer)
+    if not _decodes_in_bounds(steps["decoder"]):
         raise LocalspecError(
             f"The tokenizer in {path} makes text of ids by an expression, or makes it longer, which may never end and "
             "which no known model needs; choose another one."
         )
-    tokenizer = Tokenizer(files, path, tried=True)
     special = "".join(token.content for token in list(tokenizer.added_tokens.values())[:100])
-    for text in (*_SAMPLES, special, *_runs(content)):
+    for text in (*_SAMPLES, special, *_runs(steps)):
         for marks in (True, False):
             with suppress(Exception):  # a text may be one that it has no tokens for; its panics are no Exception
                 ids = tokenizer.backend.encode(text, add_special_tokens=marks).ids
@@ -98,12 +93,18 @@ def _tried_tokenizer(files: dict[str, str], path: Path) -> Tokenizer:
     return tokenizer
 
 
-def _decodes_in_bounds(content: Any) -> bool:
+def _steps(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return how a tokenizer treats text before and after its vocabulary, as tokenizer.json says it, which is long."""
+    steps = {name: getattr(tokenizer.backend, name) for name in ("normalizer", "pre_tokenizer", "decoder")}
+    return {name: None if step is None else json.loads(step.__getstate__()) for name, step in steps.items()}
+
+
+def _decodes_in_bounds(decoder: Any) -> bool:
     """Return whether the steps from ids to text end: none makes it longer, or looks for more than a word or character.
 
     Text is made of each token on the thread that decodes, where nothing could interrupt it.
     """
-    waiting = [content.get("decoder")] if isinstance(content, dict) else []  # what is no object fails its trial
+    waiting = [decoder]
     while waiting:
         step = waiting.pop()
         if not isinstance(step, dict):
@@ -133,10 +134,10 @@ def _try_template(tokenizer: Tokenizer) -> None:
                     raise  # others are said where the template is used
 
 
-def _runs(content: dict[str, Any]) -> list[str]:
+def _runs(steps: dict[str, Any]) -> list[str]:
     """Return the words in its regular expressions, each many times in a row: some expressions then search on and on."""
     words: dict[str, None] = {}
-    left = [content.get(step) for step in ("normalizer", "pre_tokenizer")]
+    left = [steps["normalizer"], steps["pre_tokenizer"]]
     while left:
         value = left.pop()
         if isinstance(value, dict):

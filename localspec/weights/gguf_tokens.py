@@ -1,12 +1,16 @@
 """The tokenizer's files from the metadata of a GGUF file, and the tokens with a role, as llama.cpp finds them."""
 
 import math
+import secrets
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Any
 
+import numpy as np
+
 from localspec.errors import LocalspecError
+from localspec.machine.library import address, check, int32, library
 from localspec.text import one_line
 from localspec.weights.checkpoint import AROUND
 from localspec.weights.gguf_metadata import Metadata, in_short, is_utf8, shown
@@ -153,7 +157,8 @@ _MOST_TOKENS, _LONGEST = 2**20, 2**10  # characters of a token
 _MOST_MERGES = 2**20  # the largest published vocabulary, o200k of GPT-4o and gpt-oss, has 446,189
 _MERGED = 0.9  # the least share of words that merges make; in published vocabularies it is all or nearly all
 _LONGEST_TEMPLATE = 2**20  # characters; published ones have some thousands
-_LONGEST_PIECE = 2**7  # characters of a token that others are merged to: every way to cut it is tried
+_LONGEST_PIECE = 2**7  # characters of a token that others are merged to
+_MOST_WAYS = 2**27  # the sum of the squares of their bytes, a second of computing; Gemma's 262,144 have 14 million
 _ROLES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 _OF_PHI_3 = {"<|user|>", "<|assistant|>", "<|end|>"}  # marks after which its tokenizer swallows blanks
 _STEPS = [
@@ -363,32 +368,28 @@ def _merges(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]
 
     SentencePiece merges the two neighbours that make the best piece, of equal ones the first. So the text of a piece
     always becomes the same two pieces before it becomes one, whatever stands around it: no other pair is needed.
+    Raises ValueError for pieces that take too long, or that no list of merges puts into an order.
     """
     normal = [index for index, kind in enumerate(types) if kind == _NORMAL and tokens[index]]
-    normal.sort(key=lambda index: -scores[index])  # of the same score in the order of the file
     if long := next((tokens[index] for index in normal if len(tokens[index]) > _LONGEST_PIECE), None):
         raise ValueError(f"a piece of its tokenizer has {len(long)} characters")
-    costs = {tokens[index]: -scores[index] for index in normal}
-    pairs = ((piece, _pair(piece, costs)) for piece in costs if len(piece) > 1)
-    return [pair for _, pair in pairs if pair is not None and pair[0] in costs and pair[1] in costs]
-
-
-def _pair(piece: str, costs: Mapping[str, float]) -> tuple[str, str] | None:
-    """Return the two pieces that a piece is merged of; None if its text ends as more."""
-    parts = list(piece)
-    ways = [costs.get(left + right, math.inf) for left, right in pairwise(parts)]
-    while len(ways) > 1:
-        best = min(ways)
-        if best == math.inf:
-            return None
-        at = ways.index(best)
-        parts[at] += parts.pop(at + 1)
-        del ways[at]
-        if at < len(ways):
-            ways[at] = costs.get(parts[at] + parts[at + 1], math.inf)
-        if at:
-            ways[at - 1] = costs.get(parts[at - 1] + parts[at], math.inf)
-    return parts[0], parts[1]
+    costs = -np.array(scores, np.float64)[normal]
+    order = np.argsort(costs, kind="stable")
+    costs, pieces = costs[order], [tokens[normal[at]] for at in order.tolist()]
+    encoded = [piece.encode() for piece in pieces]
+    lengths, cuts = int32([*map(len, encoded)]), np.zeros(len(pieces), np.int32)
+    if (ways := int(np.square(lengths, dtype=np.int64).sum())) > _MOST_WAYS:
+        raise ValueError(f"the pieces of its tokenizer are too long: the squares of their bytes add up to {ways:,}")
+    seed, at = secrets.randbits(64), (address(lengths), address(costs), len(pieces))
+    check(library().ls_piece_cuts(b"".join(encoded), *at, seed, address(cuts)))
+    merged = np.flatnonzero(cuts)
+    same = merged[1:][costs[merged[1:]] == costs[merged[:-1]]]
+    if len(same):  # the first of the two in a text is merged, whichever it is
+        before = merged[np.searchsorted(merged, same[0]) - 1]
+        what = f"its tokenizer gives the pieces {pieces[before]!r} and {pieces[same[0]]!r} the same score"
+        raise ValueError(f"{what}, so that the order of merges depends on the text")
+    halves = ((encoded[index], cuts[index]) for index in merged.tolist())
+    return [(text[:cut].decode(), text[cut:].decode()) for text, cut in halves]
 
 
 def _bpe(vocabulary: Mapping[str, int], merges: Sequence[tuple[str, str]], **unlike: Any) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """A tokenizer and its template are tried in a child process, which they may end, before they are used here."""
 
 import ast
+import hashlib
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import tokenizers
 from each import each
 from golden import matching, wording
 from panicking import PANICS, panicking
@@ -96,7 +98,7 @@ def test_text_is_made_of_ids_by_steps_that_end(unseen, model, step, good):
 
 @pytest.mark.slow
 def test_a_panic_after_the_trial_is_a_sentence(unseen, model, monkeypatch):
-    monkeypatch.setattr("localspec.models.tokenizer.try_out", lambda *_: "")
+    monkeypatch.setattr("localspec.models.tokenizer.try_out", lambda *_: tokenizer_trial.Trial())
     with pytest.raises(LocalspecError, match=f"{matching('tokenizer_in')} .*{matching('model_cannot_be_read')}"):
         Tokenizer.open(
             changed(model, normalizer={"type": "Replace", "pattern": {"String": ""}, "content": "x"})
@@ -178,6 +180,20 @@ def test_a_tokenizer_is_tried_once(unseen, model, monkeypatch):
     assert len(children) == 3
 
 
+def test_a_hash_is_computed_once_and_again_for_another_version_of_the_library(unseen, model):
+    tokenizer = Tokenizer.open(model)
+    computed = tokenizer.hash
+    assert computed == hashlib.sha256(tokenizer.backend.to_str().encode()).hexdigest()[:16]
+    [mark] = unseen.iterdir()
+    assert tokenizer.trial.hash(pytest.fail) == computed
+    for said in ("", "0.0.1 0123456789abcdef", "\xff"):
+        mark.write_bytes(said.encode("latin-1"))
+        assert Tokenizer.open(model).hash == computed
+        assert mark.read_text() == f"{tokenizers.__version__} {computed}"
+    (model / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    assert Tokenizer.open(model).hash == computed and len(list(unseen.iterdir())) == 2
+
+
 def test_a_child_that_was_started_ahead_tries_the_first_files_and_ends_without_any(unseen, model, monkeypatch):
     children: list[subprocess.Popen[bytes]] = []
     start = tokenizer_trial._started
@@ -240,7 +256,7 @@ def test_a_template_that_fails_its_trial_is_never_rendered_here(unseen, model, m
         with pytest.raises(LocalspecError, match=f"chat template cannot be used .*{why}"):
             ChatTokenizer(tokenizer).render(ASKED)
         patch.setattr(tokenizer_trial, "_answers", pytest.fail)
-        assert Tokenizer.open(model).template_fault == tokenizer.template_fault
+        assert Tokenizer.open(model).trial == tokenizer.trial
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="clocks of computing as on POSIX")

@@ -1,6 +1,7 @@
 """Tokenizers from metadata give the ids of the files that the metadata was made of, and pieces those of SentencePiece."""
 
 import json
+import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,33 @@ def test_each_piece_is_made_by_the_pair_that_sentencepiece_merges(tmp_path):
             "tokenizer.ggml.scores": np.array([0, 0, 0, 0, 0, -1, -2, -3, -4, -5.0])}  # fmt: skip
     merges = tokenizer_files(Metadata(said), 10)["tokenizer.json"]["model"]["merges"]
     assert merges == [("a", "b"), ("b", "c"), ("ab", "c"), ("a", "a"), ("aa", "a")]
+
+
+def of_pieces(pieces: list[str], scores: list[float]) -> dict[str, Any]:
+    return {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": ["<unk>", *pieces],
+            "tokenizer.ggml.token_type": np.array([2] + [1] * len(pieces)), "tokenizer.ggml.add_bos_token": False,
+            "tokenizer.ggml.scores": np.array([0.0, *scores])}  # fmt: skip
+
+
+def test_pieces_of_one_score_that_two_others_make_are_refused(tmp_path):
+    """llama.cpp merges the first of the two in a text: "ab" in "abc", and "bc" in "bcab"."""
+    singles = [*"abcd"]
+    with pytest.raises(ValueError, match="'ab' and 'bc' the same score"):
+        tokenizer_files(Metadata(of_pieces([*singles, "ab", "bc"], [0, 0, 0, 0, -1, -1])), 10)
+    never_made = of_pieces([*singles, "ab", "abcd", "bc"], [0, 0, 0, 0, -1, -1, -2])  # "abcd" ends as "ab", "c", "d"
+    assert converted(never_made, tmp_path).encode("abcd", False)[-3:] == [5, 3, 4]
+
+
+def test_merges_of_hostile_pieces_are_found_in_bounded_time():
+    rising = ["a" * length for length in range(1, 129)]
+    several = [chr(first) + one for first in range(0x4E00, 0x4E00 + 40) for one in rising[:126]]
+    for pieces in (rising, [*rising, *several]):
+        began = time.process_time()
+        tokenizer_files(Metadata(of_pieces(pieces, [-float(at) for at in range(len(pieces))])), 10**6)
+        assert time.process_time() - began < 5
+    long = [f"{at:0128}" for at in range(10_000)]
+    with pytest.raises(ValueError, match="squares of their bytes add up to 163,840,000"):
+        tokenizer_files(Metadata(of_pieces(long, [-float(at) for at in range(len(long))])), 10**6)
 
 
 SOUND = {
@@ -316,7 +344,7 @@ def test_pieces_have_the_usual_roles_where_the_file_does_not_say(tmp_path):
 @each("typed", [True, False])
 def test_a_piece_with_a_role_is_a_mark_unless_its_type_says_otherwise(tmp_path, typed):
     tokens = ["<unk>", "<s>", "</s>", "<", "s>", "a", "b", "ab"]
-    said = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.scores": np.zeros(8),
+    said = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.scores": -np.arange(8.0),
             "tokenizer.ggml.padding_token_id": 7}  # fmt: skip
     said |= {"tokenizer.ggml.token_type": np.array([2, 3, 3, 1, 1, 1, 1, 1])} if typed else {}
     marks = {tokens[0], tokens[1], tokens[2], *([] if typed else ["ab"])}

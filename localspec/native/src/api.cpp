@@ -8,6 +8,7 @@
 #include "forward.h"
 #include "pack.h"
 #include "pick.h"
+#include "pieces.h"
 
 using namespace ls;
 
@@ -530,6 +531,13 @@ int ls_candidates(const float* logits, int vocab, const ls_sampling* sampling, i
     FloatMode mode;
     add_noise(*sampling, position, ids, count, tokens, chances, found);
     return LS_OK;
+}
+
+int ls_piece_cuts(const char* text, const int32_t* lengths, const double* costs, int64_t count, uint64_t seed, int32_t* cuts) {
+    LS_CHECK(text && lengths && costs && cuts, "Pieces need a text, lengths, costs and a place.");
+    LS_CHECK(count >= 0 && count <= LARGEST_SIZE, "A vocabulary of %lld pieces is not possible.", (long long)count);
+    for (int64_t i = 0; i < count; i++) LS_CHECK(lengths[i] > 0, "Piece %lld has %d bytes.", (long long)i, lengths[i]);
+    return piece_cuts(text, lengths, costs, count, seed, cuts);
 }
 
 double ls_read_seconds(const void* data, size_t bytes, int threads) {

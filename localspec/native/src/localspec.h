@@ -246,6 +246,11 @@ LS_API int ls_top(const float* logits, int vocab, double temperature, int count,
 LS_API int ls_candidates(const float* logits, int vocab, const ls_sampling* sampling, int64_t position, const int32_t* ids,
                          int among, int count, int32_t* tokens, float* chances, int32_t* found);
 
+/* ---- vocabularies: text holds `count` different pieces in UTF-8, one after the other, of lengths [count] bytes. Of neighbours
+   those are merged that make the piece of the least cost, of equal ones the first -> cuts [count]: the byte of a piece at which
+   its last two parts meet, which are pieces themselves; 0: it is one character, or ends as more. The seed is a random number. */
+LS_API int ls_piece_cuts(const char* text, const int32_t* lengths, const double* costs, int64_t count, uint64_t seed, int32_t* cuts);
+
 /* ---- the memory's limit: seconds that so many threads need to read it once; below 0: not possible, see ls_error */
 LS_API double ls_read_seconds(const void* data, size_t bytes, int threads);
 
