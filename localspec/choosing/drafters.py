@@ -32,11 +32,13 @@ MOST_NODES = 64  # of a tree
 # phrases: greedy 1.27 and sampled 1.29 for Qwen2.5-Coder-1.5B. Spec-Bench has 1.55 to 1.74, mostly for replies that
 # repeat a given text.
 # medusa: Spec-Bench has 2.32, 2.39 and 2.33 for Vicuna 7B, 13B and 33B, whose heads were trained on similar chats.
+# mtp: 2.74 for Qwen3.5-0.8B (LightLLM, pull request 1402) and 3.2 for Qwen3.6-27B (llama.cpp, 24340), 3 tokens a draft.
 # eagle3: docs.sglang.io, 373 for 158 tokens/s on an H100. parallelspec: PARD's repository, 2.5 to 2.7 on an A100.
 PUBLISHED = {
     "phrases": (1.27, 10, "as measured on ten prompts to a 1.5B"),
     "medusa": (2.0, 4, "a little below Spec-Bench's of a 7B"),
     "eagle3": (2.36, 5, "at least the speedup published for an 8B in SGLang"),
+    "mtp": (2.7, 3, "as measured for a 0.8B in LightLLM"),
     "parallelspec": (2.5, 12, "at least the speedups published for an 8B in vLLM"),
 }
 # The chance that a small model's token is accepted if the one before it was. It depends on the small model's bytes as a
@@ -241,15 +243,16 @@ def _unmeasured(
     free = {name: _free(name, at) for name in kinds("nothing", "probe") if name not in ("none", "phrases")}
     phrases = _free("phrases", at)
     yield phrases
+    chains = at.shape.recurrent
     for candidate in (*free.values(), *loadable.values(), *_merged({**free, **loadable}, at)):
-        yield from _with_phrases(candidate)
+        yield from _with_phrases(candidate, chains)
     if small is not None:
         for name in kinds("draft model"):
             pair = _pair(published.get(name) or PublishedDrafter(name), small, at, small_here)
-            yield from (pair,) if kind_of(name).has_phrases else _with_phrases(pair)
+            yield from (pair,) if kind_of(name).has_phrases else _with_phrases(pair, chains)
     for kind, one in published.items():
         if kind not in loadable and kind_of(kind).takes in WEIGHTS:
-            yield from _with_phrases(_fetched(one, at))
+            yield from _with_phrases(_fetched(one, at), chains)
 
 
 def _merged(loadable: Mapping[str, DrafterCandidate], at: CostInputs) -> Iterator[DrafterCandidate]:
@@ -261,14 +264,15 @@ def _merged(loadable: Mapping[str, DrafterCandidate], at: CostInputs) -> Iterato
             yield DrafterCandidate(name, sum(one.bytes for one in parts), None, lambda nodes: 0.0, cards)
 
 
-def _with_phrases(bare: DrafterCandidate) -> Iterator[DrafterCandidate]:
+def _with_phrases(bare: DrafterCandidate, chains: bool) -> Iterator[DrafterCandidate]:
     """Yield a drafter without phrases, then with them.
 
-    Phrases add nothing to the acceptance of a small model, which predicts most of their tokens itself.
+    Phrases add nothing to the acceptance of a small model, which predicts most of their tokens itself, nor where drafts
+    are `chains`, in which they could only take the place of other tokens.
     """
     yield bare
     acceptance, phrases = bare.acceptance, expected("phrases")
-    if acceptance is not None and phrases is not None and bare.small is None:
+    if acceptance is not None and phrases is not None and bare.small is None and not chains:
         acceptance = acceptance.merged(phrases)
 
     def seconds(nodes: int) -> float:

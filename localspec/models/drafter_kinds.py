@@ -197,9 +197,9 @@ def _mtp_parameters(shape: Shape) -> int:
 
 
 def _mtp_seconds(cost: DraftCost, nodes: int) -> float:
-    """It drafts token by token, each time with its layer and the target's head."""
+    """It drafts token by token, each time with its layer and the target's head: they are this share of a forward."""
     steps = min(cost.depth, max(nodes, 1))
-    return steps * (cost.product(cost.parameters + cost.shape.embedding, 1) + 2 * cost.layer_seconds)
+    return steps * (cost.parameters + cost.shape.embedding) / cost.shape.matrices * cost.forward(1)
 
 
 def _dflash_seconds(cost: DraftCost, nodes: int) -> float:

@@ -1,7 +1,9 @@
 """Which plan to run a model is taken on a machine that nobody has, by which rule, and how that is explained."""
 
 import math
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from each import each
@@ -30,8 +32,10 @@ from localspec.errors import UsageMistake
 from localspec.hub.sources import Source
 from localspec.machine.machine import Device
 from localspec.models.drafter_cards import DrafterCard
+from localspec.models.drafter_kinds import kind_of
 from localspec.models.entries import PublishedDrafter, PublishedLength
 from localspec.models.model import Model
+from localspec.models.shape import Shape
 
 GPU = gpu(24, packings=("int8",))
 PRECISION = Precision(GPU, "bf16", "none")
@@ -350,6 +354,38 @@ def test_who_gets_no_drafter_learns_why(speed, known, key) -> None:
     alone = replace(PLAIN, measured=known[0])
     assert why_none(alone, [alone, plan("phrases", speed, measured=known[1])]) == wording(key)
     assert why_none(alone, [alone]) == wording("no_drafter_expected_to_pay")
+
+
+@each(
+    "row, expected",
+    [
+        (0.02, "mtp"),  # as rows cost in the CPU engine
+        (0.7, "phrases"),
+    ],
+)
+def test_the_layer_in_a_models_own_files_drafts_where_measured_forwards_let_it_pay(row, expected) -> None:
+    """A draft of n tokens reads the layer and the head n times, and each of them is a row of the next forward."""
+    shape = Shape.of({"model_type": "qwen3_5_text", "num_hidden_layers": 32, "hidden_size": 2560,
+                      "intermediate_size": 9216, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 256,
+                      "vocab_size": 248320, "max_position_embeddings": 262144, "tie_word_embeddings": True})  # fmt: skip
+    assert shape is not None and shape.recurrent
+    parameters = kind_of("mtp").parameters(shape)
+    layer = DrafterCard("mtp", Path("model"), {}, "", "big", parameters, 2 * parameters, {})
+    target = Model(unfetched(shape), shape, shape.parameters, (layer,))
+    known = Told({("cpu", "int8"): ModelMeasurements(flat(0.2, row), {})})
+    ranked = run_plans(target, [Precision(cpu(24), "fp32", "int8")], known)
+    mtp = next(one for one in ranked if one.candidate.name == "mtp")
+    drafting = mtp.candidate.draft_seconds
+    assert drafting(2) == pytest.approx(2 * 0.2 * (parameters + shape.embedding) / shape.matrices)
+    chosen = best(ranked)
+    assert chosen is not None and chosen.candidate.drafter.partition("+")[0] == expected
+    reason = explained(chosen, ranked)
+    if expected == "mtp":
+        assert re.search(r"2\.\d\d tokens/step as measured for a 0\.8B in LightLLM", reason)
+    else:
+        assert re.search(
+            r"mtp(\+phrases)? would have (0\.\d\d|1\.00) of plain decoding's speed, so it is left out", reason
+        )
 
 
 def test_a_gpu_is_never_left_idle_without_a_sentence() -> None:
