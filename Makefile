@@ -33,8 +33,10 @@ LONG ?= 25e6
 LAST ?= 4e6
 
 ifeq ($(origin PYTHON),file)
+COMPILER := $(VENV)/.compiler
 INSTALLED := $(VENV)/.installed
 TESTABLE := $(VENV)/.testable
+COLLECTED := $(VENV)/.collected
 endif
 
 .PHONY: demo real-models native test test-all fast-test torture lint check bench bench-report pictures train-demo wheels release test-aarch64 clean
@@ -47,18 +49,18 @@ demo: $(VENV)/.compiled
 real-models: $(INSTALLED)
 	$(PYTHON) tools/real_models.py
 
-native: $(INSTALLED)
+native: $(COMPILER)
 	$(PYTHON) localspec/native/build.py
 
-test: $(TESTABLE) native
+test: $(COLLECTED) native
 	-$(MAKE) real-models # without it, its tests are skipped
 	$(PYTEST)
 
-test-all: $(TESTABLE) native
+test-all: $(COLLECTED) native
 	-$(MAKE) real-models # without it, a test says so
 	REQUIRE_REAL_MODELS=1 WHOLE_MATRIX=1 $(PYTEST)
 
-fast-test: $(TESTABLE) native
+fast-test: $(COLLECTED) native
 	$(PYTEST) -m "not slow and not real"
 
 torture: $(TESTABLE) native
@@ -74,7 +76,7 @@ lint: $(TESTABLE)
 check: $(TESTABLE)
 	$(MAKE) --jobs=2 lint fast-test
 
-bench: native
+bench: $(INSTALLED) native
 	$(PYTHON) -m localspec bench $(BENCH)
 
 bench-report: $(TESTABLE) native
@@ -86,7 +88,7 @@ pictures: $(TESTABLE) native
 # glibc otherwise hands the large buffers back after every step, which costs a third of the time
 train-demo: export MALLOC_MMAP_MAX_ = 0
 train-demo: export MALLOC_TRIM_THRESHOLD_ = 100000000000
-train-demo: native
+train-demo: $(INSTALLED) native
 	$(PYTHON) research/train_demo.py long --data $(DATA) --work $(WORK) --tokens $(LONG)
 	$(PYTHON) research/train_demo.py last --data $(DATA) --work $(WORK) --tokens $(LAST)
 	$(PYTHON) research/demo_card.py --data $(DATA) --work $(WORK) --out localspec/demo
@@ -100,10 +102,14 @@ release: $(TESTABLE)
 test-aarch64: $(TESTABLE)
 	PYTHON=$(PYTHON) tools/test_aarch64.sh
 
-# editable, so that a changed source needs no new installation; what builds it stays, for `make native`
-$(VENV)/.installed: pyproject.toml constraints.txt hatch_build.py
+$(VENV)/.compiler: constraints.txt
 	test -x $(VENV)/bin/python || python3 -m venv $(VENV)
 	$(PIP) hatchling ziglang
+	touch $@
+
+# editable, so that a changed source needs no new installation; `native` compiles the library at the same time
+$(VENV)/.installed $(VENV)/.testable: export BUILD_NATIVE_FOR := none
+$(VENV)/.installed: pyproject.toml constraints.txt hatch_build.py $(VENV)/.compiler
 	$(PIP) --no-build-isolation -e .
 	touch $@
 
@@ -114,6 +120,11 @@ $(VENV)/.compiled: $(VENV)/.installed
 
 $(VENV)/.testable: $(VENV)/.installed
 	$(PIP) --no-build-isolation -e ".[dev]"
+	touch $@
+
+# one process compiles what each of several would compile otherwise: the tests, and what they import
+$(VENV)/.collected: $(VENV)/.testable
+	$(PYTEST) --numprocesses 0 --collect-only --snapshot-warn-unused -q >/dev/null
 	touch $@
 
 clean:
