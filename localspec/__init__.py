@@ -1,4 +1,4 @@
-"""Local chat with speculative decoding: the same text, sooner.
+"""Chat with local language models, faster by speculative decoding and with the same text.
 
 The public names are resolved when they are first used: importing `localspec` imports no torch.
 """

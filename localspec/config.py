@@ -69,7 +69,7 @@ class Settings:
     top_p: float | None = _row(
         None,
         checks.number("a number above 0 and at most 1", lambda n: 0 < n <= 1),
-        "Only the likeliest tokens that reach this together.",
+        "Only the likeliest tokens whose probabilities reach this sum.",
         per_reply=True,
     )
     top_k: int | None = _row(
@@ -78,7 +78,7 @@ class Settings:
     min_p: float | None = _row(
         None,
         checks.number("a number from 0 to 1", lambda n: 0 <= n <= 1),
-        "Only tokens this likely, relative to the likeliest.",
+        "Only tokens at least this likely, relative to the likeliest.",
         per_reply=True,
     )
     max_tokens: int | None = _row(None, checks.integer(1), "The longest reply, in tokens.", "-n", per_reply=True)
@@ -88,7 +88,7 @@ class Settings:
         "The same seed gives the same text (bit for bit with --exact).",
         per_reply=True,
     )
-    think: bool | None = _row(None, checks.thinking, "Think before answering, or not, where the model can be told.")
+    think: bool | None = _row(None, checks.thinking, "Think before answering, or not, if the model has a switch.")
     stop: tuple[str, ...] = _row((), checks.texts, "Text that ends the reply; repeatable.")
     context: int | None = _row(None, checks.integer(1), "Tokens of prompt and reply together.", loads=True)
     drafter: str = _row("auto", checks.name, "auto, none, phrases, KIND[+KIND][+phrases], or a directory.", loads=True)
@@ -96,7 +96,7 @@ class Settings:
     drafter_rule: Literal["auto", "memory", "speed"] = _row(
         "auto",
         checks.one_of("auto", "memory", "speed"),
-        "What `auto` takes a drafter by: M, its speed, or M only where memory is short.",
+        "How `auto` chooses a drafter: by M, by speed, or by M only where memory is short.",
         loads=True,
     )
     draft_device: str = _row("auto", checks.device, "Where a draft model computes; auto: as the model.", loads=True)
@@ -110,7 +110,7 @@ class Settings:
     pool: Literal["user", "readonly", "off"] = _row(
         "user",
         checks.one_of("user", "readonly", "off"),
-        "Phrases kept on disk: learn and use, only use, neither.",
+        "Saved phrases: learn and use, only use, or neither.",
         loads=True,
     )
     device: str = _row("auto", checks.device, "auto, cpu, cuda, cuda:1, mps.", loads=True)
@@ -120,7 +120,7 @@ class Settings:
     quantize: Literal["auto", "none", "int8", "int4", "nf4"] = _row(
         "auto", checks.one_of("auto", "none", "int8", "int4", "nf4"), "How the weights are packed.", loads=True
     )
-    threads: int | None = _row(None, checks.integer(1), "Cores to compute with, at most; on CPUs.", loads=True)
+    threads: int | None = _row(None, checks.integer(1), "At most this many cores; on CPUs.", loads=True)
     int8_threshold: float = _row(
         0.0,
         checks.number("a number from 0 up", lambda n: n >= 0),
@@ -130,13 +130,13 @@ class Settings:
     prefer: Literal["speed", "memory", "quality"] | None = _row(
         None,
         checks.one_of("speed", "memory", "quality"),
-        "What to choose a model by; else quality, from 20 tokens/s on in full.",
+        "How to choose a model; by default quality among models of 20 tokens/s or more.",
     )
     exact: bool = _row(
-        False, checks.boolean, "Text with and without speculation the same bit for bit; may cost speed.", loads=True
+        False, checks.boolean, "Text with and without speculation is the same bit for bit; may cost speed.", loads=True
     )
-    server: str | None = _row(None, checks.server, "Let that OpenAI-compatible server answer; off: none.")
-    log: bool = _row(True, checks.boolean, "Keep conversations and phrases.", loads=True)
+    server: str | None = _row(None, checks.server, "Let this OpenAI-compatible server answer; off: none.")
+    log: bool = _row(True, checks.boolean, "Save conversations and phrases.", loads=True)
     theme: str = _row("auto", checks.name, "Colours of the chat; auto: by the terminal's background.")
     keymap: Mapping[str, str] = field(
         default_factory=dict, metadata={"row": Row(checks.keymap, "Keys of the chat, by what they do.")}

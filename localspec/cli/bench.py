@@ -47,11 +47,12 @@ def bench(
     *,
     settings: Settings,
     drafter: Annotated[
-        str | None, typer.Option("--drafter", metavar="A,B", help="Beside plain decoding.  [default: auto]")
+        str | None,
+        typer.Option("--drafter", metavar="A,B", help="Drafters to compare with plain decoding.  [default: auto]"),
     ] = None,
     nodes: Annotated[
         str | None,
-        typer.Option("--nodes", metavar="N,N", help="Nodes of a draft tree; auto is by measurement.  [default: auto]"),
+        typer.Option("--nodes", metavar="N,N", help="Nodes of a draft tree; auto measures.  [default: auto]"),
     ] = None,
     prompt_file: Annotated[
         Path | None,
@@ -59,23 +60,23 @@ def bench(
             "--prompts",
             parser=file_named,
             metavar="FILE",
-            help='JSONL, {"turns": ["…"]} or {"prompt": "…"}; or one a line.',
+            help='JSONL with {"turns": ["…"]} or {"prompt": "…"}, or one prompt per line.',
         ),
     ] = None,
-    limit: Annotated[int | None, whole_number(help="So many prompts, of all categories.")] = None,
+    limit: Annotated[int | None, whole_number(help="This many prompts, from all categories.")] = None,
     max_tokens: Annotated[int, whole_number("--max-tokens", "-n", help="The longest reply, in tokens.")] = 128,
-    repeat: Annotated[int, whole_number(help="How often all prompts are asked.")] = 1,
+    repeat: Annotated[int, whole_number(help="How often to ask all prompts.")] = 1,
     server: Annotated[
         list[str] | None,
         typer.Option(
-            "--server", metavar="URL|off", help="That OpenAI-compatible server instead; repeatable. off: none."
+            "--server", metavar="URL|off", help="Measure this OpenAI-compatible server instead; repeatable. off: none."
         ),
     ] = None,
     tune: Annotated[
         bool, typer.Option("--tune", help="Search how long the drafts of a draft model should be; takes minutes.")
     ] = False,
     plotted: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Draw the bars into a file as well: .svg or .png.")
+        Path | None, typer.Option("--plot", metavar="FILE", help="Also draw the chart into a file: .svg or .png.")
     ] = None,
     details: Annotated[
         bool, typer.Option("--details", help="Also print quartiles, costs, memory and acceptance by depth.")
@@ -84,7 +85,7 @@ def bench(
         bool, typer.Option("--json", help="One JSON line on standard output, and the table on standard error.")
     ] = False,
 ) -> None:
-    """Plain and speculative decoding side by side, on this machine; or servers, with --server."""
+    """Compare the speed of plain and speculative decoding, or of servers with --server."""
     if not settings.by_flag("temperature"):
         settings = replace(settings, temperature=0.0)
     if server:

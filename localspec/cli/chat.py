@@ -18,13 +18,13 @@ app = typer.Typer()
 @takes_shared_flags
 def chat(
     *,
-    prompt: Annotated[str | None, typer.Argument(help="The first thing to say.")] = None,
+    prompt: Annotated[str | None, typer.Argument(help="The first prompt.")] = None,
     plain: Annotated[
         bool, typer.Option("--plain", help="Line by line, for dumb terminals and screen readers.")
     ] = False,
     flags: SharedFlags,
 ) -> int:
-    """A conversation in the terminal."""
+    """Chat in the terminal."""
     flags, prompt, hint = (flags, None, "") if prompt is None else _model_or_prompt(flags, prompt)
     first = None if prompt is None else asked(prompt)
     if plain or dumb_terminal():

@@ -19,7 +19,7 @@ app = typer.Typer()
 def config(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON value instead of lines.")] = False,
 ) -> None:
-    """The merged settings, and where each value comes from. A dash leaves it to the model."""
+    """Show the settings and where each value comes from. A dash means that the model decides."""
     settings = load()
     _check_chat(settings)
     values = {name: getattr(settings, name) for name in NAMES}

@@ -35,20 +35,21 @@ def distill(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help='JSONL, {"prompt": "…"}, {"turns": ["…", …]} or {"messages": […]}; or one a line; .xz too.',
+            help='JSONL with {"prompt": "…"}, {"turns": ["…", …]} or {"messages": […]}, or one prompt per line; '
+            "also .xz.",
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="JSONL; replies that are there are kept.")
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="JSONL; replies that it already has are kept.")
     ] = None,
     max_tokens: Annotated[int, whole_number("--max-tokens", "-n", help="The longest reply, in tokens.")] = 512,
     batch: Annotated[
         int | None,
-        whole_number(help="So many prompts at once: 16 on a GPU; on a CPU one, without this."),
+        whole_number(help="Prompts at once; by default 16 on a GPU and 1 on a CPU."),
     ] = None,
     limit: Annotated[int | None, whole_number(help="Only the first N prompts.")] = None,
 ) -> int:
-    """Let a model answer prompts: training text in its own words. What was stopped goes on with the same command."""
+    """Let a model answer prompts, to train drafters on. The same command continues what was stopped."""
     if prompts is None or output is None:
         raise UsageMistake("Prompts and a file for the replies are needed; give --prompts FILE -o FILE.")
     if os.path.isdir(output) or not os.path.isdir(output.absolute().parent):

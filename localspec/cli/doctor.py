@@ -49,19 +49,19 @@ def doctor(
     *,
     proved: Annotated[
         str | None,
-        typer.Option("--prove", metavar="MODEL", help="Show here that speculation changes no token of this model."),
+        typer.Option("--prove", metavar="MODEL", help="Show that speculation changes no token of this model here."),
     ] = None,
     exact: Annotated[str | None, typer.Option("--exact", metavar="MODEL", hidden=True)] = None,  # its older name
-    limit: Annotated[int | None, whole_number("--limit", help="Prompts; 20.")] = None,
-    max_tokens: Annotated[int | None, whole_number("--max-tokens", "-n", help="Tokens of a reply; 64.")] = None,
+    limit: Annotated[int | None, whole_number("--limit", help="Number of prompts; 20.")] = None,
+    max_tokens: Annotated[int | None, whole_number("--max-tokens", "-n", help="Tokens of each reply; 64.")] = None,
     settings: Settings,
     server: Annotated[
-        str | None, typer.Option("--server", metavar="URL", help="What the server is that answers there.")
+        str | None, typer.Option("--server", metavar="URL", help="Show what answers at this address.")
     ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Cost-effectiveness M as well, and the reasons.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Also show cost-effectiveness M and the reasons.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON value instead of text.")] = False,
 ) -> int:
-    """What this machine has, what fits, what would be chosen and why; --prove MODEL shows losslessness on it."""
+    """Show what this machine has, what fits, and what would be chosen and why; --prove MODEL shows losslessness."""
     given = {name: getattr(settings, name) for name in NAMES if settings.by_flag(name)}
     prefer, rule = given.pop("prefer", None), given.pop("drafter_rule", None)
     if proved is not None and exact is not None:

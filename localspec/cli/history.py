@@ -25,7 +25,7 @@ from localspec.store.conversations import ConversationInfo, Saved
 from localspec.store.history import History
 from localspec.text import one_line
 
-app = typer.Typer(help="Saved conversations: list, search, show, export, rm.", invoke_without_command=True)
+app = typer.Typer(help="List, search, show, export or delete saved conversations.", invoke_without_command=True)
 
 WHAT = "conversations"
 SHOWN = 1000  # of `list` without --limit: more nobody reads
@@ -51,10 +51,10 @@ def _list_by_default(context: typer.Context) -> None:
 
 @app.command("list")
 def list_conversations(
-    limit: Annotated[int | None, whole_number(help=f"Only the N used most recently; {SHOWN}.")] = None,
+    limit: Annotated[int | None, whole_number(help=f"Only the N most recently used; {SHOWN}.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """The conversations, the most recently used first."""
+    """List the conversations, the most recently used first."""
     with store_if_any(WHAT) as store:
         infos = by_present_names(store.history.conversations(limit or SHOWN + 1)) if store else []
         shown = rows(store.history, infos) if store and seen() and not as_json else []
@@ -76,11 +76,11 @@ def list_conversations(
 
 @app.command()
 def search(
-    words: Annotated[list[str], typer.Argument(metavar="WORDS", help="All of them must stand in one turn.")],
+    words: Annotated[list[str], typer.Argument(metavar="WORDS", help="One turn must have all of them.")],
     limit: Annotated[int, whole_number(help="At most N conversations.")] = 50,
     as_json: AsJson = False,
 ) -> None:
-    """The conversations where these words, or parts of words, were said."""
+    """Find conversations with these words or parts of words."""
     if not "".join(words).strip():
         raise UsageMistake("There is nothing to search for; give a word.")
     with store_if_any(WHAT) as store:
@@ -101,7 +101,7 @@ def show(
     conversation: Annotated[int, typer.Argument(parser=_number, metavar="ID", help="The number that `list` shows.")],
     as_json: AsJson = False,
 ) -> None:
-    """One conversation."""
+    """Show a conversation."""
     with store_if_any(WHAT) as store:
         found = by_present_name(saved_conversation(store.history if store else None, conversation))
     if as_json:
@@ -112,7 +112,7 @@ def show(
 
 @app.command()
 def export(conversations: Ids = None, as_json: AsJson = False) -> None:
-    """Conversations as Markdown, the oldest first: all, or those given."""
+    """Print conversations as Markdown, the oldest first: all, or those given."""
     with store_if_any(WHAT) as store:
         history = store.history if store else None
         found = map(by_present_name, _saved(history, conversations) if conversations else _all_saved(history))
@@ -126,13 +126,13 @@ def export(conversations: Ids = None, as_json: AsJson = False) -> None:
 @app.command()
 def rm(
     conversations: Ids = None,
-    everything: Annotated[bool, typer.Option("--all", help="All of them, and drafts that were never sent.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="All of them, and unsent prompts.")] = False,
     older_than: Annotated[
-        str | None, typer.Option(metavar="AGE", help="Those not used for so long: 12h, 30d, 4w or 1y.")
+        str | None, typer.Option(metavar="AGE", help="Those not used for this long: 12h, 30d, 4w or 1y.")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Deletes conversations for good: their bytes are overwritten."""
+    """Delete conversations and overwrite their bytes."""
     if [bool(conversations), everything, older_than is not None].count(True) != 1:
         raise UsageMistake(
             "Say which conversations to delete: their IDs, which `list` shows, or --older-than 30d, or --all."

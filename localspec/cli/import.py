@@ -27,12 +27,12 @@ app = typer.Typer()
 def import_file(
     *,
     file: Annotated[
-        Path, typer.Argument(parser=file_named, help="A GGUF file, or any part of one; or a folder of them.")
+        Path, typer.Argument(parser=file_named, help="A GGUF file, any part of one, or a folder of files.")
     ],
     settings: Settings,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON value instead of a line.")] = False,
 ) -> int:
-    """Make a model in a GGUF file known by a name. It is read from the file, which must stay where it is."""
+    """Register a GGUF file as a model. It is read from the file, which must stay where it is."""
     if file.is_dir():
         return _import_folder(file, settings, as_json)
     progress = Progress()

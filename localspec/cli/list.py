@@ -31,9 +31,9 @@ app = typer.Typer()
 def list_models(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON value instead of a table.")] = False,
 ) -> None:
-    """The models on this machine: name, parameters, bytes, packed forms, small model, license, path.
+    """List the models on this machine: name, parameters, bytes, packed forms, small model, license, path.
 
-    A star at a terminal marks the one that answers where none is named.
+    At a terminal a star marks the one that answers when you name none.
     """
     rows: list[dict[str, Any]] = []
     paths = Paths(home())

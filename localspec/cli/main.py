@@ -27,27 +27,27 @@ from localspec.text import one_line
 
 # Every command's help is here, so that `localspec --help` and completion import none of them.
 COMMANDS = {
-    "chat": "A conversation in the terminal.",
-    "run": "One answer to standard output; for pipelines.",
+    "chat": "Chat in the terminal.",
+    "run": "Print one answer; for pipelines.",
     "pull": "Fetch a model and its drafter, after a plan.",
-    "import": "Make a model in a GGUF file ready for this engine.",
-    "list": "The models on this machine.",
-    "use": "Choose the model that answers where none is named.",
-    "ps": "The models that `localspec serve` has loaded.",
-    "show": "What is known about one model.",
+    "import": "Register a GGUF file as a model.",
+    "list": "List the models on this machine.",
+    "use": "Choose the model that answers when you name none.",
+    "ps": "List the models that `localspec serve` has loaded.",
+    "show": "Show what is known about a model.",
     "rm": "Delete a fetched model.",
     "verify": "Compare a fetched model with its digests.",
-    "serve": "The API that OpenAI's clients speak, on this machine; models stay loaded.",
-    "doctor": "What this machine has, what fits and what would be chosen; --prove MODEL shows losslessness.",
-    "bench": "Plain and speculative decoding side by side, on this machine.",
-    "race": "The same prompt plain and speculative, to watch.",
-    "distill": "Let a model answer prompts: training text in its own words.",
+    "serve": "Serve OpenAI's API on this machine and keep models loaded.",
+    "doctor": "Show what this machine has, what fits and what would be chosen; --prove MODEL shows losslessness.",
+    "bench": "Compare the speed of plain and speculative decoding.",
+    "race": "Watch one prompt answered plain and speculative.",
+    "distill": "Let a model answer prompts, to train drafters on.",
     "train": "Train a drafter for a model.",
-    "export": "A drafter in the layout of vllm or sglang, with the command that serves it.",
-    "pool": "The phrases learned here: list, show, clear, export.",
-    "history": "Saved conversations: list, search, show, export, rm.",
-    "config": "The settings, and where each value comes from.",
-    "path": "Where every file lies.",
+    "export": "Write a drafter in the layout of vLLM or SGLang, with the command that serves it.",
+    "pool": "List, show, clear or export learned phrases.",
+    "history": "List, search, show, export or delete saved conversations.",
+    "config": "Show the settings and where each value comes from.",
+    "path": "Show where every file is.",
     "uninstall": "Delete everything that localspec keeps on this machine.",
 }
 ALIASES = {"ls": "list", "models": "list"}
@@ -154,7 +154,7 @@ def _localspec(
         bool, typer.Option("--version", "-v", is_eager=True, callback=_print_version, help="Print the version.")
     ] = False,
 ) -> None:
-    """Local chat with speculative decoding: the same text, sooner."""
+    """Chat with local language models, faster by speculative decoding and with the same text."""
     if context.invoked_subcommand is None:
         print(context.get_help())
 

@@ -138,7 +138,7 @@ def _shared_flags(
             "--conversation",
             parser=lambda text: conversation_id(text, "`localspec history list`"),
             metavar="ID",
-            help="Go on with this one; see localspec history.",
+            help="Continue this conversation; see `localspec history list`.",
         ),
     ] = None,
 ) -> SharedFlags:

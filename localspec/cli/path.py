@@ -16,7 +16,7 @@ app = typer.Typer()
 def path(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON value instead of lines.")] = False,
 ) -> None:
-    """Where every file lies, whether or not it is there yet; the four directories first."""
+    """Show where every file is, or will be; the four directories first."""
     paths = Paths(home())
     places = {
         "config_dir": paths.config_dir,

@@ -19,11 +19,11 @@ from localspec.store.phrases import PoolInfo, unpack_key, unpack_tokens
 from localspec.store.store import Store
 from localspec.text import one_line
 
-app = typer.Typer(help="The phrases learned here: list, show, clear, export.", invoke_without_command=True)
+app = typer.Typer(help="List, show, clear or export learned phrases.", invoke_without_command=True)
 
 WHAT = "phrases"
 
-Model = Annotated[str | None, typer.Argument(metavar="[MODEL]", help="The model whose phrases are meant; else all.")]
+Model = Annotated[str | None, typer.Argument(metavar="[MODEL]", help="Only this model's phrases; by default all.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON value on standard output.")]
 
 
@@ -48,7 +48,7 @@ def _list_by_default(context: typer.Context) -> None:
 
 @app.command("list")
 def list_pools(as_json: AsJson = False) -> None:
-    """The pools: one for each model and tokenizer."""
+    """List the pools: one for each model and tokenizer."""
     with store_if_any(WHAT) as store:
         pools = _pools_of(store, None)
     if as_json:
@@ -69,7 +69,7 @@ def show(
     limit: Annotated[int, whole_number(help="How many phrases of each pool.")] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """The most useful phrases, as text where the model's tokenizer is here."""
+    """Show the most useful phrases, as text if the model's tokenizer is here."""
     with store_if_any(WHAT) as store:
         chosen = [(pool, *_best(store, pool, limit)) for pool in _pools_of(store, model)]
         stories = Stories(store.history) if store else None
@@ -89,11 +89,11 @@ def show(
 def clear(
     model: Model = None,
     conversation: Annotated[
-        int | None, whole_number("--conversation", metavar="ID", help="Only what was said last in that one.")
+        int | None, whole_number("--conversation", metavar="ID", help="Only phrases last said in this conversation.")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Deletes phrases for good: their bytes are overwritten."""
+    """Delete phrases and overwrite their bytes."""
     with store_if_any(WHAT) as store:
         pools = _pools_of(store, model)
         count = sum(store.phrases.count(pool.pool, conversation) for pool in pools) if store else 0
@@ -115,9 +115,9 @@ def clear(
 
 @app.command()
 def export(model: Model = None) -> None:
-    """All phrases as JSON lines: model, before, key, after, text, uses, served, conversation.
+    """Print all phrases as JSON lines: model, before, key, after, text, uses, served, conversation.
 
-    `uses` counts how often it was said; 0: never, a refused draft taught it.
+    `uses` counts how often the phrase was said; 0: never, it comes from a refused draft.
     """
     with store_if_any(WHAT) as store:
         for pool in _pools_of(store, model):

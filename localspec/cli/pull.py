@@ -52,21 +52,23 @@ def pull(
         bool,
         typer.Option(
             "--dry-run",
-            help="Print the plan and fetch nothing; of a registered name from the registry, without a network.",
+            help="Print the plan and fetch nothing. A registered name needs no network.",
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: one JSON value.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     drafter: Annotated[
         str | None,
-        typer.Option("--drafter", metavar="KIND", help="The drafter to fetch too, or none; else the one that pays."),
+        typer.Option(
+            "--drafter", metavar="KIND", help="The drafter to fetch with it, or none; by default the one that pays."
+        ),
     ] = None,
     packed_only: Annotated[
-        bool, typer.Option("--packed-only", help="Keep the model as the CPU engine reads it, and no second copy.")
+        bool, typer.Option("--packed-only", help="Keep only what the CPU engine reads, and no second copy.")
     ] = False,
     settings: Settings,
     original: Annotated[
-        bool, typer.Option("--original", help="The publisher's own weights, also where a smaller download would serve.")
+        bool, typer.Option("--original", help="The publisher's original weights, even if a smaller download would do.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Fetch what does not fit into memory or on the disk.")] = False,
 ) -> None:

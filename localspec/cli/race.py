@@ -45,16 +45,16 @@ RECORDED = Size(columns=80, lines=24)  # where there is no terminal
 )  # fmt: skip
 def race_command(
     *,
-    prompt: Annotated[str, typer.Argument(help="What both are asked.")],
+    prompt: Annotated[str, typer.Argument(help="The prompt for both.")],
     settings: Settings,
     cast: Annotated[
         Path | None, typer.Option("--cast", metavar="FILE", help="Record the replay in asciinema's format.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of pictures.")] = False,
 ) -> int:
-    """The same prompt plain and speculative, to watch: step by step, then once more at true speed.
+    """Watch one prompt answered plain and speculative: step by step, then again at true speed.
 
-    Nothing is kept, and no phrases of earlier replies are used. Without a terminal, only the result is printed.
+    Nothing is saved, and no phrases of earlier replies are used. Without a terminal, only the result is printed.
     """
     if settings.draft_max == 0:
         raise UsageMistake(f"A race needs drafts, and {settings.shown('draft_max')} allows none; leave it out.")

@@ -50,10 +50,12 @@ _SHARED = "Other programs share this cache, and would have to fetch it again."
 @app.command()
 def rm(
     name: Annotated[str, typer.Argument(help="A registered name, org/repo[@revision], a directory, or a packed file.")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; phrases stay without --phrases.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Do not ask. Phrases stay unless --phrases is given.")
+    ] = False,
     phrases: Annotated[bool, typer.Option("--phrases", help="Also delete the phrases that it learned.")] = False,
 ) -> None:
-    """Delete a model from this machine; what another revision uses stays."""
+    """Delete a model from this machine; files that another revision uses stay."""
     paths = Paths(home())
     remove_abandoned(paths.packed, paths.imports)
     sources = [] if is_path(name) or is_import(name) else sources_of(name, here=True)

@@ -57,15 +57,16 @@ def run(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
     stream_json: Annotated[
-        bool, typer.Option("--stream-json", help="One JSON object a line, as the reply comes.")
+        bool, typer.Option("--stream-json", help="One JSON object per line while the reply is written.")
     ] = False,
     keep: Annotated[
-        str | None, typer.Option("--keep", metavar="TIME", help="Leave the model loaded for so long: 30s, 10m, 2h.")
+        str | None,
+        typer.Option("--keep", metavar="TIME", help="Keep the model loaded for this long afterwards: 30s, 10m, 2h."),
     ] = None,
     stats: Annotated[bool, typer.Option("--stats", help="Two lines of figures on standard error.")] = False,
     flags: SharedFlags,
 ) -> int:
-    """One answer to standard output; for pipelines."""
+    """Print one answer; for pipelines."""
     if as_json and stream_json:
         raise UsageMistake("--json and --stream-json exclude each other; give one of them.")
     flags, prompt = _model_and_prompt(flags, words or [])

@@ -29,29 +29,34 @@ app = typer.Typer()
 @takes_settings(
     "model", "max_tokens", "context", "drafter", "draft_max", "drafter_rule", "accept", "exact", "pool", "device",
     "dtype", "quantize", "threads", "log",
-    max_tokens="The longest reply where a request does not say.",
-    log="Keep phrases; requests are never kept.",
+    max_tokens="The longest reply if a request does not say, in tokens.",
+    log="Save phrases; requests are never saved.",
 )  # fmt: skip
 def serve(
     *,
     settings: Settings,
     port: Annotated[
         int | None,
-        whole_number("--port", least=-(2**63), help="Listen on this port of this machine, too; 0: a free one."),
+        whole_number("--port", least=-(2**63), help="Also listen on this port of this machine; 0: a free one."),
     ] = None,
     keep_alive: Annotated[
-        str, typer.Option("--keep-alive", metavar="TIME", help="Models that rest for so long are let go: 30s, 10m, 2h.")
+        str,
+        typer.Option(
+            "--keep-alive", metavar="TIME", help="Unload models after this long without a request: 30s, 10m, 2h."
+        ),
     ] = "10m",
     idle: Annotated[
-        str | None, typer.Option("--idle", metavar="TIME", help="End where nobody has asked for so long; else never.")
+        str | None,
+        typer.Option("--idle", metavar="TIME", help="Stop after this long without a request; by default never."),
     ] = None,
     ui: Annotated[
-        bool, typer.Option("--ui", help="Show the chat in a browser of this machine, too, by a key that holds once.")
+        bool, typer.Option("--ui", help="Also show the chat in a browser of this machine, by a key that works once.")
     ] = False,
 ) -> int:
-    """The API that OpenAI's clients speak, on this machine alone; models stay loaded.
+    """Serve OpenAI's API on this machine only and keep models loaded.
 
-    It listens on a socket of your own, and with --port or --ui on 127.0.0.1, where every request must bring the key.
+    The server listens on a socket that only you can use. With --port or --ui it also listens on
+    127.0.0.1, where every request needs the key.
     """
     if port is not None and not 0 <= port < 2**16:
         raise UsageMistake(f"--port {port} is no port; give 1 to 65535, or 0 for a free one.")

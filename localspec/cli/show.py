@@ -40,7 +40,7 @@ def show(
     name: Annotated[str, typer.Argument(help="A registered name, or a directory in the Hugging Face layout.")],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON value instead of lines.")] = False,
 ) -> None:
-    """What is known about one model."""
+    """Show what is known about a model."""
     card = named_card(full_name(name))
     facts = _installed_facts(card) if card.here else _announced_facts(card)
     if card.entry is not None:

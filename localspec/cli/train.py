@@ -72,52 +72,55 @@ def train(
         typer.Option(
             "--data",
             metavar="FILE…",
-            help='Plain text, or JSONL with "text" or "messages" a line; .xz too. history: your saved conversations. '
-            "Without it: the model's answers to prompts that ship with localspec.",
+            help='Plain text, or JSONL with "text" or "messages" per line; also .xz. history: your saved '
+            "conversations. By default: the model's answers to prompts that ship with localspec.",
         ),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", parser=_output_directory, metavar="DIR", help="Else below the data directory."),
+        typer.Option(
+            "--output",
+            "-o",
+            parser=_output_directory,
+            metavar="DIR",
+            help="The output directory; by default below the data directory.",
+        ),
     ] = None,
     option: Annotated[
         list[str] | None,
         typer.Option("--option", "-O", metavar="NAME=VALUE", help="An option of the kind; repeatable."),
     ] = None,
-    steps: Annotated[int | None, whole_number(most=MOST, help="So many steps at most.")] = None,
+    steps: Annotated[int | None, whole_number(most=MOST, help="At most this many steps.")] = None,
     hours: Annotated[
         float | None,
-        typer.Option(metavar="N", help="So long at most, answers and bench included; 6 where they are made."),
+        typer.Option(metavar="N", help="At most this long, answers and bench included; 6 if answers are made."),
     ] = None,
     epochs: Annotated[
-        float | None, typer.Option(metavar="N", help="So many passes over the text; 1 where no limit is given.")
+        float | None, typer.Option(metavar="N", help="Passes over the text; 1 if no limit is given.")
     ] = None,
-    batch: Annotated[
-        int | None, whole_number(metavar="TOKENS", most=MOST, help="What one step learns from; 4096.")
-    ] = None,
+    batch: Annotated[int | None, whole_number(metavar="TOKENS", most=MOST, help="Tokens per step; 4096.")] = None,
     at_once: Annotated[
         int | None,
-        whole_number(metavar="TOKENS", most=MOST, help="So many in one forward; fewer take less memory."),
+        whole_number(metavar="TOKENS", most=MOST, help="Tokens per forward; fewer take less memory."),
     ] = None,
     length: Annotated[
         int | None,
         whole_number(metavar="TOKENS", least=8, most=MOST, help="Longer texts are cut; 1024 or the model's context."),
     ] = None,
-    rate: Annotated[
-        float | None, typer.Option("--lr", metavar="N", help="The learning rate at its highest; 0.001.")
-    ] = None,
-    seed: Annotated[int, whole_number(least=0, most=2**63 - 1, help="The same seed learns the same.")] = 0,
+    rate: Annotated[float | None, typer.Option("--lr", metavar="N", help="The highest learning rate; 0.001.")] = None,
+    seed: Annotated[int, whole_number(least=0, most=2**63 - 1, help="The same seed gives the same drafter.")] = 0,
     labels: Annotated[
-        Literal["soft", "text"], typer.Option(help="The target's own distribution, or the tokens of the text.")
+        Literal["soft", "text"],
+        typer.Option(help="What to learn: the target's distribution, or the tokens of the text."),
     ] = "soft",
-    save_every: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Between checkpoints.")] = 300.0,
+    save_every: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Seconds between checkpoints.")] = 300.0,
     keep_answers: Annotated[
-        bool, typer.Option("--keep-answers", help="With --data history: what it learnt from stays, in answers.jsonl.")
+        bool, typer.Option("--keep-answers", help="With --data history: keep the training text, answers.jsonl.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace what an earlier training left there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the files of an earlier training.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object at the end instead of lines.")] = False,
 ) -> int:
-    """Train a drafter for a model. What was stopped goes on with the same command.
+    """Train a drafter for a model. The same command continues what was stopped.
 
     Without --data, or with --data history, the model answers prompts first, and the drafter is kept only if it
     pays, which a bench tells.

@@ -21,10 +21,10 @@ app = typer.Typer()
 @app.command()
 def use(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="A model here; the beginning of its name is enough.")
+        str | None, typer.Argument(metavar="[NAME]", help="A model here; a unique prefix of its name is enough.")
     ] = None,
 ) -> None:
-    """Choose the model that answers where none is named; without NAME, show it and where it comes from."""
+    """Choose the model that answers when you name none; without NAME, show it and who chose it."""
     settings, paths = load(), Paths(environment.home())
     if name is None:
         model, origin = present_model(settings, paths)
