@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from distributions import assert_drawn_from
 from drafting import session_of, torch_form
 from each import each
 from golden import matching
 from safetensors.torch import save_file
-from session_replies import assert_plain, assert_two_turns, reply
-from six_words import PROMPT, drawn, joint_chances, six_words
+from session_replies import assert_two_turns, reply
 from slow_cases import covering
 from tiny_models import FAMILIES, RECURRENT, VOCABULARY, Tiny, prompt_ids, stock_reply
 from torch import nn
@@ -253,23 +251,6 @@ def test_a_long_prompt_is_read_in_parts(tiny: Make, tmp_path: Path, monkeypatch:
     seen = watched(drafter)
     assert reply(session_of(model.target, drafter, Budget(4)), prompt, 4)[0] == stock_reply(model.stock, prompt, 4)
     check(plain_loop(head), model, *seen[0])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sampling", [Sampling(0.8, top_p=0.95, seed=3), Sampling(1.0, seed=2**63 + 5)], ids=str)
-def test_a_seed_gives_the_same_ids_with_and_without_it(tiny: Make, tmp_path: Path, sampling: Sampling) -> None:
-    model, prompt = tiny(LLAMA), prompt_ids(10, seed=4)
-    drafter, _ = made(model, tmp_path, **FORMS[0])
-    assert_plain(model.target, Session(model.target, drafter, Budget(8)), prompt, 14, sampling)
-
-
-@pytest.mark.slow
-def test_by_rejection_three_tokens_have_the_stock_models_joint_distribution(tmp_path: Path, own_read: Any) -> None:
-    letters, sampling = six_words(tmp_path, own_read), Sampling(1.0, rule="rejection")
-    drafter, _ = made(letters, tmp_path, block_size=3)
-    found = drawn(Session(letters.target, drafter, Budget(5)), PROMPT, sampling, 400)
-    assert found.accepted > 80
-    assert_drawn_from(joint_chances(letters.stock, PROMPT, sampling), found.counts)
 
 
 @pytest.mark.slow

@@ -8,12 +8,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from distributions import assert_drawn_from
 from drafting import drafting, path_tokens, perturbed, session_of, torch_form, train, watched
 from each import each
-from noise_by_depth import assert_each_depth_has_its_own_noise
-from session_replies import assert_plain, assert_two_turns, reply
-from six_words import PROMPT, drawn, joint_chances, six_words
+from session_replies import assert_two_turns, reply
 from slow_cases import covering
 from tiny_models import FAMILIES, VOCABULARY, Tiny, prompt_ids, stock_logits, stock_reply
 from transformers import LlamaConfig, Qwen3Config
@@ -22,7 +19,6 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, rotat
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Context
 from localspec.decoding.sampling import Sampling
-from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.eagle3 import Drafter, usual_places
 from localspec.drafters.merged import Merged
@@ -182,34 +178,6 @@ def test_a_long_prompt_is_read_in_parts_and_a_chain_goes_as_deep_as_it_may(tiny,
         drafter.rewind(0)
     committed, tree = seen[0]
     check(model, weights, committed, tree)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("form", "sampling"), covering(FORMS, [Sampling(0.8, top_p=0.95, seed=3), Sampling(1.0, seed=2**63 + 5)]), ids=str
-)
-def test_a_seed_gives_the_same_ids_with_and_without_it(tiny: Make, form: dict[str, Any], sampling: Sampling) -> None:
-    model, prompt = tiny(LLAMA), prompt_ids(10, seed=4)
-    weights = perturbed(eagle(model.target, **form))
-    assert_plain(model.target, session_of(model.target, weights, Budget(8)), prompt, 14, sampling)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("form", [{"depth": 3}, {"depth": 4, "vocabulary": 4, "states": "0,2"}], ids=str)
-def test_a_seed_gives_the_same_ids_where_drafts_are_often_right(tmp_path, own_read, form, monkeypatch):
-    target = six_words(tmp_path, own_read).target
-    weights = perturbed(eagle(target, **form))
-    assert_each_depth_has_its_own_noise(target, lambda: drafting(weights, target), monkeypatch)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("form", [{"depth": 2}, {"depth": 3, "vocabulary": 4}], ids=str)
-def test_by_rejection_three_tokens_have_the_stock_models_joint_distribution(tmp_path, own_read, form):
-    letters, sampling = six_words(tmp_path, own_read, layers=1), Sampling(1.0, rule="rejection")
-    drafter = drafting(eagle(letters.target, **form), letters.target)
-    found = drawn(Session(letters.target, drafter, Budget(5)), PROMPT, sampling, 250)
-    assert found.accepted > 60
-    assert_drawn_from(joint_chances(letters.stock, PROMPT, sampling), found.counts)
 
 
 @pytest.mark.slow

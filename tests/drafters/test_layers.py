@@ -1,19 +1,16 @@
 """The target's own layers: no text changes, every forward is worth its seconds, and the probe measures what drafts."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import pytest
 import torch
-from distributions import assert_drawn_from
 from drafting import prefilled
 from each import each
-from session_replies import assert_conversation, assert_plain, assert_stops_leave_no_trace, reply
-from six_words import PROMPT, drawn, joint_chances, six_words
-from tiny_models import DRAFTING_FAMILIES, END, FAMILIES, Tiny, prompt_ids, read, stock_reply
+from session_replies import reply
+from tiny_models import END, FAMILIES, Tiny, prompt_ids, stock_reply
 
 from localspec.decoding.budget import Budget
-from localspec.decoding.drafter import Context, Drafter, Step
+from localspec.decoding.drafter import Context, Step
 from localspec.decoding.measuring import Progress
 from localspec.decoding.numpy_logits import NumpyHidden
 from localspec.decoding.sampling import Sampling
@@ -21,8 +18,6 @@ from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters import layer_probe
 from localspec.drafters.layers import Layers
-from localspec.drafters.phrases import WithPhrases
-from localspec.drafters.pool import PhrasePool
 from localspec.models.s3d_prediction import KeptLayers
 
 Make = Callable[[str], Tiny]
@@ -35,33 +30,6 @@ def layers(target, kept: Sequence[int] = (0, 2), fixed: bool = True, share: floa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [QWEN3, LLAMA, *DRAFTING_FAMILIES[1::3]])
-def test_three_turns_are_those_of_the_stock_model(tiny: Make, name: str) -> None:
-    model = tiny(name)
-    few, most = layers(model.target, (1,)), layers(model.target, (0, 2), fixed=False, share=0.9)
-    drafters: list[Drafter] = [few, most]
-    drafters.append(WithPhrases(layers(model.target), PhrasePool(model.target.special_tokens), anywhere=True))
-    for drafter in drafters:
-        assert_conversation(model, Session(model.target, drafter, Budget(8)))
-
-
-@pytest.mark.slow
-def test_a_stopped_reply_and_the_turns_after_it_are_those_of_the_stock_model(tiny: Make) -> None:
-    model = tiny(PHI3)
-    assert_stops_leave_no_trace(model, Session(model.target, layers(model.target, (0, 1)), Budget(8)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [QWEN3, LLAMA])
-def test_a_seed_gives_the_same_text_as_without_a_drafter(tiny: Make, name: str) -> None:
-    target, prompt = tiny(name).target, prompt_ids(10, seed=4)
-    session = Session(target, layers(target), Budget(6))
-    assert_plain(
-        target, session, prompt, 30, Sampling(1.0, seed=1), Sampling(0.8, top_k=5, top_p=0.9, min_p=0.05, seed=2)
-    )
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(1.0, top_k=128, seed=3), Sampling(0.7, top_k=8, seed=4)])
 def test_with_all_layers_every_draft_is_accepted_whole(tiny, sampling, monkeypatch):
     """Row by row the draft is plain decoding then, at the same positions, and meets the same noise."""
@@ -70,15 +38,6 @@ def test_with_all_layers_every_draft_is_accepted_whole(tiny, sampling, monkeypat
     session = Session(target, layers(target, (0, 1, 2)), Budget(40))  # room for all that four forwards propose
     _, statistics = reply(session, prompt_ids(23, seed=23), 21, sampling)
     assert statistics.acceptance_length == 5
-
-
-@pytest.mark.slow
-def test_sampled_text_has_the_targets_distribution(tmp_path: Path) -> None:
-    model, sampling = six_words(tmp_path, read), Sampling(1.0, top_k=5)
-    session = Session(model.target, layers(model.target), Budget(5))
-    counts = drawn(session, PROMPT, sampling, 200, count=2).counts
-    # The first token is the prompt's own, the second one is drafted.
-    assert_drawn_from(joint_chances(model.stock, PROMPT, sampling, count=2).sum(0), counts.sum(0))
 
 
 def test_a_draft_leaves_the_cache_as_it_was(tiny: Make) -> None:

@@ -8,10 +8,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from each import each
-from noise_by_depth import assert_each_depth_has_its_own_noise
 from scripted_drafters import Witness
-from session_replies import assert_plain, reply
-from six_words import six_words
+from session_replies import reply
 from tiny_models import FAMILIES, Tiny, prompt_ids, stock_logits, stock_reply
 
 from localspec.decoding.budget import Budget
@@ -340,22 +338,6 @@ def test_turns_with_a_reused_prefix_and_a_budget_that_prunes_are_those_of_the_st
         text = stock_reply(model.stock, prompt, 20)
         assert reply(session, prompt, 20)[0] == text
         prompt = [*prompt, *text, *prompt_ids(7, seed=turn)]
-
-
-@pytest.mark.slow
-@each("name", [FAMILIES[1], FAMILIES[3]])
-def test_a_seed_gives_the_text_of_plain_decoding(tiny: Make, name: str) -> None:
-    target, prompt = tiny(name).target, prompt_ids(10, seed=4)
-    session = Session(target, lookahead(target), Budget(NODES))
-    assert_plain(target, session, prompt, 24, Sampling(0.8, seed=0), Sampling(1.2, top_k=4, top_p=0.9, seed=7))
-
-
-@pytest.mark.slow
-@each("own_text", [False, True])
-def test_a_seed_gives_the_text_of_plain_decoding_where_phrases_are_often_right(tmp_path, own_text, monkeypatch):
-    """Random text of many words hardly ever repeats what a window won: there only the noise of the root is met."""
-    target = six_words(tmp_path).target
-    assert_each_depth_has_its_own_noise(target, lambda: lookahead(target, text=own_text), monkeypatch)
 
 
 # -- what it is good for -----------------------------------------------------------------------------------------------

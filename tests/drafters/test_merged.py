@@ -1,19 +1,14 @@
 """Several drafters at once: one tree, no text changed, each one's state kept right, and none that does not pay."""
 
 from collections.abc import Callable, Sequence
-from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from distributions import assert_drawn_from
 from drafting import drafting, torch_form
 from scripted_drafters import RandomBranches
-from session_replies import assert_conversation, assert_plain, assert_stops_leave_no_trace, reply
-from six_words import PROMPT, drawn, joint_chances, six_words
-from slow_cases import covering
-from tiny_models import FAMILIES, Tiny, prompt_ids, read, stock_reply
+from session_replies import reply
+from tiny_models import FAMILIES, Tiny, prompt_ids, stock_reply
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.calibration import Calibration
@@ -54,44 +49,6 @@ def merged(names: str, target: Any) -> Drafter:
 
 # How drafts are merged does not depend on the model, and each drafter meets every family in its own tests.
 TOGETHER = ["medusa+s3d", "s3d+semi+phrases", "layers+medusa+s3d", "parallelspec+s3d+semi+phrases"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "names"),
-    [
-        *product([QWEN3], TOGETHER),
-        *covering([FAMILIES[0], FAMILIES[4], FAMILIES[5], FAMILIES[7]], TOGETHER),
-    ],
-)
-def test_three_turns_are_those_of_the_stock_model(tiny: Make, name: str, names: str) -> None:
-    model = tiny(name)
-    assert_conversation(model, Session(model.target, merged(names, model.target), Budget(8)))
-
-
-@pytest.mark.slow
-def test_a_stopped_reply_and_the_turns_after_it_are_those_of_the_stock_model(tiny: Make) -> None:
-    model = tiny(QWEN3)
-    assert_stops_leave_no_trace(model, Session(model.target, merged("parallelspec+s3d+semi", model.target), Budget(8)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [QWEN3, LLAMA])
-def test_a_seed_gives_the_same_text_as_without_a_drafter(tiny: Make, name: str) -> None:
-    target, prompt = tiny(name).target, prompt_ids(10, seed=4)
-    session = Session(target, merged("layers+s3d+semi+phrases", target), Budget(6))
-    assert_plain(
-        target, session, prompt, 30, Sampling(1.0, seed=1), Sampling(0.8, top_k=5, top_p=0.9, min_p=0.05, seed=2)
-    )
-
-
-@pytest.mark.slow
-def test_sampled_text_has_the_targets_distribution(tmp_path: Path) -> None:
-    model, sampling = six_words(tmp_path, read), Sampling(1.0, top_k=5)
-    session = Session(model.target, merged("layers+medusa+s3d", model.target), Budget(5))
-    counts = drawn(session, PROMPT, sampling, 200, count=2).counts
-    # The first token is the prompt's own, the second one is drafted.
-    assert_drawn_from(joint_chances(model.stock, PROMPT, sampling, count=2).sum(0), counts.sum(0))
 
 
 class Noted:

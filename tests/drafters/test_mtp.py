@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import change_config
-from distributions import assert_drawn_from
 from drafting import watched
 from each import each
 from gguf_files import write_model
 from golden import matching
 from safetensors.torch import load_file, save_file
-from session_replies import assert_plain, assert_two_turns, reply
-from six_words import PROMPT, drawn, joint_chances, six_words_qwen35
+from session_replies import assert_two_turns, reply
+from six_words import PROMPT, six_words_qwen35
 from tiny_models import RECURRENT, Tiny, prompt_ids, stock_reply
 from torch import nn
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer, Qwen3_5RMSNorm
@@ -141,26 +140,6 @@ def test_a_long_prompt_is_read_in_parts_and_a_chain_has_no_more_than_is_asked(ma
         assert seen[-1][1].size <= nodes + 1
         drafter.rewind(0)
     check(model, layer, *seen[0])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sampling", [Sampling(0.8, top_p=0.95, seed=3), Sampling(1.0, seed=2**63 + 5)], ids=str)
-def test_a_seed_gives_the_same_ids_with_and_without_it(make: Any, sampling: Sampling) -> None:
-    model, _ = make(NAME)
-    prompt = prompt_ids(10, seed=4)
-    drafter = Drafter.from_model(model.path, model.target)
-    assert_plain(model.target, Session(model.target, drafter, Budget(8, branches=False)), prompt, 14, sampling)
-
-
-@pytest.mark.slow
-def test_by_rejection_three_tokens_have_the_stock_models_joint_distribution(tmp_path: Path) -> None:
-    letters = six_words_qwen35(tmp_path)
-    path = published(letters.path, tmp_path / "whole", stock_layer(letters.stock.config))
-    session = Session(letters.target, Drafter.from_model(path, letters.target, depth=2), Budget(5, branches=False))
-    sampling = Sampling(1.0, rule="rejection")
-    found = drawn(session, PROMPT, sampling, 500)
-    assert found.accepted > 100
-    assert_drawn_from(joint_chances(letters.stock, PROMPT, sampling), found.counts)
 
 
 @pytest.mark.slow

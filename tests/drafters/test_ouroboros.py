@@ -9,12 +9,10 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from distributions import assert_drawn_from
 from drafting import path_tokens
 from each import each
 from scripted_drafters import RandomBranches, Witness
 from session_replies import assert_plain, assert_stops_leave_no_trace, reply
-from six_words import drawn, joint_chances, six_words
 from slow_cases import covering
 from tiny_models import END, SPECIAL, VOCABULARY, Tiny, byte_tokenizer, prompt_ids, read, stock_reply, write
 from transformers import LlamaConfig
@@ -103,8 +101,8 @@ def made(
     beside: bool = False,
 ) -> tuple[Drafter, PhrasePool]:
     reader = partial(garbage, random.Random(3)) if stored is True else stored or None
-    vocabulary = target.transformer.config.vocab_size
-    known = min(vocabulary, small.transformer.config.vocab_size)
+    vocabulary = target.vocab_size
+    known = min(vocabulary, small.vocab_size)
     pool = PhrasePool(target.special_tokens, reader, known, verification=verification)
     pair = Pair(target.special_tokens, vocabulary, small, pool)
     used = {"accelerating": accelerating, "lengthening": lengthening, "beside": beside}
@@ -148,15 +146,6 @@ def test_greedy_ids_are_those_of_the_stock_model(tiny: Make, pair: tuple[str, st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("form", "pair"), covering([*FORMS][::2], PAIRS))
-def test_a_seed_gives_the_text_of_plain_decoding(tiny: Make, pair: tuple[str, str], form: str) -> None:
-    target, prompt = tiny(pair[0]).target, prompt_ids(10, seed=4)
-    drafter, _ = made(target, tiny(pair[1]).target, **FORMS[form])
-    session = Session(target, drafter, Budget(NODES))
-    assert_plain(target, session, prompt, 24, Sampling(0.8, seed=1), Sampling(1.2, top_k=5, top_p=0.9, seed=7))
-
-
-@pytest.mark.slow
 def test_where_both_budgets_cut_trees_the_text_is_the_same(tiny: Make) -> None:
     for name, other in PAIRS[:2]:
         model, prompt = tiny(name), prompt_ids(23, seed=23)
@@ -193,16 +182,6 @@ def test_a_small_model_may_be_filled_up_to_another_vocabulary(tiny: Make, tmp_pa
         drafter, _ = made(model.target, small.target, **FORMS[form])
         session = Session(model.target, drafter, Budget(NODES))
         assert_plain(model.target, session, prompt_ids(20), 30, Sampling(), Sampling(1.5))
-
-
-@pytest.mark.slow
-def test_three_tokens_have_the_stock_models_joint_distribution(tmp_path: Path) -> None:
-    """Two models with a vocabulary of six, so that every continuation of three tokens can be counted."""
-    model, small = (six_words(tmp_path, read, layers=1, seed=seed) for seed in (3, 4))
-    sampling, prompt = Sampling(1.1, top_k=5, top_p=0.95), [0, 2, 4, 2]
-    drafter, _ = made(model.target, small.target)
-    found = drawn(Session(model.target, drafter, Budget(NODES)), prompt, sampling, 250)
-    assert_drawn_from(joint_chances(model.stock, prompt, sampling), found.counts)
 
 
 # -- accelerating: phrases make the draft faster and leave it as it is --------------------------------------------------

@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import change_config
-from distributions import assert_drawn_from
 from drafting import session_of
 from each import each
 from golden import matching
 from safetensors.torch import save_file
-from session_replies import assert_plain, assert_two_turns, reply
-from six_words import PROMPT, WORDS, drawn, joint_chances, six_words
+from session_replies import assert_two_turns, reply
 from slow_cases import covering
 from tiny_models import (
     FAMILIES,
@@ -25,14 +23,12 @@ from tiny_models import (
     read,
     stock_logits,
     stock_reply,
-    word_tokenizer,
     write,
 )
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.sampling import Sampling
-from localspec.decoding.session import Session
 from localspec.drafters.layers import Layers
 from localspec.drafters.merged import Merged
 from localspec.drafters.parallelspec import Drafter
@@ -113,24 +109,6 @@ def test_every_draft_is_that_of_a_plain_loop_and_the_text_the_targets_own(tiny, 
     committed, logits = seen[3]
     without = stock_logits(read(path).stock, [*committed, *[MASK] * (len(logits) - 1)])[len(committed) - 1 :]
     assert (logits - without)[:, known].abs().max() > 0.1, "what the target says matters"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sampling", [Sampling(0.8, top_p=0.95, seed=3), Sampling(1.0, seed=2**63 + 5)])
-def test_a_seed_gives_the_same_ids_with_and_without_it(tiny: Make, tmp_path: Path, sampling: Sampling) -> None:
-    model, prompt = tiny(FAMILIES[0]), prompt_ids(10, seed=4)
-    drafter = Drafter.from_model(pair(tmp_path, model), model.target)
-    assert_plain(model.target, Session(model.target, drafter, Budget(8)), prompt, 16, sampling)
-
-
-@pytest.mark.slow
-def test_by_rejection_three_tokens_have_the_stock_models_joint_distribution(tmp_path: Path, own_read: Any) -> None:
-    letters, sampling, draws = six_words(tmp_path, own_read), Sampling(1.0, rule="rejection"), 300
-    words = {"tokenizer": word_tokenizer(WORDS), "vocab_size": 7, "pard_token": 6, "pad_token_id": None}
-    drafter = Drafter.from_model(pair(tmp_path / "small", letters, **words), letters.target, depth=3)
-    found = drawn(Session(letters.target, drafter, Budget(5)), PROMPT, sampling, draws)
-    assert_drawn_from(joint_chances(letters.stock, PROMPT, sampling), found.counts)
-    assert found.steps < 2 * draws, "some drafts are accepted"
 
 
 @pytest.mark.slow

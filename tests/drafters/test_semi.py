@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from distributions import assert_drawn_from
 from drafting import (
     add_changes,
     after_training,
@@ -25,7 +24,6 @@ from drafting import (
 )
 from each import each
 from session_replies import assert_plain, reply
-from six_words import PROMPT, drawn, joint_chances, six_words
 from slow_cases import covering
 from tiny_models import FAMILIES, Tiny, prompt_ids, read, stock_logits, stock_reply
 
@@ -475,25 +473,6 @@ def test_drawn_trees_have_one_shape_and_say_what_each_node_was_drawn_from(tiny: 
     assert len({tuple(first) for first in firsts}) > 1, "they are drawn"
     for nodes in range(1, 6):
         assert drafted(drafter, target, nodes, Sampling(**REJECTION))[0].size == nodes + 1
-
-
-@pytest.fixture(scope="module")
-def letters(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    """A vocabulary of six, so that every continuation of three tokens can be counted; nothing stops a reply."""
-    return six_words(tmp_path_factory.mktemp("model"), read, layers=1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "form", [{"depth": 2}, {"depth": 2, "recent": "lstm", "shared": False, "vocabulary": 4}], ids=str
-)
-def test_the_rule_rejection_keeps_the_distribution_of_three_tokens(letters: Tiny, form: dict[str, object]) -> None:
-    """Branching three at the first depth, with equal children now and then; the drafter is wrong about most things."""
-    sampling = Sampling(**REJECTION)
-    session = session_of(letters.target, semi(letters.target, seed=1, **form), Budget(5))
-    found = drawn(session, PROMPT, sampling, 250)
-    assert found.accepted > 75
-    assert_drawn_from(joint_chances(letters.stock, PROMPT, sampling), found.counts)
 
 
 # -- joint training, and files -----------------------------------------------------------------------------------------

@@ -8,9 +8,7 @@ from drafters.test_dflash import (  # noqa: F401
     made,
     plain_loop,
     test_a_long_prompt_is_read_in_parts,
-    test_a_seed_gives_the_same_ids_with_and_without_it,
     test_beside_others_each_gets_the_states_that_it_asked_for,
-    test_by_rejection_three_tokens_have_the_stock_models_joint_distribution,
     test_without_features_or_nodes_there_is_the_root_alone,
     watched,
 )

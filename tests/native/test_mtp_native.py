@@ -6,7 +6,6 @@ from drafters.test_mtp import (  # noqa: F401
     published,
     stock_layer,
     test_a_long_prompt_is_read_in_parts_and_a_chain_has_no_more_than_is_asked,
-    test_a_seed_gives_the_same_ids_with_and_without_it,
     test_every_draft_is_that_of_a_plain_loop_and_the_text_the_targets_own,
     test_without_states_or_nodes_there_is_the_root_alone,
 )

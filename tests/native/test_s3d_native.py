@@ -2,12 +2,10 @@
 
 from drafters import test_s3d
 from drafters.test_s3d import (  # noqa: F401
-    test_a_seed_gives_the_same_text_as_without_a_drafter,
     test_a_small_text_that_was_learned_is_accepted_almost_whole,
     test_a_stopped_reply_and_the_turns_after_it_are_those_of_the_stock_model,
     test_confidence_is_judged_by_what_the_target_said,
-    test_rejection_draws_from_what_the_rows_foresee_and_keeps_the_targets_distribution,
-    test_three_turns_are_those_of_the_stock_model,
+    test_rejection_draws_from_what_the_rows_foresee,
     test_with_all_layers_the_first_guess_is_always_the_targets_own_pick,
 )
 from native_models import read_native
