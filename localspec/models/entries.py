@@ -10,6 +10,7 @@ from typing import Any, get_args
 from localspec.config import nearest, read_toml
 from localspec.errors import UsageMistake
 from localspec.families.supported import ARCHITECTURES
+from localspec.families.table import FAMILIES
 from localspec.hub.sources import Source
 from localspec.models.drafter_kinds import WEIGHTS, kinds
 from localspec.models.shape import TABLE_KEYS, Shape, whole
@@ -131,7 +132,7 @@ def _one_of(*names: str) -> tuple[Callable[[object], bool], str]:
 _Keys = Mapping[str, tuple[Callable[[object], bool], str]]
 _TEXT, _SWITCH, _COUNT = (_text, "a text"), (_switch, "true or false"), (_count, "a whole number from 1 up")
 _TABLE = (lambda value: isinstance(value, dict), "a table")
-_SHAPE: _Keys = {name: _SWITCH if name == "tied" else _COUNT for name in TABLE_KEYS}
+_SHAPE: _Keys = {name: _SWITCH if name == "tied" else _COUNT for name in TABLE_KEYS} | {"config": _TABLE}
 _DEPTH = (lambda value: whole(value) and value <= DEEPEST, f"a whole number from 1 to {DEEPEST}")
 _ACCEPTED: _Keys = {"length": (_length, "a number from 1 to 100"), "depth": _DEPTH, "source": _TEXT}
 _DRAFTER: _Keys = {
@@ -180,7 +181,7 @@ def read_entries(file: Path) -> Iterator[Entry]:
             source=_source(entry, of),
             draft=_draft(file, entry.get("draft", "")),
             starters=tuple(entry.get("starters", ())),
-            shape=None if shape is None else _shape(shape, f"the shape of {of}"),
+            shape=None if shape is None else _shape(shape, entry.get("architecture"), f"the shape of {of}"),
             drafters=tuple(_published(one, f"a drafter of {of}") for one in entry.get("drafters", ())),
             forms=tuple(_form(one, f"a form of {of}") for one in entry.get("forms", ())),
             sha256=tuple(entry.get("sha256", ())),
@@ -227,11 +228,21 @@ def _source(table: Mapping[str, Any], of: str) -> Source | None:
         ) from None
 
 
-def _shape(table: Mapping[str, Any], of: str) -> Shape:
+def _shape(table: Mapping[str, Any], architecture: str | None, of: str) -> Shape:
     _check(table, _SHAPE, of)
     if missing := [name for name in TABLE_KEYS if name not in table and name != "tied"]:
         raise UsageMistake(f"{of[0].upper()}{of[1:]} lacks {missing[0]}; add it.")
-    return Shape(**{TABLE_KEYS[name]: value for name, value in table.items()})
+    uniform = Shape(**{TABLE_KEYS[name]: value for name, value in table.items() if name != "config"})
+    if "config" not in table:
+        return uniform
+    family = next((one for one in FAMILIES.values() if architecture in one.classes), None)
+    found = family and Shape.of({**uniform.config, **table["config"], "model_type": family.model_type})
+    if not found or not (found.delta or found.layer_sizes):
+        raise UsageMistake(
+            f"config of {of} is for architectures with layers that differ, and does not describe them for "
+            f"{architecture}; correct or remove it."
+        )
+    return found
 
 
 def _form(table: Mapping[str, Any], of: str) -> Form:

@@ -1,11 +1,13 @@
 """models.toml, read strictly; and that the one which comes with localspec is sound."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from each import each
 from golden import matching, wording
 
+from localspec.choosing.survey import suited_form
 from localspec.errors import NotHere, UsageMistake
 from localspec.hub.sources import Source
 from localspec.models.drafter_kinds import kind_of, kinds
@@ -235,6 +237,16 @@ def test_a_model_that_is_not_fetched_is_known_and_not_here(paths: Paths) -> None
 # -- the one that comes with localspec -------------------------------------------------------------------------------------
 
 
+def test_a_shape_says_of_layers_that_differ_what_config_json_says(file: Path) -> None:
+    more = "config = { linear_num_value_heads = 8, linear_key_head_dim = 4, linear_value_head_dim = 4 }"
+    text = f'[a]\nrepo = "org/a"\narchitecture = "ONE"\nshape = {SHAPE[:-2]}, {more} }}\n'
+    (entry,) = read(file, text.replace("ONE", "Qwen3_5ForConditionalGeneration"))
+    assert entry.shape and entry.shape.delta and entry.shape.delta.value_heads == 8
+    for changed in (text.replace("ONE", "LlamaForCausalLM"), text.replace('architecture = "ONE"\n', "")):
+        with pytest.raises(UsageMistake, match="layers that differ"):
+            read(file, changed)
+
+
 @pytest.fixture
 def shipped(paths: Paths) -> dict[str, Entry]:
     return {name: card.entry for name, card in cards(paths).items() if card.entry}
@@ -253,14 +265,16 @@ def test_every_shipped_entry_tells_architecture_thinking_and_its_other_forms(shi
         assert (entry.architecture is None) == (entry.source is None), name
         for form in entry.forms:
             assert form.publisher and form.license == entry.license, name
-            assert form.source.gguf in ("", "Q8_0"), "of others it is not known that they lose nothing"
+            assert form.source.gguf in ("", "Q8_0") or suited_form(replace(entry, forms=(form,)), "int4") is None, name
             assert not form.bytes or form.bytes < 1.5 * entry.shape.parameters, name
             heads = [one for one in entry.drafters if one.source and not kind_of(one.kind).mask_key]
             assert not (form.source.gguf and heads), "heads are converted with the model's own weights"
     thinks = {name: entry.thinking for name, entry in shipped.items() if entry.thinking != "no"}
     assert thinks.pop("deepseek-r1-qwen-7b") == "always" and {*thinks.values()} == {"switch"}
     sizes = ("0.6b", "1.7b", "4b", "8b", "14b")
-    assert {*thinks} == {*(f"qwen3-{size}" for size in sizes), "smollm3-3b", "granite-3.2-2b", "granite-3.2-8b"}
+    newer = {name for name in shipped if name.startswith(("qwen3.5-", "gemma-4-"))}
+    older = {*(f"qwen3-{size}" for size in sizes), "smollm3-3b", "granite-3.2-2b", "granite-3.2-8b"}
+    assert len(newer) == 7 and {*thinks} == newer | older
 
 
 def test_docs_registry_has_a_row_for_every_entry_form_and_drafter_and_none_that_is_not(shipped) -> None:
@@ -305,6 +319,8 @@ def test_no_two_different_models_are_of_the_same_quality(shipped: dict[str, Entr
         ["llama3.2-1b", "llama3.2-3b", "llama3.1-8b"],
         ["smollm2-135m", "smollm2-360m", "smollm2-1.7b"],
         ["phi4-mini", "phi4"],
+        ["qwen3.5-0.8b", "qwen3.5-2b", "qwen3.5-4b", "qwen3.5-9b"],
+        ["gemma-4-e2b-it", "gemma-4-e4b-it", "gemma-4-12b-it"],
         ["granite-3.2-2b", "granite-3.2-8b"],
         ["gemma-3-270m-it", "gemma-3-1b-it", "gemma-3-4b-it", "gemma-3-12b-it"],
     ]
@@ -314,7 +330,7 @@ def test_no_two_different_models_are_of_the_same_quality(shipped: dict[str, Entr
 
 
 def test_gated_models_are_those_whose_terms_must_be_accepted(shipped: dict[str, Entry]) -> None:
-    gated = {name for name in shipped if name.startswith("gemma")}
+    gated = {name for name in shipped if name.startswith("gemma-3")}
     gated |= {"llama3.2-1b", "llama3.2-3b", "llama3.1-8b", "mistral-7b", "mistral-7b-medusa"}
     assert {name for name, entry in shipped.items() if entry.gated} == gated
 

@@ -35,6 +35,9 @@ PUBLISHED = {
     "qwen2.5-0.5b": 494_032_768, "qwen2.5-1.5b": 1_543_714_304, "qwen2.5-3b": 3_085_938_688,
     "qwen2.5-7b": 7_615_616_512, "qwen3-0.6b": 596_049_920, "qwen3-1.7b": 1_720_574_976, "qwen3-4b": 4_022_468_096,
     "qwen3-8b": 8_190_735_360,
+    "qwen3.5-0.8b": 752_393_024, "qwen3.5-2b": 1_880_000_000, "qwen3.5-4b": 4_210_000_000,
+    "qwen3.5-9b": 8_950_000_000, "gemma-4-e2b-it": 4_650_000_000, "gemma-4-e4b-it": 7_460_000_000,
+    "gemma-4-12b-it": 11_910_000_000,  # of these as llama.cpp counts those of their GGUF files, mostly in three digits
 }  # fmt: skip
 
 
@@ -111,5 +114,7 @@ def test_registered_sizes_are_the_published_ones(tmp_path: Any) -> None:
     assert found.keys() == PUBLISHED.keys()
     for name, parameters in found.items():
         # These have biases, or norms that are not counted.
-        within = 2e-4 if name.startswith("gemma") else 1e-4 if name.startswith(("qwen", "deepseek")) else 0
+        # llama.cpp's count of E2B has keys and values that its last layers do not use.
+        within = 6e-3 if name == "gemma-4-e2b-it" else 2e-3 if name.startswith(("qwen3.5", "gemma-4")) else None
+        within = within if within else 2e-4 if name.startswith("gemma") else 1e-4 if name.startswith(("qwen", "deepseek")) else 0
         assert parameters == pytest.approx(PUBLISHED[name], rel=within, abs=0), name
