@@ -238,10 +238,10 @@ def test_a_model_that_is_not_fetched_is_known_and_not_here(paths: Paths) -> None
 
 
 def test_a_shape_says_of_layers_that_differ_what_config_json_says(file: Path) -> None:
-    more = "config = { linear_num_value_heads = 8, linear_key_head_dim = 4, linear_value_head_dim = 4 }"
+    more = "config = { linear_num_value_heads = 16, linear_key_head_dim = 4, linear_value_head_dim = 4 }"
     text = f'[a]\nrepo = "org/a"\narchitecture = "ONE"\nshape = {SHAPE[:-2]}, {more} }}\n'
     (entry,) = read(file, text.replace("ONE", "Qwen3_5ForConditionalGeneration"))
-    assert entry.shape and entry.shape.delta and entry.shape.delta.value_heads == 8
+    assert entry.shape and entry.shape.delta and entry.shape.delta.value_heads == 16
     for changed in (text.replace("ONE", "LlamaForCausalLM"), text.replace('architecture = "ONE"\n', "")):
         with pytest.raises(UsageMistake, match="layers that differ"):
             read(file, changed)
