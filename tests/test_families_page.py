@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 from command import ROOT
 from each import each
+from gguf_families import FAMILIES as OF_GGUF
 from training.test_eagle3_files import CASES
 
 from localspec.families.table import FAMILIES as TABLE
+from localspec.families.table import OF_GGUF as READ
 
 PAGE = (ROOT / "tests" / "families.md").read_text("utf-8")
 KEYS = dict(re.findall(r"^- \*\*(\w)\*\*: .*?`(tests/[\w/]+\.py::\w+)`$", PAGE, re.MULTILINE))
@@ -56,9 +59,16 @@ def run_over(named: str) -> set[str]:
     return found
 
 
-def test_every_family_that_is_read_has_a_row_with_the_seven_columns() -> None:
+def type_in_gguf(name: str) -> str:
+    """Return the model type of a family of tests/gguf_families.py."""
+    return str(getattr(transformers, OF_GGUF[name].config).model_type)
+
+
+def test_every_family_that_is_read_has_a_row_with_the_eight_columns() -> None:
     head, *rows = FAMILIES
-    assert head == ["family", "logits", "trees", "exact", "packed", "native", "drafters", "training"]
+    assert head == [
+        "family", "safetensors", "GGUF", "trees", "CPU", "GPU", "packed", "drafters", "trained here",
+    ]  # fmt: skip
     assert [row[0].strip("`") for row in rows] == [*TABLE]
 
 
@@ -87,4 +97,17 @@ def test_the_tests_of_a_cell_are_run_over_its_family(family: str) -> None:
     row = next(row for row in FAMILIES[1:] if row[0] == f"`{family}`")
     begins = f"{family.removesuffix('_text')}-"
     for letter in " ".join(row[1:]).split():
-        assert any(value.startswith(begins) for value in run_over(KEYS[letter])), (family, KEYS[letter])
+        values = run_over(KEYS[letter])
+        in_gguf = family in {type_in_gguf(value) for value in values & OF_GGUF.keys()}
+        assert in_gguf or any(value.startswith(begins) for value in values), (family, KEYS[letter])
+
+
+def test_of_the_models_that_a_peer_offers_those_are_read_whose_architecture_is() -> None:
+    page = (ROOT / "tests" / "gguf_families.md").read_text("utf-8")
+    rows = [row.strip("|").split("|") for row in page.splitlines() if row.startswith("| unsloth/")]
+    found = {name.strip(): (kind.strip(), read.strip()) for name, kind, read, _ in rows}
+    assert len(found) == len(rows) == 17
+    for name, (kind, read) in found.items():
+        assert read == ("no" if "experts" in kind else "yes"), name
+        assert (kind.removesuffix(" with experts") in READ) or read == "no", name
+    assert sum(read == "yes" for _, read in found.values()) == 13 and "13 of the 17" in page
