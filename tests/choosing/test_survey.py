@@ -117,7 +117,11 @@ SENSIBLE = {
         "cuda:0",
         ("phi4", "qwen3-14b", "qwen3-8b", "gemma-4-12b-it"),
     ),
-    "GPU 24 GB": (machine(gpu(24, bandwidth=1000e9), cpu(32, bandwidth=50e9)), "cuda:0", ("qwen3-14b", "gemma-4-12b-it")),
+    "GPU 24 GB": (
+        machine(gpu(24, bandwidth=1000e9), cpu(32, bandwidth=50e9)),
+        "cuda:0",
+        ("qwen3-14b", "gemma-4-12b-it"),
+    ),
     "CPU 8 GB": (machine(cpu(8, free=5.3, bandwidth=40e9)), "cpu", ("qwen3-4b-2507", "ministral-3-3b")),
     "CPU 32 GB": (machine(cpu(32, free=20, bandwidth=60e9)), "cpu", ("qwen3-4b-2507", "qwen3-8b", "qwen3.5-4b")),
 }

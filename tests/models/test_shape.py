@@ -116,5 +116,13 @@ def test_registered_sizes_are_the_published_ones(tmp_path: Any) -> None:
         # These have biases, or norms that are not counted.
         # llama.cpp's count of E2B has keys and values that its last layers do not use.
         within = 6e-3 if name == "gemma-4-e2b-it" else 2e-3 if name.startswith(("qwen3.5", "gemma-4")) else None
-        within = within if within else 2e-4 if name.startswith("gemma") else 1e-4 if name.startswith(("qwen", "deepseek")) else 0
+        within = (
+            within
+            if within
+            else 2e-4
+            if name.startswith("gemma")
+            else 1e-4
+            if name.startswith(("qwen", "deepseek"))
+            else 0
+        )
         assert parameters == pytest.approx(PUBLISHED[name], rel=within, abs=0), name
