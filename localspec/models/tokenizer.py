@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Backend
 
 from localspec.errors import LocalspecError, cannot_read, first_line, out_of_memory
 from localspec.models.encoding import Unwanted, patience, waited_for
-from localspec.models.tokenizer_trial import Trial, try_out
+from localspec.models.tokenizer_trial import HASH, Trial, try_out
 from localspec.outside_files import parse_json, read_bytes
 from localspec.weights.checkpoint import AROUND, TOKENIZER_FILES
 
@@ -196,7 +196,7 @@ class Tokenizer:
     @cached_property
     def hash(self) -> str:
         """Two tokenizers with the same hash give the same ids for every text."""
-        return self.trial.hash(lambda: hashlib.sha256(self.backend.to_str().encode()).hexdigest()[:16])
+        return self.trial.hash(lambda: hashlib.sha256(self.backend.to_str().encode()).hexdigest()[:HASH])
 
     def save(self, path: Path) -> None:
         """Writes the files that it was read from."""

@@ -23,6 +23,7 @@ TOO_LONG = "it takes too long"
 _PATIENCE = 180.0  # seconds, by the clock, where the system cannot count a process's own
 _OWN = Path(__file__).parents[1]  # what comes with localspec is known
 _START = "import sys; sys.path[:] = sys.argv[1:]; from localspec.models.trial_child import child; child()"
+HASH = 16  # digits of the hash of a tokenizer
 _tried: dict[str, str] = {}
 _at_hand: list["subprocess.Popen[bytes]"] = []  # a child that was started ahead
 
@@ -56,7 +57,8 @@ class Trial:
             return compute()
         version = f"{tokenizers.__version__} "
         with suppress(OSError, UnicodeDecodeError):
-            if (found := self.record.read_text("ascii")).startswith(version):
+            found = self.record.read_text("ascii")
+            if found.startswith(version) and len(found) == len(version) + HASH:
                 return found.removeprefix(version)
         result = compute()
         with suppress(OSError):  # then it is computed again the next time

@@ -12,6 +12,7 @@ from drafting import watched
 from each import each
 from gguf_files import write_model
 from golden import matching
+from machines import Told, cpu, flat, machine
 from safetensors.torch import load_file, save_file
 from session_replies import assert_two_turns, reply
 from six_words import PROMPT, six_words_qwen35
@@ -20,6 +21,8 @@ from torch import nn
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer, Qwen3_5RMSNorm
 
 from localspec.choosing.choose import choose
+from localspec.choosing.drafters import PUBLISHED
+from localspec.choosing.measure import ModelMeasurements
 from localspec.config import Settings
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Context
@@ -210,6 +213,19 @@ def test_the_engine_finds_it_in_the_models_own_files(make: Any, named: str) -> N
     assert ids == reply(plain.session, prompt, 20)[0] and statistics.drafted > 19
     specs = Drafter.tensor_specs(engine.target, MtpOptions())
     assert sum(torch.Size(one.shape).numel() for one in specs.values()) == numbers
+
+
+def test_auto_drafts_with_it_where_measured_forwards_let_it_pay_and_says_why_not_elsewhere(
+    make: Any, monkeypatch: Any
+) -> None:
+    model, _ = make(NAME)
+    monkeypatch.setitem(PUBLISHED, "mtp", (3.4, 3, "for a layer that is a quarter of its model, as here"))
+    for row, expected in ((0.01, "mtp"), (0.9, "phrases")):  # what a further row adds to a forward
+        measured = ModelMeasurements(flat(0.2, row), {})
+        known = Told({("cpu", packing): measured for packing in ("none", "int8", "int4")})
+        choice = choose(card_of(model.path), Settings(device="cpu"), machine(cpu(24)), known)
+        assert choice.drafter.partition("+")[0] == expected, choice.reason
+        assert "mtp" in choice.reason and ("is left out" in choice.reason) == (expected != "mtp")
 
 
 @pytest.mark.slow
