@@ -3,7 +3,8 @@
     python research/gguf_quality.py FILE.gguf --work DIR --texts TEXTS.jsonl.xz [--tokens 16384] [--programs exact int8]
 
 *Exact* is stock transformers in fp32 with the weights that the package `gguf` reads. Another program is `llama.cpp`, or a
-packing of localspec, which reads PATH in `--programs PACKING=PATH`, else what an import of FILE would make. The text is
+packing of localspec, which reads PATH in `--programs PACKING=PATH`, else what an import of FILE would make. `cuda-none`,
+`cuda-int8`, `cuda-nf4`, `mps-int8` and `mps-int4` are what torch computes on a card in bf16, computed on the CPU. The text is
 read in windows of 512 tokens whose first half is context and is not counted. Each window of each program is kept in
 --work, so that a run goes on where the last one ended. The table is of the windows that all programs have read. Windows
 that no exact program has read before have no divergence: exact logits take long, and fewer of them may do.
@@ -86,6 +87,30 @@ def ours(path: Path, packing: str, threads: int) -> Logits:
 
     model = NativeTarget.open(path, packing=packing, context=WINDOW, threads=Threads(threads)).model
     return lambda ids: model.forward(ids, None, model.cache(WINDOW), CONTEXT - 1)[0].numpy()[:-1]
+
+
+def on_a_card(file: Path, backend: str, packing: str) -> Logits:
+    import torch
+
+    from localspec.families.rope import Rope
+    from localspec.nn.packing import linear_class, lm_head_class
+    from localspec.nn.rotary import RotaryEmbedding
+    from localspec.nn.transformer import Transformer
+    from localspec.nn.weights import Weights
+    from localspec.weights.gguf_weights import gguf_source
+
+    source, cpu = gguf_source(GgufModel.open(file)), torch.device("cpu")
+    weights = Weights(source.made_of, source.sizes, torch.bfloat16, "cpu")
+    rotary, layers = RotaryEmbedding(Rope.of(source.config, WINDOW), cpu), linear_class(packing, backend)
+    model = Transformer(source.sizes, rotary, weights, layers, lm_head_class=lm_head_class(packing, backend))
+    causal = torch.ones(WINDOW, WINDOW, dtype=torch.bool).tril()
+
+    @torch.inference_mode()
+    def logits(ids: list[int]) -> np.ndarray:
+        states = model(torch.tensor([ids]), torch.arange(WINDOW), causal)[0, CONTEXT - 1 : -1]
+        return model.head(states).float().numpy()
+
+    return logits
 
 
 def imported(file: Path, packing: str) -> Path:
@@ -238,6 +263,8 @@ def main() -> None:
                 return exact(given.model, work)
             if kind == "llama.cpp":
                 return llama_cpp(given.model, given.threads)
+            if kind.startswith(("cuda-", "mps-")):
+                return on_a_card(given.model, *kind.split("-"))
             return ours(Path(path) if path else imported(given.model, kind), kind, given.threads)
 
         computed(work / names[-1], made, texts, None if kind == "exact" else work / "exact")

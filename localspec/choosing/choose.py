@@ -160,7 +160,7 @@ def _attempt(
     try:
         precisions = possible_precisions(model, precisions_of(settings, as_computed(device, model)))
         if not precisions:
-            raise only_packed(model.card.path)
+            raise _too_coarse(model, settings) if model.from_gguf else only_packed(model.card.path)
     except (UsageMistake, NotHere) as mistake:  # another device may still meet the settings
         return Attempt(refused=mistake)
     draft_device = device if settings.draft_device == "auto" else machine.device(settings.draft_device)
@@ -183,6 +183,17 @@ def _attempt(
         return found
     others = among(left_out)  # `run_plans` looked only at plain decoding; the named drafter may fit in these precisions
     return others if others.fitting else min(found, others, key=lambda attempt: attempt.smallest.bytes)
+
+
+LOST = {"nf4": 27, "int4": 0}  # per cent of perplexity (docs/figures/file-as-it-is.md)
+
+
+def _too_coarse(model: Model, settings: Settings) -> UsageMistake:
+    """Return the error for a packing on a GPU that the few bits of a GGUF file would be rounded to a second time."""
+    return UsageMistake(
+        f"--quantize {settings.quantize} would round the weights of {model.card.name} a second time, which costs "
+        f"SmolLM2-135M in Q4_1 {LOST[settings.quantize]} % of perplexity; give int8, none or auto."
+    )
 
 
 def _eligible(

@@ -23,7 +23,10 @@ app = typer.Typer()
 
 
 @app.command("import")
-@takes_settings("quantize", quantize="What answers: int8 or int4, which are packed, or auto, the file as it is.")
+@takes_settings(
+    "quantize",
+    quantize=("auto|int8|int4", "What answers: int8 or int4, which are packed, or auto, the file as it is."),
+)
 def import_file(
     *,
     file: Annotated[

@@ -63,10 +63,11 @@ def load_settings(flags: Mapping[str, Any]) -> Settings:
     return settings
 
 
-def takes_settings(*names: str, **helps: str) -> Callable[[Callable[..., T]], Callable[..., T]]:
+def takes_settings(*names: str, **helps: str | tuple[str, str]) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """Give a command the flags of these settings, in the place of its argument `settings`.
 
-    `helps` replaces the help of some of them. The command gets what `load_settings` returns.
+    `helps` replaces the help of some of them, or the values that it shows and the help. The command gets what
+    `load_settings` returns.
     """
 
     def decorate(command: Callable[..., T]) -> Callable[..., T]:
@@ -101,11 +102,12 @@ def _with_flags(
     return cast("Callable[..., T]", wrapped)
 
 
-def _flag(name: str, help: str) -> inspect.Parameter:  # noqa: A002
+def _flag(name: str, help: str | tuple[str, str]) -> inspect.Parameter:  # noqa: A002
     """Return the flag of a setting, which is None if it is not given. The settings check its value."""
     row, spelled = TABLE[name], f"--{name.replace('_', '-')}"
     values: Any = str | None
-    extra: dict[str, Any] = {"metavar": row.check.metavar}
+    shown, help = (row.check.metavar, help) if isinstance(help, str) else help  # noqa: A001
+    extra: dict[str, Any] = {"metavar": shown}
     if row.check in (checks.boolean, checks.thinking):
         values, spelled, extra = bool | None, f"{spelled}/--no-{spelled[2:]}", {}
     elif row.check is checks.texts:

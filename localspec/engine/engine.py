@@ -62,7 +62,7 @@ from localspec.errors import DoesNotFit, LocalspecError, first_line
 from localspec.events import TUNING, Done, Event, Prefill, Reporter
 from localspec.families.generation_config import GENERATION, LEFT_OUT
 from localspec.machine import compiled
-from localspec.machine.hardware import IdleCores, devices
+from localspec.machine.hardware import IdleCores
 from localspec.machine.machine import Device, this_machine, torch_trouble
 from localspec.machine.memory import give_back
 from localspec.models.drafter_kinds import kind_of
@@ -72,7 +72,7 @@ from localspec.models.model import model_of
 from localspec.models.registry import TargetCard
 from localspec.quantities import counted
 from localspec.store.store import Store
-from localspec.weights.checkpoint import inspect, is_packed, only_packed
+from localspec.weights.checkpoint import inspect
 
 LOOK = 1.0  # seconds in which other programs are looked at: in a moment anything looks busy
 
@@ -206,10 +206,9 @@ class Engine:
                 if smaller is None or not (unasked or isinstance(trouble, DoesNotFit)):
                     raise
                 notice(f"{trouble} It is tried once more with less: {smaller.reason}.")
-        if settings.device == "auto" and engine.choice.device == "cpu":  # nobody with a GPU is left there in silence
-            why = only_packed(card.path) if is_packed(card.path) and devices() != ["cpu"] else torch_trouble()
-            if why := why or engine.choice.idle:
-                notice(f"This runs on the CPU. {why}")
+        unasked = settings.device == "auto" and engine.choice.device == "cpu"
+        if unasked and (why := torch_trouble() or engine.choice.idle):  # nobody with a GPU is left there in silence
+            notice(f"This runs on the CPU. {why}")
         if (engine.choice.device, engine.choice.engine) == ("cpu", "torch"):
             notice(f"PyTorch computes with dense weights, slowly: {compiled.missing()}; install localspec again.")
         match engine.target.chat.prompt_loss():

@@ -23,7 +23,7 @@ from localspec.models.registry import TargetCard
 from localspec.models.tokenizer_trial import child_at_hand
 from localspec.paths import Paths
 from localspec.quantities import counted, size
-from localspec.weights.fingerprint import fingerprints
+from localspec.weights.fingerprint import changed_since_read, fingerprints
 from localspec.weights.packed_file import BLOCKS, Header, Origin, PackedFile, forms, read
 from localspec.weights.packed_files import (
     FILED,
@@ -147,6 +147,12 @@ def _register(
     if former and not same:
         reporter.notice(f"{file} was imported by a version that read its metadata in another way; it is read again.")
         _forget(former, paths)
+    if former:
+        for changed in changed_since_read(files, paths):
+            reporter.notice(
+                f"{changed} has changed since it was read whole, but not where samples are taken; `localspec verify "
+                f"{former.header.origin.name}` finds out whether its content has."
+            )
     if not (same and known):
         for sentence in [*model.notices(chat.added_marks()), *_rounding(header)]:
             reporter.notice(sentence)
@@ -256,7 +262,6 @@ def ready(name: str, settings: Settings, reporter: Reporter) -> TargetCard:
     file = Path(os.path.expanduser(name)) if name and "\0" not in name else None
     if file is None or name in registry.cards() or not is_gguf(file):
         return registry.resolve(name)
-    _need_cpu(settings)
     paths = Paths(home())
     known = import_of(file, paths)
     if known is None or not known.header.registered or known.header.missing:
@@ -270,27 +275,17 @@ def ready(name: str, settings: Settings, reporter: Reporter) -> TargetCard:
     return registry.resolve(name)
 
 
-def _need_cpu(settings: Settings) -> None:
-    """Raise UsageMistake where another device is asked for, LocalspecError where the CPU engine is missing."""
-    if missing := compiled.missing():
-        raise LocalspecError(f"A GGUF file serves the CPU engine alone, and {missing}.")
-    if settings.device not in ("auto", "cpu"):
-        raise UsageMistake(
-            f"A GGUF file serves the CPU engine alone, and {settings.shown('device')} is asked for; leave it out, or "
-            "fetch the model's own weights with `localspec pull`."
-        )
-
-
 def asked_packing(settings: Settings) -> str | None:
     """The packing that the settings name; None leaves it open.
 
-    Raises UsageMistake for what a GGUF file cannot be packed in, and what `_need_cpu` raises.
+    Raises UsageMistake for what a GGUF file cannot be packed in, LocalspecError if the library that packs is missing.
     """
-    _need_cpu(settings)
     asked: str = settings.dtype if settings.quantize == "auto" else settings.quantize  # as `run` understands them
     if asked not in ("auto", *FILED):
         raise UsageMistake(
             f"A GGUF file is packed in {' or '.join(FILED)}, and weights in {asked} are asked for; give --quantize "
             "with one of these, or leave it out."
         )
+    if asked != "auto" and (missing := compiled.missing()):
+        raise LocalspecError(f"A GGUF file is packed by the compiled library, and {missing}.")
     return None if asked == "auto" else asked

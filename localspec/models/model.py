@@ -41,8 +41,19 @@ class Model:
     temperature: float = 0.0
 
     def can_be(self, quantize: str, backend: str) -> bool:
-        """Return whether it can be loaded so on a `Device.backend`: what was packed is for a CPU, in its packings."""
-        return not self.packed or (backend in ("native", "cpu") and quantize in self.packed)
+        """Return whether it can be loaded so on a `Device.backend`.
+
+        Packed weights are for a CPU. Those of GGUF files become dense exactly, and on a GPU int8 as well. NF4 and int4
+        would round them a second time.
+        """
+        if not self.packed or backend in ("native", "cpu"):
+            return not self.packed or quantize in self.packed
+        return self.from_gguf and quantize in ("none", "int8")
+
+    @property
+    def from_gguf(self) -> bool:
+        """Return whether its weights are in GGUF files that are here."""
+        return "none" in self.packed
 
 
 def model_of(card: TargetCard) -> Model:

@@ -5,12 +5,14 @@ Each is read straight into memory of its own: mapped files would count as memory
 
 import ctypes
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from math import prod
 
 import torch
 
 from localspec.families.architecture import TransformerConfig, in_features, stored_shape, weight_map
+from localspec.machine.hardware import physical_cores
 from localspec.weights.stored import StoredTensor
 
 PIECE = 2**18  # numbers that are read at a time where they change their type or device
@@ -29,11 +31,15 @@ def read_stored(stored: StoredTensor, into: torch.Tensor) -> None:
     Raises LocalspecError where the file has changed since its header was read.
     """
     if (dtype := TYPES.get(stored.dtype)) is None:
-        columns = prod(stored.shape[1:])
-        of_rows, first = torch.split(into.view(-1), max(1, BLOCK_PIECE // columns) * columns), 0
-        for piece in of_rows:
+        columns, whole = prod(stored.shape[1:]), into.view(-1)
+        step = max(1, BLOCK_PIECE // columns) * columns
+
+        def fill(first: int) -> None:
+            piece = whole[first : first + step]
             piece.copy_(torch.from_numpy(stored.floats(first, len(piece))))
-            first += len(piece)
+
+        with ThreadPoolExecutor(physical_cores()) as pool:
+            list(pool.map(fill, range(0, len(whole), step)))
         return
     direct = into.device.type == "cpu" and into.dtype == dtype
     pieces, first = torch.split(into.view(-1), PIECE), 0

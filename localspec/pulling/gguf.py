@@ -81,7 +81,7 @@ def memory(part: Part, settings: Settings, machine: Machine) -> tuple[bool | Non
     The first is None if it may: what it needs for all else is known when the file is here.
     """
     others = ", ".join(device.name for device in machine.devices if device.type != "cpu")
-    instead = f"; it serves the CPU alone, and {others} the model's own weights" if others else ""
+    instead = f"; {others} computes it in bf16 or int8" if others else ""
     digits = re.search(r"\d+", part.source.gguf)
     bits = float(digits[0]) if digits else 32
     bits += 0 if bits > 8 else 0.5 if bits == 8 else 1.5  # at most: some parts of a file are in types of more bits

@@ -118,6 +118,14 @@ def look(
     return found
 
 
+def changed_since_read(files: Sequence[Path], paths: Paths) -> list[Path]:
+    """Return those files whose size, times or inode are not what they were when their SHA-256 was found."""
+    known, now = _remembered(paths), stamps(files)
+    return [
+        file for file in files if (before := known.get(os.path.realpath(file), ([],))[0]) and before != now[file.name]
+    ]
+
+
 def forget(files: Iterable[Path], fingerprints: Iterable[str], paths: Paths) -> None:
     """Forget what these files held, and what files with these fingerprints held."""
     gone, known = {*map(os.path.realpath, files), *fingerprints}, _remembered(paths)

@@ -438,6 +438,28 @@ def test_what_is_named_and_cannot_be_had_is_refused_in_a_sentence(settings, said
     assert str(caught.value).endswith(".") and "\n" not in str(caught.value)
 
 
+IN_BLOCKS = Model(
+    CARD, SEVEN, SEVEN.parameters, packed=("blocks", "int8", "int4", "none"), block_bytes=SEVEN.parameters * 6 // 10
+)
+
+
+def test_a_gguf_file_runs_on_a_gpu_where_it_fits_and_on_the_cpu_where_it_does_not() -> None:
+    large, small = machine(gpu(48)), machine(gpu(4))
+    chosen = [
+        choices(IN_BLOCKS, DrafterSpec("auto"), Settings(quantize=quantize), there)[0]
+        for quantize, there in (("none", large), ("auto", large), ("auto", small))
+    ]
+    assert [(one.device, one.quantize) for one in chosen] == [("cuda:0", "none"), ("cuda:0", "int8"), ("cpu", "blocks")]
+    assert chosen[2].idle.startswith("cuda:0 is not used: ") and not chosen[0].idle
+
+
+@each("packing, device", [("nf4", gpu(48)), ("int4", apple(48))])
+def test_a_packing_that_rounds_a_gguf_file_a_second_time_is_refused_on_a_gpu(packing, device) -> None:
+    settings = Settings(quantize=packing, device=device.name)
+    with pytest.raises(UsageMistake, match=f"--quantize {packing} {matching('round_weights_a_second_time')}"):
+        choices(IN_BLOCKS, DrafterSpec("auto"), settings, machine(device))
+
+
 def test_auto_takes_what_can_be_sampled_where_the_rule_asks_for_it() -> None:
     chosen = choose(resolve("demo"), Settings(accept="rejection", temperature=1.0), machine(cpu(64)))
     assert chosen.drafter in kinds(*WEIGHTS), "and not phrases, with which the rule would be refused"

@@ -125,6 +125,23 @@ def test_a_gguf_file_is_taken_as_it_is_where_it_fits_and_takes_its_own_bytes_and
     assert 1.4 < blocks.speed / one(found["int8"], "none", "int8").speed < 2
 
 
+@each("device, offered", [(gpu(48), ["none", "int8"]), (apple(48), ["none", "int8"]), (cpu(48), [])])
+def test_on_a_gpu_a_gguf_file_is_dense_or_in_int8_and_takes_what_such_a_model_takes(device, offered) -> None:
+    found = plans.possible_precisions(IN_BLOCKS, natural_precisions(plans.as_computed(device, IN_BLOCKS)))
+    assert [one.quantize for one in found if one.device.type != "cpu"] == offered
+    for precision in found if offered else []:
+        ours, same = (run_plans(one, [precision], NoMeasurements(), 16) for one in (IN_BLOCKS, model()))
+        assert [(plan.candidate.name, plan.bytes) for plan in ours] == [(one.candidate.name, one.bytes) for one in same]
+    assert IN_BLOCKS.from_gguf and not replace(IN_BLOCKS, packed=("int8", "int4")).from_gguf
+
+
+def test_torch_on_a_cpu_has_the_blocks_of_a_gguf_file_and_its_tables_dense() -> None:
+    device = plans.as_computed(cpu(48).as_torch_has_it(), IN_BLOCKS)
+    found = plans.possible_precisions(IN_BLOCKS, natural_precisions(device))
+    assert [one.quantize for one in found] == ["none", "blocks", "int8", "int4"]
+    assert plans.weight_bytes(IN_BLOCKS, found[1]) == IN_BLOCKS.block_bytes + 4 * (SEVEN.embedding + SEVEN.table)
+
+
 @each("packed", [("int8",), ("int4",), ("int8", "int4")])
 def test_of_a_packed_model_nothing_is_in_question_but_its_packings_on_the_cpu_engine(packed: tuple[str, ...]) -> None:
     alone = replace(model(), packed=packed)

@@ -19,10 +19,13 @@ from golden import wording
 from machines import Told, machine
 from transformers import LlamaConfig
 
+from localspec.cli.main import main
 from localspec.config import load
 from localspec.engine import importing
 from localspec.events import Reporter
+from localspec.machine import compiled
 from localspec.paths import Paths
+from localspec.weights import fingerprint
 from localspec.weights.fingerprint import file_fingerprint
 from localspec.weights.gguf_model import GgufModel
 from localspec.weights.packed_file import read
@@ -369,6 +372,49 @@ def test_drafts_change_no_token(tmp_path: Path, gguf: Path, drafter: str) -> Non
 
 
 @pytest.mark.slow
+def test_without_the_library_torch_computes_the_file(tmp_path: Path, gguf: Path, monkeypatch, capfd) -> None:
+    """As on a GPU, in another form of the same code."""
+    monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "stdin", None)
+    monkeypatch.setattr(compiled, "missing", lambda: "there is none")
+    found = []
+    for drafter in ("none", "phrases", "layers"):
+        words = ["run", "-m", str(gguf), "--drafter", drafter, "-n", "40", "--temp", "0", "--no-log", "--json"]
+        assert main([*words, "the cat sat on the mat and the cat"]) == 0
+        found.append(json.loads(capfd.readouterr().out))
+    assert {(one["engine"], one["device"], one["quantize"]) for one in found} == {("torch", "cpu", "none")}
+    assert len({tuple(one["token_ids"]) for one in found}) == 1
+    assert main(["import", str(gguf), "--quantize", "int8"]) == 1
+    assert wording("gguf_file_packed_by_library") in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_file_that_changed_where_nothing_is_sampled_is_said(tmp_path: Path, gguf: Path, monkeypatch, capfd) -> None:
+    monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path))
+    monkeypatch.setattr(fingerprint, "HEADER", 0)
+    monkeypatch.setattr(fingerprint, "SAMPLES", 2)
+    os.utime(gguf, (1, 1))
+    monkeypatch.setattr(fingerprint, "SETTLED", -1)
+
+    def said() -> str:
+        assert main(["import", str(gguf)]) == 0
+        return capfd.readouterr().err
+
+    sentence = wording("changed_since_it_was_read_whole")
+    assert sentence not in said()
+    assert main(["verify", "Tiny-Chat.Q8_0"]) == 0
+    assert sentence not in said()
+    with gguf.open("r+b") as stream:
+        stream.seek(gguf.stat().st_size // 2)
+        byte = stream.read(1)
+        stream.seek(-1, 1)
+        stream.write(bytes([byte[0] ^ 1]))
+    assert sentence in said()
+    assert main(["verify", "Tiny-Chat.Q8_0"]) == 1
+    assert sentence in said()
+
+
+@pytest.mark.slow
 def test_what_a_file_cannot_be_is_said(tmp_path: Path, gguf: Path, directory: Path) -> None:
     def refused(code: int, *arguments: str) -> str:
         result = called(tmp_path, *arguments)
@@ -384,7 +430,7 @@ def test_what_a_file_cannot_be_is_said(tmp_path: Path, gguf: Path, directory: Pa
     ):
         assert said in refused(2, "import", given)
     assert "localspec import" in refused(3, "show", gguf.name)
-    assert "cuda" in refused(2, "run", "-m", gguf.name, "--device", "cuda", "Hi")
+    assert "There is no device 'cuda' here" in refused(2, "run", "-m", gguf.name, "--device", "cuda", "Hi")
     assert "nf4" in refused(2, "import", gguf.name, "--quantize", "nf4")
     (tmp_path / "a.gguf").write_bytes(gguf.read_bytes()[:-1])
     assert "a.gguf" in refused(1, "import", "a.gguf")

@@ -10,7 +10,7 @@ import pytest
 from cli.hub_commands import at, blobs, home_with_cache
 from command import sentence
 from gguf_files import metadata_of, tensors_of, written
-from golden import matching, wording
+from golden import wording
 from hub_server import Hub, Repository, model_repository, served
 from machines import gpu, machine
 
@@ -18,7 +18,6 @@ from localspec import Done, Engine, Limits, Sampling
 from localspec.choosing.choose import choose
 from localspec.choosing.measure import NoMeasurements
 from localspec.config import Settings
-from localspec.errors import NotHere
 from localspec.models.registry import resolve
 from localspec.paths import Paths
 from localspec.weights.packed_files import packed_files
@@ -156,7 +155,7 @@ def test_where_something_else_would_be_kept_the_original_comes(home, hub, quanti
     assert result.returncode == 0 and fetched(hub) >= {"model.safetensors"} and "form:" not in result.stdout
 
 
-def test_on_a_gpu_the_original_comes_and_a_gguf_file_says_that_it_is_for_the_cpu(home, hub, monkeypatch):
+def test_on_a_gpu_the_original_comes_and_a_gguf_file_says_what_it_becomes_there(home, hub, monkeypatch):
     """On a machine with a card that is not there: only what a pull decides by it; so tiny a model has to be told."""
     for place in ("pulling.pull", "pulling.announced"):
         monkeypatch.setattr(f"localspec.{place}.this_machine", lambda: machine(gpu(24)))
@@ -167,17 +166,16 @@ def test_on_a_gpu_the_original_comes_and_a_gguf_file_says_that_it_is_for_the_cpu
     planned = at(home, hub, "pull", "mine", "--drafter", "none", "--yes", LOCALSPEC_DEVICE="cuda:0")
     assert planned.returncode == 0 and "model.safetensors" in fetched(hub) and "name-q8_0.gguf" not in fetched(hub)
     planned = at(home, hub, "pull", FORM, "--dry-run")
-    assert wording("serves_cpu_alone_cuda_0_model_s") in planned.stdout
+    assert wording("cuda_0_computes_in_bf16_or_int8") in planned.stdout
 
 
-def test_beside_a_gpu_what_was_packed_is_chosen_for_the_cpu_and_computes_there(home, hub, monkeypatch):
+def test_beside_a_gpu_the_file_may_be_computed_on_both_in_int8_as_it_was_asked_for(home, hub, monkeypatch):
     assert pull(home, hub).returncode == 0
     with patch.dict(os.environ, {"LOCALSPEC_HOME": str(home)}):
         card, there = resolve("mine"), machine(gpu(24))
-        choice = choose(card, Settings(), there)
+        on_gpu, choice = (choose(card, Settings(device=device), there) for device in ("cuda:0", "cpu"))
+        assert (on_gpu.device, on_gpu.engine, on_gpu.quantize) == ("cuda:0", "torch", "int8")
         assert (choice.device, choice.engine, choice.quantize) == ("cpu", "native", "int8")
-        with pytest.raises(NotHere, match=f"{matching('serves_the_cpu_engine')}.*--original"):
-            choose(card, Settings(device="cuda:0"), there)
         (reply,) = [
             one
             for one in Engine(choice).chat(

@@ -38,7 +38,10 @@ from localspec.models.tokenizer import Tokenizer
 from localspec.native.model import NativeModel
 from localspec.native.target import NativeTarget
 from localspec.native.threads import Threads
+from localspec.nn import packing as packing_names
 from localspec.nn import weights as torch_weights
+from localspec.nn.linear_bitsandbytes import LLMInt8Linear
+from localspec.nn.linear_mps import Int8WeightOnlyLinear
 from localspec.nn.target import Target
 from localspec.paths import Paths
 from localspec.weights import packed_file
@@ -266,6 +269,17 @@ def test_torch_has_every_weight_of_the_file_and_computes_what_the_library_does(
 def test_in_torch_drafts_that_are_partly_wrong_change_no_token(directory, tmp_path, paths, family):
     file = mixed(tmp_path / "tiny.gguf", directory(family), ffn_down="Q6_K", token_embd="Q8_0")
     drafts_change_no_token(Target.load(registered(file, paths).path))
+
+
+@each("kind", [LLMInt8Linear, Int8WeightOnlyLinear])
+def test_on_a_gpu_int8_is_near_the_numbers_of_the_file(directory, tmp_path, paths, kind, monkeypatch):
+    monkeypatch.setitem(packing_names._CLASSES, ("int8", "cpu"), kind)
+    path, tokens = registered(mixed(tmp_path / "tiny.gguf", directory("qwen2")), paths).path, torch.arange(1, 40)
+    mask = torch.ones(39, 39, dtype=torch.bool).tril()
+    dense, ours = (Target.load(path, quantize=quantize) for quantize in ("none", "int8"))
+    right, found = (one.forward_tensors(tokens, torch.arange(39), mask).logits for one in (dense, ours))
+    assert isinstance(ours.transformer.layers[0].qkv_proj, kind) and 2 * ours.nbytes < dense.nbytes
+    assert 0 < float((found - right).norm() / right.norm()) < 0.02
 
 
 def test_what_is_here_only_packed_has_shapes_in_torch_and_no_weights(directory, tmp_path, paths):
