@@ -72,6 +72,11 @@ class Paths:
         return self.data_dir / "drafters"
 
     @property
+    def answers(self) -> Path:
+        """What models answered to the prompts that ship, and said of it, for drafters to learn from."""
+        return self.data_dir / "answers"
+
+    @property
     def pulled(self) -> Path:
         return self.data_dir / "pulled"
 

@@ -171,8 +171,11 @@ def run_rows(
     progress: Callable[[str], None],
     timer: RowTimer | None = None,
     before_turn: Callable[[], None] = lambda: None,
+    until: Callable[[int], bool] = lambda turns: False,
 ) -> list[list[Statistics]]:
     """Return the replies of each row to all prompts, `repeat` times; `sampling` is by row.
+
+    No further turn begins once `until`, called with the number of those that are over, returns true.
 
     Each reply comes from a new engine, because text learned in one reply would make the next one faster. After each
     turn the `timer` measures what rows cost. `before_turn` runs before each turn.
@@ -188,6 +191,8 @@ def run_rows(
         seconds = each * (len(engines) * turns - number)
         progress(f"prompt {turn + 1} of {turns}, {left_words(seconds)}")
         if number % len(engines) == 0:
+            if until(turn):
+                break
             before_turn()
         replies[row].append(_reply(engines[row](), prompts[turn % len(prompts)], sampling[row], limits))
         if timer and all(len(own) == turn + 1 for own in replies):

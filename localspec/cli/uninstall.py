@@ -191,6 +191,7 @@ def places_of(paths: Paths) -> dict[Path, list[Place]]:
                 Place(paths.former_names, "former names of models"),
                 Place(paths.imports, "models from GGUF files, and others that are here only packed", names=_PACKED),
                 Place(paths.drafters, "trained drafters"),
+                Place(paths.answers, "answers of models, which drafters learn from"),
                 Place(paths.pulled, "records of what was fetched"),
             ],
         ),

@@ -1,7 +1,7 @@
 """Medusa (Cai et al. 2024): K heads on the target's last hidden state, each for one token further ahead.
 
 The heads read the state that predicted the root; head k predicts the token k positions after the root, independently of
-the tokens between.
+the tokens between. Ours read the root, too, which is known when they draft (as in Hydra, Ankner et al. 2024).
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,9 +19,19 @@ from localspec.errors import UsageMistake
 from localspec.models.drafter_cards import RANKS
 from localspec.models.stored_names import MOST_RANK
 
-JOINT = ("rank", "alpha", "dropout", "lm_head", "balance", "schedule", "warmup")  # options that only joint training has
+JOINT = (
+    "rank",
+    "alpha",
+    "dropout",
+    "lm_head",
+    "balance",
+    "schedule",
+    "warmup",
+    "rate",
+)  # options that only joint training has
 SCHEDULES = ("sine", "constant")
 SOFT_BALANCE, TEXT_BALANCE = 0.01, 0.2  # λ₀ by labels
+ADAPTERS_RATE = 0.25  # the learning rate of the target's adapters, as a share of the heads' (§4.0.1)
 TREES = ("confident", "static", "dense", "chain")
 UNMEASURED = [0.5 ** (rank + 1) for rank in range(RANKS)]  # accuracies by rank, where none were measured
 
@@ -35,9 +45,11 @@ class MedusaOptions:
     products of each head's first candidates, §3.1.2: "dense"), or is a chain. `decay` is λ:
     the loss of head k is weighted by λᵏ. `joint` is Medusa-2 (§3.2.2), which changes the target: adapters of this rank
     and alpha on all its layers and, with `lm_head`, on its head, a share `dropout` of whose inputs is zero, are trained
-    with the heads, after the heads alone for the share `warmup` of the training. The heads' loss is then weighted by
-    `balance` (λ₀: 0.01 with the target's distribution as the label; with the text, 0.2 where nothing else is given),
-    which by `schedule` rises as a "sine" from nothing or is "constant". Raises UsageMistake for impossible values.
+    with the heads, after the heads alone for the share `warmup` of the training, at `rate` times their learning rate.
+    What the heads' loss asks of the target is then weighted by `balance` (λ₀; 0 stands for 0.01 with the target's
+    distribution as the label, and 0.2 with the text), which by `schedule` rises as a "sine" from nothing or is
+    "constant". With `linear` the first block reads the root's embedding beside the state, and what it adds to is a
+    matrix of both, which least squares give before training begins. Raises UsageMistake for impossible values.
     """
 
     heads: int = 4
@@ -50,10 +62,12 @@ class MedusaOptions:
     alpha: float = 16.0
     dropout: float = 0.05
     lm_head: bool = True
-    balance: float = SOFT_BALANCE
+    balance: float = 0.0
     schedule: str = "sine"
     warmup: float = 0.25
     private_rank: int = 32
+    rate: float = ADAPTERS_RATE
+    linear: bool = True
 
     def __post_init__(self) -> None:
         for name, fine, hint in (
@@ -65,7 +79,8 @@ class MedusaOptions:
             ("rank", 1 <= self.rank <= MOST_RANK, f"1 to {MOST_RANK}"),
             ("alpha", 0 < self.alpha < float("inf"), "above 0"),
             ("dropout", 0 <= self.dropout < 1, "0 or more and below 1"),
-            ("balance", 0 < self.balance < float("inf"), "above 0"),
+            ("balance", 0 <= self.balance < float("inf"), "0 or more"),
+            ("rate", 0 < self.rate <= 1, "above 0 and at most 1"),
             ("schedule", self.schedule in SCHEDULES, f"one of {', '.join(SCHEDULES)}"),
             ("warmup", 0 <= self.warmup < 1, "0 or more and below 1"),
         ):
@@ -84,12 +99,13 @@ class Drafter(ParallelDrafter):
 
     From the target's state h [hidden_size] that predicted the root, head k makes logits [vocab_size] of the token k
     positions after it; there may be several such blocks, one after another. W_k is the head's own, or the target's W
-    and a change of low rank, W + U_k D_k.
+    and a change of low rank, W + U_k D_k. With `linear` the first block is A_k [h; e] + SiLU(V_k [h; e] + b_k), of the
+    state and the root's embedding, either divided by the root of its mean square.
     """
 
     kind = "medusa"
     Options = MedusaOptions
-    BEFORE: ClassVar[Mapping[str, Any]] = {"private_rank": 0}
+    BEFORE: ClassVar[Mapping[str, Any]] = {"private_rank": 0, "linear": False}
     options: MedusaOptions
 
     def __init__(self, target: DraftableModel[Any], options: MedusaOptions, tensors: Mapping[str, Array]) -> None:
@@ -98,6 +114,7 @@ class Drafter(ParallelDrafter):
             self.compute.linears(tensors[f"blocks.{index}.weight"], tensors[f"blocks.{index}.bias"], silu=True)
             for index in range(options.layers)
         ]
+        self._path = self.compute.linears(tensors["path.weight"], tensors["path.bias"]) if options.linear else None
         self._linears = self.compute.linears(tensors["linears"]) if options.private else None
         self._own: tuple[Linear, ...] = ()
         if options.rank_of_own:
@@ -112,8 +129,12 @@ class Drafter(ParallelDrafter):
         if rank := options.rank_of_own:
             specs["own.down"] = TensorSpec((heads, rank, sizes.hidden_size))
             specs["own.up"] = TensorSpec((heads, sizes.vocab_size, rank))
+        if options.linear:
+            specs["path.weight"] = TensorSpec((heads, sizes.hidden_size, 2 * sizes.hidden_size))
+            specs["path.bias"] = TensorSpec((heads, sizes.hidden_size))
         for index in range(options.layers):
-            specs[f"blocks.{index}.weight"] = TensorSpec((heads, sizes.hidden_size, sizes.hidden_size))
+            read = 2 * sizes.hidden_size if options.linear and not index else sizes.hidden_size
+            specs[f"blocks.{index}.weight"] = TensorSpec((heads, sizes.hidden_size, read))
             specs[f"blocks.{index}.bias"] = TensorSpec((heads, sizes.hidden_size))
         return specs
 
@@ -125,8 +146,8 @@ class Drafter(ParallelDrafter):
     @property
     def nbytes(self) -> int:
         """Bytes of the heads."""
-        linears = [self._linears] if self._linears else []
-        return sum(layer.nbytes for layer in (*self._blocks, *linears, *self._own))
+        given = (layer for layer in (self._path, self._linears) if layer is not None)
+        return sum(layer.nbytes for layer in (*self._blocks, *given, *self._own))
 
     def observe(self, step: Step) -> None:
         """Calibrates the last draft; keeps the state that predicted the new root, which is that of the last row."""
@@ -142,16 +163,20 @@ class Drafter(ParallelDrafter):
         """Returns the tree of all heads, computed at once; heads that no node would be left for are not computed."""
         if self._state is None or not context.nodes:
             return DraftTree((context.root,), (-1,))
-        logits = self._logits(self._state, min(context.nodes, self.depth))
+        logits = self._logits(self._state, context.root, min(context.nodes, self.depth))
         if self.options.tree in ("static", "dense") and context.sampling.rule != "rejection":
             return self._static(context, logits)
         return self.build_tree(context, logits, 1 if self.options.tree == "chain" else RANKS)
 
-    def _logits(self, state: Rows, heads: int) -> Logits:
-        """Returns the first heads' logits [heads, vocab_size] of one state [1, hidden_size]."""
+    def _logits(self, state: Rows, root: int, heads: int) -> Logits:
+        """Returns the first heads' logits [heads, vocab_size] of one state [1, hidden_size] and the root after it."""
+        if self._path is not None:
+            read = (self.compute.rms_norm(part) for part in (state, self.compute.target.embed([root])))
+            state = self.compute.concat([*read], 1)
         x = self.compute.repeated(state, heads)
         for block in self._blocks:
-            x = x + block(x)
+            given = x if block is not self._blocks[0] or self._path is None else self._path(x)
+            x = given + block(x)
         logits = self.compute.target.head(x) if self._linears is None else self._linears(x)
         if self._own:
             down, up = self._own

@@ -171,6 +171,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "ls_cache_keep": (c_int, [c_void_p, c_void_p, c_int]),
     "ls_cache_truncate": (c_int, [c_void_p, c_int]),
     "ls_forward": (c_int, [c_void_p, c_void_p, c_void_p, POINTER(Request)]),
+    "ls_forward_each": (c_int, [c_void_p, c_void_p, c_void_p, POINTER(Request)]),
     "ls_embed": (c_int, [c_void_p, c_int, c_void_p, c_void_p]),
     "ls_head": (c_int, [c_void_p, c_void_p, c_int, c_void_p, c_void_p, c_void_p]),
     "ls_pick": (c_int, [c_void_p, c_int, POINTER(Sampling), c_int64, c_void_p, POINTER(c_int32)]),

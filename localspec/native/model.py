@@ -39,6 +39,7 @@ Floats = npt.NDArray[np.float32]
 # A PackedMatrix or a BlockStack for each linear layer; arrays for norms and biases; one or the other for tables.
 Weights = Mapping[str, Any]
 LINEARS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+MOST_TEXTS = 32  # that are read at once
 _NO_WINDOW, _MOST_POSITIONS = 0, 2**31  # a window that no text reaches the end of is none
 
 
@@ -230,6 +231,24 @@ class NativeModel:
         if self.short is not None:
             return self.short.logits(logits, argmax.tolist()), hidden, states
         return NativeLogits(logits, argmax.tolist()), hidden, states
+
+    def forward_each(self, tokens: Sequence[int], caches: Sequence[NativeCache]) -> tuple[NativeLogits, Floats]:
+        """Reads one token behind each cache, and returns a row of logits and of states for each.
+
+        A row is as it would be by itself. Raises LocalspecError for recurrent layers and more than `MOST_TEXTS`.
+        """
+        count, ids = len(tokens), int32(tokens)
+        for cache in caches:
+            cache.reserve(cache.length + 1)
+        logits, argmax = np.empty((count, self.sizes.vocab_size), np.float32), np.empty(count, np.int32)
+        hidden = np.empty((count, self.sizes.hidden_size), np.float32)
+        request = Request(
+            rows=count, tokens=ids.ctypes.data, logits=logits.ctypes.data, argmax=argmax.ctypes.data,
+            hidden=hidden.ctypes.data,
+        )  # fmt: skip
+        handles = (ctypes.c_void_p * count)(*(cache.handle for cache in caches))
+        check(self._library.ls_forward_each(self.handle, handles, self.threads.handle, request))
+        return NativeLogits(logits, argmax.tolist()), hidden
 
     def states(
         self,

@@ -5,6 +5,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from localspec.decoding.forward import ForwardOutput
 from localspec.decoding.numpy_logits import NumpyHidden
 from localspec.decoding.tree import DraftTree
@@ -19,6 +21,7 @@ from localspec.models.messages import Message
 from localspec.models.tokenizer import Tokenizer
 from localspec.native.cache import NativeCache, cache_format
 from localspec.native.compute import NativeCompute
+from localspec.native.logits import NativeLogits
 from localspec.native.model import NativeModel
 from localspec.native.short_head import ShortHead
 from localspec.native.threads import Threads
@@ -97,6 +100,18 @@ class NativeTarget:
         parents = None if isinstance(tree.parents, range) else tree.parents  # None is a chain
         logits, hidden, states = self.model.forward(tree.tokens, parents, cache, tree.size - 1 if last else 0, inner)
         return ForwardOutput(logits, NumpyHidden(hidden), None if states is None else NumpyHidden(states))
+
+    def forward_each(self, tokens: Sequence[int], caches: Sequence[NativeCache]) -> ForwardOutput:
+        """Reads one token behind each cache, `MOST_TEXTS` at most; each row is as it would be by itself.
+
+        Recurrent layers read one text after the other. Raises LocalspecError for ids that the model does not have.
+        """
+        if self.branches:
+            logits, hidden = self.model.forward_each(tokens, caches)
+            return ForwardOutput(logits, NumpyHidden(hidden))
+        rows = [self.model.forward([token], None, cache) for token, cache in zip(tokens, caches, strict=True)]
+        logits = NativeLogits(np.concatenate([row[0].rows for row in rows]))
+        return ForwardOutput(logits, NumpyHidden(np.concatenate([row[1] for row in rows])))
 
     def aligned(self, tree: DraftTree, start: int) -> DraftTree:
         """Returns the whole tree: a row's result never depends on the rows beside it. Recurrent layers read a chain."""

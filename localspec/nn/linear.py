@@ -157,11 +157,15 @@ class _StraightThrough(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """A weight [out, in] that something else packed into `nbytes` bytes; `unpack` gives the numbers in fp32."""
+    """A weight [out, in] that something else packed into `nbytes` bytes; `unpack` gives the numbers in fp32.
+
+    `rows` gives some rows alone, for weights whose rows lie in their own order.
+    """
 
     shape: torch.Size
     nbytes: int
     unpack: Callable[[], npt.NDArray[np.float32]]
+    rows: Callable[[Sequence[int]], npt.NDArray[np.float32]]
 
 
 class PackedLinear(QuantizedLinear):
@@ -181,7 +185,7 @@ class PackedLinear(QuantizedLinear):
         return F.linear(x, self.weight, self.bias)
 
     def rows(self, channels: torch.Tensor) -> "Linear | QuantizedLinear":
-        return Linear(self.weight[channels])
+        return Linear(torch.from_numpy(self.packed.rows(channels.tolist())))
 
     @property
     def weight(self) -> torch.Tensor:

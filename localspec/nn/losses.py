@@ -42,10 +42,30 @@ class Guess:
     labels: torch.Tensor
 
 
+@dataclass(frozen=True)
+class Likeliest:
+    """The target's likeliest tokens in the place of its whole distribution: ids and their chances, [n, tokens] each.
+
+    The likeliest comes first. Chances are those among all tokens, so that they sum to less than 1.
+    """
+
+    ids: torch.Tensor
+    chances: torch.Tensor
+
+    def __getitem__(self, rows: torch.Tensor) -> "Likeliest":
+        return Likeliest(self.ids[rows], self.chances[rows])
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+Labels = torch.Tensor | Likeliest
+
+
 def cross_entropy(
     states: torch.Tensor,
     head: Head,
-    labels: torch.Tensor,
+    labels: Labels,
     teacher: Head | None = None,
     kept: torch.Tensor | None = None,
 ) -> DepthLoss:
@@ -59,18 +79,19 @@ def cross_entropy(
 
 
 def cross_entropies(
-    guesses: Sequence[Guess], labels: torch.Tensor, teacher: Head | None = None, kept: torch.Tensor | None = None
+    guesses: Sequence[Guess], labels: Labels, teacher: Head | None = None, kept: torch.Tensor | None = None
 ) -> list[DepthLoss]:
     """Compares what was guessed at several depths with the same labels: the teacher's logits are made once for all.
 
     Labels are token ids [n], or the target's own states [n, hidden_size]. Then `teacher` is the target's head, its
-    whole distribution is the label, and ranks are those of its likeliest token. `kept` are the ids of a truncated
+    whole distribution is the label, and ranks are those of its likeliest token; of `Likeliest` tokens both are as if
+    there were no others. `kept` are the ids of a truncated
     vocabulary, in the order of the head's rows: the rest of the label's distribution is left out, and a label that is
     not among them teaches nothing and is never hit.
     """
     orders = [guess.labels.argsort() for guess in guesses]
     guesses = [_sorted(guess, order) for guess, order in zip(guesses, orders, strict=True)]
-    device = labels.device
+    device = guesses[0].states.device
     used = torch.unique(torch.cat([guess.labels for guess in guesses]))
     vocabulary = max(guess.head(guess.states[:0]).shape[-1] for guess in guesses)
     losses = [guess.states.new_zeros((), dtype=torch.float32) for guess in guesses]
@@ -112,11 +133,14 @@ def _rows(guess: Guess, rows: slice, about: torch.Tensor) -> Guess:
 
 
 def _piece(
-    guesses: Sequence[Guess], labels: torch.Tensor, teacher: Head | None, kept: torch.Tensor | None
+    guesses: Sequence[Guess], labels: Labels, teacher: Head | None, kept: torch.Tensor | None
 ) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     """The loss, the hits and what was right first of each guess about a few labels."""
-    chances: torch.Tensor | None = None
-    if teacher is not None:
+    chances: Labels | None = None
+    if isinstance(labels, Likeliest):
+        chances = Likeliest(labels.ids if kept is None else _head_rows(labels.ids, kept), labels.chances)
+        labels = labels.ids[:, 0]
+    elif teacher is not None:
         with torch.no_grad():
             logits = teacher(labels).float()
             labels = logits.argmax(-1)
@@ -125,7 +149,7 @@ def _piece(
 
 
 def _part(
-    guess: Guess, labels: torch.Tensor, chances: torch.Tensor | None, kept: torch.Tensor | None
+    guess: Guess, labels: torch.Tensor, chances: Labels | None, kept: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     logits = guess.head(guess.states).float()
     if len(guess.labels) < len(labels):  # else they are about all of them, and nothing is copied
@@ -133,6 +157,10 @@ def _part(
     rows = labels if kept is None else _head_rows(labels, kept)
     if chances is None:
         loss = F.cross_entropy(logits, rows, ignore_index=ABSENT, reduction="sum")
+    elif isinstance(chances, Likeliest):
+        there = chances.chances * (chances.ids != ABSENT)
+        own = logits.gather(1, chances.ids.clamp_min(0))
+        loss = (there.sum(-1) * logits.logsumexp(-1) - (there * own).sum(-1)).sum()
     else:
         loss = -(chances * logits.log_softmax(-1)).sum()
     with torch.no_grad():
@@ -144,8 +172,8 @@ def _part(
 
 
 def _head_rows(labels: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-    """Returns the places of labels in a truncated vocabulary, [rows]; `ABSENT` for those that are not in it."""
-    most = torch.cat([kept, labels]).max()
+    """Returns the places of labels in a truncated vocabulary; `ABSENT` for those that are not in it."""
+    most = torch.cat([kept, labels.flatten()]).max()
     places = torch.full((1 + int(most),), ABSENT, device=kept.device)
     places[kept] = torch.arange(len(kept), device=kept.device)
     return places[labels]

@@ -1,12 +1,12 @@
-"""Who lets a target answer prompts: transformers, many at once, or our engine, one after the other.
+"""Who lets a target answer prompts: transformers or our CPU engine, many at once, or torch, one after the other.
 
-On a GPU only throughput matters, which batches have. Our CPU engine has none, and needs none as much: it computes with
-packed weights, where a batch needs dense ones, and speculates, which changes no token.
+Only throughput matters here, which batches have: eight rows cost a CPU about as much as two. Rows of one forward lie in
+caches of different texts, and each says what it would say by itself.
 """
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -15,26 +15,38 @@ from localspec.choosing.choose import choose
 from localspec.choosing.measure import MeasurementCache, Measurements
 from localspec.config import Settings
 from localspec.decoding.sampling import Limits, Sampling
+from localspec.decoding.tree import DraftTree
 from localspec.engine.engine import Engine
+from localspec.engine.loading import load_target
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake, out_of_memory
 from localspec.events import Done, Reporter
 from localspec.machine.machine import this_machine
 from localspec.machine.memory import free_memory
 from localspec.models.messages import Message
 from localspec.models.registry import TargetCard
+from localspec.native.cache import NativeCache
+from localspec.native.target import NativeTarget
+from localspec.repetition import until_it_goes_round
 from localspec.store.store import Store
 from localspec.weights.checkpoint import is_packed, revision
 
 BATCH = 16  # prompts at once, where nothing else was asked for
+TEXTS = 8  # at once on a CPU
+CHUNK = 256  # tokens of a prompt that are read at once
+LOOKED = 32  # tokens after which a reply is looked at, whether it goes round
 
 
 @dataclass(frozen=True)
 class Way:
-    """How replies are to be written: at most `max_tokens` long; temperature 0 is greedy."""
+    """How replies are to be written: at most `max_tokens` long; temperature 0 is greedy.
+
+    With `cut` they end where they go round, which teaches nothing.
+    """
 
     max_tokens: int
     temperature: float = 0.0
     seed: int = 0
+    cut: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,10 +88,15 @@ def answerer(
     choice = answering_choice(card, settings, batch, store, reporter)
     if can_batch(choice):
         return Batched(choice, batch or BATCH)
+    if choice.engine == "native" and batch is None:
+        return Native(choice, reporter)
     if batch is not None:
         raise UsageMistake(
             f"--batch {batch} has no effect in {choice} on {choice.device}, where prompts are answered one "
             "after the other; leave it out."
+            if choice.engine != "native"
+            else f"--batch {batch} has no effect in {choice} on {choice.device}, where {TEXTS} prompts are answered at "
+            "once; leave it out."
         )
     return OneByOne(Engine(choice, store=store, phrases="off", reporter=reporter))
 
@@ -91,12 +108,17 @@ def answering_choice(
     own = replace(settings, drafter="auto", draft_max="auto", accept="exact", exact=False, context=None)
     plain = replace(own, drafter="none")
     known = Measurements(MeasurementCache(store, reporter))
-    choice = choose(card, own, measurements=known)
-    if can_batch(choice):
-        return choose(card, plain, measurements=known)
+    choice = choose(card, plain, measurements=known)
+    if not can_batch(choice) and choice.engine != "native":
+        return choose(card, own, measurements=known)
     if batch is not None and choice.engine == "native" and settings.quantize in ("auto", "none"):
         return choose(card, replace(plain, device="cpu", quantize="none"), this_machine().as_torch_has_it(), known)
     return choice
+
+
+def at_once(choice: Choice) -> int:
+    """Returns how many tokens are answered in the time of about one, by what was measured of both."""
+    return BATCH if can_batch(choice) else TEXTS // 2 if choice.engine == "native" else 1
 
 
 def can_batch(choice: Choice) -> bool:
@@ -105,8 +127,84 @@ def can_batch(choice: Choice) -> bool:
     return own and (choice.quantize == "none" or choice.device.startswith("cuda"))
 
 
+class Native:
+    """Our CPU engine, several conversations at once, each row of a forward in a cache of another one."""
+
+    at_once = TEXTS
+
+    def __init__(self, choice: Choice, reporter: Reporter) -> None:
+        target = load_target(choice, reporter)
+        assert isinstance(target, NativeTarget)
+        self._target, self.model = target, _identity(choice)
+
+    @property
+    def context(self) -> int:
+        return self._target.context
+
+    def encode(self, messages: Sequence[Message]) -> list[int]:
+        return self._target.encode(messages)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self._target.decode(tokens)
+
+    def answer(self, conversations: Sequence[Sequence[Message]], way: Way, draw: str) -> list[Reply]:
+        sampling = Sampling(temperature=way.temperature, seed=_number(way, draw))
+        texts = [self._begun(self.encode(messages), way, sampling) for messages in conversations]
+        while under_way := [text for text in texts if text.goes_on]:
+            tokens, caches = [text.tokens[-1] for text in under_way], [text.cache for text in under_way]
+            picks = self._target.forward_each(tokens, caches).logits.picks([one.length + 1 for one in caches], sampling)
+            for row, text in enumerate(under_way):
+                text.cache.keep([0])
+                text.take(picks[row])
+        return [text.reply for text in texts]
+
+    def _begun(self, prompt: Sequence[int], way: Way, sampling: Sampling) -> "_Text":
+        """Returns a text whose prompt was read, and the first token of its reply picked."""
+        cache = self._target.cache(len(prompt) + way.max_tokens)
+        for start in range(0, len(prompt), CHUNK):
+            part = prompt[start : start + CHUNK]
+            output = self._target.forward(DraftTree.chain(part), cache, last=True)
+            cache.keep(range(len(part)))
+        text = _Text(cache, way, self._target.stop_tokens)
+        text.take(output.logits.picks([cache.length], sampling)[0])
+        return text
+
+
+@dataclass
+class _Text:
+    """A conversation under way: the cache of what was read, and the `tokens` of its reply, the last one unread."""
+
+    cache: NativeCache
+    way: Way
+    ends: Collection[int]
+    tokens: list[int] = field(default_factory=list)
+    goes_on: bool = True
+    finished: bool = False
+
+    def take(self, token: int) -> None:
+        """Takes the token that was picked next, unless it is an end mark."""
+        if token in self.ends:
+            self.goes_on, self.finished = False, True
+            return
+        self.tokens.append(token)
+        self.goes_on = len(self.tokens) < self.way.max_tokens
+        if self.way.cut and len(self.tokens) % LOOKED == 0 and until_it_goes_round(self.tokens) < len(self.tokens):
+            self.goes_on = False
+
+    @property
+    def reply(self) -> Reply:
+        return cut_reply(Reply(self.tokens, self.finished), self.way)
+
+
+def cut_reply(reply: Reply, way: Way) -> Reply:
+    """Returns a reply up to where it goes round, if that was asked for."""
+    if not way.cut or (end := until_it_goes_round(reply.tokens)) == len(reply.tokens):
+        return reply
+    return Reply(reply.tokens[:end], False)
+
+
 class OneByOne:
-    """Our engine, with whatever drafts there; it keeps no phrases."""
+    """Torch with packed weights, with whatever drafts there; it keeps no phrases."""
 
     at_once = 1
 
@@ -126,12 +224,12 @@ class OneByOne:
 
     def answer(self, conversations: Sequence[Sequence[Message]], way: Way, draw: str) -> list[Reply]:
         sampling = Sampling(temperature=way.temperature, seed=_number(way, draw))
-        return [self._answer(messages, sampling, Limits(way.max_tokens)) for messages in conversations]
+        return [self._answer(messages, sampling, way) for messages in conversations]
 
-    def _answer(self, messages: Sequence[Message], sampling: Sampling, limits: Limits) -> Reply:
-        *_, done = self._engine.chat(messages, sampling, limits)
+    def _answer(self, messages: Sequence[Message], sampling: Sampling, way: Way) -> Reply:
+        *_, done = self._engine.chat(messages, sampling, Limits(way.max_tokens))
         assert isinstance(done, Done)
-        return Reply(done.statistics.token_ids, done.reason == "stop")
+        return cut_reply(Reply(done.statistics.token_ids, done.reason == "stop"), way)
 
 
 class Batched:
@@ -180,7 +278,7 @@ class Batched:
             raise DoesNotFit(
                 f"{len(prompts)} prompts at once do not fit in the memory of {device}; give a smaller --batch."
             ) from error
-        return [self._ended(reply) for reply in found[:, longest:].tolist()]
+        return [cut_reply(self._ended(reply), way) for reply in found[:, longest:].tolist()]
 
     def _ended(self, reply: list[int]) -> Reply:
         """A reply without its end mark, and the padding after it."""

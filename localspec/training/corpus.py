@@ -5,7 +5,7 @@ drafter sees what it sees in use, a text from its beginning.
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,7 +15,8 @@ from localspec.errors import LocalspecError, UsageMistake
 from localspec.nn.target import Target
 from localspec.training.examples import Example
 
-HELD_OUT = 0.02  # of the examples: they are never trained on; at least one
+HELD_OUT, LEAST_HELD_OUT = 0.02, 16  # of the examples, and so many at least: they are never trained on
+MOST_HELD_OUT = 0.25  # of few examples
 MEASURED = 16384  # tokens of held-out text that are measured
 BLOCK = 1024  # examples that are shuffled into batches together
 SHORTEST = 8  # tokens of a row: in fewer there is nothing to predict
@@ -46,17 +47,20 @@ class Cursor:
 class Corpus:
     """The examples to train on, and those held out to measure with. Raises UsageMistake where there is too little text.
 
-    Rows have at most `length` tokens, and a batch `batch` tokens, padding included.
+    Rows have at most `length` tokens, and a batch `batch` tokens, padding included. Of those to train on no batch has
+    what is not `usable`.
     """
 
     def __init__(self, target: Target, examples: Sequence[Example], length: int, batch: int, seed: int) -> None:
         self._target, self.length, self._batch, self._seed = target, length, batch, seed
+        self.usable: Callable[[Row], bool] = lambda row: True
         self.refused: set[bytes] = set()  # digests of what the model's template or tokenizer refuses
         # By digest, so that a text that occurs twice is on one side only.
         by_digest = {example.digest: example for example in examples}
         digests = sorted(by_digest)
         limit = int(HELD_OUT * 2**32).to_bytes(4, "big")
-        apart = {digest for digest in digests if digest < limit} or {*digests[:1]}
+        least = max(1, min(LEAST_HELD_OUT, int(MOST_HELD_OUT * len(digests))))
+        apart = {digest for digest in digests if digest < limit} | {*digests[:least]}
         held_out = [by_digest[digest] for digest in digests if digest in apart]
         self.held_out = self._first_rows(held_out, MEASURED)
         self.examples = [example for example in examples if example.digest not in apart]
@@ -82,6 +86,19 @@ class Corpus:
             number, skip = number + 1, 0
             if number == self.blocks:
                 epoch, number = epoch + 1, 0
+
+    def one_pass(self) -> Iterator[list[Row]]:
+        """Yields the batches of the first pass."""
+        for rows, following, _ in self.batches(Cursor()):
+            yield rows
+            if following.epoch:
+                return
+
+    def rows(self) -> Iterator[Row]:
+        """Yields all rows that are measured with or trained on, in the order of the first pass."""
+        yield from self.held_out
+        for rows in self.one_pass():
+            yield from rows
 
     def _block(self, epoch: int, number: int) -> list[list[Row]]:
         """Returns the batches of one block, each with at most the tokens of a batch, padding included."""
@@ -134,7 +151,7 @@ class Corpus:
         except LocalspecError:
             self.refused.add(example.digest)
             return []
-        rows = [row for row in found if len(row.tokens) >= SHORTEST and row.worth]
+        rows = [row for row in found if len(row.tokens) >= SHORTEST and row.worth and self.usable(row)]
         vocabulary = self._target.transformer.config.vocab_size
         if any(max(row.tokens) >= vocabulary for row in rows):
             raise LocalspecError(

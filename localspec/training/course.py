@@ -6,7 +6,10 @@ of which course it came and, once that is known, what the bench found.
 """
 
 import gc
+import hashlib
+import json
 import os
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,26 +19,31 @@ from typing import Any, Literal
 
 from localspec.bench.prompts import Prompt
 from localspec.config import Settings
+from localspec.environment import home
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Reporter
 from localspec.models import registry
 from localspec.models.messages import Message
 from localspec.nn.packing import DTYPES
-from localspec.paths import private_directory
+from localspec.paths import Paths, private_directory
 from localspec.store.store import Store
 from localspec.training import checkpoint, estimate
-from localspec.training.answering import BATCH, Answerer, Way, answerer, answering_choice, can_batch
+from localspec.training.answering import Answerer, Way, answerer, answering_choice, at_once
 from localspec.training.course_state import Plan, State, drafter_json, read
 from localspec.training.directory import ANSWERS, PLAN, Lock, begun, refuse_other
 from localspec.training.distill import Distiller, append, written
-from localspec.training.examples import Question, read_examples
+from localspec.training.examples import Example, Question, read_examples
 from localspec.training.from_history import Past, read_past
-from localspec.training.job import Job, Request
+from localspec.training.generated import SECONDS
+from localspec.training.job import Clock, Job, Request
 from localspec.training.prompts import held_out_prompts, shipped_questions
+from localspec.training.readings import Readings
 from localspec.training.result import report_of
-from localspec.training.verdict import MOST, Verdict, enough_prompts, judge, seconds_of
+from localspec.training.verdict import LEAST as LEAST_PROMPTS
+from localspec.training.verdict import MOST, Verdict, judge, seconds_of
 
 Source = Literal["prompts", "history"]
+HISTORY: Source = "history"
 
 HOURS = 6.0  # a night, where nothing else was asked for
 TOKENS = 1_000_000  # of text to learn from, where no hours were named
@@ -46,8 +54,11 @@ CHUNK = 64  # prompts that are answered together, where that is possible, and of
 DRAWN = 0.7  # the temperature of second and further answers to the same prompts
 BENCH_SHARE, BENCH_SECONDS = 0.1, 600.0  # of the time
 LOADING = 30.0  # seconds, and measuring what rows cost
+MEASURING_SHARE = 0.05  # of the time, for either text that is measured
+LEAST_TRAINING = 0.25  # of the time without bench and measuring, however long reading takes
+NOTED = 5.0  # seconds between notes of how long a course has taken
 LEAST_ANSWERING, MOST_ANSWERING = 0.15, 0.7  # of the time: what training takes is only estimated
-STEPS, BATCHES = 300, (4096, 2048, 1024, 512)  # the largest batch that gives so many steps
+STEPS, BATCHES = 300, (4096, 2048, 1024, 512, 256, 128)  # the largest batch that gives so many steps
 RATE, WIDTH, MOST_RATE = 1e-3, 1024, 3e-3  # narrow models learn at a higher rate (Yang et al. 2022, µP)
 
 
@@ -71,7 +82,7 @@ class Answered:
     done: float
 
 
-class Course:
+class Course(Clock):
     """A course in a directory of which it takes the `lock`; call `answer`, `train` and `judge` in this order.
 
     Each does what is left of it. `request` is the training without its text. Raises UsageMistake for what cannot be
@@ -91,7 +102,9 @@ class Course:
         self._past = self._read_past()
         self._lock.take()  # if the directory is there
         found = None if request.force else read(self.directory)
+        self._began, self._kept = time.monotonic(), 0.0
         self._state = self._begun() if found is None else self._resumed(found)
+        self._before = self._state.spent
 
     # -- before anything is computed ----------------------------------------------------------------------------------
 
@@ -110,6 +123,7 @@ class Course:
         """Returns a new course."""
         recomputed = self._job.fitting().recomputed
         seconds = estimate.hours(self._job.shadow, self._product_seconds(), 1, recomputed) * 3600
+        self._before = 0.0
         self._state = State(secrets.token_hex(8), self._identity(), seconds)
         self._state.plan = asdict(self._planned())
         return self._state
@@ -139,25 +153,27 @@ class Course:
 
     def _planned(self) -> Plan:
         """Estimates all of it. Raises DoesNotFit where it has no room, UsageMistake where the hours are too few."""
-        speed = self._speed * (BATCH if can_batch(self._choice) else 1)
-        each, bench = self._state.token_seconds, self._bench_seconds()
-        if self.wishes.hours and (least := LEAST * REPLY / speed) > MOST_ANSWERING * self._total:
+        speed = self._speed * at_once(self._choice)
+        each, tail = self._token_seconds(1 / speed), self._tail
+        least = LEAST * REPLY / speed
+        if self.wishes.hours and least + tail > MOST_ANSWERING * self._total:
             raise UsageMistake(
-                f"--hours {self.wishes.hours} is too short: {LEAST} answers of {self.request.name} alone take up to "
-                f"{least / 3600:.2g} hours here; give more."
+                f"--hours {self.wishes.hours} is too short: {LEAST} answers of {self.request.name} and a bench of "
+                f"{LEAST_PROMPTS} prompts take up to {(least + tail) / 3600:.2g} hours here; give more."
             )
-        balanced = (self._total - bench) / (1 + self._passes * each * speed)
+        balanced = (self._total - tail) / (1 + each * speed)
         answering = min(max(balanced, LEAST_ANSWERING * self._total), MOST_ANSWERING * self._total)
         tokens = min(answering * speed, self._wanted)
-        left = max(self._total - bench - tokens / speed, 0.0)
-        training = left if self.wishes.hours else min(left, self._passes * tokens * each)
+        left = max(self._total - tail - tokens / speed, 0.0)
+        training = left if self.wishes.hours else min(left, tokens * each)
         if self.request.steps is not None:
             training = min(training, self.request.steps * (self.wishes.batch or BATCHES[0]) * each)
+        kept = Readings.bytes_of(self._width, round(tokens)) if self._job.shadow.reads_once else 0
         fit = self._job.fitting()
         return Plan(
             len(self._past.own), len(self._questions), round(tokens), tokens / speed / 3600, training / 3600,
-            bench / 3600, self._total / 3600, self._job.needed.memory(fit.at_once, fit.recomputed),
-            self._job.needed.files + 8 * round(tokens),
+            tail / 3600, self._total / 3600, self._job.needed.memory(fit.at_once, fit.recomputed),
+            self._job.needed.files + 8 * round(tokens) + kept,
         )  # fmt: skip
 
     @property
@@ -188,8 +204,54 @@ class Course:
         """Tokens/s of one answer."""
         return self._choice.tokens_per_second or 1.0
 
+    @property
+    def _width(self) -> int:
+        return self._job.shadow.target.transformer.config.hidden_size
+
+    def _token_seconds(self, answered: float) -> float:
+        """Returns what a token of text takes after it was answered in so many seconds, about as many as reading it."""
+        once = answered if self._job.shadow.reads_once else 0.0
+        return once + self._passes * self._state.token_seconds
+
+    @property
     def _bench_seconds(self) -> float:
-        return min(BENCH_SHARE * self._total, BENCH_SECONDS, LOADING + seconds_of(MOST, self._speed))
+        least = LOADING / 2 + seconds_of(LEAST_PROMPTS + 1, self._speed)
+        return max(least, min(BENCH_SHARE * self._total, BENCH_SECONDS, LOADING + seconds_of(MOST, self._speed)))
+
+    @property
+    def _tail(self) -> float:
+        """Seconds of what comes after the training."""
+        return self._bench_seconds + 2 * self.measuring()
+
+    # -- time ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def spent(self) -> float:
+        """Seconds that it has taken so far, in all sessions."""
+        return self._before + time.monotonic() - self._began
+
+    def note(self, now: bool = False) -> None:
+        """Notes how long it has taken, for the session after this one, unless it did so just now."""
+        if now or time.monotonic() - self._kept >= NOTED:
+            self._kept, self._state.spent = time.monotonic(), self.spent
+            self._state.save(self.directory)
+
+    def reading_is_over(self) -> bool:
+        """Whether no further text is to be read, for training needs its time."""
+        self.note()
+        return self.spent >= (1 - LEAST_TRAINING) * (self._total - self._tail)
+
+    def training(self) -> float | None:
+        """Returns the hours that are left for training; those that were once decided, or fewer, after a stop."""
+        trained, left = checkpoint.spent(self.directory / "checkpoint"), max(self._total - self.spent - self._tail, 1.0)
+        decided: float = self._state.training.get("hours", left / 3600)
+        self._state.training = {**self._state.training, "hours": decided}
+        self.note(now=True)
+        return round(min(decided, (trained + left) / 3600), 6)
+
+    def measuring(self) -> float:
+        """Returns after how many seconds no further reply is measured, of either kind of text."""
+        return min(SECONDS, MEASURING_SHARE * self._total)
 
     # -- answers ------------------------------------------------------------------------------------------------------
 
@@ -206,10 +268,18 @@ class Course:
             raise LocalspecError(f"{self.directory} cannot be written ({error.strerror}); give another -o.") from None
         self._lock.take()
         if not begun(self.directory) or self.request.force:  # what is there is of an earlier one
-            self._answers.unlink(missing_ok=True)
+            if self.wishes.source == HISTORY:
+                self._answers.unlink(missing_ok=True)
             checkpoint.remove(self.directory / "checkpoint")
         self._state.save(self.directory)
-        began, before, file = time.monotonic(), self._state.spent, self._answers
+        with Lock(self._answers.parent) as lock:
+            private_directory(self._answers.parent)
+            if self._answers.parent != self.directory:
+                lock.take()
+            yield from self._answer(stop)
+
+    def _answer(self, stop: Callable[[], bool]) -> Iterator[Answered]:
+        file = self._answers
         self._reporter.progress(f"loading {self.request.card.name}")
         model = answerer(self.request.card, self._settings, None, self._store, self._reporter)
         lines = written(file)
@@ -218,15 +288,16 @@ class Course:
         own = [one for one in self._past.own if one.id not in there]
         append(file, [_as_line(one.id, one.messages) for one in own])
         replies, tokens = replies + len(own), tokens + sum(len(model.encode(one.messages)) for one in own)
+        began, tokens_before, each = self.spent, tokens, 1 / (self._speed * at_once(self._choice))
         for questions, way in self._chunks(model):
-            if self._enough(replies, tokens):
+            if self._enough(replies, tokens, each):
                 break
             for batch in Distiller(questions, file, model, way).run():
                 replies, tokens = replies + len(batch.new), tokens + sum(map(len, map(model.encode, batch.new)))
-                self._state.spent = before + time.monotonic() - began
-                self._state.save(self.directory)
-                yield Answered(replies, tokens, self._share(replies, tokens))
-                if self._enough(replies, tokens):
+                each = (self.spent - began) / max(tokens - tokens_before, 1)
+                self.note(now=True)
+                yield Answered(replies, tokens, self._share(replies, tokens, each))
+                if self._enough(replies, tokens, each):
                     break
                 if stop():
                     self.stopped = True
@@ -244,25 +315,34 @@ class Course:
         turn = 0
         while True:
             asked = [replace(one, id=f"{one.id} {turn}") for one in every] if turn else every
-            way = Way(longest, DRAWN if turn else 0.0, self.request.seed + turn)
+            way = Way(longest, DRAWN if turn else 0.0, self.request.seed + turn, cut=True)
             for start in range(0, len(asked), CHUNK):
                 yield asked[start : start + CHUNK], way
             turn += 1
 
-    def _enough(self, replies: int, tokens: int) -> bool:
-        return replies >= LEAST and self._share(replies, tokens) >= 1
+    def _enough(self, replies: int, tokens: int, each: float) -> bool:
+        return replies >= LEAST and self._share(replies, tokens, each) >= 1
 
-    def _share(self, replies: int, tokens: int) -> float:
-        """How much of what is wanted there is: text for the passes that the time left allows, or all that is wanted."""
-        spent, total = self._state.spent, self._total
-        needed = self._passes * tokens * self._state.token_seconds
-        balanced = min((spent + needed) / (total - self._bench_seconds()), spent / (LEAST_ANSWERING * total))
-        shares = (tokens / self._wanted, balanced, spent / (MOST_ANSWERING * total))
+    def _share(self, replies: int, tokens: int, each: float) -> float:
+        """How much of what is wanted there is: text for the passes that the time left allows, or all that is wanted.
+
+        A token took `each` seconds to answer.
+        """
+        spent, total = self.spent, self._total
+        needed = tokens * self._token_seconds(each)
+        balanced = min((spent + needed) / (total - self._tail), spent / (LEAST_ANSWERING * total))
+        shares = (tokens / self._wanted, balanced, spent / (MOST_ANSWERING * (total - self._tail)))
         return min(max(shares), replies / LEAST, 1.0)
 
     @property
     def _answers(self) -> Path:
-        return self.directory / ANSWERS
+        """The file of answers: of the prompts that ship a model's own, for drafters of all kinds, else the course's."""
+        if self.wishes.source == HISTORY:
+            return self.directory / ANSWERS
+        asked = [self._job.own, str(self._choice.precision), self._job.length, self.request.seed]
+        digest = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:12]
+        name = re.sub(r"[^\w.-]+", "-", self.request.name).strip(".-")
+        return Paths(home()).answers / f"{name}-{digest}" / ANSWERS
 
     # -- training -----------------------------------------------------------------------------------------------------
 
@@ -272,28 +352,33 @@ class Course:
             return None
         examples = read_examples([self._answers])
         if not self._state.training:
-            self._state.training = self._decided()
-            self._state.save(self.directory)
+            self._state.training = self._decided(examples)
+            self.note(now=True)
         chosen = self._state.training
         request = replace(
-            self._sized(chosen["batch"]), rate=chosen["rate"], examples=examples, hours=chosen["hours"],
+            self._sized(chosen["batch"]), rate=chosen["rate"], examples=examples,
+            readings=None if self.wishes.source == HISTORY else self._answers.parent / "readings",
             epochs=self.request.epochs or (None if self.wishes.hours or self.request.steps else PASSES),
             force=checkpoint.state(self.directory / "checkpoint") is None, course=self._state.id,
         )  # fmt: skip
         job = Job(request, self._settings, self._reporter.notice, self._reporter.progress)
-        job.load(self._lock)
+        with Lock((request.readings or self.directory).parent) as lock:
+            if request.readings:
+                lock.take()
+            job.load(self._lock, self)
         return job
 
-    def _decided(self) -> dict[str, Any]:
-        """Hours, batch and learning rate: what is left of the time, and as many steps as it needs."""
-        left = max(self._total - self._state.spent - self._bench_seconds(), (1 - MOST_ANSWERING) * self._total / 2)
-        steps = left / self._state.token_seconds
-        batch = next((size for size in BATCHES if steps / size >= STEPS), BATCHES[-1])
-        width = self._job.shadow.target.transformer.config.hidden_size
+    def _decided(self, examples: Sequence[Example]) -> dict[str, Any]:
+        """Batch and learning rate: as many steps as a training needs, and a rate that suits few small ones."""
+        left = max(self._total - self.spent - self._tail, LEAST_TRAINING * self._total)
+        tokens = left / self._state.token_seconds
+        if not self.wishes.hours or self._job.shadow.reads_once:
+            tokens = min(tokens, self._passes * len(examples) * REPLY)
+        batch = next((size for size in BATCHES if tokens / size >= STEPS), BATCHES[-1])
+        rate = RATE * WIDTH / self._width
         return {
-            "hours": round(left / 3600, 6),
             "batch": self.wishes.batch or batch,
-            "rate": self.wishes.rate or round(min(max(RATE, RATE * WIDTH / width), MOST_RATE), 6),
+            "rate": self.wishes.rate or round(min(max(RATE, rate), MOST_RATE), 6),
         }
 
     def _sized(self, batch: int) -> Request:
@@ -314,8 +399,8 @@ class Course:
             verdict = Verdict.read(card)
         else:
             own = registry.resolve(str(self.directory)) if report["changes_target"] else self.request.card
-            prompts = enough_prompts(self._held_out, self._bench_seconds(), self._speed)
-            verdict = judge(own, self.directory, self._settings, prompts, self._store, self._reporter)
+            left = max(self._total - self.spent, 0.0)
+            verdict = judge(own, self.directory, self._settings, self._held_out, left, self._store, self._reporter)
         checkpoint.remove(self.directory / "checkpoint")  # a kill may have left it
         kept_answers = self.wishes.source == "prompts" or self.wishes.keep_answers
         if not kept_answers:
@@ -323,7 +408,7 @@ class Course:
         (self.directory / PLAN).unlink(missing_ok=True)
         answers = str(self._answers) if kept_answers else None
         return {
-            **report, "answers": answers, "answer_seconds": round(self._state.spent, 2), "plan": self.plan.as_json(),
+            **report, "answers": answers, "spent_seconds": round(self.spent, 2), "plan": self.plan.as_json(),
             "kept": verdict.kept, "bench": verdict.as_json(),
         }, verdict  # fmt: skip
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from localspec.errors import DoesNotFit, LocalspecError
-from localspec.training.directory import ANSWERS, PLAN, begun
+from localspec.training.directory import PLAN, begun
 from localspec.weights.checkpoint import read_json
 
 
@@ -38,7 +38,7 @@ class Plan:
 
 @dataclass
 class State:
-    """plan.json: which course it is, what it should take, the seconds it has answered, how it trains once it does."""
+    """plan.json: which course it is, what it should take, the seconds it has taken, how it trains once it does."""
 
     id: str
     asked: Mapping[str, Any]
@@ -53,7 +53,6 @@ class State:
         try:
             (new := directory / f"{PLAN}.new").write_text(content, "utf-8")
             new.replace(directory / PLAN)
-            (directory / ANSWERS).touch(mode=0o600)
         except OSError as error:
             raise DoesNotFit(
                 f"{directory} cannot be written ({error.strerror}); make room, and give the same command again."

@@ -10,8 +10,9 @@ from typing import Any, Self
 from localspec.errors import LocalspecError, UsageMistake
 
 PLAN, ANSWERS = "plan.json", "answers.jsonl"  # of a course
+READINGS = "readings"  # what the target says of texts
 FILES = ("losses.jsonl", "losses.svg", PLAN, ANSWERS)
-DIRECTORIES = ("checkpoint", "drafter", "target")
+DIRECTORIES = ("checkpoint", "drafter", "target", READINGS)
 LOCK = "training.lock"
 OWN_WORDS = ("prompts", "history")  # what a course has answered, and learns from
 

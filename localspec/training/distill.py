@@ -66,9 +66,9 @@ class Distiller:
             )
         self._marks = {name: _mark(question, way, model.model) for name, question in self._questions.items()}
         self.answered = self._read()
-        # Batches are made of all prompts, so that they are the same after a stop; of similar lengths, so that there is
-        # little padding; and the longest first, so that what does not fit in memory is known at once.
-        order = sorted(self._questions, key=lambda name: (-lengths[name], name))
+        # Batches are made of all prompts, so that they are the same after a stop, and in their order, so that what is
+        # answered before time is up is of all kinds.
+        order = list(self._questions)
         groups = [order[start : start + model.at_once] for start in range(0, len(order), model.at_once)]
         self._batches = [(index, group) for index, group in enumerate(groups) if {*group} - self.answered]
 
@@ -212,5 +212,6 @@ def _foreign(file: Path, number: int) -> UsageMistake:
 def _mark(question: Question, way: Way, model: Sequence[str]) -> str:
     """Returns a digest of everything in the request that changes the reply."""
     following = [list(question.following)] if question.following else []
-    parts = [question.messages, *following, way.max_tokens, way.temperature, way.seed, *model]
+    cut = ["cut"] if way.cut else []
+    parts = [question.messages, *following, way.max_tokens, way.temperature, way.seed, *cut, *model]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]

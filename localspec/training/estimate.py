@@ -101,11 +101,12 @@ def product_seconds(device: str, dtype: torch.dtype) -> float:
 def hours(drafter: TrainableDrafter, seconds: float, tokens: int, recomputed: bool = False) -> float:
     """Returns about how many hours it takes to train on so many tokens, by the `product_seconds` of the device.
 
-    The target reads each token once; what is trained computes three passes, four where layers are computed twice.
+    The target reads each token in each pass, unless it reads texts once for all; what is trained computes three passes,
+    four where layers are computed twice.
     """
-    target = drafter.target.transformer
-    read = sum(parameter.numel() for parameter in target.parameters())
-    drawn = read * drafter.gradient_share or drafter.weights_passed
+    weights = sum(parameter.numel() for parameter in drafter.target.transformer.parameters())
+    read = 0 if drafter.reads_once else weights
+    drawn = weights * drafter.gradient_share or drafter.weights_passed
     return BESIDE * tokens * (read + (4 if recomputed else 3) * drawn) * seconds / 3600
 
 

@@ -18,7 +18,7 @@ from localspec.training.prompts import held_out_prompts
 NODES = 16  # of each tree
 REPLIES, TOKENS = 16, 48  # replies, and tokens of each, at most
 ELSEWHERE = 32  # replies to prompts of all kinds, which differ more from each other
-SECONDS = 120.0  # after which no further reply is begun
+SECONDS = 120.0  # of either text, after which no further reply is begun, where nothing else is asked for
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,11 @@ class GeneratedText:
 
 
 def measure_generated(
-    target: DraftableModel[Any], drafter: TrainedDrafter, prompts: Iterable[Sequence[int]], most: int = REPLIES
+    target: DraftableModel[Any],
+    drafter: TrainedDrafter,
+    prompts: Iterable[Sequence[int]],
+    most: int = REPLIES,
+    seconds: float = SECONDS,
 ) -> GeneratedText | None:
     """Lets the target answer prompts, of `most` replies at most; None where no prompt leaves room for a reply.
 
@@ -60,7 +64,7 @@ def measure_generated(
         if said.steps:
             tokens, steps = tokens + round(said.acceptance_length * said.steps), steps + said.steps
             replies += 1
-        if replies == most or time.monotonic() - began > SECONDS:
+        if replies == most or time.monotonic() - began > seconds:
             break
     return GeneratedText(tokens, steps, replies) if tokens else None
 
@@ -72,15 +76,15 @@ def _answered(session: Session, prompt: Sequence[int], most: int) -> Statistics:
 
 
 def measured_text(
-    target: DraftableModel[Any], drafter: TrainedDrafter, held_out: Sequence[Row]
+    target: DraftableModel[Any], drafter: TrainedDrafter, held_out: Sequence[Row], seconds: float = SECONDS
 ) -> dict[str, dict[str, Any]]:
     """What drafter.json says of text that the target wrote: its `acceptance` on text like that it was trained on, and
     `acceptance_elsewhere`, on replies to the prompts of all kinds that ship with the program and nobody trains on.
     """
     shipped = ([*target.encode([{"role": "user", "content": one.text}])] for one in held_out_prompts())
     found = {
-        "acceptance": measure_generated(target, drafter, map(_prompt, held_out)),
-        "acceptance_elsewhere": measure_generated(target, drafter, shipped, ELSEWHERE),
+        "acceptance": measure_generated(target, drafter, map(_prompt, held_out), seconds=seconds),
+        "acceptance_elsewhere": measure_generated(target, drafter, shipped, ELSEWHERE, seconds),
     }
     return {name: text.as_json() for name, text in found.items() if text is not None}
 

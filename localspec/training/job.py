@@ -1,6 +1,7 @@
 """One training from what was asked to what is written: checks, estimate, the loop, the result."""
 
 import hashlib
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -14,6 +15,7 @@ from accelerate.state import AcceleratorState
 from localspec.choosing.choice import Choice
 from localspec.choosing.choose import choose
 from localspec.config import Settings
+from localspec.decoding.compute import DraftableModel
 from localspec.drafters.saved import drafter_class
 from localspec.errors import DoesNotFit, LocalspecError, NotHere, UsageMistake
 from localspec.events import Reporter
@@ -23,10 +25,11 @@ from localspec.models.registry import TargetCard
 from localspec.nn.target import Target
 from localspec.training import checkpoint, estimate, processes
 from localspec.training.corpus import Corpus
-from localspec.training.directory import Lock, refuse_other, refuse_result
+from localspec.training.directory import READINGS, Lock, refuse_other, refuse_result
 from localspec.training.examples import Example
-from localspec.training.generated import measured_text
+from localspec.training.generated import SECONDS, measured_text
 from localspec.training.perplexity import perplexity
+from localspec.training.readings import Readings, positions, reader_of
 from localspec.training.result import NEW_TARGET, Origin, Result, report_of, rounded, write_target
 from localspec.training.target import decoding_target, load_target, served_target
 from localspec.training.train import StepReport, Training, TrainingPlan
@@ -60,6 +63,9 @@ class Request:
     epochs: float | None
     save_seconds: float
     force: bool
+    readings: Path | None = (
+        None  # where what the target says of texts is kept; else with the result, until it is written
+    )
     course: str = ""  # names the course that this is a part of, and that decides whether the drafter is kept
 
     def identity(self, choice: Choice, own: str) -> dict[str, Any]:
@@ -71,6 +77,25 @@ class Request:
             "labels": "soft" if self.distill else "text", "steps": self.steps, "hours": self.hours,
             "epochs": self.epochs, "dtype": choice.dtype, "quantize": choice.quantize,
         }  # fmt: skip
+
+
+class Clock:
+    """How long the parts of a training may take; this one allows everything."""
+
+    def note(self) -> None:
+        """Notes that time goes on; called after every step."""
+
+    def reading_is_over(self) -> bool:
+        """Whether no further text is to be read."""
+        return False
+
+    def training(self) -> float | None:
+        """Returns the hours that are left for training, now that text was read."""
+        return None
+
+    def measuring(self) -> float:
+        """Returns after how many seconds no further reply is measured, of either kind of text."""
+        return SECONDS
 
 
 class Job:
@@ -109,8 +134,11 @@ class Job:
         estimate.room(self.needed, request.directory)
         return fit
 
-    def load(self, lock: Lock) -> None:
-        """Makes it ready to run, or to go on; takes `lock`, that of its directory."""
+    def load(self, lock: Lock, clock: "Clock | None" = None) -> None:
+        """Makes it ready to run, or to go on; takes `lock`, that of its directory.
+
+        Where the target reads texts once, it does so here, as long as the `clock` of a course allows.
+        """
         request, progress = self.request, self._progress
         AcceleratorState._reset_state(reset_partial_state=True)  # an earlier one's
         self.processes = processes.begin(self.choice)
@@ -150,18 +178,22 @@ class Job:
             transformer.recomputed = fit.recomputed
         progress("reading text")
         corpus = Corpus(target, request.examples, self.length, request.batch, request.seed)
-        self.at_once = at_once
+        self.at_once, self.clock = at_once, clock or Clock()
+        readings = None if self.divided or not self.drafter.reads_once else self._read_once(target, corpus)
         self.perplexity = [perplexity(target, corpus.held_out, at_once)] if self.changes_target else []
         plan = TrainingPlan(
             batch=request.batch, at_once=at_once, rate=request.rate, seed=request.seed, distill=request.distill,
-            steps=request.steps, hours=request.hours, epochs=request.epochs, save_seconds=request.save_seconds,
+            steps=request.steps, hours=request.hours if clock is None else clock.training(), epochs=request.epochs,
+            save_seconds=request.save_seconds,
         )  # fmt: skip
         if self.main:
             _clear(request, lock)
         self.processes.wait_for_everyone()
         # All of them, for what is left out may mean something else in a later version.
         identity = {"asked": asked, "options": asdict(drafter_class(request.kind).parse_options(options))}
-        self.training = Training(self.drafter, corpus, plan, request.directory, self.processes, identity, self.divided)
+        self.training = Training(
+            self.drafter, corpus, plan, request.directory, self.processes, identity, self.divided, readings
+        )
         if corpus.refused:
             self._tell(
                 f"{len(corpus.refused)} of the texts that were looked at are left out, for the model's template or "
@@ -170,6 +202,33 @@ class Job:
         self.began = self.training.state.step
         if self.began:
             self._tell(f"going on after step {self.began}, where this training was stopped.")
+
+    def _read_once(self, target: Target, corpus: Corpus) -> Readings:
+        """Lets the model as it answers read all text that it has not read yet; what time is left for counts.
+
+        Several processes leave it to the first one.
+        """
+        directory = self.request.readings or self.request.directory / READINGS
+        readings = Readings(directory, target.transformer.config.hidden_size)
+        begun = checkpoint.state(self.request.directory / "checkpoint") is not None and not self.request.force
+        if self.main and not begun:
+            self._progress("reading text")
+            rows = list(corpus.rows())
+            reader, done = reader_of(served_target(self.request.card, self._settings, target)), 0
+            missing = [row for row in rows if row not in readings]
+            worth = sum(map(len, map(positions, missing)))
+            for row, _ in zip(missing, readings.fill(missing, reader), strict=False):
+                done += len(positions(row))
+                self._progress(f"{100 * done / worth:.0f} %  read {done} of {worth} tokens")
+                if self.clock.reading_is_over() and done >= 2 * sum(map(len, map(positions, corpus.held_out))):
+                    break
+        self.processes.wait_for_everyone()
+        if not self.main or begun:
+            directory = self.request.readings or self.request.directory / READINGS
+        readings = Readings(directory, target.transformer.config.hidden_size)
+        corpus.held_out = [row for row in corpus.held_out if row in readings]
+        corpus.usable = readings.__contains__
+        return readings
 
     def _tell(self, sentence: str) -> None:
         if self.main:
@@ -194,6 +253,8 @@ class Job:
                 f"`-O {changing}={request.options[changing]}` changes the weights of {request.card.name}, of which "
                 f"only {held} are here; leave it out, or name a model's directory in the Hugging Face layout."
             )
+        if shadow.reads_once and not self.divided:  # in the precision that answers, which its drafter will read
+            choice = choose(request.card, plain, machine)
         if self.divided:
             processes.check_divided(shadow)
         return self._choose_to_change(choice, settings, plain, machine) if shadow.changes_target else (choice, shadow)
@@ -261,7 +322,12 @@ class Job:
 
     def run(self, stop: Callable[[], bool] = lambda: False) -> Iterator[StepReport]:
         """Yields an event a step, until the end or until `stop` returns true; `training.stopped` says which."""
-        return self.training.run(stop)
+
+        def noted() -> bool:
+            self.clock.note()
+            return stop()
+
+        return self.training.run(noted)
 
     def finish(self) -> dict[str, Any]:
         """Measures and writes the result, and returns what `train --json` prints. Raises DoesNotFit."""
@@ -280,8 +346,9 @@ class Job:
         }
         generated: dict[str, Any] = {}
         if self.main and not self.divided:  # one process alone cannot decode with a target that all share
-            decoding = decoding_target(self.choice, self.drafter.target)
-            generated = measured_text(decoding, self.drafter.drafter(decoding), training.corpus.held_out)
+            decoding = self._decoding()
+            held_out = training.corpus.held_out
+            generated = measured_text(decoding, self.drafter.drafter(decoding), held_out, self.clock.measuring())
         if self.main:
             told = next((generated[name]["length"] for name in reversed(ACCEPTANCE) if name in generated), None)
             served = partial(served_target, request.card, self._settings, self.drafter.target)
@@ -294,8 +361,15 @@ class Job:
                 request.directory
             )
             checkpoint.remove(request.directory / "checkpoint")
+            shutil.rmtree(request.directory / READINGS, ignore_errors=True)
         self.processes.wait_for_everyone()
         return report_of(request.directory) if self.main else {}
+
+    def _decoding(self) -> DraftableModel[Any]:
+        """Returns what decodes with the target; one that stays as it is decodes as it is served."""
+        if self.changes_target:
+            return decoding_target(self.choice, self.drafter.target)
+        return served_target(self.request.card, self._settings, self.drafter.target)
 
     def _change_target(self) -> None:
         """Writes the changed target; what was changed by adapters is loaded anew, as it will be from now on."""

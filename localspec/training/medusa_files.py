@@ -125,7 +125,8 @@ def read_published(path: Path, target: Target, vocabulary: torch.Tensor | None =
                 f"model has {[shape.vocab_size, shape.hidden_size]}; train some with `localspec train medusa`."
             )
     private = not all(_is_own(linear, target, vocabulary) for linear in linears)
-    drafter = make_drafter("medusa", target, {"heads": heads, "layers": layers, "private": private, "private_rank": 0})
+    form = {"private": private, "private_rank": 0, "linear": False}
+    drafter = make_drafter("medusa", target, {"heads": heads, "layers": layers, **form})
     filled = {}
     for layer in range(layers):
         filled[f"blocks.{layer}.weight"] = torch.stack([head[layer][0] for head in blocks])

@@ -88,10 +88,10 @@ def _of_torch(name: str, weight: PackedMatrix | BlockStack | npt.NDArray[Any]) -
         return torch.from_numpy(weight.rows(range(weight.out)))
     if isinstance(weight, BlockStack):
         shape = torch.Size((weight.out, weight.inputs))
-        return PackedWeight(shape, weight.nbytes, lambda: weight.rows(range(weight.out)))
+        return PackedWeight(shape, weight.nbytes, lambda: weight.rows(range(weight.out)), weight.rows)
     if isinstance(weight, PackedMatrix):
         interleaved = name.endswith("gate_up_proj.weight")
         shape = torch.Size((weight.out, weight.inputs))
-        return PackedWeight(shape, weight.data.nbytes, lambda: weight.unpack(interleaved))
+        return PackedWeight(shape, weight.data.nbytes, lambda: weight.unpack(interleaved), weight.rows)
     tensor = torch.from_numpy(weight.copy())  # a mapped file cannot be written, and torch knows no such tensors
     return tensor.view(torch.bfloat16) if weight.dtype == np.uint16 else tensor

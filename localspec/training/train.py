@@ -22,6 +22,7 @@ from localspec.nn.cache import TextPrefix
 from localspec.training import checkpoint
 from localspec.training.corpus import Corpus, Cursor, PaddedRows, Row, split_rows
 from localspec.training.optimizers import ADAMW, optimizer_class, rounded_by_chance, trainable_groups
+from localspec.training.readings import Places, Readings
 from localspec.training.trainable import Batch, TrainableDrafter
 
 WARM_UP = 0.03  # of the training: in it the learning rate rises
@@ -31,7 +32,7 @@ WEIGHT_DECAY = 0.01  # of matrices alone
 BETAS = (0.9, 0.95)
 EVALUATIONS = 10  # on held-out text, while a training lasts
 APART = 10  # steps between two of them, at least
-EVALUATED = 4096  # tokens of held-out text in one of them
+EVALUATED = 1024  # tokens of held-out text in one of them
 
 
 @dataclass(frozen=True)
@@ -100,8 +101,13 @@ class Training:
         processes: Accelerator,
         asked: dict[str, Any],
         divided: bool = False,
+        readings: Readings | None = None,
     ) -> None:
-        """`divided`: the processes share the target's layers, and all of them must read texts equally often."""
+        """`divided`: the processes share the target's layers, and all of them must read texts equally often.
+
+        With `readings` the target reads nothing: they hold what it said of every row of the corpus.
+        """
+        self._readings = readings
         self.drafter, self.target, self.corpus, self.plan = drafter, drafter.target, corpus, plan
         self.directory, self._asked, self._processes, self._divided = directory, asked, processes, divided
         self.state, self.stopped = State(), False
@@ -123,6 +129,8 @@ class Training:
             )
         )
         self._log = directory / "losses.jsonl"
+        if found is None and readings is not None:
+            drafter.fit(map(self._places, corpus.one_pass()))
         self._resume(found)
 
     # -- the loop -----------------------------------------------------------------------------------------------------
@@ -228,6 +236,9 @@ class Training:
     def _batch(self, rows: list[Row], seed: str) -> Batch:
         """Returns rows as the target reads them in use, once: in its precision, and without what is trained."""
         padded = PaddedRows.of(rows, self.target.device)
+        if self._readings is not None:
+            nothing = torch.zeros(*padded.tokens.shape, 0, device=self.target.device)
+            return Batch(padded.tokens, padded.loss_mask, nothing, self.plan.distill, places=self._places(rows))
         positions = torch.arange(padded.tokens.shape[1], device=self.target.device)
         kept, states = self.drafter.reads_layers, self.drafter.reads_states(self.plan.distill)
         prefix, layers = TextPrefix(kept) if kept else None, None if states else range(max(kept, default=-1) + 1)
@@ -242,6 +253,10 @@ class Training:
             torch.Generator().manual_seed(number), prefix.closed() if prefix else None,
             torch.cat(inner, -1) if inner else None,
         )  # fmt: skip
+
+    def _places(self, rows: list[Row]) -> Places:
+        assert self._readings is not None
+        return self._readings.places(rows, self.target.device, self.plan.distill)
 
     # -- held-out text ------------------------------------------------------------------------------------------------
 

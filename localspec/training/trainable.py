@@ -2,7 +2,7 @@
 
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import import_module
 from pathlib import Path
@@ -23,6 +23,7 @@ from localspec.nn.adapters import Adapters
 from localspec.nn.cache import TextPrefix
 from localspec.nn.losses import DepthLoss
 from localspec.nn.target import Target
+from localspec.training.readings import Places
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class Batch:
     and never padding; hidden [texts, n, hidden_size]: the target's states after its final norm, in the precision of
     inference, or [texts, n, 0] where the loss reads none. With `distill` the label is the target's distribution, else
     it is the text. `prefix` are the texts' keys and values, where a kind keeps those of some layers, and `inner`
-    [texts, n, places * hidden_size] the states that it reads beside the last.
+    [texts, n, places * hidden_size] the states that it reads beside the last. `places` are what the target said of the
+    texts when it read them, for kinds that need no more; then there are no states.
     """
 
     tokens: torch.Tensor
@@ -43,6 +45,7 @@ class Batch:
     generator: torch.Generator = field(default_factory=torch.Generator)
     prefix: TextPrefix | None = None
     inner: torch.Tensor | None = None
+    places: Places | None = None
 
 
 @dataclass(frozen=True)
@@ -133,6 +136,14 @@ class TrainableDrafter(nn.Module):
     def reads_states(self, distill: bool) -> bool:
         """Whether the loss reads a text's states, where the labels are the target's distributions or the text."""
         return True
+
+    @property
+    def reads_once(self) -> bool:
+        """Whether the loss needs no more of a text than `Places`, which the target then reads once for all passes."""
+        return False
+
+    def fit(self, parts: Iterable[Places]) -> None:
+        """Called before the first step, where it reads texts once: takes what can be had without gradients."""
 
     @property
     def gradient_share(self) -> float:

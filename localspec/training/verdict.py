@@ -1,6 +1,7 @@
 """Whether a trained drafter pays: beside plain decoding, and beside what would be chosen without it."""
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -58,12 +59,6 @@ class Verdict:
         }  # fmt: skip
 
 
-def enough_prompts(prompts: Sequence[Prompt], seconds: float, speed: float) -> list[Prompt]:
-    """Returns as many as can be benched in so many seconds, where plain decoding has `speed` tokens/s."""
-    count = seconds / seconds_of(1, speed)
-    return list(prompts[: max(LEAST, min(MOST, int(count)))])
-
-
 def seconds_of(prompts: int, speed: float) -> float:
     """Returns about how long a bench of so many prompts takes."""
     return prompts * ROWS * TOKENS / speed
@@ -74,14 +69,18 @@ def judge(
     directory: Path,
     settings: Settings,
     prompts: Sequence[Prompt],
+    seconds: float,
     store: Store | None,
     reporter: Reporter,
 ) -> Verdict:
     """Benches the drafter in a directory, and writes into its drafter.json whether it is kept.
 
+    After so many seconds no further prompt is begun, but `LEAST` are.
+
     Costs and replies are kept in `store`, so that what is chosen later goes by them. Raises what loading raises, and
     UsageMistake where no prompt leaves room for a reply.
     """
+    began = time.monotonic()
     greedy = replace(
         settings, temperature=0.0, top_p=None, top_k=None, min_p=None, seed=0, accept="exact", exact=False,
         draft_max="auto", context=None,
@@ -100,7 +99,7 @@ def judge(
     load = partial(Engine, store=store, phrases="off", reporter=reporter)
     first = load(plain)
     room = first.context - TOKENS
-    texts = [prompt for prompt in prompts if len(first.target.encode(message(prompt.text))) <= room]
+    texts = [prompt for prompt in prompts[:MOST] if len(first.target.encode(message(prompt.text))) <= room]
     if not texts:
         raise UsageMistake(f"No prompt leaves room for {TOKENS} tokens in a context of {first.context}.")
     firsts = [first, *(load(choice, beside=first) for choice in choices[1:])]
@@ -108,8 +107,11 @@ def judge(
         partial(load, choice, beside=own) for choice, own in zip(choices, firsts, strict=True)
     ]
     asked, rules = [prompt.text for prompt in texts], [first.sampling(greedy)] * len(engines)
-    replies = run_rows(engines, asked, rules, Limits(TOKENS), 1, reporter.progress, before_turn=first.hold_threads)
-    categories = [prompt.category for prompt in texts]
+    replies = run_rows(
+        engines, asked, rules, Limits(TOKENS), 1, reporter.progress, before_turn=first.hold_threads,
+        until=lambda turns: turns >= LEAST and time.monotonic() - began > seconds,
+    )  # fmt: skip
+    categories = [prompt.category for prompt, _ in zip(texts, replies[0], strict=False)]
 
     def beside(ours: Sequence[Statistics], theirs: Sequence[Statistics]) -> dict[str, Any]:
         return figures.of_row(ours, theirs, categories, 0, 1.0)  # nobody asks what share of the bandwidth it is
@@ -121,7 +123,7 @@ def judge(
     against = beside(replies[best], replies[without])["speedup"] or 0.0
     kept = min(speedup, against) >= CLEARLY
     verdict = Verdict(
-        choices[best].drafter, speedup, choices[without].drafter, against, len(texts),
+        choices[best].drafter, speedup, choices[without].drafter, against, len(categories),
         [{"drafter": choice.drafter, **_shown(row)} for choice, row in zip(choices, found, strict=True)], kept,
     )  # fmt: skip
     _write(directory, {"kept": kept, "bench": verdict.as_json()})

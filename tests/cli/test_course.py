@@ -6,6 +6,7 @@ import signal
 import stat
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,18 @@ from golden import matching, wording
 from reply_statistics import said
 from torture.cage import Signal, open_cage
 
+from localspec.bench import comparison
 from localspec.choosing import cost as host_time
 from localspec.cli.main import main
+from localspec.decoding.sampling import Limits, Sampling
 from localspec.errors import NotHere
 from localspec.models.drafter_cards import find_drafter, read_drafter
 from localspec.models.registry import TargetCard
 from localspec.paths import Paths
 from localspec.store.store import Store
-from localspec.training import checkpoint, course, distill, generated, verdict
+from localspec.training import answering, checkpoint, course, distill, generated, verdict
 from localspec.training.job import Job
-from localspec.training.prompts import held_out_prompts, shipped_questions
+from localspec.training.prompts import shipped_questions
 
 MODEL = "phi3-grouped-window-partial-rotary"
 FLAGS = ["--steps", "2", "--batch", "256", "--length", "128", "-O", "heads=2"]
@@ -43,7 +46,7 @@ def model(tiny) -> Path:
 def small(monkeypatch):
     """Few and short answers, and a bench of two prompts."""
     for module, name, value in (
-        (course, "REPLY", 12), (course, "LEAST", 6), (course, "CHUNK", 4),
+        (course, "REPLY", 12), (course, "LEAST", 6), (course, "CHUNK", 4), (answering.Native, "at_once", 1),
         (verdict, "LEAST", 2), (verdict, "MOST", 2), (verdict, "TOKENS", 6), (generated, "SECONDS", 0.0),
         (course.estimate, "product_seconds", lambda *_: 1e-9),  # which takes half a second to measure
         (host_time, "PHRASES", 0.0),  # so that phrases pay on a tiny model, too
@@ -82,8 +85,16 @@ def place(tmp_path, model) -> Path:
     return tmp_path / "home" / "data" / "drafters" / f"{model.name}-medusa"
 
 
+def answers(place: Path) -> Path:
+    """Return the answers to the prompts that ship, which drafters of all kinds learn from, or a course's own."""
+    if (own := place / "answers.jsonl").exists():
+        return own
+    (file,) = (place.parents[1] / "answers").glob("*/answers.jsonl")
+    return file
+
+
 def lines(place: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (place / "answers.jsonl").read_text("utf-8").splitlines()]
+    return [json.loads(line) for line in answers(place).read_text("utf-8").splitlines()]
 
 
 def card(place: Path) -> dict[str, Any]:
@@ -103,7 +114,7 @@ def test_all_of_it_in_one_command(train, place, model, tmp_path):
         wording("plan_6_0_hours_most_answers") in errors and wording("gib_of_memory") in errors and str(place) in errors
     )
     assert report["kind"] == "medusa" and report["steps"] == 2 and report["directory"] == str(place)
-    assert report["kept"] is True and report["answers"] == str(place / "answers.jsonl")
+    assert report["kept"] is True and report["answers"] == str(answers(place))
     assert report["plan"].keys() == {
         "conversations", "prompts", "tokens", "answer_hours", "train_hours", "bench_hours", "limit_hours",
         "memory_bytes", "disk_bytes",
@@ -115,7 +126,7 @@ def test_all_of_it_in_one_command(train, place, model, tmp_path):
     assert len(answered) >= 6 and answered[0]["messages"][0]["role"] == "user"
     asked = [question.messages for question in shipped_questions()]
     assert all(tuple(line["messages"][:1]) in asked for line in answered)
-    assert sorted(path.name for path in place.iterdir()) == ["answers.jsonl", "drafter", "losses.jsonl", "losses.svg"]
+    assert sorted(path.name for path in place.iterdir()) == ["drafter", "losses.jsonl", "losses.svg"]
     assert private(place)
     assert card(place)["kept"] is True and card(place)["data"] == ["prompts"]
     assert card(place)["command"].startswith(
@@ -178,12 +189,12 @@ def test_killed_while_it_answers_it_goes_on_with_what_is_there(train, place, mon
     monkeypatch.setattr(distill, "append", killed)
     with pytest.raises(Killed):
         train()
-    before = (place / "answers.jsonl").read_bytes()
+    before = answers(place).read_bytes()
     assert before.count(b"\n") == 3 and private(place) and json.loads((place / "plan.json").read_text())["spent"] > 0
     count = -999
     code, text, errors = train("--json")
     assert code == 0, errors
-    assert (place / "answers.jsonl").read_bytes().startswith(before[: before.rindex(b"\n") + 1])
+    assert answers(place).read_bytes().startswith(before[: before.rindex(b"\n") + 1])
     assert len({line["id"] for line in lines(place)}) == len(lines(place)) and json.loads(text)["steps"] == 2
     assert not (place / "plan.json").exists()
 
@@ -243,7 +254,7 @@ def test_the_other_kinds_have_the_same_course_and_go_on_with_it(
     with pytest.raises(Killed):
         main(words)
     place = tmp_path / "home" / "data" / "drafters" / f"{model.name}-{kind}"
-    answered = (place / "answers.jsonl").read_bytes()
+    answered = answers(place).read_bytes()
     assert answered and not (place / "drafter").exists()
     monkeypatch.setattr(Job, "run", running)
     capfd.readouterr()
@@ -252,7 +263,7 @@ def test_the_other_kinds_have_the_same_course_and_go_on_with_it(
     report = json.loads(out)
     assert (report["kind"], report["steps"], report["kept"]) == (kind, 1, True), errors
     assert report["bench"]["drafter"] == kind
-    assert (place / "answers.jsonl").read_bytes() == answered and not (place / "plan.json").exists()
+    assert answers(place).read_bytes() == answered and not (place / "plan.json").exists()
     assert find_drafter(kind, TargetCard("tiny", model, None, ""), Paths(tmp_path / "home")).path == place / "drafter"
 
 
@@ -279,14 +290,14 @@ def test_killed_at_the_seams_nothing_is_lost_and_nothing_is_done_twice(train, pl
     code, text, errors = train("--json")
     assert code == 0, errors
     assert json.loads(text)["kept"] is True and card(place)["trained"] == written["trained"]
-    assert sorted(path.name for path in place.iterdir()) == ["answers.jsonl", "drafter", "losses.jsonl", "losses.svg"]
+    assert sorted(path.name for path in place.iterdir()) == ["drafter", "losses.jsonl", "losses.svg"]
 
 
 def test_another_command_does_not_go_on_with_it(train, place, monkeypatch, tmp_path):
     monkeypatch.setattr(Job, "run", lambda *_: (_ for _ in ()).throw(Killed))
     with pytest.raises(Killed):
         train()
-    before = (place / "answers.jsonl").read_bytes()
+    before = answers(place).read_bytes()
     code, text, errors = train("--hours", 2)
     assert (code, text) == (2, "") and "begun without --hours, and this one is with --hours 2.0;" in errors
     assert "--force" in errors
@@ -294,7 +305,7 @@ def test_another_command_does_not_go_on_with_it(train, place, monkeypatch, tmp_p
     file.write_text("the cat sat\n\n" * 40)
     code, text, errors = train("--data", file)
     assert (code, text) == (2, "") and wording("holds_training_without_data_file") in errors
-    assert (place / "answers.jsonl").read_bytes() == before
+    assert answers(place).read_bytes() == before
     monkeypatch.setattr(course.Course, "_speed", 1e-9)  # what a slow moment says now stops nothing that was begun
     with pytest.raises(Killed):
         train()
@@ -394,12 +405,15 @@ def test_several_processes_need_text(train, monkeypatch):
     assert (code, text) == (2, "") and wording("several_processes_need_text_learn") in errors
 
 
-def test_the_bench_has_as_many_prompts_as_its_time_allows():
-    prompts = held_out_prompts()
-    one = verdict.ROWS * verdict.TOKENS / 10.0  # seconds of a prompt at 10 tokens/s
-    assert len(verdict.enough_prompts(prompts, 10 * one, 10.0)) == 10
-    assert len(verdict.enough_prompts(prompts, 0.0, 10.0)) == verdict.LEAST
-    assert len(verdict.enough_prompts(prompts, 1e9, 10.0)) == verdict.MOST <= len(prompts)
+def test_the_bench_has_as_many_prompts_as_its_time_allows(monkeypatch):
+    monkeypatch.setattr(comparison, "_reply", lambda engine, *_: engine)
+    rows, names = [Sampling()] * 2, ["plain", "own"]
+    for least, count in ((2, 2), (0, 1), (9, 4)):
+        found = comparison.run_rows(
+            [partial(str, name) for name in names], ["a", "b", "c", "d"], rows, Limits(), 1, lambda _: None,
+            until=lambda turns, least=least: turns >= max(least, 1),
+        )  # fmt: skip
+        assert found == [[name] * count for name in names], "rows have the same prompts"
 
 
 @pytest.mark.usefixtures("one_reply_of_each_kind")
@@ -425,8 +439,11 @@ def test_killed_again_and_again_on_the_demo_it_comes_to_its_end(tmp_path):
     stages: set[str] = set()
     with open_cage(None, "localspec.training.job", "fewer_generated") as cage:
         for seen in ("answers.jsonl", "losses.jsonl", "drafter/drafter.json"):
-            file = place / seen
-            sent = Signal(signal.SIGKILL, when=lambda file=file: file.exists() and file.stat().st_size)
+            pattern = f"drafters/demo-s3d/{seen}" if seen != "answers.jsonl" else "answers/*/answers.jsonl"
+            sent = Signal(
+                signal.SIGKILL,
+                when=lambda pattern=pattern: any(one.stat().st_size for one in (tmp_path / "data").glob(pattern)),
+            )
             if cage.run(tmp_path, *words, sent=sent).code == -signal.SIGKILL:
                 stages.add(seen)
     assert stages == {"answers.jsonl", "losses.jsonl", "drafter/drafter.json"}
@@ -435,7 +452,7 @@ def test_killed_again_and_again_on_the_demo_it_comes_to_its_end(tmp_path):
     report = json.loads(result.stdout)
     assert 1 <= report["steps"] <= 4 and report["bench"]["prompts"] >= 6 and isinstance(report["kept"], bool)
     assert all(row["identical"] for row in report["bench"]["rows"]), "it changes speed, never text"
-    assert sorted(path.name for path in place.iterdir()) == ["answers.jsonl", "drafter", "losses.jsonl", "losses.svg"]
-    assert private(place) and os.path.getsize(place / "answers.jsonl") > 1000
+    assert sorted(path.name for path in place.iterdir()) == ["drafter", "losses.jsonl", "losses.svg"]
+    assert private(place) and os.path.getsize(answers(place)) > 1000
     again = called(tmp_path, *words)
     assert again.returncode == 2 and wording("is_there_already") in again.stderr

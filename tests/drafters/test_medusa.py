@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,7 @@ FORMS: dict[str, dict[str, object]] = {
     "change of rank 5": {"private_rank": 5},
     "static": {"tree": "static"},
     "dense": {"tree": "dense"},
+    "as in the paper": {"linear": False},
 }
 
 
@@ -124,7 +126,7 @@ def test_heads_do_not_run_in_prefill_and_then_on_one_row(tiny: Make, monkeypatch
     assert seen == []
     session = session_of(target, medusa(target, heads=3, private_rank=0), Budget(2))
     reply(session, prompt_ids(60), 5)
-    assert seen and set(seen) == {(2, 48)}, "no third head where there are nodes for two"
+    assert seen and set(seen) == {(2, 96)}, "no third head where there are nodes for two"
 
 
 def test_what_is_behind_a_rewind_is_neither_drafted_from_nor_judged(tiny: Make) -> None:
@@ -144,7 +146,7 @@ def test_what_is_behind_a_rewind_is_neither_drafted_from_nor_judged(tiny: Make) 
 def test_the_loss_is_that_of_the_paper(tiny: Make, distill: bool) -> None:
     """Written out: a sum over heads of λ to the k-th, each a mean over the tokens that count."""
     target = tiny(LLAMA).target
-    drafter = perturbed(medusa(target, heads=3, layers=2, decay=0.7, private=True))
+    drafter = perturbed(medusa(target, heads=3, layers=2, decay=0.7, private=True, linear=False))
     assert drafting(drafter).nbytes == 4 * sum(tensor.numel() for tensor in drafter.tensors().values())
     lesson = batch_of(target, [prompt_ids(11, seed=1), prompt_ids(7, seed=2)], 3, distill)
     total = 0.0
@@ -152,7 +154,7 @@ def test_the_loss_is_that_of_the_paper(tiny: Make, distill: bool) -> None:
         losses = []
         for text, length in enumerate((11, 7)):
             for t in range(length - 1 - k):
-                if t + 1 + k < 3:
+                if t + 1 < 3:  # the root is of a reply, too
                     continue
                 x = lesson.hidden[text, t]
                 for blocks in drafter.blocks:
@@ -165,7 +167,7 @@ def test_the_loss_is_that_of_the_paper(tiny: Make, distill: bool) -> None:
         total += 0.7**k * torch.stack(losses).mean().item()
     found = drafter.loss(lesson)
     assert found.loss.item() == pytest.approx(total, rel=1e-5)
-    assert [depth.count for depth in found.depth_losses] == [8 + 4, 8 + 4, 7 + 3]
+    assert [depth.count for depth in found.depth_losses] == [7 + 3, 6 + 2, 5 + 1]
 
 
 def test_texts_that_are_too_short_teach_nothing_and_break_nothing(tiny: Make) -> None:
@@ -390,7 +392,7 @@ def test_a_file_from_before_the_heads_own_change_is_read_without_one(tiny: Make,
 
 def test_a_chain_is_the_likeliest_token_of_each_head(tiny: Make) -> None:
     target = tiny(LLAMA).target
-    drafter = perturbed(medusa(target, heads=3, layers=2, tree="chain"))
+    drafter = perturbed(medusa(target, heads=3, layers=2, tree="chain", linear=False))
     for nodes in (2, 3, 9):
         tree = proposed(drafter, target, prompt_ids(9), nodes=nodes)
         assert list(tree.parents) == list(range(-1, min(nodes, 3)))
@@ -401,7 +403,7 @@ def test_a_chain_is_the_likeliest_token_of_each_head(tiny: Make) -> None:
 
 def test_a_static_tree_has_the_shape_of_its_accuracies_and_the_tokens_of_this_step(tiny: Make) -> None:
     target = tiny(LLAMA).target
-    learned = perturbed(medusa(target, heads=3, tree="static"))
+    learned = perturbed(medusa(target, heads=3, tree="static", linear=False))
     drafter = drafting(learned, target)
     drafter.accuracies = [[0.6, 0.5, 0.0], [0.0, 0.9]]
     trees = [proposed(drafter, target, prompt_ids(9, seed=seed), nodes=4) for seed in range(3)]
@@ -461,9 +463,12 @@ def test_heads_warm_up_alone(own: Callable[[str], Target]) -> None:
 
 
 def test_the_joint_loss_is_that_of_the_paper(own: Callable[[str], Target]) -> None:
-    """L_LM + λ₀ L_heads, both on the states with adapters; the teacher is the target without them."""
+    """Gradients of L_LM + λ₀ L_heads for the target, and of L_heads for the heads, which Adam would starve else.
+
+    Both are on the states with adapters; the teacher is the target without them.
+    """
     target, text = own(LLAMA), prompt_ids(14)
-    drafter = perturbed(medusa(target, heads=2, joint=True, rank=4, balance=0.3))
+    drafter = perturbed(medusa(target, heads=2, joint=True, rank=4, balance=0.3, linear=False, dropout=0.0))
     lesson = batch_of(target, [text], distill=True, start=2)
     merged = own(LLAMA)
     add_changes(drafter.adapters, merged.transformer)
@@ -473,20 +478,40 @@ def test_the_joint_loss_is_that_of_the_paper(own: Callable[[str], Target]) -> No
     teacher = target.head(lesson.hidden[0]).softmax(-1)
     rows = range(1, 13)  # those before the tokens that count
     language = torch.stack([-(teacher[t] * merged.head(adapted[t]).log_softmax(-1)).sum() for t in rows]).mean()
-    heads = medusa(merged, heads=2)
+    heads = medusa(merged, heads=2, linear=False)
     heads.load_tensors(drafter.tensors())
     total = 0.0
     for k in (1, 2):
         own_logits = heads._logits(adapted[None], slice(k - 1, k))[0].log_softmax(-1)
-        losses = [-(teacher[t + k] * own_logits[t]).sum() for t in range(max(1 - k, 0), 13 - k)]
+        losses = [-(teacher[t + k] * own_logits[t]).sum() for t in range(1, 13 - k)]
         total += 0.8**k * torch.stack(losses).mean()
-    assert drafter.loss(lesson).loss.item() == pytest.approx((language + 0.3 * total).item(), rel=1e-4)
+    found = drafter.loss(lesson).loss
+    assert found.item() == pytest.approx((language + total).item(), rel=1e-4)
+    found.backward()
+    of_heads = torch.autograd.grad(total, [*heads.parameters()])
+    ours = dict(drafter.named_parameters())
+    for (name, _), gradient in zip(heads.named_parameters(), of_heads, strict=True):
+        assert torch.allclose(ours[name].grad, gradient, rtol=1e-3, atol=1e-5), name
+    asked = [parameter.grad.clone() for parameter in drafter.adapters.parameters()]
+    by_balance = []
+    for balance in (1e-9, 1.0):
+        drafter.zero_grad()
+        drafter.options = replace(drafter.options, balance=balance)
+        drafter.loss(lesson).loss.backward()
+        by_balance.append([parameter.grad for parameter in drafter.adapters.parameters()])
+    for gradient, without, whole in zip(asked, *by_balance, strict=True):
+        assert torch.allclose(gradient, without + 0.3 * (whole - without), rtol=1e-3, atol=1e-5)
     assert all(not parameter.requires_grad for parameter in target.transformer.parameters())
 
 
 def test_the_weight_of_the_heads_rises_as_a_sine_after_their_warm_up(own: Callable[[str], Target]) -> None:
     target = own(LLAMA)
-    for given, distill, highest in (({}, True, 0.01), ({}, False, 0.2), ({"balance": 0.5}, False, 0.5)):
+    for given, distill, highest in (
+        ({}, True, 0.01),
+        ({}, False, 0.2),
+        ({"balance": 0.5}, False, 0.5),
+        ({"balance": 0.01}, False, 0.01),
+    ):
         drafter = medusa(target, joint=True, rank=4, warmup=0.2, **given)
         for progress, share in ((0.2, 0.0), (0.6, math.sqrt(0.5)), (1.0, 1.0)):
             drafter.progress = progress
@@ -507,12 +532,14 @@ def test_inputs_of_adapters_are_dropped_in_training_alone(own: Callable[[str], T
 
 def test_adapters_learn_slower_than_heads_and_all_learn(own: Callable[[str], Target]) -> None:
     drafter = medusa(own(LLAMA), joint=True, rank=4, private_rank=0)
-    heads, adapters = drafter.parameter_groups()
-    assert (heads["lr_scale"], adapters["lr_scale"]) == (1.0, 0.25)
-    assert len(heads["params"]) == 2
-    assert {id(part) for group in (heads, adapters) for part in group["params"]} == {*map(id, drafter.parameters())}
+    heads, path, adapters = drafter.parameter_groups()
+    assert [group["lr_scale"] for group in (heads, path, adapters)] == [1.0, 0.2, 0.25]
+    assert len(heads["params"]) == len(path["params"]) == 2
+    assert {id(part) for group in (heads, path, adapters) for part in group["params"]} == {
+        *map(id, drafter.parameters())
+    }
     assert len(adapters["params"]) == len({*map(id, adapters["params"])}) == 3 * 4 * 2 + 2
-    assert [len(group["params"]) for group in medusa(drafter.target).parameter_groups()] == [4]
+    assert [len(group["params"]) for group in medusa(drafter.target).parameter_groups()] == [4, 2]
 
 
 @pytest.mark.slow

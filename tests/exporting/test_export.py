@@ -65,12 +65,18 @@ def small_model(path: Path, vocabulary: int = 320, **unlike: Any) -> Path:
 def trained(of: Tiny, kind: str, path: Path, **options: Any) -> Path:
     """A drafter whose weights are of a size at which nothing that is wrong stays small, in a directory as of `train`."""
     torch.manual_seed(3)
-    made = make_drafter(kind, of.target, options)
+    made = make_drafter(kind, of.target, {"linear": False, **options} if kind == "medusa" else options)
     for parameter in made.parameters():
         parameter.data += torch.randn(parameter.shape) * 0.1
     about = {"target": {"name": str(of.path), "revision": revision(of.path)}}
     save_drafter(made, path, about)
     return path
+
+
+def test_heads_that_read_the_root_are_nobody_elses(tiny: Make, tmp_path: Path) -> None:
+    drafter = trained(tiny(LLAMA), "medusa", tmp_path / "drafter", linear=True)
+    with pytest.raises(UsageMistake, match="no other engine's do"):
+        export("vllm", str(drafter), None, tmp_path / "out")
 
 
 def ours(path: Path, model: Tiny) -> Any:
@@ -132,7 +138,7 @@ def test_medusa_heads_are_ours_by_vllms_names(tiny: Make, tmp_path: Path, family
     states = torch.randn(4, 48)
     theirs = as_vllm_computes(tensors, config, states)
     for row in range(4):
-        own = torch.from_numpy(drafter._logits(states[row : row + 1], drafter.depth).numpy())
+        own = torch.from_numpy(drafter._logits(states[row : row + 1], 0, drafter.depth).numpy())
         torch.testing.assert_close(theirs[:, row], own, rtol=1e-4, atol=1e-4)
     assert speculative_config(done) == {
         "method": "medusa", "model": str(tmp_path / "out"), "num_speculative_tokens": drafter.depth,

@@ -369,3 +369,34 @@ def test_the_self_test_sees_a_last_bit_that_depends_on_other_rows(opened, monkey
     found = exactness.measure(target, 3)
     assert not found.bitwise and 0 < found.largest < 1e-6
     assert exactness.measure(target, 2).bitwise
+
+
+@each("name", ["", "draft"])
+@each("packing", PACKINGS)
+def test_rows_of_several_texts_are_what_each_says_by_itself(opened, packing, name):
+    target, rng = opened(packing, name), np.random.default_rng(4)
+    lengths = (1, 15, 16, 40, 270)  # blocks of keys, and chunks of attention
+    both = []
+    for _ in range(2):
+        both.append([target.cache(length + 2) for length in lengths])
+    for length, *caches in zip(lengths, *both, strict=True):
+        text = rng.integers(4, target.vocab_size, length).tolist()
+        for cache in caches:
+            target.forward(DraftTree.chain(text), cache, last=True)
+            cache.keep(range(length))
+    for _ in range(3):  # the last of them grows the caches
+        tokens = rng.integers(4, target.vocab_size, len(lengths)).tolist()
+        together = target.forward_each(tokens, both[0])
+        for row, (token, cache) in enumerate(zip(tokens, both[1], strict=True)):
+            alone = target.forward(DraftTree.chain([token]), cache)
+            assert np.array_equal(together.logits.rows[row], alone.logits.rows[0])
+            assert np.array_equal(together.hidden.rows[row], alone.hidden.rows[0])
+            assert together.logits.argmax()[row] == alone.logits.argmax()[0]
+        for cache in (*both[0], *both[1]):
+            cache.keep([0])
+    with pytest.raises(LocalspecError, match="same cache"):
+        target.forward_each([5, 6], [both[0][0]] * 2)
+    with pytest.raises(LocalspecError, match="not possible at once"):
+        target.forward_each([5] * 33, [target.cache(2) for _ in range(33)])
+    with pytest.raises(LocalspecError, match="knows ids below"):
+        target.forward_each([5, target.vocab_size], both[0][:2])

@@ -56,7 +56,9 @@ def made(
     weight, added = gaussian(out, inner, seed=1), gaussian(out, seed=2).to(precision) if bias else None
     if isinstance(kind, tuple):
         matrix = in_form(weight.numpy(), *kind)
-        return PackedLinear(PackedWeight(torch.Size((out, inner)), matrix.data.nbytes, matrix.unpack), added)
+        return PackedLinear(
+            PackedWeight(torch.Size((out, inner)), matrix.data.nbytes, matrix.unpack, matrix.rows), added
+        )
     return kind(weight.to(precision), added)
 
 

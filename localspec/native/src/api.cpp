@@ -470,6 +470,25 @@ int ls_forward(const ls_model* model, ls_cache* cache, ls_pool* pool, const ls_r
     return forward(*model, *cache, *pool, *request);
 }
 
+int ls_forward_each(const ls_model* model, ls_cache* const* caches, ls_pool* pool, const ls_request* request) {
+    LS_CHECK(caches && request && pool && model, "A forward of several texts needs a model, caches, a pool and a request.");
+    const ls_request& q = *request;
+    LS_CHECK(q.rows >= 1 && q.rows <= LS_MOST_TEXTS, "%d texts are not possible at once; give 1 to %d.", q.rows, (int)LS_MOST_TEXTS);
+    LS_CHECK(q.tokens && q.hidden && !q.parents && !q.positions && !q.layers && !q.adapters && !q.num_inner && !q.logits_from,
+             "Of several texts at once tokens are read, and states and logits given, nothing else.");
+    for (int row = 0; row < q.rows; row++) {
+        LS_CHECK(caches[row] && caches[row]->fits(*model), "The cache of text %d belongs to a model of another shape.", row);
+        LS_CHECK(!caches[row]->chains, "Recurrent layers read one text at a time.");
+        LS_CHECK(caches[row]->length < caches[row]->slots, "The cache of text %d is full; reserve more.", row);
+        for (int other = 0; other < row; other++) LS_CHECK(caches[other] != caches[row], "Texts %d and %d have the same cache.", other, row);
+        ls_request one = q;
+        one.rows = 1, one.tokens = q.tokens + row;
+        LS_TRY(check_request(model, caches[row], pool, &one));
+    }
+    Call call(*pool);
+    return forward_each(*model, caches, *pool, q);
+}
+
 int ls_embed(const ls_model* model, int rows, const int32_t* tokens, float* x) {
     LS_CHECK(model && (rows == 0 || (tokens && x)), "Embedding needs a model, tokens and a place for their embeddings.");
     LS_CHECK(is_there(model->config.embed_tokens), "The model has no embeddings.");

@@ -10,11 +10,11 @@ constexpr size_t MOST_PARTIALS = (size_t)64 << 20;  // bytes; without room for t
 
 class Forward {
   public:
-    Forward(const ls_model& model, ls_cache& cache, Pool& pool, const ls_request& request)
-        : model_(model), c_(model.config), cache_(cache), pool_(pool), q_(request), k_(kernels()), recurrent_(pool, model.config) {}
+    Forward(const ls_model& model, ls_cache& cache, ls_cache* const* caches, Pool& pool, const ls_request& request)
+        : model_(model), c_(model.config), cache_(cache), caches_(caches), pool_(pool), q_(request), k_(kernels()), recurrent_(pool, model.config) {}
 
     int run() {
-        if (!sequences_.fill(pool_, cache_, q_)) return fail(LS_NO_MEMORY, "There is no memory for a tree of %d rows.", q_.rows);
+        if (!sequences_.fill(pool_, cache_, caches_, q_)) return fail(LS_NO_MEMORY, "There is no memory for a tree of %d rows.", q_.rows);
         for (int row = 0; row < q_.rows; row++) chunks_ = larger(chunks_, ceil_div(sequences_.length(row), CHUNK));
         Arena measured(nullptr);
         allocate(measured);
@@ -23,8 +23,14 @@ class Forward {
         allocate(arena);
         if (cache_.chains && !cache_.states.begin(cache_.length, q_.rows, &reading_))
             return fail(LS_NO_MEMORY, "There is no memory for the states of recurrent layers.");
-        cache_.rows = q_.rows;
-        memcpy(cache_.position() + cache_.length, sequences_.positions, sizeof(int32_t) * q_.rows);
+        for (int row = 0; caches_ && row < q_.rows; row++) {
+            ls_cache& cache = *caches_[row];
+            cache.rows = 1, cache.position()[cache.length] = sequences_.positions[row];
+        }
+        if (!caches_) {
+            cache_.rows = q_.rows;
+            memcpy(cache_.position() + cache_.length, sequences_.positions, sizeof(int32_t) * q_.rows);
+        }
         for (first_ = 0; first_ < q_.rows; first_ += BATCH) {
             rows_ = smaller(BATCH, q_.rows - first_);
             batch();
@@ -84,7 +90,7 @@ class Forward {
             delta_ = arena.take<float>(rows * most_out);
         }
         const size_t partials = (size_t)chunks_ * rows * heads * state_floats(head_dim);
-        split_ = pool_.threads() > 1 && chunks_ > 1 && partials * sizeof(float) <= MOST_PARTIALS;
+        split_ = !caches_ && pool_.threads() > 1 && chunks_ > 1 && partials * sizeof(float) <= MOST_PARTIALS;
         partials_ = arena.take<float>(split_ ? partials : 0);
         scratch_ = arena.take<float>(scratch_size_ * pool_.threads());
         if (cache_.chains) recurrent_.take(arena, cache_.states, (int)rows);
@@ -226,10 +232,32 @@ class Forward {
         return a;
     }
 
+    // Each row by itself, in a cache of its text.
+    void attention_each(int number) {
+        const Attending all = attending(number);
+        const int heads = all.num_kv_heads, half = all.rotary_dim / 2;
+        pool_.share(heads * rows_, [&](int item, int to, int thread) {
+            for (; item < to; item++) {
+                const int r = item / heads, head = item % heads;
+                ls_cache& cache = *caches_[r];
+                Attending a = all;
+                a.slots = cache.slots, a.rows = 1, a.first_slot = a.tree_slot = cache.length;
+                a.keys = cache.keys(number), a.values = cache.values(number);
+                a.qkv += (size_t)r * a.qkv_stride, a.cos += (size_t)r * half, a.sin += (size_t)r * half;
+                a.queries += (size_t)r * a.num_heads * padded_head(a.head_dim), a.mixed += (size_t)r * a.num_heads * a.head_dim;
+                a.prefix += r, a.tail_count += r, a.tails += r, a.visible_from += r;
+                if (a.factors) a.factors += r;
+                k_.place(a, head, 0, 1);
+                k_.attend(a, head, 0, 1, -1, scratch_ + scratch_size_ * thread);
+            }
+        });
+    }
+
     void attention(int number, int from) {
         const Attending a = attending(number);
         const int together = rows_together(a), blocks = ceil_div(rows_ - from, together), heads = a.num_kv_heads;
         for (int r = 0; r < rows_; r++) visible_from_[r] = sequences_.visible_from(first_ + r, model_.layers[number].sliding_window);
+        if (caches_) return attention_each(number);
         const bool split = split_ && heads * blocks < 4 * pool_.threads();
         const bool at_once = !split && blocks == 1 && from == 0;  // a head's keys are made where they are used
         if (!at_once) pool_.share(heads, [&](int head, int to, int) {
@@ -282,6 +310,7 @@ class Forward {
     const ls_model& model_;
     const ls_model_config& c_;
     ls_cache& cache_;
+    ls_cache* const* caches_;  // of each row; NULL: all rows lie in `cache_`
     Pool& pool_;
     const ls_request& q_;
     const Kernels& k_;
@@ -301,7 +330,11 @@ class Forward {
 }  // namespace
 
 int forward(const ls_model& model, ls_cache& cache, Pool& pool, const ls_request& request) {
-    return Forward(model, cache, pool, request).run();
+    return Forward(model, cache, nullptr, pool, request).run();
+}
+
+int forward_each(const ls_model& model, ls_cache* const* caches, Pool& pool, const ls_request& request) {
+    return Forward(model, *caches[0], caches, pool, request).run();
 }
 
 int head(const ls_model& model, Pool& pool, int rows, const float* hidden, float* logits, int32_t* argmax) {

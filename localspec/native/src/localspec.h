@@ -18,7 +18,7 @@
 extern "C" {
 #endif
 
-enum { LS_ABI = 8 };                                  /* changes with anything in this file */
+enum { LS_ABI = 9 };                                  /* changes with anything in this file */
 enum { LS_OK = 0, LS_WRONG = 1, LS_NO_MEMORY = 2 };   /* codes */
 enum { LS_FP32 = 0, LS_BF16 = 1, LS_INT8 = 2, LS_INT4 = 3, LS_FP16 = 4, LS_BLOCKS = 5 }; /* formats; weights have no LS_FP16 */
 enum { LS_C = 0, LS_NEON = 1, LS_AVX2 = 2, LS_AVX_VNNI = 3, LS_AVX512_VNNI = 4 }; /* instruction sets */
@@ -222,6 +222,10 @@ typedef struct {
 
 /* Any number of rows. Keys and values lie behind the committed tokens until the next forward; ls_cache_keep keeps them. */
 LS_API int ls_forward(const ls_model* model, ls_cache* cache, ls_pool* pool, const ls_request* request);
+/* One row behind the committed tokens of each cache, all at once: tokens [rows] -> hidden, logits, argmax. Nothing else may be
+   asked for; no cache twice, and none with recurrent layers. LS_MOST_TEXTS rows at most. */
+enum { LS_MOST_TEXTS = 32 };
+LS_API int ls_forward_each(const ls_model* model, ls_cache* const* caches, ls_pool* pool, const ls_request* request);
 LS_API int ls_embed(const ls_model* model, int rows, const int32_t* tokens, float* x); /* -> [rows, hidden_size] */
 /* hidden [rows, hidden_size] after the final norm -> logits [rows, lm_head.out], argmax [rows]; either may be NULL */
 LS_API int ls_head(const ls_model* model, ls_pool* pool, int rows, const float* hidden, float* logits, int32_t* argmax);

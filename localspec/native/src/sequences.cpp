@@ -2,8 +2,8 @@
 
 namespace ls {
 
-bool Sequences::fill(Pool& pool, const ls_cache& cache, const ls_request& q) {
-    cache_ = &cache;
+bool Sequences::fill(Pool& pool, const ls_cache& cache, ls_cache* const* caches, const ls_request& q) {
+    cache_ = &cache, caches_ = caches;
     const size_t rows = (size_t)q.rows;
     if (!pool.sequences.at_least(rows * (3 * sizeof(int32_t) + sizeof(int32_t*)) + 512)) return false;
     Arena arena(pool.sequences.data());
@@ -11,13 +11,13 @@ bool Sequences::fill(Pool& pool, const ls_cache& cache, const ls_request& q) {
     prefix = arena.take<int32_t>(rows), tail_count = arena.take<int32_t>(rows), positions = arena.take<int32_t>(rows);
     size_t all_tails = 0;
     for (int row = 0; row < q.rows; row++) {
-        const int parent = q.parents ? q.parents[row] : row - 1, slot = cache.length + row;
-        prefix[row] = parent < 0 ? cache.length : prefix[parent];
+        const int parent = caches ? -1 : q.parents ? q.parents[row] : row - 1, length = of(row).length, slot = length + (caches ? 0 : row);
+        prefix[row] = parent < 0 ? length : prefix[parent];
         tail_count[row] = parent < 0 ? 0 : tail_count[parent];
         if (tail_count[row] == 0 && prefix[row] == slot) prefix[row]++;
         else tail_count[row]++;
         all_tails += tail_count[row];
-        positions[row] = q.positions ? q.positions[row] : parent < 0 ? cache.length : positions[parent] + 1;
+        positions[row] = q.positions ? q.positions[row] : parent < 0 ? length : positions[parent] + 1;
     }
     if (!pool.tails.at_least(all_tails * sizeof(int32_t))) return false;
     int32_t* tail = (int32_t*)pool.tails.data();
@@ -33,7 +33,8 @@ bool Sequences::fill(Pool& pool, const ls_cache& cache, const ls_request& q) {
 
 int Sequences::position(int row, int logical) const {
     const int slot = logical < prefix[row] ? logical : tails[row][logical - prefix[row]];
-    return slot < cache_->length ? cache_->position()[slot] : positions[slot - cache_->length];
+    const ls_cache& cache = of(row);
+    return slot < cache.length ? cache.position()[slot] : positions[caches_ ? row : slot - cache.length];
 }
 
 int Sequences::visible_from(int row, int window) const {

@@ -7,7 +7,8 @@ namespace ls {
 
 class Sequences {
   public:
-    bool fill(Pool& pool, const ls_cache& cache, const ls_request& request);  // false: no memory
+    // `caches`: one for each row; else all rows lie in `cache`. false: no memory
+    bool fill(Pool& pool, const ls_cache& cache, ls_cache* const* caches, const ls_request& request);
     // The first logical index that a row sees through a window of so many positions, its own included; 0: sees everything.
     int visible_from(int row, int window) const;
     int length(int row) const { return prefix[row] + tail_count[row]; }
@@ -18,7 +19,9 @@ class Sequences {
 
   private:
     int position(int row, int logical) const;
+    const ls_cache& of(int row) const { return caches_ ? *caches_[row] : *cache_; }
     const ls_cache* cache_;
+    ls_cache* const* caches_;
 };
 
 }  // namespace ls

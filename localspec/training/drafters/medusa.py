@@ -1,42 +1,79 @@
 """Trains Medusa's heads (Cai et al. 2024, §3.2), alone or together with the target."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from localspec.decoding.compute import EPS
 from localspec.drafters.medusa import JOINT, SOFT_BALANCE, TEXT_BALANCE, Drafter, MedusaOptions
 from localspec.engine.backends import Target as DecodingTarget
 from localspec.machine.memory import free_memory
 from localspec.nn.adapters import Adapters
 from localspec.nn.linear import Linear, QuantizedLinear
-from localspec.nn.losses import DepthLoss, Guess, Head, cross_entropies
+from localspec.nn.losses import DepthLoss, Guess, Head, Likeliest, cross_entropies
 from localspec.nn.target import Target
+from localspec.training.readings import Places
 from localspec.training.trainable import Batch, LossOutput, PreviousRun, TrainableDrafter
 
 SHARE = 0.1  # of the model's weights: what vocabulary matrices of the heads' own may take
 TRAINED_BYTES = 16  # of a number that is trained: itself, its gradient and two moments
-ADAPTERS_LR_SCALE = 0.25  # the learning rate of the target's adapters, as a multiple of the heads' (§4.0.1)
+PATH_RATE = 0.2  # the learning rate of what least squares gave, as a share of the rest's
+RIDGE = 100.0  # added to the squares of inputs, which are 1 on average: what few rows say is not trusted
+FITTED = 65_536  # places that least squares look at, at most
+CANDIDATES, COMMON = 16, 2048  # of a place, and the commonest tokens: what a step learns to tell apart
 
 
 class ResidualBlocks(nn.Module):
     """One residual block of every head, x + SiLU(W x + b) (§3.1.1); zeros at first, which change nothing.
 
-    weight [heads, hidden_size, hidden_size], bias [heads, hidden_size].
+    weight [heads, hidden_size, read], bias [heads, hidden_size]; where it reads more than hidden_size, what it adds to
+    is a `path` of its own.
+    """
+
+    def __init__(self, heads: int, width: int, read: int, device: str) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(heads, width, read, device=device))
+        self.bias = nn.Parameter(torch.zeros(heads, width, device=device))
+
+    def forward(self, x: torch.Tensor, heads: slice, path: "LinearPath | None" = None) -> torch.Tensor:
+        """Applies the blocks of these heads to x [heads, rows, read]; gives [heads, rows, hidden_size]."""
+        given = x if path is None else _linears(x, path.weight[heads], path.bias[heads])
+        return given + F.silu(_linears(x, self.weight[heads], self.bias[heads]))
+
+
+class LinearPath(nn.Module):
+    """A matrix of every head that reads a state and the root's embedding; at first it gives the state.
+
+    weight [heads, hidden_size, 2 hidden_size], bias [heads, hidden_size].
     """
 
     def __init__(self, heads: int, width: int, device: str) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(heads, width, width, device=device))
+        self.weight = nn.Parameter(torch.eye(width, 2 * width, device=device).repeat(heads, 1, 1))
         self.bias = nn.Parameter(torch.zeros(heads, width, device=device))
 
-    def forward(self, x: torch.Tensor, heads: slice) -> torch.Tensor:
-        """Applies the blocks of these heads to x [heads, rows, hidden_size], whose shape stays."""
-        weight, bias = self.weight[heads].to(x.dtype), self.bias[heads].to(x.dtype)
-        return x + F.silu(torch.baddbmm(bias[:, None], x, weight.transpose(1, 2)))
+    @torch.no_grad()
+    def fit(self, parts: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Takes the matrices that give least squares, of parts (read [rows, 2 hidden_size], states that follow [heads,
+        rows, hidden_size]). With too few rows nothing changes."""
+        heads, width, read = self.weight.shape
+        square = torch.zeros(read + 1, read + 1, device=self.weight.device)
+        products = torch.zeros(heads, read + 1, width, device=self.weight.device)
+        for x, follow in parts:
+            x = F.pad(x, (0, 1), value=1.0)
+            square += x.T @ x
+            products += x.T @ follow
+        if square[-1, -1] < read:
+            return
+        square.diagonal().add_(RIDGE)
+        found = torch.cholesky_solve(products.transpose(0, 1).flatten(1), torch.linalg.cholesky(square))
+        found = found.view(read + 1, heads, width).permute(1, 2, 0)
+        self.weight.copy_(found[..., :-1])
+        self.bias.copy_(found[..., -1])
 
 
 class OwnChange(nn.Module):
@@ -50,9 +87,12 @@ class OwnChange(nn.Module):
         self.down = nn.Parameter(torch.randn(heads, rank, width, device=device) * width**-0.5)
         self.up = nn.Parameter(torch.zeros(heads, vocabulary, rank, device=device))
 
-    def forward(self, x: torch.Tensor, heads: slice, logits: torch.Tensor) -> torch.Tensor:
-        """Returns logits [heads, rows, vocab_size] of x [heads, rows, hidden_size] with what these heads change."""
-        down, up = (part[heads].to(x.dtype).transpose(1, 2) for part in (self.down, self.up))
+    def forward(
+        self, x: torch.Tensor, heads: slice, logits: torch.Tensor, kept: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Returns logits [heads, rows, tokens] of x [heads, rows, hidden_size] with what these heads change."""
+        ups = self.up[heads] if kept is None else self.up[heads][:, kept]
+        down, up = (part.to(x.dtype).transpose(1, 2) for part in (self.down[heads], ups))
         return torch.baddbmm(logits, torch.bmm(x, down), up)
 
 
@@ -71,9 +111,14 @@ class Trainable(TrainableDrafter):
     def __init__(self, target: Target, options: MedusaOptions) -> None:
         super().__init__(target, options)
         transformer = target.transformer
+        width = transformer.config.hidden_size
+        self._common = torch.zeros(0, dtype=torch.long, device=target.device)
         self.blocks = nn.ModuleList(
-            ResidualBlocks(options.heads, transformer.config.hidden_size, target.device) for _ in range(options.layers)
+            ResidualBlocks(options.heads, width, 2 * width if options.linear and not index else width, target.device)
+            for index in range(options.layers)
         )
+        if options.linear:
+            self.path = LinearPath(options.heads, width, target.device)
         self.linears = None
         if options.private:
             head = transformer.lm_head.weight.detach().float() * transformer.config.logit_scale
@@ -108,65 +153,158 @@ class Trainable(TrainableDrafter):
         """The number of heads."""
         return self.options.heads
 
-    def _logits(self, x: torch.Tensor, heads: slice, shared: Head | None = None) -> torch.Tensor:
-        """Returns these heads' logits [heads, rows, vocab_size] of states x [heads, rows, hidden_size].
+    @property
+    def reads_once(self) -> bool:
+        """Whether it learns from what the target said of a text once; joint training reads it with a gradient."""
+        return not self.options.joint
 
-        The head that they share is the target's, or `shared`.
+    def begin_training(self, frequencies: torch.Tensor) -> None:
+        """Keeps the commonest tokens, which every step learns to tell apart."""
+        self._common = frequencies.topk(min(COMMON, len(frequencies))).indices
+
+    def fit(self, parts: Iterable[Places]) -> None:
+        """Lets every head begin with least squares: from the state and the root to the state that it stands for."""
+        if not self.options.linear:
+            return
+
+        def rows() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+            seen = 0
+            for places in parts:
+                found, there = places.following(self.depth)
+                whole = there.all(1)
+                yield self._read(places.states[whole], places.roots[whole]), places.states[found[whole]].transpose(0, 1)
+                if (seen := seen + int(whole.sum())) >= FITTED:
+                    return
+
+        self.path.fit(rows())
+
+    @property
+    def weights_passed(self) -> int:
+        """How many weights each token of a text passes: of the vocabulary the candidates alone, about."""
+        shape, options = self.target.transformer.config, self.options
+        if not self.reads_once:
+            return super().weights_passed
+        blocks = sum(one.numel() for name, one in self.named_parameters() if name.startswith(("blocks.", "path.")))
+        return blocks + options.heads * 2 * COMMON * (shape.hidden_size + options.rank_of_own)
+
+    def _read(self, states: torch.Tensor, roots: torch.Tensor) -> torch.Tensor:
+        """Returns what heads read of states [rows, hidden_size] and the roots after them [rows]."""
+        if not self.options.linear:
+            return states
+        parts = (states, self.target.embed(roots).to(states.dtype))
+        return torch.cat([F.rms_norm(part, part.shape[-1:], eps=EPS) for part in parts], -1)
+
+    def _logits(
+        self, x: torch.Tensor, heads: slice, shared: Head | None = None, kept: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Returns these heads' logits [heads, rows, tokens] of what they read, x [heads, rows, read].
+
+        `shared` is the vocabulary's head that they share, of all tokens or of those that are `kept`, else the target's.
         """
-        for blocks in self.blocks:
-            x = blocks(x, heads)
+        for index, blocks in enumerate(self.blocks):
+            x = blocks(x, heads, self.path if self.options.linear and not index else None)
         if self.linears is None:
             logits = (shared or self.target.head)(x)
-            return self.own(x, heads, logits) if self.options.rank_of_own else logits
+            return self.own(x, heads, logits, kept) if self.options.rank_of_own else logits
+        matrices = self.linears[heads] if kept is None else self.linears[heads][:, kept]
         # In this order a single row takes the path for vectors, which reads the matrices twice as fast.
-        return torch.bmm(self.linears[heads].to(x.dtype), x.transpose(1, 2)).transpose(1, 2).contiguous()
+        return torch.bmm(matrices.to(x.dtype), x.transpose(1, 2)).transpose(1, 2).contiguous()
 
     def loss(self, batch: Batch) -> LossOutput:
         """Returns the loss of Medusa-1 (§3.2.1, eq. 1), or of Medusa-2 (§3.2.2, eq. 2) where training is joint.
 
-        Head k reads the state at t and predicts the token at t + 1 + k. Joint training is Medusa-1 during the heads'
-        warm-up. After it the heads read the states of the target with its adapters, and share its head with them; the
-        teacher is the target without them (§3.3.2), from which the batch's states come.
+        Head k reads the state at t, and the root at t + 1, and predicts the token at t + 1 + k. Joint training is
+        Medusa-1 during the heads' warm-up. After it the heads read the states of the target with its adapters, and
+        share its head with them; the teacher is the target without them (§3.3.2), from which the batch's states come.
+        λ₀ weighs what the heads' loss asks of the target, never what it asks of the heads: Adam's second moments would
+        remember the larger gradients of the warm-up, and starve them. Of what was read once a step learns among
+        candidates, the likeliest of its places and the commonest tokens.
         """
+        places = batch.places or self._places(batch)
         adapted = self.adapters is not None and self.progress >= self.options.warmup
-        states = self.adapted_states(batch.tokens) if adapted else batch.hidden
-        own = self.adapted_head if adapted else self.target.head
-        guesses = [self._guess(states, batch, ahead, own) for ahead in range(0 if adapted else 1, self.depth + 1)]
-        labels = batch.hidden if batch.distill else batch.tokens.roll(-1, 1)  # of each place, what follows it
-        losses = cross_entropies(guesses, labels.flatten(0, 1), self.target.head if batch.distill else None)
+        states, kept = places.states, None
+        shared: Head = self.target.head
+        if adapted:
+            balance = self._balance(batch.distill)
+            own_states = self.adapted_states(batch.tokens)[_predicting(batch.loss_mask)]
+            states, shared = scaled_gradient(own_states, balance), self._balanced_head(balance)
+        elif self.training and isinstance(places.labels, Likeliest):
+            kept = torch.unique(torch.cat([places.labels.ids[:, :CANDIDATES].flatten(), self._common]))
+            shared = self.target.transformer.head_of(kept)[0]
+        read = self._read(states, places.roots)
+        found, there = places.following(self.depth)
+        guesses = [
+            Guess(read[there[:, depth]], self._head(depth, shared, kept), found[there[:, depth], depth])
+            for depth in range(self.depth)
+        ]
+        teacher = None if isinstance(places.labels, Likeliest) or not batch.distill else self.target.head
+        if adapted:
+            every = torch.arange(len(own_states), device=own_states.device)
+            guesses.insert(0, Guess(own_states, self.adapted_head, every))
+        losses = cross_entropies(guesses, places.labels, teacher, kept)
         depth_losses = losses[-self.depth :]
         loss = torch.stack(
             [_mean(seen) * self.options.decay**ahead for ahead, seen in enumerate(depth_losses, start=1)]
         ).sum()
-        if adapted:
-            loss = _mean(losses[0]) + self._balance(batch.distill) * loss
-        return LossOutput(loss, depth_losses)
+        return LossOutput(_mean(losses[0]) + loss if adapted else loss, depth_losses)
+
+    def _places(self, batch: Batch) -> Places:
+        """Returns the positions of texts that were read just now."""
+        predicting = _predicting(batch.loss_mask)
+        text, place = predicting.nonzero(as_tuple=True)
+        roots = batch.tokens.roll(-1, 1)[predicting]
+        states = batch.hidden[predicting]
+        return Places(
+            states, roots, text * 2 * (batch.tokens.shape[1] + self.depth) + place, states if batch.distill else roots
+        )
+
+    def _head(self, depth: int, shared: Head, kept: torch.Tensor | None) -> Head:
+        """Returns what makes logits of what the head of this number reads."""
+        return lambda rows: self._logits(rows[None], slice(depth, depth + 1), shared, kept)[0]
+
+    def _balanced_head(self, balance: float) -> Head:
+        """Returns the target's head with its adapter, into which a gradient flows so much weaker."""
+        assert self.adapters is not None
+        if (adapter := self.adapters.head) is None:
+            return self.target.head
+
+        def weaker(x: torch.Tensor) -> torch.Tensor:
+            weights = {name: scaled_gradient(one, balance) for name, one in adapter.named_parameters()}
+            changed: torch.Tensor = torch.func.functional_call(adapter, weights, (x,))
+            return changed
+
+        return lambda hidden: self.target.head(hidden, weaker)
 
     def _balance(self, distill: bool) -> float:
         """Returns λ₀ at this point of the joint training (§3.2.2)."""
         options = self.options
-        highest = options.balance if distill or options.balance != SOFT_BALANCE else TEXT_BALANCE
+        highest = options.balance or (SOFT_BALANCE if distill else TEXT_BALANCE)
         if options.schedule == "constant":
             return highest
         return highest * math.sin(math.pi / 2 * (self.progress - options.warmup) / (1 - options.warmup))
 
-    def _guess(self, states: torch.Tensor, batch: Batch, ahead: int, own: Head) -> Guess:
-        """Returns what a head foresees of the token `ahead` positions after the next; 0 is the target's `own` head."""
-        n = batch.tokens.shape[1]
-        text, place = batch.loss_mask[:, 1 + ahead :].nonzero(as_tuple=True)
-
-        def head(rows: torch.Tensor) -> torch.Tensor:
-            return self._logits(rows[None], slice(ahead - 1, ahead), own)[0] if ahead else own(rows)
-
-        return Guess(states[text, place], head, text * n + place + ahead)
-
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Returns the heads' group and the adapters', which have no gradient during the warm-up."""
+        """Returns the groups of the heads, of their linear path, and of adapters, which rest during the warm-up."""
         adapters = [] if self.adapters is None else list(self.adapters.parameters())
-        theirs = {id(parameter) for parameter in adapters}
-        heads = [parameter for parameter in self.parameters() if id(parameter) not in theirs]
-        groups = [{"params": heads, "lr_scale": 1.0}, {"params": adapters, "lr_scale": ADAPTERS_LR_SCALE}]
-        return [group for group in groups if group["params"]]
+        path = list(self.path.parameters()) if self.options.linear else []
+        apart = {id(parameter) for parameter in (*adapters, *path)}
+        heads = [parameter for parameter in self.parameters() if id(parameter) not in apart]
+        groups = ((heads, 1.0), (path, PATH_RATE), (adapters, self.options.rate))
+        return [{"params": some, "lr_scale": scale} for some, scale in groups if some]
+
+
+def _linears(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return torch.baddbmm(bias.to(x.dtype)[:, None], x, weight.to(x.dtype).transpose(1, 2))
+
+
+def _predicting(loss_mask: torch.Tensor) -> torch.Tensor:
+    """Returns which positions of texts predict a token in the loss, bool [texts, n]."""
+    return F.pad(loss_mask[:, 1:], (0, 1))
+
+
+def scaled_gradient(x: torch.Tensor, scale: float) -> torch.Tensor:
+    """Returns x, into which a gradient flows so much weaker, or stronger."""
+    return x.detach() + scale * (x - x.detach())
 
 
 def _mean(seen: DepthLoss) -> torch.Tensor:

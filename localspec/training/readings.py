@@ -1,0 +1,200 @@
+"""What a target says of a text, read once and kept on disk for every pass: its states, and its likeliest tokens.
+
+`readings.bin` holds a record for each position that predicts a token in the loss; readings.jsonl says text by text how
+many there are. A kill leaves whole texts, and what it cut off is read again.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from localspec.decoding.sampling import Sampling
+from localspec.engine.backends import Target as DecodingTarget
+from localspec.errors import DoesNotFit, LocalspecError
+from localspec.native.target import NativeTarget
+from localspec.nn.losses import Likeliest
+from localspec.nn.target import Target
+from localspec.training.corpus import Row
+
+LIKELIEST = 64  # tokens of a position; on published models they have about 96 % of the chances
+RECORDS, INDEX = "readings.bin", "readings.jsonl"
+CHUNK = 128  # tokens of a text that are read at once
+LARGEST = float(np.finfo(np.float16).max)
+
+# Of tokens and the first position that is wanted: from there on states [rows, hidden_size], ids and chances
+# [rows, LIKELIEST].
+Reader = Callable[[Sequence[int], int], tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]]
+
+
+@dataclass(frozen=True)
+class Places:
+    """Positions of texts, each of which predicts a token in the loss, in order.
+
+    states [n, hidden_size]; roots [n]: the token that follows; numbers [n] int64: those of neighbours in a text differ
+    by 1, and others by more than any draft is long; labels: what the target says of the token that follows, its own
+    states [n, hidden_size] with its head as the teacher, or else `Likeliest` tokens.
+    """
+
+    states: torch.Tensor
+    roots: torch.Tensor
+    numbers: torch.Tensor
+    labels: torch.Tensor | Likeliest
+
+    def following(self, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the places 1 to `depth` positions after each, [n, depth], and which of them there are, bool."""
+        wanted = self.numbers[:, None] + torch.arange(1, depth + 1, device=self.numbers.device)
+        found = torch.searchsorted(self.numbers, wanted).clamp(max=max(len(self.numbers) - 1, 0))
+        return found, self.numbers[found] == wanted
+
+
+def positions(row: Row) -> list[int]:
+    """Return the positions of a row that predict a token in the loss."""
+    return [place for place, counts in enumerate(row.loss_mask[1:]) if counts]
+
+
+class Readings:
+    """The readings in a directory, of states of so many channels. Raises LocalspecError where they are damaged."""
+
+    def __init__(self, directory: Path, width: int) -> None:
+        self._directory = directory
+        self._record = np.dtype([("state", "<f2", width), ("ids", "<i4", LIKELIEST), ("chances", "<f2", LIKELIEST)])
+        self._found: dict[str, tuple[int, int]] = {}  # of a row's digest: its first record, and how many there are
+        self._count = 0
+        self._records: Any = None
+        self._open()
+
+    @staticmethod
+    def bytes_of(width: int, tokens: int) -> int:
+        """Return about how many bytes the readings of so many tokens take."""
+        return tokens * (2 * width + 6 * LIKELIEST)
+
+    def _open(self) -> None:
+        """Read the index, and cut off what a kill left after the last whole text."""
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            (self._directory / RECORDS).touch(0o600)
+            (self._directory / INDEX).touch(0o600)
+            size = (self._directory / RECORDS).stat().st_size
+            *lines, _ = (self._directory / INDEX).read_bytes().split(b"\n")
+            whole = 0
+            for line in lines:
+                name, count = json.loads(line)
+                if (self._count + count) * self._record.itemsize > size:
+                    break
+                self._found[str(name)] = self._count, int(count)
+                self._count, whole = self._count + int(count), whole + len(line) + 1
+            os.truncate(self._directory / INDEX, whole)
+            os.truncate(self._directory / RECORDS, self._count * self._record.itemsize)
+        except (OSError, ValueError, TypeError) as error:
+            raise LocalspecError(f"{self._directory} cannot be used ({error}); remove it, and begin again.") from None
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __contains__(self, row: Row) -> bool:
+        return _digest(row) in self._found
+
+    def fill(self, rows: Sequence[Row], reader: Reader) -> Iterator[int]:
+        """Read the rows that are not there yet, and yield the positions so far after each.
+
+        Raise DoesNotFit where the disk is full.
+        """
+        for row in rows:
+            name, places = _digest(row), positions(row)
+            if name in self._found or not places:
+                continue
+            states, ids, chances = reader(row.tokens[: places[-1] + 1], places[0])
+            wanted = np.array(places) - places[0]
+            records = np.empty(len(places), self._record)
+            records["state"] = np.clip(states[wanted], -LARGEST, LARGEST)
+            records["ids"], records["chances"] = ids[wanted], chances[wanted]
+            self._append(name, records)
+            yield self._count
+
+    def _append(self, name: str, records: npt.NDArray[Any]) -> None:
+        try:
+            with (self._directory / RECORDS).open("ab") as file:
+                file.write(records.tobytes())
+            with (self._directory / INDEX).open("ab") as file:
+                file.write(json.dumps([name, len(records)]).encode() + b"\n")
+        except OSError as error:
+            raise DoesNotFit(
+                f"{self._directory} cannot be written ({error.strerror}); make room, and give the same command again."
+            ) from error
+        self._found[name] = self._count, len(records)
+        self._count, self._records = self._count + len(records), None
+
+    def places(self, rows: Sequence[Row], device: str, distill: bool) -> Places:
+        """Return the positions of rows that were read; without `distill` labels are the tokens of the text."""
+        if self._records is None:
+            self._records = np.memmap(self._directory / RECORDS, self._record, "r") if self._count else None
+        parts, roots, numbers, start = [], [], [], 0
+        for row in rows:
+            first, count = self._found[_digest(row)]
+            there = positions(row)
+            parts.append(self._records[first : first + count])
+            roots += [row.tokens[place + 1] for place in there]
+            numbers += [start + place for place in there]
+            start += 2 * len(row.tokens) + 1
+        records = np.concatenate(parts)
+        following = torch.tensor(roots, device=device)
+        if distill:
+            ids = torch.from_numpy(records["ids"].astype(np.int64)).to(device)
+            labels = Likeliest(ids, torch.from_numpy(records["chances"].astype(np.float32)).to(device))
+        else:
+            labels = Likeliest(following[:, None], torch.ones(len(following), 1, device=device))
+        states = torch.from_numpy(records["state"].astype(np.float32)).to(device)
+        return Places(states, following, torch.tensor(numbers, device=device), labels)
+
+
+def reader_of(target: DecodingTarget) -> Reader:
+    """Return what reads a text with a model, whoever computes it."""
+    if isinstance(target, NativeTarget):
+        return _native(target)
+    assert isinstance(target, Target)
+    return _torch(target)
+
+
+def _native(target: NativeTarget) -> Reader:
+    def read(tokens: Sequence[int], first: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
+        cache, found = target.cache(len(tokens)), []
+        for start in range(0, len(tokens), CHUNK):
+            part = tokens[start : start + CHUNK]
+            wanted = min(max(first - start, 0), len(part) - 1)
+            logits, hidden, _ = target.model.forward(part, None, cache, wanted)
+            cache.keep(range(len(part)))
+            if start + len(part) > first:
+                likely = logits.candidates(range(len(logits)), LIKELIEST, Sampling())
+                found.append((hidden[wanted:], np.array(likely)))
+        states, likeliest = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        return states, likeliest[..., 0].astype(np.int32), likeliest[..., 1]
+
+    return read
+
+
+def _torch(target: Target) -> Reader:
+    @torch.no_grad()
+    def read(tokens: Sequence[int], first: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
+        text = torch.tensor([*tokens], device=target.device)
+        places = torch.arange(len(text), device=target.device)
+        hidden = target.transformer(text[None], places, places[:, None] >= places)[0, first:]
+        top = [target.head(part).float().softmax(-1).topk(LIKELIEST) for part in hidden.split(CHUNK)]
+        ids, chances = (
+            torch.cat([getattr(part, name) for part in top]).cpu().numpy() for name in ("indices", "values")
+        )
+        return hidden.float().cpu().numpy(), ids, chances
+
+    return read
+
+
+def _digest(row: Row) -> str:
+    text = json.dumps([[*row.tokens], positions(row)]).encode()
+    return hashlib.sha256(text).hexdigest()[:24]
