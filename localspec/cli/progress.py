@@ -10,7 +10,7 @@ from time import monotonic
 from localspec.cli.console import folded, window
 from localspec.events import Reporter
 from localspec.marks import drawable
-from localspec.pulling.arrival import Arrival
+from localspec.quantities import Arrival
 from localspec.text import one_line
 
 

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple, Self
 from localspec.config import nearest
 from localspec.errors import LocalspecError, NotAllowed, NotHere, UsageMistake
 from localspec.outside_files import parse_json
-from localspec.serving.address import ServerAddress, key_for
-from localspec.serving.link import Head, Link
+from localspec.serving.link import Head, Link, ServerAddress, key_for
 from localspec.serving.pieces import count, shown, words_of
 from localspec.text import one_line
 

@@ -18,7 +18,7 @@ from localspec.chat.start import StartedChat, start_chat
 from localspec.chat.wording import SAMENESS
 from localspec.config import TYPED, Rule, Settings
 from localspec.errors import LocalspecError, UsageMistake
-from localspec.events import Event, Memory, Reporter, Statistics
+from localspec.events import Event, Reporter
 from localspec.models import registry
 from localspec.models.messages import Message, turns_left_out
 from localspec.models.registry import TargetCard
@@ -29,6 +29,7 @@ from localspec.serving.pieces import (
 )
 from localspec.serving.server import Server, TooLong
 from localspec.serving.server_reply import Reply, ServerReport
+from localspec.serving.socket_engine import Form, Session
 from localspec.store.conversations import Saved
 from localspec.store.store import Store
 from localspec.text import one_line
@@ -63,32 +64,6 @@ class ServerSampling:
         return {name: value for name, value in asked.items() if value is not None}
 
 
-@dataclass(frozen=True)
-class ServerChoice:
-    """In which form the model answers, as far as the server tells."""
-
-    engine: str = "server"
-    device: str = ""
-    dtype: str = ""
-    quantize: str = "none"
-    nodes: int = 0
-    pace: tuple[str, ...] = ()
-    bits: float = 0.0
-
-
-@dataclass
-class Spoken:
-    """The figures of the reply under way, or of the last one. What the server holds in memory is not this machine's."""
-
-    statistics: Statistics | None = None
-    memory: Memory | None = None
-
-    @property
-    def so_far(self) -> Statistics | None:
-        """Return the figures so far."""
-        return self.statistics
-
-
 class ServerEngine:
     """One model of a server. Use it from one thread at a time."""
 
@@ -101,18 +76,18 @@ class ServerEngine:
         self.conversation: int | None = None
         self.wanted: Callable[[], bool] = lambda: True
         self.context = server.models[model].context if model in server.models else 0
-        self.session, self.told = Spoken(), dict[str, Any]()
+        self.session, self.told = Session(), dict[str, Any]()
         self._room = sys.maxsize  # characters; the server refused a longer conversation
         self._truncates = False  # whether requests ask the server to leave out turns
         self._path = _place(model) if server.ours else None
         self._decoders: dict[str, Decode] = {}  # by revision
 
     @property
-    def choice(self) -> ServerChoice:
+    def choice(self) -> Form:
         """Return what the server reported with the last reply."""
         told = {name: word(self.told.get(name)) for name in ("device", "dtype", "quantize")}
         where = f"at {self.server.address.name}"
-        return ServerChoice(
+        return Form(
             device=where,
             dtype=told["dtype"],
             quantize=told["quantize"] or "none",
@@ -191,7 +166,8 @@ class ServerEngine:
         is wrong. Raises NotAllowed, NotHere, UsageMistake and LocalspecError for a refusal. Raises BrokenOff if the
         connection ends within a reply, after the events so far.
         """
-        body, self.session.statistics = self._body(sampling, limits or Limits(), think), None
+        body = self._body(sampling, limits or Limits(), think)
+        self.session.statistics = self.session.so_far = None
         first = 1 if messages and messages[0]["role"] == "system" else 0
         turns = max(0, (len(messages) - first - 1) // 2)  # that can be left out
         sizes = [len(message["content"]) for message in messages]

@@ -136,8 +136,8 @@ class Reply:
             )
         if not told:
             yield Prefill(0, 0, self._dropped)
-        engine.session.statistics = self._statistics()
-        yield Done(self._piece.reason or "stop", engine.session.statistics)
+        statistics = engine.session.statistics = engine.session.so_far = self._statistics()
+        yield Done(self._piece.reason or "stop", statistics)
 
     def _at_once(self, lines: Iterator[bytes | None]) -> Iterator[bytes | None]:
         """A reply that is no stream, as the one message of one."""
@@ -186,7 +186,7 @@ class Reply:
         if piece.reasoning:
             self._thought_until = self._last
         self._said = self._said or bool(piece.text.strip())
-        self._engine.session.statistics = self._statistics()
+        self._engine.session.statistics = self._engine.session.so_far = self._statistics()
         return Text(piece.text, tokens, sources, self._last, 0, (), piece.reasoning, thoughts)
 
     # -- figures ------------------------------------------------------------------------------------------------------

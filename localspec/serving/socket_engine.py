@@ -54,7 +54,10 @@ class SocketSampling:
 
 @dataclass
 class Session:
-    """The figures of the current reply, or of the last one, as far as the server has sent them."""
+    """The figures of the current reply, or of the last one, as far as the server has sent them.
+
+    `memory` is None if the server is on another machine.
+    """
 
     statistics: Statistics | None = None  # when the reply is over
     so_far: Statistics | None = None
@@ -67,14 +70,14 @@ class Session:
 
 
 class Form(NamedTuple):
-    """The form in which the server's engine computes."""
+    """The form in which the server's engine computes, as far as the server says."""
 
-    engine: str
-    device: str
-    dtype: str
-    quantize: str
-    nodes: int
-    pace: Sequence[str]
+    engine: str = "server"
+    device: str = ""
+    dtype: str = ""
+    quantize: str = "none"
+    nodes: int = 0
+    pace: Sequence[str] = ()
     bits: float = 0.0
 
 

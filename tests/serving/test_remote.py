@@ -17,7 +17,7 @@ from localspec.chat.figures import LiveStats
 from localspec.config import Settings
 from localspec.errors import LocalspecError
 from localspec.events import Done, Reporter, Text
-from localspec.serving import address, link, server_engine
+from localspec.serving import link, server_engine
 from localspec.serving.server import Server
 from localspec.serving.server_engine import ServerEngine
 from localspec.store.store import Store
@@ -362,8 +362,8 @@ def test_there_is_no_server(tmp_path):
 def test_a_key_that_others_can_read_is_told(monkeypatch):
     monkeypatch.setenv("LOCALSPEC_SERVER_KEY", "a key")
     for url, told in (("http://gpu-box", True), ("https://gpu-box", False), ("http://127.0.0.1", False)):
-        where = address.ServerAddress.of(url)
-        assert bool(Server(where, address.key_for(where), {}).overheard) == told
+        where = link.ServerAddress.of(url)
+        assert bool(Server(where, link.key_for(where), {}).overheard) == told
         assert not Server(where, None, {}).overheard
 
 
@@ -419,7 +419,7 @@ def test_what_is_no_address(url, tmp_path):
     ],
 )
 def test_addresses(url, parts):
-    found = address.ServerAddress.of(url)
+    found = link.ServerAddress.of(url)
     assert (found.secure, found.host, found.port, found.base, found.name) == parts
 
 
@@ -432,16 +432,16 @@ def test_the_key_of_the_keyring_and_of_the_environment(monkeypatch):
     asked = []
     ring = SimpleNamespace(get_password=lambda *names: asked.append(names) or "kept")
     monkeypatch.setitem(sys.modules, "keyring", ring)
-    where = address.ServerAddress.of("https://x.example")
-    assert address.key_for(where) == "kept" and asked == [("localspec", "https://x.example")]
+    where = link.ServerAddress.of("https://x.example")
+    assert link.key_for(where) == "kept" and asked == [("localspec", "https://x.example")]
     monkeypatch.setenv("LOCALSPEC_SERVER_KEY", "given")
-    assert address.key_for(where) == "given"
+    assert link.key_for(where) == "given"
     monkeypatch.setenv("LOCALSPEC_SERVER_KEY", "a\nb: c")
     with pytest.raises(LocalspecError, match="printable"):
-        address.key_for(where)
+        link.key_for(where)
     monkeypatch.delenv("LOCALSPEC_SERVER_KEY")
     ring.get_password = lambda *_: 1 / 0  # it is locked
-    assert address.key_for(where) is None
+    assert link.key_for(where) is None
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from localspec.store.store import Store
 from localspec_tui.screens import searched
 from localspec_tui.screens.models import ModelsScreen
 from localspec_tui.widgets.download_line import DownloadLine
-from localspec_tui.widgets.keys_footer import KeysFooter
+from localspec_tui.widgets.keys_panel import KeysFooter
 
 
 async def test_ctrl_o_lets_another_model_answer(chat, models):

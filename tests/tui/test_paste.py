@@ -15,8 +15,7 @@ from tui.scripted_engine import until
 from localspec.paths import Paths
 from localspec.store.store import Store
 from localspec.text import ALT_ENTER, PASTE_BEGIN, PASTE_END, PasteFilter
-from localspec_tui.widgets.keys_in_order import OneLine, after, before
-from localspec_tui.widgets.typed_text import LONGEST, TypedText
+from localspec_tui.widgets.typed_text import LONGEST, OneLine, TypedText, after, before
 
 HOSTILE = "x\x1b[31m\x1b\x1b[20\x1b[200~y\x1b\x1b[48;1;1;1;1t\x1b[I\x1b\r\x1b\x11\x1b"
 SHOWN = "x␛[31m␛␛[20␛[200~y␛␛[48;1;1;1;1t␛[I␛\r␛\x11␛"

@@ -12,7 +12,7 @@ from localspec.errors import UsageMistake
 from localspec.paths import Paths
 from localspec_tui import messages
 from localspec_tui.themes import DARK, LIGHT
-from localspec_tui.widgets.keys_footer import KeysFooter
+from localspec_tui.widgets.keys_panel import KeysFooter
 from localspec_tui.widgets.prompt import Prompt
 
 

@@ -7,7 +7,7 @@ from tui.scripted_engine import say, talked, until
 
 from localspec_tui import messages
 from localspec_tui.widgets.conversation_view import ConversationView
-from localspec_tui.widgets.keys_footer import KeysFooter
+from localspec_tui.widgets.keys_panel import KeysFooter
 
 
 def told(talk):

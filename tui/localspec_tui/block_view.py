@@ -1,7 +1,9 @@
 """A widget that shows all blocks of a reply, and draws only the visible rows."""
 
+import time
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 from urllib.parse import unquote
 
@@ -216,8 +218,6 @@ class BlockView(LaidOutOnce, Widget):
     def _spans(self, block: Block, start: int, end: int) -> Iterator[Span]:
         """Yield the styles of a block's text from `start` to `end`, as spans that count from `start`."""
         if block.kind == "code":
-            from localspec_tui.highlighting import highlighted  # after the first paint
-
             app = self.app
             colours = highlighted(block.text, block.language, app.native_ansi_color, app.current_theme.dark)
             for at in range(bisect_right(colours, start, key=lambda span: span.end), len(colours)):
@@ -345,3 +345,36 @@ class PlainText(BlockView):
     def set_text(self, text: str) -> None:
         """Show this text instead. Rows of an unchanged beginning are not computed again."""
         self.show([Block("plain", safe(text).expandtabs(8))] if text else [])
+
+
+LONGEST_CODE = 8192  # characters; longer code is not highlighted
+COLOUR_SECONDS = 0.1  # after this time, the rest of the code is not highlighted
+
+
+@lru_cache(maxsize=32)
+def highlighted(code: str, language: str, ansi: bool, dark: bool) -> tuple[Span, ...]:
+    """Return the styles of a piece of code, in the order of the text.
+
+    The language must be named, because guessing it can take minutes.
+    """
+    from pygments.lexers import get_lexer_by_name  # after the first paint
+    from pygments.util import ClassNotFound
+    from textual.highlight import ANSIDarkHighlightTheme, ANSILightHighlightTheme, HighlightTheme
+
+    if not language or len(code) > LONGEST_CODE:
+        return ()
+    try:
+        lexer = get_lexer_by_name(language, stripnl=False, ensurenl=True)
+    except ClassNotFound:
+        return ()
+    theme = (ANSIDarkHighlightTheme if dark else ANSILightHighlightTheme) if ansi else HighlightTheme
+    spans, at, end = [], 0, time.perf_counter() + COLOUR_SECONDS
+    for kind, text in lexer.get_tokens(code):
+        while kind is not None and kind not in theme.STYLES:
+            kind = kind.parent
+        if kind is not None and (style := theme.STYLES[kind]):
+            spans.append(Span(at, at + len(text), style))
+        at += len(text)
+        if time.perf_counter() > end:
+            break
+    return tuple(spans)

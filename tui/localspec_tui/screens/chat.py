@@ -26,8 +26,7 @@ from localspec_tui.widgets.conversation_view import ConversationView
 from localspec_tui.widgets.download_line import DownloadLine
 from localspec_tui.widgets.find_line import Finder, FindLine
 from localspec_tui.widgets.first_screen import FirstScreen
-from localspec_tui.widgets.keys_footer import KeysFooter
-from localspec_tui.widgets.keys_panel import KeysPanel, of_the_chat
+from localspec_tui.widgets.keys_panel import KeysFooter, KeysPanel, of_the_chat
 from localspec_tui.widgets.live_line import LiveLine
 from localspec_tui.widgets.message_view import NoticeView
 from localspec_tui.widgets.mounted_turns import import_replies

@@ -28,7 +28,7 @@ from localspec.text import one_line
 from localspec_tui import keymap
 from localspec_tui.screens.searched import AskingScreen
 from localspec_tui.screens.steady import DIALOG_KEYS
-from localspec_tui.widgets.keys_in_order import OneLine
+from localspec_tui.widgets.typed_text import OneLine
 
 LISTED = 100
 PATIENCE = 0.5  # seconds without a word

@@ -16,8 +16,8 @@ from localspec.text import one_line
 from localspec_tui.screens.searched import SearchedScreen
 from localspec_tui.screens.steady import DIALOG_KEYS
 from localspec_tui.widgets.download_line import DownloadLine
-from localspec_tui.widgets.keys_in_order import OneLine
 from localspec_tui.widgets.status_line import fitting
+from localspec_tui.widgets.typed_text import OneLine
 
 if TYPE_CHECKING:  # looked for on another thread, which imports it
     from localspec.chat.model_list import Choosable

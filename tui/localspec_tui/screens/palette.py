@@ -16,9 +16,8 @@ from textual.system_commands import SystemCommandsProvider
 from textual.widgets import Input, OptionList, Static
 
 from localspec_tui.screens.steady import DIALOG_KEYS, ClosesOnce
-from localspec_tui.widgets.keys_footer import KeysFooter
-from localspec_tui.widgets.keys_in_order import KeysInOrder
-from localspec_tui.widgets.keys_panel import lines_of, table_of
+from localspec_tui.widgets.keys_panel import KeysFooter, lines_of, table_of
+from localspec_tui.widgets.typed_text import KeysInOrder
 
 # What else commands are looked for by.
 ALSO = {

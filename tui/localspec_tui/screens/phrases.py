@@ -22,7 +22,7 @@ from localspec.store.store import Store
 from localspec.text import one_line
 from localspec_tui.screens.searched import AskingScreen
 from localspec_tui.screens.steady import DIALOG_KEYS
-from localspec_tui.widgets.keys_in_order import OneLine
+from localspec_tui.widgets.typed_text import OneLine
 
 LISTED = 200
 NOTHING = "No phrases are kept for this model yet."

@@ -17,8 +17,8 @@ from localspec.text import one_line
 from localspec_tui.engine_thread import EngineThread
 from localspec_tui.messages import RaceBegun, RaceEnded
 from localspec_tui.screens.steady import DIALOG_KEYS, ClosesOnce
-from localspec_tui.widgets.keys_footer import KeysFooter
-from localspec_tui.widgets.keys_in_order import OneLine
+from localspec_tui.widgets.keys_panel import KeysFooter
+from localspec_tui.widgets.typed_text import OneLine
 
 LEFT = 5  # lines of the screen that are none of the picture's
 

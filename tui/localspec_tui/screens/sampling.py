@@ -13,8 +13,8 @@ from localspec.config import TYPED
 from localspec.errors import UsageMistake
 from localspec.text import one_line
 from localspec_tui.screens.steady import DIALOG_KEYS, ClosesOnce
-from localspec_tui.widgets.keys_footer import KeysFooter
-from localspec_tui.widgets.keys_in_order import OneLine
+from localspec_tui.widgets.keys_panel import KeysFooter
+from localspec_tui.widgets.typed_text import OneLine
 
 if TYPE_CHECKING:
     from localspec.chat.sampling import Line

@@ -12,7 +12,7 @@ from textual.widgets import Input, OptionList, Static
 from localspec.text import one_line
 from localspec_tui.screens.steady import ClosesOnce
 from localspec_tui.widgets.asking_line import AskingLine
-from localspec_tui.widgets.keys_footer import KeysFooter
+from localspec_tui.widgets.keys_panel import KeysFooter
 
 Result = TypeVar("Result")
 

@@ -10,9 +10,8 @@ from textual.widgets import Static
 
 from localspec.text import safe
 from localspec_tui.screens.steady import DIALOG_KEYS, ClosesOnce
-from localspec_tui.widgets.keys_footer import KeysFooter
-from localspec_tui.widgets.keys_in_order import KeysInOrder
-from localspec_tui.widgets.typed_text import TypedText
+from localspec_tui.widgets.keys_panel import KeysFooter
+from localspec_tui.widgets.typed_text import KeysInOrder, TypedText
 
 HEADING = "System prompt: what the model reads before everything else"
 UNSAVED = "System prompt, as you left it, not saved yet; ctrl+z brings back the one that holds"

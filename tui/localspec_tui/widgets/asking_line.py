@@ -9,7 +9,7 @@ from textual.containers import Vertical
 from textual.widgets import Input, Static
 
 from localspec.text import one_line
-from localspec_tui.widgets.keys_in_order import OneLine
+from localspec_tui.widgets.typed_text import OneLine
 
 
 class _Text(OneLine):

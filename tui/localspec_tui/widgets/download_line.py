@@ -87,7 +87,7 @@ class DownloadLine(Widget):
         if not agreed:
             self._thread.give_up()
             return
-        from localspec.pulling.arrival import Arrival
+        from localspec.quantities import Arrival
 
         arrival, self.display = Arrival(), True
         self._show("beginning")

@@ -13,7 +13,7 @@ from textual.timer import Timer
 from textual.widgets import Input, Static
 
 from localspec_tui.widgets.conversation_view import ConversationView
-from localspec_tui.widgets.keys_in_order import OneLine
+from localspec_tui.widgets.typed_text import OneLine
 
 if TYPE_CHECKING:
     from localspec.store.searched_words import Hit

@@ -12,9 +12,8 @@ from textual.widgets import TextArea
 
 from localspec.chat.commands import is_whole
 from localspec_tui import keymap
-from localspec_tui.widgets.keys_in_order import KeysInOrder
 from localspec_tui.widgets.suggestions import Suggestions
-from localspec_tui.widgets.typed_text import TypedText
+from localspec_tui.widgets.typed_text import KeysInOrder, TypedText
 
 # What everybody expects of a field for text is no help, and would hide what is.
 _EXPECTED = ("cursor_", "page_", "select_", "delete_left", "delete_right", "copy", "cut", "paste")

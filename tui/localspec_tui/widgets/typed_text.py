@@ -1,12 +1,115 @@
-"""A text field of several lines."""
+"""Text fields of one line and of several, in which keys act in the order of typing, even if many arrive at once."""
 
+import unicodedata
 from collections.abc import Callable
+from typing import Any
 
 from textual import events
-from textual.widgets import TextArea
+from textual.widgets import Input, TextArea
 
 from localspec.text import safe
-from localspec_tui.widgets.keys_in_order import after, before
+
+
+class KeysInOrder:
+    """A mixin for text fields that runs key bindings at once.
+
+    Textual would pass a binding up to the application, and letters typed after it would act first.
+    """
+
+    async def on_key(self: Any, event: events.Key) -> None:
+        field = self.screen.focused
+        focus_moved = field is not self and isinstance(field, KeysInOrder)  # by a prior key
+        if focus_moved:
+            _done_with(event)
+            field.post_message(events.Key(event.key, event.character))
+            return
+        if self._chooses(event):
+            _done_with(event)
+            return
+        active = self.screen.active_bindings.get(event.key)
+        if active is None or (active.node is not self and event.is_printable):
+            return
+        # If a prior key opened another screen, drop this key: it may mean something else there.
+        if self.app.screen is not self.screen or await self.app.run_action(active.binding.action, active.node):
+            _done_with(event)
+
+    def _chooses(self, event: events.Key) -> bool:
+        """Handle a key before the bindings, and return whether it was handled."""
+        return False
+
+
+class OneLine(KeysInOrder, Input):
+    """A text field of one line."""
+
+    def action_delete_left(self) -> None:
+        place = before(self.value, self.cursor_position)
+        if self.selection.is_empty and place < self.cursor_position:
+            self.delete(place, self.cursor_position)
+        else:
+            super().action_delete_left()
+
+    def action_delete_right(self) -> None:
+        place = after(self.value, self.cursor_position)
+        if self.selection.is_empty and place > self.cursor_position:
+            self.delete(self.cursor_position, place)
+        else:
+            super().action_delete_right()
+
+    def action_cursor_left(self, select: bool = False) -> None:
+        if select or not self.selection.is_empty:
+            super().action_cursor_left(select)
+        else:
+            self.cursor_position = before(self.value, self.cursor_position)
+
+    def action_cursor_right(self, select: bool = False) -> None:
+        if select or not self.selection.is_empty or self.cursor_at_end:
+            super().action_cursor_right(select)
+        else:
+            self.cursor_position = after(self.value, self.cursor_position)
+
+
+def _done_with(event: events.Key) -> None:
+    """Stop an event, so that nothing else handles it."""
+    event.stop()
+    event.prevent_default()
+
+
+JOINER = "\u200d"
+# Variation selectors, skin tones and the tags of regional flags: each belongs to the code point before it.
+_KEEP_TOGETHER = {"\ufe0e", "\ufe0f", *map(chr, range(0x1F3FB, 0x1F400)), *map(chr, range(0xE0020, 0xE0080))}
+FARTHEST = 64  # most code points of a grapheme; a text may stack any number of accents
+
+
+def before(text: str, at: int) -> int:
+    """Return where the grapheme that ends at this place begins."""
+    begin = max(at - FARTHEST, 0)
+    found = begin
+    while (end := after(text, found)) < at:
+        found = end
+    return found if at else 0
+
+
+def after(text: str, at: int) -> int:
+    """Return where the grapheme that begins at this place ends."""
+    if at >= len(text):
+        return at
+    end = at + 1
+    if _is_flag_letter(text[at]) and _is_flag_letter(text[end : end + 1]):
+        end += 1
+    while end < min(len(text), at + FARTHEST):
+        if text[end] == JOINER:
+            end += 2 if end + 1 < len(text) and not text[end + 1].isspace() else 1
+        elif text[end] in _KEEP_TOGETHER or unicodedata.category(text[end]) in ("Mn", "Mc", "Me"):
+            end += 1
+        else:
+            break
+    return min(end, len(text))
+
+
+def _is_flag_letter(character: str) -> bool:
+    """Return whether a code point is a regional indicator; two of them make a flag."""
+    return "\U0001f1e6" <= character <= "\U0001f1ff"
+
 
 LONGEST = 1_000_000  # characters; each key costs time for all of them, and no model has a context for more
 
