@@ -159,7 +159,7 @@ class Settings:
         return self.origins.get(name, "").startswith("--")
 
     def shown(self, name: str) -> str:
-        """A setting as it was written, where it was written; as a flag where that is not known."""
+        """Return a setting as it was given: in its file or variable if that is known, otherwise as a flag."""
         value, origin = getattr(self, name), self.origins.get(name, "default")
         if origin.startswith(PREFIX):
             return f"{origin}={_shown(value)}"
@@ -187,9 +187,11 @@ SAMPLING = tuple(name for name, row in TABLE.items() if row.per_reply)
 def load(
     paths: Paths | None = None, environ: Mapping[str, str] | None = None, flags: Mapping[str, object] | None = None
 ) -> Settings:
-    """The merged settings. A flag that is None (or an empty list) was not given; an empty variable counts as unset.
+    """Return the merged settings.
 
-    Raises UsageMistake for an unknown name or a value that cannot be meant, saying where it came from.
+    A flag that is None (or an empty list) was not given; an empty variable counts as unset.
+
+    Raises UsageMistake for an unknown name or an invalid value, with its origin.
     """
     environ = os.environ if environ is None else environ
     paths = paths or Paths(home(environ))
@@ -226,7 +228,7 @@ def load(
 
 
 def changed(settings: Settings, name: str, text: str) -> Settings:
-    """The settings with this value of one of them, as it was typed in a chat. Raises UsageMistake."""
+    """Return the settings with one value as it was typed in a chat. Raises UsageMistake."""
     given = TABLE[name].check.read(text)
     try:
         value = TABLE[name].check.value(given)
@@ -237,7 +239,7 @@ def changed(settings: Settings, name: str, text: str) -> Settings:
 
 
 def restored(values: Mapping[str, object], origins: Mapping[str, str]) -> Settings:
-    """Settings as another process of this version told them. Raises ValueError, KeyError for what cannot be meant."""
+    """Return settings that another process of this version sent. Raises ValueError and KeyError for invalid ones."""
     found: dict[str, Any] = {
         name: None if value is None else TABLE[name].check.value(value) for name, value in values.items()
     }
@@ -245,9 +247,9 @@ def restored(values: Mapping[str, object], origins: Mapping[str, str]) -> Settin
 
 
 def narrowed(settings: Settings, device: str, dtype: str, quantize: str) -> Settings:
-    """The settings with this device and this precision. Raises ValueError for a value that none of them can have.
+    """Return the settings with this device and this precision. Raises ValueError for an impossible value.
 
-    A model in the blocks of its GGUF files is in them where no precision is named.
+    If no precision is named, a model in the blocks of its GGUF files has that form.
     """
     if quantize == "blocks":
         dtype = quantize = "auto"
@@ -256,7 +258,10 @@ def narrowed(settings: Settings, device: str, dtype: str, quantize: str) -> Sett
 
 
 def read_toml(file: Path) -> dict[str, object]:
-    """The content of a user's TOML file; empty if there is none. Raises UsageMistake naming the file and the line."""
+    """Return the content of a user's TOML file; empty if there is none.
+
+    Raises UsageMistake with the file and the line.
+    """
     try:
         source = read_bytes(file, _LONGEST)
     except (FileNotFoundError, NotADirectoryError):
@@ -294,12 +299,14 @@ def _surely_meant(wanted: str, name: str) -> bool:
 
 
 def _as_typed(value: object, text: str) -> str:
-    """A value that was read from a text: a number as it stood there, for 1e999 is read as infinity."""
+    """Return a value that was read from text. A number stays as it was typed, because 1e999 is read as infinity."""
     return _cut_short(text.strip()) if isinstance(value, int | float) else _shown(value)
 
 
 def _shown(value: object) -> str:
-    """A value as the user wrote it, cut short, and without what stands before the host of an address: perhaps a key."""
+    """Return a value as the user wrote it, shortened, and without what precedes the host of an address: perhaps a
+    key.
+    """
     if isinstance(value, str):
         value = re.sub(r"(?<=://)[^/]*@", "…@", value)
     return _cut_short(
@@ -315,10 +322,9 @@ _TABLE = re.compile(r"\s*\[")
 
 
 def keep_setting(file: Path, name: str, value: str) -> None:
-    """Sets `name` to the text `value`, atomically and readable for its owner alone; where it is a link, what it names.
+    """Set `name` to the text `value`, atomically and readable for its owner only. The target of a link is written.
 
-    Raises UsageMistake where the file is no TOML, is written in a way that this does not understand, or cannot be
-    written.
+    Raises UsageMistake if the file is invalid, is written in a way that this does not understand, or cannot be written.
     """
     before = read_toml(file)
     if before.get(name) == value:
@@ -336,9 +342,9 @@ def keep_setting(file: Path, name: str, value: str) -> None:
 
 
 def _attempts(text: str, name: str, value: str) -> Iterator[str]:
-    """The text with the value in the place of another one, else with a line more before the first table.
+    """Yield texts with the new value in place of another one, then with a new line before the first table.
 
-    What looks like a line of its own may stand inside a text of several lines: whoever asks for attempts tries them.
+    A line that looks like a setting may be part of a text of several lines, so the caller tries each of them.
     """
     line, end = f"{name} = {json.dumps(value, ensure_ascii=False)}", "\r\n" if "\r\n" in text else "\n"
     key = re.compile(

@@ -1,4 +1,4 @@
-"""What is drawn beside text, in ASCII where the terminal has nothing else: bars, borders, arrows, dots and quotes."""
+"""Bars, curves, borders, arrows, dots and quotes, in ASCII for terminals that lack others."""
 
 import locale
 import sys
@@ -10,18 +10,18 @@ PARTS = " ▏▎▍▌▋▊▉█"
 
 
 def bar(share: float, width: int) -> str:
-    """A bar of `share`, 0 to 1, of so many columns; anything above nothing is seen."""
+    """Return a bar of `share`, 0 to 1, in `width` columns. Any share above 0 is visible."""
     eighths = max(round(8 * width * min(share, 1.0)), 1 if share > 0 else 0)
     return "█" * (eighths // 8) + PARTS[eighths % 8].strip()
 
 
 def no_room(heads: Sequence[str]) -> str:
-    """What is said below a table of which these columns were left out."""
+    """Return the line below a table that lacks these columns."""
     return f"no room for {', '.join(heads)}, which --json has"
 
 
 def means(values: Sequence[float], most: int) -> list[float]:
-    """At most so many values: the means of neighbours where there are more."""
+    """Return at most `most` values: if there are more, the means of neighbours."""
     groups = [values[len(values) * at // most : len(values) * (at + 1) // most] for at in range(most)]
     return [sum(group) / len(group) for group in groups if group]
 
@@ -68,19 +68,19 @@ _TABLE = str.maketrans({**{mark: drawn for marks, drawn in _MARKS.items() for ma
 
 
 def in_ascii(text: str) -> str:
-    """The same in ASCII, as far as marks go; letters stay."""
+    """Return the text with its marks in ASCII. Letters stay."""
     return text.translate(_TABLE)
 
 
 def ascii_only(stream: TextIO | None) -> bool:
-    """Whether what the stream writes to may lack marks: its encoding, or the locale's, is none of Unicode's.
+    """Return whether marks may be missing where the stream goes: its encoding, or the locale's, is not Unicode.
 
-    In the C locale Python writes UTF-8 all the same, and the terminal may know better.
+    In the C locale Python writes UTF-8 all the same, but the terminal may not expect it.
     """
     encoding = locale.getencoding() if sys.flags.utf8_mode else getattr(stream, "encoding", None) or "utf-8"
     return not encoding.lower().replace("_", "-").startswith(("utf-", "utf8"))
 
 
 def drawable(text: str, stream: TextIO | None) -> str:
-    """A text with marks as the stream can show it."""
+    """Return a text with marks that the stream can show."""
     return in_ascii(text) if ascii_only(stream) else text

@@ -46,7 +46,9 @@ def short_pace(speed: float) -> str:
 
 
 def expected_pace(speed: float, measured: bool) -> str:
-    """What a model, and no single reply, has: `61.3 tokens/s` as measured here, `about 61.3 tokens/s` as predicted."""
+    """Return the speed of a model, not of one reply: `61.3 tokens/s` if measured, `about 61.3 tokens/s` if
+    predicted.
+    """
     return tokens_a_second(speed) if measured else f"about {tokens_a_second(speed)}"
 
 
@@ -83,12 +85,12 @@ def parameters_words(count: int) -> str:
 
 
 def moment(seconds: float) -> str:
-    """A time in seconds since 1970, to the minute, in this machine's time zone."""
+    """Return a time in seconds since 1970, to the minute, in this machine's time zone."""
     return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
 
 
 def day(seconds: float) -> str:
-    """The same to the day."""
+    """Return a time in seconds since 1970, to the day, in this machine's time zone."""
     return moment(seconds)[:10]
 
 
@@ -112,12 +114,12 @@ def duration(seconds: float) -> str:
 
 
 def seconds_of(length: str) -> int:
-    """The seconds of `12h`, `30d`, `4w`, `1y`, also in words: `30 days`. Raises UsageMistake."""
+    """Return the seconds of `12h`, `30d`, `4w`, `1y`, also in words: `30 days`. Raises UsageMistake."""
     return _seconds(length, _LENGTHS, "12h, 30d, 4w or 1y")
 
 
 def short_seconds_of(length: str) -> int:
-    """The seconds of `30s`, `10m`, `2h`, also in words: `10 minutes`. Raises UsageMistake."""
+    """Return the seconds of `30s`, `10m`, `2h`, also in words: `10 minutes`. Raises UsageMistake."""
     return _seconds(length, _SHORT, "30s, 10m or 2h")
 
 

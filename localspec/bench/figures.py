@@ -25,20 +25,20 @@ class RowCosts:
     one: float
 
     def mean(self, forwards: Mapping[int, int]) -> float:
-        """Seconds of a forward, on average over `forwards`: how many there were of so many rows."""
+        """Return the mean seconds of a forward. `forwards` counts forwards by their number of rows."""
         units = sum(count * linear(self.rows, self.costs, rows) for rows, count in forwards.items())
         return self.one * units / sum(forwards.values())
 
 
 class RowTimer:
-    """Times forwards of one row and of more in turns, so that what disturbs the machine disturbs them alike."""
+    """A timer of forwards of one row and of more in turns, so that background load affects all of them equally."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
         self._rounds: list[dict[int, float]] = []  # seconds by rows
 
     def look(self, most: int) -> None:
-        """Times forwards of 1, 2, 4, … rows, up to `most` or just above."""
+        """Time forwards of 1, 2, 4, … rows, up to `most` or just above."""
         target = self._target
         rows = [n for at, n in enumerate(ROWS) if at == 0 or ROWS[at - 1] < most]
         context = max(0, min(CONTEXT, target.context - rows[-1]))
@@ -54,7 +54,7 @@ class RowTimer:
             self._rounds.append(seconds)
 
     def costs(self) -> RowCosts | None:
-        """Medians of what rows cost beside the one row of the same round; None before the first look."""
+        """Return the median costs of rows, relative to the single row of the same round. None before the first look."""
         if not self._rounds:
             return None
         rows = sorted({n for seconds in self._rounds for n in seconds})
@@ -64,7 +64,7 @@ class RowTimer:
 
 
 def most_rows(forwards: Sequence[Mapping[int, int]]) -> int:
-    """The most rows that any of these forwards had."""
+    """Return the largest number of rows of any of these forwards."""
     return max((rows for counts in forwards for rows in counts), default=1)
 
 
@@ -77,13 +77,13 @@ def of_row(
     comparable: bool = True,
     costs: RowCosts | None = None,
 ) -> dict[str, Any]:
-    """The figures of one row; None where nothing was measured that would give one.
+    """Return the figures of one row of the report. A figure is None if nothing was measured for it.
 
     `replies` and `plain` hold all prompts once or several times over, in the same order; `categories` names the kind of
-    each prompt. `read_bytes` are read from memory in a decode step, of `bandwidth` bytes a second. What is compared
-    with plain decoding is compared reply by reply, and the median of that is given: never a ratio of two medians. Texts
-    are compared where they are `comparable`: rules other than `exact` give other texts. With the `costs` of this run's
-    forwards, `speedup_limit` is the most that the acceptance lengths allow; a speedup above it is not `reliable`.
+    each prompt. A decode step reads `read_bytes` from memory, at `bandwidth` bytes a second. Comparisons with plain
+    decoding are made for each reply, and their median is given, never a ratio of two medians. Texts are compared if
+    they are `comparable`: rules other than `exact` give other texts. With the `costs` of this run's forwards,
+    `speedup_limit` is the most that the acceptance lengths allow; a speedup above it is not `reliable`.
     """
     prompts = len(categories)
     pairs = [
@@ -148,18 +148,19 @@ def _speedup(ours: Statistics, theirs: Statistics) -> float:
 
 
 def _costs(ours: Statistics, theirs: Statistics) -> tuple[float, float, float]:
-    """What drafting, verification and all the rest take of a step, in units of a plain step."""
+    """Return the seconds of drafting, of verification and of the rest of a step, in units of a plain step."""
     unit = theirs.decode_seconds / theirs.steps * ours.steps
     draft, verify = ours.draft_seconds / unit, ours.verify_seconds / unit
     return draft, verify, ours.decode_seconds / unit - draft - verify
 
 
 def _limits(pairs: Sequence[tuple[Statistics, Statistics]], costs: RowCosts) -> list[float | None]:
-    """The highest speedup that is possible, reply by reply: τ times a plain step over one that costs its rows alone.
+    """Return the highest possible speedup of each reply: τ times a plain step, divided by a step that only costs its
+    rows.
 
-    None for a reply whose rows nobody counted.
+    None for a reply whose rows were not counted.
 
-    What the host does between two forwards is the same in both; without it small models would seem to break the rule.
+    The host's work between two forwards is the same in both; without it small models would seem to exceed the limit.
     """
     counted = [(ours, theirs) for ours, theirs in pairs if ours.rows and theirs.rows]
     host = _median([(theirs.decode_seconds - theirs.verify_seconds) / theirs.steps for _, theirs in counted])
@@ -194,7 +195,7 @@ def _acceptance_by_depth(replies: Sequence[Statistics]) -> list[float]:
 
 
 def spread(values: Sequence[float]) -> tuple[float | None, list[float] | None]:
-    """The median, and the quartiles below and above it."""
+    """Return the median and its lower and upper quartiles."""
     if not values:
         return None, None
     low, middle, high = quantiles(values, method="inclusive") if len(values) > 1 else [values[0]] * 3

@@ -17,7 +17,7 @@ INK, GRID = "#222222", "#bbbbbb"
 
 
 def drawing(width: int, height: int, parts: list[str]) -> str:
-    """A whole file."""
+    """Return a complete SVG file."""
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
         f' font-family="sans-serif" font-size="13" fill="#222">\n'
@@ -27,7 +27,7 @@ def drawing(width: int, height: int, parts: list[str]) -> str:
 
 
 def line(path: str, colour: str, dashes: str = "", width: float = 2.0) -> str:
-    """A path."""
+    """Return a path."""
     dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
     return f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="{width}"{dashed}/>'
 
@@ -35,13 +35,13 @@ def line(path: str, colour: str, dashes: str = "", width: float = 2.0) -> str:
 def words(
     x: float, y: float, text: str, size: int = 13, anchor: str = "start", weight: str = "normal", colour: str = "#222"
 ) -> str:
-    """A line of text."""
+    """Return a line of text."""
     shape = f'font-size="{size}" text-anchor="{anchor}" font-weight="{weight}" fill="{colour}"'
     return f'<text x="{x:.1f}" y="{y:.1f}" {shape}>{escape(text)}</text>'
 
 
 def box(x: float, y: float, width: float, height: float, colour: str) -> str:
-    """A filled rectangle."""
+    """Return a filled rectangle."""
     return f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{colour}"/>'
 
 
@@ -50,7 +50,7 @@ PLAIN, FASTER, SLOWER, UNRELIABLE = "#777777", "#1f5fa8", "#c8591b", "#bbbbbb"
 
 
 def check(file: Path) -> None:
-    """Raises UsageMistake for a file that cannot become a drawing, before anything is measured."""
+    """Raise UsageMistake for a file that cannot become a drawing, before anything is measured."""
     if file.suffix.lower() not in (".svg", ".png"):
         raise UsageMistake(f"--plot {file} is neither .svg nor .png; name a file that ends so.")
     if not file.parent.is_dir():
@@ -64,7 +64,7 @@ def check(file: Path) -> None:
 
 
 def write(svg: str, file: Path) -> None:
-    """Writes a drawing. Raises LocalspecError where the file cannot be written."""
+    """Write a drawing. Raises LocalspecError if the file cannot be written."""
     try:
         if file.suffix.lower() == ".svg":
             file.write_text(svg, encoding="utf-8")
@@ -81,7 +81,7 @@ def _png(svg: str) -> bytes:
 
 
 def figure(report: dict[str, Any]) -> str:
-    """The rows of a report as an SVG document."""
+    """Return the rows of a report as an SVG document."""
     bars = [
         Bar(row_name(row), row["tokens_per_second"], *_beside(row))
         for row in report["rows"]
@@ -92,7 +92,7 @@ def figure(report: dict[str, Any]) -> str:
 
 
 def figure_of_servers(report: dict[str, Any]) -> str:
-    """The same of a report on servers."""
+    """Return the rows of a report on servers as an SVG document."""
     first = report["rows"][0]
     bars = [
         Bar(

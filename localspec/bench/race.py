@@ -39,7 +39,7 @@ class Lane:
     _thinks: bool = False  # whether the last words were thought
 
     def add(self, event: Text) -> None:
-        """What a step added; what was thought stands before the answer."""
+        """Add the text of a step. Thoughts stand before the answer."""
         self._thinks = self._thinks or bool(event.reasoning)
         text = event.reasoning
         if event.text:
@@ -48,14 +48,16 @@ class Lane:
         self.moments.append(Moment(self.seconds, safe(text), len(event.tokens)))
 
     def until(self, seconds: float | None = None) -> tuple[str, int]:
-        """The text and the number of tokens that were there after so many seconds, or that are there now."""
+        """Return the text and the number of tokens after this many seconds, or now."""
         seen = [moment for moment in self.moments if seconds is None or moment.seconds <= seconds]
         return "".join(moment.text for moment in seen), sum(moment.tokens for moment in seen)
 
     def decoding(self, seconds: float | None = None) -> float | None:
-        """Seconds from the first token on, as of so many since it was asked, or now; None while the prompt is read.
+        """Return the seconds since the first token, this many after the question, or now.
 
-        They end with the last token. It is these that tokens/s and × are about: both lanes read the same prompt.
+        None while the prompt is read.
+
+        They end with the last token. Tokens/s and × refer to them, because both lanes read the same prompt.
         """
         if not self.moments or (seconds is not None and seconds < self.moments[0].seconds):
             return None
@@ -64,7 +66,7 @@ class Lane:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of decoding alone, from the first token on; 0 before there is a second one."""
+        """Return the tokens per second of decoding, from the first token on; 0 before there is a second one."""
         passed = self.decoding() or 0.0
         return sum(moment.tokens for moment in self.moments[1:]) / passed if passed > 0 else 0.0
 
@@ -83,9 +85,9 @@ class Result:
 
 
 def race(lanes: Sequence[Lane], streams: Sequence[Generator[Event, None, None]]) -> Iterator[Lane]:
-    """Lets the lane work whose clock is behind, until both are done; yields it after each event.
+    """Advance the lane whose clock is behind until both are done. Yield it after each event.
 
-    So both meet the same machine, and what is there at any time is what would be there if each ran alone.
+    So both meet the same machine, and each shows at any time what it would show if it ran without the other.
     """
     running = dict(enumerate(streams))
     while running:
@@ -125,7 +127,7 @@ LONGEST = 256  # tokens of a reply, where no number is given
 
 
 def that_drafts(choice: "Choice") -> "Choice":
-    """This choice, or one with phrases where it drafts nothing: whether that pays is for the race to show."""
+    """Return this choice, or one with phrases if it drafts nothing. The race shows whether that pays."""
     from localspec.choosing.plans import AUTO_NODES
 
     return choice if choice.nodes else replace(choice, drafter="phrases", nodes=AUTO_NODES)
@@ -169,7 +171,7 @@ def opponents(
 
 
 def sentences(lanes: Sequence[Lane], found: Result) -> Iterator[str]:
-    """Yield the sentences that tell how a race ended."""
+    """Yield the sentences about the result of a race."""
     plain, fast = lanes
     speeds = f"{fast.tokens_per_second:.1f} and {plain.tokens_per_second:.1f} tokens/s after the first token"
     if found.speedup is None:

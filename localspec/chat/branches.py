@@ -1,4 +1,4 @@
-"""Conversations that went on from one another, as a list shows them: together, with what tells them apart."""
+"""Conversations that are branches of one another, as a list shows them: together, and distinguishable."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
@@ -45,7 +45,7 @@ class Row(NamedTuple):
 
 
 def rows(history: Branches, infos: Sequence[ConversationInfo]) -> list[Row]:
-    """These conversations, each family where its first one stands, and all of it together.
+    """Return the conversations with each family at the place of its first member.
 
     Raises StoreTrouble.
     """
@@ -68,7 +68,7 @@ def rows(history: Branches, infos: Sequence[ConversationInfo]) -> list[Row]:
 
 
 def parted(rows: Sequence[Row], gone: set[int]) -> list[Row]:
-    """What is left of them without those that are gone: another one of a family leads it where its first went."""
+    """Return the rows without the conversations that are gone. Another member then leads a family in the same place."""
     left: list[Row] = []
     first = ""  # title of a family
     for row in rows:
@@ -81,7 +81,7 @@ def parted(rows: Sequence[Row], gone: set[int]) -> list[Row]:
 
 
 def _root(info: ConversationInfo, known: Mapping[int, ConversationInfo]) -> int:
-    """The oldest one that it went on from; one that is not listed stands for a family, too."""
+    """Return the oldest conversation that this one is a branch of, listed or not."""
     seen = {info.id}
     number = info.id
     while (above := known.get(number)) is not None and above.branch_of is not None and above.branch_of not in seen:
@@ -111,7 +111,7 @@ def _says(other: int, mine: Turn | None, theirs: Turn | None) -> str:
 
 
 def _beginning(text: str, other: str = "") -> str:
-    """The first words, or those from where the two differ, be it that one goes on where the other ends."""
+    """Return the first words, or those from where the two differ, even if one is a prefix of the other."""
     line, beside = one_line(text), one_line(other)
     differ = (at for at, pair in enumerate(zip(line, beside, strict=False)) if pair[0] != pair[1])
     same = next(differ, min(len(line), len(beside)))

@@ -53,7 +53,7 @@ ELSEWHERE = {
 
 
 def listed() -> str:
-    """A line for each command."""
+    """Return a line for each command."""
     shown = [(f"/{command.name} {command.argument}".strip(), command.does) for command in COMMANDS]
     width = max(len(name) for name, _ in shown) + 2
     return "\n".join(f"{name:{width}}{does}" for name, does in shown)
@@ -72,7 +72,7 @@ def is_command(line: str) -> bool:
 
 
 def read(line: str) -> Said:
-    """A line that begins with a slash is a command, and //text is the prompt /text. Raises UsageMistake."""
+    """Read a line that begins with a slash as a command, and //text as the prompt /text. Raises UsageMistake."""
     if not line.startswith("/"):
         return Said("", line)
     if line.startswith("//"):
@@ -93,7 +93,7 @@ def read(line: str) -> Said:
 
 
 def _quoted(text: str) -> str:
-    """As much of it as tells which was meant."""
+    """Return enough of a word to recognise it."""
     return repr(text if len(text) <= QUOTED else f"{text[:QUOTED]}…")
 
 
@@ -134,7 +134,7 @@ def needed(before: str) -> str | None:
 
 
 def look_up(need: str, history: Conversations | None) -> list[Entry]:
-    """That list. It reads the disk; what cannot be read is an empty list."""
+    """Return that list from the disk. It is empty if it cannot be read."""
     try:
         if need == "resume":
             found = rows(history, history.conversations(MOST, lambda info: info.for_a_chat)) if history else ()
@@ -152,7 +152,7 @@ def look_up(need: str, history: Conversations | None) -> list[Entry]:
 
 
 def choices(before: str, known: Known) -> list[Choice]:
-    """What this may become, given the lists that are known already."""
+    """Return the possible completions, given the lists that are known already."""
     if not _is_command(before):
         found = _PATH.search(before)
         return [] if found is None else _paths(before[: found.start()], found[1] or found[2] or "", known)
@@ -174,7 +174,7 @@ def is_begun(before: str) -> bool:
 
 
 def is_whole(before: str) -> bool:
-    """Whether Enter means what stands there: a command that is none yet, but the beginning of one, is not."""
+    """Return whether Enter runs this line. The beginning of a command is not a command yet."""
     word = before.partition(" ")[0]
     begun = _is_command(before) and word == before and any(f"/{one.name}".startswith(word) for one in COMMANDS)
     return not begun or any(f"/{one.name}" == word for one in COMMANDS)

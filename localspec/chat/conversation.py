@@ -32,7 +32,7 @@ SAVE_SECONDS = 1.0  # at most so many seconds of a reply are lost when its proce
 def saved_conversation(history: History | None, which: Resumed) -> Saved:
     """Return the saved conversation of this id, or the last one of a chat, or of `run`.
 
-    Raises UsageMistake if there is none, StoreTrouble.
+    Raises UsageMistake if it does not exist, StoreTrouble.
     """
     wanted = None if history is None else which
     if history is not None and not isinstance(which, int):
@@ -168,7 +168,10 @@ class Conversation:
                 self._notice(f"The system prompt holds here, and is not kept: {trouble}")
 
     def rename(self, title: str) -> None:
-        """Gives it a title, an empty one for that of its first prompt. Raises UsageMistake where it is not kept."""
+        """Set the title; an empty one restores the title from the first prompt.
+
+        Raises UsageMistake if it is not saved.
+        """
         if self._history is None or self.id is None or not self._history.rename(self.id, title):
             raise UsageMistake("This conversation is not kept (yet), so it has no title; say something first.")
 
@@ -250,8 +253,9 @@ class Conversation:
     ) -> Generator[Event, None, None]:
         """Yield the events of the reply. To stop it, close the generator: the turn is saved as interrupted.
 
-        `about` the prompt is kept with it. `think` says whether the model thinks first, where it can be told. A turn is
-        saved before its `Done` is yielded. Raises what `Engine.chat` raises; a prompt that it refuses leaves no trace.
+        `about` the prompt is saved with it. `think` says whether the model thinks first, if it has a switch for that. A
+        turn is saved before its `Done` is yielded. Raises what `Engine.chat` raises; a prompt that it refuses leaves no
+        trace.
         """
         events = engine.chat([*self._messages(), {"role": "user", "content": prompt}], sampling, limits, think)
         reply, reasoning, saved_at, turn = "", "", 0.0, None
@@ -323,7 +327,7 @@ class Conversation:
                 self.rename(title_of(self.turns[0].typed))
 
     def _say(self, history: History, turn: Turn) -> int:
-        """The id of the new turn, in the conversation so far or in a branch of it."""
+        """Return the id of the new turn, in the present conversation or in a branch of it."""
         if self.id is None and self._origin is not None:
             self._save_branch(history, self._origin)
         before, instead = self.id, self._taken_back
@@ -351,19 +355,22 @@ class Conversation:
         return number
 
     def _enter(self) -> None:
-        """It is the one that is open in this window from here on."""
+        """Make this conversation the one that is open in this window."""
         if self._history is not None and self._history.presence.enter(self.id):
             self._notice(ELSEWHERE)
 
     def _save_branch(self, history: History, origin: int) -> None:
-        """From here on this conversation is one of its own, which begins with the turns so far."""
+        """Save a branch, which begins with the turns so far, and go on in it."""
         number, turns = history.branch(origin, self.turns, model=self.model, system=self.system, source=self.source)
         self.id, self._origin = number or None, None
         if number:
             self.turns = [replace(turn, id=new) for turn, new in zip(self.turns, turns, strict=True)]
 
     def _save(self, turn: Turn) -> Turn:
-        """The turn as it is kept now. One that could not even be begun is tried again with the next, and not before."""
+        """Save the present state of the turn.
+
+        If it could not even be begun, try again with the next turn, not before.
+        """
         self.turns[-1] = turn
         behind = self._unkept_from is not None
         if self._history is None or (behind and (turn.reason is None or not turn.id)):
@@ -381,7 +388,7 @@ class Conversation:
         return self.turns[-1]
 
     def keep_rest(self) -> None:
-        """Tries once more to save what could not be saved, before the conversation is left."""
+        """Try again to save what could not be saved, before the user leaves the conversation."""
         if self._history is not None and self.unkept:
             try:
                 self._history.reach_file()
@@ -397,7 +404,10 @@ class Conversation:
             self._notice(f"“{self.title}” is left without {words}, which could not be kept: {self.trouble}")
 
     def _keep_rest(self, history: History) -> None:
-        """Saves what could not be saved before, the oldest first. Raises StoreTrouble where something still cannot."""
+        """Save what could not be saved before, the oldest first.
+
+        Raises StoreTrouble if something still cannot be saved.
+        """
         if self._unkept_from is None:
             return
         rest = self.turns[self._unkept_from :]

@@ -20,7 +20,7 @@ Decode = Callable[[Sequence[int]], str | None]
 
 
 class KeptPhrase(NamedTuple):
-    """One phrase of a pool; `text` is None where the model's tokenizer is not here."""
+    """One phrase of a pool. `text` is None if the model's tokenizer is not here."""
 
     pool: PoolInfo
     phrase: Phrase
@@ -34,7 +34,7 @@ class KeptPhrase(NamedTuple):
 
 
 def pools_of(store: Store, card: TargetCard) -> list[PoolInfo]:
-    """The pools of a model: by its name, and those of its directory by whatever name. Raises StoreTrouble."""
+    """Return the pools of a model: by its name, and those of its directory by any name. Raises StoreTrouble."""
     name, place = reference(card), str(card.path)
     return [pool for pool in store.phrases.pools() if pool.model == name or pool.path == place]
 
@@ -112,14 +112,14 @@ def _line(context: Sequence[int], after: Sequence[int], text: str | None, decode
 
 
 class Stories:
-    """What is told of phrases; each conversation is looked up once."""
+    """Sentences about phrases. Each conversation is looked up once."""
 
     def __init__(self, history: History) -> None:
         self._history = history
         self._titles: dict[int, str] = {}
 
     def of(self, phrase: Phrase) -> str:
-        """How often it was said, last where, and in how many replies it was guessed right; or that nobody said it."""
+        """Return how often a phrase was said, where last, and in how many replies it was guessed right."""
         said = "said once" if phrase.uses == 1 else f"said {phrase.uses:,} times"
         if not phrase.uses:
             said = "never said, learned from a refused draft"

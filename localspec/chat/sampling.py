@@ -42,7 +42,7 @@ class Sampler(Protocol):
         ...
 
     def thinking(self, settings: Settings, /) -> bool | None:
-        """Whether it is told to think with them. Raises UsageMistake where it would not heed it."""
+        """Return whether the model thinks with these settings. Raises UsageMistake for a setting without effect."""
         ...
 
 
@@ -62,10 +62,10 @@ class ChatSettings:
         self.typed: Mapping[str, str] = {}  # by key
 
     def change(self, values: Mapping[str, str], model: Sampler | None) -> None:
-        """Takes all of the values by their keys, or none. Raises UsageMistake.
+        """Set all of the values by their keys, or none. Raises UsageMistake.
 
-        An empty one, and `default`, is that of the beginning. What contradicts a model that is not loaded yet is found
-        by `fit`.
+        An empty value and `default` restore the one from the beginning. A value that contradicts a model which is not
+        loaded yet is found by `fit`.
         """
         typed = {**self.typed, **{_key(key): value.strip() for key, value in values.items()}}
         typed = {key: value for key, value in typed.items() if value not in ("", DEFAULT)}
@@ -77,9 +77,9 @@ class ChatSettings:
         self.now, self.typed = now, typed
 
     def fit(self, model: Sampler) -> str | None:
-        """Takes back what was typed where another model contradicts it, and says so.
+        """Reset the typed values that contradict another model, and report that.
 
-        Raises UsageMistake where what the chat began with does.
+        Raises UsageMistake if a value from the beginning of the chat contradicts it.
         """
         try:
             _try(model, self.now)
@@ -90,13 +90,13 @@ class ChatSettings:
         return None
 
     def lines(self, model: Sampler | None, key: str | None = None) -> list[Line]:
-        """What holds now: of every setting, or of one. Raises UsageMistake for one that is none."""
+        """Return the present value of every setting, or of one. Raises UsageMistake for an unknown one."""
         sampling = model.sampling(self.now) if model is not None else None
         return [_line(one, self.now, sampling) for one in ([_key(key)] if key else KEYS)]
 
     @property
     def chosen(self) -> list[str]:
-        """What somebody has set, on the command line, in a file or here: `temperature 0.5`, `no thinking`."""
+        """Return the values that were set on the command line, in a file or here: `temperature 0.5`, `no thinking`."""
         values = ((key, getattr(self.now, _name(key))) for key in KEYS)
         think = [] if self.now.think is None else ["thinking" if self.now.think else "no thinking"]
         return [*think, *(f"{key} {_shown(value)}" for key, value in values if value is not None)]
@@ -173,7 +173,7 @@ def split(rest: str) -> tuple[str, str]:
 
 
 def listed(lines: Iterable[Line]) -> str:
-    """A line of text for each."""
+    """Return a line of text for each."""
     return "\n".join(f"{key:13}{value:12}{origin}" for key, value, origin in lines)
 
 
@@ -183,7 +183,7 @@ def _try(model: Sampler, settings: Settings) -> None:
 
 
 def _key(typed: str) -> str:
-    """The key that was meant. Raises UsageMistake."""
+    """Return the key that was meant. Raises UsageMistake."""
     key = typed.strip().lower().replace("_", "-")
     if key == "temp":
         return "temperature"
@@ -236,11 +236,11 @@ class Thinker(Protocol):
         ...
 
     def thinking(self, settings: Settings, system: str | None = None, /) -> bool | None:
-        """Whether it is told to think. Raises UsageMistake where it would not heed it."""
+        """Return whether the model thinks. Raises UsageMistake for a setting without effect."""
         ...
 
     def thinks_by_itself(self, system: str | None = None, /) -> bool | None:
-        """Whether it does where nobody says so; None where its chat template has no switch."""
+        """Return whether the model thinks by default. None if its chat template has no switch."""
         ...
 
 
@@ -273,7 +273,7 @@ def filled_context(turn: Turn, settings: Settings) -> bool:
 
 
 def asked(rest: str) -> str:
-    """What stands behind `/think`: on, off, auto, show or nothing. Raises UsageMistake."""
+    """Read the argument of `/think`: on, off, auto, show or nothing. Raises UsageMistake."""
     word = rest.strip().lower()
     if word and word not in (*WORDS, SHOW):
         raise UsageMistake(f"/think takes on, off, auto or show, and {rest.strip()!r} was given; give one of these.")

@@ -39,7 +39,10 @@ DEMO = (
 
 
 class StartedChat(NamedTuple):
-    """What a chat needs before its model is loaded. The store is None where nothing is kept and nothing was."""
+    """What a chat needs before its model is loaded.
+
+    The store is None if nothing is saved now and nothing was before.
+    """
 
     card: TargetCard
     store: Store | None
@@ -56,9 +59,9 @@ def start_chat(
     tell_what_is_kept: bool = True,
     who: Callable[[Settings, Saved | None, Reporter], TargetCard] | None = None,
 ) -> StartedChat:
-    """Opens the store, which `at_the_end` closes, and finds the model and the conversation to `resume`, if one is.
+    """Open the store, which `at_the_end` closes. Find the model, and the conversation to `resume`, if any.
 
-    `who` finds the model where it is none of this machine.
+    `who` finds the model if it is not one of this machine.
 
     Raises NotHere, UsageMistake, LocalspecError for a broken model.
     """

@@ -1,4 +1,4 @@
-"""Who proposed each token of a reply, and what was drafted beside it: kept small, read only when somebody looks."""
+"""Who proposed each token of a reply, and which drafts were refused. It is stored compactly, and read on demand."""
 
 from array import array
 from bisect import bisect_right
@@ -66,7 +66,7 @@ class Trace:
         self._node_ends, self._path_ends = array("I", [0]), array("I", [0])
 
     def take(self, event: Event) -> None:
-        """Adds what an event brings."""
+        """Add the tokens and drafts of an event."""
         if isinstance(event, Text):
             for draft in event.drafts:
                 self._add(draft)
@@ -141,7 +141,7 @@ class Trace:
         return Place(token, self.source(token), step, first, after, drafted, tuple(self._refused(step, token - first)))
 
     def _refused(self, step: int, depth: int) -> Iterator[Refused]:
-        """What was drafted after the accepted node at `depth` of this step's path, without what was accepted."""
+        """Return the draft after the accepted node at `depth` of this step's path, without the accepted tokens."""
         start, end = self._node_ends[step - 1], self._node_ends[step]
         tokens, parents = self._nodes[start:end], self._parents[start:end]
         proposers, names = self._proposers[start:end], ["", *self._names]
@@ -163,7 +163,7 @@ class Trace:
             yield Refused(tuple(tokens[one] for one in chain), tuple(names[proposers[one]] for one in chain), size)
 
     def texts(self, before: int, tokens: Sequence[int]) -> list[str]:
-        """The text of each of some tokens, were they to follow the first `before` of the reply."""
+        """Return the text that each of these tokens would have after the first `before` tokens of the reply."""
         pieces = Detokenizer(self.decode)
         for token in self.tokens[max(before - CONTEXT, 0) : before]:
             pieces.add(token)
@@ -193,7 +193,7 @@ class Pieces:
         return self._taken < len(self._trace.tokens) or open_end
 
     def grow(self) -> int:
-        """Returns how many pieces came. One thread at a time."""
+        """Return the number of new pieces. Use this from one thread at a time."""
         before, trace = len(self.all), self._trace
         ended, end = trace.ended, len(trace.tokens)  # in this order
         for token in trace.tokens[self._taken : end]:
@@ -207,7 +207,7 @@ class Pieces:
         return len(self.all) - before
 
     def at(self, token: int) -> int:
-        """The piece that a token is part of, or the last one."""
+        """Return the piece that contains a token, or the last one."""
         return bisect_right(self.all, token, key=lambda piece: piece.first) - 1
 
     def _close(self) -> None:
@@ -222,7 +222,7 @@ NOTHING_KEPT = (
 
 
 def overview(trace: Trace) -> str:
-    """How many tokens came, and in how many steps where that was told."""
+    """Return the number of tokens, and the number of steps if it is known."""
     tokens, steps = len(trace.tokens), trace.steps
     if not steps:
         return counted(tokens, "token")
@@ -282,7 +282,7 @@ def _why_nothing(place: Place) -> str:
 
 
 def step_by_step(trace: Trace) -> Iterator[str]:
-    """A whole reply in lines, for those who read it without a screen; steps without drafts that follow are one."""
+    """Yield a whole reply in lines, for reading without a screen. Consecutive steps without drafts are one line."""
     yield f"{overview(trace)}: {', '.join(words for _, words in proposers(trace))}"
     pieces = Pieces(trace)
     pieces.grow()

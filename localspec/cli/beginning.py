@@ -69,10 +69,10 @@ class Begun(NamedTuple):
         return for_chat(settings, card, self.progress.reporter, partial(self._here, settings, card))
 
     def for_reply(self, settings: Settings, card: TargetCard, keep: int | None = None) -> Reporting:
-        """The same for one reply, of which less is told.
+        """Start a chat for a single reply, with fewer notices.
 
-        A server stays for `keep` seconds, and is started where there is none; that none can be is told. Raises
-        UsageMistake where another one is in the way.
+        A server stays for `keep` seconds, and is started if there is none. A notice says so if that fails. Raises
+        UsageMistake if another server is in the way.
         """
         place = Paths(environment.home()).socket
         if self.server is not None:
@@ -112,7 +112,7 @@ class Begun(NamedTuple):
 
 
 def begin(settings: Settings, resume: Resumed | None, at_the_end: ExitStack, progress: Progress) -> Begun:
-    """Starts a chat with whom the settings name. Raises what `start_chat` and `Behind.start` raise."""
+    """Start a chat with the model that the settings name. Raises what `start_chat` and `Behind.start` raise."""
     if settings.elsewhere is None:
         return Begun(start_chat(settings, resume, at_the_end, progress.notice, progress.show), None, progress)
     from localspec.serving.server_engine import Behind  # what opens connections
@@ -126,7 +126,7 @@ LOOK = 0.2
 
 
 def kept_seconds(length: str, settings: Settings) -> int:
-    """The seconds of `--keep`. Raises UsageMistake, LocalspecError where there can be no such server."""
+    """Return the seconds of `--keep`. Raises UsageMistake, and LocalspecError if no such server can run here."""
     if settings.server is not None:
         raise UsageMistake(f"--keep {length} has no effect with {settings.shown('server')}; leave one of them out.")
     if sys.platform == "win32":
@@ -137,9 +137,9 @@ def kept_seconds(length: str, settings: Settings) -> int:
 
 
 def leave_behind(settings: Settings, card: TargetCard, seconds: int, reporter: Reporter) -> str:
-    """Starts a server that would load this model as this process would, and waits until it listens.
+    """Start a server that would load this model as this process would, and wait until it listens.
 
-    Returns why there is none, where it ends at once or does not begin in time; else an empty text.
+    Return why there is none if it ends at once or is late, otherwise an empty text.
     """
     reporter.progress("starting localspec serve")
     length = f"{seconds}s"
@@ -165,13 +165,13 @@ def leave_behind(settings: Settings, card: TargetCard, seconds: int, reporter: R
 
 
 def _last_sentence(said: bytes) -> str:
-    """The last thing that a process said that has ended."""
+    """Return the last sentence of a process that has ended."""
     found = said.decode("utf-8", "replace").splitlines() or ["It ended without a word."]
     return one_line(found[-1].removeprefix("localspec: "))
 
 
 def _environment(settings: Settings, card: TargetCard) -> dict[str, str]:
-    """This process's variables, with what decides how a model is loaded as it is here, wherever that came from."""
+    """Return the variables of this process, and those that make a server load a model as this process would."""
     known = {f"{PREFIX}{name.upper()}": _written(getattr(settings, name)) for name in LOADED_BY}
     own = {**known, f"{PREFIX}MODEL": registry.reference(card)}
     home = {} if environment.home() is None else {environment.HOME: str(environment.home())}
@@ -179,7 +179,7 @@ def _environment(settings: Settings, card: TargetCard) -> dict[str, str]:
 
 
 def _written(value: Any) -> str:
-    """A value as a variable has it; an empty one counts as unset."""
+    """Return a value as the text of a variable. An empty one counts as unset."""
     if isinstance(value, tuple):
         return json.dumps(list(value))
     return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

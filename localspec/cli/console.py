@@ -57,9 +57,9 @@ def table(
 
 
 def folded(line: str, width: int | None, indent: int = 0) -> list[str]:
-    """A line broken between words where it is too wide, the parts after the first one indented.
+    """Break a line between words if it is too wide. Indent the parts after the first one.
 
-    Paths and commands stay whole: where one is wider than a line the terminal breaks it, which copying undoes.
+    Paths and commands stay whole: if one is wider than a line the terminal breaks it, which copying undoes.
     """
     if width is None:
         return [line]
@@ -69,7 +69,7 @@ def folded(line: str, width: int | None, indent: int = 0) -> list[str]:
 
 
 def once_more(lines: Sequence[str], height: int | None) -> list[str]:
-    """A page, and what it says up to its first empty line once more where that scrolls away."""
+    """Return a page, and repeat its lines up to the first empty one at the end if they would scroll away."""
     return [*lines] if height is None or len(lines) < height else [*lines, "", *lines[: lines.index("")]]
 
 
@@ -99,7 +99,7 @@ def _is_terminal(stream: TextIO | None) -> TypeGuard[TextIO]:
 
 
 def may_delete(target: str, yes: bool) -> bool:
-    """Asks whether to delete `target`, unless `yes`. Raises UsageMistake where nobody can be asked."""
+    """Ask whether to delete `target`, unless `yes`. Raises UsageMistake if there is no terminal."""
     if not yes and not at_a_terminal():
         raise UsageMistake(one_line(f"Deleting {target} needs confirmation; no terminal to ask, so add --yes."))
     if yes or typer.confirm(one_line(f"Delete {target}?")):
@@ -109,7 +109,7 @@ def may_delete(target: str, yes: bool) -> bool:
 
 
 def at_a_terminal() -> bool:
-    """Whether somebody can be asked."""
+    """Return whether standard input is a terminal, so that a question can be answered."""
     return _is_terminal(sys.stdin)
 
 

@@ -20,7 +20,10 @@ _FENCES = ("```", "~~~")
 
 
 class WordWrap:
-    """For lines of so many `columns`; None leaves all as it is. Code between fences stays whole, for whoever copies."""
+    """Text that is broken between words, for lines of this many `columns`. None leaves it as it is.
+
+    Code between fences stays whole, so that it can be copied.
+    """
 
     def __init__(self, columns: int | None) -> None:
         self._columns = columns
@@ -29,13 +32,13 @@ class WordWrap:
         self._code = False
 
     def add(self, text: str) -> str:
-        """What can be shown by now; a word is held back until it has ended."""
+        """Add text. Return what can be shown now; a word is held back until it has ended."""
         if self._columns is None:
             return text
         return "".join(map(self._take, _PARTS.findall(text)))
 
     def flush(self) -> str:
-        """The word that was held back."""
+        """Return the word that was held back."""
         word, self._word = self._word, ""
         if self._columns is None or not word:
             return word
@@ -105,7 +108,7 @@ class Completer:
 
 
 def _complete_with(look_up: LookUp, mark: str) -> None:
-    """Raises ImportError where there is no readline."""
+    """Complete with this function. Raises ImportError if there is no readline."""
     import readline  # input() uses it once it is imported
 
     completer = Completer(look_up)

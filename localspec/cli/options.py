@@ -51,7 +51,7 @@ class SharedFlags:
 
 
 def load_settings(flags: Mapping[str, Any]) -> Settings:
-    """The settings with these flags, for a command that computes in this process: it has no more threads than they say.
+    """Return the settings with these flags, for a command that computes here, and limit this process to their threads.
 
     Raises what `config.load` does, and UsageMistake for more threads than there are cores.
     """

@@ -50,7 +50,7 @@ LONG = 1000  # tokens: reading so many takes seconds
 
 
 def converse(flags: SharedFlags, prompt: str | None) -> int:
-    """Reads prompts from standard input until it ends, and answers each. Raises what opening the model raises."""
+    """Read prompts from standard input until it ends, and answer each. Raises what opening the model raises."""
     progress = _LineProgress()
     if isinstance(sys.stdin, TextIOWrapper):  # bytes that are not text are no reason to stop
         sys.stdin.reconfigure(encoding=None if sys.stdin.isatty() else "utf-8-sig", errors="replace")
@@ -119,7 +119,7 @@ class _Talk:
     # -- lines --------------------------------------------------------------------------------------------------------
 
     def greet(self) -> None:
-        """Prints which model answers, and the last turn of a conversation that goes on."""
+        """Print which model answers, and the last turn of a conversation that goes on."""
         choice = self._loaded().choice
         precision = precision_in_words(choice.dtype, choice.quantize, choice.bits)
         how = ", ".join(filter(None, (precision, choice.device)))
@@ -149,12 +149,12 @@ class _Talk:
                     self._progress.notice(f"{self._card.name} goes on.")
 
     def _measured_meanwhile(self) -> AbstractContextManager[None]:
-        """Measure what is unknown of the model while somebody types, once it has replied."""
+        """Measure what is unknown of the model after its first reply, while the user types."""
         typing = sys.stdin is not None and sys.stdin.isatty() and self._trace is not None
         return self._meanwhile.measuring(self._engine) if typing else nullcontext()
 
     def _line(self) -> str | None:
-        """The next prompt, or None at the end of the input."""
+        """Return the next prompt, or None at the end of the input."""
         lines: list[str] = []
         length = 0
         while True:
@@ -328,7 +328,7 @@ class _Talk:
             tell(one_line(line))
 
     def _race(self, line: str) -> None:
-        """Tells how it ends, as `localspec race` does without a terminal."""
+        """Print the result of a race, as `localspec race` does without a terminal."""
         if not line:
             raise UsageMistake("/race takes a prompt that both answer; write it behind /race.")
         from localspec.bench.race import opponents, race, result, sentences

@@ -116,7 +116,7 @@ def rm(
 
 
 def _remove_packed(name: str, paths: Paths, yes: bool, phrases: bool) -> None:
-    """Deletes the packed forms of a model that was not fetched, which itself stays; or a packed file that is named."""
+    """Delete the packed forms of a model that was not fetched, which itself stays, or a packed file that is named."""
     if is_gguf(file := Path(os.path.expanduser(name))) and import_of(file, paths) is None:
         raise NotHere(f"{name} is a GGUF file of which nothing is kept here; delete the file yourself.")
     given = Path(os.path.abspath(os.path.expanduser(name)))
@@ -177,7 +177,7 @@ def _registration(file: Path) -> Header | None:
 
 
 def _packed(removals: list[Removal], sources: list[Source], paths: Paths) -> list[Path]:
-    """The packed files of what is removed, and of what is here in no other form."""
+    """Return the packed files of what is removed, and of sources that are here in no other form."""
     found = {file for removal in removals for file in packed_of(removal.path, str(removal.source), paths)}
     found |= {file for source in sources for file in packed_of(NOWHERE, str(source), paths)}
     return _without_others(sorted(found), [str(source) for source in sources])
@@ -199,7 +199,7 @@ def _packed_line(file: Path) -> str:
 
 
 def _removal_lines(removal: Removal, name: str) -> list[str]:
-    """What a person should know before it is deleted."""
+    """Return the lines to show before the deletion."""
     source = removal.source
     lines = [f"{source} ({removal.commit[:12]}), {size(removal.bytes)}, in {removal.path}"]
     if removal.also:
@@ -226,7 +226,7 @@ def _users(source: Source, name: str) -> list[str]:
 
 
 def _draft_source(draft: str, entries: Mapping[str, Entry]) -> Source | None:
-    """The repository of the small model that an entry drafts with: a registered one, or org/repo."""
+    """Return the repository of the small model that an entry drafts with: a registered one, or org/repo."""
     if draft in entries:
         return entries[draft].source
     with suppress(UsageMistake):

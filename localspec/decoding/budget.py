@@ -45,10 +45,10 @@ class PlainTime:
         return self._costs is not None and self._steps - self._last >= self._wait
 
     def observe(self, rows: int, context: int, tokens: int, seconds: float, drafting: float) -> None:
-        """A step of so many rows after `context` tokens brought `tokens`.
+        """Record that a step of `rows` rows after `context` tokens committed `tokens`.
 
-        `seconds` are all from the end of the step before to the end of this one, `drafting` those of them in which
-        plain decoding would have had nothing to do.
+        `seconds` are those from the end of the previous step to the end of this one. `drafting` is the part of them in
+        which plain decoding would have had nothing to do.
         """
         self._steps += 1
         if rows == 1:
@@ -203,7 +203,7 @@ class Budget:
     def observe(self, step: Step, beside: float = 0.0) -> None:
         """Judge the last draft, pruned nodes too, by the committed tokens, as far down as it agreed with them.
 
-        `beside` is what the step took beside draft and forward, in seconds.
+        `beside` are the seconds of the step outside of draft and forward.
         """
         if self._costs and step.tree:
             rows, drafted = step.tree.size, self._draft.size > 1
@@ -256,9 +256,10 @@ class Budget:
             self._lost = self._gained = self._paid = 0.0
 
     def _beside(self, tree: bool) -> float:
-        """Returns what a step should take beside draft and forward, with a tree or without one.
+        """Return the expected seconds of a step outside of draft and forward, with a tree or without one.
 
-        Where only the other was seen: on a CPU, Python takes twice as long with a tree as without.
+        If only one of them was seen, the other follows from it: on a CPU, Python takes twice as long with a tree as
+        without.
         """
         known, other = self._beside_trees, self._beside_plain
         if not tree:
@@ -266,7 +267,7 @@ class Budget:
         return median(known) if known else median(other or (0.0,)) * (2.0 if tree else 0.5)
 
     def _computable(self, tree: DraftTree) -> DraftTree:
-        """Returns the tree, or the path of it that promises most tokens where the target computes no branches."""
+        """Return the tree, or its path with the most expected tokens if the target computes no branches."""
         if self._branches:
             return tree
         chances = self._chances(tree)
@@ -276,7 +277,9 @@ class Budget:
         return tree.chain_to(max(tokens, key=tokens.__getitem__))
 
     def _chances(self, tree: DraftTree) -> dict[int, float]:
-        """Returns the chance that a node and all above it are accepted, by node, without probes and what is below."""
+        """Return for each node the chance that it and all its ancestors are accepted, not counting probes and what is
+        below.
+        """
         given, path = {0: 0.0}, {0: 1.0}  # chances, `given` that the parent was accepted, and of the whole `path`
         for parent, children in enumerate(tree.children):
             if parent not in path:
@@ -301,7 +304,7 @@ class Budget:
 
 
 def _hosts(tree: DraftTree, chances: dict[int, float]) -> list[int]:
-    """Returns by node the one that a probe belongs to, directly or through other probes; -1 for all that are none."""
+    """Return for each probe the node that it belongs to, directly or through other probes; -1 for other nodes."""
     hosts = [-1] * tree.size
     for node in range(1, tree.size):
         if tree.probe and tree.probe[node]:

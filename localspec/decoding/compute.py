@@ -34,7 +34,7 @@ class LowRank:
 
 
 class Linear(Protocol):
-    """y = x Wᵀ + b, row by row, or another such layer with weights of its own."""
+    """A linear layer: y = x Wᵀ + b, row by row, or another such layer with other weights for each row."""
 
     @property
     def nbytes(self) -> int:
@@ -63,13 +63,13 @@ class RowModel(Protocol):
         """Bytes of its weights."""
 
     def cache(self, slots: int) -> ParkableCache:
-        """Returns an empty cache with room for `slots` tokens."""
+        """Return an empty cache with room for `slots` tokens."""
 
     def embed(self, tokens: Sequence[int] | Rows) -> Rows:
-        """Returns the input embeddings of token ids, [tokens, hidden_size]."""
+        """Return the input embeddings of token ids, [tokens, hidden_size]."""
 
     def adapters(self, adapters: Mapping[int, Mapping[str, LowRank]]) -> PackedAdapters:
-        """Makes adapters, by layer and by the name of the linear layer, fit for `read_rows`."""
+        """Return adapters for `read_rows`, by layer and by the name of the linear layer."""
 
     def read_rows(
         self,
@@ -78,24 +78,24 @@ class RowModel(Protocol):
         layers: Sequence[int] | None = None,
         adapters: PackedAdapters | None = None,
     ) -> Rows:
-        """Reads inputs [rows, hidden_size], one after another behind the committed tokens, through some or all layers.
+        """Read inputs [rows, hidden_size], one after another behind the committed tokens, through some or all layers.
 
-        Returns their states after the final norm [rows, hidden_size]. The cache grows as it must; the rows are not
+        Return their states after the final norm [rows, hidden_size]. The cache grows as it must; the rows are not
         committed.
         """
 
     def forget_rows(self, cache: TokenCache, rows: int, layers: Sequence[int]) -> None:
-        """Removes NaN and inf that these rows of the last `read_rows` left behind the committed tokens."""
+        """Remove NaN and inf that these rows of the last `read_rows` left behind the committed tokens."""
 
     def head(self, states: Rows) -> Rows:
-        """Returns the logits [rows, vocab_size] of states after the final norm."""
+        """Return the logits [rows, vocab_size] of states after the final norm."""
 
     def head_rows(self, ids: Sequence[int]) -> Linear:
-        """Returns the part of the head that makes the logits of these tokens, a copy in the head's precision."""
+        """Return the part of the head that makes the logits of these tokens, a copy in the head's precision."""
 
 
 class RowAttention(Protocol):
-    """The attention of one layer, with keys and values of its own, for rows that stand anywhere in a tree."""
+    """The attention of one layer, with separate keys and values, for rows that stand anywhere in a tree."""
 
     @property
     def length(self) -> int:
@@ -111,20 +111,20 @@ class RowAttention(Protocol):
         seen: Sequence[Sequence[int]] | None = None,
         window: int | None = None,
     ) -> tuple[Any, ...]:
-        """Makes room for rows behind the others, of which it then holds keys and values; returns what a call takes.
+        """Reserve room for the keys and values of rows behind the others. Return what a call takes.
 
-        Each row sees itself and, without `seen`, all before it; else the first `seen[row][0]` rows that there were, and
-        those listed after that number. With a `window` it sees none that stands so many rows before it, or more.
+        Each row sees itself and, without `seen`, all before it. With `seen` it sees the first `seen[row][0]` rows, and
+        those listed after that number. With a `window` it sees no row that stands this many rows before it, or more.
         """
 
     def __call__(self, qkv: Rows, *seats: Any) -> Rows:
-        """Returns what rows attend to from their seats, [rows, heads * head_dim], and keeps their keys and values.
+        """Return what rows attend to from their seats, [rows, heads * head_dim], and store their keys and values.
 
         qkv [rows, (heads + 2 * key heads) * head_dim] are queries, keys and values, not rotated yet.
         """
 
     def keep(self, kv: Rows, positions: Sequence[int]) -> None:
-        """Keeps rows that attend to nothing: keys and values [rows, 2 * key heads * head_dim], not rotated yet."""
+        """Store rows that attend to nothing: keys and values [rows, 2 * key heads * head_dim], not rotated yet."""
 
     def truncate(self, length: int) -> None:
         """Forgets all but the first `length` rows."""
@@ -140,56 +140,59 @@ class Compute(Protocol):
     def stored(
         self, file: Path, tensors: Mapping[str, Array], of: str, reporter: Reporter | None = None
     ) -> Mapping[str, Array]:
-        """Returns the tensors of a drafter's file in the form in which layers are made of them soonest.
+        """Return the tensors of a drafter's file in the form from which layers are made the fastest.
 
-        What is wrong with a form that was kept of them goes to the `reporter`. `of` is the revision of the model that
-        it was made for. Raises LocalspecError for weights that are no numbers.
+        Trouble with a cached form goes to the `reporter`. `of` is the revision of the model that the drafter was made
+        for. Raises LocalspecError for weights that are NaN or infinite.
         """
 
     def rows(self, values: Floats) -> Rows:
-        """Returns numbers [rows, channels] as an array of the backend."""
+        """Return numbers [rows, channels] as an array of the backend."""
 
     def linear(self, weight: Floats, bias: Floats | None = None, silu: bool = False) -> Linear:
-        """Returns a layer of weight [out, in] and bias [out], of rows [n, in]; with `silu`, x σ(x) of what it gives."""
+        """Return a layer of weight [out, in] and bias [out], for rows [n, in].
+
+        With `silu` its result y becomes y σ(y).
+        """
 
     def linears(self, weights: Floats, biases: Floats | None = None, silu: bool = False) -> Linear:
-        """Returns n layers, weights [n, out, in] and biases [n, out]: each of up to n rows goes through its own."""
+        """Return n layers, weights [n, out, in] and biases [n, out], one for each of up to n rows."""
 
     def model(self, sizes: TransformerConfig, rope: Rope | None, weights: Mapping[str, Array]) -> RowModel:
-        """Returns a small transformer; weights are called as in `weight_map`. Without `rope` it has the target's.
+        """Return a small transformer with weights named as in `weight_map`. Without `rope` it has the target's.
 
-        One of no tokens (`vocab_size` 0) has neither embedding nor head.
+        With `vocab_size` 0 it has neither embedding nor head.
         """
 
     def read_model(self, path: Path, context: int) -> RowModel:
-        """Returns the small language model of a directory in the Hugging Face layout, for texts of `context` tokens.
+        """Return the small language model of a directory in the Hugging Face layout, for texts of `context` tokens.
 
         Raises LocalspecError for broken, missing or unsupported files.
         """
 
     def integers(self, numbers: Sequence[Sequence[int]]) -> Rows:
-        """Returns integers [rows, n], which name tokens and rows."""
+        """Return integers [rows, n], which name tokens and rows."""
 
     def recorded(self, function: RowFunction, *attentions: RowAttention) -> RowFunction:
-        """Returns a function of rows, computed by one call to the device where steps are recorded.
+        """Return a function of rows, computed by one call to the device if steps are recorded.
 
-        Beside numbers of its arguments, none of which Python may have to see, it hangs on nothing but keys and values
-        of `attentions`, and each row of its results on a row of each argument or, where that is one row for all or what
-        others name by its place, on those. There are as many as of its first argument, and its next call overwrites
-        them.
+        It depends only on numbers in its arguments, which Python need not see, and on keys and values of `attentions`.
+        Each row of a result depends on one row of each argument. If an argument is a single row for all, or others name
+        its rows by their place, it depends on those. A result has as many rows as the first argument, and the next call
+        overwrites it.
         """
 
     def logits(self, rows: Rows) -> Logits:
-        """Returns what `rows` [rows, tokens] are as logits."""
+        """Return `rows` [rows, tokens] as logits."""
 
     def concat(self, arrays: Sequence[Rows], axis: int = 0) -> Rows:
-        """Returns arrays side by side: below each other, or with axis 1 beside each other."""
+        """Return arrays joined below each other, or with axis 1 next to each other."""
 
     def repeated(self, row: Rows, count: int) -> Rows:
-        """Returns a row [1, channels] so many times, [count, channels]."""
+        """Return a row [1, channels] `count` times, [count, channels]."""
 
     def at_columns(self, rows: Rows, ids: Array, width: int) -> Rows:
-        """Returns [rows, width] whose columns `ids` are those of `rows`, and -inf elsewhere."""
+        """Return [rows, width] with the columns `ids` of `rows`, and -inf elsewhere."""
 
     def silu(self, x: Rows) -> Rows:
         """x σ(x)."""
@@ -201,12 +204,12 @@ class Compute(Protocol):
         """tanh(x)."""
 
     def rms_norm(self, x: Rows, eps: float = EPS) -> Rows:
-        """Returns rows divided by the root of their mean square, to which `eps` is added."""
+        """Return rows divided by the root of their mean square, to which `eps` is added."""
 
     def attention(self, sizes: TransformerConfig, rope: Rope | None, weights: Mapping[str, Array]) -> RowAttention:
-        """Returns the attention of a layer of these sizes; without `rope` it rotates as the target does.
+        """Return the attention of a layer of these sizes. Without `rope` it rotates as the target does.
 
-        Where queries and keys are normed, `weights` has q_norm and k_norm [head_dim].
+        If queries and keys are normed, `weights` has q_norm and k_norm [head_dim].
         """
 
 
@@ -223,7 +226,7 @@ class DraftableModel(ForwardModel[CacheT], Protocol[CacheT]):
 def rows_seen(
     first: int, rows: int, seen: Sequence[Sequence[int]] | None = None, window: int | None = None
 ) -> npt.NDArray[np.bool_]:
-    """Returns [rows, first + rows]: what each of the rows behind the `first` ones sees, as `RowAttention` has it."""
+    """Return [rows, first + rows]: which rows each of those behind the `first` ones sees, as in `RowAttention`."""
     if seen is None:
         visible = np.tri(rows, first + rows, first, np.bool_)
     else:

@@ -1,4 +1,4 @@
-"""How a token is sampled: the settings, and noise that is a function of (seed, position, token id) alone."""
+"""The settings of sampling, the limits of a reply, and noise that is a function of only (seed, position, token id)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,10 +19,10 @@ class Sampling:
     """How the next token is sampled. Temperature 0 is greedy; 0, 1.0 and 0.0 switch top-k, top-p and min-p off.
 
     A pick is argmax(log p + Gumbel noise), which is a sample from p; temperature, top-k, top-p and min-p shape p in
-    that order. The noise is a function of (seed, position, token id) alone, so a seed gives the same text with and
+    that order. The noise is a function of only (seed, position, token id), so a seed gives the same text with and
     without speculation, whatever the drafter. `rule` says how a draft is accepted; `epsilon` and `delta` are ε and δ of
-    the rule `typical`. `source` says in words where the values come from, but for those that a person has `chosen`, by
-    their names. Raises UsageMistake for values that are not possible.
+    the rule `typical`. `source` says in words where the values come from, except the values that the user has `chosen`,
+    by their names. Raises UsageMistake for impossible values.
     """
 
     temperature: float = 0.0
@@ -62,22 +62,23 @@ class Sampling:
         return self.greedy or self.rule == "typical"  # which accepts what is likely, whatever would be sampled
 
     def noise(self, position: int | Sequence[int], ids: Ids, stream: int | None = None) -> npt.NDArray[np.float64]:
-        """Returns the noise of ids at a position, as `gumbel` does; in a `stream`, noise that no pick of the target
-        has.
+        """Return the noise of ids at a position, as `gumbel` does.
+
+        The noise of a `stream` differs from that of picks.
         """
         return gumbel(self.stream_seed(stream), position, ids)
 
     def stream_seed(self, stream: int | None) -> int:
-        """Returns the seed that the noise of a stream is hashed from, 64 bits; the picks of the target have none."""
+        """Return the seed that the noise of a stream is hashed from, 64 bits. Picks of the target have no stream."""
         return self.seed & _WORD if stream is None else _mixed(self.seed + (1 + stream) * FIRST & _WORD)
 
     def uniform(self, position: int, stream: int) -> float:
-        """Returns a number between 0 and 1 for one decision at `position`; streams are independent of each other."""
+        """Return a number between 0 and 1 for one decision at `position`. Streams are independent of each other."""
         return float(_uniform(self.seed, [position], np.array([[-1 - stream]]))[0, 0])
 
 
 def gumbel(seed: int, position: int | Sequence[int], ids: Ids) -> npt.NDArray[np.float64]:
-    """Returns Gumbel noise, as many numbers as ids [ids], by a hash of (seed, position, id) without generator state.
+    """Return Gumbel noise, as many numbers as ids [ids], by a hash of (seed, position, id) without generator state.
 
     ids [rows, n] need a position for each row.
     """
@@ -94,7 +95,7 @@ def _uniform(seed: int, positions: Sequence[int], ids: Ids) -> npt.NDArray[np.fl
 
 
 def keys(seed: int, positions: Sequence[int]) -> list[int]:
-    """Returns by position the 64 bits that the noise of all ids there is hashed from."""
+    """Return for each position the 64 bits that the noise of all ids there is hashed from."""
     start = _mixed(seed & _WORD)
     return [_mixed(start + position * STEP & _WORD) for position in positions]
 

@@ -97,7 +97,7 @@ class Session:
             self.parked.clear()
 
     def turn_to(self, prompt: Sequence[int]) -> None:
-        """Makes the text live that a prompt is best read after. The one before is parked, or cut with the next read."""
+        """Activate the text after which a prompt is best read. Park the previous one, or cut it with the next read."""
         parked = self.parked
         if parked is None:
             return
@@ -197,7 +197,7 @@ class _Reply:
         yield Prefill(len(prompt), len(prompt))
 
     def _read_chunk(self) -> Step:
-        """Reads the next chunk of the prompt."""
+        """Read the next chunk of the prompt."""
         session, start = self.session, len(self.session.tokens)
         chunk = self.prompt[start : start + self.chunk]
         last = start + len(chunk) == len(self.prompt)
@@ -211,15 +211,16 @@ class _Reply:
         )
 
     def _reserve(self, tokens: int) -> None:
-        """Makes room for so many tokens, a tree after them, and the rows that the target fills the tree up with."""
+        """Reserve room for this many tokens, a tree after them, and the rows that the target adds to the tree."""
         session = self.session
         session.cache.reserve(tokens + session.budget.nodes + session.target.row_multiple, self.spare)
 
     # -- where memory runs out ----------------------------------------------------------------------------------------
 
     def _within_memory(self, work: Callable[[], Result], less: Callable[[], bool]) -> Result:
-        """Returns what `work` does. Where memory runs out, it is tried again without parked texts, then once more if
-        `less` made it need less memory.
+        """Return the result of `work`.
+
+        If memory runs out, try again without parked texts, then after `less` freed some.
 
         Raises DoesNotFit, and the session is then as it was before.
         """
@@ -258,7 +259,7 @@ class _Reply:
     # -- tokens and text -----------------------------------------------------------------------------------------------
 
     def _commit(self, tokens: Sequence[int], sources: Sequence[str]) -> tuple[Reason | None, int]:
-        """Commits tokens one by one. Returns why the reply ends within them, if it does, and how many were taken."""
+        """Commit tokens one by one. Return why the reply ends within them, if it does, and how many were taken."""
         for taken, (token, source) in enumerate(zip(tokens, sources, strict=True), start=1):
             if token in self.session.target.stop_tokens:
                 self.transcript.finish()
@@ -300,7 +301,9 @@ class _Reply:
             )
 
     def _compare(self, step: Step, taken: int, seconds: float) -> None:
-        """Counts what a step took since the one before, beside what plain decoding would have taken for its tokens."""
+        """Compare the seconds since the previous step with those that plain decoding would have taken for its
+        tokens.
+        """
         assert step.tree is not None
         context = len(self.session.tokens) - len(step.committed)
         drafting = step.draft_seconds + step.learn_seconds
@@ -313,7 +316,7 @@ class _Reply:
         self.session.statistics = self.statistics(reply_tokens)
 
     def statistics(self, reply_tokens: int | None = None) -> Statistics:
-        """The figures of the reply so far: of what the consumer has, unless a number of tokens is given."""
+        """Return the figures of the reply so far, up to what the consumer has, or up to a number of tokens."""
         session, reply_tokens = self.session, self.released if reply_tokens is None else reply_tokens
         decoding = self.last_seconds - self.first_seconds
         counted = reply_tokens - 1  # the first token belongs to prefill

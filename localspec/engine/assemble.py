@@ -66,9 +66,10 @@ def drafter_of(
     small: LoadedDraftModel | None,
     chosen: Hyperparameters,
 ) -> Drafter:
-    """Builds the drafter that the choice names; `small` is given where its kind takes that.
+    """Build the drafter that the choice names. `small` is given if its kind needs a small model.
 
-    `own` are those that are loaded already: what was trained, and what a probe of the target found. Several are merged.
+    `own` are drafters that are loaded already: trained ones, and the one that a probe of the target found. Several are
+    merged.
     """
     kind, with_phrases = kind_of(choice.drafter), choice.drafter.endswith(WITH_PHRASES)
     drafter: Drafter
@@ -88,7 +89,7 @@ def drafter_of(
 def pool_of(
     choice: Choice, target: Target, small: LoadedDraftModel | None, reader: PhraseReader | None = None
 ) -> PhrasePool:
-    """Returns an empty pool for this drafter, which will hold no token id that one of its models lacks."""
+    """Return an empty pool for this drafter, which will hold no token id that one of its models lacks."""
     models = [target] if small is None else [target, small.target]
     return PhrasePool(
         target.special_tokens,
@@ -148,7 +149,7 @@ def tuning(
 
 
 def own_replies(target: Target, asked: Sequence[str] = ASKED, budget: Budget | None = None) -> list[Exchange]:
-    """Returns the target's greedy replies to a few prompts, as far as its context has room and until they go round."""
+    """Return the target's greedy replies to a few prompts, limited by its context, until they repeat themselves."""
     return finished(replying(target, asked, budget))
 
 
@@ -193,13 +194,13 @@ class SavedPhrases:
         return None if pool_id is None else cls(store, pool_id, learn, reporter)
 
     def read(self, keys: Sequence[int]) -> Sequence[Phrase]:
-        """The phrases of some keys; a `PhraseReader`."""
+        """Return the phrases of some keys. This is a `PhraseReader`."""
         return self.store.phrases.look_up(self.pool_id, keys)
 
     def keep(self, pool: PhrasePool, start: int, conversation: int | None) -> bool:
-        """Keeps what a reply that began at token `start` brought into the pool, if anything may be kept.
+        """Add the phrases of a reply that began at token `start` to the pool, and save them if that is allowed.
 
-        Returns False where the store gave trouble, which is reported.
+        Return False if the store gave trouble, which is reported.
         """
         if not self.learn or self.store.read_only:
             return True

@@ -82,21 +82,21 @@ Phrases = Literal["user", "readonly", "off"]
 
 
 def phrases_allowed(settings: Settings) -> Phrases:
-    """What may be done with the phrases of earlier sessions."""
+    """Return how the phrases of earlier sessions may be used."""
     return "readonly" if settings.pool == "user" and not settings.log else settings.pool
 
 
 class Engine:
     """One loaded model with one conversation. Use it from one thread at a time.
 
-    With a store, what was measured here before is not measured again, and phrases of earlier sessions are used; those
-    of each reply are kept there unless `phrases` are "readonly" or "off". Troubles that cost no text, such as a store
-    that cannot be written, and what takes a while on the first load go to the `reporter`. An engine `beside` this one,
-    with which it takes turns, shares its models as far as `choice` names the same; its target must be the same. What is
-    not known of the model yet waits for `measure`, and is estimated until then; with `measured` it is measured here.
-    With `tune` hyper-parameters are searched here, too. Without both, `measure` searches them. With `park` texts that
-    were read are parked in memory that is free, so that a conversation that comes again is not read again.
-    Raises DoesNotFit, LocalspecError for a broken model, UsageMistake where `choice.exact` cannot be had.
+    With a store, saved measurements are used, and phrases of earlier sessions. The phrases of each reply are saved
+    there unless `phrases` are "readonly" or "off". The `reporter` gets troubles that cost no text, such as a store that
+    cannot be written, and the progress of a slow first load. An engine `beside` this one, with which it takes turns,
+    shares its models as far as `choice` names the same; its target must be the same. Unknown costs are estimated until
+    `measure` measures them; with `measured` that happens here. With `tune` hyper-parameters are searched here, too;
+    without both, `measure` searches them. With `park` texts that were read are parked in free memory, so that a
+    conversation that comes back is not read again. Raises DoesNotFit, LocalspecError for a broken model, UsageMistake
+    if `choice.exact` is impossible.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class Engine:
         notice: Callable[[str], None] = lambda _: None,
         progress: Callable[[str], None] = lambda _: None,
     ) -> Self:
-        """The engine that these settings ask for; phrases are used and kept as far as they allow.
+        """Return the engine for these settings. They also say whether phrases are used and saved.
 
         Raises what `choose` and the engine itself raise.
         """
@@ -254,7 +254,7 @@ class Engine:
 
     @property
     def decode(self) -> Callable[[Sequence[int]], str]:
-        """Reads token ids; whoever keeps it does not keep the model."""
+        """Return a function that decodes token ids. It holds no reference to the model."""
         return self.target.chat.tokenizer.decode
 
     @property
@@ -267,13 +267,16 @@ class Engine:
         return device, sum(held) + session.memory.parked
 
     def forget_parked(self) -> None:
-        """Gives back the memory of parked texts."""
+        """Free the memory of parked texts."""
         if self.session.parked:
             self.session.parked.clear()
             give_back(self.choice.device)
 
     def hold_threads(self) -> None:
-        """Looks at the machine for all engines beside this one; until the next look each has as many threads."""
+        """Look at the machine for all engines that share it.
+
+        Until the next look each uses the same number of threads.
+        """
         self._idle_cores.hold()
 
     def report(self, sampling: Sampling, load_seconds: float) -> Report:
@@ -281,9 +284,9 @@ class Engine:
         return Report.before(self, sampling, load_seconds)
 
     def lend_core(self, lent: bool) -> None:
-        """Leaves a core to whoever draws what is said, as long as it is `lent`. Any thread of this process may say so.
+        """Leave a core to the thread that draws the reply while it is `lent`. Any thread of this process may call this.
 
-        A thread that is torn from its core holds up all others; one that rests does not.
+        A compute thread that loses its core holds up all others; one that rests does not.
         """
         self.target.lend_core(lent)
 
@@ -292,14 +295,14 @@ class Engine:
         return asked_sampling(settings, self.target.generation, self.choice.target.names)
 
     def thinking(self, settings: Settings, system: str | None = None) -> bool | None:
-        """Whether the model is told to think before it answers; None leaves that to its chat template.
+        """Return whether the model is to think before it answers; None leaves that to its chat template.
 
-        Raises UsageMistake where that was asked for and has no effect, at all or beside this `system` prompt.
+        Raises UsageMistake for a setting without effect, at all or with this `system` prompt.
         """
         return asked_thinking(settings, self.target.chat, self.choice.target.name, system)
 
     def thinks_by_itself(self, system: str | None = None) -> bool | None:
-        """Whether the model thinks before it answers where nobody says so; None where it cannot be told."""
+        """Return whether the model thinks by default before it answers. None if it has no switch."""
         return self.target.chat.thinks_by_itself(system)
 
     def chat(
@@ -311,11 +314,11 @@ class Engine:
         *,
         whole: bool = False,
     ) -> Generator[Event, None, None]:
-        """Answers a conversation; the oldest turns are left out where the context is full, and `Prefill` says so.
+        """Answer a conversation. If the context is full the oldest turns are left out, and `Prefill` says so.
 
-        The chat template is told whether to let the model `think`, unless that is None. Stop asking for events to stop
-        the reply: what was generated stays. Raises UsageMistake for a last prompt that is too long by itself, and with
-        `whole` Overlong for a conversation of which turns would be left out.
+        The chat template decides whether the model thinks if `think` is None. Stop iterating to stop the reply: the
+        text so far stays. Raises UsageMistake for a last prompt that is too long by itself, and with `whole` Overlong
+        for a conversation of which turns would be left out.
         """
         self.target.set_threads(self._idle_cores())
         limits, room = limits or Limits(), self._room()
@@ -385,7 +388,7 @@ class Engine:
         return int(smallest.nbytes // smallest.capacity)
 
     def _parked(self) -> Parked:
-        """Returns the parked texts of this engine: none yet. They leave room for a full context."""
+        """Return an empty set of parked texts for this engine. They leave room for a full context."""
 
         def budget(held: int) -> int:
             growing = max(0, self.target.context - self.session.cache.capacity) * self._slot_bytes
@@ -484,7 +487,7 @@ class Engine:
         return SavedPhrases.open(store, self.choice.target, now, learn, self._reporter, earlier)
 
     def _keep(self, start: int) -> None:
-        """Keeps what the reply that began at token `start` taught. What cannot be kept costs this session nothing."""
+        """Save what the reply that began at token `start` taught. A failure costs this session nothing."""
         for watch in self._recording_watches:
             watch.look()
         statistics = None if self.choice.fixed else self.session.statistics

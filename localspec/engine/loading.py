@@ -1,4 +1,4 @@
-"""Loads what a choice names, each part by itself: the target, the trained drafter, the draft model."""
+"""Loads each part of a choice: the target, the trained drafter, the draft model, the drafter of the target's layers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ from localspec.models.small_model import compare_tokens
 
 
 def load_target(choice: LoadSpec, reporter: Reporter, beside: Target | None = None) -> Target:
-    """The model of a choice, in its precision, on its device; `beside` is one with which it takes turns.
+    """Return the model of a choice, in its precision, on its device. `beside` is one with which it takes turns.
 
     Raises DoesNotFit, and LocalspecError for a broken model.
     """
@@ -81,7 +81,7 @@ def widest_tree(choice: Choice) -> int:
 
 
 def load_trained(choice: Choice, target: Target, profile: ModelProfile) -> list[TrainedDrafter]:
-    """The trained drafters of a choice, with the calibrations that earlier replies gave them."""
+    """Return the trained drafters of a choice, with the calibrations from earlier replies."""
     depth = choice.nodes if choice.fixed else None
     return [
         load_drafter(card, target, profile.recall(calibration_of(card)), depth, profile.reporter)
@@ -90,7 +90,7 @@ def load_trained(choice: Choice, target: Target, profile: ModelProfile) -> list[
 
 
 def calibration_of(card: DrafterCard | None) -> Quantity[Calibration]:
-    """What this drafter's confidence is worth, or that of its own layers, as the cache of measurements keeps it."""
+    """Return the saved calibration of this drafter, or of the drafter of the target's layers."""
     return _calibration(f"{card.kind} {card.bytes} {card.path}" if card else "layers")
 
 
@@ -101,10 +101,10 @@ def _calibration(subject: str) -> Quantity[Calibration]:
 def calibrated(
     drafter: Drafter, choice: Choice, profile: ModelProfile
 ) -> list[tuple[Quantity[Calibration], Calibration]]:
-    """The calibrations of all that proposes in `drafter`, with the names they are kept by.
+    """Return the calibrations of all drafters in `drafter`, with the names under which they are saved.
 
-    Those of phrases, of the draft model and of several drafters together become what earlier replies made of them; a
-    trained drafter's are that since it was loaded.
+    Those of phrases, of the draft model and of several drafters together are replaced by the saved ones; a trained
+    drafter has its own since it was loaded.
     """
     found: list[tuple[Quantity[Calibration], Calibration]] = []
 
@@ -127,9 +127,9 @@ def calibrated(
 
 
 def load_draft_model(draft: LoadSpec | None, target: Target, cache: MeasurementCache) -> LoadedDraftModel | None:
-    """The draft model of a choice, if there is one, with what its forwards cost.
+    """Return the draft model of a choice, if there is one, with the costs of its forwards.
 
-    Raises DoesNotFit, UsageMistake where its tokens are not the target's, LocalspecError for a broken model.
+    Raises DoesNotFit, UsageMistake if its tokens are not the target's, LocalspecError for a broken model.
     """
     if draft is None:
         return None

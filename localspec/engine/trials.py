@@ -24,10 +24,12 @@ ENDED = "the program ended each time it was tried; another driver is tried anew"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a trial found, and why nothing better; one that is `passing` is found anew by the next session.
+    """What a trial found, and the reason if that is not the best.
 
-    `tried_by` is the process that has begun to try, and has not come to an end: where the program ended, this is what
-    the next one finds. It is the one after `ended` others that ended so.
+    A `passing` verdict is tried again by the next session.
+
+    `tried_by` is the process that has begun a trial and has not finished. If the trial ended the program, the next
+    process finds this; `ended` processes have ended so before.
     """
 
     outcome: str
@@ -38,7 +40,7 @@ class Verdict:
 
 
 def verdict_quantity(name: str, sound: Callable[[Verdict], bool]) -> Quantity[Verdict]:
-    """What such verdicts are kept under; whatever is not `sound` is found anew."""
+    """Return the quantity under which such verdicts are saved. One that is not `sound` is found again."""
 
     def read(value: Any) -> Verdict | None:
         found = Verdict(**value)
@@ -52,9 +54,11 @@ def tried(
     cache: MeasurementCache, quantity: Quantity[Verdict], subject: str, what: str, fallback: str,
     try_out: Callable[[], Verdict],
 ) -> Verdict:  # fmt: skip
-    """Returns what was kept, else what `try_out` finds; the fallback where a process is long at it, or all ended at it.
+    """Return the saved verdict, or the result of `try_out`.
 
-    "Looking whether `what` on this GPU". Raises what `try_out` does.
+    Return the fallback if another process is trying, or all trials ended their process.
+
+    The progress is "Looking whether `what` on this GPU". Raises what `try_out` does.
     """
     ourselves, until = _process(os.getpid()), time.monotonic() + PATIENCE
     while (found := cache.recall(quantity, subject)) is not None and _alive(found.tried_by, ourselves):
@@ -79,13 +83,13 @@ def tried(
 
 
 def with_driver(subject: str) -> str:
-    """What a verdict is valid for: a newer driver is tried anew."""
+    """Return what a verdict is valid for. A newer driver is tried again."""
     driver = nvidia_driver()
     return f"{subject} · driver {driver.version if driver else 'unknown'}"
 
 
 def _process(number: int) -> str:
-    """A process by its number and when it began, since numbers come again."""
+    """Return a process by its number and start time, because numbers are used again."""
     return f"{number} {psutil.Process(number).create_time()}"
 
 
@@ -143,9 +147,9 @@ STEP_FORM = verdict_quantity("form of steps", lambda found: found.outcome in get
 
 
 def settle_step_form(device: str, target: Target, cache: MeasurementCache, subject: str) -> None:
-    """Lets a model on a GPU play recordings of its steps, where a self-check finds that their bits are right.
+    """Let a model on a GPU play recordings of its steps, if a self-check finds that their bits are right.
 
-    `subject` is what that is valid for, beside the driver.
+    The verdict is valid for `subject` and the driver.
     """
     if not device.startswith("cuda"):
         return
@@ -163,9 +167,9 @@ def _find(target: Target) -> Verdict:
 
 
 class RecordingWatch:
-    """Says once where a model's steps could not be recorded any more, and keeps that for later sessions.
+    """A watch that reports once if a model's steps cannot be recorded any more, and saves that for later sessions.
 
-    What a drafter computes beside them is said, too, and is tried again by the next session.
+    Failures of a drafter's recordings are reported, too; the next session tries again.
     """
 
     def __init__(self, device: str, target: Target, cache: MeasurementCache, subject: str) -> None:
@@ -174,7 +178,7 @@ class RecordingWatch:
         self._subject = with_driver(subject) if self._watches else subject
 
     def look(self) -> None:
-        """Looks after a reply, whose text is the same in any form."""
+        """Check the recordings after a reply, whose text is the same in any form."""
         steps, drafts = recording_troubles(self._target) if self._watches else (None, None)
         if steps is not None and self._tell("steps are", steps):
             self._cache.remember(STEP_FORM, self._subject, Verdict("static", steps))

@@ -24,9 +24,9 @@ _BESIDE = ("mmproj", "imatrix")  # what else is kept in such files
 
 
 def by_type(known: Iterable[ExpectedFile]) -> dict[str, list[ExpectedFile]]:
-    """The files of each type, in the order of their names, the smallest type first.
+    """Return the files of each type, in the order of their names, the smallest type first.
 
-    Of files of a type in several folders those that lie least deep.
+    If a type is in several folders, the files that lie least deep are taken.
     """
     found: dict[str, list[ExpectedFile]] = {}
     for file in sorted(known, key=lambda file: (file.name.count("/"), file.name)):
@@ -37,7 +37,7 @@ def by_type(known: Iterable[ExpectedFile]) -> dict[str, list[ExpectedFile]]:
 
 
 def _type_of(file: ExpectedFile) -> str | None:
-    """The type that a file's name ends in, else its folder's; None of what is no model."""
+    """Return the type at the end of a file's name, or of its folder's name. None for a file that is not a model."""
     path = PurePosixPath(file.name)
     parted = _PARTED.fullmatch(path.name)
     if parted is None or path.name.lower().startswith(_BESIDE):
@@ -47,9 +47,9 @@ def _type_of(file: ExpectedFile) -> str | None:
 
 
 def of_type(source: Source, known: Sequence[ExpectedFile]) -> list[ExpectedFile]:
-    """The files of the type that a source names.
+    """Return the files of the type that a source names.
 
-    Unsloth's `UD-` may be left out. Raises LocalspecError, which lists the types, where there are none, and for a type
+    Unsloth's `UD-` may be left out. Raises LocalspecError, which lists the types, if there are none, and for a type
     that is not read.
     """
     there = by_type(known)
@@ -71,7 +71,7 @@ def of_type(source: Source, known: Sequence[ExpectedFile]) -> list[ExpectedFile]
 
 
 def types_listed(source: Source, known: Sequence[ExpectedFile]) -> str:
-    """What to do with a repository of GGUF files that was named without a type; empty where it has none."""
+    """Return what to do with a repository of GGUF files that was named without a type. Empty if it has none."""
     there = by_type(known)
     return f"{source.repo} holds GGUF files; {_choose(source, there)}" if there else ""
 
@@ -117,7 +117,10 @@ class CachedGguf:
 
 
 def cached_gguf(source: Source | None = None) -> list[CachedGguf]:
-    """What is here of a repository, of one type where the source names one; of every repository without a source."""
+    """Return the files that are here of a repository, or of one type of it.
+
+    Without a source, those of every repository.
+    """
     with suppress(OSError):
         places = [repository(source)] if source else sorted(hub_places().cache.glob("models--*"))
         return [one for place in places for one in _in(place) if source is None or _is_meant(one, source)]
@@ -141,7 +144,7 @@ def _is_meant(found: CachedGguf, asked: Source) -> bool:
 
 
 def _file(commit: Path, path: Path) -> ExpectedFile:
-    """A file as the cache has it: a link to a content that is named by its digest, or a copy."""
+    """Return a file as the cache has it: a copy, or a link to a content that is named by its digest."""
     digest = os.path.basename(os.readlink(path)) if path.is_symlink() else ""
     return ExpectedFile(
         path.relative_to(commit).as_posix(), bytes_of(path), digest if DIGEST.fullmatch(digest) else "-"
@@ -157,7 +160,7 @@ def verify_gguf(source: Source, commit: str, progress: Callable[[int, int], None
 
 
 def discard_gguf(cached: CachedGguf) -> None:
-    """Deletes these files, and what is empty then. Raises LocalspecError where that fails."""
+    """Delete these files and the directories that become empty. Raises LocalspecError if that fails."""
     commits = cached.path.parent
     names = {file.name for file in cached.files}
     try:
@@ -173,7 +176,7 @@ def discard_gguf(cached: CachedGguf) -> None:
 
 
 def tidy(source: Source, commit: str, names: list[str]) -> None:
-    """Deletes the directories that files of these names were in, as far as they are empty."""
+    """Delete the directories of files with these names, if they are empty."""
     place = repository(source)
     folders = {str(folder) for name in names for folder in PurePosixPath(name).parents} - {"."}
     inside = [f"snapshots/{commit}/{folder}" for folder in sorted(folders, key=len, reverse=True)]

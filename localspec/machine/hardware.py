@@ -36,7 +36,7 @@ class TorchBuild:
 
 @cache
 def torch_build() -> TorchBuild:
-    """The build of torch that would be imported. Asks torch itself where it is loaded already."""
+    """Return the build of torch that would be imported, or of the loaded one."""
     if (loaded := sys.modules.get("torch")) is not None:
         return TorchBuild(str(loaded.__version__), loaded.version.cuda, loaded.version.hip)
     spec = find_spec("torch")
@@ -59,9 +59,9 @@ class _Allowed:
 
 
 def limit_cores(count: int | None, shown: str = "") -> None:
-    """Let this process compute with so many cores at most, or with all of them, from now on.
+    """Let this process compute with this many cores at most, or with all of them, from now on.
 
-    For the time before a model is loaded. Raise UsageMistake where there are fewer, which names the setting as `shown`.
+    Call it before a model is loaded. Raises UsageMistake if there are fewer; it names the setting as `shown`.
     """
     if count is not None and count > _cores_here():
         raise UsageMistake(
@@ -126,7 +126,7 @@ class IdleCores:
         return self._found
 
     def hold(self) -> None:
-        """Looks now, and says the same from then on, until it is called again."""
+        """Look at the load now, and return this value until the next call."""
         self._held = False
         self()
         self._held = True
@@ -167,13 +167,13 @@ def _others(then: tuple[float, float, float], now: tuple[float, float, float]) -
 
 
 def capabilities() -> list[str]:
-    """The instructions of the CPU that our library computes with; none without the library."""
+    """Return the instructions of the CPU that our library uses; empty without the library."""
     found = compiled.instruction_set()
     return [found] if found else []
 
 
 def cpu_name() -> str:
-    """The name under which the CPU is sold."""
+    """Return the commercial name of the CPU."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
     except OSError:
@@ -197,7 +197,7 @@ def versions(device: str = "cpu") -> str:
 
 
 def devices() -> list[str]:
-    """The devices that can be used here, the fastest first; the CPU is always one."""
+    """Return the devices that can be used here, the fastest first. The CPU is always one."""
     if not gpu_expected():
         return ["cpu"]
     import torch
@@ -233,7 +233,7 @@ def memory_bandwidth(device: str = "cpu") -> float:
 
 
 def _read_of_memory(size: int) -> Callable[[], float]:
-    """Returns what reads so many bytes of main memory with all cores, and gives the seconds that it took."""
+    """Return a function that reads this many bytes of main memory with all cores and returns the seconds."""
     import numpy as np
 
     buffer = np.ones(size // 8, np.uint64)  # ones, because pages that hold nothing yet are not read from memory
@@ -263,7 +263,7 @@ def _read_of_gpu(size: int, device: str) -> Callable[[], float]:
 
 
 def wait_for(device: str) -> None:
-    """Waits until a GPU has done its work, which Python does not wait for."""
+    """Wait until a GPU has done its work, which Python does not wait for."""
     if device == "cpu":
         return
     import torch

@@ -15,7 +15,10 @@ _OPERATORS = {"int8": "aten::_weight_int8pack_mm", "int4": "aten::_weight_int4pa
 
 
 def lacking(quantize: str, device: str) -> str:
-    """A clause that says what this machine lacks to compute in a packing (or `none`) on a device; empty for nothing."""
+    """Return a clause about what this machine lacks to compute in a packing (or `none`) on a device.
+
+    Empty for nothing.
+    """
     device_type = device.partition(":")[0]
     if quantize == "none":
         return ""
@@ -85,7 +88,7 @@ class Device:
         return max(0, self.free - max(self.total // 10, LEAST_FREE))
 
     def as_torch_has_it(self) -> "Device":
-        """The same device where torch computes on the CPU too."""
+        """Return the device as it is if torch computes on the CPU, too."""
         return replace(self, engine="torch", dtypes=("fp32", "bf16")) if self.type == "cpu" else self
 
 
@@ -97,20 +100,21 @@ class Machine:
     cores: int
 
     def device(self, name: str) -> Device | None:
-        """The device of this name; `cuda` is the first of several."""
+        """Return the device of this name; `cuda` is the first of several."""
         name = "cuda:0" if name == "cuda" else name
         return next((device for device in self.devices if device.name == name), None)
 
     def as_torch_has_it(self) -> "Machine":
-        """The same machine where torch computes on the CPU too: our library has no gradients, and trains nothing.
+        """Return the machine as it is if torch computes on the CPU, too, which training needs: our library has no
+        gradients.
 
-        Weights in few bits are still the library's own there, which torch makes dense for each product.
+        Weights in few bits stay in the library's form there, and torch makes them dense for each product.
         """
         return replace(self, devices=tuple(device.as_torch_has_it() for device in self.devices))
 
 
 def this_machine(bandwidth: Callable[[str], float | None] = lambda device: None) -> Machine:
-    """This machine, with its free memory as it is now. `bandwidth` gives that of a device, where it is known."""
+    """Return this machine, with its present free memory. `bandwidth` returns that of a device, if it is known."""
     devices = tuple(_device(name, bandwidth(name)) for name in hardware.devices())
     return Machine(devices, hardware.physical_cores())
 
@@ -133,7 +137,7 @@ def _multiprocessors(name: str) -> int:
 
 
 def engine_of(name: str) -> str:
-    """What computes on a device: our own library on a CPU, torch elsewhere, and where the library is missing."""
+    """Return what computes on a device: our library on a CPU, torch elsewhere, and also if the library is missing."""
     return "native" if name == "cpu" and not compiled.missing() else "torch"
 
 
@@ -155,7 +159,7 @@ def _description(name: str) -> tuple[str, tuple[str, ...], str]:
 
 
 def torch_trouble() -> str | None:
-    """A sentence with the command that mends it, where the installed torch cannot use a GPU of this machine."""
+    """Return a sentence with the command that repairs it, if the installed torch cannot use a GPU of this machine."""
     build = torch_build()
     plain = build.version.partition("+")[0]
     if hardware.devices() != ["cpu"]:

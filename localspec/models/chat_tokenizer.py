@@ -41,8 +41,8 @@ class ChatTokenizer:
     def encode(self, messages: Sequence[Message], vocab_size: int, think: bool | None = None) -> list[int]:
         """Return the token ids of a conversation that waits for the assistant, as `render` writes it.
 
-        Marks that people spell are text. Raises LocalspecError for ids that a model of so many does not have, and what
-        `render` raises.
+        Special tokens in typed text stay text. Raises LocalspecError for ids that a model with this many does not have,
+        and what `render` raises.
         """
         ids = self._marked(self.marks.encode(self.render_apart(messages, think=think), self.add_special_tokens))
         if ids and max(ids) >= vocab_size:
@@ -96,9 +96,8 @@ class ChatTokenizer:
         """Return the text of a conversation that `waits` for the assistant, or that has just ended.
 
         A model without a template gets the contents as plain text. System messages that a template refuses or leaves
-        out are put before the next user message. One with a switch for thinking is told whether to `think`, unless
-        that is None. Raises Refusal for a conversation that the template refuses, LocalspecError for a template that
-        fails.
+        out are put before the next user message. `think` sets a template's switch for thinking, unless it is None.
+        Raises Refusal for a conversation that the template refuses, LocalspecError for a template that fails.
         """
         return self.marks.restored(self.render_apart(messages, waits, think))
 
@@ -225,7 +224,7 @@ class ChatTokenizer:
 
     @cached_property
     def thinking(self) -> Thinking | None:
-        """How the model's thinking is told from its answers; None for a model that knows no marks of it."""
+        """Return the marks that separate thoughts from answers. None if the model has none that are known."""
         added = self.tokenizer.added_tokens
         marks = marks_of(self.tokenizer.chat_template or "", [token.content for token in added.values()])
         if marks is None:
@@ -240,15 +239,15 @@ class ChatTokenizer:
         return find_switch(self.tokenizer.chat_template or "", self._asks)
 
     def heeds_switch(self, system: str | None) -> bool:
-        """Whether the template's switch changes anything beside this system prompt; some have none then."""
+        """Return whether the template's switch has an effect with this system prompt. With some prompts it has none."""
         return self.switch is not None and self.switch.changes(self._asks, system)
 
     def thinks_by_itself(self, system: str | None) -> bool | None:
-        """Whether the template lets the model think where nobody says so; None where its switch changes nothing."""
+        """Return whether the template lets the model think by default. None if its switch has no effect."""
         return self.switch.is_on(self._asks, system) if self.switch and self.heeds_switch(system) else None
 
     def _asks(self, messages: Sequence[Message], switches: Mapping[str, bool]) -> str:
-        """What becomes of a conversation with these variables; nothing where the template fails."""
+        """Return the text of a conversation with these variables. Empty if the template fails."""
         try:
             return self._templated(messages, waits=True, switches=switches)
         except LocalspecError:
@@ -256,7 +255,10 @@ class ChatTokenizer:
 
     @property
     def thinks(self) -> WhenItThinks | None:
-        """When the model thinks before it answers; None where neither its template nor its tokens tell."""
+        """Return when the model thinks before it answers.
+
+        None if that follows neither from its template nor from its tokens.
+        """
         if self.switch is not None:
             return "switch"
         if self.thinking is None:
@@ -315,10 +317,10 @@ class ChatTokenizer:
         return set(characters) <= set(said) or (len(characters) == 1 and bool(said.strip()))
 
     def stop_tokens(self, eos_token_ids: Iterable[object]) -> frozenset[int]:
-        """Returns every id that ends a reply: those given, the tokenizer's, and the mark that the template sets.
+        """Return every id that ends a reply: those given, the tokenizer's, and the mark that the template sets.
 
         `eos_token_ids` are values of config.json and generation_config.json: an id, a list of them, or None. Raises
-        LocalspecError where one is not a token id.
+        LocalspecError if one is not a token id.
         """
         stops: set[int] = set()
         for ids in (*eos_token_ids, self.tokenizer.eos_token_id):
@@ -365,7 +367,7 @@ def _merged(messages: Sequence[Message], systems: Collection[int]) -> list[Messa
 
 
 def chat_files(path: Path) -> tuple[ChatTokenizer, Mapping[str, Any]]:
-    """The tokenizer of a directory or a packed file, and the model's own sampling.
+    """Return the tokenizer of a directory or a packed file, and the model's own sampling.
 
     Raises LocalspecError for files that cannot be used.
     """

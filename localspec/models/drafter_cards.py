@@ -34,9 +34,9 @@ class MtpLayer:
 
 
 def mtp_layer(path: Path) -> MtpLayer:
-    """Finds the layer in the files of a model.
+    """Return the layer in the files of a model.
 
-    Raises NotHere where there is none, LocalspecError for one that is computed in another way than is known here.
+    Raises NotHere if there is none, LocalspecError for one with unknown arithmetic.
     """
     if is_packed(path):
         return _registered(path)
@@ -103,10 +103,10 @@ class DrafterCard:
 
     @property
     def generated(self) -> tuple[float, int] | None:
-        """(acceptance length, nodes) on text that its target wrote after the training, where that was measured.
+        """Return (acceptance length, nodes) on text that its target wrote after the training, if that was measured.
 
-        That of text like what it was trained on, or of replies to prompts of all kinds, where it brings less there:
-        nobody knows what it will be asked.
+        Take the lower one of text like the training text and of replies to prompts of all kinds: later prompts are
+        unknown.
         """
         known = [found for name in ACCEPTANCE if (found := self.about.get(name)) is not None]
         lengths = [(float(found["length"]), int(found["nodes"])) for found in known]
@@ -114,20 +114,20 @@ class DrafterCard:
 
     @property
     def right_after_right(self) -> list[float]:
-        """How often its first guess at each depth was right, where all before it were; empty where it does not tell.
+        """Return how often the first guess at each depth was right if all before it were. Empty if that is unknown.
 
-        `accuracy_by_depth` is over all places, those too where an earlier guess was wrong.
+        `accuracy_by_depth` covers all places, also those where an earlier guess was wrong.
         """
         known = self.about.get(RIGHT_AFTER_RIGHT)
         return [float(rate) for rate in known] if known and _are_accuracies([known]) else []
 
 
 def find_drafter(name: str, card: TargetCard, paths: Paths | None = None) -> DrafterCard:
-    """Returns the trained drafter that `name`, a kind or a directory, means for a model.
+    """Return the trained drafter that `name`, a kind or a directory, means for a model.
 
-    Of one kind, the user's own come before the one that came with the model, the newest first; passed over are damaged
-    ones, and those that a bench found not to pay. Raises NotHere where there is none, UsageMistake where it was made
-    for another model, LocalspecError where it is damaged.
+    Of one kind, the user's own come before the one that came with the model, the newest first. Damaged ones are passed
+    over, and those that a bench found not to pay. Raises NotHere if there is none, UsageMistake if it was made for
+    another model, LocalspecError if it is damaged.
     """
     if name in kinds(*WEIGHTS):
         trouble = None
@@ -162,7 +162,7 @@ def find_drafter(name: str, card: TargetCard, paths: Paths | None = None) -> Dra
 
 
 def trained_drafters(card: TargetCard, paths: Paths | None = None) -> list[DrafterCard]:
-    """Returns the trained drafters for a model that can be read: of each kind the one that `find_drafter` finds."""
+    """Return the trained drafters for a model that can be read: of each kind the one that `find_drafter` finds."""
     found: dict[str, DrafterCard] = {}
     for _, drafter in _drafters_here(card, paths):
         if isinstance(drafter, DrafterCard):
@@ -171,7 +171,7 @@ def trained_drafters(card: TargetCard, paths: Paths | None = None) -> list[Draft
 
 
 def _drafters_here(card: TargetCard, paths: Paths | None) -> Iterator[tuple[object, DrafterCard | LocalspecError]]:
-    """Yields (kind, drafter) for a model, the first choice first; of one that is damaged or not kept why not it."""
+    """Yield (kind, drafter) for a model, the first choice first. For a damaged or rejected one, yield the reason."""
     places = _drafter_places(card, paths)
     own = Identity(card.path)
     for path in places:
@@ -202,7 +202,7 @@ def _drafters_here(card: TargetCard, paths: Paths | None) -> Iterator[tuple[obje
 
 
 def _drafter_places(card: TargetCard, paths: Paths | None) -> list[Path]:
-    """Returns where drafters for a model may lie: below the user's data directory, and beside the model's weights."""
+    """Return where drafters for a model may lie: in the user's data directory, and next to the model's weights."""
     own = (paths or Paths(home())).drafters
     trained = [file.parent for file in own.glob("*/drafter/drafter.json")] if own.is_dir() else []
     trained.sort(key=lambda path: (path / "drafter.json").stat().st_mtime, reverse=True)
@@ -211,10 +211,10 @@ def _drafter_places(card: TargetCard, paths: Paths | None) -> list[Path]:
 
 
 def read_drafter(path: Path) -> DrafterCard:
-    """Describes the drafter in a directory that `train` wrote, or in its subdirectory `drafter`.
+    """Describe the drafter in a directory that `train` wrote, or in its subdirectory `drafter`.
 
-    A small language model whose config.json names a mask token is a drafter too (PARD). Raises NotHere where there is
-    none, LocalspecError where it is damaged.
+    A small language model whose config.json names a mask token is a drafter too (PARD). Raises NotHere if there is
+    none, LocalspecError if it is damaged.
     """
     if not (path / "drafter.json").is_file() and (path / "config.json").is_file():
         config = read_config(path)
@@ -270,7 +270,7 @@ def _not_kept(path: Path, content: Mapping[str, Any]) -> NotHere:
 
 
 def _content(file: Path) -> dict[str, Any]:
-    """The content of a drafter.json; empty where it is no table."""
+    """Return the content of a drafter.json; empty if it is not a table."""
     content = read_json(file, REMEDY)
     return content if isinstance(content, dict) else {}
 

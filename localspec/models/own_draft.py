@@ -1,4 +1,4 @@
-"""The small model that drafts for a target unless another is named: found by name, in its directory, or beside it."""
+"""The small model that drafts for a target unless another is named: found by name, in its directory, or next to it."""
 
 import os
 from collections.abc import Collection, Iterator, Mapping
@@ -31,11 +31,12 @@ class OwnDraft:
 
 
 def own_draft(card: TargetCard, paths: Paths | None = None) -> tuple[OwnDraft | None, str]:
-    """Returns the small model that drafts for a target, and why one was passed over, in sentences, if any was.
+    """Return the small model that drafts for a target, and sentences about why one was passed over, if any was.
 
-    The first of these that is here and has the target's tokens: what models.toml names, what lies in the target's
-    directory under `draft`, the smallest of the installed models that have its tokenizer.json and of which a step reads
-    at most half of the bytes. Where none is, what models.toml names, to be fetched. Headers are read and no weights.
+    It is the first of these that is here and has the target's tokens: the model that models.toml names, the one in the
+    target's directory under `draft`, the smallest installed model that has its tokenizer.json and of which a step reads
+    at most half of the bytes. If none is here, it is the model that models.toml names, to be fetched. Only headers are
+    read.
     """
     named = _named(card)
     troubles: list[str] = []
@@ -60,7 +61,7 @@ def too_large_to_draft(card: TargetCard, paths: Paths | None = None) -> str:
 
 
 def _vocabulary(path: Path) -> int:
-    """The number of token ids of a model that can be served. Raises what `inspect` raises."""
+    """Return the number of token ids of a model that can be served. Raises what `inspect` raises."""
     shape = Shape.of(inspect(path).config)
     if shape is None:
         raise LocalspecError(f"{path / 'config.json'} does not say how large the model is; fetch it again.")
@@ -68,7 +69,7 @@ def _vocabulary(path: Path) -> int:
 
 
 def _named(card: TargetCard) -> OwnDraft | None:
-    """What models.toml names, here or not; None where it cannot be meant."""
+    """Return the model that models.toml names, here or not. None for an invalid name."""
     if card.draft:
         with suppress(LocalspecError):  # only who asks for a draft model gets its error
             return OwnDraft(named_card(card.draft), "named in models.toml", named=True)
@@ -110,11 +111,11 @@ FILE = "tokenizer.json"
 def compare(
     small: Mapping[int, str], vocabulary: int, target: Mapping[int, str], special: Collection[int], path: Path
 ) -> None:
-    """Raises UsageMistake where a token's id is not the same in both; ids that only fill up a vocabulary may differ.
+    """Raise UsageMistake if a token's id is not the same in both. Ids that only fill up a vocabulary may differ.
 
     `small` and `target` are tokens by id, `special` those of the target's that no text has; the small model in `path`
-    has `vocabulary` ids. Special ones beyond them that its own tokenizer lists all the same, as Gemma 3's of text alone
-    does one for pictures, are no trouble: drafters read another in their place.
+    has `vocabulary` ids. Its own tokenizer may list special tokens beyond them, as Gemma 3's for text does one for
+    pictures: drafters read another token in their place.
     """
     different = [index for index in target.keys() & small.keys() if target[index] != small[index]]
     if different:
@@ -131,10 +132,10 @@ def compare(
 
 
 def compare_stored(small: Path, vocabulary: int, target: Path, target_vocabulary: int) -> None:
-    """Compares two models as `compare` does, by their files alone; quick where these are the same.
+    """Compare two models as `compare` does, by their files only. This is quick if the files are the same.
 
-    Settings beside tokenizer.json may add tokens, so whoever loads both compares once more. Raises UsageMistake as
-    `compare` does, LocalspecError where a tokenizer.json is missing or damaged.
+    Other settings may add tokens, so compare once more after loading both. Raises UsageMistake as `compare` does,
+    LocalspecError if a tokenizer.json is missing or damaged.
     """
     if not (same_file(small, target) and vocabulary >= target_vocabulary):
         own, (theirs, special) = _tokens(_content(small), small)[0], _tokens(_content(target), target)

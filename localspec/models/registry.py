@@ -54,12 +54,12 @@ class TargetCard:
 
 
 def cards(paths: Paths | None = None) -> dict[str, TargetCard]:
-    """Returns every registered model by name, fetched or not, and those that were imported.
+    """Return every registered model by name, fetched or not, and those that were imported.
 
-    The user's own entries replace those of the same name. An import of a file that an entry lists is that model;
-    every other import goes by the name in its packed file.
+    The user's own entries replace those of the same name. An import of a file that an entry lists is that model; every
+    other import goes by the name in its packed file.
 
-    Raises UsageMistake for an entry that cannot be meant.
+    Raises UsageMistake for an invalid entry.
     """
     paths = paths or Paths(home())
     packed, users = packed_sources(paths), {entry.name: entry for entry in read_entries(paths.user_models_file)}
@@ -157,7 +157,7 @@ def _shipped_entries() -> tuple[Entry, ...]:
 
 
 def known(paths: Paths | None = None) -> dict[str, TargetCard]:
-    """Returns every registered model, and those that were pulled by the name of their repository."""
+    """Return every registered model, and those that were pulled by the name of their repository."""
     paths = paths or Paths(home())
     registered = cards(paths)
     entries = [card.entry for card in registered.values() if card.entry]
@@ -205,7 +205,10 @@ def _place(source: Source, paths: Paths, packed: Mapping[str, PackedFile]) -> Pa
 
 
 def source_here(entry: Entry, paths: Paths | None = None) -> Source | None:
-    """The form that a registered model is here in, the publisher's own before others; None where it is in none."""
+    """Return the form in which a registered model is here, the publisher's own before others.
+
+    None if it is not here.
+    """
     paths = paths or Paths(home())
     packed = packed_sources(paths)
     return next((source for source in entry.sources if _place(source, paths, packed)), None)
@@ -217,7 +220,7 @@ def named_card(name: str, paths: Paths | None = None) -> TargetCard:
 
 
 def resolve(name: str, paths: Paths | None = None) -> TargetCard:
-    """Returns the model that `name` means: a registered one, else a local directory. Raises NotHere where none is."""
+    """Return the model that `name` means: a registered one, or a local directory. Raises NotHere if there is none."""
     known, card = cards(paths), find(name, paths)
     if card is not None:
         if is_gguf(card.path):
@@ -320,7 +323,7 @@ def reference(card: TargetCard) -> str:
 
 
 def installed(paths: Paths | None = None) -> Iterator[tuple[TargetCard, Checkpoint | LocalspecError]]:
-    """Yields every named model on this machine, with its checkpoint or with why it cannot be used."""
+    """Yield every named model on this machine, with its checkpoint or with why it cannot be used."""
     for card in (card for card in known(paths).values() if card.here):
         try:
             yield card, inspect(card.path)

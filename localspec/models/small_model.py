@@ -27,7 +27,7 @@ _MOST = {  # no small model has more, and each layer takes memory even without w
 
 
 def compare_tokens(small: Tokenizer, vocabulary: int, target: Tokenizer, path: Path) -> None:
-    """Raises UsageMistake where a token's id is not the same in both; ids that only fill up a vocabulary may differ.
+    """Raise UsageMistake if a token's id is not the same in both. Ids that only fill up a vocabulary may differ.
 
     `small` is the tokenizer of the model in `path`, which has `vocabulary` ids.
     """
@@ -35,7 +35,7 @@ def compare_tokens(small: Tokenizer, vocabulary: int, target: Tokenizer, path: P
 
 
 def mask_token(config: ModelConfig, path: Path) -> int:
-    """Returns the mask token of a small model, its `pard_token`. Raises LocalspecError where it has none."""
+    """Return the mask token of a small model, its `pard_token`. Raises LocalspecError if it has none."""
     token = config.content.get("pard_token")
     if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < config.vocab_size:
         raise LocalspecError(
@@ -51,7 +51,7 @@ def mask_token(config: ModelConfig, path: Path) -> int:
 
 
 def impossible_ids(small: Tokenizer, mask: int, target: Tokenizer, vocabulary: int) -> npt.NDArray[np.bool_]:
-    """Returns bool [vocabulary], the target's: the mask token, and ids that one of the two tokenizers does not have."""
+    """Return bool [vocabulary] of the target: the mask token, and ids that one of the two tokenizers lacks."""
     known = (_tokens(target).keys() & _tokens(small).keys()) - {mask}
     never = np.ones(vocabulary, np.bool_)
     never[[index for index in known if index < len(never)]] = False
@@ -68,20 +68,20 @@ class MaskedModel:
 
     @classmethod
     def of(cls, text: str, context: int) -> "MaskedModel":
-        """Reads a config.json; `context` is the longest text that the target holds.
+        """Read a config.json; `context` is the longest text that the target holds.
 
-        Raises UsageMistake for a text that describes no such model, LocalspecError for one that cannot be computed.
-        Takes no memory for it.
+        Raises UsageMistake for a text that does not describe such a model, LocalspecError for an unsupported one.
+        Allocates no memory for it.
         """
         sizes, rope, mask = described(text, context, "small model", "pard_token")
         return cls(sizes, rope, mask)
 
 
 def described(text: str, context: int, what: str, token: str = "") -> tuple[TransformerConfig, Rope, int]:
-    """Returns sizes and rotation that a config.json says, and the id of a `token` where one is asked for, else -1.
+    """Return sizes and rotation from a config.json, and the id of `token` if it is given, otherwise -1.
 
-    `what` names in a sentence what is described, `context` is the longest text of the target. Raises UsageMistake for a
-    text that describes no transformer, LocalspecError for one that cannot be computed. Takes no memory for it.
+    `what` names the described thing in a sentence, `context` is the longest text of the target. Raises UsageMistake for
+    a text that does not describe a transformer, LocalspecError for an unsupported one. Allocates no memory for it.
     """
     try:
         content = parse_json(text)
@@ -100,7 +100,7 @@ def described(text: str, context: int, what: str, token: str = "") -> tuple[Tran
 
 
 def _sound(sizes: TransformerConfig) -> TransformerConfig:
-    """Returns sizes that fit each other. Raises ValueError for others."""
+    """Return sizes that fit each other. Raises ValueError for others."""
     if sizes.num_heads % sizes.num_kv_heads:
         raise ValueError(f"{sizes.num_heads} heads cannot share {sizes.num_kv_heads} key heads")
     if sizes.head_dim % 2:
@@ -139,9 +139,9 @@ class TargetMap:
     parameters: int
 
     def for_target(self, num_layers: int, hidden_size: int) -> tuple[int, ...]:
-        """Returns the indices, from 0 up, for a target of so many layers and channels.
+        """Return the indices, from 0 up, for a target with this many layers and channels.
 
-        Raises UsageMistake where the map is of another target.
+        Raises UsageMistake if the map is for another target.
         """
         places = tuple(layer + num_layers + 1 if layer < 0 else layer for layer in self.layers)
         if any(not 0 <= place <= num_layers for place in places) or self.states != len(places) * hidden_size:
@@ -154,9 +154,9 @@ class TargetMap:
 
 
 def target_map(config: Mapping[str, Any], path: Path) -> TargetMap | None:
-    """Reads what a config.json says of the map, and the header of its file; None for a model that has none.
+    """Read the map from a config.json and the header of its file. None for a model without one.
 
-    Raises NotHere where the file is missing, LocalspecError for what cannot be meant.
+    Raises NotHere if the file is missing, LocalspecError for invalid content.
     """
     if not (config.get("pard2") or config.get("spd_type") == "pard2"):
         return None

@@ -26,7 +26,7 @@ STORED_NAMES = {
 
 
 def stored_name(name: str) -> str:
-    """Returns what files call one of our parameters, as `weight_map` names it."""
+    """Return the name of one of our parameters in files, by `weight_map`."""
     return ".".join(STORED_NAMES.get(part, part) for part in name.split("."))
 
 
@@ -46,7 +46,7 @@ def use_stored_names(module: Any) -> None:  # a torch module, whose methods for 
 
 
 def _rename(state: dict[str, Any], prefix: str, names: Mapping[str, str]) -> None:
-    """Renames, in place, the first part after the prefix of each key that begins with it; the order stays."""
+    """Rename, in place, the first part after the prefix of each key that begins with it. The order stays."""
     entries = list(state.items())
     state.clear()
     for key, value in entries:
@@ -95,7 +95,7 @@ class AdaptedPart:
 
 
 def adapted_parts(config: TransformerConfig, layers: Sequence[int], which: str) -> Iterator[AdaptedPart]:
-    """Lists what is adapted, layer by layer, in the order of our linear layers and of their rows.
+    """List the adapted projections, layer by layer, in the order of our linear layers and of their rows.
 
     Raises UsageMistake for recurrent layers, whose matrices have no adapters.
     """

@@ -1,4 +1,6 @@
-"""Tells what a model thinks from what it answers, by the marks that its family sets, while the text grows."""
+"""Separates a model's thoughts from its answers by the marks of its family, in a growing text; finds a template's
+switch.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
@@ -30,7 +32,7 @@ _AROUND = ("<response>", "</response>")  # Granite 3.3
 
 
 def marks_of(template: str, tokens: Sequence[str]) -> Marks | None:
-    """The marks of the model with this template and these added tokens; None for one that knows none."""
+    """Return the marks of the model with this template and these added tokens. None if it has no known ones."""
     for marks in KNOWN:
         if any(mark in template or mark in tokens for mark in marks[:2]):
             return marks._replace(around=_AROUND if all(mark in template for mark in _AROUND) else None)
@@ -38,10 +40,10 @@ def marks_of(template: str, tokens: Sequence[str]) -> Marks | None:
 
 
 class Parting:
-    """A text that grows, parted into thinking and answer: the same way in whatever pieces it comes.
+    """A growing text, divided into thoughts and answer. The result does not depend on its pieces.
 
-    Thinking stands at the beginning or nowhere; where the prompt has begun it, without a mark. White space beside the
-    marks belongs to neither part. Places are those of the whole `text`, marks included.
+    Thoughts stand at the beginning or nowhere, without a mark if the prompt has set it. White space around the marks
+    belongs to neither part. Places are those of the whole `text`, marks included.
     """
 
     def __init__(self, marks: Marks | None = None, begun: bool = False) -> None:
@@ -67,17 +69,17 @@ class Parting:
         self._look()
 
     def finish(self) -> None:
-        """No more comes: what could have become a mark is none."""
+        """End the text: the beginning of a mark is text now."""
         self._whole = True
         self._look()
 
     def cut(self, place: int) -> None:
-        """The text ends here, in the answer."""
+        """End the text here, in the answer."""
         self.text = self.text[:place]
         self.settled = place
 
     def between(self, start: int, end: int) -> tuple[str, str]:
-        """What was thought and what was answered between two places."""
+        """Return the thoughts and the answer between two places."""
         found: list[list[str]] = [[], []]
         for thinks, first, after in self._parts:
             found[not thinks].append(self.text[max(first, start) : end if after is None else min(after, end)])
@@ -161,7 +163,7 @@ class Parting:
         return True
 
     def _append(self, _: Marks) -> bool:
-        """What comes behind the mark that ends an answer is more of it, if it is more than white space."""
+        """Append text behind the mark that ends an answer, if it is more than white space."""
         if self._skipped(self._at) == len(self.text):
             return False
         self._begin_answer(self._at)
@@ -179,20 +181,20 @@ class Parting:
         return not self._whole and mark.startswith(self.text[place : place + len(mark)])
 
     def _skipped(self, place: int) -> int:
-        """The first place from here on without white space."""
+        """Return the first place from here on without white space."""
         while place < len(self.text) and self.text[place].isspace():
             place += 1
         return place
 
     def _stripped(self, end: int) -> int:
-        """The end of what stands before this place, without white space behind it."""
+        """Return the end of the text before this place, without white space at its end."""
         while end > self._at and self.text[end - 1].isspace():
             end -= 1
         return end
 
 
 def possible(text: str, words: Sequence[str], start: int = 0) -> int:
-    """The length of the longest end of a text, from `start` on, with which one of the words may begin."""
+    """Return the length of the longest end of a text, from `start` on, that may begin one of the words."""
     longest = max((len(word) for word in words), default=1) - 1
     for length in range(min(longest, len(text) - start), 0, -1):
         if any(word.startswith(text[-length:]) for word in words):
@@ -209,7 +211,7 @@ class Thinking:
         self._decode, self._spell, self._special = decode, spell, special
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens, those marks included that are special tokens."""
+        """Return the text of tokens, with the special tokens that are marks."""
         if not self._special or self._special.keys().isdisjoint(tokens):
             return self._decode(tokens)
         found, run = "", list[int]()
@@ -237,11 +239,11 @@ class Switch(NamedTuple):
     variable: str | None
 
     def variables(self, think: bool) -> dict[str, bool]:
-        """What the template is given."""
+        """Return the variables of the template."""
         return {self.variable: think} if self.variable else {}
 
     def said(self, messages: Sequence[Message], think: bool) -> list[Message]:
-        """The conversation as the template is to see it."""
+        """Return the conversation as the template gets it."""
         if self.variable:
             return list(messages)
         system = messages[0]["content"] if messages and messages[0]["role"] == "system" else ""
@@ -249,12 +251,12 @@ class Switch(NamedTuple):
         return [{"role": "system", "content": f"{system}\n{_WORDS[think]}".lstrip("\n")}, *rest]
 
     def changes(self, render: Render, system: str | None) -> bool:
-        """Whether it makes another text of a conversation, beside what it says itself."""
+        """Return whether the switch changes the text of a conversation, apart from its own words."""
         on, off = (self._text(render, system, think) for think in (True, False))
         return bool(on) and bool(off) and on != off
 
     def is_on(self, render: Render, system: str | None) -> bool:
-        """Whether the template lets the model think where nobody says so."""
+        """Return whether the template lets the model think by default."""
         return self._text(render, system, None) == self._text(render, system, True)
 
     def _text(self, render: Render, system: str | None, think: bool | None) -> str:
@@ -269,7 +271,7 @@ class Switch(NamedTuple):
 
 
 def find_switch(template: str, render: Render) -> Switch | None:
-    """The switch of a template; None where nothing that it names changes its text."""
+    """Return the switch of a template. None if none of its variables changes the text."""
     named = [Switch(variable) for variable in _VARIABLES if variable in template]
     if _WORDS[False] in template:
         named.append(Switch(None))

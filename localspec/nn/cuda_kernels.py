@@ -1,7 +1,7 @@
-"""Compiles the sources in `cuda/` for an NVIDIA card when they are first needed, and starts what they hold.
+"""Compiles the sources in `cuda/` for an NVIDIA card when they are first needed, caches them, and starts kernels.
 
-The compiler is NVRTC, which comes with torch's packages for CUDA, so nobody needs a toolkit. A function takes
-some tenths of a second, once.
+The compiler is NVRTC, which comes with torch's packages for CUDA, so no toolkit is needed. A function takes some tenths
+of a second, once.
 """
 
 import ctypes
@@ -32,7 +32,7 @@ class Module:
         _driven(_driver().cuModuleLoadData(ctypes.byref(self._handle), binary), "it cannot be loaded")
 
     def function(self, name: str) -> ctypes.c_void_p:
-        """Returns one of its functions. Raises RuntimeError where there is none of this name."""
+        """Return one of its functions. Raises RuntimeError if there is none of this name."""
         found = ctypes.c_void_p()
         _driven(_driver().cuModuleGetFunction(ctypes.byref(found), self._handle, name.encode()), f"it has no {name}")
         return found
@@ -45,9 +45,9 @@ class Kernel:
         self._module, self._function, self._device = module, module.function(name), module.device
 
     def __call__(self, grid: Sequence[int], threads: int, *arguments: Argument) -> None:
-        """Starts it on its card's current stream, with so many blocks and threads.
+        """Start the kernel on the current stream of its card, with this many blocks and threads.
 
-        Raises RuntimeError where CUDA does not.
+        Raises RuntimeError if CUDA fails.
         """
         passed = [_passed(argument) for argument in arguments]
         places = (ctypes.c_void_p * len(passed))(*(ctypes.addressof(one) for one in passed))
@@ -67,7 +67,7 @@ def _passed(argument: Argument) -> Any:
 
 @cache
 def compiled(device: torch.device, file: str, name: str, **defined: int) -> Kernel:
-    """Returns a function of a source, compiled for a card with these constants. Raises RuntimeError where it cannot."""
+    """Return a function of a source, compiled for a card with these constants. Raises RuntimeError if that fails."""
     return Kernel(_module(device, file, **defined), name)
 
 
@@ -88,12 +88,12 @@ def digest() -> str:
 
 
 def source(file: str) -> str:
-    """Returns a source, behind what all share."""
+    """Return a source, preceded by the shared part."""
     return "".join((SOURCES / name).read_text("utf-8") for name in (SHARED, file))
 
 
 def options(defined: Mapping[str, int]) -> list[str]:
-    """Returns constants as a compiler is told of them."""
+    """Return constants as options of the compiler."""
     return [f"-D{name}={value}" for name, value in sorted(defined.items())]
 
 
@@ -162,7 +162,7 @@ SUFFIX = ".cubin"
 
 
 def kept_or_compiled(made_of: Sequence[str], compile_: Callable[[], bytes]) -> bytes:
-    """Returns what was compiled of these texts before, or now, and keeps it; where it cannot be kept, it is not.
+    """Return the cached result of these texts, or compile it now and cache it if possible.
 
     Raises what `compile_` does.
     """

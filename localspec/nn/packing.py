@@ -46,10 +46,10 @@ _CLASSES: dict[tuple[str, str], LayerClass] = {
 
 
 def linear_class(quantize: str, device: str, threshold: float = 0.0, exact: bool = False) -> LayerClass:
-    """Returns the class of a model's linear layers; `quantize` is none, int8, int4 or nf4.
+    """Return the class of a model's linear layers; `quantize` is none, int8, int4 or nf4.
 
-    With `exact` rows of dense ones on CUDA do not depend on each other. `threshold` is that of LLM.int8 on CUDA. Raises
-    UsageMistake for a packing that the device does not have.
+    With `exact`, rows of dense layers on CUDA do not depend on each other. `threshold` is that of LLM.int8 on CUDA.
+    Raises UsageMistake for a packing that the device does not have.
     """
     if quantize == "none":
         return InvariantLinear if exact and torch.device(device).type == "cuda" else Linear
@@ -61,5 +61,8 @@ def linear_class(quantize: str, device: str, threshold: float = 0.0, exact: bool
 
 
 def lm_head_class(quantize: str, device: str, exact: bool = False) -> LayerClass:
-    """Returns the class of the head: dense on CUDA, where rounding it costs more quality than its memory is worth."""
+    """Return the class of the head.
+
+    It is dense on CUDA, where rounding it costs more quality than its memory is worth.
+    """
     return linear_class("none" if torch.device(device).type == "cuda" else quantize, device, exact=exact)

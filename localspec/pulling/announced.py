@@ -19,7 +19,7 @@ from localspec.pulling.pull import NothingToFetch, Wishes, measured, nothing_to_
 
 @dataclass(frozen=True)
 class Download:
-    """What the registry says of one repository. `bytes` is about what is to come, None where nobody says it."""
+    """What the registry says of one repository. `bytes` is about what will be fetched, or None if it is unknown."""
 
     source: Source
     publisher: str
@@ -31,7 +31,7 @@ class Download:
 
 @dataclass(frozen=True)
 class Announced:
-    """A pull as the registry has it: nobody was asked. `forms` are others of the model; the rest as of `Planned`."""
+    """A pull by the registry, without a network. `forms` are other forms of the model; the rest is as in `Planned`."""
 
     downloads: tuple[Download, ...]
     forms: tuple[Form, ...]
@@ -61,9 +61,9 @@ class Announced:
 
 
 def announced(card: TargetCard, wishes: Wishes, reporter: Reporter) -> Announced | NothingToFetch:
-    """What a pull of a registered model would fetch, by its entry and those of its drafters; the hub is not asked.
+    """Return what a pull of a registered model would fetch, by its entry and those of its drafters, without the hub.
 
-    Raises UsageMistake for wishes that cannot be meant, as the pull itself does.
+    Raises UsageMistake for invalid wishes, as the pull itself does.
     """
     if nothing := nothing_to_fetch(card.name, wishes):
         return nothing
@@ -84,7 +84,7 @@ def announced(card: TargetCard, wishes: Wishes, reporter: Reporter) -> Announced
 
 
 def _instead(card: TargetCard, wishes: Wishes, machine: Machine, measurements: MeasurementSource) -> Instead | None:
-    """What would come in place of the publisher's own weights, by the sizes in the registry."""
+    """Return what would replace the publisher's own weights, by the sizes in the registry."""
     entry = card.entry
     if entry is None or entry.source is None or entry.shape is None or source_here(entry) == entry.source:
         return None
@@ -97,13 +97,13 @@ def _instead(card: TargetCard, wishes: Wishes, machine: Machine, measurements: M
 
 
 def _of_form(form: Form, entry: Entry) -> Download:
-    """A form as the registry has it; it is here if the model is here from it."""
+    """Return a form by the registry. It is here if the model came from it."""
     here = source_here(entry) == form.source
     return Download(form.source, form.publisher, form.license, False, form_bytes(form, entry), here)
 
 
 def _download(source: Source, card: TargetCard) -> Download:
-    """A source as the entry of this model, or that of its small model, describes it."""
+    """Return a source as the entry of this model, or of its small model, describes it."""
     assert card.entry is not None
     for entry in (card.entry, *(other.entry for other in cards().values() if other.entry)):
         if entry.source == source:

@@ -78,7 +78,7 @@ def check(part: Part, packed_only: bool, settings: Settings) -> None:
 def memory(part: Part, settings: Settings, machine: Machine) -> tuple[bool | None, str]:
     """Return whether a model fits into memory by the size and the type of its files, and a clause about it.
 
-    The first is None if it may: what it needs for all else is known when the file is here.
+    The first is None if it may fit: its other needs are known when the file is here.
     """
     others = ", ".join(device.name for device in machine.devices if device.type != "cpu")
     instead = f"; {others} computes it in bf16 or int8" if others else ""
@@ -148,7 +148,7 @@ def _forget_former(registered: PackedFile, stay: set[Path], reporter: Reporter) 
 
 
 def _check_types(file: Path) -> None:
-    """Raises LocalspecError for a file whose matrices have fewer bits than its name says."""
+    """Raise LocalspecError for a file whose matrices have fewer bits than its name says."""
     from localspec.weights.gguf_model import GgufModel  # numpy
 
     if fewer := sorted({*GgufModel.open(file).types} - _EIGHT_BITS):
@@ -159,7 +159,10 @@ def _check_types(file: Path) -> None:
 
 @dataclass(frozen=True)
 class Instead:
-    """What is fetched in place of the `original` of so many `bytes` (None: nobody says), which would be packed so."""
+    """What is fetched in place of the `original` of this many `bytes`, which would be packed so.
+
+    None: the size is unknown.
+    """
 
     form: Form
     original: Source
@@ -190,10 +193,10 @@ def replaced(packing: str | None, packed_only: bool, settings: Settings) -> str 
 def with_smaller_form(
     found: Plan, entry: Entry, packing: str | None, settings: Settings, notice: Callable[[str], None]
 ) -> tuple[Plan, Instead | None]:
-    """The plan with the smallest form of its model that serves; as it is, where none does or is smaller.
+    """Return the plan with the smallest form of its model that serves, or as it is if none serves or is smaller.
 
     Configuration and tokenizer come from the original: a GGUF file lacks how its model samples, and writes its
-    tokenizer in another way. What the hub does not have after all is told, and the original taken.
+    tokenizer in another way. A notice says what the hub lacks after all; then the original is taken.
     """
     from localspec.weights.checkpoint import TOKENIZER_FILES  # the tokenizers library
 

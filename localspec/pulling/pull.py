@@ -69,7 +69,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class AboutToFetch:
-    """So many bytes will be fetched when the next event is asked for."""
+    """This many bytes will be fetched when the next event is requested."""
 
     bytes: int
 
@@ -83,7 +83,7 @@ class Fetched:
 
 @dataclass(frozen=True)
 class DrafterToTrain:
-    """Nobody publishes the drafter of this kind; `localspec train` makes it of so many tokens in about these hours.
+    """A kind of drafter that is not published. `localspec train` makes it of this many tokens in about these hours.
 
     `memory` is in bytes.
     """
@@ -101,12 +101,12 @@ PullEvent = (
 
 @dataclass(frozen=True)
 class Wishes:
-    """What a pull is asked for beside the name: a kind of drafter, what does not fit too, the packed form alone, the
+    """What a pull is to do besides the name: a kind of drafter, a model that does not fit, only the packed form, the
     `original` weights where a smaller form would serve.
 
-    `settings` say how the model would be loaded, and so how it is packed. `quiet`: somebody chats meanwhile, whose
-    reply nothing shall slow: what was measured before must do, the model is packed when it is loaded, and what training
-    a drafter takes is not estimated.
+    `settings` say how the model would be loaded, and so how it is packed. With `quiet` the user chats meanwhile, and no
+    reply may become slower: only saved measurements are used, the model is packed when it is loaded, and the time of
+    training a drafter is not estimated.
     """
 
     drafter: str | None = None
@@ -120,11 +120,11 @@ class Wishes:
 def pull(
     name: str, wishes: Wishes, reporter: Reporter, downloaded: Callable[[int, int], None]
 ) -> Generator[PullEvent, None, None]:
-    """Fetches the model that a name or org/repo[@revision] stands for, and the drafter of the kind given or that pays.
+    """Fetch the model that a name or org/repo[@revision] stands for, and the drafter of the kind given or that pays.
 
-    `downloaded` gets the bytes that are here and the bytes in all, as they arrive. Raises UsageMistake for a drafter
-    that cannot be meant, DoesNotFit after the plan, and what `plan`, `packing_to_keep`, `fetch`, `convert_heads` and
-    `pack_alone` raise.
+    `downloaded` gets the bytes that are here and the bytes in all, as they arrive. Raises UsageMistake for an invalid
+    drafter, DoesNotFit after the plan, and what `plan`, `packing_to_keep`, `fetch`, `convert_heads` and `pack_alone`
+    raise.
     """
     force, card = wishes.force, cards().get(name)
     if nothing := nothing_to_fetch(name, wishes):
@@ -184,7 +184,7 @@ def pull(
 
 
 def nothing_to_fetch(name: str, wishes: Wishes) -> NothingToFetch | None:
-    """That nothing is to be fetched for a name, if so.
+    """Return the sentence that nothing is to be fetched for a name, if so.
 
     Raises UsageMistake for wishes that have no effect with it, and what `sources_of` raises.
     """
@@ -233,7 +233,7 @@ def _planned(name: str, wishes: Wishes, machine: Machine, reporter: Reporter) ->
 
 
 def _check_computed(model: Part) -> None:
-    """Raises LocalspecError for a model that would be refused once it is here."""
+    """Raise LocalspecError for a model that would be refused after the download."""
     if model.heads or model.source.gguf:
         return
     try:

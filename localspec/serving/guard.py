@@ -115,7 +115,7 @@ def is_socket(scope: Scope) -> bool:
 
 
 def _host(value: bytes) -> str:
-    """The host of `host` or `host:port`, in small letters; an empty text for anything else."""
+    """Return the host of `host` or `host:port`, in lower case. Empty for anything else."""
     found = _AUTHORITY.fullmatch(value.decode("latin-1"))
     return found["host"].strip("[]").lower() if found else ""
 
@@ -156,9 +156,9 @@ _KEY = re.compile(r"[!-~]+")
 
 
 def serving_key(file: Path, notice: Callable[[str], None] = lambda _: None) -> str:
-    """The key of the environment, else that of the file, which is made where there is none, or an empty one.
+    """Return the key of the environment, or that of the file, which is made if it is missing or empty.
 
-    A key that others could read is closed to them, and `notice` is told. Raises LocalspecError.
+    A key file that others could read is closed to them, with a `notice`. Raises LocalspecError.
     """
     if (given := serve_key()) is not None:
         if len(given) < SHORTEST or not _KEY.fullmatch(given):
@@ -188,7 +188,7 @@ def serving_key(file: Path, notice: Callable[[str], None] = lambda _: None) -> s
 
 
 def _made(file: Path) -> str:
-    """A new key in this file, whole or not at all."""
+    """Return a new key, saved in this file completely or not at all."""
     key, new = f"localspec-{secrets.token_urlsafe(32)}", file.with_name(f"{file.name}-{secrets.token_hex(8)}")
     try:
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:

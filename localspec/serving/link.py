@@ -31,7 +31,7 @@ class ServerAddress:
 
     @classmethod
     def of(cls, url: str) -> Self:
-        """The parts of an address that the settings have taken; `/v1` is meant where it has no path."""
+        """Return the parts of an address from the settings; an address without a path means `/v1`."""
         found = SERVER_URL.fullmatch(url)
         assert found is not None
         secure = found["scheme"] == "https"
@@ -43,7 +43,7 @@ class ServerAddress:
 
     @property
     def name(self) -> str:
-        """Its host and port, as a person tells servers apart."""
+        """Return host and port, as they appear in sentences."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port in (80, 443) else f"{host}:{self.port}"
 
@@ -54,9 +54,9 @@ class ServerAddress:
 
 
 def key_for(address: ServerAddress) -> str | None:
-    """The key of the environment, else the one that the system's keyring holds for this address, if there is one.
+    """Return the key of the environment, or the one in the system's keyring for this address, if there is one.
 
-    Raises UsageMistake for one that no header can carry.
+    Raises UsageMistake for a key that a header cannot contain.
     """
     key = server_key() or _kept(address.url)
     if key is not None and not (key.isascii() and key.isprintable()):
@@ -105,9 +105,9 @@ class Head(NamedTuple):
 
 
 class Link:
-    """Asks on a thread of its own, so that whoever waits can stop waiting at any moment, also for a name or a TLS host.
+    """A request in a thread, so that the caller can stop waiting at any moment, also during name lookup or TLS.
 
-    Neither proxies nor redirects are followed: what is said goes to this server and nowhere else.
+    Neither proxies nor redirects are followed: the text goes to this server and nowhere else.
     """
 
     def __init__(
@@ -134,9 +134,9 @@ class Link:
                 open_socket.shutdown(socket.SHUT_RDWR)  # wakes the thread, which closes it
 
     def arrivals(self) -> Iterator[Head | bytes | None]:
-        """The head, then the lines of the body; None after each `TICK` in which nothing came.
+        """Yield the head, then the lines of the body; None after each `TICK` in which nothing came.
 
-        Raises BrokenOff, LocalspecError where there is no such server or it sends what nobody could read.
+        Raises BrokenOff, and LocalspecError if there is no such server or its answer is unreadable.
         """
         while True:
             try:

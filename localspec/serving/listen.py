@@ -29,7 +29,7 @@ LONGEST_MESSAGE = 8 * 2**20  # bytes of what a browser sends at once: a paste
 
 @contextmanager
 def own_socket(path: Path) -> Iterator[socket.socket]:
-    """A socket that its user alone can connect to; one server at a time has it. Raises LocalspecError."""
+    """Return a socket that only its user can connect to. One server at a time has it. Raises LocalspecError."""
     if len(os.fsencode(path)) > LONGEST_PATH:
         raise LocalspecError(f"{path} is too long for the name of a socket; set LOCALSPEC_HOME to a shorter one.")
     with ExitStack() as at_the_end:
@@ -67,7 +67,7 @@ def _identity(path: Path) -> tuple[int, int]:
 
 
 def _remove_dead(path: Path) -> None:
-    """Removes the socket of a server that was killed. Raises LocalspecError for anything else."""
+    """Remove the socket of a server that was killed. Raises LocalspecError for anything else."""
     try:
         kind = path.lstat().st_mode
     except FileNotFoundError:
@@ -87,7 +87,7 @@ def _remove_dead(path: Path) -> None:
 
 
 def port_of_this_machine(port: int) -> socket.socket:
-    """A socket that this machine alone can reach. Raises UsageMistake where the port is taken."""
+    """Return a socket that only this machine can reach. Raises UsageMistake if the port is taken."""
     listening = socket.socket(socket.AF_INET)
     try:
         if sys.platform != "win32":
@@ -167,7 +167,7 @@ class Connection(H11Protocol):
     _seen: object = ...  # the request of the look before; None where there was none
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """It is looked at from now on."""
+        """Start to watch the connection."""
         super().connection_made(transport)
         connection = transport.get_extra_info("socket")
         if connection.family == getattr(socket, "AF_UNIX", None):
@@ -181,7 +181,7 @@ class Connection(H11Protocol):
         self.loop.call_later(LOOK_SECONDS, self._look)
 
     def _look(self) -> None:
-        """Closes a connection on which from one look to the next no request had a whole head."""
+        """Close a connection on which no request had a complete head between two looks."""
         if self.transport.is_closing() or self.transport.get_protocol() is not self:  # or it is a websocket now
             return
         if self.conn.their_state is h11.IDLE and self._seen is self.cycle:

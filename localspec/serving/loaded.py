@@ -78,7 +78,7 @@ class Taken:
 def would_take(
     settings: Settings, card: TargetCard, store: Store | None, reporter: Reporter, machine: Machine | None = None
 ) -> Taken:
-    """What a model would be loaded as. Raises UsageMistake, NotHere, DoesNotFit where the settings forbid it."""
+    """Return how a model would be loaded. Raises UsageMistake, NotHere, DoesNotFit if the settings forbid it."""
     choice = _would_choose(settings, card, store, reporter, machine)
     return Taken(choice, read_config(inspect(card.path)).context_for(settings.context))
 
@@ -99,7 +99,7 @@ def models_here(first: TargetCard) -> dict[str, TargetCard]:
 def model_named(name: str, first: TargetCard) -> TargetCard:
     """Return the model of this name. Raises NotHere.
 
-    A client names what is installed, and no directory of this machine but the server's own, by its last part alone too.
+    A client can name installed models, and the server's own directory, also by only its last part.
     """
     if name == first.name:
         return first
@@ -114,7 +114,7 @@ def model_named(name: str, first: TargetCard) -> TargetCard:
 
 
 def reconsidered(engine: Engine, settings: Settings, store: Store | None, reporter: Reporter) -> Engine:
-    """This engine, or one on the same target with the drafter that `auto` would take now; it begins without a text.
+    """Return this engine, or one on the same target with the drafter that `auto` would take now, without a text.
 
     Costs of a busy moment are measured again if the machine is idle, which takes a second or so.
     """
@@ -140,7 +140,7 @@ def reconsidered(engine: Engine, settings: Settings, store: Store | None, report
 
 
 def machine_without(engines: Iterable[Engine]) -> Machine:
-    """This machine as it would be without these engines: with the memory that they hold."""
+    """Return this machine as it would be without these engines: with the memory that they hold."""
     machine, given_back = this_machine(), Counter[str]()
     for device, held in (engine.held for engine in engines):
         given_back[device] += held
@@ -180,16 +180,16 @@ class LoadedModels:
         return self._first if name is None else model_named(name, self._first)
 
     def get(self, name: str | None) -> Loaded:
-        """The engine of this model, which is loaded where it is not; others go where there is no room beside them.
+        """Return the engine of this model, and load it if necessary. Others are unloaded if there is no room for all.
 
         Raises NotHere, and what `Engine.open` raises.
         """
         return self._of(self.card(name))
 
     def exactly(self, name: str, path: str) -> tuple[Loaded, float]:
-        """The engine of the model that one of the user's own commands means, and the seconds that its loading took.
+        """Return the engine of the model that a command of this user means, and the seconds that its loading took.
 
-        Raises what `get` raises, and NotHere where that name means another directory here.
+        Raises what `get` raises, and NotHere if that name means another directory here.
         """
         card = self._exact_card(name, path)
         began = time.monotonic()
@@ -197,7 +197,9 @@ class LoadedModels:
         return found, time.monotonic() - began
 
     def taken(self, name: str, path: str) -> "Taken":
-        """What that engine has taken where the settings left it open, or would take: for this none is loaded.
+        """Return what that engine has chosen where the settings left it open, or would choose.
+
+        No model is loaded for this.
 
         Raises what `exactly` raises.
         """
@@ -264,10 +266,9 @@ class LoadedModels:
             return None
 
     def rest(self, waited_for: Callable[[], bool] = lambda: False) -> float | None:
-        """What is done while nobody asks: models that were not used for long go, others are measured, and may get
-        another drafter.
+        """Do the work of idle moments: unload unused models, measure others, perhaps give them another drafter.
 
-        Measuring pauses once somebody has `waited_for` a reply. Returns the seconds until there is more of it, if there
+        Measuring pauses when somebody has `waited_for` a reply. Return the seconds until there is more to do, if there
         will be.
         """
         now = time.monotonic()
@@ -280,7 +281,7 @@ class LoadedModels:
         return None if next_one is None else max(0.0, next_one - now)
 
     def _doubt(self, one: Loaded) -> None:
-        """What was chosen in a busy moment must not hold for all of a long life."""
+        """Mark a choice from a busy moment as doubtful, so that it is made again later."""
         before = one.engine
         try:
             one.engine = self._reconsider(before, self._settings, self._store, self._reporter)

@@ -40,7 +40,7 @@ class Mailbox(Generic[One]):
         left.add_done_callback(lambda _: self._something.set())
 
     def deliver(self, one: One) -> None:
-        """Puts one behind the others."""
+        """Append one item."""
         self._arrived.append(one)
         if self._waits:
             self._waits = False
@@ -48,7 +48,7 @@ class Mailbox(Generic[One]):
                 self._loop.call_soon_threadsafe(self._something.set)
 
     async def next(self) -> One | None:
-        """The next one; None where there is none and the client is gone."""
+        """Return the next item. None if there is none and the client is gone."""
         while not self._arrived:
             if self._left.done():
                 return None
@@ -82,7 +82,7 @@ class Turns(Generic[One]):
             return self._count
 
     def put(self, client: str, one: One, size: int = 0) -> None:
-        """Puts one of so many bytes behind the others of its client. Raises TooMany."""
+        """Append an item of this many bytes to the queue of its client. Raises TooMany."""
         with self._changed:
             if self._closed or self._count >= self._most or self._bytes + size > self._most_bytes:
                 raise TooMany(f"{self._count} requests wait already; ask again later.")
@@ -91,7 +91,7 @@ class Turns(Generic[One]):
             self._changed.notify()
 
     def next(self, seconds: float | None) -> One | None:
-        """Waits so long for the next one; None where none came, or there will be none."""
+        """Wait this long for the next item. None if none came, or there will be none."""
         with self._changed:
             self._changed.wait_for(lambda: self._queues or self._closed, seconds)
             if self._closed or not self._queues:
@@ -163,9 +163,9 @@ class Ticket:
 
 
 class EngineRoom(threading.Thread):
-    """`opening` opens what the engines need, and is called on this thread; what it enters is closed at the end.
+    """The thread of the engines. It calls `opening`, which opens what they need; what it enters is closed at the end.
 
-    Where nobody has asked for `idle` seconds, `end` is called, once; so it is where the thread cannot go on, and
+    After `idle` seconds without a request, `end` is called, once. It is also called if the thread cannot go on; then
     `failure` is the sentence that says why.
     """
 
@@ -265,7 +265,7 @@ class EngineRoom(threading.Thread):
             ticket.deliver(error)
 
     def _reply_to_own(self, models: LoadedModels, ticket: Ticket, asked: Asking) -> None:
-        """What the engine says, event by event; when all of it is kept, `kept` with its figures."""
+        """Deliver each event of the engine, and `kept` with the figures after all of it is saved."""
         loaded, _ = models.exactly(asked.model, asked.path)
         engine, telling, began = loaded.engine, Telling(loaded.engine, asked.live), False
         engine.conversation = None

@@ -41,7 +41,7 @@ class TooLong(UsageMistake):
 
 @dataclass(frozen=True)
 class Server:
-    """It answers at this address, as of a moment ago; so many entries of its list of models could not be read."""
+    """A server that answered at this address a moment ago. This many entries of its list of models are unreadable."""
 
     address: ServerAddress
     key: str | None
@@ -63,18 +63,18 @@ class Server:
 
     @property
     def ours(self) -> bool:
-        """Whether it is localspec, which tells more than others."""
+        """Return whether it is localspec, which reports more than others."""
         return self.program == "localspec"
 
     @property
     def program(self) -> str:
-        """What it is, as far as its list of models tells; an empty text where it does not."""
+        """Return the name of the program, by its list of models. Empty if that does not say."""
         owners = {one.owner for one in self.models.values()}
         return _PROGRAMS.get(owners.pop(), "") if len(owners) == 1 else ""
 
     @property
     def overheard(self) -> str:
-        """What is told where others could read the key; an empty text where they cannot."""
+        """Return the warning that others could read the key. Empty if they cannot."""
         if not (self.key and self.address.crosses_a_network_in_the_clear):
             return ""
         return (
@@ -83,9 +83,9 @@ class Server:
         )
 
     def model(self, named: str | None, *, insist: bool) -> str:
-        """The model that answers: the one that is named, or unless that is insisted on the server's first one.
+        """Return the model that answers: the named one, or the server's first one unless `insist`.
 
-        Raises NotHere, UsageMistake where it has none that could be taken.
+        Raises NotHere, and UsageMistake if the server has none.
         """
         if named is not None and (named in self.models or (insist and not self.models)):
             return named
@@ -97,13 +97,13 @@ class Server:
         return next(iter(self.models))
 
     def post(self, path: str, body: bytes) -> Link:
-        """Sends a request; what comes of it is read from the link."""
+        """Send a request. The answer is read from the link."""
         headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
         return Link(self.address, f"{self.address.base}/{path}", body, {**headers, **_headers(self.key)})
 
 
 def refusal(url: str, model: str, head: Head, content: bytes, key: str | None) -> LocalspecError:
-    """What a status that is no reply means, with the server's own words."""
+    """Return the error for a status that is not a reply, with the server's own words."""
     value: Any = None
     with suppress(ValueError):
         value = parse_json(content)
@@ -134,7 +134,7 @@ def _headers(key: str | None) -> dict[str, str]:
 
 
 def _whole(address: ServerAddress, link: Link) -> tuple[Head, bytes]:
-    """An answer that is no stream."""
+    """Return an answer that is not a stream."""
     began, head, lines = time.monotonic(), None, []
     for one in link.arrivals():
         if isinstance(one, Head):
@@ -148,7 +148,7 @@ def _whole(address: ServerAddress, link: Link) -> tuple[Head, bytes]:
 
 
 def _models(address: ServerAddress, content: bytes) -> tuple[dict[str, Served], int]:
-    """The models that can be named, and how many entries are none."""
+    """Return the models that can be named, and the number of unreadable entries."""
     try:
         value = parse_json(content)
     except ValueError:

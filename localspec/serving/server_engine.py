@@ -42,7 +42,7 @@ FIRST_TOLD, TOLD_AGAIN = 2.0, 10.0  # seconds of silence until it is told, and t
 
 @dataclass
 class ServerSampling:
-    """What was asked for; the rest is what the server tells, or None."""
+    """The requested settings of sampling. The server decides and reports the rest, which is None here."""
 
     temperature: float | None
     top_p: float | None
@@ -96,7 +96,7 @@ class ServerEngine:
 
     @property
     def decode(self) -> Callable[[Sequence[int]], str] | None:
-        """Reads token ids, where the server tells them and its model is here, too."""
+        """Return a function that decodes token ids, if the server sends them and its model is here, too."""
         return None if self._path is None else self._decode
 
     def _decode(self, tokens: Sequence[int]) -> str:
@@ -217,7 +217,7 @@ class ServerEngine:
             yield from Reply(self, dropped, body.get("max_tokens"), heard).events(self._wait(link, patience))
 
     def _wait(self, link: Link, patience: Patience) -> Iterator[Head | bytes | None]:
-        """What arrives, as long as it is wanted and in time: what says nothing says that it lives, and no more."""
+        """Yield what arrives, as long as the reply is wanted and in time. Comments only show that the server lives."""
         tell_at = FIRST_TOLD
         for one in link.arrivals():
             if not self.wanted():
@@ -270,7 +270,7 @@ class Behind:
         notice: Callable[[str], None] = lambda _: None,
         progress: Callable[[str], None] = lambda _: None,
     ) -> ServerEngine:
-        """The model of this name there. Raises NotHere."""
+        """Return the model of this name on the server. Raises NotHere."""
         server = self._open(Reporter(notice, progress))
         return ServerEngine(server, server.model(card.name, insist=True), Reporter(notice, progress))
 
@@ -280,7 +280,7 @@ class Behind:
         return named_there(server.model(name, insist=True), f"at {server.address.url}")
 
     def listed(self, current: str) -> list[str]:
-        """A line for each of its models; a star for the one that answers."""
+        """Return a line for each of its models, with a star for the one that answers."""
         names = [*self._open(Reporter()).models] or [current]
         return [one_line(f"{'*' if name == current else ' '} {name}") for name in names]
 

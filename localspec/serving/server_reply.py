@@ -1,4 +1,4 @@
-"""One reply of a server, as it comes: its events, its figures, and what is told of its end."""
+"""One reply of a server, as it comes: its events, its figures, and its JSON object."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -140,14 +140,14 @@ class Reply:
         yield Done(self._piece.reason or "stop", statistics)
 
     def _at_once(self, lines: Iterator[bytes | None]) -> Iterator[bytes | None]:
-        """A reply that is no stream, as the one message of one."""
+        """Return a reply that is not a stream as a stream of one message."""
         whole = b"\n".join(line for line in lines if line is not None)
         if self._engine.wanted():
             yield whole
             yield END
 
     def _without_end(self) -> str:
-        """What a server sends too much of, as a part of a sentence; an empty text where it does not yet."""
+        """Return what a server sends too much of, as a part of a sentence. Empty if it does not yet."""
         written = len(self._tokens) or self._pieces
         if self._most is not None and written > PIECES_A_TOKEN * self._most + PIECES_MORE:
             return f"sends on after the {self._most} tokens that were asked for"
@@ -192,7 +192,7 @@ class Reply:
     # -- figures ------------------------------------------------------------------------------------------------------
 
     def _statistics(self) -> Statistics:
-        """What is known now: told by the server where it tells, else measured here."""
+        """Return the present figures: the server's own, or those measured here."""
         usage, told = self._piece.usage, Told(self._piece.own)
         details = usage.get("completion_tokens_details")
         thoughts = count(details.get("reasoning_tokens")) if isinstance(details, dict) else None
@@ -231,14 +231,14 @@ def _broken_off(where: str) -> BrokenOff:
 
 
 class ServerReport:
-    """The JSON object of one reply; what the server told is known from the first event on."""
+    """The JSON object of one reply. The server's figures are known from the first event on."""
 
     def __init__(self, engine: "ServerEngine", sampling: "ServerSampling", load_seconds: float) -> None:
         self._engine, self._sampling, self._load_seconds = engine, sampling, load_seconds
 
     @property
     def exactness(self) -> str:
-        """For a line of figures; an empty text where it is not told."""
+        """Return the exactness for a line of figures. Empty if the server does not say."""
         return self._engine.label(self._sampling.rule)
 
     @property

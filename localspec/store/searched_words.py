@@ -13,9 +13,10 @@ TRIGRAMS = 60
 
 
 def fold(text: str) -> str:
-    """What looks the same is the same, in upper and lower case: É is é, however its accent is written, and ß is ss.
+    """Return a text in which equal looks are equal, in upper and lower case: É is é, however its accent is written, and
+    ß is ss.
 
-    As it always was here, İ and ı are i. What looks different stays so (NFC): ² is no 2, and … no three dots.
+    As earlier versions did, İ and ı are i. Different looks stay different (NFC): ² is not 2, and … is not three dots.
     """
     if text.isascii():
         return text.lower()
@@ -44,7 +45,7 @@ def span(word: str, text: str) -> tuple[int, int] | None:
         return begin, end
 
     def before(place: int) -> int:
-        """How many characters make no more than so many."""
+        """Return how many characters have a folded length of this many."""
         return bisect_right(range(len(text) + 1), place, key=lambda count: len(fold(text[:count]))) - 1
 
     last = before(end)
@@ -52,9 +53,10 @@ def span(word: str, text: str) -> tuple[int, int] | None:
 
 
 def index_query(words: Sequence[str]) -> str:
-    """The query for turns that may hold these words; empty where none has trigrams, however it is written.
+    """Return the query for turns that may hold these words. It is empty if no word has trigrams in any spelling.
 
-    The index has text as it is written. A word that has both ss and ß is found as it is typed or with ss or ß alone.
+    The index has text as it is written. A word that has both ss and ß is found as it is typed, or with only ss or only
+    ß.
     """
     asked, most = [], max(TRIGRAMS // max(len(words), 1), 1)
     for word in words[:TRIGRAMS]:
@@ -67,7 +69,7 @@ def index_query(words: Sequence[str]) -> str:
 
 
 def trigram_query(words: Sequence[str], most: int = TRIGRAMS) -> str:
-    """The query for turns that hold the trigrams of these words; empty where none is long enough to have one."""
+    """Return the query for turns that hold the trigrams of these words. It is empty if no word is long enough."""
     # Quoted, so that nothing in them is syntax; bounded, since a query may not grow without end.
     trigrams = dict.fromkeys(word[start : start + 3] for word in words for start in range(len(word) - 2))
     return " ".join('"' + trigram.replace('"', '""') + '"' for trigram in list(trigrams)[:most])
@@ -93,9 +95,10 @@ class Hit(NamedTuple):
 
 
 def hits(messages: Sequence[tuple[str, str]], words: str, first: int = 0) -> list[Hit]:
-    """The messages that hold all the words, the newest first, of prompts with their replies from turn `first` on.
+    """Return the messages that hold all the words, the newest first, of turns from number `first` on.
 
-    As in the search of conversations, a prompt and its reply may hold them together; then it is the one with the first.
+    As in the search of conversations, a prompt and its reply may hold them together; then the one with the first word
+    counts.
     """
     wanted = folded_words(words)
     found: list[Hit] = []

@@ -1,4 +1,4 @@
-"""Copying, and what can be said of where a copy went: no terminal tells whether it took one."""
+"""Copies text, and says where it went: no terminal reports whether it took a copy."""
 
 import os
 import subprocess
@@ -17,10 +17,10 @@ TMUX_SECONDS = 2.0
 
 
 def copied(text: str, file: Path | None) -> str:
-    """Copies to tmux's buffer and to the desktop's clipboard, and says what became of it, in one sentence.
+    """Copy to tmux's buffer and to the desktop's clipboard. Return the result in one sentence.
 
-    Where there is neither, only the terminal can have taken it: `file`, if it is given, then holds the text too,
-    readable for its owner alone.
+    If there is neither, only the terminal can have taken it: then the text is also written to `file`, if given,
+    readable for its owner only.
     """
     arrived = [place for place, copy in (("the clipboard", _to_desktop), ("tmux's buffer", _to_tmux)) if copy(text)]
     if arrived:
@@ -88,7 +88,7 @@ class CodeCopies:
         self._source, self._back = "", 0
 
     def next(self, source: str) -> tuple[CodeBlock, str] | None:
-        """A block, and which of them it is, in words; None where there is none."""
+        """Return the next block, and its number in words. None if there is none."""
         blocks = code_blocks(source)
         if not blocks:
             return None
@@ -101,7 +101,7 @@ class CodeCopies:
         return blocks[at], which
 
     def copy(self, app: App[Any], source: str) -> None:
-        """The next one, to the clipboard."""
+        """Copy the next block to the clipboard."""
         if found := self.next(source):
             block, which = found
             cast("ChatApp", app).copy_to_clipboard(block.text, which)

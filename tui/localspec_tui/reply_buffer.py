@@ -45,15 +45,15 @@ class ReplyBuffer:
                     self.figures, self._figured_at = live.figures(), now
 
     def end(self, live: "LiveStats") -> None:
-        """The figures that stay."""
+        """Set the final figures."""
         self.figures, self._figured_at = live.figures(), 0.0
 
     def take(self) -> str:
-        """The text since the last call."""
+        """Return the text since the last call."""
         return _all_of(self._texts)
 
     def take_thoughts(self) -> str:
-        """What was thought since the last call. Before the text: that comes after it."""
+        """Return the thoughts since the last call. Call this before `take`, because the text comes after them."""
         return _all_of(self._thoughts)
 
 
@@ -72,7 +72,7 @@ class Pace:
         self.begin()
 
     def begin(self) -> None:
-        """A reply begins."""
+        """Begin a reply."""
         self.period = SHORTEST
         self._spent = time.thread_time()
 

@@ -59,5 +59,5 @@ class SystemPromptScreen(ClosesOnce, ModalScreen[Typed | None]):
         self.dismiss(Typed(self.query_one(TypedText).text, saved=True))
 
     def action_back(self) -> None:
-        """What was typed is no more lost than a prompt is. A key may come before the text has been put there."""
+        """Close, and keep the typed text like a prompt. A key may arrive before the text has been put there."""
         self.dismiss(Typed(self.query_one(TypedText).text, saved=False) if self.is_mounted else None)

@@ -27,7 +27,7 @@ class AttachedLine(Widget):
         self.display = False
 
     def look(self, text: str) -> None:
-        """This is in the prompt now."""
+        """Look at the present prompt."""
         if self._asking is not None:
             self._asking.stop()
         if "@" in text or is_long(text):
@@ -60,7 +60,7 @@ class BelowLine(Widget):
         self.display = False
 
     def show(self, lines: int) -> None:
-        """So many lines are new."""
+        """Show the number of new lines."""
         if lines != self._lines:
             self._lines, self.display = lines, lines > 0
             self.refresh()

@@ -106,7 +106,7 @@ class ConversationView(MountedTurns):
         return self.chosen.source if isinstance(self.chosen, MessageView) else self.last_reply or ""
 
     def turn_of(self, view: Widget | None) -> tuple[int, Written] | None:
-        """The number and the prompt of the turn that a message belongs to, else of the last one; None where none is."""
+        """Return the number and the prompt of a message's turn, or of the last turn. None if there are no turns."""
         exchanges = self._every
         found = [at for at, one in enumerate(exchanges) if view in one.views] or [len(exchanges) - 1]
         return (found[0], exchanges[found[0]].written) if exchanges else None
@@ -120,7 +120,7 @@ class ConversationView(MountedTurns):
     # -- whole conversations ------------------------------------------------------------------------------------------
 
     async def show(self, turns: "Sequence[Turn]", traces: "Sequence[Trace]") -> None:
-        """Replaces everything. `traces` are those of this session."""
+        """Replace everything. `traces` are those of this session."""
         if turns:
             await import_replies()
         known = {trace.turn: trace for trace in traces if trace.turn}
@@ -145,7 +145,7 @@ class ConversationView(MountedTurns):
         self._look_below()
 
     def _look_below(self) -> None:
-        """Whoever follows is at the end, or will be with the next frame. What comes above the last is no news."""
+        """Update the line about new text below. A reader who follows is at the end, or will be with the next frame."""
         self._reads_above = self._reads_above and not self.is_vertical_scroll_end
         if not self._reads_above:
             self._left_at = None
@@ -206,7 +206,7 @@ class ConversationView(MountedTurns):
             self.found = None
 
     def place(self) -> Callable[[], Awaitable[None]]:
-        """What goes back to where one reads now, and to the message in focus."""
+        """Return a function that restores the present position, and the focus on a message."""
         back, focused = self._place(), self.screen.focused
         held = next(((one, one.views.index(focused)) for one in self._every if focused in one.views), None)
 
@@ -240,7 +240,7 @@ class ConversationView(MountedTurns):
     # -- the turn under way -------------------------------------------------------------------------------------------
 
     async def add_prompt(self, written: Written, trace: "Trace") -> None:
-        """A turn begins."""
+        """Begin a turn with this prompt."""
         await self._leave_sought()
         exchange = Exchange(written, trace=trace)
         self._exchanges.append(exchange)
@@ -249,11 +249,11 @@ class ConversationView(MountedTurns):
         await self._unmount_old()
 
     async def grow(self, text: str) -> None:
-        """The reply to the last prompt begins, or goes on."""
+        """Begin or extend the reply to the last prompt."""
         await (await self._begun()).grow(text)
 
     async def think(self, reasoning: str) -> None:
-        """What is thought before that reply goes on."""
+        """Extend the thoughts before that reply."""
         await (await self._begun()).think(reasoning)
 
     def tell_thought(self, words: str) -> None:
@@ -262,7 +262,7 @@ class ConversationView(MountedTurns):
             self._growing.tell_thought(words)
 
     async def _begun(self) -> "ReplyView":
-        """The reply under way."""
+        """Return the current reply."""
         if self._growing is None:
             await import_replies()
             from localspec_tui.widgets.reply_view import ReplyView
@@ -273,7 +273,7 @@ class ConversationView(MountedTurns):
         return self._growing
 
     async def finish(self, turn: "Turn") -> None:
-        """The reply under way has ended, and this is all of it."""
+        """End the current reply; this is all of it."""
         await (await self._begun()).finish(turn.reply, turn.reason, turn.figures, turn.reasoning)
         last = self._exchanges[-1]
         last.reply, last.reasoning, last.reason, last.figures = turn.reply, turn.reasoning, turn.reason, turn.figures
@@ -281,7 +281,7 @@ class ConversationView(MountedTurns):
         await self._show_memory()
 
     async def take_back(self) -> None:
-        """The last prompt gets no reply."""
+        """Remove the last prompt, which gets no reply."""
         for view in self._exchanges.pop().views:
             await view.remove()
 
@@ -312,14 +312,14 @@ class ConversationView(MountedTurns):
         return view
 
     async def forget(self, notice: NoticeView | None) -> None:
-        """Takes back what was told, if it still stands there."""
+        """Remove a notice, if it is still there."""
         for exchange in self._exchanges:
             exchange.views = [view for view in exchange.views if view is not notice]
         if notice is not None and notice.is_attached:
             await notice.remove()
 
     def toggle_thoughts(self, view: Widget | None) -> bool:
-        """Opens or folds what was thought before the reply in focus, else before the last that was thought about."""
+        """Open or fold the thoughts before the reply in focus, or before the last reply that has thoughts."""
         from localspec_tui.widgets.reply_view import ReplyView
 
         chosen = [view] if isinstance(view, ReplyView) else reversed(self.query(ReplyView))

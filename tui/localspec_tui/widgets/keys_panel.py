@@ -1,4 +1,4 @@
-"""The keys and commands of the chat, beside or below the conversation: those of the chat itself come first."""
+"""The keys and commands of the chat in a panel, those of the chat itself first, and the line of keys at the bottom."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,7 +33,7 @@ class Line(NamedTuple):
 
 
 def lines_of(app: App[Any], bindings: Iterable[object]) -> Iterator[Line]:
-    """A line for each binding."""
+    """Return a line for each binding."""
     for binding in bindings:
         if isinstance(binding, Binding):
             yield Line(keymap.shown(app, binding), binding.tooltip or binding.description)
@@ -80,7 +80,7 @@ def of_the_chat(app: App[Any], bindings: Iterable[object]) -> "KeysPanel":
 
 
 def _of_the_app(app: App[Any]) -> Iterator[Binding]:
-    """What can be pressed anywhere, but for what the chat's screen lists itself."""
+    """Yield the keys that work anywhere, except those that the chat's screen lists itself."""
     yield from (one for one in app.BINDINGS if isinstance(one, Binding) and one.id == "app.interrupt")
 
 
@@ -120,9 +120,9 @@ SHOW_KEYS = {"keys", "all_keys"}  # in the chat, and above it
 class KeysFooter(Footer):
     """As many keys as there is room for, none of them cut, then the one that shows all keys.
 
-    The palette's stands at the right in any case.
+    The palette's key is always at the right.
 
-    Textual makes it anew whenever bindings may have changed, with each move of the focus: here, when they have.
+    Textual would make it again whenever bindings may have changed, with each move of the focus: here only if they have.
     """
 
     _shown: object = None  # what it was last composed of
@@ -159,7 +159,7 @@ class KeysFooter(Footer):
 
 
 def rank(screen: Screen[object], key: object) -> int:
-    """What has the focus, then the screen in its own order, also where the user gave other keys, then the rest."""
+    """Return the rank: keys of the focused widget, then those of the screen in its own order, then the rest."""
     own, rest = ([*map(_action, owner.BINDINGS)] for owner in (screen, screen.app))
     action = _action(key)
     return own.index(action) if action in own else len(own) if action in rest else -1

@@ -33,7 +33,7 @@ class ThoughtLine(Widget):
         self.words, self.newest, self.mark = words, "", FOLDED
 
     def show(self, words: str, newest: str, mark: str) -> None:
-        """All of it anew."""
+        """Replace all of it."""
         self.words, self.newest, self.mark = words, newest, mark
         self.refresh()
 
@@ -47,7 +47,7 @@ class ThoughtLine(Widget):
 
 
 class ThoughtView(Vertical):
-    """The thoughts before one reply, folded until somebody opens them."""
+    """The thoughts before one reply, folded until they are opened."""
 
     def __init__(self, reasoning: str = "", words: str = "") -> None:
         super().__init__()
@@ -72,12 +72,12 @@ class ThoughtView(Vertical):
         self._show()
 
     def finish(self, reasoning: str, words: str) -> None:
-        """This is all of it."""
+        """Show the complete thoughts."""
         self.reasoning, self._words, self._going_on = reasoning, words, False
         self._show()
 
     def toggle(self) -> None:
-        """Opens or folds it."""
+        """Open or fold the thoughts."""
         self._text.display = not self._text.display
         self._show()
 
@@ -96,7 +96,7 @@ AT_ONCE = 4096  # characters; longer texts are read on another thread, while key
 
 
 class ReplyMarkdown(BlockView):
-    """One reply. It may grow by `append`; `update` with the whole text makes up for what only the end can tell."""
+    """One reply. It may grow by `append`; `update` with the whole text corrects what only its end decides."""
 
     BELOW = 1
 
@@ -158,7 +158,7 @@ class ReplyView(MessageView):
         self._thoughts = ThoughtView(reasoning, kept_thought(figures or {})) if reasoning else None
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        """Nothing, but for the bar of what has the focus or was found: it would be drawn anew with each word."""
+        """Return no lines, except the bar of a focused or found reply, which would be drawn again with each word."""
         if self.has_focus or self.has_class("-found"):
             return super().render_lines(crop)
         return [Strip.blank(crop.width, self.visual_style.rich_style)] * crop.height
@@ -171,7 +171,7 @@ class ReplyView(MessageView):
             yield _line(self._below)
 
     async def grow(self, text: str) -> None:
-        """Adds what came. The reply must be mounted."""
+        """Append text. The reply must be mounted."""
         self.source += text
         was_plain = self._markdown.is_plain
         await self._markdown.append(text)
@@ -179,7 +179,7 @@ class ReplyView(MessageView):
             self.notify(f"The reply is longer than {LONGEST // 1024} KB; it goes on as plain text.", markup=False)
 
     async def think(self, reasoning: str) -> None:
-        """Adds what was thought. The reply must be mounted."""
+        """Append thoughts. The reply must be mounted."""
         if self._thoughts is None:
             self._thoughts = ThoughtView()
             await self.mount(self._thoughts, before=0)
@@ -191,14 +191,14 @@ class ReplyView(MessageView):
             self._thoughts.tell(words)
 
     def toggle_thoughts(self) -> bool:
-        """Opens or folds what was thought; False where nothing was."""
+        """Open or fold the thoughts. Return False if there are none."""
         if self._thoughts is None:
             return False
         self._thoughts.toggle()
         return True
 
     async def finish(self, source: str, reason: str | None, figures: Mapping[str, Any], reasoning: str = "") -> None:
-        """Shows the whole reply once more: a last line may have changed how the first one is read."""
+        """Show the whole reply once more: its last line may change how the first one is read."""
         if reasoning:
             await self.think("")
             assert self._thoughts is not None
