@@ -220,7 +220,7 @@ class _Reply:
     def _within_memory(self, work: Callable[[], Result], less: Callable[[], bool]) -> Result:
         """Return the result of `work`.
 
-        If memory runs out, try again without parked texts, then after `less` freed some.
+        If memory runs out, try again without parked texts, then once more if `less` reduced what it needs.
 
         Raises DoesNotFit, and the session is then as it was before.
         """

@@ -281,7 +281,7 @@ class LoadedModels:
         return None if next_one is None else max(0.0, next_one - now)
 
     def _doubt(self, one: Loaded) -> None:
-        """Mark a choice from a busy moment as doubtful, so that it is made again later."""
+        """Choose the drafter again, because the last choice may be from a busy moment."""
         before = one.engine
         try:
             one.engine = self._reconsider(before, self._settings, self._store, self._reporter)

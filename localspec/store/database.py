@@ -9,7 +9,7 @@ import shutil
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
@@ -18,9 +18,9 @@ from localspec.paths import private_directory
 from localspec.quantities import size
 from localspec.store import cleaning, opening
 from localspec.store.opening import (
-    CarryOver,
     Notice,
     Result,
+    Schema,
     Work,
     code_of,
     damage,
@@ -74,10 +74,7 @@ class Database:
         connection: sqlite3.Connection,
         path: Path,
         notice: Notice,
-        migrations: Sequence[Work[None]],
-        probes: Sequence[str],
-        refill: Work[None],
-        carry_over: CarryOver,
+        schema: Schema,
         unwritable: str = "",
         in_memory: bool = False,
     ) -> None:
@@ -85,31 +82,15 @@ class Database:
         self.read_only = bool(unwritable) and not in_memory
         self._file, self._why = path, unwritable
         self._connection = connection
-        self._notice = notice
-        self._migrations = migrations
-        self._probes = probes
-        self._refill = refill
-        self._carry_over = carry_over
+        self._notice, self._schema = notice, schema
         self._aside: Path | None = None  # the damaged file of this session
         self.report_damage = notice  # found at work; where it raises, so does the call that found it
         self._identity = identity(path)
         self._lock = threading.RLock()
 
     @classmethod
-    def open(
-        cls,
-        path: Path,
-        notice: Notice,
-        migrations: Sequence[Work[None]],
-        probes: Sequence[str],
-        refill: Work[None],
-        carry_over: CarryOver = lambda source, target: "",
-    ) -> Self:
+    def open(cls, path: Path, notice: Notice, schema: Schema) -> Self:
         """Open or make the database at `path`.
-
-        The version of a file (PRAGMA user_version) is the number of `migrations` that it has been through. `probes`
-        are quick queries that fail where a table is damaged. `refill` puts into a new database what a session cannot
-        go on without, should its file turn out to be broken. `carry_over` copies what can be read of such a file.
 
         Never fails: a broken file or one of a newer version is set aside for a new one, one that can only be read is
         read, and where nothing works the database lives in memory. Each of these is reported to `notice`.
@@ -118,17 +99,15 @@ class Database:
         try:
             _make_way(path)
             with one_at_a_time(path, notice):
-                connection = open_writable(path, notice, migrations, probes, carry_over)
-                return cls(connection, path, notice, migrations, probes, refill, carry_over)
+                return cls(open_writable(path, notice, schema), path, notice, schema)
         except (OSError, sqlite3.Error, LocalspecError) as error:
             reason = reason_of(error)
-        readable = open_readable(path, len(migrations), probes) if os.path.isfile(path) else None
+        readable = open_readable(path, schema) if os.path.isfile(path) else None
         if readable is not None:
             notice(f"{path} can only be read ({reason}), so nothing new is kept in it.")
-            return cls(readable, path, notice, migrations, probes, refill, carry_over, reason)
+            return cls(readable, path, notice, schema, reason)
         notice(f"{path} cannot be used ({reason}), so what is learned in this session is forgotten at its end.")
-        memory = open_in_memory(migrations)
-        return cls(memory, path, notice, migrations, probes, refill, carry_over, reason, in_memory=True)
+        return cls(open_in_memory(schema), path, notice, schema, reason, in_memory=True)
 
     @property
     def why_lost(self) -> str:
@@ -194,7 +173,7 @@ class Database:
                     if self.path is None:
                         connection = moved(self._connection, self._file)
                     else:
-                        connection = self._open_writable()
+                        connection = open_writable(self._file, self._notice, self._schema)
             except (OSError, sqlite3.Error, LocalspecError) as error:
                 self._why = reason_of(error)
                 return
@@ -309,9 +288,6 @@ class Database:
         trouble = NoRoom if code_of(error) == sqlite3.SQLITE_FULL else StoreTrouble
         return trouble(f"{self.path} {_remedy(error)} ({reason_of(error)}).")
 
-    def _open_writable(self) -> sqlite3.Connection:
-        return open_writable(self._file, self._notice, self._migrations, self._probes, self._carry_over)
-
     def _leave_broken_file(self, error: sqlite3.DatabaseError, report: Notice | None = None) -> None:
         """Go on with a new file that holds what can be read of this one, or in memory where there can be none.
 
@@ -325,20 +301,19 @@ class Database:
                 # Another process may have been quicker; then the file of this name is a new and good one.
                 what = f"{path} {unfit} and was set aside by another process."
                 if identity(path) == self._identity:
-                    how = (broken, self._notice, self._migrations, self._carry_over)
-                    self._aside, what = replace(path, unfit, *how)
-                self._connection = self._open_writable()
+                    self._aside, what = replace(path, unfit, broken, self._notice, self._schema)
+                self._connection = open_writable(self._file, self._notice, self._schema)
             self._identity = identity(path)
         except (OSError, sqlite3.Error) as trouble:
             what = (
                 f"{path} {unfit} and cannot be set aside ({reason_of(trouble)});"
                 " what is learned in this session is forgotten at its end."
             )
-            self._connection, self.path, self._aside = open_in_memory(self._migrations), None, self._aside or path
+            self._connection, self.path, self._aside = open_in_memory(self._schema), None, self._aside or path
         self.read_only, self._why = False, ""
         with contextlib.suppress(sqlite3.Error):
             broken.close()
-        self._refill(self._connection)
+        self._schema.refill(self._connection)
         (report or self.report_damage)(what)
 
 

@@ -8,7 +8,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from localspec.quantities import size as shown
 from localspec.store.cleaning import SMALL, content_size, erase
@@ -25,8 +25,18 @@ Work: TypeAlias = Callable[[sqlite3.Connection], Result]
 Notice: TypeAlias = Callable[[str], None]
 
 
-# Copies from a damaged database into an empty one what can be read, and returns what that is, or nothing.
-CarryOver: TypeAlias = Callable[[sqlite3.Connection, sqlite3.Connection], str]
+class Schema(NamedTuple):
+    """What a database holds. The version of a file (PRAGMA user_version) counts the `migrations` that it has had.
+
+    `probes` are quick queries that fail if a table is damaged. If the file of a session turns out to be broken,
+    `carry_over` copies what can be read of it into a new one and returns what that is, and `refill` adds what the
+    session cannot go on without.
+    """
+
+    migrations: Sequence[Work[None]]
+    probes: Sequence[str]
+    refill: Work[None]
+    carry_over: Callable[[sqlite3.Connection, sqlite3.Connection], str] = lambda source, target: ""
 
 
 class Unfit(Exception):
@@ -40,9 +50,7 @@ class Unfit(Exception):
         self.suffix, self.damaged = suffix, damaged
 
 
-def open_writable(
-    path: Path, notice: Notice, migrations: Sequence[Work[None]], probes: Sequence[str], carry_over: CarryOver
-) -> sqlite3.Connection:
+def open_writable(path: Path, notice: Notice, schema: Schema) -> sqlite3.Connection:
     """Open the database at `path`: made, migrated and checked. A file that cannot serve is replaced first, once.
 
     Raise sqlite3.Error and OSError.
@@ -52,7 +60,7 @@ def open_writable(
     while True:
         connection = _made(path)
         try:
-            return _checked(connection, path, notice, migrations, probes)
+            return _checked(connection, path, notice, schema)
         except (sqlite3.Error, Unfit) as error:
             unfit = error if isinstance(error, Unfit) else damage(error)
             try:
@@ -62,7 +70,7 @@ def open_writable(
                 if aside:
                     raise OSError(f"it {unfit} again") from error
                 try:
-                    notice(replace(path, unfit, connection, notice, migrations, carry_over)[1])
+                    notice(replace(path, unfit, connection, notice, schema)[1])
                 except (OSError, sqlite3.Error) as trouble:
                     raise OSError(f"it {unfit} and cannot be set aside: {reason_of(trouble)}") from trouble
                 aside = True
@@ -75,12 +83,7 @@ def damage(error: sqlite3.Error) -> Unfit:
 
 
 def replace(
-    path: Path,
-    unfit: Unfit,
-    connection: sqlite3.Connection,
-    notice: Notice,
-    migrations: Sequence[Work[None]],
-    carry_over: CarryOver,
+    path: Path, unfit: Unfit, connection: sqlite3.Connection, notice: Notice, schema: Schema
 ) -> tuple[Path, str]:
     """Set the file aside, with a new one in its place that holds what can be read; return its name and a sentence.
 
@@ -93,9 +96,9 @@ def replace(
         with contextlib.closing(_made(new)) as fresh:
             _tune(fresh)
             fresh.execute("PRAGMA journal_mode = MEMORY").fetchone()
-            _migrate(fresh, migrations)
+            _migrate(fresh, schema.migrations)
             if unfit.damaged:
-                came = _carried(path, fresh, notice, carry_over)
+                came = _carried(path, fresh, notice, schema)
         aside = set_aside(path, unfit.suffix, connection, new)
     except BaseException:
         _drop(new)
@@ -105,7 +108,7 @@ def replace(
     return aside, f"{path} {unfit} and was set aside as {aside.name}; a new one was begun{held}.{how}"
 
 
-def _carried(path: Path, fresh: sqlite3.Connection, notice: Notice, carry_over: CarryOver) -> str:
+def _carried(path: Path, fresh: sqlite3.Connection, notice: Notice, schema: Schema) -> str:
     """Copy what can be read of the file at `path`, and announce it where that takes long; return what that is."""
     try:
         source = _connect(f"{path.as_uri()}?mode=ro", uri=True)
@@ -120,7 +123,7 @@ def _carried(path: Path, fresh: sqlite3.Connection, notice: Notice, carry_over: 
         if size > SMALL:
             notice(f"{path} ({shown(size)}) is damaged; copying what can be read of it may take minutes.")
         with transaction(fresh):
-            return carry_over(source, fresh)
+            return schema.carry_over(source, fresh)
 
 
 def _drop(new: Path) -> None:
@@ -135,8 +138,8 @@ def how_to_recover(file: Path) -> str:
     return f"To get text back, run `sqlite3 {shlex.quote(os.fspath(file))} .recover`, or `.dump` if that fails."
 
 
-def open_readable(path: Path, version: int, probes: Sequence[str]) -> sqlite3.Connection | None:
-    """Open the database at `path` for reading only, if that is possible and it has this version."""
+def open_readable(path: Path, schema: Schema) -> sqlite3.Connection | None:
+    """Open the database at `path` for reading only, if that is possible and it has the newest version."""
     # A database in WAL mode needs two files beside it; where they cannot be made, only `immutable` reads it.
     for option in ("mode=ro", "immutable=1"):
         try:
@@ -145,8 +148,8 @@ def open_readable(path: Path, version: int, probes: Sequence[str]) -> sqlite3.Co
             continue
         try:
             _tune(connection)
-            if _version(connection) == version:
-                _check(connection, probes)
+            if _version(connection) == len(schema.migrations):
+                _check(connection, schema.probes)
                 return connection
         except sqlite3.Error:
             pass
@@ -167,36 +170,30 @@ def _made(path: Path) -> sqlite3.Connection:
     return _connect(os.fspath(path))
 
 
-def _checked(
-    connection: sqlite3.Connection,
-    path: Path,
-    notice: Notice,
-    migrations: Sequence[Work[None]],
-    probes: Sequence[str],
-) -> sqlite3.Connection:
-    """Migrate and check an open database, and announce it where that takes long."""
-    version = _version(connection)
-    if version > len(migrations):
-        raise Unfit("newer", f"was written by a newer localspec (version {version}, this one knows {len(migrations)})")
+def _checked(connection: sqlite3.Connection, path: Path, notice: Notice, schema: Schema) -> sqlite3.Connection:
+    """Migrate and check an open database, and announce it if that takes long."""
+    version, newest = _version(connection), len(schema.migrations)
+    if version > newest:
+        raise Unfit("newer", f"was written by a newer localspec (version {version}, this one knows {newest})")
     if version < 0:
         raise Unfit("broken", f"is broken (it says that its version is {version})", damaged=True)
     if version == 0 and connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
         raise Unfit("broken", "is a database of something else")
     connection.execute("PRAGMA journal_mode = WAL").fetchone()
     _tune(connection)
-    if version < len(migrations) and (size := content_size(connection)) > SMALL:
+    if version < newest and (size := content_size(connection)) > SMALL:
         notice(f"{path} ({shown(size)}) is rewritten once for this version of localspec, which may take minutes.")
-    _migrate(connection, migrations)
-    _check(connection, probes)
+    _migrate(connection, schema.migrations)
+    _check(connection, schema.probes)
     # Changes nothing, but raises where the file can only be read (BEGIN IMMEDIATE does not).
-    connection.executescript(f"BEGIN IMMEDIATE; PRAGMA user_version = {len(migrations)}; ROLLBACK")
+    connection.executescript(f"BEGIN IMMEDIATE; PRAGMA user_version = {newest}; ROLLBACK")
     return connection
 
 
-def open_in_memory(migrations: Sequence[Work[None]]) -> sqlite3.Connection:
+def open_in_memory(schema: Schema) -> sqlite3.Connection:
     connection = _connect(":memory:")
     _tune(connection)
-    _migrate(connection, migrations)
+    _migrate(connection, schema.migrations)
     return connection
 
 

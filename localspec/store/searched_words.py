@@ -45,7 +45,7 @@ def span(word: str, text: str) -> tuple[int, int] | None:
         return begin, end
 
     def before(place: int) -> int:
-        """Return how many characters have a folded length of this many."""
+        """Return the largest number of characters whose folded length is at most `place`."""
         return bisect_right(range(len(text) + 1), place, key=lambda count: len(fold(text[:count]))) - 1
 
     last = before(end)

@@ -11,6 +11,7 @@ from localspec.environment import home
 from localspec.paths import Paths
 from localspec.store import drafts, history, history_tables, measurements, phrases
 from localspec.store.database import Database, StoreTrouble
+from localspec.store.opening import Schema
 from localspec.store.phrases import PoolNames
 from localspec.store.salvage import carry_over
 
@@ -68,7 +69,7 @@ class Store:
                 ((pool, *names) for pool, names in known.items()),
             )
 
-        database = Database.open(path, notice, MIGRATIONS, PROBES, refill, carry_over)
+        database = Database.open(path, notice, Schema(MIGRATIONS, PROBES, refill, carry_over))
         database.finish_deletion()
         return cls(database, notice, limit, known)
 

@@ -33,6 +33,7 @@ from golden import matching, wording
 from localspec.store import database as database_module
 from localspec.store import opening
 from localspec.store.database import Database, StoreTrouble
+from localspec.store.opening import Schema
 
 MARKER = b"PRIVATE-MARKER-0123456789"
 
@@ -52,7 +53,7 @@ def opened(
     refill: Callable[[sqlite3.Connection], None] = lambda connection: None,
 ) -> contextlib.closing[Database]:
     """The database with its one table; `later` are migrations after it."""
-    return contextlib.closing(Database.open(path, notices.append, [make_lines, *later], probes, refill))
+    return contextlib.closing(Database.open(path, notices.append, Schema([make_lines, *later], probes, refill)))
 
 
 def write(database: Database, *numbers: int, text: bytes = b"") -> None:
@@ -430,7 +431,7 @@ def test_what_could_only_be_read_is_written_once_it_can_be(
     filled(path)
     with monkeypatch.context() as full:
         full.setattr("localspec.store.database.open_writable", no_room)
-        database = Database.open(path, notices.append, [make_lines], PROBES, lambda connection: None)
+        database = Database.open(path, notices.append, Schema([make_lines], PROBES, lambda connection: None))
     with contextlib.closing(database):
         assert database.read_only
         write(database, 777)
@@ -447,7 +448,7 @@ def test_what_is_in_memory_goes_to_a_new_file_once_there_can_be_one(
     with monkeypatch.context() as full:
         full.setattr("localspec.store.database.open_writable", no_room)
         full.setattr("localspec.store.database.moved", no_room)
-        database = Database.open(path, notices.append, [make_lines], PROBES, lambda connection: None)
+        database = Database.open(path, notices.append, Schema([make_lines], PROBES, lambda connection: None))
         with contextlib.closing(database) as database:
             write(database, 1)
             assert database.path is None and "make room" in database.why_lost
