@@ -5,6 +5,8 @@ import sys
 from collections.abc import Sequence
 from typing import TextIO
 
+from rich.cells import cell_len, chop_cells
+
 EIGHTHS = " ▁▂▃▄▅▆▇█"
 PARTS = " ▏▎▍▌▋▊▉█"
 
@@ -18,6 +20,24 @@ def bar(share: float, width: int) -> str:
 def no_room(heads: Sequence[str]) -> str:
     """Return the line below a table that lacks these columns."""
     return f"no room for {', '.join(heads)}, which --json has"
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Return lines of at most `width` columns, broken between words if there are any."""
+    lines: list[str] = []
+    for paragraph in text.expandtabs(4).split("\n"):
+        line = ""
+        for word in paragraph.split(" "):
+            longer = f"{line} {word}" if line else word
+            if cell_len(longer) <= width:
+                line = longer
+                continue
+            if line:
+                lines.append(line)
+            *full, line = chop_cells(word, width) or [""]
+            lines += full
+        lines.append(line)
+    return lines
 
 
 def means(values: Sequence[float], most: int) -> list[float]:

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import TypedDict
 
-from rich.cells import cell_len, chop_cells, set_cell_size
+from rich.cells import set_cell_size
 
 from localspec.bench.race import Lane
-from localspec.marks import bar
+from localspec.marks import bar, wrapped
 from localspec.quantities import counted
 
 LEAST_COLUMNS, MOST_COLUMNS, AROUND = 24, 160, 10  # and lines around the text: six, and what is said at the end
@@ -33,9 +33,9 @@ def fits(size: Size) -> bool:
 
 
 def frame(lanes: Sequence[Lane], size: Size, seconds: float | None = None) -> list[str]:
-    """The lines of one picture: how it stands now, or stood after so many seconds of each lane's own clock.
+    """Return the lines of one picture: the present state, or the state after this many seconds of each lane's clock.
 
-    They fit into a terminal of any size, which may have shrunk: what is too long would go on in the next line.
+    They fit into a terminal of any size, which may have shrunk: a line that is too long would continue in the next one.
     """
     width = (max(LEAST_COLUMNS, min(MOST_COLUMNS, size["columns"])) - 4) // 2
     height = max(1, min(TEXT_LINES, size["lines"] - AROUND))
@@ -59,7 +59,7 @@ def _caption(lanes: Sequence[Lane], seconds: float | None) -> str:
 
 
 def _column(lane: Lane, width: int, height: int, seconds: float | None) -> list[str]:
-    """A name, `height` lines of text, and two of figures."""
+    """Return a name, `height` lines of text, and two of figures."""
     text, tokens = lane.until(seconds)
     passed = lane.seconds if seconds is None else min(seconds, lane.seconds)
     over = lane.statistics is not None and passed >= lane.seconds
@@ -85,24 +85,6 @@ def _seconds(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds >= 1 else f"{1e3 * seconds:.0f} ms"
 
 
-def wrapped(text: str, width: int) -> list[str]:
-    """Lines of at most so many columns, broken between words where there are any."""
-    lines: list[str] = []
-    for paragraph in text.expandtabs(4).split("\n"):
-        line = ""
-        for word in paragraph.split(" "):
-            longer = f"{line} {word}" if line else word
-            if cell_len(longer) <= width:
-                line = longer
-                continue
-            if line:
-                lines.append(line)
-            *full, line = chop_cells(word, width) or [""]
-            lines += full
-        lines.append(line)
-    return lines
-
-
 def moments(lanes: Sequence[Lane]) -> Iterator[float]:
     """When the race is to be drawn again, to be seen at true speed, both lanes at once: seconds since its start."""
     end = ends(lanes)
@@ -115,18 +97,18 @@ def moments(lanes: Sequence[Lane]) -> Iterator[float]:
 
 
 def redrawn(lines: Sequence[str], before: int) -> str:
-    """What puts a picture in the place of one that had so many lines."""
+    """Return the output that replaces a picture of this many lines."""
     up = f"\x1b[{before}A" if before else ""
     return up + "".join(f"\r\x1b[K{line}\n" for line in lines)
 
 
 def whole_screen(lines: Sequence[str]) -> str:
-    """What puts a picture in the place of all that a screen shows."""
+    """Return the output that replaces everything on the screen with a picture."""
     return "\x1b[H" + "\r\n".join(f"\x1b[K{line}" for line in lines) + "\x1b[J"
 
 
 def recording(lanes: Sequence[Lane], size: Size, end: Sequence[str], title: str, made: int) -> Iterator[str]:
-    """The lines of a file in asciinema's format, version 2: the replay at true speed, and how it ended.
+    """Yield the lines of a file in asciinema's format, version 2: the replay at true speed, and the result.
 
     `made` is in seconds since 1970. https://docs.asciinema.org/manual/asciicast/v2/
     """

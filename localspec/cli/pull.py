@@ -112,7 +112,7 @@ def pull(
 
 
 def _may_fetch() -> bool:
-    """Asks, where somebody can be asked."""
+    """Ask the user, if there is a terminal."""
     if not at_a_terminal() or typer.confirm("Fetch?", default=True):
         return True
     typer.echo("Nothing was fetched.")
@@ -120,7 +120,7 @@ def _may_fetch() -> bool:
 
 
 def _print_plan(name: str, event: Planned | Announced | NothingToFetch, as_json: bool) -> None:
-    """The plan alone, as text or as one JSON value."""
+    """Print only the plan, as text or as one JSON value."""
     if as_json:
         print_json(plan_json(name, event))
         return
@@ -139,7 +139,7 @@ def _print_lines(lines: Iterator[str]) -> None:
 
 
 def _print(name: str, event: PullEvent, progress: Progress) -> None:
-    """An event as a person reads it."""
+    """Print an event as text."""
     match event:
         case NothingToFetch() | Planned():
             _print_plan(name, event, as_json=False)
@@ -179,7 +179,7 @@ def nothing_to_fetch(name: str, event: NothingToFetch) -> str:
 
 
 def planned_lines(planned: Planned) -> Iterator[str]:
-    """What the hub says."""
+    """Yield the lines of a plan by the hub."""
     plan = planned.plan
     for part in plan.parts:
         gated = ", gated" if part.gated else ""
@@ -197,7 +197,7 @@ def planned_lines(planned: Planned) -> Iterator[str]:
 
 
 def announced_lines(name: str, announced: Announced) -> Iterator[str]:
-    """What the registry says."""
+    """Yield the lines of a plan by the registry."""
     yield f"{name}, from the registry; the hub was not asked"
     for one in announced.downloads:
         gated = ", gated: its terms must be accepted at the hub first" if one.gated else ""
@@ -236,7 +236,10 @@ def _free(count: int) -> str:
 
 
 def plan_json(name: str, event: Planned | Announced | NothingToFetch) -> dict[str, Any]:
-    """The plan as `--json` prints it; sizes in bytes, those of the registry about right, null where it has none."""
+    """Return the plan as `--json` prints it.
+
+    Sizes are in bytes; those of the registry are approximate, null if unknown.
+    """
     if isinstance(event, NothingToFetch):
         event = Planned(Plan((), free_disk_bytes()), None, nothing_to_fetch(name, event), "")
     plan = event if isinstance(event, Announced) else event.plan

@@ -182,7 +182,7 @@ def _model_and_prompt(flags: SharedFlags, words: Sequence[str]) -> tuple[SharedF
 
 
 def _prompt(argument: str | None, files: str) -> Written:
-    """Files, piped text and the argument. Raises UsageMistake where there is none of them."""
+    """Return files, piped text and the argument as one prompt. Raises UsageMistake if all are missing."""
     before = piped_text()
     if before is None and argument == "-":
         raise UsageMistake("'-' stands for piped text, and nothing is piped in; pipe something, or give the prompt.")
@@ -236,7 +236,7 @@ class _Output:
         self.reply = self.reasoning = ""
 
     def start(self, report: Report) -> None:
-        """The prompt is accepted, and being read."""
+        """Show that the prompt is accepted, and being read."""
 
     def step(self, event: Text) -> None:
         """One decode step."""
@@ -244,10 +244,10 @@ class _Output:
         self.reasoning += event.reasoning
 
     def end(self, report: dict[str, Any]) -> None:
-        """The reply is complete, or was interrupted."""
+        """Show the end of a reply, which is complete or was interrupted."""
 
     def cut(self) -> None:
-        """It failed; what came of it stays."""
+        """Show that the reply failed; its text so far stays."""
 
 
 class _Plain(_Output):

@@ -189,7 +189,7 @@ def train(
 
 
 def _own_words(data: Sequence[str], more: Sequence[Path], keep_answers: bool) -> Literal["", "prompts", "history"]:
-    """What the model is to answer: the user's history, or the prompts that ship; nothing where text was given."""
+    """Return what the model answers: the user's history, or the prompts that ship. Empty if text was given."""
     if more and not data:
         raise UsageMistake(f"{more[0]} is given without --data; write --data {more[0]}.")
     if HISTORY in data and len(data) + len(more) > 1:
@@ -200,7 +200,7 @@ def _own_words(data: Sequence[str], more: Sequence[Path], keep_answers: bool) ->
 
 
 def _take(course: "Course", interrupt: Interrupt, progress: Progress) -> "tuple[dict[str, Any], Verdict] | None":
-    """Takes a course to its end; returns the report and what became of the drafter, None where Ctrl+C stopped it."""
+    """Run a course to its end. Return the report and the result for the drafter, None if Ctrl+C stopped it."""
     for sentence in _plan(course):
         progress.notice(sentence)
     try:
@@ -288,7 +288,7 @@ def _show_step(progress: Progress, seen: Any, losses: Sequence[float], first: bo
 
 
 def _drawn(report: dict[str, Any]) -> str:
-    """The curve of the loss, where a person looks."""
+    """Yield the curve of the loss, if standard output is a terminal."""
     if not console.seen():
         return ""
     from localspec.training import curves
@@ -350,7 +350,7 @@ def _model_to_train_for(settings: Settings, progress: Progress) -> registry.Targ
 
 
 def _public_name(card: registry.TargetCard) -> str:
-    """The model's name, without the directories it lies in, which are private."""
+    """Return the model's name without its directories, which are private."""
     if card.name in registry.cards() or is_packed(card.path):
         return card.name
     path = card.path.resolve()
@@ -360,7 +360,7 @@ def _public_name(card: registry.TargetCard) -> str:
 def _command(
     kind: str, card: registry.TargetCard, data: Sequence[Path | str], options: Sequence[str], given: Mapping[str, Any]
 ) -> str:
-    """The command as it can be given again, but without directories, which are private."""
+    """Return the command as it can be typed again, but without directories, which are private."""
     words = ["localspec", "train", kind, "-m", _public_name(card)]
     words += ["--data", *(Path(one).name for one in data)] if data else []
     words += [word for option in options for word in ("-O", option)]

@@ -71,7 +71,7 @@ class _Model:
 
 
 def counterpart(engine: Engine, drafter: str, card: TargetCard, checkpoint: Checkpoint) -> Counterpart:
-    """Returns what a drafter becomes. Raises UsageMistake where the engine has nothing like it.
+    """Return what a drafter becomes. Raises UsageMistake if the engine has no counterpart.
 
     `checkpoint` is the target's own files. Raises what `named_drafter` does, and LocalspecError for damaged files.
     """
@@ -110,7 +110,7 @@ def _heads(trained: DrafterCard, checkpoint: Checkpoint, target: _Model) -> Coun
 
 
 def _eagle3(engine: Engine, trained: DrafterCard, checkpoint: Checkpoint, target: _Model) -> Counterpart:
-    """A head that was trained here; one that was published is there already, in the layout of its publisher."""
+    """Return a head that was trained here. A published one is there already, in the layout of its publisher."""
     options: Eagle3Options = _options(trained, checkpoint)
     if options.config:
         raise UsageMistake(
@@ -146,7 +146,7 @@ def _eagle3(engine: Engine, trained: DrafterCard, checkpoint: Checkpoint, target
 
 
 def _parallelspec(engine: Engine, trained: DrafterCard, checkpoint: Checkpoint, target: _Model) -> Counterpart:
-    """A small model that was trained here drafts in parallel; layers on the target's embedding become one that cannot.
+    """Return a small model. One that was trained here drafts in parallel; layers on the target's embedding lose that.
 
     Engines have one mask token for all depths, and the layers' masks differ.
     """
@@ -193,7 +193,7 @@ def _parallelspec(engine: Engine, trained: DrafterCard, checkpoint: Checkpoint, 
 def _small_model(
     engine: Engine, small: Checkpoint, checkpoint: Checkpoint, target: _Model, parallel: bool
 ) -> Counterpart:
-    """A small model as it was published or trained by others; `parallel`: with a mask token."""
+    """Return a small model as others published or trained it. `parallel` means that it has a mask token."""
     own, vocab_size, tokens = _Model.of(small), target.sizes.vocab_size, 0
     compare_stored(small.path, own.sizes.vocab_size, checkpoint.path, vocab_size)
     form: Form = "draft model"
@@ -221,7 +221,7 @@ def _small_model(
 
 
 def _parallel(engine: Engine, path: Path, mask: int, vocab_size: int) -> tuple[Form, tuple[str, ...]]:
-    """The form that a small model with a mask token gets, and what is lost with it."""
+    """Return the form of a small model with a mask token, and what is lost with it."""
     if mask >= vocab_size:
         raise UsageMistake(
             f"The mask token {mask} of the small model in {path} is none of the model's {vocab_size} ids, as "
@@ -252,7 +252,7 @@ def _copy_licences(model: Path, directory: Path) -> None:
 
 
 def _options(trained: DrafterCard, checkpoint: Checkpoint) -> Any:
-    """The options of a drafter whose file holds what they promise. Raises LocalspecError for any other."""
+    """Return the options of a drafter whose file agrees with them. Raises LocalspecError for any other."""
     class_, file = drafter_class(trained.kind), trained.path / WEIGHTS
     try:
         options = class_.parse_options({**class_.BEFORE, **trained.options})
@@ -264,7 +264,7 @@ def _options(trained: DrafterCard, checkpoint: Checkpoint) -> Any:
 
 
 def _layers(sizes: TransformerConfig, content: Mapping[str, Any]) -> dict[str, Any]:
-    """What config.json says of so many layers, all of which see as far."""
+    """Return the part of config.json about this many layers with the same window."""
     count, window = sizes.num_layers, sizes.sliding_windows[0]
     said: dict[str, Any] = {"num_hidden_layers": count, "sliding_window": window}
     others = {

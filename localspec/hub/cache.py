@@ -52,20 +52,20 @@ class Removal:
 
 
 def repository(source: Source) -> Path:
-    """The directory of a repository in the cache, whether or not it is there."""
+    """Return the directory of a repository in the cache, whether or not it exists."""
     return hub_places().cache / folder(source)
 
 
 def snapshot(source: Source, commit: str) -> Path:
-    """The directory of one commit, whether or not it is there."""
+    """Return the directory of one commit, whether or not it exists."""
     return repository(source) / "snapshots" / commit
 
 
 def find_snapshot(source: Source, paths: Paths | None = None) -> Path | None:
-    """The directory of this revision if it is here and complete; None after an interrupted pull, or for a wrong length.
+    """Return the directory of this revision if it is complete. None after an interrupted pull, or for a wrong length.
 
-    A revision that was pulled stays the commit that it was then, whatever other programs have fetched since. GGUF
-    files are found by their registrations.
+    A revision that was pulled stays the commit that it was then, whatever other programs have fetched since. GGUF files
+    are found by their registrations.
     """
     if source.gguf:
         return None
@@ -85,7 +85,7 @@ def pulled_sources(paths: Paths | None = None) -> list[Source]:
 
 
 def cached_commit(source: Source) -> str | None:
-    """The commit that a revision means in this cache; None where the cache does not say."""
+    """Return the commit that a revision means in this cache. None if the cache does not say."""
     if COMMIT.fullmatch(source.revision):
         return source.revision
     try:
@@ -113,7 +113,7 @@ def holds_tokenizer(path: Path) -> bool:
 
 
 def size(file: Path) -> int:
-    """The size of a file in bytes; -1 where there is none, or a link leads nowhere."""
+    """Return the size of a file in bytes; -1 if it is missing, or a link leads nowhere."""
     try:
         return file.stat().st_size
     except OSError:
@@ -128,7 +128,7 @@ def cached(source: Source, commit: str, file: ExpectedFile) -> Path | None:
 
 
 def discard(source: Source, commit: str, file: ExpectedFile) -> None:
-    """Removes a damaged file from the cache: its name in this revision, and the content that the name links to."""
+    """Remove a damaged file from the cache: its name in this revision, and the content that the name links to."""
     for link in (snapshot(source, commit) / file.name, repository(source) / "blobs" / file.digest):
         content = Path(os.path.realpath(link))
         if content.is_relative_to(os.path.realpath(hub_places().cache)):  # not what somebody linked in from elsewhere
@@ -142,7 +142,7 @@ def discard(source: Source, commit: str, file: ExpectedFile) -> None:
 def verify(
     source: Source, paths: Paths | None = None, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> Verified:
-    """Reads every file of a revision and compares it with what was recorded, else with its name in the cache.
+    """Read every file of a revision, and compare it with our record, or with its name in the cache.
 
     `progress` is called with the bytes read and the bytes in all. Raises NotHere.
     """
@@ -174,7 +174,7 @@ def damages(path: Path, files: Sequence[ExpectedFile], progress: Callable[[int, 
 
 
 def _linked_files(path: Path) -> Iterator[ExpectedFile]:
-    """The files of a snapshot as the cache names them: links to files named by their digests. Copies are left out."""
+    """Yield the files of a snapshot that are links to contents named by their digests. Copies are left out."""
     for file in sorted(path.iterdir()):
         with suppress(OSError):
             digest = os.path.basename(os.readlink(file))
@@ -183,7 +183,7 @@ def _linked_files(path: Path) -> Iterator[ExpectedFile]:
 
 
 def damage(path: Path, file: ExpectedFile, progress: Callable[[int], None] = lambda read: None) -> str | None:
-    """A clause that says what is wrong with a file, or None. `progress` is called with the bytes read so far."""
+    """Return a clause about what is wrong with a file, or None. `progress` is called with the bytes read so far."""
     length = size(path)
     if length < 0:
         return f"{file.name} is missing"
@@ -213,7 +213,7 @@ def differs(content: bytes, file: ExpectedFile) -> bool:
 
 
 def _hash_of(file: ExpectedFile, length: int) -> Any:
-    """What a file of this length is hashed with: sha256, or git's sha1."""
+    """Return the hash for a file of this length: sha256, or git's sha1."""
     if len(file.digest) == 64:
         return hashlib.sha256()
     return hashlib.sha1(b"blob %d\0" % length, usedforsecurity=False)
@@ -223,7 +223,7 @@ def _hash_of(file: ExpectedFile, length: int) -> Any:
 
 
 def removable(source: Source, paths: Paths | None = None) -> Removal:
-    """What removing this revision would do. Raises NotHere, and LocalspecError where the cache is damaged."""
+    """Return what the removal of this revision would do. Raises NotHere, and LocalspecError if the cache is damaged."""
     if source.gguf:
         raise NotHere(f"{source} is not here, so nothing is removed.")
     known = records(source, paths)
@@ -270,9 +270,9 @@ def _display_name(source: Source, commit: str, refs: frozenset[str], records: di
 
 
 def remove(removal: Removal, paths: Paths | None = None) -> None:
-    """Deletes what no other revision uses, and its record. Raises OSError, and LocalspecError where that fails.
+    """Delete what no other revision uses, and its record. Raises OSError, and LocalspecError if that fails.
 
-    Where nothing stays, names go first: from contents without names `removable` knows that a deletion was stopped.
+    If nothing stays, names go first: by contents without names `removable` knows that a deletion was stopped.
     """
     rest = removal.path == repository(removal.source)
     strategy = None if rest else _scan(removal.source).delete_revisions(removal.commit)
@@ -287,17 +287,17 @@ def remove(removal: Removal, paths: Paths | None = None) -> None:
 
 
 def forget_what_is_gone(source: Source, paths: Paths | None = None) -> None:
-    """Drops the record of a revision that is not here, because something else deleted it. Raises OSError."""
+    """Delete the record of a revision that something else deleted. Raises OSError."""
     pulled = record(source, paths)
     if pulled and not snapshot(source, pulled.commit).exists():
         forget(source, pulled.commit, paths)
 
 
 def _scan(source: Source) -> Any:
-    """The client's view of the cache, reduced to this repository and to files that lie inside its directory.
+    """Return the client's view of the cache, reduced to this repository and to files that lie inside its directory.
 
     The client deletes a commit wherever it finds it first, and a repository that was moved or copied has the same
-    commits. It also deletes what somebody linked in from elsewhere.
+    commits. It also deletes what was linked in from elsewhere.
     """
     from localspec.hub.client import client
 
@@ -310,7 +310,7 @@ def _scan(source: Source) -> Any:
 
 
 def _only_its_own(repo: Any) -> Any:
-    """The client's view of a repository, without the files whose content lies outside its directory."""
+    """Return the client's view of a repository, without the files whose content lies outside its directory."""
     root = os.path.realpath(repo.repo_path)
 
     def own(revision: Any) -> Any:

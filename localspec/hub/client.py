@@ -24,7 +24,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @cache
 def client() -> Any:
-    """The module huggingface_hub, which reads its environment variables and makes its logger when first imported."""
+    """Return the module huggingface_hub, which reads its variables and makes its logger when first imported."""
     quiet_hub()
     import huggingface_hub
 
@@ -154,7 +154,7 @@ def page(source: Source) -> str:
 
 
 def must_be_online(what: str, instead: str = "") -> None:
-    """Raises NotHere where the user forbids requests; `instead` is a sentence about what can be had without any."""
+    """Raise NotHere if the user forbids requests. `instead` is a sentence about what works without any."""
     if hub_places().offline:
         said = f"{what} needs the network, and HF_HUB_OFFLINE forbids it; unset that, and try again. {instead}"
         raise NotHere(said.rstrip())
@@ -166,7 +166,7 @@ def must_be_online(what: str, instead: str = "") -> None:
 
 @contextmanager
 def localspec_errors(source: Source, kept: Callable[[], str] = str) -> Iterator[None]:
-    """Turns what the client raises into a LocalspecError, followed by the sentence of `kept` about what is not lost."""
+    """Turn errors of the client into LocalspecError. The sentence of `kept` says what is not lost."""
     try:
         yield
     except Exception as error:  # the client and its libraries raise exceptions of many classes
@@ -213,7 +213,7 @@ def _error_of(source: Source, error: Exception) -> LocalspecError:
 
 
 def _error_of_status(source: Source, error: Any, errors: Any) -> LocalspecError:
-    """The error for an HTTP status."""
+    """Return the error for an HTTP status."""
     status, where = error.response.status_code, server()
     if isinstance(error, errors.GatedRepoError):
         if status == 401:
@@ -254,7 +254,7 @@ def _error_of_status(source: Source, error: Any, errors: Any) -> LocalspecError:
 
 
 def _revisions(source: Source) -> list[str]:
-    """The branches and tags of a repository, for a hint; empty where they cannot be listed."""
+    """Return the branches and tags of a repository, for a hint. Empty if they cannot be listed."""
     try:
         refs = client().HfApi(endpoint=hub_places().endpoint).list_repo_refs(source.repo)
         return [ref.name for ref in (*refs.branches, *refs.tags)]
@@ -263,7 +263,7 @@ def _revisions(source: Source) -> list[str]:
 
 
 def _cached_repositories() -> list[str]:
-    """The repositories in the cache, for a hint."""
+    """Return the repositories in the cache, for a hint."""
     found = hub_places().cache.glob("models--*--*")
     return [path.name.removeprefix("models--").replace("--", "/", 1) for path in found]
 
@@ -276,7 +276,7 @@ def _no_such_name(error: BaseException | None) -> bool:
 
 
 def _first_line(error: Exception) -> str:
-    """The first line of an error, or the name of its class; what the client takes a strange answer for says nothing."""
+    """Return the first line of an error, or the name of its class, because some errors of the client are empty."""
     if isinstance(error, json.JSONDecodeError):
         return "no JSON"
     if isinstance(error, (TypeError, AttributeError, LookupError, RecursionError)):

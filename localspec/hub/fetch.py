@@ -75,7 +75,7 @@ class _Fetching:
     notices: list[str] = field(default_factory=list)
 
     def kept(self) -> str:
-        """A sentence about what is not lost; empty before the first file."""
+        """Return a sentence about what is not lost. Empty before the first file."""
         said = []
         if self.whole:
             names = ", ".join(self.whole) if len(self.whole) <= 6 else f"{len(self.whole)} files"
@@ -88,7 +88,7 @@ class _Fetching:
         return f"{'; '.join(said)}." if said else ""
 
     def part(self, part: Part) -> None:
-        """Fetches a part, small files first: without weights, a directory is never taken for a model.
+        """Fetch a part, small files first: without weights, a directory is never taken for a model.
 
         Files that are cached already are compared with their digests too.
         """
@@ -131,7 +131,7 @@ class _Fetching:
         self.progress(done, self.plan.bytes)
 
     def _clear(self, source: Source, commit: str, file: ExpectedFile) -> None:
-        """Removes a file of the wrong length, which the client would accept, and what a killed pull left."""
+        """Remove a file of the wrong length, which the client would accept, and what a killed pull left."""
         from filelock import Timeout
 
         blob = repository(source) / "blobs" / file.digest
@@ -152,7 +152,7 @@ class _Fetching:
                     )
 
     def _bar(self, file: ExpectedFile) -> type:
-        """A class that the client takes for tqdm's bar: it draws nothing, and raises where the plan is not met."""
+        """Return a class in place of tqdm's bar: it draws nothing, and raises if the plan is not met."""
         state, most, in_vain = self, 0, 0
 
         class Bar:
@@ -194,7 +194,7 @@ class _Fetching:
 
 @contextmanager
 def _own_locks(source: Source) -> Iterator[None]:
-    """Nobody else may write the lock files that come meanwhile: the client gives them a mode, whatever the umask."""
+    """Make lock files that only their user can write: the client gives them a mode, whatever the umask."""
     place = hub_places().cache / ".locks" / folder(source)
     before = set(place.glob("*.lock"))
     try:
@@ -206,8 +206,8 @@ def _own_locks(source: Source) -> Iterator[None]:
 
 
 def _clear_what_the_client_tried(blobs: Path) -> None:
-    """Removes what stays where the client is killed, or the disk fails, while it learns the umask by an empty file, and
-    by a link to another whether there can be links.
+    """Remove the files by which the client learns the umask and whether links work, which stay if it is killed or the
+    disk fails.
 
     Another process that tries links at this moment learns the same: it needs no file that the link leads to, and once
     the link is there no directory.
@@ -223,7 +223,10 @@ def _clear_what_the_client_tried(blobs: Path) -> None:
 
 
 def _finish(part: Part, paths: Paths | None) -> list[str]:
-    """Records the pull, and writes the ref that tells other programs what the revision means now. Returns notices."""
+    """Record the pull, and write the ref that other programs read as the present meaning of the revision.
+
+    Return notices.
+    """
     _clear_what_the_client_tried(repository(part.source) / "blobs")
     if part.source.gguf or part.beside:  # its registration says where a model is from
         return []

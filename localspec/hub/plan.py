@@ -35,9 +35,9 @@ _READ_FIRST = 2**25  # bytes of a config.json or index that is read for a plan, 
 class Part:
     """The files to fetch of one revision of a repository.
 
-    `heads` is the kind of drafter that they are heads of, `whole` says that they are pickles of a model with Medusa
-    heads inside, `beside` that they are the texts of a model whose weights are in the part before; `here` are the names
-    of files that the cache has already.
+    `heads` is the kind of drafter whose heads they are. `whole` says that they are pickles of a model with Medusa heads
+    inside, `beside` that they are the texts of a model whose weights are in the previous part. `here` are the names of
+    files that the cache has already.
     """
 
     source: Source
@@ -156,7 +156,7 @@ def _part(source: Source) -> Part:
 
 
 def _planned(source: Source, info: Any, config: Mapping[str, Any], files: Sequence[ExpectedFile], **more: Any) -> Part:
-    """What would be fetched of these files. Raises LocalspecError, and ValueError, for what no file can be."""
+    """Return what would be fetched of these files. Raises LocalspecError, and ValueError for impossible values."""
     if odd := next((file for file in files if not is_valid(file)), None):
         raise ValueError(f"no length or digest of {odd.name}")
     if endless := next((file for file in files if file.bytes > _LONGEST), None):
@@ -173,7 +173,7 @@ def _planned(source: Source, info: Any, config: Mapping[str, Any], files: Sequen
 def _weight_names(
     source: Source, known: Mapping[str, ExpectedFile], read: Callable[[str], Any], heads: str
 ) -> list[str]:
-    """The weight files of the Hugging Face layout, without copies in other formats."""
+    """Return the weight files of the Hugging Face layout, without copies in other formats."""
     if WEIGHTS in known:
         return [WEIGHTS]
     if INDEX in known:
@@ -214,7 +214,7 @@ def _table(
 
 
 def _check_supported(source: Source, config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Notes about a model with this config.json. Raises LocalspecError where localspec cannot serve it."""
+    """Return notes about a model with this config.json. Raises LocalspecError if localspec cannot serve it."""
     if not config:
         raise LocalspecError(
             f"{source} has no config.json, so it is no model in the Hugging Face layout; choose another."
@@ -239,7 +239,7 @@ def _check_supported(source: Source, config: Mapping[str, Any]) -> tuple[str, ..
 
 
 def _read(source: Source, commit: str, file: ExpectedFile) -> dict[str, Any]:
-    """The object in a small JSON file of a repository, from the cache if it is there."""
+    """Return the object in a small JSON file of a repository, from the cache if it is there."""
     if not is_valid(file) or file.bytes > _READ_FIRST:
         raise ValueError(f"no length that {file.name} can have")
     content = b""
@@ -267,7 +267,7 @@ def _read(source: Source, commit: str, file: ExpectedFile) -> dict[str, Any]:
 
 
 def _license(info: Any) -> str | None:
-    """The license that the model card names, cut short."""
+    """Return the license that the model card names, shortened."""
     said = [getattr(info.card_data, name, None) for name in ("license", "license_name")] if info.card_data else []
     chosen = (
         next((one for one in reversed(said) if one), None) if said and said[0] == "other" else next(iter(said), None)

@@ -44,7 +44,7 @@ class PullRecord:
 
 
 def folder(source: Source) -> str:
-    """The name of a repository's directory in the cache."""
+    """Return the name of a repository's directory in the cache."""
     return "models--" + source.repo.replace("/", "--")
 
 
@@ -61,7 +61,7 @@ def all_records(paths: Paths | None = None) -> list[PullRecord]:
 
 
 def must_be_writable(paths: Paths | None = None) -> None:
-    """Makes the directory of the records. Raises LocalspecError where none can be written."""
+    """Make the directory of the records. Raises LocalspecError if it cannot be written."""
     directory = (paths or Paths(home())).pulled
     try:
         with tempfile.TemporaryFile(dir=private_directory(directory)):
@@ -78,12 +78,12 @@ def _record_file(source: Source, paths: Paths | None) -> Path:
 
 
 def record(source: Source, paths: Paths | None = None) -> PullRecord | None:
-    """The record of this revision; None where it was not pulled, or its record cannot be read."""
+    """Return the record of this revision. None if it was not pulled, or its record cannot be read."""
     return records(source, paths).get(source.revision)
 
 
 def records(source: Source, paths: Paths | None) -> dict[str, PullRecord]:
-    """The records of a repository by revision. A damaged file counts as none."""
+    """Return the records of a repository by revision. A damaged file counts as empty."""
     try:
         content: Any = parse_json(read_bytes(_record_file(source, paths)))
         if content["format"] != FORMAT or content["repo"] != source.repo:
@@ -104,7 +104,7 @@ def _pulled(source: Source, entry: Any) -> PullRecord:
 
 
 def is_valid(file: ExpectedFile) -> bool:
-    """Whether the name is harmless and the length and digest are possible, whoever claims them."""
+    """Return whether the name is harmless, and the length and digest are possible."""
     harmless = NAME.fullmatch(file.name) or GGUF_NAME.fullmatch(file.name)
     return bool(harmless and type(file.bytes) is int and file.bytes >= 0) and bool(
         isinstance(file.digest, str) and DIGEST.fullmatch(file.digest)
@@ -112,7 +112,7 @@ def is_valid(file: ExpectedFile) -> bool:
 
 
 def remember(source: Source, commit: str, files: tuple[ExpectedFile, ...], paths: Paths | None = None) -> str | None:
-    """Records a finished pull. Returns a notice where an unreadable record had to be set aside.
+    """Record a finished pull. Return a notice if an unreadable record had to be set aside.
 
     Raises OSError.
     """
@@ -129,7 +129,7 @@ def remember(source: Source, commit: str, files: tuple[ExpectedFile, ...], paths
 
 
 def forget(source: Source, commit: str, paths: Paths | None = None) -> None:
-    """Removes a commit from the records. Raises OSError."""
+    """Remove a commit from the records. Raises OSError."""
     with _locked(source, paths):
         file, known = _record_file(source, paths), records(source, paths)
         left = {name: pulled for name, pulled in known.items() if pulled.commit != commit}
@@ -140,7 +140,7 @@ def forget(source: Source, commit: str, paths: Paths | None = None) -> None:
 
 
 def _locked(source: Source, paths: Paths | None) -> Any:
-    """A lock, so that two pulls of one repository do not lose each other's record."""
+    """Return a lock, so that two pulls of one repository do not lose each other's record."""
     from filelock import FileLock
 
     file = _record_file(source, paths)
@@ -168,7 +168,10 @@ def _write(file: Path, source: Source, known: dict[str, PullRecord]) -> None:
 
 
 def packed_sources(paths: Paths) -> dict[str, PackedFile]:
-    """The packed models that were pulled, by source; of several the one that is read from its files, or made last."""
+    """Return the packed models that were pulled, by source.
+
+    Of several, one that is read from its files, or the newest.
+    """
     pulled = [one for one in packed_files(paths) if _is_source(one.header.origin.repo)]
     return {one.header.origin.repo: one for one in sorted(pulled, key=rank)}
 

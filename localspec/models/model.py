@@ -57,9 +57,9 @@ class Model:
 
 
 def model_of(card: TargetCard) -> Model:
-    """Describes a model that is here, or a registered one whose entry gives its sizes, and its drafters.
+    """Describe a model that is here, or a registered one whose entry gives its sizes, and its drafters.
 
-    Raises what `inspect` raises, and LocalspecError where its sizes are not known.
+    Raises what `inspect` raises, and LocalspecError if its sizes are unknown.
     """
     model = small_model_of(card)
     trained = tuple(trained_drafters(card)) if card.here else ()
@@ -80,7 +80,7 @@ def model_of(card: TargetCard) -> Model:
 
 
 def default_sampling_of(card: TargetCard, think: bool | None = None) -> DefaultSampling:
-    """Return how a model that is here samples where nobody sets it, by its files. Raises LocalspecError."""
+    """Return the default sampling of a model that is here, by its files. Raises LocalspecError."""
     if not is_packed(card.path):
         return default_sampling(read_generation_config(card.path), card.names, think)
     found = read_packed(card.path)

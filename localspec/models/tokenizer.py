@@ -25,14 +25,14 @@ class Tokenizer:
     """A tokenizer in the form of the tokenizers library, with the special tokens and the template of its config.
 
     It gives the ids that transformers gives. `special_tokens` are those with a name, such as eos_token; `chat_template`
-    is None where the model has none.
+    is None if the model has none.
     """
 
     def __init__(self, files: Mapping[str, str], path: Path, tried: bool = False) -> None:
-        """`files` are texts by name, config.json among them; `path` is where they came from, for sentences.
+        """Read `files`, texts by name, config.json among them. `path` is their origin, for sentences.
 
-        One that was never seen here is first `tried` in a process of its own, which it may end. Raises LocalspecError
-        for files that are damaged, and where tokenizer.json is missing.
+        An unknown one is first `tried` in a child process, which it may crash. Raises LocalspecError for damaged files,
+        and if tokenizer.json is missing.
         """
         self._files = {name: files[name] for name in TOKENIZER_FILES if name in files}
         if "tokenizer.json" not in files:
@@ -58,7 +58,7 @@ class Tokenizer:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Reads the tokenizer in a directory. Raises what the constructor raises."""
+        """Read the tokenizer in a directory. Raises what the constructor raises."""
         names = (name for name in (*TOKENIZER_FILES, "config.json") if (path / name).is_file())
         try:
             return cls.decoded({name: read_bytes(path / name) for name in names}, path)
@@ -67,7 +67,7 @@ class Tokenizer:
 
     @classmethod
     def decoded(cls, files: Mapping[str, bytes], path: Path, beside: Self | None = None) -> Self:
-        """Reads the tokenizer in files by name, or takes over the vocabulary of one `beside` it from the same files.
+        """Read the tokenizer in files by name, or take over the vocabulary of one `beside` it from the same files.
 
         Raises what the constructor raises.
         """
@@ -98,17 +98,16 @@ class Tokenizer:
     # -- text and ids -------------------------------------------------------------------------------------------------
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Returns the ids of a text, with the marks that the tokenizer sets around one if asked for.
+        """Return the ids of a text, with the marks that the tokenizer sets around one if requested.
 
-        Raises LocalspecError for a text on which the tokenizer fails, or that it does not come to an end with, and
-        Unwanted where nobody waits for the ids any more (`given_up_unless`).
+        Raises LocalspecError for a text on which the tokenizer fails or never ends, and Unwanted if the ids are not
+        wanted any more (`given_up_unless`).
         """
         ids: list[int] = self._encode(text, add_special_tokens).ids
         return ids
 
     def encode_with_offsets(self, text: str, add_special_tokens: bool) -> tuple[list[int], list[tuple[int, int]]]:
-        """Returns the ids of a text, and which of its characters each stands for: (first, after the last). Raises the
-        same."""
+        """Return the ids of a text, and the characters of each: (first, after the last). Raises what `encode` does."""
         encoding = self._encode(text, add_special_tokens)
         return encoding.ids, encoding.offsets
 
@@ -146,7 +145,7 @@ class Tokenizer:
             raise _failed(self._path, error) from error
 
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """Returns the text of ids, as it is: nothing is cleaned up."""
+        """Return the text of ids as it is, without any clean-up."""
         try:
             text: str = self.backend.decode(tokens, skip_special_tokens=skip_special_tokens)
         except BaseException as error:
@@ -154,12 +153,12 @@ class Tokenizer:
         return text
 
     def token_to_id(self, token: str) -> int | None:
-        """Returns the id of a token as the vocabulary spells it; None where there is none."""
+        """Return the id of a token as the vocabulary spells it. None if there is none."""
         found: int | None = self.backend.token_to_id(token)
         return found
 
     def get_vocab(self) -> dict[str, int]:
-        """Returns all tokens with their ids."""
+        """Return all tokens with their ids."""
         vocabulary: dict[str, int] = self.backend.get_vocab(with_added_tokens=True)
         return vocabulary
 
@@ -199,7 +198,7 @@ class Tokenizer:
         return self.trial.hash(lambda: hashlib.sha256(self.backend.to_str().encode()).hexdigest()[:HASH])
 
     def save(self, path: Path) -> None:
-        """Writes the files that it was read from."""
+        """Write the files that it was read from."""
         for name, text in self._files.items():
             (path / name).write_text(text, "utf-8")
 
@@ -210,7 +209,7 @@ class Tokenizer:
         return content
 
     def _special_tokens(self, config: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
-        """Returns tokens by name, and more that are special without a name."""
+        """Return tokens by name, and more that are special without a name."""
         if "added_tokens_decoder" not in config:  # older models have them in a file of their own
             config = {**config, **self._read("special_tokens_map.json")}
         named = {name: _content(value) for name, value in config.items() if name.endswith("_token")}
@@ -222,7 +221,7 @@ class Tokenizer:
         return {name: content for name, content in named.items() if content is not None}, contents
 
     def _added_tokens(self, config: Mapping[str, Any], special: set[str]) -> list[AddedToken]:
-        """Returns the tokens that the config adds to those of tokenizer.json, or describes otherwise."""
+        """Return the tokens that the config adds to those of tokenizer.json, or describes otherwise."""
         if "added_tokens_decoder" in config:
             entries = sorted(config["added_tokens_decoder"].items(), key=lambda entry: int(entry[0]))
             return [AddedToken(**{key: entry[key] for key in _FLAGS if key in entry}) for _, entry in entries]
@@ -245,7 +244,7 @@ _FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 def _failed(path: Path, error: BaseException) -> BaseException:
-    """What to raise for what the library raised: its panics are no Exception, and neither is Ctrl+C."""
+    """Return the error to raise for one of the library: its panics are not an Exception, and neither is Ctrl+C."""
     if out_of_memory(error):  # which another copy of the file would not change
         return MemoryError()
     if isinstance(error, Exception) or type(error).__name__ == "PanicException":
@@ -267,7 +266,7 @@ def _content(value: object) -> str | None:
 
 
 def _default_template(files: Mapping[str, str], config: Mapping[str, Any]) -> str | None:
-    """The file goes before the config; of several named templates the default one."""
+    """Return the template: the file goes before the config; of several named templates the default one."""
     template = files.get("chat_template.jinja", config.get("chat_template"))
     if isinstance(template, list):
         template = {entry["name"]: entry["template"] for entry in template}
@@ -279,7 +278,9 @@ def _default_template(files: Mapping[str, str], config: Mapping[str, Any]) -> st
 
 
 def _splits_like_llama(files: Mapping[str, str], config: Mapping[str, Any]) -> bool:
-    """Whether transformers builds the splitting anew from the name LlamaTokenizer, whatever tokenizer.json says."""
+    """Return whether transformers replaces the splitting because of the name LlamaTokenizer, whatever tokenizer.json
+    says.
+    """
     model_type = parse_json(files.get("config.json", "{}")).get("model_type")
     named = str(config.get("tokenizer_class", "")).removesuffix("Fast") == "LlamaTokenizer"
     return named and model_type == "llama" and '"ByteLevel"' not in files["tokenizer.json"]

@@ -1,4 +1,4 @@
-"""Heads as others publish them, Medusa's, EAGLE-3's and DFlash's, become a drafter of ours beside their model."""
+"""Turns published heads of Medusa, EAGLE-3 and DFlash into a drafter of ours, in the directory of their model."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -36,10 +36,10 @@ class NotConverted:
 
 
 def convert_heads(plan: Plan, progress: Callable[[str], None]) -> Iterator[Converted | NotConverted]:
-    """Converts the heads among what was fetched, once, also those inside a model; a pickle is read as data, never run.
+    """Convert the fetched heads, once, also those inside a model. A pickle is read as data, never run.
 
-    Raises LocalspecError for heads that are damaged, of another model, or that would run code; DoesNotFit where the
-    disk is full.
+    Raises LocalspecError for heads that are damaged, of another model, or that would run code; DoesNotFit if the disk
+    is full.
     """
     models = [part.source for part in plan.parts if not part.heads]
     for part in (part for part in plan.parts if not part.heads):
@@ -70,7 +70,7 @@ def convert_heads(plan: Plan, progress: Callable[[str], None]) -> Iterator[Conve
 
 
 def drafter_made_of(source: Source, commit: str) -> Path | None:
-    """The directory of the drafter that was made of the heads in this revision, if there is one."""
+    """Return the directory of the drafter that was made of the heads in this revision, if there is one."""
     directory = _drafter_directory(source)
     with suppress(LocalspecError):
         content = read_json(directory / "drafter" / "drafter.json")
@@ -90,7 +90,7 @@ def _drafter_directory(source: Source) -> Path:
 
 
 def _base_model(heads: Part) -> Source | None:
-    """The model that heads say they are for."""
+    """Return the model that the heads name as theirs."""
     try:
         return Source.parse(str(base_model(heads.config)))
     except UsageMistake:

@@ -1,4 +1,4 @@
-"""The packed form of a model that was fetched: made right after, and kept alone where that was asked for."""
+"""The packed form of a model that was fetched. It is made after the download, and can replace it."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -38,9 +38,9 @@ class Installed:
 
 @dataclass(frozen=True)
 class Packed:
-    """A model's packed form is here; `deleted` bytes of what was fetched for it are not any more.
+    """A model's packed form is here; `deleted` bytes of its download are deleted.
 
-    `stays` are the bytes of its own weights that were here before, where it was to be kept alone.
+    `stays` are the bytes of its own weights that were here before, if only the packed form was to be kept.
     """
 
     source: Source
@@ -51,16 +51,19 @@ class Packed:
 
 
 def packing_of(part: Part, settings: Settings, machine: Machine, measurements: MeasurementSource) -> str | None:
-    """The packing in which the CPU engine would load a model that may not be here; None where it would not."""
+    """Return the packing in which the CPU engine would load a model that may not be here.
+
+    None if it would not load it.
+    """
     if part.heads or (shape := Shape.of(part.config)) is None:
         return None
     return kept_packing(str(part.source), part.license, shape, settings, machine, measurements)
 
 
 def packing_to_keep(plan: Plan, packing: str | None, settings: Settings) -> str:
-    """The packing to keep a model in alone: what the settings ask for, else `packing`, else int8.
+    """Return the packing to keep a model in without its own weights: that of the settings, or `packing`, or int8.
 
-    Raises UsageMistake or LocalspecError for what cannot be kept so, DoesNotFit for a disk too small.
+    Raises UsageMistake or LocalspecError for what cannot be kept so, DoesNotFit for a disk that is too small.
     """
     model = plan.parts[0]
     trouble = ""
@@ -103,7 +106,7 @@ def packing_to_keep(plan: Plan, packing: str | None, settings: Settings) -> str:
 
 
 def packed_alone(part: Part, packing: str) -> Packed | None:
-    """The packed form of exactly this commit, where that is all there is of it already."""
+    """Return the packed form of exactly this commit, if it is all that is here of it."""
     if part.here & {file.name for file in part.files if file.name.endswith(".safetensors")}:
         return None
     for one in packed_files(Paths(home())):
@@ -149,7 +152,7 @@ def pack_alone(part: Part, packing: str, machine: Machine, reporter: Reporter) -
 
 
 def discard_fetched(part: Part) -> int:
-    """Deletes what a pull fetched of a part, and the record of it where that is all of it; returns the bytes of it."""
+    """Delete what a pull fetched of a part, and its record if that is all of it. Return the bytes."""
     fetched = [file for file in part.files if file.name not in part.here]
     for file in fetched:
         discard(part.source, part.commit, file)
@@ -163,7 +166,7 @@ def discard_fetched(part: Part) -> int:
 
 
 def forget_damaged(path: Path) -> None:
-    """Deletes what was packed before a model's weights came here: of damaged ones, called by the same digest.
+    """Delete packed files from before a model's weights came here: they may be of damaged weights with the same digest.
 
     A pull compares what it packs; a load believes the names that the common cache has for files.
     """
@@ -178,7 +181,7 @@ def forget_damaged(path: Path) -> None:
 def _pack(
     part: Part, path: Path, packing: str, machine: Machine, reporter: Reporter, *, only_copy: bool = False
 ) -> Packed:
-    """The packed file of a commit; those of what this source was before go."""
+    """Return the packed file of a commit, and delete those of earlier commits of this source."""
     from localspec.weights.opening import make, with_files
 
     source = str(part.source)

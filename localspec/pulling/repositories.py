@@ -39,9 +39,9 @@ def sources_of(name: str, here: bool = False) -> list[Source]:
 
 
 def own_source(name: str) -> Source | None:
-    """The repository that the model itself is here from, or else that its publisher has it in.
+    """Return the repository that the model itself is here from, or the one of its publisher.
 
-    None where it came with localspec, or is a directory of the user's.
+    None if it came with localspec, or is a directory of the user's.
     """
     card = cards().get(name)
     if card is None:

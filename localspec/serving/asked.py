@@ -161,7 +161,7 @@ def _shared(
 
 
 def without_twins(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON. Raises Refused for a key that stands there twice: the first value would be left out."""
+    """Return an object of JSON. Raises Refused for a key that occurs twice: the first value would be ignored."""
     found = dict(pairs)
     if len(found) < len(pairs):
         [(twin, _)] = Counter(key for key, _ in pairs).most_common(1)

@@ -54,10 +54,10 @@ def page_files() -> Path:
 
 
 class Browser:
-    """Stands before the API. `/` takes the one-time key, and what the chat needs is below a path that it opens.
+    """A layer in front of the API. `/` takes the one-time key, and the chat's files are below a path that it opens.
 
-    That path is one browser's, and so is the cookie that goes with it: cookies know no ports, and for `/` any other
-    server of this machine could be sent it. Where a key has been used, `tell` is called with the next one.
+    That path belongs to one browser, and so does its cookie: cookies know no ports, and for `/` any other server of
+    this machine could be sent it. After a key has been used, `tell` is called with the next one.
     """
 
     def __init__(self, api: ASGIApp, chats: Tabs, tell: Callable[[str], None]) -> None:

@@ -20,7 +20,10 @@ WARM_UP = ("Hi", 4)  # no prompt of the bench: a server may keep what it has rea
 
 
 class Reply(NamedTuple):
-    """What one reply took; `at_first` of its tokens came with the first text. Where none are `told`, pieces count."""
+    """The times of one reply. `at_first` of its tokens came with the first text.
+
+    If tokens are not `told`, pieces count.
+    """
 
     text: str
     tokens: int
@@ -31,7 +34,7 @@ class Reply(NamedTuple):
 
     @property
     def speed(self) -> float:
-        """Tokens a second from the first one on; 0 where that cannot be told."""
+        """Return the tokens per second from the first one on; 0 if that is unknown."""
         lasting = self.rest >= SHORTEST and self.tokens > self.at_first
         return (self.tokens - self.at_first) / self.rest if lasting else 0.0
 
@@ -121,7 +124,7 @@ def _reply(engine: ServerEngine, prompt: str, settings: Settings, max_tokens: in
 
 
 def _figures(replies: Sequence[Reply], firsts: Sequence[Reply], prompts: int, comparable: bool) -> dict[str, Any]:
-    """One server's figures, and beside those of the first one; None where nothing was measured that would give one."""
+    """Return one server's figures, compared with the first one's. A figure is None if nothing was measured for it."""
     whole, whole_quartiles = spread([one.whole for one in replies if one.whole])
     speed, speed_quartiles = spread([one.speed for one in replies if one.speed])
     first, first_quartiles = spread([one.first for one in replies if one.text])

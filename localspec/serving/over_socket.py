@@ -37,7 +37,7 @@ class NotThisOne(LocalspecError):
 
 
 def process_at(connection: Any) -> int | None:
-    """The process at the other end of a connection through a socket of the file system; None where nobody tells."""
+    """Return the process at the other end of a connection through a Unix socket. None if the system does not say."""
     try:
         if sys.platform == "linux":
             number, *_ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
@@ -49,7 +49,7 @@ def process_at(connection: Any) -> int | None:
 
 
 def server_process(place: Path) -> int | None:
-    """Return the process that answers at this socket; None where there is none, or the system does not say."""
+    """Return the process that answers at this socket. None if there is none, or the system does not say."""
     with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(CONNECT_SECONDS)
         connection.connect(os.fspath(place))
@@ -64,7 +64,7 @@ def stop_it(place: Path) -> str:
 
 
 def lines(place: Path, path: str, body: Mapping[str, Any]) -> Generator[Any, None, None]:
-    """The lines that the server answers with; None after each `LOOK` in which nothing came. Raises Gone."""
+    """Yield the lines of the server's answer; None after each `LOOK` in which nothing came. Raises Gone."""
     content = json.dumps(body).encode()
     # HTTP/1.0: the answer comes as it is, and ends where the connection does.
     head = f"POST {path} HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -108,13 +108,13 @@ def lines(place: Path, path: str, body: Mapping[str, Any]) -> Generator[Any, Non
 
 
 def _still(since: float, limit: float) -> None:
-    """Raises Gone where more than the limit's seconds have passed."""
+    """Raise Gone if more than the limit's seconds have passed."""
     if time.monotonic() - since > limit:
         raise Gone(f"The server has said nothing for {limit:.0f} s.")
 
 
 def raise_what_is_wrong(line: Mapping[str, Any]) -> None:
-    """Raises what the server says is wrong: Gone, NotThisOne, or what an engine would raise."""
+    """Raise the server's error: Gone, NotThisOne, or what an engine would raise."""
     if "error" in line:
         kind, sentence = line["error"]
         if kind in ("Differs", "NotHere", "Refused", "TooMany"):
@@ -126,7 +126,7 @@ def raise_what_is_wrong(line: Mapping[str, Any]) -> None:
 
 
 def event_of(line: Mapping[str, Any]) -> Event:
-    """The event that a line tells. Raises Gone for one that tells none."""
+    """Return the event in a line. Raises Gone for an invalid one."""
     try:
         if "prefill" in line:
             return Prefill(*line["prefill"])

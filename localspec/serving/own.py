@@ -1,6 +1,6 @@
-"""What this user's own commands ask of a server over its socket: an engine as they would load it, event by event.
+"""Requests of this user's commands to a server over its socket: an engine as they would load it, event by event.
 
-Both ends are the same version, so an event is told as it is, and both are changed together.
+Both ends are the same version, so events are sent as they are, and both ends change together.
 """
 
 import os
@@ -43,7 +43,7 @@ class Opened:
 
     @classmethod
     def of(cls, body: object) -> "Opened":
-        """What the JSON of a request says. Raises Refused."""
+        """Read the JSON of a request. Raises Refused."""
         try:
             assert isinstance(body, dict)
             settings = config.restored(body.pop("settings"), body.pop("origins"))
@@ -52,7 +52,10 @@ class Opened:
             raise Refused("This is no request of localspec's own commands.") from None
 
     def answer(self, models: LoadedModels, own: Settings) -> dict[str, Any]:
-        """What is told of the engine, which is loaded if it was not. Raises Differs, and what loading it does."""
+        """Return the description of the engine, which is loaded if necessary.
+
+        Raises Differs, and what loading it does.
+        """
         if (self.version, self.isa) != (__version__, environment.instruction_set()):
             raise Differs("The server is of another version.")
         self._compare(models, own)
@@ -79,7 +82,7 @@ class Opened:
         }
 
     def _compare(self, models: LoadedModels, own: Settings) -> None:
-        """Raises Differs for a setting that is neither the server's own nor what it takes where that left it open."""
+        """Raise Differs for a setting that is neither the server's own nor the one that it chose itself."""
         other = [name for name in LOADED_BY if getattr(self.settings, name) != getattr(own, name)]
         for name in other:
             if name not in _CHOSEN or getattr(own, name) != _CHOSEN[name]:
@@ -114,7 +117,7 @@ class Asking:
 
     @classmethod
     def of(cls, body: object) -> "Asking":
-        """What the JSON of a request says. Raises Refused."""
+        """Read the JSON of a request. Raises Refused."""
         try:
             assert isinstance(body, dict)
             found = cls(**body)
@@ -129,7 +132,7 @@ class Asking:
         return Sampling(**self.sampling).rule
 
     def events(self, engine: Engine) -> Any:
-        """What the engine answers. Raises Differs where another server opened it, or has another drafter by now."""
+        """Return the engine's events. Raises Differs if another server opened it, or it has another drafter by now."""
         if self.server != THIS:
             raise Differs("The server has begun anew since.")
         if self.drafter not in (None, engine.choice.drafter):
@@ -159,13 +162,13 @@ def form(engine: Engine, rule: Rule) -> dict[str, Any]:
 
 
 class Telling:
-    """Events of one reply as JSON; of drafts and figures as much as somebody looks at."""
+    """Events of one reply as JSON, with drafts and figures only if somebody looks at them."""
 
     def __init__(self, engine: Engine, live: bool) -> None:
         self._engine, self._live, self._figured_at = engine, live, 0.0
 
     def of(self, event: Event) -> dict[str, Any]:
-        """What is told of one event, and of the reply by then."""
+        """Return the JSON of one event, and of the figures so far."""
         match event:
             case Prefill():
                 return {"prefill": [event.done, event.total, event.dropped]}

@@ -21,7 +21,7 @@ END = b"[DONE]"
 
 
 class Broken(LocalspecError):
-    """What a server sends is none of what such a server sends."""
+    """An answer that does not follow the protocol."""
 
 
 class GaveUp(LocalspecError):
@@ -43,7 +43,7 @@ class Piece(NamedTuple):
 
 
 class Told:
-    """The figures that localspec tells of its own replies; 0 for what it does not, or what cannot be one."""
+    """The figures that localspec reports of its own replies. A missing or impossible figure is 0."""
 
     def __init__(self, own: Mapping[str, Any]) -> None:
         self._timings, self.speculation = _object(own.get("timings")), _object(own.get("speculation"))
@@ -72,7 +72,7 @@ class Told:
 
 
 def read_piece(content: bytes) -> Piece:
-    """Reads one message, of a stream or all of a reply. Raises Broken, GaveUp for what the server refuses."""
+    """Read one message, of a stream or all of a reply. Raises Broken, GaveUp for what the server refuses."""
     try:
         value = parse_json(content)
     except ValueError:
@@ -104,7 +104,7 @@ def read_piece(content: bytes) -> Piece:
 
 
 def _tool(said: Mapping[str, Any], reason: object) -> str | None:
-    """The name of the first tool that is called; None where none is."""
+    """Return the name of the first tool that is called. None if there is none."""
     calls = said.get("tool_calls")
     called = _object(calls[0]) if isinstance(calls, list) and calls else {}
     function = _object(called.get("function")) or _object(said.get("function_call"))
@@ -115,15 +115,18 @@ def _tool(said: Mapping[str, Any], reason: object) -> str | None:
 
 
 class ThinkingInText:
-    """Tells what is thought from what is answered, where a server leaves both in the text, between the usual marks."""
+    """Separates thoughts from the answer if a server leaves both in the text, between the usual marks."""
 
     def __init__(self, told_apart: bool) -> None:
-        """`told_apart`: this server does so by itself."""
+        """Begin a reply. `told_apart` means that this server separates thoughts itself."""
         self._parting = None if told_apart else Parting(KNOWN[0])
         self._handed_on = 0  # up to here
 
     def part(self, piece: Piece, final: bool) -> Piece:
-        """The next piece, parted; what may become a mark is kept until more comes, or until the `final` one."""
+        """Return the next piece, divided.
+
+        The possible beginning of a mark waits for more text, or for the `final` piece.
+        """
         if self._parting is None:
             return piece
         if piece.reasoning and not self._parting.text:
@@ -138,7 +141,7 @@ class ThinkingInText:
 
 
 def messages(lines: Iterable[bytes | None]) -> Iterator[bytes | None]:
-    """The messages of a stream of server-sent events; None where nothing came for a while."""
+    """Yield the messages of a stream of server-sent events; None if nothing came for a while."""
     gathered: list[bytes] = []
     for line in lines:
         if line is None:
@@ -153,7 +156,7 @@ def messages(lines: Iterable[bytes | None]) -> Iterator[bytes | None]:
 
 
 def words_of(value: object) -> str:
-    """What a server says is wrong, as one line of limited length; nothing where it says nothing."""
+    """Return the server's error as one line of limited length. Empty if it gives none."""
     error = value.get("error") if isinstance(value, dict) else None
     found = error.get("message") if isinstance(error, dict) else error
     if found is None and isinstance(value, dict):
@@ -162,23 +165,23 @@ def words_of(value: object) -> str:
 
 
 def shown(content: bytes) -> str:
-    """As much of it as tells what it is, safe."""
+    """Return the beginning of a content for a sentence, safe to print."""
     return repr(_short(one_line(content[:LONGEST_WORDS].decode("utf-8", "replace")), 60))
 
 
 def count(value: object) -> int | None:
-    """A number of tokens or bytes; None for what cannot be one."""
+    """Return a number of tokens or bytes. None for an impossible one."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53 else None
 
 
 def number(value: object) -> float | None:
-    """A figure; None for what cannot be one."""
+    """Return a figure. None for an impossible one."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e12
     return float(value) if is_number else None  # type: ignore[arg-type]
 
 
 def proposed(own: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """The tokens of a piece and who proposed each; none where that is not told as it should be."""
+    """Return the tokens of a piece and who proposed each. Empty if they are missing or invalid."""
     tokens, sources = own.get("token_ids"), own.get("token_sources")
     if not isinstance(tokens, list) or not isinstance(sources, list) or len(tokens) != len(sources):
         return (), ()
@@ -190,12 +193,12 @@ def proposed(own: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[str, ...]]:
 
 
 def word(value: object) -> str:
-    """One of its words; an empty text for what is none."""
+    """Return one of its words. Empty for anything else."""
     return one_line(value)[:100] if isinstance(value, str) else ""
 
 
 def _content(value: object, content: bytes) -> str:
-    """A text, or parts that are texts. Raises Broken for anything else."""
+    """Return a text, or the texts of parts. Raises Broken for anything else."""
     if value is None or isinstance(value, str):
         return _text(value)
     parts = [part.get("text") if isinstance(part, dict) else None for part in value] if isinstance(value, list) else []

@@ -55,7 +55,7 @@ class Tabs:
             self._open -= 1
 
     async def run(self, websocket: WebSocket, width: int, height: int) -> None:
-        """A chat from its first paint until it is left, or its tab is. It has ended when this returns."""
+        """Run a chat from its first paint until the user leaves it or its tab. It has ended when this returns."""
         process = await asyncio.create_subprocess_exec(
             *self._command, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=self._environment(width, height),
             start_new_session=True,
@@ -77,7 +77,7 @@ class Tabs:
             await websocket.close()
 
     def _environment(self, width: int, height: int) -> dict[str, str]:
-        """The key stands here and not in the command, which other users can read."""
+        """Return the variables with the key, because other users can read a command."""
         kept = {name: value for name, value in os.environ.items() if name not in _OF_A_TERMINAL}
         return {
             **kept, SERVER_KEY: self._key, "TEXTUAL_DRIVER": TAB_DRIVER, "COLUMNS": str(size_of(width, 80)),
@@ -112,7 +112,7 @@ async def _draw(process: Process, websocket: WebSocket) -> None:
 
 
 async def _type(websocket: WebSocket, process: Process) -> None:
-    """What is no message of the page ends it: no page of ours sends that."""
+    """Pass on the page's messages. An invalid one ends the tab, because no page of ours sends it."""
     assert process.stdin is not None
     pastes = PasteFilter()
     with suppress(WebSocketDisconnect, KeyError, ValueError, TypeError, OSError):
@@ -152,7 +152,7 @@ def _json(**fact: Any) -> bytes:
 
 
 async def _end(process: Process, *tasks: "asyncio.Task[None]") -> None:
-    """It learns that its tab is gone, keeps what was said, and ends; else it is ended, with all that it started."""
+    """End the chat: its tab is gone. It saves what was said and ends, or is killed with all its children."""
     try:
         for task in tasks:
             task.cancel()

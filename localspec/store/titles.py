@@ -1,4 +1,4 @@
-"""What a conversation is called where nobody gave it a name: the first words of its first prompt, without filler."""
+"""The title of a conversation without a given one: the first words of its first prompt, without filler."""
 
 import re
 
@@ -76,7 +76,9 @@ _FILLER = re.compile(
 
 
 def title_of(prompt: str) -> str:
-    """The first words of a prompt, on one safe line, without greetings, pleas and the like, cut between words."""
+    """Return the first words of a prompt, on one safe line, without greetings, pleas and the like, cut between
+    words.
+    """
     whole = title = one_line(prompt)
     asked = False
     while found := _FILLER.match(title):

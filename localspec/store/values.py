@@ -1,4 +1,4 @@
-"""Values of a row as they should be, whoever wrote them: what is none costs that value, never a command."""
+"""Values of a row as they should be, whoever wrote them. An invalid one costs that value, never a command."""
 
 import math
 
@@ -7,20 +7,20 @@ _LARGEST = 1e30  # no figure of a machine is so large
 
 
 def text(value: object) -> str:
-    """The text in a column; bytes as text, and nothing for nothing."""
+    """Return the text in a column. Bytes are decoded, NULL is empty."""
     if isinstance(value, bytes):
         value = value.decode("utf-8", "replace")
     return "" if value is None else str(value)
 
 
 def moment(value: object) -> float:
-    """A time in seconds since 1970; its beginning where it is none."""
+    """Return a time in seconds since 1970; 0 for an invalid one."""
     sound = isinstance(value, int | float) and math.isfinite(value) and 0 <= value <= _LATEST
     return float(value) if sound and isinstance(value, int | float) else 0.0
 
 
 def count(value: object) -> int:
-    """A number of things."""
+    """Return a count; 0 for an invalid one."""
     return value if isinstance(value, int) and value >= 0 else 0
 
 

@@ -20,8 +20,8 @@ from localspec.bench.race_view import (
     recording,
     redrawn,
     whole_screen,
-    wrapped,
 )
+from localspec.marks import wrapped
 
 TEXT = "Once upon a time a fox met 世界 and 狐, and Donaudampfschifffahrtsgesellschaft followed.\n\nThe\tend. "
 WORDS = TEXT.split(" ")

@@ -7,7 +7,8 @@ from rich.cells import cell_len
 from tui.scripted_engine import talked, until
 
 from localspec.chat.figures import Figures, HeldMemory
-from localspec_tui.widgets.side_panel import Section, SidePanel, folded, sparkline
+from localspec.marks import wrapped
+from localspec_tui.widgets.side_panel import Section, SidePanel, sparkline
 
 FIGURES = Figures(
     tokens=248, seconds=4.1, tokens_per_second=61.3, speedup=2.4, saved_seconds=4.9, acceptance_length=3.1,
@@ -130,7 +131,7 @@ async def test_only_what_changed_is_drawn(chat, monkeypatch):
 def test_sparks_and_folds():
     assert sparkline([0, 5, 10]) == "▁▅█"
     assert sparkline([0, 0]) == "▁▁"
-    lines = [*folded("a sentence 日本語日本語日本語 anditsverylongword end", 8)]
+    lines = [*wrapped("a sentence 日本語日本語日本語 anditsverylongword end", 8)]
     assert max(map(cell_len, lines)) <= 8
     assert "".join(lines).replace(" ", "") == "asentence日本語日本語日本語anditsverylongwordend"
 

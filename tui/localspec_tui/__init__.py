@@ -28,11 +28,11 @@ BUSY_SECONDS = 0.5  # in which the screen begins to end after a signal; else the
 def chat(
     settings: Settings, prompt: str | None, files: str, resume: int | Literal["last"] | None, hint: str = ""
 ) -> int:
-    """Runs the full-screen chat until it is left; returns its exit code.
+    """Run the full-screen chat until it is left. Return its exit code.
 
-    `files` is text that goes before the first prompt, `hint` the first notice. Raises what opening the conversation or
-    loading its model raises as a mistake of the command line, what is wrong with the colours and keys of the settings,
-    and what went wrong inside, when the terminal is whole again and what was said is kept.
+    `files` is text that goes before the first prompt, `hint` the first notice. Raises mistakes of the command line when
+    the conversation is opened or its model loaded, invalid colours and keys of the settings, and inner failures, after
+    the terminal is restored and the conversation saved.
     """
     gc.disable()  # until the first paint, which would come a tenth later
     with background.asked(settings.theme) as answer:

@@ -49,7 +49,7 @@ class ChatApp(StoppableApp):
     ]
 
     def __init__(self, engine: EngineThread, settings: Settings, *, first: str | None = None, files: str = "") -> None:
-        """Raises UsageMistake where the settings name no theme, or keys that cannot be."""
+        """Raise UsageMistake if the settings name an unknown theme or impossible keys."""
         themes.check(settings)
         self.chosen_keys = keymap.effective(settings)
         super().__init__()
@@ -72,7 +72,7 @@ class ChatApp(StoppableApp):
     # -- leaving ------------------------------------------------------------------------------------------------------
 
     def leave(self, code: int) -> None:
-        """Ends the application as ctrl+q does, but with this exit code. From any thread, and from signal handlers."""
+        """End the application as ctrl+q does, but with this exit code. Safe on any thread, and in signal handlers."""
         self._left = code
         self.soon(self._leave_now)
 
@@ -142,7 +142,7 @@ class ChatApp(StoppableApp):
         self.push_screen(AllKeysScreen(self.screen))
 
     def action_command_palette(self) -> None:
-        """Opens it, but not a second time: Textual knows only of one that nothing lies above."""
+        """Open the palette, but not a second time: Textual only notices one that is in front."""
         if not any(isinstance(screen, Palette) for screen in self.screen_stack):
             self.push_screen(Palette(id="--command-palette"))
 
@@ -153,7 +153,7 @@ class ChatApp(StoppableApp):
         return False
 
     async def on_event(self, event: events.Event) -> None:
-        """What is pasted commands nothing, whatever field it goes to; what is typed in the chat is for the prompt."""
+        """Handle an event. A paste never runs a command, in any field; letters typed in the chat go to the prompt."""
         if isinstance(event, events.Paste):
             event.text = safe(re.sub("\r\n?", "\n", event.text))
         if isinstance(event, events.Key) and event.key.startswith("alt+") and event.key in self.screen.active_bindings:
@@ -184,7 +184,7 @@ class ChatApp(StoppableApp):
         threading.Thread(target=self._copy, args=(text, file, what), name="clipboard", daemon=True).start()
 
     def _copy(self, text: str, file: Path | None, what: str) -> None:
-        """On a thread of its own: what owns a clipboard may take its time."""
+        """Copy in a thread, because the owner of a clipboard may be slow."""
         sentence = clipboard.copied(text, file)
         with suppress(RuntimeError):  # the application has ended
             self.post_message(messages.Copied(sentence, what))
@@ -201,7 +201,7 @@ class ChatApp(StoppableApp):
     # -- toasts -------------------------------------------------------------------------------------------------------
 
     def notify(self, message: str, *, title: str = "", **how: Any) -> None:
-        """What it is about stands in the same line."""
+        """Show a notification, with its title in the same line."""
         super().notify(f"{title}: {message}" if title else message, **how)
 
     def on_notify(self, event: Notify) -> None:
@@ -242,7 +242,7 @@ class ChatApp(StoppableApp):
         self.theme = themes.shown(self._theme, self._light)
 
     def search_themes(self) -> None:
-        """The palette's list of themes."""
+        """Open the palette's list of themes."""
         self.push_screen(Palette(providers=[themes.Themes], placeholder="Search for colours"))
 
     def on_command_palette_option_highlighted(self, moved: CommandPalette.OptionHighlighted) -> None:
@@ -258,13 +258,13 @@ class ChatApp(StoppableApp):
 
     @work(exclusive=True, group="theme")
     async def choose_theme(self, theme: str) -> None:
-        """Shows it, and keeps it for the next time."""
+        """Show a theme, and save it for the next time."""
         self._theme = theme
         self.theme = themes.shown(theme, self._light)
         self.notify(await asyncio.to_thread(themes.keep, theme, self._theme_origin), markup=False)
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """The palette: what the chat's own keys do, and the colours."""
+        """Yield the commands of the palette: those of the chat's own keys, and the colours."""
         for binding in ChatScreen.BINDINGS:
             if isinstance(binding, Binding) and binding.tooltip:
                 keys = keymap.shown(self, binding)

@@ -57,7 +57,7 @@ def load(
     notice: Callable[[str], None],
     progress: Callable[[str], None],
 ) -> "Answerer":
-    """The engine that the settings ask for: that of a server of this user, or one of this process."""
+    """Return the engine for these settings: that of a server of this user, or one of this process."""
     from localspec.serving.socket_engine import for_chat
 
     here = partial(_load_here, settings, card, store, notice, progress)
@@ -71,7 +71,7 @@ def _load_here(
     notice: Callable[[str], None],
     progress: Callable[[str], None],
 ) -> "Engine":
-    """Imports torch where a GPU may want it."""
+    """Load a model in this process. Import torch if a GPU may need it."""
     from localspec.machine.hardware import gpu_expected
 
     if gpu_expected():

@@ -1,4 +1,4 @@
-"""What happened on the engine's thread, posted to the screen. Messages are facts: nobody changes them."""
+"""Events of the engine's thread, posted to the screen. They are facts and never change."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class ChatOpened(Message):
-    """The store is open, the conversation found; its model comes next. `history` is None where there is no store."""
+    """The store is open and the conversation found. Its model comes next. `history` is None without a store."""
 
     history: "History | None"
     prompts: Sequence[str]  # entered earlier, the newest first
@@ -51,7 +51,7 @@ class StageReached(Message):
 
 @dataclass
 class Measuring(Message):
-    """The model is measured while nobody waits, and this is how far that is; nothing where it has ended or paused."""
+    """The progress of measuring while nobody waits. Empty after it has ended or paused."""
 
     stage: str
 
@@ -88,7 +88,7 @@ class StartFailed(Message):
 
 @dataclass
 class ReplyEnded(Message):
-    """No more text comes. `turn` is None where the prompt was refused, and its reply "" where nothing was said."""
+    """No more text comes. `turn` is None if the prompt was refused. Its reply is "" if no text came."""
 
     prompt: str
     turn: "Turn | None"
@@ -122,7 +122,7 @@ class Noticed(Message):
 
 @dataclass
 class Unkept(Message):
-    """So many of the newest turns could not be kept, or not all of them; 0: all are."""
+    """This many of the newest turns could not be saved, or only in part; 0 if all are saved."""
 
     turns: int
 
@@ -151,7 +151,7 @@ class Copied(Message):
 
 @dataclass
 class FetchPlanned(Message):
-    """This would be fetched for a model, if somebody agrees."""
+    """The plan of a download, for the user to agree."""
 
     model: str
     planned: "Planned"

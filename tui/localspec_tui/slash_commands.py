@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 async def obey(chat: "ChatScreen", name: str, rest: str) -> None:
-    """Does what the command says. Raises UsageMistake where `rest` means nothing to it, LocalspecError."""
+    """Run a command. Raises UsageMistake for an invalid `rest`, LocalspecError."""
     if (doing := COMMANDS[name](chat, rest)) is not None:
         await doing
 

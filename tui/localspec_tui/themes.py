@@ -15,7 +15,7 @@ LIGHT, DARK = "textual-light", "textual-dark"
 
 
 def check(settings: Settings) -> None:
-    """Raises UsageMistake where there is no theme of that name."""
+    """Raise UsageMistake if there is no theme of that name."""
     if settings.theme != AUTO and settings.theme not in BUILTIN_THEMES:
         guess = nearest(settings.theme, [AUTO, *BUILTIN_THEMES])
         raise UsageMistake(
@@ -24,12 +24,12 @@ def check(settings: Settings) -> None:
 
 
 def shown(theme: str, light: bool | None) -> str:
-    """The theme's own name; `light` is what is known about the terminal."""
+    """Return the theme's own name. `light` is what is known about the terminal."""
     return theme if theme != AUTO else LIGHT if light else DARK
 
 
 def keep(theme: str, origin: str) -> str:
-    """Keeps it in config.toml; returns the sentence for the user. `origin` is where the one of now came from."""
+    """Save the theme in config.toml. Return the sentence for the user. `origin` is where the present one came from."""
     file = Paths(environment.home()).config_file
     try:
         keep_setting(file, "theme", theme)

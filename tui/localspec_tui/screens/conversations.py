@@ -149,7 +149,7 @@ class ConversationsScreen(AskingScreen[int | None]):
             self.dismiss(int(selected.option_id or 0))
 
     def _chosen(self) -> _Entry | None:
-        """The one that something is to be done with; what was told before is no longer of interest."""
+        """Return the conversation for an action, and clear the last notice."""
         entry = self._highlighted()
         self._tell("" if entry else "No conversation is chosen.")
         return entry
@@ -159,12 +159,12 @@ class ConversationsScreen(AskingScreen[int | None]):
         return self._entries[at] if at is not None and at < len(self._entries) else None
 
     def _replace(self, entry: _Entry, info: ConversationInfo) -> None:
-        """The list stays where it was."""
+        """Replace the rows without moving the list."""
         renamed = entry._replace(row=entry.row._replace(info=info))
         self._stand([renamed if one is entry else one for one in self._entries])
 
     def _drop(self, gone: Collection[int]) -> None:
-        """What comes after the one that was highlighted takes its place."""
+        """Remove a row. The next one is highlighted instead."""
         options = self._options
         highlighted = options.highlighted or 0
         above = sum(entry.info.id in gone for entry in self._entries[:highlighted])
@@ -175,7 +175,7 @@ class ConversationsScreen(AskingScreen[int | None]):
         options.highlighted = min(highlighted - above, len(self._entries) - 1) if self._entries else None
 
     def _stand(self, entries: Sequence[_Entry], gone: Collection[int] = ()) -> None:
-        """These are listed, but for those that are gone: families are parted anew."""
+        """List these conversations without those that are gone, and divide their families again."""
         left = {row.info.id: row for row in parted([entry.row for entry in entries], {*gone})}
         self._entries = [entry._replace(row=left[entry.info.id]) for entry in entries if entry.info.id in left]
         for at, entry in enumerate(self._entries):
@@ -277,7 +277,7 @@ def _entries(history: History, words: str) -> Sequence[_Entry]:
 
 
 def _renamed(history: History, info: ConversationInfo, title: str) -> ConversationInfo:
-    """What the conversation is now. Raises UsageMistake where it is gone, StoreTrouble."""
+    """Return the present state of a renamed conversation. Raises UsageMistake if it is gone, StoreTrouble."""
     if title == info.title:
         return info
     history.rename(info.id, title)
@@ -289,7 +289,7 @@ def _exported(history: History, conversation: int, name: str) -> Path:
 
 
 def _gone(history: History, conversations: Sequence[int]) -> set[int]:
-    """Those that are not there any more, as far as can be told."""
+    """Return the conversations that are gone, as far as that is known."""
     try:
         return {number for number in conversations if history.info(number) is None}
     except LocalspecError:

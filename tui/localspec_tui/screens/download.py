@@ -42,7 +42,7 @@ class DownloadScreen(ClosesOnce, ModalScreen[bool | None]):
         self._show()
 
     def ask(self, planned: "Planned") -> None:
-        """This is what it takes."""
+        """Ask whether to fetch this."""
         self._planned = planned
         if self.is_mounted:
             self._show()

@@ -46,9 +46,9 @@ class _Search(OneLine):
 
 
 class ModelsScreen(SearchedScreen[Chosen | None]):
-    """Gives what was chosen, or None. `held`: the device that the model which answers is on, and its bytes there.
+    """A dialog that returns the chosen model, or None. `held`: the present model's device, and its bytes there.
 
-    `pace` is what was told of its speed.
+    `pace` is the known speed of that model.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -90,7 +90,9 @@ class ModelsScreen(SearchedScreen[Chosen | None]):
 
     @work(exclusive=True)
     async def _look(self) -> None:
-        """What is here can be chosen at once; what fits takes a moment longer."""
+        """List the models that are here, which can be chosen at once, then those that fit, which takes a moment
+        longer.
+        """
         note = ""
         try:
             self._models = await asyncio.to_thread(_here, self._current)
@@ -136,7 +138,7 @@ class ModelsScreen(SearchedScreen[Chosen | None]):
         self.call_after_refresh(self._place_bar)
 
     def _place_bar(self) -> None:
-        """Textual does not tell a scroll bar of a move that came while all was in sight, and it had none."""
+        """Place a scroll bar that appeared after the list moved, which Textual does not."""
         self._options.vertical_scrollbar.position = self._options.scroll_y
 
     def _fit(self) -> None:
@@ -225,7 +227,7 @@ class ModelsScreen(SearchedScreen[Chosen | None]):
             self._look()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """A key that would do nothing now is not offered."""
+        """Return False for a key that would have no effect now, so that it is not offered."""
         return action != "give_up" or bool(self._download.model)
 
     def action_give_up(self) -> None:

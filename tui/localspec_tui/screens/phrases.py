@@ -29,7 +29,7 @@ NOTHING = "No phrases are kept for this model yet."
 
 
 class _Left(Exception):
-    """Somebody has looked for something else meanwhile."""
+    """The user has searched for something else meanwhile."""
 
 
 class PhrasesScreen(AskingScreen[None]):
@@ -129,7 +129,7 @@ class PhrasesScreen(AskingScreen[None]):
         return bool(there.get(action, True)) and super().check_action(action, parameters)
 
     def _chosen(self) -> KeptPhrase | None:
-        """The one that something is to be done with; what was told before is no longer of interest."""
+        """Return the phrase for an action, and clear the last notice."""
         self._tell("")
         return self._highlighted()
 

@@ -102,7 +102,7 @@ class RaceScreen(ClosesOnce, Screen[None]):
         self._engine.race(prompt, self.post_message)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """A key that would do nothing now is not offered."""
+        """Return False for a key that would have no effect now, so that it is not offered."""
         if action == "replay":
             return self._over and not self._racing
         if action == "another":

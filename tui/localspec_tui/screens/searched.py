@@ -35,11 +35,11 @@ class SearchedScreen(ClosesOnce, ModalScreen[Result]):
         yield KeysFooter(show_command_palette=False)
 
     def _above(self) -> Iterable[Widget]:
-        """What stands above the search."""
+        """Yield the widgets above the search."""
         return ()
 
     def _below(self) -> Iterable[Widget]:
-        """What stands below the sentence."""
+        """Yield the widgets below the sentence."""
         return ()
 
     def _tell(self, sentence: str) -> None:

@@ -1,4 +1,4 @@
-"""X-ray: who proposed each token of a reply, and what was drafted beside it and refused."""
+"""X-ray: who proposed each token of a reply, and which drafts were refused there."""
 
 import asyncio
 from collections.abc import Sequence
@@ -69,13 +69,13 @@ class XRayScreen(ClosesOnce, Screen[None]):
         return [trace for trace in self._traces if len(trace.tokens)]
 
     def _beside(self, step: int) -> Trace | None:
-        """The reply before (-1) or after (1) the one that is shown, else the last one; None where there is none."""
+        """Return the previous (-1) or next (1) reply, or the last one. None if there is none."""
         replies = self._replies()
         at = replies.index(self._chosen) + step if self._chosen in replies else len(replies) - 1
         return replies[at] if 0 <= at < len(replies) else None
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """A key that would do nothing now is not offered."""
+        """Return False for a key that would have no effect now, so that it is not offered."""
         return action != "reply" or self._beside(*cast("tuple[int]", parameters)) is not None
 
     def action_reply(self, step: int) -> None:

@@ -29,7 +29,7 @@ class _Decision(Static, can_focus=True):
 
 
 class AskingLine(Vertical):
-    """It takes no room while nothing is asked. Whoever asks waits for the answer; the next question ends it."""
+    """A line for a question, invisible without one. The caller waits for the answer; the next question ends it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class AskingLine(Vertical):
         return self._asked is not None
 
     async def text(self, question: str, value: str) -> str | None:
-        """What was typed, `value` to begin with; None where that was left."""
+        """Return the typed text, which begins as `value`. None if the user left."""
         self._question.update(one_line(question))
         self._text.value = one_line(value)
         return await self._ask(self._text)
@@ -79,7 +79,7 @@ class AskingLine(Vertical):
                 self.screen.refresh_bindings()
 
     def answer(self, text: str | None) -> None:
-        """The answer to what is asked; None is no, or nothing."""
+        """Return the answer to the question. None means no, or nothing."""
         if self._asked is not None and not self._asked.done():
             self._asked.set_result(text)
 

@@ -23,7 +23,7 @@ LOOK_SECONDS = 0.25
 
 
 class DownloadLine(Widget):
-    """One download at a time. It takes no room where there is none. `question` makes the dialog that asks for it."""
+    """The line of a download, invisible without one. `question` makes the dialog that asks the user."""
 
     def __init__(self, settings: "Settings", question: "Callable[[str], DownloadScreen]") -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class DownloadLine(Widget):
 
     @property
     def model(self) -> str:
-        """What is being fetched; empty where nothing is, or somebody is still asked."""
+        """Return the model that is being fetched. Empty without a download, and while the user is still asked."""
         return self._thread.model if self._thread is not None and self.display else ""
 
     @property
@@ -46,7 +46,7 @@ class DownloadLine(Widget):
         return tuple(self._parts)
 
     def offer(self, model: str) -> None:
-        """Asks the hub what a model would take, then whoever sits here, and fetches it."""
+        """Ask the hub what a model would take, then the user, and fetch it."""
         if self._thread is not None:
             name, stopping = self._thread.model, self._thread.given_up
             state = "is just being stopped: try again in a moment" if stopping else "is under way; one at a time"
@@ -60,7 +60,7 @@ class DownloadLine(Widget):
         self._thread.start()
 
     def give_up(self) -> None:
-        """Stops the download; what is whole by now is kept."""
+        """Stop the download. Complete files are kept."""
         if self._thread is not None:
             self._thread.give_up()
             self._show("stopping")
@@ -105,7 +105,7 @@ class DownloadLine(Widget):
         self._follower = self.set_interval(LOOK_SECONDS, follow)
 
     def on_fetch_ended(self, ended: messages.FetchEnded) -> None:
-        """It is told in the conversation; that a question was answered with no needs no word."""
+        """Show the result in the conversation, except after the answer no."""
         ended.stop()
         asked = self.display
         self._thread, self.display = None, False

@@ -41,7 +41,7 @@ class _Words(OneLine):
         self.post_message(FindLine.Left(back=True))
 
     def propose(self) -> None:
-        """What is typed takes the place of the words that stand there."""
+        """Replace the words in the field by these."""
         self.action_select_all()
         self.proposed = True
 
@@ -49,13 +49,13 @@ class _Words(OneLine):
         self.proposed = False
 
     def action_copy(self) -> None:
-        """Nobody has selected what is proposed: where a reply is under way, the key stops it."""
+        """Copy the selected words. Proposed words are not selected by the user: during a reply, the key stops it."""
         if self.proposed and self.screen.check_action("stop", ()):
             raise SkipAction
         super().action_copy()
 
     def on_blur(self, _: events.Blur) -> None:
-        """What one has gone to is what one looked for; another window is no such thing."""
+        """End the search when the focus moves within this window."""
         if self.app.app_focus:
             self.post_message(FindLine.Left(back=False))
 

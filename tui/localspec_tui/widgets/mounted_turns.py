@@ -56,7 +56,7 @@ def memory_line() -> Static:
 
 
 async def import_replies() -> None:
-    """What shows replies takes a while to import. Not before it is needed: it would hold up keys, and the model."""
+    """Import the widgets of replies when they are needed: earlier it would hold up keys and the model."""
     await asyncio.to_thread(import_module, "localspec_tui.widgets.reply_view")
 
 
@@ -79,7 +79,7 @@ class MountedTurns(LaidOutOnce, VerticalScroll, can_focus=False):
         return [*self._older, *self._sought, *self._between, *self._exchanges]
 
     async def _replace(self, turns: Sequence[Exchange]) -> None:
-        """These are all there are, and none of them is mounted yet."""
+        """Set all turns; none of them is mounted yet."""
         self._older, self._exchanges, self._sought, self._between = [*turns], [], [], []
         self._gap = None
         await self.remove_children()
@@ -133,7 +133,7 @@ class MountedTurns(LaidOutOnce, VerticalScroll, can_focus=False):
         self._look_at_gap()
 
     async def _show_memory(self) -> None:
-        """Moves the line to where the model's memory begins, as the last reply tells."""
+        """Move the line to where the model's memory begins, by the last reply."""
         every = self._every
         answered = [bool(one.reply) for one in every]
         last = next((one for one in reversed(every) if one.reply), None)
@@ -169,7 +169,7 @@ class MountedTurns(LaidOutOnce, VerticalScroll, can_focus=False):
         await mounting
 
     def _leave_sought(self) -> AwaitComplete:
-        """What is mounted of long ago is so no more."""
+        """Unmount the old turns that a search has mounted."""
         gone = [view for one in self._sought for view in one.views]
         if self._gap is not None:
             gone.append(self._gap)
@@ -180,7 +180,7 @@ class MountedTurns(LaidOutOnce, VerticalScroll, can_focus=False):
         return AwaitComplete(*(view.remove() for view in gone))
 
     def _bridge(self) -> list[Widget]:
-        """What stands between those and the newest; where nothing does they are of one piece."""
+        """Return the gap between those turns and the newest. Join them if nothing is missing between."""
         if self._between:
             self._gap = Static(f"… {counted(len(self._between), 'turn')} …", markup=False, classes="gap")
             return [self._gap]
@@ -188,7 +188,7 @@ class MountedTurns(LaidOutOnce, VerticalScroll, can_focus=False):
         return []
 
     def _look_at_gap(self) -> None:
-        """It is seen when it has a place, and that is in the window."""
+        """Mount turns of the gap when it is visible."""
         place = self._gap.virtual_region if self._gap is not None else Region()
         if place.height and self.scroll_y - place.height < place.y < self.scroll_y + self.size.height:
             self._fill_gap()

@@ -87,7 +87,10 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
         self._said = [*prompts, *self._said]
 
     def _chooses(self, event: events.Key) -> bool:
-        """A key chooses a prompt where nothing was typed; what is typed right after it shows that it was no choice."""
+        """Return whether a key chooses a prompt before anything was typed.
+
+        Text typed right after it takes the choice back.
+        """
         chosen, self._chosen = self._chosen, None
         if chosen and event.is_printable and self.text == chosen[1]:
             self.put(chosen[0])
@@ -126,7 +129,7 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
             self.complete(line)
 
     def complete(self, line: str) -> None:
-        """This stands before the cursor from here on."""
+        """Replace the text before the cursor."""
         self.replace(line, (0, 0), self.cursor_location)
         self._suggestions.typed(self.before)
 
@@ -159,7 +162,7 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
         self.put("")
 
     async def action_end(self) -> None:
-        """A key that would do nothing here is for the conversation."""
+        """Move to the end, or in the conversation if the cursor is there already."""
         if self.cursor_at_end_of_line and self.selection.is_empty:
             await self.run_action("screen.end")
         else:

@@ -11,7 +11,7 @@ from textual.widget import Widget
 
 from localspec.chat.figures import Figures
 from localspec.chat.wording import SAMENESS, drafting_off, seconds_words, shares, thought, tokens_a_step
-from localspec.marks import EIGHTHS, bar, means
+from localspec.marks import EIGHTHS, bar, means, wrapped
 from localspec.quantities import counted, short_pace, size, speedup
 from localspec.text import one_line
 
@@ -28,7 +28,7 @@ Line = tuple[str, str]  # a text and its style
 
 
 class Section(Widget):
-    """Lines under a heading; none where there is nothing to say. It is drawn anew only where they changed."""
+    """Lines under a heading, invisible without lines. It is only drawn again if they have changed."""
 
     def __init__(self, heading: str) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Section(Widget):
         self._lines: list[Line] = []
 
     def show(self, lines: Sequence[Line]) -> None:
-        """These instead of those before."""
+        """Replace the lines."""
         if [*lines] != self._lines:
             grown, self._lines = len(lines) != len(self._lines), [*lines]
             self.display = bool(lines)
@@ -112,7 +112,7 @@ class SidePanel(VerticalScroll, can_focus=False):
         self._depths.show([*_depths(figures.acceptance_by_depth)])
         self._model.show([*_model(figures, width)])
         self._memory.show([*_memory(figures, width)])
-        self._sampling.show([(line, "dim") for line in folded(figures.sampling, width) if line])
+        self._sampling.show([(line, "dim") for line in wrapped(figures.sampling, width) if line])
         self.set_class(not any(section.shown for section in self.query(Section)), "-empty")
 
     def _rates(self) -> list[float]:
@@ -153,7 +153,7 @@ def _gain(words: str, saved: float | None) -> str:
 
 
 def _folded(text: str, width: int, style: str) -> Iterator[Line]:
-    return ((line, style) for line in folded(text, width))
+    return ((line, style) for line in wrapped(text, width))
 
 
 def _model(figures: Figures, width: int) -> Iterator[Line]:
@@ -170,27 +170,9 @@ def _model(figures: Figures, width: int) -> Iterator[Line]:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """A column a value, from nothing to the most."""
+    """Return one column for each value, from nothing to the maximum."""
     most = max(values)
     return "".join(EIGHTHS[1 + round(7 * value / most)] if most > 0 else EIGHTHS[1] for value in values)
-
-
-def folded(text: str, width: int) -> Iterator[str]:
-    """Lines of at most so many columns, between words where that is possible."""
-    line = ""
-    for word in text.split():
-        longer = f"{line} {word}" if line else word
-        if cell_len(longer) <= width:
-            line = longer
-            continue
-        if line:
-            yield line
-        while cell_len(word) > width:
-            head = set_cell_size(word, width).rstrip()
-            yield head
-            word = word[len(head) :]
-        line = word
-    yield line
 
 
 def _bars(parts: Sequence[tuple[str, float]], width: int) -> Iterator[Line]:

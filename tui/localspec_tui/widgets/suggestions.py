@@ -18,7 +18,7 @@ PATIENCE = 0.3  # seconds that a key waits for a list
 
 
 class Suggestions(OptionList, can_focus=False):
-    """It opens where one types and there is something to choose; `typed` is told what stands before the cursor.
+    """The list of completions, which opens if there are any; `typed` gets the text before the cursor.
 
     `look_up` may read the disk, so a thread calls it, once for each list until the prompt is empty again.
     """
@@ -56,7 +56,7 @@ class Suggestions(OptionList, can_focus=False):
             await asyncio.wait_for(self._fetched.wait(), PATIENCE)
 
     def typed(self, before: str, *, by_hand: bool = True) -> None:
-        """This stands before the cursor now; what was not typed by hand opens nothing."""
+        """Update the list for the text before the cursor. Text that was not typed by hand opens nothing."""
         if before == self._before:
             return
         if not before:

@@ -23,7 +23,7 @@ ROWS = 2  # of a line: its text, and the marks below
 
 
 class Mark(NamedTuple):
-    """What stands below the text of a token: its shape, told apart without colours; and the class of its colour."""
+    """The mark below the text of a token: its shape, which is distinct without colours, and the class of its colour."""
 
     first: str
     rest: str
@@ -63,7 +63,7 @@ class XRayLegend(Widget):
         self._parts: list[tuple[Mark, str]] = []
 
     def show(self, trace: Trace) -> None:
-        """Counts anew."""
+        """Count again."""
         parts = [(mark_of(source), words) for source, words in proposers(trace)]
         if wrong := trace.corrections:
             parts.append((CORRECTED, f"where a draft was refused {wrong}"))
@@ -98,7 +98,7 @@ class XRayLegend(Widget):
 
 
 class XRayView(ScrollView, can_focus=True):
-    """One reply, which may grow. The token under the cursor is told by Moved."""
+    """One reply, which may grow. Moved names the token under the cursor."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {*MARKS, "xray--step"}
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -131,7 +131,7 @@ class XRayView(ScrollView, can_focus=True):
     # -- what is shown ------------------------------------------------------------------------------------------------
 
     def begin(self, trace: Trace, pieces: Pieces) -> None:
-        """Shows another reply, `pieces` of which are decoded already. One that still grows is followed."""
+        """Show another reply, whose `pieces` are decoded already. The end of a growing one is followed."""
         self._trace, self.pieces = trace, pieces
         self._layout = Layout(self._columns)
         self._drawn.clear()
@@ -140,7 +140,7 @@ class XRayView(ScrollView, can_focus=True):
         self.grow()
 
     def grow(self) -> None:
-        """Shows the pieces that were decoded since."""
+        """Show the pieces that were decoded since."""
         before = max(self._layout.height - 1, 0)
         for piece in self.pieces.all[self._layout.pieces :]:
             self._layout.add(piece.text)
@@ -208,7 +208,7 @@ class XRayView(ScrollView, can_focus=True):
     # -- the cursor ---------------------------------------------------------------------------------------------------
 
     def move_to(self, piece: int) -> None:
-        """The cursor goes there, or as near as there is a token."""
+        """Move the cursor there, or to the nearest token."""
         if self.pieces.all:
             last = len(self.pieces.all) - 1
             self._put_cursor(min(max(piece, 0), last))
@@ -217,7 +217,7 @@ class XRayView(ScrollView, can_focus=True):
             self.post_message(self.Moved())
 
     def _put_cursor(self, piece: int) -> None:
-        """Marks what came in the same step, too."""
+        """Move the cursor. Mark the tokens of the same step, too."""
         before, self.cursor = self._step, piece
         place = self._trace.place(self.pieces.all[piece].first)
         self._step = range(self.pieces.at(place.first), self.pieces.at(place.after - 1) + 1)
