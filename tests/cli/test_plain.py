@@ -8,7 +8,6 @@ import re
 import select
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 import weakref
@@ -37,7 +36,6 @@ from localspec.cli.meanwhile import ANNOUNCED, TUNES, Meanwhile
 from localspec.engine.model_profile import TIMING
 from localspec.events import TUNING
 from localspec.paths import Paths
-from localspec.store import database
 from localspec.store.database import NoRoom
 from localspec.store.history import History
 from localspec.store.store import Store
@@ -1040,24 +1038,6 @@ def test_at_a_terminal_without_standard_input_one_prompt_is_answered(home, hello
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert main(["chat", "--plain", "-m", str(hello.path), "one"]) == 0
     assert wording("one_kept_go_localspec_chat") in capsys.readouterr().err
-
-
-def test_a_disk_that_was_full_from_the_beginning_costs_nothing_once_it_has_room(home, talk, monkeypatch):
-    real, tried = database.open_writable, []
-
-    def open_writable(*how):
-        tried.append(how)
-        if len(tried) < 4:
-            raise sqlite3.OperationalError("database or disk is full")
-        return real(*how)
-
-    talk("before")
-    monkeypatch.setattr("localspec.store.database.open_writable", open_writable)
-    result = talk("one", "two", "three", arguments=["-c"])
-    assert re.findall(r"not kept: (.*)\)", result.err) == [wording("its_last_turn"), "its last 2 turns"]
-    assert result.err.count(wording("can_only_be_read")) == 1 and wording("what_is_said_now") not in result.err
-    assert wording("all_said_kept_now") in result.err
-    assert [[turn.prompt for turn in one.turns] for one in kept(home)] == [["before", "one", "two", "three"]]
 
 
 def test_what_cannot_be_kept_is_told_with_each_reply_and_when_another_goes_on(home, talk, monkeypatch):

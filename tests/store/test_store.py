@@ -310,37 +310,6 @@ def test_measurements_in_trouble(path: Path, notices: list[str], monkeypatch: py
     assert notices == [], "what can be measured again is not worth a word"
 
 
-def test_a_database_from_before_measurements_keeps_its_phrases(
-    path: Path, notices: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as earlier:
-        earlier.setattr(store_module, "MIGRATIONS", [phrases_module.make_pools])
-        earlier.setattr(store_module, "PROBES", ())
-        with Store.open(path, notices.append) as old:
-            pool = made_pool(old)
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        rows = ((pool, *phrase(n), 1, n + 1) for n in range(50))
-        connection.executemany(
-            "INSERT INTO phrase (pool, key, before, after, uses, used) VALUES (?, ?, ?, ?, ?, ?)", rows
-        )
-        connection.execute("UPDATE pool SET tick = 50, phrases = 50")
-        connection.commit()
-        assert connection.execute("PRAGMA user_version").fetchone() == (1,)
-        assert connection.execute("SELECT * FROM sqlite_master WHERE name = 'measurement'").fetchall() == []
-    with Store.open(path, notices.append) as store:
-        assert made_pool(store) == pool and sorted(found.key for found in store.phrases.export(pool)) == list(range(50))
-        assert {(found.served, found.conversation) for found in store.phrases.export(pool)} == {(0, None)}
-        store.phrases.learn(pool, [phrase(1)], [phrase(2)], conversation=7)
-        newest = [(found.key, found.uses, found.served, found.conversation) for found in store.phrases.export(pool)][:2]
-        assert newest == [(2, 1, 1, None), (1, 2, 0, 7)]
-        assert store.measurements.recall("costs", "demo") is None
-        store.measurements.remember("costs", "demo", [1])
-        assert store.measurements.recall("costs", "demo") == [1]
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (len(store_module.MIGRATIONS),)
-    assert notices == [] and integrity(path) == "ok" and [*path.parent.glob("*.newer-*")] == []
-
-
 # -- where phrases come from, and how they go --
 
 

@@ -46,15 +46,6 @@ async def test_a_prompt_that_is_sent_before_the_new_one_is_there_waits_for_it(ch
     assert talk.kept() == [("hi", "New.", "stop"), ("more", "Newer.", "stop")]
 
 
-async def test_figures_of_the_one_before_are_gone(chat):
-    async with chat(["Some text."]).opened() as (talk, pilot):
-        await say(pilot, "Hi")
-        await until(pilot, lambda: "tok/s" in talk.live and talk.idle())
-        await pilot.press("ctrl+n")
-        await until(pilot, lambda: talk.prompts() == [] and "tokens" not in talk.live)
-        assert talk.live == "ready"
-
-
 async def test_a_prompt_of_the_command_line_is_found_again(chat):
     gate = threading.Event()
     talk = chat(["Yes."], first="from the shell")
@@ -106,21 +97,6 @@ async def test_what_cuts_a_reply_short_says_so(chat, models, way):
         gate.set()
         await until(pilot, lambda: talk.idle() and not talk.app._chat._outbox.to_be_shown)
     assert [(prompt, reason) for prompt, _, reason in talk.kept()] == [("Go", "interrupted")] or way == "resume"
-
-
-async def test_of_a_conversation_that_is_deleted_nothing_is_said_to_stay(chat):
-    gate = threading.Event()
-    async with chat(["Half a reply", gate, "."]).opened() as (talk, pilot):
-        await say(pilot, "Go")
-        await until(pilot, lambda: talk.replies() == ["Half a reply"])
-        await pilot.press("ctrl+r")
-        await until(pilot, lambda: "(open)" in talk.screen_text())
-        await pilot.press("ctrl+d")
-        await until(pilot, lambda: "another one begins" in " ".join(talk.screen_text().split()))
-        await pilot.press("y")
-        gate.set()
-        await until(pilot, lambda: "Deleted 1 conversation" in talk.screen_text())
-        assert not [notification for notification in talk.app._notifications if "stays" in notification.message]
 
 
 async def test_whoever_opens_one_that_is_open_elsewhere_is_told_at_once(chat, monkeypatch):

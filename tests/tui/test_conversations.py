@@ -166,6 +166,7 @@ async def test_the_open_conversation_is_deleted_and_another_one_begins(chat):
         await until(pilot, asked(talk, wording("open_another_one_begins")))
         await pilot.press("y")
         await until(pilot, told(talk, "Deleted 1 conversation."))
+        assert not [one for one in talk.app._notifications if "stays" in one.message]
         gate.set()
         await pilot.press("escape")
         await until(pilot, lambda: talk.prompts() == [] and talk.idle())

@@ -1,16 +1,17 @@
 """Other keys for what the chat does: shown wherever keys are shown, and refused where they cannot be."""
 
 import re
+from importlib import import_module
 
 import pytest
 from each import each
 from golden import wording
+from textual.binding import Binding
 from tui.scripted_engine import talked, until
 
 from localspec.config import Settings
 from localspec.errors import UsageMistake
 from localspec_tui import keymap
-from localspec_tui.app import ChatApp
 
 
 def settings(**keys):
@@ -109,12 +110,15 @@ def test_what_can_be_is_taken(keys, made):
 
 def test_whatever_has_a_key_of_ours_can_be_given_another():
     """No binding of the package is without a name, and no name means two things with different keys."""
-    names: dict[str, set[tuple[str, ...]]] = {}
+    names: dict[str, set[tuple[tuple[str, ...], str]]] = {}
     for module in keymap._modules():
+        own = [kind for kind in vars(import_module(module)).values() if isinstance(kind, type)]
+        for kind in own:
+            ours = vars(kind).get("BINDINGS", ()) if kind.__module__ == module else ()
+            assert all(isinstance(one, Binding) and one.id for one in ours), kind
         for one in keymap._bound(module):
             if one.name is not None:
-                names.setdefault(one.name, set()).add(one.keys)
+                names.setdefault(one.name, set()).add((one.keys, one.action.removeprefix("app.")))
     some = {"chat.new", "app.quit", "prompt.send", "conversations.delete", "asking.yes", "models.choose"}
     assert some <= names.keys()
-    assert {name for name, keys in names.items() if len(keys) > 1} == set()
-    assert all(one.name for one in keymap._bound("localspec_tui.app")), ChatApp.BINDINGS
+    assert {name for name, meanings in names.items() if len(meanings) > 1} == set()

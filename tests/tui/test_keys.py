@@ -2,47 +2,25 @@
 
 import stat
 import threading
-from importlib import import_module
-from inspect import isclass
-from pkgutil import iter_modules
 
 import pyperclip
 import pytest
 from golden import wording
-from textual.binding import Binding
 from textual.events import Paste
-from textual.screen import Screen
 from textual.widgets import OptionList
 from tui.scripted_engine import say, talked, until
 
 from localspec.config import Settings
 from localspec.paths import Paths
 from localspec.store.store import Store
-from localspec_tui import screens
-from localspec_tui.app import ChatApp
 from localspec_tui.screens.chat import ChatScreen
 from localspec_tui.screens.palette import ALSO
 from localspec_tui.widgets.conversation_view import ConversationView
-from localspec_tui.widgets.message_view import MessageView, PromptView
+from localspec_tui.widgets.message_view import PromptView
 from localspec_tui.widgets.prompt import Prompt
 from localspec_tui.widgets.reply_view import ReplyView
-from localspec_tui.widgets.xray_view import XRayView
 
 LONG = "\n\n".join(f"Paragraph {number}." for number in range(60))
-
-
-def test_all_that_has_a_key_has_a_name_of_its_own():
-    modules = [import_module(f"{screens.__name__}.{found.name}") for found in iter_modules(screens.__path__)]
-    every = {one for module in modules for one in vars(module).values() if isclass(one) and issubclass(one, Screen)}
-    own = sorted((one for one in every if one.__module__.startswith(screens.__name__)), key=lambda one: one.__name__)
-    assert {ChatScreen} < {*own}
-    owners = [ChatApp, Prompt, MessageView, XRayView, *own]
-    bindings = [binding for owner in owners for binding in vars(owner).get("BINDINGS", ())]
-    assert all(isinstance(binding, Binding) for binding in bindings)
-    named = {(binding.id, binding.action.removeprefix("app.")) for binding in bindings}
-    ids = [name for name, _ in named]
-    assert None not in ids
-    assert sorted(set(ids)) == sorted(ids), "what is done in two places has one name, and a name means one thing"
 
 
 def test_what_every_field_for_text_does_is_no_help():

@@ -54,29 +54,15 @@ async def test_every_key_and_command_of_f1_is_within_reach_of_the_keyboard_once_
 
 
 @pytest.mark.parametrize("size", [(100, 40), (44, 20)])
-async def test_f1_shows_and_hides_the_keys_those_of_the_chat_first(chat, size):
-    async with chat().opened(size=size) as (talk, pilot):
-        await pilot.press("f1")
-        await until(pilot, lambda: "Begin a new" in talk.screen_text())
-        assert talk.app.query_one(Prompt).region.width > 25
-        assert wording("stop_the_reply") in talk.screen_text()
-        await pilot.press(*"still")
-        assert talk.typed == "still"
-        await pilot.press("f1")
-        await until(pilot, lambda: "Begin a new" not in talk.screen_text())
-        await pilot.press("f1")
-        await until(pilot, lambda: "Begin a new" in talk.screen_text())
-        await pilot.press("escape")
-        await until(pilot, lambda: "Begin a new" not in talk.screen_text())
-
-
-@pytest.mark.parametrize("size", [(100, 40), (44, 20)])
 async def test_what_comes_of_a_line_is_seen_also_where_the_keys_were_shown(chat, size):
     async with chat(["Well."]).opened(size=size) as (talk, pilot):
         for line, seen in (("/bogus", wording("there_is_no_command")), ("Hi", "Well.")):
             if not talk.app._chat.query(KeysPanel):
                 await pilot.press("f1")
             await until(pilot, lambda: "Begin a new" in talk.screen_text())
+            assert talk.app.query_one(Prompt).region.width > 25
+            await pilot.press(*"still")
+            assert talk.typed == "still"
             await pilot.press("f7")
             await say(pilot, line)
             await until(pilot, lambda seen=seen: seen in talk.screen_text())

@@ -57,7 +57,7 @@ def all_is_there(store: Store, version: int) -> None:
     assert store._database.read(lambda connection: connection.execute("SELECT text FROM draft").fetchall()) == (
         [("typed and not sent",)] if version >= 5 else []
     )
-    assert len(store.phrases.look_up(1, [7])) == 1
+    assert [(found.key, found.served, found.conversation) for found in store.phrases.export(1)] == [(7, 0, None)]
     assert store.measurements.recall("costs", "demo") == ([1] if version >= 2 else None)
 
 

@@ -1,7 +1,6 @@
 """`localspec run`: conversations are kept, continued and, with --no-log, left alone."""
 
 import os
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -105,62 +104,6 @@ def test_a_chat_goes_on_with_no_pipe_and_run_with_none_of_a_chat(run, home, hell
     assert latest("last") == latest("last of run") == "not seen"
 
 
-def test_a_system_prompt_stays_until_another_is_given(run, home, hello, messages, monkeypatch):
-    run("-m", hello.path, "-s", "Be kind.", "one")
-    monkeypatch.setenv("LOCALSPEC_SYSTEM", "Be rude.")
-    run("-c", "two")
-    assert messages[-1][0] == ("system", "Be kind.") and kept(home)[0].system == "Be kind."
-    run("-c", "-s", "Be brief.", "three")
-    assert messages[-1][0] == ("system", "Be brief.") and len(messages[-1]) == 6
-    run("-c", "four")
-    assert messages[-1][0] == ("system", "Be brief.") and kept(home)[0].system == "Be brief."
-    run("-c", "-s", "", "five")
-    assert messages[-1][0] == ("user", "one")
-    run("-c", "six")
-    assert messages[-1][0] == ("user", "one")
-    run("-m", hello.path, "seven")
-    assert messages[-1] == [("system", "Be rude."), ("user", "seven")]
-
-
-def test_its_model_stays_until_another_is_named(run, home, hello, long, monkeypatch):
-    run("-m", hello.path, "one")
-    monkeypatch.setenv("LOCALSPEC_MODEL", str(long.path))
-    assert run("-c", "two").out == hello.text + "\n"
-    assert run("-c", "-m", long.path, "three").out == long.text + "\n"
-    monkeypatch.setenv("LOCALSPEC_MODEL", str(hello.path))
-    assert run("-c", "four").out == long.text + "\n"
-    assert kept(home)[0].info.model == str(long.path) and kept(home)[0].info.turns == 4
-
-
-def test_a_conversation_is_kept_by_the_model_s_place_from_anywhere(run, home, hello, monkeypatch, tmp_path):
-    monkeypatch.chdir(hello.path.parent)
-    run("-m", "./hello", "one")
-    monkeypatch.chdir(tmp_path)
-    assert run("-c", "two") == (0, hello.text + "\n", "")
-
-
-@pytest.mark.parametrize("gone", ["directory", "content"])
-def test_a_conversation_whose_model_is_gone(run, home, hello, tmp_path, messages, gone):
-    path = tmp_path / "model"
-    shutil.copytree(hello.path, path)
-    run("-m", path, "one")
-    shutil.rmtree(path)
-    if gone == "content":
-        path.mkdir()
-    (home / "config").mkdir()
-    (home / "config" / "models.toml").write_text(f'[demo]\npath = "{hello.path}"\n')
-    no_longer = wording("localspec_model_conversation", path=path)
-    assert run("-c", "two", "-m", "demo", "--no-log") == (0, hello.text + "\n", "")
-    (home / "config" / "config.toml").write_text('model = "demo"\n')
-    assert run("-c", "two", "--no-log").err == no_longer
-    (home / "config" / "config.toml").unlink()
-    instead = "localspec: No model named, so demo answers, the only one here.\n"
-    assert run("-c", "two") == (0, hello.text + "\n", no_longer + instead), "the only model that is here"
-    assert messages[-1] == [("user", "one"), ("assistant", hello.text), ("user", "two")]
-    assert kept(home)[0].info.model == "demo"
-    assert run("-c", "three").err == ""
-
-
 @pytest.mark.parametrize("which", [["-c"], ["--conversation", "1"]])
 def test_nothing_to_go_on_with(run, first_start, home, hello, which):
     said = (
@@ -172,14 +115,6 @@ def test_nothing_to_go_on_with(run, first_start, home, hello, which):
     assert not first_start.exists()
     run("-m", hello.path, "hi", "--no-log")
     refused(run("-m", hello.path, *which, "hi", "--no-log"), 2, said)
-
-
-@pytest.mark.parametrize("number", [1, 0, -1, 10**30])
-def test_a_conversation_that_is_not_there(run, home, hello, number):
-    run("-m", hello.path, "hi")
-    before = kept(home)
-    refused(run("-m", hello.path, "--conversation", number, "hi"), 2, f"no conversation {number} here")
-    assert kept(home) == before
 
 
 def files_with(home: Path, *needles: bytes) -> list[Path]:

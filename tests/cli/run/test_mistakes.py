@@ -13,22 +13,6 @@ def test_a_gpu_where_there_is_none(run, hello):
 
 
 @pytest.mark.slow
-def test_settings_that_are_no_settings(run, home, hello, monkeypatch):
-    monkeypatch.setenv("LOCALSPEC_TEMPERATUR", "1")
-    refused(run("-m", hello.path, "hi"), 2, "LOCALSPEC_TEMPERATUR", "'LOCALSPEC_TEMPERATURE'")
-    monkeypatch.delenv("LOCALSPEC_TEMPERATUR")
-    monkeypatch.setenv("LOCALSPEC_TOP_P", "0")
-    refused(run("-m", hello.path, "hi"), 2, "LOCALSPEC_TOP_P=")
-    monkeypatch.delenv("LOCALSPEC_TOP_P")
-    (home / "config").mkdir(parents=True)
-    (home / "config" / "config.toml").write_text("max_token = 5\n")
-    refused(run("-m", hello.path, "hi"), 2, "max_token", "'max_tokens'", "config.toml")
-    (home / "config" / "config.toml").write_text("max_tokens = 2\n")
-    assert run("-m", hello.path, "hi").out == "Hello\n"
-    assert run("-m", hello.path, "hi", "-n", "1").out == "Hel\n"
-
-
-@pytest.mark.slow
 def test_a_prompt_longer_than_the_context(run, models):
     tight = scripted_model(models / "tight", [b"a", b"b", b"c"], context=20)
     refused(run("-m", tight.path, "x" * 100), 2, "103 tokens", "20")
