@@ -66,9 +66,6 @@ def said(home: Path) -> str:
     return what_is_kept(home).removeprefix("localspec: ").removesuffix("\n")
 
 
-# -- what is kept, and who is told ---------------------------------------------------------------------------------
-
-
 def test_what_is_kept_is_told_until_something_was(begin):
     for _ in range(2):
         begin(model="demo")
@@ -151,9 +148,6 @@ def test_the_model_is_chosen_for_the_device_that_was_named(begin, other, tmp_pat
     assert seen == [["cuda:0", "cpu"], ["cpu"], ["cuda:0"], ["cuda:0", "cpu"]]
 
 
-# -- a new conversation --------------------------------------------------------------------------------------------
-
-
 def test_a_new_conversation(begin, other, monkeypatch):
     opening = begin(model="demo", system="Be kind.")
     assert (opening.card.name, opening.conversation.model, opening.conversation.system) == ("demo", "demo", "Be kind.")
@@ -181,9 +175,6 @@ def test_a_damaged_model_is_told_before_it_is_loaded(begin, other):
     with pytest.raises(LocalspecError, match=r"config\.json"):
         begin(model=str(other))
     assert not begin.home.exists()
-
-
-# -- one that is gone on with --------------------------------------------------------------------------------------
 
 
 def prompts(opening: StartedChat) -> list[str]:

@@ -60,8 +60,6 @@ def paths(fresh_home: Path) -> Paths:
     return Paths(fresh_home)
 
 
-# -- the order of the rules ----------------------------------------------------------------------------------------
-
 RULES = ["flag", "environment", "file", "chosen", "only", "demo"]
 
 
@@ -145,17 +143,11 @@ def test_a_damaged_model_answers_only_where_it_is_named(enter, answers, tmp_path
     assert answers() == "good" and answers.told == [wording("model_named_good_answers_only_one")]
 
 
-# -- load ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("free", [24, 1, 0])
 def test_what_is_free_at_the_moment_changes_nothing(enter, paths, answers, monkeypatch, free):
     enter(poor=10, good=50)
     monkeypatch.setattr("localspec.machine.machine.this_machine", lambda *_: machine(cpu(24, free)))
     assert answers() == "good"
-
-
-# -- the commands --------------------------------------------------------------------------------------------------
 
 
 def test_use(enter, fresh_home, paths):
@@ -207,9 +199,6 @@ def test_who_chose_last_is_saved_even_if_the_model_stays(enter, paths):
         assert saved_choice(paths) == ("two", by)
         origins.add(present_model(load(), paths).origin)
     assert len(origins) == 3
-
-
-# -- other commands ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -42,9 +42,6 @@ def length(candidate: DrafterCandidate, nodes: int = 64) -> float:
     return candidate.acceptance.length(nodes)
 
 
-# -- acceptance --------------------------------------------------------------------------------------------------------
-
-
 @given(st.lists(st.floats(0.0, 1.0), max_size=12), st.integers(0, 20))
 def test_a_chain_reaches_each_depth_only_through_those_before_it(chances, nodes) -> None:
     chain = Acceptance.chain(chances, "x")
@@ -70,9 +67,6 @@ def test_a_draft_has_the_size_that_gives_the_most() -> None:
     assert speed(flat(0.1, 0.3), chain, lambda nodes: 0.0, 16) == (pytest.approx(1.5 / 0.13), 1), "each node is a row"
     assert speed(flat(0.1, 1.0), chain, lambda nodes: 0.0, 16) == (pytest.approx(10.0), 0)
     assert speed(flat(0.1), Acceptance.chain([0.0], "x"), lambda nodes: 0.1, 16)[0] == pytest.approx(5.0)
-
-
-# -- expectations ------------------------------------------------------------------------------------------------------
 
 
 @given(st.floats(0.0, 3.0), st.floats(0.0, 3.0))
@@ -109,9 +103,6 @@ def test_phrases_add_to_trained_drafters_and_not_to_a_small_model() -> None:
     assert length(both["medusa+phrases"]) == pytest.approx(length(both["medusa"]) + 0.27)
     assert length(both["draft_model:small+phrases"]) == length(both["draft_model:small"])
     assert both["ouroboros:small"].with_phrases and "ouroboros:small+phrases" not in both
-
-
-# -- cost, bytes and keys ----------------------------------------------------------------------------------------------
 
 
 def test_a_small_model_reads_itself_once_for_each_token(real_host) -> None:

@@ -85,8 +85,6 @@ def test_a_config_that_promises_another_model_than_its_weights_are_is_not_believ
     assert LITTLE.parameters < module.SLACK
 
 
-# -- forms of a download -----------------------------------------------------------------------------------------------
-
 Q8_0 = Form(Source("org/gguf", gguf="Q8_0"), "Somebody", "MIT", 1000)
 ENTRY = Entry("big", source=Source("org/model"), publisher="Somebody", shape=BILLION, forms=(Q8_0,))
 

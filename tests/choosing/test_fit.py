@@ -21,8 +21,6 @@ from localspec.weights.packed_file import Origin
 from localspec.weights.recipe import Recipe
 from localspec.weights.source import Source
 
-# -- M -------------------------------------------------------------------------------------------------------------------
-
 MISPRINTED = (2, "S3D (Phi-3, fp16)")
 LINES = [(table, name) for table, lines in TABLES.items() for name in lines]
 
@@ -44,8 +42,6 @@ def test_every_m_of_the_s3d_paper_follows_from_its_speeds_and_memories(table: in
     assert found == pytest.approx(printed, abs=0.02)
     assert mean == pytest.approx(printed_mean, abs=0.02), "overall is the mean of the three columns"
 
-
-# -- bytes ---------------------------------------------------------------------------------------------------------------
 
 TIED = Shape(2, 64, 192, 4, 2, 16, 1000, 512, tied=True)
 APART = Shape(2, 64, 192, 4, 2, 16, 1000, 512)

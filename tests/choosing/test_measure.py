@@ -61,9 +61,6 @@ def weights(card: TargetCard) -> str:
     return MeasurementCache(None).identity(card.path).weights
 
 
-# -- keeping -----------------------------------------------------------------------------------------------------------
-
-
 def measured(cache: MeasurementCache, value: int) -> int:
     def measure_it(cores: int):
         yield cores
@@ -110,9 +107,6 @@ def test_a_value_of_another_form_is_none_and_trouble_is_reported_unless_it_is_no
     monkeypatch.setattr(Store, "read_only", True)
     cache.remember(LENGTH, "a table", 5)
     assert len(notices) == 1, "a store that can only be read is not written"
-
-
-# -- what is valid for what --------------------------------------------------------------------------------------------
 
 
 def test_costs_are_of_weights_form_context_version_and_machine_and_replies_of_less(monkeypatch) -> None:
@@ -171,9 +165,6 @@ def test_nonsense_in_the_store_is_nothing(store: Store, card: TargetCard, kept: 
     assert known(store).of(card, *FORM) == ModelMeasurements()
 
 
-# -- bandwidth ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def readings(monkeypatch) -> list[float]:
     found = [5e9, 9e9, 3e9, 99e9]
@@ -227,9 +218,6 @@ def test_a_memory_that_cannot_be_measured_costs_a_sentence(store: Store, monkeyp
     found = Measurements(MeasurementCache(store, Reporter(notices.append)))
     assert found.bandwidth("cpu") is None is found.bandwidth("cpu")
     assert len(notices) == 1 and wording("could_not_be_measured") in notices[0] and "\n" not in notices[0]
-
-
-# -- replies -----------------------------------------------------------------------------------------------------------
 
 
 def stats(sums: object) -> ReplyStats | None:

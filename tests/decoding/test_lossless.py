@@ -153,9 +153,6 @@ def test_a_prompt_of_1500_tokens_in_chunks_and_three_turns_after_it(long_model: 
                 assert statistics.acceptance_length > 1.3
 
 
-# -- sampling ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def letters(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     """A vocabulary of six, so that every continuation of three tokens can be counted; nothing stops a reply.

@@ -131,9 +131,6 @@ def test_half_precision_logits_are_sampled_from_in_full_precision() -> None:
         assert pick(logits, 1, sampling, TorchLogits) == pick(logits.float(), 1, sampling)
 
 
-# -- the noise ---------------------------------------------------------------------------------------------------------
-
-
 def splitmix(seed: int, position: int, token: int) -> float:
     """The same hash on Python's own integers, which never wrap by accident."""
     word, step = (1 << 64) - 1, 0x9E3779B97F4A7C15
@@ -177,9 +174,6 @@ def test_values_that_mean_nothing_are_refused_with_the_value(values: dict[str, f
         Sampling(**values)
 
 
-# -- the walk ----------------------------------------------------------------------------------------------------------
-
-
 class Picks:
     """What the target would say at each node; remembers where it was asked."""
 
@@ -220,9 +214,6 @@ def test_a_probe_is_never_accepted_even_where_it_is_right_and_of_equal_siblings_
     assert walk(tree, Picks(2, 3, 4)) == ([0], 2)
     beside = DraftTree([1, 2, 2, 3], [-1, 0, 0, 2], probe=[False, True, False, False])
     assert walk(beside, Picks(2, 0, 3, 4)) == ([0, 2, 3], 4)
-
-
-# -- what a drafter proposes -------------------------------------------------------------------------------------------
 
 
 @every_form

@@ -120,9 +120,6 @@ def test_a_drafter_whose_memory_runs_out_costs_no_token(tiny: Make, method: str,
     assert reply(session, prompt, COUNT)[0] == text
 
 
-# -- what does not fit at all ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("call", [2, 4])
 def test_a_step_that_does_not_even_fit_alone_ends_the_reply_and_leaves_the_session_whole(tiny: Make, call: int) -> None:
@@ -174,9 +171,6 @@ def test_what_the_error_held_is_free_when_the_step_is_tried_again(tiny: Make) ->
     assert len(held) == 1 and text == stock_reply(model.stock, prompt, COUNT, stops=())
 
 
-# -- the prompt --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_a_prompt_is_read_in_smaller_chunks_where_large_ones_do_not_fit(tiny: Make) -> None:
     model, prompt = tiny(NAME), prompt_ids(300, seed=6)
@@ -207,9 +201,6 @@ def test_a_prompt_that_does_not_fit_leaves_what_was_read_and_the_turns_before(ti
     assert session.tokens == second[: 25 + fits * SMALL_CHUNK], "the last token of a reply was never in the cache"
     short.full = never
     assert reply(session, second, 12)[0] == stock_reply(model.stock, second, 12, stops=())
-
-
-# -- the cache ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_cache_without_spare_grows_by_what_is_needed() -> None:

@@ -82,9 +82,6 @@ def test_what_does_not_lie_in_the_page_of_its_token_goes_with_all_below_it() -> 
     assert tree.aligned(0, 4).tokens == ["a", "b", "c", "d"]
 
 
-# -- the best tree -----------------------------------------------------------------------------------------------------
-
-
 def _worths(levels: list[list[tuple[int, float]]]) -> list[float]:
     """Of every node that could be, the product of the chances on its path."""
     found, ends = [], [1.0]

@@ -103,9 +103,6 @@ def made(model: Tiny, path: Path, **form: Any) -> tuple[Drafter, Path]:
     return drafter, head
 
 
-# -- a plain loop ------------------------------------------------------------------------------------------------------
-
-
 class Attention(nn.Module):
     """Queries of the block, keys and values of the text's features and of the block, as published code has it."""
 

@@ -57,9 +57,6 @@ def eagle(target: Any, seed: int = 0, **options: Any) -> Trainable:
     return made
 
 
-# -- a plain loop ------------------------------------------------------------------------------------------------------
-
-
 def normed(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight
 
@@ -223,9 +220,6 @@ def test_beside_others_each_gets_the_states_that_it_asked_for(tiny: Make) -> Non
         check(model, own, *drafts[0])
 
 
-# -- options and files -------------------------------------------------------------------------------------------------
-
-
 def test_the_states_are_those_of_the_published_code_where_there_are_layers_enough() -> None:
     assert usual_places(32) == (2, 16, 29) and usual_places(36) == (2, 18, 33) and usual_places(6) == (2, 3, 3)
     for few in range(1, 6):
@@ -270,9 +264,6 @@ def test_a_draft_vocabulary_that_the_model_does_not_have_is_refused(tiny: Make) 
     numbers = {**weights.numbers(), "kept": torch.tensor([1, 2, 3, 4, 320]).numpy()}
     with pytest.raises(LocalspecError, match="'kept'"):
         Drafter(target, weights.options, numbers)
-
-
-# -- training ----------------------------------------------------------------------------------------------------------
 
 
 def batch_of(

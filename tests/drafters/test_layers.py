@@ -143,9 +143,6 @@ def test_the_price_of_a_forward_follows_the_seconds_it_sees(tiny: Make) -> None:
     assert drafter._price == pytest.approx(0.3), "a token costs no more than plain decoding takes for it"
 
 
-# -- the probe ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_the_probe_measures_what_drafts(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read one token at once, agreement is how often the drafter's candidate of that rank is the next token."""

@@ -84,9 +84,6 @@ def test_each_drafts_what_it_would_draft_alone(tiny: Make, monkeypatch: pytest.M
         assert [one.trees[at] for at in both] == [other.trees[at] for at in both]
 
 
-# -- how trees become one ----------------------------------------------------------------------------------------------
-
-
 class Says:
     """Proposes the same tree each time, and takes a while."""
 
@@ -208,9 +205,6 @@ def test_random_trees_give_random_trees_and_the_same_text(tiny: Make) -> None:
         ids, statistics = reply(Session(target, Merged(several), Budget(12)), prompt, 40)
         assert ids == text
         assert statistics.acceptance_length > 1.3
-
-
-# -- who does not pay --------------------------------------------------------------------------------------------------
 
 
 def test_one_that_brings_less_than_it_takes_rests_and_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

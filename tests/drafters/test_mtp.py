@@ -186,9 +186,6 @@ def test_without_states_or_nodes_there_is_the_root_alone(make: Any) -> None:
     assert len(drafter._features) == 5 and drafter._cache.length == 4
 
 
-# -- found, chosen, refused --------------------------------------------------------------------------------------------
-
-
 def card_of(path: Path) -> TargetCard:
     return TargetCard(path.name, path, None, "")
 

@@ -54,9 +54,6 @@ def flat_then_linear(rows: int, context: int, _: int = 0) -> float:
     return 0.002 + 0.0001 * max(rows, 8) + 1e-7 * context
 
 
-# -- the measurement ---------------------------------------------------------------------------------------------------
-
-
 def test_costs_are_what_the_clock_says(clock: Clock) -> None:
     model = Model(clock, flat_then_linear)
     costs = measured(model)
@@ -148,9 +145,6 @@ def test_a_real_model_on_a_real_clock(tiny: Callable[[str], Any]) -> None:
     costs = measure_forward_costs(target)
     assert costs.contexts == (64,) and costs.rows == ROWS
     assert all(0 < figure < 60 for figure in costs.seconds[0])
-
-
-# -- where rows are filled up ------------------------------------------------------------------------------------------
 
 
 def test_a_row_more_than_a_power_of_two_costs_as_much_as_twice_as_many(clock: Clock) -> None:

@@ -102,9 +102,6 @@ def test_a_target_with_recurrent_layers_and_its_own_layer_that_drafts(device: st
         assert ids == text
 
 
-# -- 16 bits -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "kind"), [*(("bf16", kind) for kind in MAKERS), *(("fp16", kind) for kind in FAST)])
 def test_in_16_bits_the_text_is_the_plain_one_to_the_bit_where_the_self_test_says_so_else_to_a_near_tie(

@@ -119,9 +119,6 @@ def test_what_the_model_says_that_it_holds_is_what_it_holds(cuda: str, wide: Pat
         del target, cache
 
 
-# -- where it runs out -------------------------------------------------------------------------------------------------
-
-
 class Wide:
     """Proposes trees of random tokens, as wide as it may: they are there for the memory that they take."""
 

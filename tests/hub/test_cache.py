@@ -124,9 +124,6 @@ def test_a_tokenizer_that_would_have_to_be_converted_is_none(paths, snapshot):
     assert find_snapshot(SOURCE, paths) == snapshot
 
 
-# -- records ------------------------------------------------------------------------------------------------------------
-
-
 def test_a_record_says_what_was_pulled(paths, snapshot):
     assert remember(SOURCE, COMMIT, facts(snapshot), paths) is None
     pulled = record(SOURCE, paths)

@@ -15,8 +15,6 @@ from localspec.machine.hardware import TorchBuild
 from localspec.machine.machine import LEAST_FREE, Device, this_machine, torch_trouble
 from localspec.machine.nvidia import NvidiaDriver
 
-# -- memory --------------------------------------------------------------------------------------------------------------
-
 
 @each(
     "total, free, usable",
@@ -32,9 +30,6 @@ from localspec.machine.nvidia import NvidiaDriver
 def test_a_tenth_of_all_memory_stays_free_or_600_mb(total: int, free: int, usable: int) -> None:
     assert Device("cuda:0", "", total, free, ("bf16",)).usable == usable
     assert LEAST_FREE == 600_000_000
-
-
-# -- devices -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_device_is_found_by_its_name_and_cuda_is_the_first_of_several() -> None:
@@ -103,9 +98,6 @@ def test_where_torch_trains_a_cpu_has_the_packings_of_our_library_and_no_others(
         assert (own.engine, own.backend, own.dtypes, own.packings) == ("torch", "cpu", ("fp32", "bf16"), packings)
     graphics = machine(gpu(), apple())
     assert graphics.as_torch_has_it().devices[:2] == graphics.devices[:2]
-
-
-# -- a build of torch that cannot use what is there ------------------------------------------------------------------------
 
 
 @pytest.fixture

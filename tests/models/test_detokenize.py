@@ -132,9 +132,6 @@ def test_what_is_decoded_for_one_token_does_not_grow_with_the_text() -> None:
     assert longest < 100
 
 
-# -- stop strings ------------------------------------------------------------------------------------------------------
-
-
 def run(pieces: Sequence[bytes], stops: Sequence[str]) -> tuple[list[tuple[str, int]], Transcript, bool]:
     """What is released after each token, the last time with all that is held."""
     transcript, released, stopped = Transcript(pieces_decoder(pieces), stops), [], False

@@ -64,9 +64,6 @@ def read(file: Path, text: str) -> list[Entry]:
     return list(read_entries(file))
 
 
-# -- what can be said ------------------------------------------------------------------------------------------------------
-
-
 def test_everything_that_an_entry_can_say(file: Path) -> None:
     (entry,) = read(file, EVERYTHING)
     heads = PublishedDrafter(
@@ -108,8 +105,6 @@ def test_entries_come_in_the_order_of_the_file_and_no_file_has_none(file: Path) 
     assert [entry.name for entry in read(file, '[z]\npath = "x"\n[a]\npath = "x"\n')] == ["z", "a"]
     assert read(file, "") == [] == list(read_entries(file.parent / "missing.toml"))
 
-
-# -- mistakes --------------------------------------------------------------------------------------------------------------
 
 M = '[m]\nrepo = "org/name"\n'
 D = M + '[[m.drafters]]\nkind = "medusa"\n'
@@ -198,9 +193,6 @@ def test_every_mistake_is_one_sentence_that_names_it(file: Path, text: str, said
     assert message.endswith(".") and "\n" not in message and str(file) in message
 
 
-# -- the user's own --------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def paths(tmp_path: Path, monkeypatch) -> Paths:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
@@ -232,9 +224,6 @@ def test_a_model_that_is_not_fetched_is_known_and_not_here(paths: Paths) -> None
     with pytest.raises(NotHere, match=matching("did_you_mean_qwen3_8b")):
         named_card("qwen3-8", paths)
     assert [card.name for card, _ in installed(paths)] == ["demo", "demo-draft"]
-
-
-# -- the one that comes with localspec -------------------------------------------------------------------------------------
 
 
 def test_a_shape_says_of_layers_that_differ_what_config_json_says(file: Path) -> None:

@@ -150,9 +150,6 @@ def test_rotations_of_two_widths_are_refused():
         Rope.of(ModelConfig.of({"model_type": "gemma3_text", **SMALL, "rope_parameters": rotations}), 64)
 
 
-# -- one that reads pictures too ---------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model that reads pictures too, as it is published: its language model has a config and a prefix."""
@@ -214,9 +211,6 @@ def test_what_converts_heads_finds_the_vocabulary(pictures: Path):
     )
 
 
-# -- what is said ------------------------------------------------------------------------------------------------------
-
-
 def test_a_system_prompt_begins_the_first_turn_and_a_turns_end_ends_a_reply(tmp_path: Path):
     chat = ChatTokenizer(Tokenizer.open(write_tokenizer(tmp_path, GEMMA3)))
     messages = [Message(role="system", content="Be brief."), Message(role="user", content="Who are you?")]
@@ -226,9 +220,6 @@ def test_a_system_prompt_begins_the_first_turn_and_a_turns_end_ends_a_reply(tmp_
     said = json.loads((tmp_path / "config.json").read_text())["eos_token_id"]
     assert chat.stop_tokens((said, None)) == {2, chat.tokenizer.get_vocab()["<end_of_turn>"]}
     assert chat.thinks == "no" and chat.thinking is None
-
-
-# -- the scale of embeddings -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

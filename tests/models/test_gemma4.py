@@ -164,9 +164,6 @@ def test_experts_are_refused_in_a_sentence(tiny: Make, tmp_path: Path) -> None:
         Target.load(path)
 
 
-# -- what cannot draft for it ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_its_own_layers_draft_where_they_stand_alone_and_are_refused_where_they_do_not(tiny: Make) -> None:
     assert "mask" in Drafter.tensor_specs(tiny(OWN_LAYERS).target, S3DOptions())
@@ -196,9 +193,6 @@ def test_a_small_model_with_inputs_of_each_layer_cannot_draft_in_parallel(tiny: 
             assert mask_token(config, tiny(name).path) == 7
 
 
-# -- what computes it --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @each("name", [name for name in CONFIGS if name.startswith("gemma4-")])
 def test_the_cpu_engine_computes_it_and_show_lists_what_drafts_for_it(tiny: Make, name: str) -> None:
@@ -226,9 +220,6 @@ def test_the_engine_answers_what_the_stock_model_says(tiny: Make, name: str, sma
     prompt = prompt_ids(20, seed=23)
     *_, done = engine.session.generate(prompt, engine.sampling(Settings(temperature=0.0)), Limits(20))
     assert isinstance(done, Done) and list(done.statistics.token_ids) == stock_reply(model.stock, prompt, 20)
-
-
-# -- one that reads pictures too ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -144,9 +144,6 @@ def test_what_is_refused_names_the_nearest_model_that_is_not(tmp_path: Path, ref
     assert nearest in supported(refused)
 
 
-# -- queries that grow -------------------------------------------------------------------------------------------------
-
-
 def test_queries_grow_as_the_stock_models_do_and_not_below_the_first_length():
     stock = CONFIGS["ministral3-grouped-growing-queries"]()
     config, positions = ModelConfig.of(stock.to_dict()), torch.arange(200)
@@ -157,9 +154,6 @@ def test_queries_grow_as_the_stock_models_do_and_not_below_the_first_length():
     torch.testing.assert_close(found[..., 0], want, rtol=1e-6, atol=0)
     assert Rope.of(config, 8).query_factors is None, "all of a short context is before that"
     assert RotaryEmbedding(Rope.of(config, 8), "cpu").query_factors(positions, torch.float32) is None
-
-
-# -- one that reads pictures too ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

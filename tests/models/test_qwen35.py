@@ -53,9 +53,6 @@ def card_of(path: Path) -> TargetCard:
     return TargetCard(path.name, path, None, "")
 
 
-# -- config.json -------------------------------------------------------------------------------------------------------
-
-
 def test_what_a_config_leaves_out_is_as_its_class_has_it() -> None:
     stock, ours = CONFIG_MAPPING["qwen3_5_text"](), ModelConfig.of({"model_type": "qwen3_5_text"})
     for name in (
@@ -161,9 +158,6 @@ def pictures(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def test_of_a_model_that_reads_pictures_the_language_model_is_served(pictures: Path) -> None:
     target, found = assert_language_model_is_served(pictures, Qwen3_5ForConditionalGeneration)
     assert found.parameters == sum(one.numel() for one in target.transformer.parameters())
-
-
-# -- the engine --------------------------------------------------------------------------------------------------------
 
 
 def engine_of(path: Path, drafter: str, packing: str, told: list[str]) -> Engine:

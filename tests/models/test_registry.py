@@ -34,9 +34,6 @@ def refused(kind, call, *arguments) -> str:
     return message
 
 
-# -- names --
-
-
 def test_the_demo_is_registered(paths):
     card = resolve("demo", paths)
     assert (card.name, card.path.parts[-2:], card.license) == ("demo", ("localspec", "demo"), "Apache-2.0")
@@ -131,9 +128,6 @@ def test_the_license_of_a_directory(paths, model, readme, license_):
     assert resolve(str(model), paths).license == license_
     (model / "LICENSE.txt").write_text("Do what you want.")
     assert resolve(str(model), paths).license == (license_ or "see LICENSE.txt")
-
-
-# -- directories --
 
 
 @each("architecture", ARCHITECTURES)

@@ -161,9 +161,6 @@ def test_marks_that_the_files_do_not_call_special_are_no_less_marks(chat: Any, t
     assert family.decode([*marks]) == ""
 
 
-# -- system prompts ---------------------------------------------------------------------------------------------------
-
-
 @each("template", [NO_SYSTEM, SEVERE])
 def test_a_system_prompt_that_a_template_leaves_out_or_refuses_is_said_to_the_user(chat: Any, template: str) -> None:
     family = chat(CHATML, template)
@@ -199,9 +196,6 @@ def test_what_a_template_refuses_is_said_in_its_own_words(chat: Any) -> None:
     with pytest.raises(LocalspecError, match=matching("chat_template")) as broken:
         chat(CHATML, "{{ raise_exception('never') }}").render([user("a")])
     assert not isinstance(broken.value, Refusal)
-
-
-# -- characters without a token ----------------------------------------------------------------------------------------
 
 
 def test_characters_that_a_vocabulary_cannot_spell_are_known(chat: Any, tmp_path: Path) -> None:

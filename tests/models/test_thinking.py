@@ -132,8 +132,6 @@ def test_a_model_has_the_marks_that_its_template_or_its_tokens_name(
     assert marks_of(template, tokens) == marks
 
 
-# -- with tokens -------------------------------------------------------------------------------------------------------
-
 PIECES = ["<think>", "\n", "so", " st", "op", "</think>", "\n\n", "Yes", " st", "op", "!"]
 
 

@@ -236,9 +236,6 @@ def test_what_comes_with_localspec_is_not_tried(unseen, monkeypatch):
     assert not unseen.exists()
 
 
-# -- templates ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @each(
     "template, why",

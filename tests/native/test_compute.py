@@ -150,9 +150,6 @@ def test_an_adapter_that_is_stacked_is_each_of_its_parts(tiny):
         assert np.allclose(product[first : first + keys], 3.0 * b @ a, atol=1e-5)
 
 
-# -- the demo's drafters -----------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], NativeTarget]:
     home = tmp_path_factory.mktemp("home")

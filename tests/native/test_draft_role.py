@@ -84,9 +84,6 @@ def in_file(path: Path, file: Path, paths: Paths, kind: str = "Q8_0") -> Any:
     return registered(write_model(file, path, kind), paths)
 
 
-# -- the head ----------------------------------------------------------------------------------------------------------
-
-
 @each("given", [{"temperature": 0.0}, *({"temperature": 0.8, **one} for one in SETTINGS)])
 def test_logits_of_few_tokens_are_those_of_all_with_no_chance_for_the_others(given):
     random, tokens = np.random.default_rng(1), np.array([3, 900, 17, 4], np.int32)
@@ -149,9 +146,6 @@ def test_rows_that_cannot_be_read_are_left_out():
     there["file"], weights[100, 5] = True, np.nan
     head.add([100])
     assert 100 not in head._tokens
-
-
-# -- a model in its form -----------------------------------------------------------------------------------------------
 
 
 @each("tied", [False, True])
@@ -225,9 +219,6 @@ def test_three_tokens_have_the_joint_distribution_whatever_words_the_draft_model
     found = drawn(session, PROMPT, sampling, 500)
     assert found.accepted > 100 and len(small.model.short._tokens) == 4
     assert_drawn_from(joint_chances(letters.stock, PROMPT, sampling), found.counts)
-
-
-# -- every kind of drafter, for a target in blocks ---------------------------------------------------------------------
 
 
 def drafters_of(target: Any, small: Any, path: Path, folder: Path) -> Iterator[tuple[str, Drafter]]:

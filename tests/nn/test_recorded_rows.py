@@ -133,9 +133,6 @@ def test_where_memory_is_short_it_is_computed_and_not_tried_again(target, record
     assert recorded.made > 1, "another shape may have room"
 
 
-# -- with keys and values ----------------------------------------------------------------------------------------------
-
-
 class Story:
     """Attention that is recorded beside the same that is not, over one story of texts and drafts."""
 

@@ -130,9 +130,6 @@ def test_where_nothing_but_the_plainest_form_runs_it_serves(target, monkeypatch)
     assert target.step_form == "eager"
 
 
-# -- what a recording is made with ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_all_recordings_on_a_device_share_their_memory_which_never_ends(recorded, monkeypatch):
     """torch gives such memory to no new recording once all that shared it are gone; so one stays."""

@@ -116,9 +116,6 @@ def test_a_tensor_of_a_type_nobody_knows_is_named(tiny, tmp_path):
         reading(path)
 
 
-# -- memory ------------------------------------------------------------------------------------------------------------
-
-
 @each("error", [OSError, AttributeError, TypeError])
 def test_another_systems_allocator_is_left_alone(monkeypatch, error):
     def missing(name: str | None) -> None:

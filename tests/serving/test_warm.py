@@ -184,9 +184,6 @@ def test_without_torch_tokenizers_or_an_http_library(server):
     assert done.returncode == 0, done.stderr
 
 
-# -- a server that dies -----------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def dying(home, real, lines):
     """A socket that passes everything on to the server at `real`, and dies after so many lines of a reply."""
@@ -290,9 +287,6 @@ def test_the_paths_of_own_commands_are_closed_to_the_port(server):
         assert server.ask(path, {"version": 7}, own=True).status in (200, 400)
     assert server.ask("/localspec/open", b"{", own=True).status == 400
     assert server.ask("/localspec/open", {"settings": {"device": 7}, "origins": {}}, own=True).status == 400
-
-
-# -- one that is left behind ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -55,9 +55,6 @@ def says(history: History, chance: random.Random, conversation: int | None = Non
     return conversation
 
 
-# -- no byte is left --
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("anew", [True, False])
 def test_copies_that_sqlite_left_go_too(path: Path, monkeypatch: pytest.MonkeyPatch, anew: bool) -> None:
@@ -126,9 +123,6 @@ def test_a_long_conversation_leaves_none_of_its_many_pages(path: Path, store: St
     assert store.history.remove([gone]) == 1 and traces(path) == set()
 
 
-# -- a large file --
-
-
 def test_a_large_file_is_overwritten_at_the_next_start(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cleaning, "SMALL", 0)
     notices: list[str] = []
@@ -175,9 +169,6 @@ def test_clearing_all_phrases_rewrites_no_large_file(
         assert bool(marks(store)) is not everything
         assert (traces(path) == set()) is everything
         assert [pool.phrases for pool in store.phrases.pools()] == [0 if everything else 2000, 0]
-
-
-# -- stopped at any moment --
 
 
 def stopped(path: Path, conversation: int, statement: int) -> bool:

@@ -201,9 +201,6 @@ def test_every_model_that_localspec_should_know_is_in_the_registry(tmp_path: Pat
     assert listed == {model.sha256 for name, model in MODELS.items() if name != "gemma3"}, "Gemma 3 is not read yet"
 
 
-# -- make demo ----------------------------------------------------------------------------------------------------------
-
-
 def test_without_a_network_the_embedded_model_answers_and_one_sentence_says_so(
     index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -55,9 +55,6 @@ def test_a_damaged_file_is_a_sentence(stage: Stage, soil: Soil, name: str) -> No
     tried(stage, soil, name, 2, 1)
 
 
-# -- it would see ------------------------------------------------------------------------------------------------------
-
-
 def test_every_change_is_counted_and_the_one_that_is_asked_for_fails(stage: Stage) -> None:
     clean = stage.clean("run")
     assert clean.changes > 20 and not clean.failed

@@ -111,9 +111,6 @@ def said(session: Session, prompt: Sequence[int], count: int = 24) -> tuple[list
     return list(done.statistics.token_ids), done.statistics.acceptance_length
 
 
-# -- learning on weights in few bits -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("kind", "packing", "distill"),
     [
@@ -202,9 +199,6 @@ def test_what_was_learnt_in_few_bits_is_another_target_for_which_it_is_lossless(
     native = NativeTarget.open(tmp_path / "target", threads=Threads(1))
     ids, _ = said(session_of(native, changed, Budget(8)), prompt)
     assert ids == said(Session(native, Autoregressive(), Budget(0)), prompt)[0]
-
-
-# -- what is written ---------------------------------------------------------------------------------------------------
 
 
 def tensors_of(path: Path) -> dict[str, torch.Tensor]:

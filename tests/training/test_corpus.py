@@ -134,9 +134,6 @@ def test_a_long_conversation_is_cut_and_a_cut_reply_counts_as_far_as_it_goes(tar
     assert corpus(target, [], length=24)._rows(chat("one two three four five " * 9, "sat")) == []
 
 
-# -- order ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def texts() -> list[Example]:
     return [Example(f"text {number} " + "one two " * (number % 13 + 3)) for number in range(300)]

@@ -171,8 +171,6 @@ def test_the_estimate_is_about_what_a_training_takes(tmp_path, options):
     assert Path(tmp_path / "a" / "drafter").is_dir()
 
 
-# -- what docs/train.md says of large models ---------------------------------------------------------------------------
-
 LARGE = {
     "Llama 2 7B": (LlamaConfig(architectures=["LlamaForCausalLM"]), "llama"),
     "Qwen2.5 7B": (

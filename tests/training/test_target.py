@@ -59,9 +59,6 @@ def causal(count: int) -> torch.Tensor:
     return torch.ones(count, count, dtype=torch.bool).tril()
 
 
-# -- the reference of our library --------------------------------------------------------------------------------------
-
-
 def rounded(x: torch.Tensor, span: int) -> torch.Tensor:
     """Activations as the library computes with them: of each row `span` inputs share a scale, the largest becomes 127."""
     spans = F.pad(x, (0, -x.shape[-1] % span)).unflatten(-1, (-1, span))
@@ -183,9 +180,6 @@ def test_the_demos_logits_are_those_of_torch_with_its_numbers(demo, packing: str
     errors = row_errors(whole, of_text)
     assert np.median(errors) < FLIP and errors.max() < 2 * FLIP, "flips of the rows before add up in a text"
     assert row_errors(alone, exact[:, 0]).min() > 1e-4, "the control: not to round activations is seen in every row"
-
-
-# -- what is trained on ------------------------------------------------------------------------------------------------
 
 
 def cpu_choice(path: Path, packing: str):

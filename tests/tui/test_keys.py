@@ -29,9 +29,6 @@ def test_what_every_field_for_text_does_is_no_help():
     assert not any(bindings[action].system for action in ("send", "break_line", "up", "delete_word_left", "undo"))
 
 
-# -- the prompt --------------------------------------------------------------------------------------------------------
-
-
 async def test_three_keys_break_a_line_and_the_prompt_grows_up_to_eight_lines(chat):
     async with chat().opened() as (talk, pilot):
         prompt = talk.app.query_one(Prompt)
@@ -130,9 +127,6 @@ async def test_ctrl_q_quits_from_anywhere(chat, before):
         assert not talk.app.is_running
     assert talk.app.return_code == 0
     assert talk.app.failure is None
-
-
-# -- the conversation --------------------------------------------------------------------------------------------------
 
 
 async def test_who_scrolls_up_is_not_disturbed_and_asking_goes_to_the_end(chat):
@@ -236,9 +230,6 @@ async def test_ctrl_c_copies_what_is_selected_in_a_reply(chat):
         assert talk.live != "stopping"
         gate.set()
         await until(pilot, talk.idle)
-
-
-# -- help and commands -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("width", [44, 100])

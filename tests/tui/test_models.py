@@ -158,9 +158,6 @@ async def test_a_registry_that_cannot_be_read_is_told(chat, monkeypatch):
         await until(pilot, back(talk))
 
 
-# -- what is not here --------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def offered(monkeypatch) -> list[str]:
     """What the chat would ask the hub about; nobody is asked."""

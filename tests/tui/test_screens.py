@@ -14,8 +14,6 @@ from localspec.store.store import Store
 from localspec_tui.screens.conversations import ConversationsScreen
 from localspec_tui.widgets.typed_text import TypedText
 
-# -- conversations -----------------------------------------------------------------------------------------------------
-
 
 async def test_ctrl_n_begins_anew(chat):
     async with chat(["One."], ["Two."]).opened() as (talk, pilot):
@@ -145,9 +143,6 @@ async def test_resuming_shows_what_was_said_and_gives_an_unanswered_prompt_back(
         await until(pilot, talk.idle)
     kept = talk.kept()
     assert (kept[0], kept[-1]) == (("one", "Answered.", "stop"), ("two", "At last.", "stop"))
-
-
-# -- the system prompt -------------------------------------------------------------------------------------------------
 
 
 async def test_ctrl_s_sets_the_system_prompt(chat):

@@ -66,9 +66,6 @@ async def test_turns_that_are_left_out_and_why_speculation_is_off_are_told(chat)
         await until(pilot, lambda: "drafting paused: drafts cost" in talk.screen_text())
 
 
-# -- waiting -----------------------------------------------------------------------------------------------------------
-
-
 async def test_a_prompt_waits_until_the_model_is_loaded_and_escape_takes_it_back(chat):
     gate = threading.Event()
     talk = chat(["At last."])
@@ -119,9 +116,6 @@ async def test_letters_and_enter_that_come_in_one_burst_keep_their_order(chat):
         assert talk.typed == "x"
 
 
-# -- stopping ----------------------------------------------------------------------------------------------------------
-
-
 async def test_a_stopped_reply_keeps_what_was_said_and_the_conversation_goes_on(chat):
     gates = threading.Event(), threading.Event()
     talk = chat(["So far ", "so good", gates[0], " never"], ["Part", gates[1], " never"], ["Whole."])
@@ -167,9 +161,6 @@ async def test_without_a_reply_escape_does_nothing_and_ctrl_c_says_how_to_quit(c
         assert talk.typed == "abcd"
         await pilot.press("ctrl+c")
         await until(pilot, lambda: "q quits." in talk.screen_text())
-
-
-# -- what goes wrong ---------------------------------------------------------------------------------------------------
 
 
 async def test_a_refused_prompt_leaves_no_trace_and_is_given_back(chat):
@@ -231,9 +222,6 @@ async def test_closing_in_mid_reply_keeps_it(chat):
         await until(pilot, lambda: talk.replies() == ["Kept so far"])
         await pilot.press("ctrl+q")
     assert talk.kept() == [("Go", "Kept so far", "interrupted")]
-
-
-# -- what came with the command line -----------------------------------------------------------------------------------
 
 
 async def test_a_first_prompt_is_asked_at_once_with_the_files_and_is_shown_as_it_is(chat):

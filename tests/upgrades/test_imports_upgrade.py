@@ -125,9 +125,6 @@ def test_the_trained_drafter_still_belongs_to_its_model(home: Path) -> None:
     assert [one.kind for one in trained_drafters(resolve(str(home / "model")), Paths(home))] == ["medusa"]
 
 
-# -- what stops a move --
-
-
 @pytest.fixture(params=["rename", "copy"])
 def moved_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "copy":
@@ -227,9 +224,6 @@ def test_several_processes_at_once_find_every_model(home: Path) -> None:
         for name in ("here", "gone", "here", "gone")
     ]
     assert [(one.communicate()[1], one.returncode) for one in started] == [(b"", 0)] * 4
-
-
-# -- what moves --
 
 
 def test_what_can_be_made_again_stays_in_the_cache_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -110,9 +110,6 @@ def test_settings_and_models_mean_what_they_meant(home: Path) -> None:
     assert "mine" in known(Paths(home))
 
 
-# -- what a newer one wrote --
-
-
 def refused(home: Path, place: Path, code: int, said: str, *command: str) -> None:
     """The command ends with a sentence, and what it was given stays byte for byte."""
     before = contents(place)

@@ -59,9 +59,6 @@ def directory(path: Path, like: Path, *files: Mapping[str, np.ndarray], **config
     return path
 
 
-# -- of weights --
-
-
 def test_names_shards_and_texts_do_not_count(tiny: Any, tmp_path: Path) -> None:
     like = tiny(LLAMA).path
     weights, own = tensors_of(like), weights_fingerprint(like)
@@ -173,9 +170,6 @@ def test_an_earlier_version_refuses_nothing_in_a_header() -> None:
     said = json.loads(header[48:].rstrip(b"\0"))
     assert said["origin"].keys() == {"name", "revision", "license", "repo", "commit", "files"}
     assert said["weights"] == "1" * 40
-
-
-# -- of files --
 
 
 @pytest.fixture

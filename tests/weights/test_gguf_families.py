@@ -89,9 +89,6 @@ def test_the_page_has_a_row_for_each_family() -> None:
     assert [(row[0].strip("`"), row[2]) for row in rows] == [*kinds.items()]
 
 
-# -- the file itself ---------------------------------------------------------------------------------------------------
-
-
 def by_llama_cpp(file: Path, tokens: list[int], exactly: bool) -> np.ndarray:
     from llama_cpp_model import Gguf
 
@@ -171,9 +168,6 @@ def ahead_by_llama_cpp(file: Path, tokens: list[int], states: np.ndarray) -> np.
     return found
 
 
-# -- the same numbers --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", cases(FAMILIES, FAST))
 def test_in_f32_logits_are_those_of_transformers(opened, name):
     expected = gguf_families.model(name).logits(text())
@@ -200,9 +194,6 @@ def test_in_few_bits_logits_are_as_near_as_those_of_llama_cpp(opened, family_ggu
     assert np.mean(ours) <= 1.2 * np.mean(theirs)
 
 
-# -- the same ids ------------------------------------------------------------------------------------------------------
-
-
 def their_ids(file: Path, texts: list[str]) -> list[list[int]]:
     from llama_cpp_model import ids_of
 
@@ -217,9 +208,6 @@ def test_texts_have_the_ids_that_llama_cpp_gives_them(opened, family_gguf, name)
     tokenizer = opened(name, F32).tokenizer
     for one, ids in zip(texts, their_ids(family_gguf(name, F32), texts), strict=True):
         assert tokenizer.encode(one, True) == ids, repr(one)
-
-
-# -- what is promised of drafts ----------------------------------------------------------------------------------------
 
 
 def of_family(target: NativeTarget) -> str:

@@ -42,8 +42,6 @@ def test_a_type_that_weights_never_are_is_named(tiny: Make, tmp_path: Path, dtyp
         stored_tensors(inspect(path), TransformerConfig.of(read_config(inspect(path))))
 
 
-# -- a head that is the embedding, or is not ---------------------------------------------------------------------------
-
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
