@@ -355,7 +355,7 @@ def _pieces(
         "decoder": {"type": "Sequence", "decoders": _STEPS if prefix else _STEPS[:3]},
         "model": _bpe(
             vocabulary,
-            _merges(tokens, types, scores),
+            _merges(metadata.file, tokens, types, scores),
             unk_token=roles.get("unk_token"),
             fuse_unk=True,
             byte_fallback=True,
@@ -363,12 +363,12 @@ def _pieces(
     }
 
 
-def _merges(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> list[tuple[str, str]]:
+def _merges(file: str, tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> list[tuple[str, str]]:
     """Return the pair that makes each piece, the piece of the best score first.
 
     SentencePiece merges the two neighbours that make the best piece, of equal ones the first. So the text of a piece
     always becomes the same two pieces before it becomes one, whatever stands around it: no other pair is needed.
-    Raises ValueError for pieces that take too long, or that no list of merges puts into an order.
+    Raises ValueError for pieces that take too long, LocalspecError for those that no list puts into an order.
     """
     normal = [index for index, kind in enumerate(types) if kind == _NORMAL and tokens[index]]
     if long := next((tokens[index] for index in normal if len(tokens[index]) > _LONGEST_PIECE), None):
@@ -386,8 +386,11 @@ def _merges(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]
     same = merged[1:][costs[merged[1:]] == costs[merged[:-1]]]
     if len(same):  # the first of the two in a text is merged, whichever it is
         before = merged[np.searchsorted(merged, same[0]) - 1]
-        what = f"its tokenizer gives the pieces {pieces[before]!r} and {pieces[same[0]]!r} the same score"
-        raise ValueError(f"{what}, so that the order of merges depends on the text")
+        raise LocalspecError(
+            f"The tokenizer of the {file} gives the pieces {pieces[before][:40]!r} and {pieces[same[0]][:40]!r} the same "
+            "score, so that the order of merges depends on the text, which localspec does not compute; choose another "
+            "file."
+        )
     halves = ((encoded[index], cuts[index]) for index in merged.tolist())
     return [(text[:cut].decode(), text[cut:].decode()) for text, cut in halves]
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from chat_templates import CHATML, LLAMA3, LLAMA3_BOS, PHI3, QWEN3, write_tokenizer
 from each import each
-from gguf_files import tokenizer_of
+from gguf_files import stored, tokenizer_of, written
 from golden import matching
 
 from localspec.errors import LocalspecError
@@ -18,6 +18,7 @@ from localspec.models.chat_tokenizer import ChatTokenizer
 from localspec.models.tokenizer import Tokenizer
 from localspec.weights.checkpoint import AROUND
 from localspec.weights.gguf_metadata import Metadata
+from localspec.weights.gguf_model import GgufModel
 from localspec.weights.gguf_splits import SPLITS
 from localspec.weights.gguf_tokens import ends, ends_at_words, impossible_roles, tokenizer_files
 
@@ -156,7 +157,7 @@ def of_pieces(pieces: list[str], scores: list[float]) -> dict[str, Any]:
 def test_pieces_of_one_score_that_two_others_make_are_refused(tmp_path):
     """llama.cpp merges the first of the two in a text: "ab" in "abc", and "bc" in "bcab"."""
     singles = [*"abcd"]
-    with pytest.raises(ValueError, match="'ab' and 'bc' the same score"):
+    with pytest.raises(LocalspecError, match=matching("pieces_have_the_same_score")):
         tokenizer_files(Metadata(of_pieces([*singles, "ab", "bc"], [0, 0, 0, 0, -1, -1])), 10)
     never_made = of_pieces([*singles, "ab", "abcd", "bc"], [0, 0, 0, 0, -1, -1, -2])  # "abcd" ends as "ab", "c", "d"
     assert converted(never_made, tmp_path).encode("abcd", False)[-3:] == [5, 3, 4]
@@ -169,9 +170,21 @@ def test_merges_of_hostile_pieces_are_found_in_bounded_time():
         began = time.process_time()
         tokenizer_files(Metadata(of_pieces(pieces, [-float(at) for at in range(len(pieces))])), 10**6)
         assert time.process_time() - began < 5
+
+
+def test_a_hostile_file_of_long_pieces_is_refused_at_once_in_a_sentence(tmp_path):
     long = [f"{at:0128}" for at in range(10_000)]
-    with pytest.raises(ValueError, match="squares of their bytes add up to 163,840,000"):
-        tokenizer_files(Metadata(of_pieces(long, [-float(at) for at in range(len(long))])), 10**6)
+    said = {**of_pieces(long, [-float(at) for at in range(len(long))]), "general.architecture": "llama"}
+    shape = {"context_length": 64, "embedding_length": 32, "block_count": 1, "feed_forward_length": 32}
+    shape |= {"attention.head_count": 4, "attention.layer_norm_rms_epsilon": 1e-5}
+    file = tmp_path / "hostile.gguf"
+    lists = {key: one.tolist() if isinstance(one, np.ndarray) else one for key, one in said.items()}
+    tensors = {"token_embd.weight": stored("F32", np.zeros((len(long) + 1, 32), np.float32))}
+    file.write_bytes(written({**lists, **{f"llama.{key}": one for key, one in shape.items()}}, tensors))
+    began = time.process_time()
+    with pytest.raises(LocalspecError, match="squares of their bytes add up to 163,840,000"):
+        GgufModel.open(file).texts  # noqa: B018 -- read when it is asked for
+    assert time.process_time() - began < 5
 
 
 SOUND = {
