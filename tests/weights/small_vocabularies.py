@@ -82,6 +82,15 @@ def pieces(seed: int, prefix: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def with_equal_scores(seed: int) -> dict[str, Any]:
+    """Return the same with a further piece of the best score, which no two others make."""
+    found = pieces(seed, prefix=False)
+    for key, one in (("tokens", "zzz"), ("token_type", 1), ("scores", 0.0)):
+        found[f"tokenizer.ggml.{key}"] = [*found[f"tokenizer.ggml.{key}"], one]
+    assert found["tokenizer.ggml.scores"][259:-4].count(0.0) == 1
+    return found
+
+
 def texts_of_pieces(seed: int) -> Sequence[str]:
     """Return random texts for `pieces`."""
     chance, parts = random.Random(seed), ["a", "a", *"bcé漢 \n▁z🙂", "  ", "\n\n", "<mark>", "<s>"]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gguf_files import written
-from weights.small_vocabularies import TEXTS, merging, pieces, texts_of_pieces
+from weights.small_vocabularies import TEXTS, merging, pieces, texts_of_pieces, with_equal_scores
 from weights.test_gguf_tokens import converted
 
 from localspec.weights.gguf_splits import SPLITS
@@ -29,6 +29,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
         for seed in range(4)
         for prefix in (False, True)
     },
+    "pieces of one score": (with_equal_scores(1), ["zzz", "azzzb", *texts_of_pieces(1)]),
 }
 
 
