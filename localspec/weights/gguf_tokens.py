@@ -4,12 +4,13 @@ import math
 import secrets
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
 
 from localspec.errors import LocalspecError
+from localspec.machine import compiled
 from localspec.machine.library import address, check, int32, library
 from localspec.text import one_line
 from localspec.weights.checkpoint import AROUND
@@ -380,19 +381,35 @@ def _merges(file: str, tokens: Sequence[str], types: Sequence[int], scores: Sequ
     lengths, cuts = int32([*map(len, encoded)]), np.zeros(len(pieces), np.int32)
     if (ways := int(np.square(lengths, dtype=np.int64).sum())) > _MOST_WAYS:
         raise ValueError(f"the pieces of its tokenizer are too long: the squares of their bytes add up to {ways:,}")
-    seed, at = secrets.randbits(64), (address(lengths), address(costs), len(pieces))
-    check(library().ls_piece_cuts(b"".join(encoded), *at, seed, address(cuts)))
+    if compiled.library() is None:
+        known = dict(zip(encoded, costs.tolist(), strict=True))
+        cuts[:] = [_cut(piece, known) for piece in pieces]
+    else:
+        seed, at = secrets.randbits(64), (address(lengths), address(costs), len(pieces))
+        check(library().ls_piece_cuts(b"".join(encoded), *at, seed, address(cuts)))
     merged = np.flatnonzero(cuts)
     same = merged[1:][costs[merged[1:]] == costs[merged[:-1]]]
     if len(same):  # the first of the two in a text is merged, whichever it is
         before = merged[np.searchsorted(merged, same[0]) - 1]
         raise LocalspecError(
-            f"The tokenizer of the {file} gives the pieces {pieces[before][:40]!r} and {pieces[same[0]][:40]!r} the same "
-            "score, so that the order of merges depends on the text, which localspec does not compute; choose another "
-            "file."
+            f"The tokenizer of the {file} gives the pieces {pieces[before][:40]!r} and {pieces[same[0]][:40]!r} "
+            "the same score, so that the order of merges depends on the text, which localspec does not compute; "
+            "choose another file."
         )
     halves = ((encoded[index], cuts[index]) for index in merged.tolist())
     return [(text[:cut].decode(), text[cut:].decode()) for text, cut in halves]
+
+
+def _cut(piece: str, costs: Mapping[bytes, float]) -> int:
+    """Return what the library's `ls_piece_cuts` finds: the byte at which the two parts of a piece meet; 0 for none."""
+    parts = [letter.encode() for letter in piece]
+    while len(parts) > 2:
+        ways = [costs.get(left + right, math.inf) for left, right in pairwise(parts)]
+        if (best := min(ways)) == math.inf:
+            return 0
+        at = ways.index(best)
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+    return len(parts[0]) if len(parts) == 2 and costs.keys() >= {*parts} else 0
 
 
 def _bpe(vocabulary: Mapping[str, int], merges: Sequence[tuple[str, str]], **unlike: Any) -> dict[str, Any]:

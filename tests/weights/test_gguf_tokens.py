@@ -12,6 +12,7 @@ from chat_templates import CHATML, LLAMA3, LLAMA3_BOS, PHI3, QWEN3, write_tokeni
 from each import each
 from gguf_files import stored, tokenizer_of, written
 from golden import matching
+from weights.small_vocabularies import pieces as pieces_of
 
 from localspec.errors import LocalspecError
 from localspec.models.chat_tokenizer import ChatTokenizer
@@ -161,6 +162,20 @@ def test_pieces_of_one_score_that_two_others_make_are_refused(tmp_path):
         tokenizer_files(Metadata(of_pieces([*singles, "ab", "bc"], [0, 0, 0, 0, -1, -1])), 10)
     never_made = of_pieces([*singles, "ab", "abcd", "bc"], [0, 0, 0, 0, -1, -1, -2])  # "abcd" ends as "ab", "c", "d"
     assert converted(never_made, tmp_path).encode("abcd", False)[-3:] == [5, 3, 4]
+
+
+def test_merges_are_the_same_without_the_compiled_library(monkeypatch):
+    """As on a GPU, where GGUF files are computed without it."""
+    for seed in range(20):
+        said = {
+            key: np.array(one) if key.endswith(("_type", "scores")) else one
+            for key, one in pieces_of(seed, False).items()
+        }
+        found = tokenizer_files(Metadata(said), 10**6)["tokenizer.json"]["model"]["merges"]
+        with monkeypatch.context() as without:
+            without.setattr("localspec.machine.compiled.library", lambda: None)
+            assert tokenizer_files(Metadata(said), 10**6)["tokenizer.json"]["model"]["merges"] == found
+        assert len(found) > 5
 
 
 def test_merges_of_hostile_pieces_are_found_in_bounded_time():
