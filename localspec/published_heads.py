@@ -12,17 +12,22 @@ _EAGLE3 = (
     "Eagle3DraftModel",
 )
 
-_ASSISTANT = (
-    "one of Gemma's assistants, which reads the keys and values of its target's own layers, and localspec lends a "
-    "drafter states alone"
-)
-_NOT_READ = {
-    "Gemma4AssistantForCausalLM": _ASSISTANT,
-    "Gemma4UnifiedAssistantForCausalLM": _ASSISTANT,
+DSPARK = "dspark"
+_DSPARK = ("Qwen3DSparkModel", "DSparkDraftModel")  # DeepSpec's, and what vLLM takes for the same
+ASSISTANT = "assistant"
+_ASSISTANTS = ("Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM")
+_OF_ASSISTANTS = "-assistant"  # what the name of their repository has after that of their model
+_NOT_READ = {  # what it is, and what to take in its place
+    "Gemma4DSparkModel": "a DSpark drafter with layers of Gemma, and localspec computes those of Qwen3; use the "
+    "model's assistant",
     "DFlash2DraftModel": "a DFlash drafter of the second form, whose convolutions and choice of candidates localspec "
-    "does not compute",
-    "dflash": "a DFlash drafter with a vocabulary of its own (speculators), and localspec reads those of Z Lab",
-    "peagle": "an EAGLE head that drafts in parallel (P-EAGLE), and localspec reads EAGLE-3's one layer",
+    "does not compute; use a DSpark drafter or a DFlash drafter of the first form, if the model has one",
+    "dflash": "a DFlash drafter with a vocabulary of its own (speculators), and localspec reads those of Z Lab; use "
+    "one of these",
+    DSPARK: "a DSpark drafter in the form of speculators, and localspec reads those of DeepSpec and SpecForge; use one "
+    "of these",
+    "peagle": "an EAGLE head that drafts in parallel (P-EAGLE), and localspec reads EAGLE-3's one layer; use an "
+    "EAGLE-3 head, or a DFlash or DSpark drafter, if the model has one",
 }
 
 
@@ -37,17 +42,31 @@ def is_eagle3(config: Mapping[str, Any]) -> bool:
 
 def is_dflash(config: Mapping[str, Any]) -> bool:
     """Whether this config.json is of a DFlash drafter, as Z Lab publishes them."""
-    return config.get("architectures") == ["DFlashDraftModel"] and "speculators_model_type" not in config
+    named = config.get("architectures") == ["DFlashDraftModel"] and "speculators_model_type" not in config
+    return named and not is_dspark(config)
+
+
+def is_dspark(config: Mapping[str, Any]) -> bool:
+    """Whether this config.json is of a DSpark drafter (DeepSpec, SpecForge)."""
+    if "speculators_model_type" in config:
+        return False
+    names, inner = config.get("architectures"), config.get("dflash_config")
+    named = isinstance(names, list) and len(names) == 1 and names[0] in _DSPARK and config.get("model_type") == "qwen3"
+    return named or (
+        names == ["DFlashDraftModel"] and isinstance(inner, dict) and inner.get("projector_type") == DSPARK
+    )
 
 
 def why_not_read(config: Mapping[str, Any]) -> str | None:
-    """Why a drafter that others publish is not read, the end of a sentence about it; None for all else."""
+    """Return the end of a sentence: why a published drafter is not read, and what to use. None for all else."""
     names = config.get("architectures")
     name = str(names[0]) if isinstance(names, list) and names else ""
     if name in _NOT_READ:
         return _NOT_READ[name]
     said = config.get("speculators_model_type")
-    return None if said in (None, "eagle3") else _NOT_READ.get(str(said)) or f"of speculators' kind {str(said)[:40]!r}"
+    if said in (None, "eagle3"):
+        return None
+    return _NOT_READ.get(str(said)) or f"of speculators' kind {str(said)[:40]!r}; use another drafter"
 
 
 def kind_of_heads(config: Mapping[str, Any]) -> str | None:
@@ -56,12 +75,19 @@ def kind_of_heads(config: Mapping[str, Any]) -> str | None:
         return "eagle3"
     if is_dflash(config):
         return "dflash"
+    if is_dspark(config):
+        return DSPARK
+    names = config.get("architectures")
+    if isinstance(names, list) and len(names) == 1 and names[0] in _ASSISTANTS:
+        return ASSISTANT
     medusa = config.get("architectures") == ["MedusaModel"] or config.get("model_type") == "medusa"
     return "medusa" if medusa else None
 
 
-def base_model(config: Mapping[str, Any]) -> str | None:
-    """The model that heads say they are for."""
+def base_model(config: Mapping[str, Any], repo: str = "") -> str | None:
+    """Return the model that heads say they are for, or that the name of an assistant's repository says."""
+    if kind_of_heads(config) == ASSISTANT and repo.endswith(_OF_ASSISTANTS):
+        return repo.removesuffix(_OF_ASSISTANTS)
     verifier = config.get("speculators_config")
     verifier = verifier.get("verifier") if isinstance(verifier, dict) else None
     named = verifier.get("name_or_path") if isinstance(verifier, dict) else config.get("base_model_name_or_path")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from session_replies import reply
 from tiny_models import Tiny, read, stock_distribution, stock_logits, word_tokenizer, write
-from transformers import LlamaConfig, Qwen3_5TextConfig
+from transformers import Gemma4TextConfig, LlamaConfig, Qwen3_5TextConfig
 
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
@@ -35,6 +35,15 @@ def six_words_qwen35(
     config = Qwen3_5TextConfig(
         **_SMALL, head_dim=8, num_hidden_layers=len(kinds), layer_types=[*kinds], linear_num_key_heads=1,
         linear_num_value_heads=2, linear_key_head_dim=8, linear_value_head_dim=8,
+    )  # fmt: skip
+    return _written(path, config, reading, seed=3)
+
+
+def six_words_gemma4(path: Path, reading: Callable[[Path], Tiny] = read) -> Tiny:
+    """A Gemma 4 of random weights, one layer of which has a window."""
+    config = Gemma4TextConfig(
+        **_SMALL, head_dim=8, global_head_dim=8, num_hidden_layers=2, hidden_size_per_layer_input=0, sliding_window=4,
+        layer_types=["sliding_attention", "full_attention"],
     )  # fmt: skip
     return _written(path, config, reading, seed=3)
 

@@ -84,6 +84,13 @@ class RowModel(Protocol):
         committed.
         """
 
+    def read_borrowed(self, inputs: Rows, cache: TokenCache, position: int) -> Rows:
+        """Read inputs [rows, hidden_size], each at this position, by a model whose layers borrow keys and values.
+
+        They attend to the committed tokens of the lender's cache, one at least, and to nothing else. Return their
+        states after the final norm [rows, hidden_size]. The cache stays as it is.
+        """
+
     def forget_rows(self, cache: TokenCache, rows: int, layers: Sequence[int]) -> None:
         """Remove NaN and inf that these rows of the last `read_rows` left behind the committed tokens."""
 

@@ -7,7 +7,7 @@ keys   f_a  f_b  f_c       root  mask  mask       the text there are keys and va
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -48,6 +48,8 @@ class DFlashOptions:
     multiplier: float = 1.0
     cap: float = 0.0
 
+    KIND: ClassVar[str] = "dflash"
+
     def __post_init__(self) -> None:
         for name, fine, hint in (
             ("states", are_places(self.states), "indices like 2,14,25"),
@@ -59,7 +61,7 @@ class DFlashOptions:
             ("cap", 0 <= self.cap < 1e6, "a number, or 0 for none"),
         ):
             if not fine:
-                raise UsageMistake(f"{name} = {getattr(self, name)!r} of dflash is not possible; give {hint}.")
+                raise UsageMistake(f"{name} = {getattr(self, name)!r} of {self.KIND} is not possible; give {hint}.")
 
     @property
     def places(self) -> tuple[int, ...]:
@@ -74,7 +76,7 @@ def layers_of(options: DFlashOptions, target: TransformerConfig, context: int) -
     """
     sizes, rope, _ = described(options.config, context, "drafter's layers")
     if sizes.family != "qwen3":
-        raise UsageMistake(f"The drafter's layers are of the family {sizes.family}, and DFlash's are Qwen3's.")
+        raise UsageMistake(f"The drafter's layers are of the family {sizes.family}, and {options.KIND} has Qwen3's.")
     if (sizes.hidden_size, sizes.vocab_size) != (target.hidden_size, target.vocab_size):
         raise UsageMistake(
             f"The drafter is made for a model of {sizes.hidden_size} channels and {sizes.vocab_size} tokens, and this "
@@ -160,6 +162,7 @@ class Drafter(ParallelDrafter):
 
     kind = "dflash"
     Options = DFlashOptions
+    FIRST: ClassVar[int] = 1  # row of the block that predicts the token after the root
     options: DFlashOptions
 
     def __init__(self, target: DraftableModel[Any], options: DFlashOptions, tensors: Mapping[str, Array]) -> None:
@@ -204,7 +207,7 @@ class Drafter(ParallelDrafter):
     @property
     def depth(self) -> int:
         """The number of tokens of a draft."""
-        return self.options.block - 1
+        return self.options.block - self.FIRST
 
     @property
     def nbytes(self) -> int:
@@ -248,9 +251,13 @@ class Drafter(ParallelDrafter):
             return DraftTree((context.root,), (-1,))
         self._read_text(text)
         try:
-            return self.build_tree(context, self.compute.logits(self._predict(context.root, text)))
+            return self._tree(context, *self._predict(context.root, text))
         finally:
             self._forget_rows(text)
+
+    def _tree(self, context: Context, logits: Rows, states: Rows) -> DraftTree:
+        """Return the tree that logits [depth, vocab_size] and states [depth, hidden_size] of a block propose."""
+        return self.build_tree(context, self.compute.logits(logits))
 
     def _read_text(self, text: int) -> None:
         """Keeps keys and values of tokens that have none yet."""
@@ -261,25 +268,25 @@ class Drafter(ParallelDrafter):
                 layer.attention.truncate(start)  # where memory ran out, others have read more
                 layer.read_text(features, range(start, start + count))
 
-    def _predict(self, root: int, text: int) -> Rows:
-        """Returns logits [block - 1, vocab_size] of the tokens after a root behind so many tokens."""
+    def _predict(self, root: int, text: int) -> tuple[Rows, Rows]:
+        """Return logits [depth, vocab_size] and states [depth, hidden_size] after a root behind so many tokens."""
         block = self.options.block
         seats: list[Any] = []
         for layer, window in zip(self._layers, self._sizes.sliding_windows, strict=True):
             seats += layer.attention.seats(range(text, text + block), self._seen(text, window), window)
         ids = self.compute.integers([[token] for token in (root, *[self.options.mask] * (block - 1))])
-        (logits,) = self._of_block(ids, *seats)
-        return logits[: block - 1]
+        logits, states = self._of_block(ids, *seats)
+        return logits[: self.depth], states[: self.depth]
 
     def _block_logits(self, ids: Rows, *seats: Any) -> tuple[Rows, ...]:
-        """Returns the logits of all but the root, of ids [rows, 1] and the seats of each layer."""
+        """Return logits and states from row `FIRST` on, of ids [rows, 1] and the seats of each layer."""
         target, each = self.compute.target, len(seats) // len(self._layers)
         x = target.embed(ids[:, 0]) * self._scale
         for place, layer in enumerate(self._layers):
             x = layer(x, *seats[place * each : (place + 1) * each])
-        states = self.compute.rms_norm(x[1:], self._sizes.rms_norm_eps) * self._norm
+        states = self.compute.rms_norm(x[self.FIRST :], self._sizes.rms_norm_eps) * self._norm
         logits = target.head(states) * self._multiplier
-        return (self.compute.tanh(logits / self._cap) * self._cap if self._cap else logits,)
+        return self.compute.tanh(logits / self._cap) * self._cap if self._cap else logits, states
 
     def _seen(self, text: int, window: int | None) -> list[list[int]]:
         """For each row of the block how many rows of the text it sees within a window, and which of the block."""

@@ -18,6 +18,7 @@ JUDGED = 24  # drafts, over which it is averaged how often a level was right
 UNTRIED = 256  # drafts that end before a depth, after which what is known of it may be out of date
 # (place of each node's parent among the nodes asked for before, their tokens, their depth) -> logits of each
 LogitsOf = Callable[[Sequence[int], Sequence[int], int], Rows]
+OverlapsOf = Callable[[Sequence[int], int], Sequence[float]]  # (nodes' tokens, their depth) -> 1 - the total variation
 
 
 class Levels:
@@ -98,8 +99,19 @@ class PathTrees:
             path += (token,)
         self.forget()
 
-    def grow(self, context: Context, logits_of: LogitsOf, depths: int, ids: Ids | None = None) -> DraftTree:
-        """Returns the best tree of so many levels. `ids` are the tokens of the logits' columns, where not all are."""
+    def grow(
+        self,
+        context: Context,
+        logits_of: LogitsOf,
+        depths: int,
+        ids: Ids | None = None,
+        overlaps: OverlapsOf | None = None,
+    ) -> DraftTree:
+        """Return the best tree of so many levels. `ids` are the tokens of the logits' columns, where not all are.
+
+        With `overlaps` a candidate is believed by its probability times the share in which its distribution is expected
+        to be the target's.
+        """
         drafter, sampling = self._drafter, context.sampling
         self.forget()
         self._greedy = sampling.greedy
@@ -123,6 +135,12 @@ class PathTrees:
             count = 1 if self._chain else min(context.nodes, BRANCHES) if depth else context.nodes
             logits = drafter.compute.logits(logits_of(parents, tokens, depth))
             found = logits.candidates(positions, count, sampling, ids)
+            if overlaps is not None:
+                shares = overlaps(tokens, depth)
+                found = [
+                    [(token, chance * share) for token, chance in some]
+                    for some, share in zip(found, shares, strict=True)
+                ]
             self.levels.took(depth, time.perf_counter() - began)
             self._candidates.update(zip(paths, found, strict=True))
             likely = [drafter.calibration.chances(candidates, depth + 1, self._greedy) for candidates in found]

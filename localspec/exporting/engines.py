@@ -125,8 +125,11 @@ def no_counterpart(engine: Engine, drafter: str) -> UsageMistake:
         )
     if kind.takes == "published":
         where = "in the model's own files" if kind.name == "mtp" else "in the repository that it came from"
-        flags = {"vllm": f"--speculative-config with the method {kind.name}", "sglang": "--speculative-algorithm "}
-        flags["sglang"] += "NEXTN" if kind.name == "mtp" else kind.name.upper()
+        ahead = kind.name in ("mtp", "assistant")  # both engines call Gemma's assistants MTP, too
+        flags = {
+            "vllm": f"--speculative-config with the method {'mtp' if ahead else kind.name}",
+            "sglang": f"--speculative-algorithm {'NEXTN' if ahead else kind.name.upper()}",
+        }
         return UsageMistake(
             f"{engine.label} reads '{kind.name}' {where}, so there is nothing to write; serve it with "
             f"{flags[engine.name]}."

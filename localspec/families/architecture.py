@@ -53,6 +53,7 @@ class TransformerConfig:
     logit_cap: float = 0.0  # logits are bent to stay below it, by tanh; 0 for not
     interleaved: bool = False  # channels that are rotated together are neighbours, and not those of two halves
     gated: bool = False  # what attention gives is multiplied by a sigmoid, whose inputs are projected with the queries
+    borrows: bool = False  # all layers read keys and values of another model's, those of its layers `keys_of`
     delta: DeltaNet | None = None  # layers that have a recurrent state in the place of attention
 
     @classmethod

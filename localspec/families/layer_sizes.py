@@ -7,8 +7,8 @@ from dataclasses import dataclass
 class LayerSizes:
     """What a layer has where layers of a model differ, in channels.
 
-    `keys_of` is the layer whose keys and values it reads, None where it has its own. With `keys_are_values` one
-    projection makes both.
+    `keys_of` is the layer whose keys and values it reads, None where it has its own: a layer before it, or one of
+    another model (`TransformerConfig.borrows`). With `keys_are_values` one projection makes both.
     """
 
     num_kv_heads: int

@@ -81,7 +81,7 @@ FORMAT = 1  # of drafter.json
 RANKS = 10  # of the candidates whose accuracy it tells
 ACCEPTANCE = ("acceptance", "acceptance_elsewhere")  # on text like what it learned from, and on all kinds
 RIGHT_AFTER_RIGHT = "right_after_right"  # on held-out text, by depth: the first guess, where all before it were
-MASKS = "masks"  # a tensor of embeddings, which is read by rows and not multiplied
+BY_ROWS = ("masks", "embedding")  # tensors of embeddings, which are read by rows and not multiplied
 REMEDY = "train the drafter again"  # one that `train` wrote cannot be fetched
 
 
@@ -254,7 +254,9 @@ def read_drafter(path: Path) -> DrafterCard:
     shapes = {name: tuple(entry["shape"]) for name, entry in tensor_headers(weights, REMEDY).items()}
     parameters = sum(map(math.prod, shapes.values()))
     others = sum(
-        math.prod(shape) for name, shape in shapes.items() if len(shape) < 2 or name == MASKS or name.endswith(".bias")
+        math.prod(shape)
+        for name, shape in shapes.items()
+        if len(shape) < 2 or name in BY_ROWS or name.endswith(".bias")
     )
     made_for, name = str(target.get("revision", "")), str(target.get("name", "another model"))
     inner = shapes.get(kind_of(kind).states_in, ())[-1:]

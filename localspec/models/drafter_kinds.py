@@ -8,7 +8,7 @@ any other kind has a function `build`, which for a kind that takes a draft model
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ WITH_PHRASES = "+phrases"  # after the name of a kind: its drafts are lengthened
 MERGED = 3  # drafters at most whose drafts are merged into one tree, phrases not counted
 DRAFT_TOKENS = 5  # of a draft, where no figure says how many
 DRAFT_BLOCK = 16  # tokens of a block that is filled in at once
+MARKOV_RANK = 256  # of the head that corrects such a block, as published drafters have it
 DRAFT_VOCABULARY = 32_768  # tokens of a draft vocabulary, where no figure says how many
 
 Takes = Literal["nothing", "probe", "weights", "published", "draft model"]
@@ -208,10 +209,41 @@ def _dflash_seconds(cost: DraftCost, nodes: int) -> float:
     return cost.product(cost.parameters + cost.shape.embedding, DRAFT_BLOCK) + layers * cost.layer_seconds
 
 
+def _kept_by_layers(one: DrafterSize, parameters: int) -> int:
+    """Return the bytes of keys and values of the layers that have so many parameters, and of a feature a token."""
+    layers = max(round(parameters / one.shape.layer), 1) + 1
+    return one.shape.cached_in_last(layers * one.cache_bytes)
+
+
 def _dflash_size(one: DrafterSize) -> int:
     """With keys and values of each of its layers, and a feature a token."""
-    layers = max(round(one.parameters / one.shape.layer), 1) + 1
-    return one.weights + one.shape.cached_in_last(layers * one.cache_bytes)
+    return one.weights + _kept_by_layers(one, one.parameters)
+
+
+def _without_markov(parameters: int, shape: Shape, rank: int = MARKOV_RANK) -> int:
+    """Return the parameters of a DSpark drafter that are in its layers."""
+    return max(parameters - 2 * rank * shape.vocab_size, 0)
+
+
+def _dspark_seconds(cost: DraftCost, nodes: int) -> float:
+    """One forward of its layers over a block, and in each level a product with half of the Markov head."""
+    block = replace(cost, parameters=_without_markov(cost.parameters, cost.shape))
+    levels = min(cost.depth, max(nodes, 1))
+    return _dflash_seconds(block, nodes) + levels * cost.product(cost.shape.vocab_size * MARKOV_RANK, 2)
+
+
+def _dspark_size(one: DrafterSize) -> int:
+    """With keys and values of each of its layers, and a feature a token."""
+    rank = one.options.get("rank", MARKOV_RANK)  # which is what a file says: loading it is what refuses another value
+    return one.weights + _kept_by_layers(
+        one, _without_markov(one.parameters, one.shape, rank if isinstance(rank, int) else 0)
+    )
+
+
+def _assistant_seconds(cost: DraftCost, nodes: int) -> float:
+    """It drafts level by level, each time with all its weights, and with four layers in published ones."""
+    levels = min(cost.depth, max(nodes, 1))
+    return levels * (cost.product(cost.parameters, 2) + 4 * cost.layer_seconds)
 
 
 def _draft_model_seconds(cost: DraftCost, nodes: int) -> float:
@@ -262,6 +294,14 @@ TABLE = [
     DrafterKind(
         "dflash", "a few layers that fill in a block of mask tokens at once", "published",
         _dflash_seconds, size=_dflash_size, states_in="fc.weight", on_chains=True,
+    ),
+    DrafterKind(
+        "dspark", "a few layers that fill in a block at once, corrected by the token before", "published",
+        _dspark_seconds, size=_dspark_size, states_in="fc.weight", on_chains=True,
+    ),
+    DrafterKind(
+        "assistant", "a tiny model that reads the target's own keys and values, token after token", "published",
+        _assistant_seconds,
     ),
     DrafterKind(
         "mtp", "a layer in the target's own files that predicts further ahead, token after token", "published",

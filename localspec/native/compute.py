@@ -116,6 +116,11 @@ class NativeRowModel:
         assert isinstance(cache, NativeCache) and isinstance(adapters, NativeAdapters | None)
         return self._model.states(inputs, cache, layers, adapters)
 
+    def read_borrowed(self, inputs: Floats, cache: TokenCache, position: int) -> Floats:
+        """Read inputs, each at this position behind another model's tokens; return states after the final norm."""
+        assert isinstance(cache, NativeCache)
+        return self._model.borrowed(inputs, cache, position)
+
     def forget_rows(self, cache: TokenCache, rows: int, layers: Sequence[int]) -> None:
         """Nothing: attention reads no slot that its row does not see."""
 

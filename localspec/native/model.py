@@ -129,7 +129,7 @@ class NativeModel:
         if sizes.layer_sizes:
             layer.num_kv_heads, layer.head_dim = own.num_kv_heads, own.head_dim
             layer.intermediate_size = own.intermediate_size
-            layer.keys_from = 0 if own.keys_of is None else index - own.keys_of
+            layer.keys_from = 0 if own.keys_of is None else (-1 if sizes.borrows else index) - own.keys_of
             layer.keys_are_values = own.keys_are_values
         layer.scalar = vector("layer_scalar", 1)
         if sizes.per_layer_inputs[0]:
@@ -270,8 +270,19 @@ class NativeModel:
             request.adapters = ctypes.addressof(adapters.every)
         return self._run(request, len(rows), cache)
 
+    def borrowed(self, inputs: Floats, cache: NativeCache, position: int) -> Floats:
+        """Read inputs [rows, hidden_size], each as the token at this position that follows another model's cache.
+
+        Return states after the final norm [rows, hidden_size]. Raises LocalspecError for a cache without such layers.
+        """
+        rows = self._rows(inputs)
+        positions, parents = int32([position] * len(rows)), int32([-1] * len(rows))
+        request = Request(inputs=rows.ctypes.data, positions=positions.ctypes.data, parents=parents.ctypes.data)
+        return self._run(request, len(rows), cache)
+
     def _run(self, request: Request, count: int, cache: NativeCache) -> Floats:
-        cache.reserve(cache.length + count)
+        if not self.sizes.borrows:
+            cache.reserve(cache.length + count)
         hidden = np.empty((count, self.sizes.hidden_size), np.float32)
         request.rows, request.hidden = count, hidden.ctypes.data
         check(self._library.ls_forward(self.handle, cache.handle, self.threads.handle, request))

@@ -163,6 +163,22 @@ class KVCache:
         return True
 
 
+class LentKeys:
+    """Keys and values of the committed tokens of a cache, for a model that has none of its own."""
+
+    def __init__(self, cache: KVCache) -> None:
+        self._cache, self.length = cache, cache.length
+
+    def visible(self, rows: int) -> int:
+        """Return as many slots as there are committed tokens: rows see nothing else."""
+        return self.length
+
+    def of_layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys and values of one of the lender's layers, [1, num_kv_heads, tokens, head_dim] each."""
+        keys, values = self._cache.slots_of(layer)[:, None, :, : self.length]
+        return keys, values
+
+
 class TextPrefix:
     """Keys and values of texts side by side, in place of a cache: gradients flow through what is read.
 

@@ -16,7 +16,7 @@ from localspec.events import Reporter
 from localspec.families.architecture import TransformerConfig, weight_map
 from localspec.families.rope import Rope
 from localspec.nn import own_kernels
-from localspec.nn.cache import KVCache
+from localspec.nn.cache import KVCache, LentKeys
 from localspec.nn.linear import Linear, PackedLinear
 from localspec.nn.linear_bitsandbytes import NF4Linear
 from localspec.nn.logits import TorchLogits
@@ -201,6 +201,15 @@ class TorchRowModel:
         positions = torch.arange(cache.length, cache.length + rows, device=self._device)
         causal = torch.ones(rows, rows, dtype=torch.bool, device=self._device).tril_()
         states: torch.Tensor = self._transformer(inputs[None], positions, causal, cache, layers, adapters or {})[0]
+        return states
+
+    @torch.inference_mode()
+    def read_borrowed(self, inputs: torch.Tensor, cache: TokenCache, position: int) -> torch.Tensor:
+        """Read inputs, each at this position behind another model's tokens; return states after the final norm."""
+        assert isinstance(cache, KVCache)
+        positions = torch.full((len(inputs),), position, device=self._device)
+        nothing = torch.zeros(len(inputs), 0, dtype=torch.bool, device=self._device)
+        states: torch.Tensor = self._transformer(inputs[None], positions, nothing, LentKeys(cache))[0]
         return states
 
     def forget_rows(self, cache: TokenCache, rows: int, layers: Sequence[int]) -> None:

@@ -15,7 +15,7 @@ from localspec.errors import LocalspecError
 from localspec.families.architecture import TransformerConfig
 from localspec.models.stored_names import use_stored_names
 from localspec.nn.attention import Attention, fastest
-from localspec.nn.cache import KVCache, TextPrefix
+from localspec.nn.cache import KVCache, LentKeys, TextPrefix
 from localspec.nn.layers.gemma4 import Gemma4Layer, layer_inputs, rounded
 from localspec.nn.layers.llama import NO_ADAPTERS, CacheLike, LayerAdapters, LlamaLayer, ReadKeys
 from localspec.nn.layers.qwen35 import Qwen35Layer
@@ -147,6 +147,8 @@ class Transformer(nn.Module):
             table, projection = self.embed_tokens_per_layer, self.per_layer_model_projection
             inputs = layer_inputs(self.config, tokens, x, table, projection, self.per_layer_projection_norm)
         read: ReadKeys = dict.fromkeys(one.keys_of for one in self.config.layer_sizes if one.keys_of is not None)
+        if isinstance(cache, LentKeys):
+            read = {layer: cache.of_layer(layer) for layer in read if layer is not None}
         of_layers = {index: self.rotary.of_layer(self.config, index) for index in computed}
         rotations = {rotary: rotary.cos_sin(positions, x.dtype) for rotary in set(of_layers.values())}
         factors = self.rotary.query_factors(positions, x.dtype)
@@ -189,7 +191,7 @@ class Transformer(nn.Module):
 
 
 def _seen(
-    mask: torch.Tensor, positions: torch.Tensor, window: int | None, cache: KVCache | TextPrefix | None
+    mask: torch.Tensor, positions: torch.Tensor, window: int | None, cache: KVCache | TextPrefix | LentKeys | None
 ) -> torch.Tensor:
     """bool [(batch,) n, slots]: which slots a row sees."""
     n, committed = positions.shape[-1], cache.length if cache is not None else 0
@@ -201,5 +203,5 @@ def _seen(
         return seen
     # A committed token's slot is its position; a tree node's is not.
     slot_positions = torch.arange(slots, device=mask.device).repeat(*positions.shape[:-1], 1)
-    slot_positions[..., committed : committed + n] = positions
+    slot_positions[..., committed : committed + n] = positions[..., : slots - committed]
     return seen & (slot_positions.unsqueeze(-2) > positions[..., None] - window)

@@ -1,4 +1,4 @@
-"""Turns published heads of Medusa, EAGLE-3 and DFlash into a drafter of ours, in the directory of their model."""
+"""Turns published drafters into drafters of ours, in a directory of their own."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -16,6 +16,14 @@ from localspec.models.registry import split_of
 from localspec.paths import Paths, private_directory
 from localspec.published_heads import base_model
 from localspec.weights.checkpoint import HEAD_PREFIX, inspect, read_json, tensor_headers
+
+_READERS = {
+    "medusa": "medusa_files",
+    "eagle3": "eagle3_files",
+    "dflash": "dflash_files",
+    "dspark": "dflash_files",
+    "assistant": "assistant_files",
+}
 
 
 @dataclass(frozen=True)
@@ -62,7 +70,7 @@ def convert_heads(plan: Plan, progress: Callable[[str], None]) -> Iterator[Conve
             yield NotConverted(part.source, model)
             continue
         progress(f"making a drafter of {part.source}")
-        convert = import_module(f"localspec.training.{part.heads}_files").convert  # which takes torch: a second
+        convert = import_module(f"localspec.training.{_READERS[part.heads]}").convert  # which takes torch: a second
         private_directory(Paths(home()).drafters)
         about = {"name": str(model), "published": {"repo": part.source.repo, "commit": part.commit}}
         convert(snapshot(part.source, part.commit), path, _drafter_directory(part.source), about)
@@ -92,6 +100,6 @@ def _drafter_directory(source: Source) -> Path:
 def _base_model(heads: Part) -> Source | None:
     """Return the model that the heads name as theirs."""
     try:
-        return Source.parse(str(base_model(heads.config)))
+        return Source.parse(str(base_model(heads.config, heads.source.repo)))
     except UsageMistake:
         return None

@@ -1,23 +1,25 @@
-"""Converts published DFlash drafters to one of ours: the same tensors, and what config.json says of them as options.
+"""Converts published DFlash and DSpark drafters to one of ours: tensors, and what config.json says of them as options.
 
-    model.safetensors    layers.N.{…}  fc  hidden_norm  norm    a Qwen3's config with dflash_config and block_size
+    DFlash   Z Lab       layers.N.{…} fc hidden_norm norm      a Qwen3's config with dflash_config and block_size
+    DSpark   DeepSpec    the same, markov_head confidence_head embed_tokens lm_head     the same words in one table
+    DSpark   SpecForge   DSpark's tensors                      DFlash's config with projector_type = dspark
 
-Neither an embedding nor a head is among them: those are the target's.
+The embedding and the head in DSpark's files are copies of the target's, which its trainers freeze: they are left out.
+Drafters called DFlash by DeepSpec are DSpark's without its two heads. All this is of the trainers' code; no published
+file was seen.
 """
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from localspec.drafters.dflash import DFlashOptions, Drafter
-from localspec.drafters.tensors import TensorSpec
+from localspec.drafters import dflash, dspark
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.nn.target import Target
-from localspec.published_heads import is_dflash
-from localspec.training.published_files import Tensors, check_numbers, convert_published, read_tensors
-from localspec.weights.checkpoint import read_config, weight_files
+from localspec.published_heads import DSPARK, kind_of_heads
+from localspec.training.published_files import Published, convert_published, fitted, tensors_in
+from localspec.weights.checkpoint import read_config
 
 _LAYER_KEYS = (
     "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size",
@@ -28,20 +30,21 @@ _OURS = {  # what dflash_config may say, or config.json beside it
     "block_size": "block", "mask_token_id": "mask", "input_embedding_scale": "scale", "output_multiplier": "multiplier",
     "final_logit_softcapping": "cap",
 }  # fmt: skip
+_DSPARK = {  # what DSpark says in addition, ours, and values of what is computed only so
+    "markov_rank": "rank", "enable_confidence_head": "", "confidence_head_with_markov": "", "markov_head_type": "",
+    "confidence_head_alpha": "", "num_anchors": "", "projector_type": "", "attention_mode": "",
+    "sample_from_anchor": "",
+}  # fmt: skip
+_ONLY: dict[str, tuple[Any, ...]] = {
+    "markov_head_type": ("vanilla",), "projector_type": (DSPARK,), "attention_mode": ("gqa", "mha"),
+    "sample_from_anchor": (True,),
+}  # fmt: skip
 _CAUSAL = {None: "windows", True: "all", False: "none"}
-
-
-@dataclass(frozen=True)
-class Published:
-    """A drafter as it is written: the tensors keep their names."""
-
-    kind: ClassVar[str] = Drafter.kind
-    options: DFlashOptions
-    found: Tensors
-
-    def tensors(self) -> Tensors:
-        """The tensors by name."""
-        return self.found
+_NAMES = {  # by ours, where they differ
+    "embedding": ("markov_head.markov_w1.weight",), "markov.weight": ("markov_head.markov_w2.weight",),
+    **{f"confidence.{part}": (f"confidence_head.proj.{part}",) for part in ("weight", "bias")},
+}  # fmt: skip
+_CALLED = {"dflash": "DFlash", DSPARK: "DSpark"}
 
 
 def convert(path: Path, model: Path, directory: Path, about: Mapping[str, Any]) -> None:
@@ -59,43 +62,30 @@ def read_published(path: Path, target: Target) -> Published:
     and damaged files.
     """
     config = read_config(path)
-    if not is_dflash(config):
-        raise NotHere(f"{path / 'config.json'} is of no DFlash drafter; give a directory that holds one.")
+    kind = kind_of_heads(config)
+    if kind not in _CALLED:
+        raise NotHere(f"{path / 'config.json'} is of no DFlash or DSpark drafter; give a directory that holds one.")
+    class_ = dspark.Drafter if kind == DSPARK else dflash.Drafter
     try:
-        options = _options(config, target, path)
-        expected = Drafter.tensor_specs(target, options)
+        options = class_.parse_options(_options(config, target, path, kind))
+        expected = class_.tensor_specs(target, options)
     except UsageMistake as mistake:
-        raise LocalspecError(f"The DFlash drafter in {path} cannot be used: {mistake}") from None
-    tensors: dict[str, Any] = {}
-    for file in weight_files(path):
-        tensors |= {name.removeprefix("model."): one for name, one in read_tensors(file).items()}
-    check_numbers(tensors, path)
-    for name, spec in expected.items():
-        _check(name, spec, tensors, path)
-    if others := sorted(name for name in tensors.keys() - expected.keys() if "rotary_emb" not in name):
-        raise LocalspecError(
-            f"'{others[0]}' in {path} is no part of DFlash's layers, so it would draft otherwise than it was trained; "
-            "use another drafter."
-        )
-    return Published(options, {name: tensors[name] for name in expected})
+        raise LocalspecError(f"The {_CALLED[kind]} drafter in {path} cannot be used: {mistake}") from None
+    stored = {name.removeprefix("model."): one for name, one in tensors_in(path).items()}
+    if "confidence.weight" in expected and "confidence_head.proj.weight" in stored:  # some have no bias
+        stored.setdefault("confidence_head.proj.bias", stored["confidence_head.proj.weight"].new_zeros(1))
+    ignored = "rotary_emb" if kind == "dflash" else r"rotary_emb|^(embed_tokens|lm_head)\.weight$"
+    return Published(kind, options, fitted(expected, stored, _NAMES, f"the {_CALLED[kind]} drafter", path, ignored))
 
 
-def _check(name: str, spec: TensorSpec, tensors: Tensors, path: Path) -> None:
-    found = tensors.get(name)
-    if found is None or tuple(found.shape) != spec.shape:
-        has = "is not there" if found is None else f"has the shape {[*found.shape]}"
-        raise LocalspecError(
-            f"'{name}' of the DFlash drafter in {path} {has} where {[*spec.shape]} belongs; name the model that "
-            "it was made for, or fetch it again."
-        )
-
-
-def _options(config: Mapping[str, Any], target: Target, path: Path) -> DFlashOptions:
+def _options(config: Mapping[str, Any], target: Target, path: Path, kind: str) -> dict[str, Any]:
     """What config.json says. Raises LocalspecError for what is not computed here, UsageMistake for what cannot be."""
     inner = config.get("dflash_config")
     inner = inner if isinstance(inner, dict) else {}
-    said: dict[str, Any] = {**{name: config[name] for name in (*_OURS, "target_layer_ids") if name in config}, **inner}
-    if unknown := sorted(said.keys() - {*_OURS, "target_layer_ids"}):
+    names = {**_OURS, **(_DSPARK if kind == DSPARK else {}), "target_layer_ids": ""}
+    said: dict[str, Any] = {**{name: config[name] for name in names if name in config}, **inner}
+    only = {name: values for name, values in _ONLY.items() if name in said and name in names}
+    if unknown := sorted((said.keys() - names) | {name for name, values in only.items() if said[name] not in values}):
         raise LocalspecError(
             f"dflash_config in {path / 'config.json'} says {unknown[0]} = {str(said[unknown[0]])[:60]}, which "
             "localspec does not compute; use another drafter."
@@ -106,17 +96,21 @@ def _options(config: Mapping[str, Any], target: Target, path: Path) -> DFlashOpt
         raise UsageMistake(
             f"it is made for a model of {layers!r} layers, and this one has {own}; name the model that it was made for."
         )
-    if not isinstance(places, list) or not all(type(place) is int and place >= 0 for place in places):
+    least = -1 if kind == DSPARK else 0  # the embedding
+    if not isinstance(places, list) or not all(type(place) is int and place >= least for place in places):
         raise LocalspecError(f"target_layer_ids in {path / 'config.json'} are no layers; fetch it again.")
     causal = config.get("is_causal")
     if causal is not None and not isinstance(causal, bool):
         raise LocalspecError(f"{path / 'config.json'} says is_causal = {causal!r}, which is neither; fetch it again.")
     described = {name: config[name] for name in _LAYER_KEYS if config.get(name) is not None}
     described |= {"model_type": config.get("model_type", "qwen3")}
-    options = {_OURS[name]: value for name, value in said.items() if value is not None}
+    options = {names[name]: value for name, value in said.items() if value is not None and names[name]}
     if "mask" not in options:
         raise LocalspecError(f"{path / 'config.json'} names no mask_token_id; fetch it again.")
+    if kind == DSPARK:  # whose rows all see each other
+        has, both = said.get("enable_confidence_head", False), said.get("confidence_head_with_markov", False)
+        options |= {"confidence": ("both" if both else "state") if has else "none", "rank": options.get("rank", 0)}
+        causal = bool(causal)
     # States are counted by the layers that they leave, ours by Hugging Face's list, whose first is the embedding.
     options |= {"config": json.dumps(described, sort_keys=True), "causal": _CAUSAL[causal]}
-    options |= {"states": ",".join(str(place + 1) for place in places)}
-    return DFlashOptions(**asdict(Drafter.parse_options(options)))
+    return options | {"states": ",".join(str(place + 1) for place in places)}

@@ -25,6 +25,7 @@ from localspec.training.published_files import (
     Tensors,
     check_numbers,
     convert_published,
+    fitted,
     read_tensors,
     stored_matrix,
 )
@@ -89,16 +90,9 @@ def read_published(path: Path, target: Target, embedding: torch.Tensor) -> Train
         expected = Drafter.tensor_specs(target, options)
     except LocalspecError as mistake:
         raise LocalspecError(f"The EAGLE-3 head in {path} cannot be used: {mistake}") from None
-    for name, spec in expected.items():
-        found = filled.get(name)
-        if found is None or tuple(found.shape) != spec.shape:
-            has = "is not there" if found is None else f"has the shape {[*found.shape]}"
-            raise LocalspecError(
-                f"'{name}' of the EAGLE-3 head in {path} {has} where {[*spec.shape]} belongs; name the model that it "
-                "was made for, or fetch it again."
-            )
+    filled = fitted(expected, filled, {}, "the EAGLE-3 head", path, ignored=".")
     drafter = make_drafter("eagle3", target, asdict(options))
-    drafter.load_state_dict({name: filled[name] for name in expected}, strict=False, assign=True)
+    drafter.load_state_dict(filled, strict=False, assign=True)
     return drafter.eval().requires_grad_(False)
 
 

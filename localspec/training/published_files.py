@@ -1,4 +1,8 @@
-"""What published heads of every kind have in common: files that are read as data, and the drafter made of them."""
+"""What all readers of published drafters share: files that are read as data, tables of names, and what is made of them.
+
+A format is one file with a table of its names of tensors: `medusa_files.py`, `eagle3_files.py`, `dflash_files.py`
+(DSpark's, too) and `assistant_files.py`.
+"""
 
 import pickle
 import re
@@ -6,12 +10,14 @@ import shutil
 import zipfile
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 
+from localspec.drafters.tensors import TensorSpec
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.models.drafter_cards import read_drafter
 from localspec.nn.target import Target
@@ -19,11 +25,24 @@ from localspec.outside_files import parse_json, read_bytes
 from localspec.paths import private_directory, private_files
 from localspec.training.checkpoint import full
 from localspec.training.trainable import Saveable, save_drafter
-from localspec.weights.checkpoint import inspect, text_name
+from localspec.weights.checkpoint import inspect, text_name, weight_files
 from localspec.weights.fingerprint import Identity
 
 Tensors = Mapping[str, torch.Tensor]
 _NUMBERS = (torch.float32, torch.float16, torch.bfloat16)  # what drafters are kept in
+
+
+@dataclass(frozen=True)
+class Published:
+    """A drafter as it is written."""
+
+    kind: str
+    options: Any
+    found: Tensors
+
+    def tensors(self) -> Tensors:
+        """Return the tensors by our names."""
+        return self.found
 
 
 def convert_published(
@@ -87,6 +106,52 @@ def read_tensors(file: Path) -> dict[str, torch.Tensor]:
                     found |= {key: opened.get_tensor(key) for key in list(opened.keys())}
             else:
                 found |= unpickled(file.parent / name)
+    return found
+
+
+def tensors_in(path: Path, ids: Container[str] = ()) -> dict[str, torch.Tensor]:
+    """Return the tensors of a directory's safetensors files. Raise what `read_tensors` and `check_numbers` do."""
+    found: dict[str, torch.Tensor] = {}
+    for file in weight_files(path):
+        found |= read_tensors(file)
+    check_numbers(found, path, ids)
+    return found
+
+
+def fitted(
+    expected: Mapping[str, TensorSpec],
+    stored: Tensors,
+    names: Mapping[str, Sequence[str]],
+    what: str,
+    path: Path,
+    ignored: str = "",
+) -> dict[str, torch.Tensor]:
+    """Return the tensors that a drafter needs, by our names; `names` has those that one is stacked from, where unlike.
+
+    `what` a sentence calls the drafter in `path`. Raise LocalspecError for a tensor that is missing or of another
+    shape, and for one that has no place and is not `ignored`, a pattern.
+    """
+    found, used = {}, set[str]()
+    for ours, spec in expected.items():
+        theirs = names.get(ours, (ours,))
+        there = [stored[name] for name in theirs if name in stored]
+        used |= {*theirs}
+        alike = len(there) == len(theirs) and len({one.shape[1:] for one in there}) == 1
+        whole = torch.cat(there) if alike and len(there) > 1 else there[0] if alike else None
+        if whole is None or tuple(whole.shape) != spec.shape:
+            missing = next((name for name in theirs if name not in stored), "")
+            shapes = " and ".join(str([*one.shape]) for one in there)
+            has = "is not there" if missing else f"has the shape {shapes}"
+            raise LocalspecError(
+                f"'{missing or theirs[0]}' of {what} in {path} {has} where {[*spec.shape]} belongs; name the model "
+                "that it was made for, or fetch it again."
+            )
+        found[ours] = whole
+    if others := sorted(name for name in stored.keys() - used if not (ignored and re.search(ignored, name))):
+        raise LocalspecError(
+            f"'{others[0]}' in {path} is no part of {what}, so it would draft otherwise than it was trained; use "
+            "another drafter."
+        )
     return found
 
 

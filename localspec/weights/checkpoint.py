@@ -232,9 +232,13 @@ def _inspect_packed(found: packed_file.PackedFile) -> Checkpoint:
 
 def _architecture(config: Mapping[str, Any], path: Path) -> str:
     """The architecture that a config.json names. Raises LocalspecError for one that cannot be served."""
-    if (why := why_not_read(config)) or kind_of_heads(config) == "dflash":
-        use = "use another" if why else "fetch it with `localspec pull`, and it becomes one of its model's"
-        raise LocalspecError(f"What is in {path} is {why or 'a DFlash drafter, and no model by itself'}; {use}.")
+    if why := why_not_read(config):
+        raise LocalspecError(f"What is in {path} is {why}.")
+    if (kind := kind_of_heads(config)) in ("dflash", "dspark", "assistant"):
+        raise LocalspecError(
+            f"What is in {path} is a drafter ({kind}), and no model by itself; fetch it with `localspec pull`, and it "
+            "becomes one of its model's."
+        )
     named = config.get("architectures")
     architecture = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else None
     if architecture not in ARCHITECTURES:

@@ -461,28 +461,58 @@ def test_an_eagle3_head_becomes_a_drafter_of_its_own_kind(home, tiny, tmp_path, 
         assert found["drafter"] == "eagle3" and found["token_ids"] == json.loads(plain.stdout)["token_ids"]
 
 
-def test_a_dflash_drafter_becomes_one_of_its_own_kind(home, tiny, tmp_path):
+@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+def test_a_drafter_of_blocks_becomes_one_of_its_own_kind(home, tiny, tmp_path, kind):
     from drafters.test_dflash import config_of, published
+    from drafters.test_dspark import FORMS, spark_config, spark_tensors
 
     model = tiny("llama-grouped-dynamic")
-    path = published(tmp_path / "head", config_of(model.stock.config, block_size=5))
+    config = config_of(model.stock.config, block_size=5)
+    if kind == "dspark":
+        config = spark_config(model.stock.config, **FORMS[0])
+    path = published(tmp_path / "head", config, spark_tensors(config) if kind == "dspark" else None)
     files = {file.name: file.read_bytes() for file in path.iterdir()}
-    second = {**files, "config.json": files["config.json"].replace(b"DFlashDraftModel", b"DFlash2DraftModel")}
+    name = config["architectures"][0].encode()
+    second = {**files, "config.json": files["config.json"].replace(name, b"DFlash2DraftModel")}
     with served(
         org__base=model_repository(model.path), org__heads=Repository(files), org__second=Repository(second)
     ) as hub:
         (home / "config").mkdir()
-        entry = '[mine]\nrepo = "org/base"\n[[mine.drafters]]\nkind = "dflash"\nrepo = "org/heads"\n'
+        entry = f'[mine]\nrepo = "org/base"\n[[mine.drafters]]\nkind = "{kind}"\nrepo = "org/heads"\n'
         (home / "config" / "models.toml").write_text(entry)
-        result = at(home, hub, "pull", "mine", "--drafter", "dflash")
-        assert result.returncode == 0 and wording("drafter_org_base_drafter_dflash") in result.stderr, result.stderr
+        result = at(home, hub, "pull", "mine", "--drafter", kind)
+        assert result.returncode == 0, result.stderr
+        assert wording("drafter_org_base_drafter_dflash").replace("dflash", kind) in result.stderr
         how = ("-n", "8", "--temp", "0", "--json", "--no-log", "the cat")
         plain = json.loads(at(home, hub, "run", "-m", "mine", "--no-spec", *how).stdout)
-        found = json.loads(at(home, hub, "run", "-m", "mine", "--drafter", "dflash", "--draft-max", "4", *how).stdout)
-        assert found["drafter"] == "dflash" and found["token_ids"] == plain["token_ids"]
+        found = json.loads(at(home, hub, "run", "-m", "mine", "--drafter", kind, "--draft-max", "4", *how).stdout)
+        assert found["drafter"] == kind and found["token_ids"] == plain["token_ids"]
         assert found["speculation"]["draft_n"] > 0
         refused = at(home, hub, "pull", "org/second")
         assert refused.returncode == 1 and wording("org_second_dflash_drafter_second") in refused.stderr
+
+
+def test_an_assistant_becomes_a_drafter_of_the_model_that_its_repository_is_named_after(
+    home, tiny, tmp_path, monkeypatch
+):
+    from drafters.test_assistant import GEMMAS, allow_assistants, published
+
+    allow_assistants(monkeypatch)
+    model = tiny(GEMMAS[0])
+    path = published(tmp_path / "head", model.stock.config)
+    files = {file.name: file.read_bytes() for file in path.iterdir()}
+    repositories = {"org__base": model_repository(model.path), "org__base-assistant": Repository(files)}
+    with served(**repositories) as hub:
+        result = at(home, hub, "pull", "org/base-assistant")
+        assert result.returncode == 0 and "`localspec pull org/base`" in result.stderr, result.stderr
+        assert at(home, hub, "pull", "org/base").returncode == 0
+        result = at(home, hub, "pull", "org/base-assistant")
+        assert result.returncode == 0 and "org/base: --drafter assistant" in result.stderr, result.stderr
+        how = ("-m", "org/base", "-n", "8", "--temp", "0", "--json", "--no-log", "the cat")
+        plain = json.loads(at(home, hub, "run", "--no-spec", *how).stdout)
+        found = json.loads(at(home, hub, "run", "--drafter", "assistant", "--draft-max", "4", *how).stdout)
+        assert found["drafter"] == "assistant" and found["token_ids"] == plain["token_ids"]
+        assert found["speculation"]["draft_n"] > 0
 
 
 def test_heads_that_would_run_code_do_not(home, tiny, heads):

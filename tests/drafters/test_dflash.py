@@ -166,8 +166,8 @@ class Block(nn.Module):
         return int(self.inner.get("block_size", self.said.get("block_size", 16)))
 
     @torch.inference_mode()
-    def logits(self, stock: Any, text: Sequence[int]) -> torch.Tensor:
-        """[block - 1, vocabulary] after a text, which is read anew."""
+    def states(self, stock: Any, text: Sequence[int]) -> torch.Tensor:
+        """[block, channels] after a text, which is read anew."""
         hidden = stock(torch.tensor([list(text[:-1])]), output_hidden_states=True).hidden_states
         states = torch.cat([hidden[place + 1][0] for place in self.inner["target_layer_ids"]], -1)
         features = self.hidden_norm(self.fc(states))
@@ -177,7 +177,12 @@ class Block(nn.Module):
         for layer in self.layers:
             x = x + layer["self_attn"](layer["input_layernorm"](x), features, cos, sin)
             x = x + layer["mlp"](layer["post_attention_layernorm"](x))
-        logits = stock.lm_head(self.norm(x[1:])) * self.inner.get("output_multiplier", 1.0)
+        return self.norm(x)  # type: ignore[no-any-return]
+
+    @torch.inference_mode()
+    def logits(self, stock: Any, text: Sequence[int]) -> torch.Tensor:
+        """[block - 1, vocabulary] after a text."""
+        logits = stock.lm_head(self.states(stock, text)[1:]) * self.inner.get("output_multiplier", 1.0)
         cap = self.inner.get("final_logit_softcapping")
         return torch.tanh(logits / cap) * cap if cap else logits  # type: ignore[no-any-return]
 
@@ -202,9 +207,9 @@ def watched(drafter: Drafter) -> list[tuple[list[int], torch.Tensor]]:
         return draft(context)
 
     def predicted(root: int, text: int) -> Any:
-        logits = predict(root, text)
+        logits, states = predict(root, text)
         seen.append((texts[-1], torch.as_tensor(logits).clone()))
-        return logits
+        return logits, states
 
     drafter.draft, drafter._predict = watch, predicted  # type: ignore[method-assign]
     return seen

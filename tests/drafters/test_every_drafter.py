@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from distributions import assert_drawn_from
-from drafters import test_dflash, test_eagle3, test_medusa, test_mtp, test_pard2
+from drafters import test_dflash, test_dspark, test_eagle3, test_medusa, test_mtp, test_pard2
 from drafters.test_layers import layers
 from drafters.test_lookahead import lookahead
 from drafters.test_merged import TOGETHER, merged
@@ -74,6 +74,7 @@ def behind_phrases(make: Made) -> Made:
 
 DRAFTERS: dict[str, Made] = {
     "dflash": lambda model, path: test_dflash.made(model, path, block_size=5)[0],
+    "dspark": lambda model, path: test_dspark.made(model, path)[0],
     **{f"eagle3, {number}": eagle3(**form) for number, form in enumerate(test_eagle3.FORMS)},
     "pard2": published_pard2,
     **{f"medusa, {name}": medusa(**form) for name, form in test_medusa.FORMS.items()},
@@ -108,6 +109,7 @@ OFTEN_RIGHT: dict[str, Made] = {
 # By the rule `rejection`: layers of the model, replies that are drawn, and drafted tokens that are accepted at the least.
 REJECTING: dict[str, tuple[Made, int, int, int]] = {
     "dflash": (lambda model, path: test_dflash.made(model, path, block_size=3)[0], 3, 400, 80),
+    "dspark": (DRAFTERS["dspark"], 3, 400, 80),
     "eagle3": (eagle3(0.0, depth=2), 1, 250, 60),
     "eagle3, few tokens": (eagle3(0.0, depth=3, vocabulary=4), 1, 250, 60),
     "medusa": (medusa(0.3, heads=3), 1, 250, 40),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from drafters.test_dflash import made as dflash
+from drafters.test_dspark import made as dspark
 from drafters.test_step_forms import WITH_WEIGHTS
 from drafters.test_step_forms import target_of as captured
 from drafting import drafting, perturbed, torch_form
@@ -36,7 +37,7 @@ from localspec.training.trainable import make_drafter
 Make = Callable[..., Tiny]
 LLAMA, WINDOW, RECURRING = FAMILIES[0], FAMILIES[1], next(iter(RECURRENT))
 ON_CHAINS = ("none", "phrases", "draft model", "eagle3", "mtp", "parallelspec, eagle", "parallelspec, model")
-KINDS = ("none", "phrases", "lookahead", "draft model", "merged", "dflash", *WITH_WEIGHTS)
+KINDS = ("none", "phrases", "lookahead", "draft model", "merged", "dflash", "dspark", *WITH_WEIGHTS)
 COSTS = ForwardCosts((1, 64), (0,), ((0.001, 0.064),))  # a millisecond a token
 SAID = 8  # tokens of a reply
 HOT = Sampling(0.9, seed=7)
@@ -68,6 +69,8 @@ def drafter_for(kind: str, target: Any, model: Tiny, path: Any) -> Drafter:
         return WithPhrases(DraftModel(target, VOCABULARY, inner, Budget(4, branches=target.branches)), pool)
     if kind == "dflash":
         return dflash(Tiny(model.path, model.stock, target), path)[0]
+    if kind == "dspark":
+        return dspark(Tiny(model.path, model.stock, target), path)[0]
     if kind == "mtp":
         return mtp(target)
     if kind == "merged":

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 import torch
 from drafters.test_dflash import config_of, published, tensors_of
+from drafters.test_dspark import FORMS, spark_config, spark_tensors
 from each import each
 from golden import matching
 from tiny_models import FAMILIES, Tiny
 
 from localspec.errors import LocalspecError, NotHere
 from localspec.models.drafter_cards import read_drafter
-from localspec.published_heads import is_dflash, kind_of_heads, why_not_read
+from localspec.published_heads import kind_of_heads, why_not_read
 from localspec.training.dflash_files import convert, read_published
 from localspec.weights.checkpoint import inspect
 
@@ -96,24 +97,60 @@ def test_a_pickle_is_never_run_and_damage_is_told(tiny: Make, tmp_path: Path) ->
 
 
 @each(
+    "config, tensors, said",
+    [
+        ({"vocab_size": 400}, {}, matching("made_model_48_channels_400_tokens")),
+        ({"markov_head_type": "gated"}, {}, "says markov_head_type = gated, which localspec does not compute"),
+        ({"target_layer_ids": [-2, 1]}, {}, "target_layer_ids .* are no layers"),
+        ({"markov_rank": 7}, {}, r"'markov_head.markov_w1.weight' of the DSpark .* \[320, 6\] where \[320, 7\]"),
+        ({}, {"confidence_head.proj.weight": None}, "'confidence_head.proj.weight' of the DSpark .* is not there"),
+        ({}, {"markov_head.gate_proj.weight": torch.zeros(2, 2)}, "'markov_head.gate_proj.weight' .* is no part"),
+        ({"dflash_config": {"projector_type": "domino"}}, {}, "says projector_type = domino"),
+    ],
+)
+def test_a_dspark_drafter_of_another_form_is_refused_in_a_sentence(
+    tiny: Make, tmp_path: Path, config: dict[str, Any], tensors: dict[str, Any], said: str
+) -> None:
+    model = tiny(LLAMA)
+    whole = spark_config(model.stock.config, **FORMS[0])
+    own = {**spark_tensors(whole), **tensors}
+    path = published(tmp_path, {**whole, **config}, {name: one for name, one in own.items() if one is not None})
+    with pytest.raises(LocalspecError, match=said) as refused:
+        read_published(path, model.target)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_confidence_without_a_bias_has_none(tiny: Make, tmp_path: Path) -> None:
+    model = tiny(LLAMA)
+    whole = spark_config(model.stock.config, **FORMS[0])
+    tensors = spark_tensors(whole)
+    del tensors["confidence_head.proj.bias"]
+    found = read_published(published(tmp_path, whole, tensors), model.target)
+    assert found.tensors()["confidence.bias"].tolist() == [0.0]
+
+
+@each(
     "config, said",
     [
         (
             {"architectures": ["DFlash2DraftModel"], "model_type": "qwen3"},
-            "a DFlash drafter of the second form, .* use another",
+            "a DFlash drafter of the second form, .* use a DSpark drafter or a DFlash drafter of the first form",
         ),
-        (
-            {"architectures": ["Gemma4AssistantForCausalLM"], "model_type": "gemma4_assistant"},
-            "one of Gemma's assistants, which reads the keys and values of its target's own layers, .* use another",
-        ),
-        ({"architectures": ["Gemma4UnifiedAssistantForCausalLM"]}, matching("one_of_gemma_s_assistants")),
+        ({"architectures": ["Gemma4AssistantForCausalLM"]}, r"a drafter \(assistant\), and no model by itself"),
+        ({"architectures": ["Gemma4UnifiedAssistantForCausalLM"]}, matching("drafter_and_no_model_by_itself")),
         (
             {"architectures": ["DFlashDraftModel"], "speculators_model_type": "dflash"},
             matching("a_vocabulary_of_its_own"),
         ),
-        ({"architectures": ["X"], "speculators_model_type": "peagle"}, r"\(P-EAGLE\)"),
-        ({"architectures": ["X"], "speculators_model_type": "dspark"}, matching("of_speculators_kind_dspark")),
-        ({"architectures": ["DFlashDraftModel"], "model_type": "qwen3"}, matching("dflash_drafter_model_itself_fetch")),
+        ({"architectures": ["X"], "speculators_model_type": "peagle"}, r"\(P-EAGLE\).* use an EAGLE-3 head"),
+        ({"architectures": ["X"], "speculators_model_type": "dspark"}, "in the form of speculators"),
+        ({"architectures": ["X"], "speculators_model_type": "mtp"}, "of speculators' kind 'mtp'; use another"),
+        (
+            {"architectures": ["Gemma4DSparkModel"], "model_type": "gemma4_text"},
+            "a DSpark drafter with layers of Gemma",
+        ),
+        ({"architectures": ["DFlashDraftModel"], "model_type": "qwen3"}, matching("drafter_and_no_model_by_itself")),
+        ({"architectures": ["Qwen3DSparkModel"], "model_type": "qwen3"}, matching("drafter_and_no_model_by_itself")),
     ],
 )
 def test_a_drafter_that_is_not_read_says_why_where_a_model_is_expected(
@@ -123,4 +160,4 @@ def test_a_drafter_that_is_not_read_says_why_where_a_model_is_expected(
     with pytest.raises(LocalspecError, match=said) as refused:
         inspect(path)
     assert "\n" not in str(refused.value)
-    assert (why_not_read(config) is None) == is_dflash(config) == (kind_of_heads(config) == "dflash")
+    assert (why_not_read(config) is None) == (kind_of_heads(config) is not None)

@@ -131,7 +131,10 @@ int check_embedding(const ls_model_config& c) {
 
 int check_keys_from(const ls_model_config& c, int number) {
     const ls_layer l = with_sizes(c, c.layers[number]);
-    LS_CHECK(l.keys_from >= 0 && l.keys_from <= number, "Layer %d cannot read the keys of the layer %d before it.", number, l.keys_from);
+    LS_CHECK((l.keys_from < 0) == (c.layers[0].keys_from < 0), "Layer %d and layer 0 do not both read keys of another model.", number);
+    LS_CHECK(l.keys_from >= 0 || (!l.delta && !c.layer_inputs.width), "Layer %d reads keys of another model, and has a state or inputs of its own.", number);
+    if (l.keys_from < 0) return LS_OK;
+    LS_CHECK(l.keys_from <= number, "Layer %d cannot read the keys of the layer %d before it.", number, l.keys_from);
     if (!l.keys_from) return LS_OK;
     const ls_layer other = with_sizes(c, c.layers[number - l.keys_from]);
     LS_CHECK(!l.delta && !other.delta && !other.keys_from && other.num_kv_heads == l.num_kv_heads && other.head_dim == l.head_dim, "Layer %d cannot read the keys of layer %d, which has others, or none of its own.", number, number - l.keys_from);
@@ -211,13 +214,27 @@ int check_inner(const ls_model_config& c, const ls_request& q) {
     return LS_OK;
 }
 
+int check_lent(const ls_model& model, const ls_cache& cache, const ls_request& q) {
+    LS_CHECK(!cache.chains && cache.length && cache.format == model.config.cache_format, "The cache lends no keys: it is empty, of another format, or has states.");
+    LS_CHECK(q.positions && q.parents && !q.layers, "Rows that read keys of another model need positions, parents and all layers.");
+    for (int row = 0; row < q.rows; row++) LS_CHECK(q.parents[row] == -1, "Row %d has a parent, and sees the committed tokens alone.", row);
+    for (int i = 0; i < model.config.num_layers; i++) {
+        const ls_layer& l = model.layers[i];
+        const int from = -1 - l.keys_from;
+        LS_CHECK(from < cache.layers && cache.place(from).kv_heads == l.num_kv_heads && cache.place(from).padded_dim == padded_head(l.head_dim), "Layer %d cannot read the keys of layer %d, which are others.", i, from);
+    }
+    return LS_OK;
+}
+
 int check_request(const ls_model* model, const ls_cache* cache, const ls_pool* pool, const ls_request* request) {
     LS_CHECK(model && cache && pool && request, "A forward needs a model, a cache, a pool and a request.");
     const ls_model_config& c = model->config;
     const ls_request& q = *request;
-    LS_CHECK(cache->fits(*model), "The cache belongs to a model of another shape.");
+    const bool lent = model->borrows();
+    LS_CHECK(lent || cache->fits(*model), "The cache belongs to a model of another shape.");
     LS_CHECK(q.rows >= 1, "A forward of %d rows is not possible.", q.rows);
-    LS_CHECK(q.rows <= cache->slots - cache->length, "%d rows do not fit behind %d tokens in %d slots; reserve more.", q.rows, cache->length, cache->slots);
+    if (lent) LS_TRY(check_lent(*model, *cache, q));
+    LS_CHECK(lent || q.rows <= cache->slots - cache->length, "%d rows do not fit behind %d tokens in %d slots; reserve more.", q.rows, cache->length, cache->slots);
     LS_CHECK(!q.layers || (q.num_layers >= 0 && q.num_layers <= c.num_layers), "%d layers were asked for, and the model has %d.", q.num_layers, c.num_layers);
     LS_CHECK(!q.layers || !cache->chains, "Recurrent layers are computed all together; leave out which layers.");
     for (int i = 0; q.layers && i < q.num_layers; i++)
@@ -409,6 +426,7 @@ void ls_model_free(ls_model* model) { unmake(model); }
 
 ls_cache* ls_cache_new(const ls_model* model, int slots) {
     if (!model) return fail(LS_WRONG, "A cache needs a model."), nullptr;
+    if (model->borrows()) return fail(LS_WRONG, "A model that reads keys of another has no cache."), nullptr;
     if (slots < 0) return fail(LS_WRONG, "A cache of %d slots is not possible.", slots), nullptr;
     ls_cache* cache = make<ls_cache>();
     if (cache && cache->shape_for(*model) && cache->reserve(slots)) return cache;

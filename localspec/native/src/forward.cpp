@@ -14,7 +14,7 @@ class Forward {
         : model_(model), c_(model.config), cache_(cache), caches_(caches), pool_(pool), q_(request), k_(kernels()), recurrent_(pool, model.config) {}
 
     int run() {
-        if (!sequences_.fill(pool_, cache_, caches_, q_)) return fail(LS_NO_MEMORY, "There is no memory for a tree of %d rows.", q_.rows);
+        if (!sequences_.fill(pool_, cache_, caches_, q_, model_.borrows())) return fail(LS_NO_MEMORY, "There is no memory for a tree of %d rows.", q_.rows);
         for (int row = 0; row < q_.rows; row++) chunks_ = larger(chunks_, ceil_div(sequences_.length(row), CHUNK));
         Arena measured(nullptr);
         allocate(measured);
@@ -27,7 +27,7 @@ class Forward {
             ls_cache& cache = *caches_[row];
             cache.rows = 1, cache.position()[cache.length] = sequences_.positions[row];
         }
-        if (!caches_) {
+        if (!caches_ && !model_.borrows()) {
             cache_.rows = q_.rows;
             memcpy(cache_.position() + cache_.length, sequences_.positions, sizeof(int32_t) * q_.rows);
         }
@@ -226,7 +226,8 @@ class Forward {
         a.qkv_stride = w.qkv_proj.out, a.first_key = c_.num_heads * (1 + c_.gated);
         a.first_value = a.first_key + (w.keys_are_values ? 0 : w.num_kv_heads);
         a.qkv = qkv_, a.q_norm = w.q_norm, a.k_norm = w.k_norm, a.cos = cos_ + turned, a.sin = sin_ + turned;
-        a.queries = queries_, a.keys = cache_.keys(number), a.values = cache_.values(number);
+        const int keys = w.keys_from < 0 ? -1 - w.keys_from : number;
+        a.queries = queries_, a.keys = cache_.keys(keys), a.values = cache_.values(keys);
         a.prefix = sequences_.prefix + first_, a.tail_count = sequences_.tail_count + first_, a.tails = sequences_.tails + first_;
         a.visible_from = visible_from_, a.mixed = mixed_, a.partials = partials_, a.chunks = chunks_;
         return a;

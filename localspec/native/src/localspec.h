@@ -18,7 +18,7 @@
 extern "C" {
 #endif
 
-enum { LS_ABI = 9 };                                  /* changes with anything in this file */
+enum { LS_ABI = 10 };                                  /* changes with anything in this file */
 enum { LS_OK = 0, LS_WRONG = 1, LS_NO_MEMORY = 2 };   /* codes */
 enum { LS_FP32 = 0, LS_BF16 = 1, LS_INT8 = 2, LS_INT4 = 3, LS_FP16 = 4, LS_BLOCKS = 5 }; /* formats; weights have no LS_FP16 */
 enum { LS_C = 0, LS_NEON = 1, LS_AVX2 = 2, LS_AVX_VNNI = 3, LS_AVX512_VNNI = 4 }; /* instruction sets */
@@ -126,7 +126,9 @@ typedef struct {
     const ls_delta* delta;
     /* where layers differ; zeros and NULL where they do not */
     int32_t num_kv_heads, head_dim, intermediate_size;       /* 0: those of the model */
-    int32_t keys_from;       /* it reads keys and values of the layer so many before it, and qkv_proj gives queries; 0: its own */
+    /* It reads keys and values of the layer so many before it, and qkv_proj gives queries; 0: its own. -1 - n: those of layer
+       n in another model's cache, where all layers do so: rows see its committed tokens and not each other, and it keeps none. */
+    int32_t keys_from;
     int32_t keys_are_values; /* 1: qkv_proj gives queries and keys; values are those keys before norm and rotation */
     const float* scalar;     /* [1]: the states after it are multiplied by this; or NULL */
     /* with layer_inputs: x += norm(input_projection (activation(input_gate x) * the layer's inputs)) after the MLP */

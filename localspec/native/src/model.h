@@ -20,6 +20,7 @@ struct ls_model {
     ls_layer* layers = nullptr;  // with all their sizes
     ls::Memory memory;  // what was copied
 
+    bool borrows() const { return config.num_layers && layers[0].keys_from < 0; }  // keys and values are another model's
     int recurrent_before(int layer) const {  // layers with a recurrent state
         int count = 0;
         for (int i = 0; i < layer; i++) count += layers[i].delta != nullptr;

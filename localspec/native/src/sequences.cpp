@@ -2,7 +2,7 @@
 
 namespace ls {
 
-bool Sequences::fill(Pool& pool, const ls_cache& cache, ls_cache* const* caches, const ls_request& q) {
+bool Sequences::fill(Pool& pool, const ls_cache& cache, ls_cache* const* caches, const ls_request& q, bool lent) {
     cache_ = &cache, caches_ = caches;
     const size_t rows = (size_t)q.rows;
     if (!pool.sequences.at_least(rows * (3 * sizeof(int32_t) + sizeof(int32_t*)) + 512)) return false;
@@ -14,7 +14,8 @@ bool Sequences::fill(Pool& pool, const ls_cache& cache, ls_cache* const* caches,
         const int parent = caches ? -1 : q.parents ? q.parents[row] : row - 1, length = of(row).length, slot = length + (caches ? 0 : row);
         prefix[row] = parent < 0 ? length : prefix[parent];
         tail_count[row] = parent < 0 ? 0 : tail_count[parent];
-        if (tail_count[row] == 0 && prefix[row] == slot) prefix[row]++;
+        if (lent) prefix[row] = cache.length, tail_count[row] = 0;
+        else if (tail_count[row] == 0 && prefix[row] == slot) prefix[row]++;
         else tail_count[row]++;
         all_tails += tail_count[row];
         positions[row] = q.positions ? q.positions[row] : parent < 0 ? length : positions[parent] + 1;

@@ -7,8 +7,9 @@ namespace ls {
 
 class Sequences {
   public:
-    // `caches`: one for each row; else all rows lie in `cache`. false: no memory
-    bool fill(Pool& pool, const ls_cache& cache, ls_cache* const* caches, const ls_request& request);
+    // `caches`: one for each row; else all rows lie in `cache`, or see its committed tokens and not themselves, if it is
+    // `lent`. false: no memory
+    bool fill(Pool& pool, const ls_cache& cache, ls_cache* const* caches, const ls_request& request, bool lent);
     // The first logical index that a row sees through a window of so many positions, its own included; 0: sees everything.
     int visible_from(int row, int window) const;
     int length(int row) const { return prefix[row] + tail_count[row]; }

@@ -73,12 +73,12 @@ class Gemma4Layer(LlamaLayer):
             v = qkv[:, :, heads:] if sizes.keys_are_values else qkv[:, :, heads + own :]
             v = F.rms_norm(v, (sizes.head_dim,), eps=self.config.rms_norm_eps)
             k, v = self.with_cached(qk[:, :, heads:], v, cache)
+            if read is not None and self.index in read:
+                read[self.index] = k, v
         else:
             others = None if read is None else read[sizes.keys_of]
             assert others is not None, "a layer that others read is left out"
             k, v = others
-        if read is not None and self.index in read:
-            read[self.index] = k, v
         return self.attend(self.grouped(qk[:, :, :heads]), k, v, mask, cache)
 
 

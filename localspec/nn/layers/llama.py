@@ -14,7 +14,7 @@ from localspec.families.architecture import TransformerConfig
 from localspec.models.stored_names import use_stored_names
 from localspec.nn import layer_kernels, own_kernels
 from localspec.nn.attention import ACTIVATIONS, Attention, fastest
-from localspec.nn.cache import KVCache, TextPrefix
+from localspec.nn.cache import KVCache, LentKeys, TextPrefix
 from localspec.nn.linear import Adapter, LayerClass, Linear, QuantizedLinear
 from localspec.nn.norms import added_norm, norm
 from localspec.nn.placed_rows import PlacedRows
@@ -23,7 +23,7 @@ from localspec.nn.states import AT_ONCE
 
 # Cosines and sines, as `RotaryEmbedding.cos_sin` gives them, and what queries are multiplied by.
 PositionEmbeddings = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
-CacheLike = KVCache | PlacedRows | TextPrefix
+CacheLike = KVCache | PlacedRows | TextPrefix | LentKeys
 LayerAdapters = Mapping[str, Adapter]
 ReadKeys = dict[int, tuple[torch.Tensor, torch.Tensor] | None]  # keys and values by layer, which later layers read too
 NO_ADAPTERS: LayerAdapters = {}
@@ -156,6 +156,7 @@ class LlamaLayer(nn.Module):
         k, v = k.transpose(1, 2), v.transpose(1, 2)
         if isinstance(cache, TextPrefix):
             return cache.extended(self.index, k, v)
+        assert not isinstance(cache, LentKeys), "a layer with keys of its own keeps them"
         if cache is None:
             return k, v
         cached_k, cached_v = cache.write(self.index, k[0], v[0])

@@ -1,0 +1,205 @@
+"""Gemma 4's assistants: a tiny model that reads the target's own keys and values, token after token.
+
+    tokens   a    b    root  t     t'       A row joins the target's embedding of a token and a state: of the root the
+    states             s_b   m_r   m_t      target's that predicted it, below it what the assistant itself said.
+    position           2     2     2        All rows have the root's position and see the text before it, nothing else.
+
+Its layers have queries only. One with a window reads the target's last layer of its own keys with a window, the others
+its last without. Since no row sees another, trees cost a row a node. In small assistants a token's logit counts only
+where its cluster is among those nearest to the state.
+
+This is the arithmetic of transformers' `gemma4_assistant` and of its candidate generator, with two differences: a row
+never sees the slot of a token that was refused, and a window counts positions as the target's does. No published file
+was seen.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from localspec.decoding.compute import Array, DraftableModel, Rows
+from localspec.decoding.drafter import Context, HeldText, Step
+from localspec.decoding.tree import DraftTree
+from localspec.drafters.paths import PathTrees
+from localspec.drafters.tensors import TensorSpec
+from localspec.drafters.trained import QUIET, TrainedDrafter
+from localspec.errors import LocalspecError, UsageMistake
+from localspec.families.architecture import TransformerConfig, in_features, parameter_rows
+from localspec.families.rope import Rope
+from localspec.models.small_model import described
+
+MOST_CLUSTERS = 2**16
+
+
+@dataclass(frozen=True)
+class AssistantOptions:
+    """`depth` is the most tokens of a path of a draft, which ends sooner where another level would not pay.
+
+    `config` is the config.json of the assistant's layers. Tokens are in `clusters` of equal size, of which the
+    `nearest` are scored (0: all tokens are). Raises UsageMistake for impossible values.
+    """
+
+    depth: int = 5
+    config: str = ""
+    clusters: int = 0
+    nearest: int = 0
+
+    def __post_init__(self) -> None:
+        for name, fine, hint in (
+            ("depth", 1 <= self.depth <= 16, "1 to 16"),
+            ("clusters", 0 <= self.clusters <= MOST_CLUSTERS, f"0 to {MOST_CLUSTERS}"),
+            ("nearest", min(self.clusters, 1) <= self.nearest <= self.clusters, "some of the clusters, or 0 with none"),
+        ):
+            if not fine:
+                raise UsageMistake(f"{name} = {getattr(self, name)!r} of assistant is not possible; give {hint}.")
+
+
+def layers_of(options: AssistantOptions, target: TransformerConfig, context: int) -> tuple[TransformerConfig, Rope]:
+    """Return the sizes and the rotation of the assistant's layers, which borrow keys and values of the target's.
+
+    Raises UsageMistake where they are no such layers, or another target's.
+    """
+    sizes, rope, _ = described(options.config, context, "assistant's layers")
+    if sizes.family not in ("gemma4_text", "gemma4_unified_text") or sizes.per_layer_inputs[0]:
+        raise UsageMistake(f"The assistant's layers are of the family {sizes.family}, and an assistant has Gemma 4's.")
+    if not target.layer_sizes or target.delta is not None or sizes.vocab_size != target.vocab_size:
+        raise UsageMistake(
+            f"The assistant is made for a Gemma 4 of {sizes.vocab_size} tokens, and this model is of the family "
+            f"{target.family} and has {target.vocab_size}; name the model that it was made for."
+        )
+    lends = {  # by whether it has a window
+        target.sliding_windows[layer] is not None: layer
+        for layer, one in enumerate(target.layer_sizes)
+        if one.keys_of is None
+    }
+    layers = []
+    for own, window in zip(sizes.layer_sizes, sizes.sliding_windows, strict=True):
+        layer = lends.get(window is not None)
+        lent = None if layer is None else target.sizes_of(layer)
+        if lent is None or (own.num_kv_heads, own.head_dim) != (lent.num_kv_heads, lent.head_dim):
+            raise UsageMistake(
+                f"The assistant reads {own.num_kv_heads} key heads of {own.head_dim} channels in a layer, and this "
+                f"model has {'none' if lent is None else f'{lent.num_kv_heads} of {lent.head_dim}'} there; name the "
+                "model that it was made for."
+            )
+        layers.append(replace(own, keys_of=layer, keys_are_values=False))
+    return replace(sizes, layer_sizes=tuple(layers), borrows=True, vocab_size=0, tied=True, logit_cap=0.0), rope
+
+
+class Drafter(TrainedDrafter):
+    """An assistant of Gemma 4 (Google 2026), which keeps nothing of the text but the target's last state."""
+
+    kind = "assistant"
+    Options = AssistantOptions
+    options: AssistantOptions
+
+    def __init__(self, target: DraftableModel[Any], options: AssistantOptions, tensors: Mapping[str, Array]) -> None:
+        """Raise LocalspecError for clusters with tokens that the model does not have."""
+        super().__init__(target, options, tensors)
+        compute = self.compute
+        sizes, rope = layers_of(options, compute.target.sizes, target.context)
+        self._layers = compute.model(sizes, rope, tensors)
+        self._before, self._after = compute.linear(tensors["before.weight"]), compute.linear(tensors["after.weight"])
+        self._head = compute.linear(tensors["head.weight"])
+        self._centroids = compute.linear(tensors["centroids.weight"]) if options.clusters else None
+        self._members: Array = np.zeros((0, 0), np.int64)
+        if options.clusters:
+            self._members = np.asarray(tensors["members"]).reshape(options.clusters, -1)
+            if sorted(self._members.reshape(-1).tolist()) != [*range(target.vocab_size)]:
+                raise LocalspecError("'members' does not name each token of the model once; fetch the assistant again.")
+        self._state: Rows = None  # of the target, which predicted the last token
+        self._length = 0  # tokens that were read up to there
+        self._trees = PathTrees(self)
+
+    @classmethod
+    def tensor_specs(cls, target: DraftableModel[Any], options: AssistantOptions) -> dict[str, TensorSpec]:
+        """List the layers by our names, what is before and after them, the head, and the clusters."""
+        own, vocabulary = target.compute.target.sizes, target.compute.target.sizes.vocab_size
+        sizes, _ = layers_of(options, own, target.context)
+        specs = {}
+        for name, rows in parameter_rows(sizes).items():
+            columns = in_features(name, sizes)
+            if name != "embed_tokens":
+                specs[name] = TensorSpec((sum(rows),) if columns is None else (sum(rows), columns))
+        width = sizes.hidden_size
+        specs |= {
+            "before.weight": TensorSpec((width, 2 * own.hidden_size)),
+            "after.weight": TensorSpec((own.hidden_size, width)),
+        }
+        specs["head.weight"] = TensorSpec((vocabulary, width))
+        if options.clusters:
+            if vocabulary % options.clusters:
+                raise UsageMistake(f"{vocabulary} tokens are not in {options.clusters} clusters of equal size.")
+            specs |= {
+                "centroids.weight": TensorSpec((options.clusters, width)),
+                "members": TensorSpec((vocabulary,), "int64"),
+            }
+        return specs
+
+    @property
+    def depth(self) -> int:
+        """The most levels of a tree."""
+        return self.options.depth
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it holds beside the target: weights, and a state."""
+        held = [self._layers, self._before, self._after, self._head, self._centroids, self._members, self._state]
+        return sum(int(one.nbytes) for one in held if one is not None)
+
+    # -- drafting -----------------------------------------------------------------------------------------------------
+
+    def observe(self, step: Step) -> None:
+        """Calibrate the last draft along the committed text; keep the state of the last row that was read."""
+        self._trees.calibrate(step)
+        rows = step.hidden.rows
+        if len(rows):
+            self._state = self.compute.concat([rows[len(rows) - 1 :]])
+            self._length += len(rows)
+
+    def rewind(self, length: int) -> None:
+        """Forget what follows `length`; the state before it is known again when the target has read on."""
+        if length < self._length:
+            self._state, self._length = None, length
+        self._trees.forget()
+
+    def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
+        """Go on after a text that the target holds; it has to read a token of it for the state."""
+        self._length = len(tokens)
+
+    @QUIET
+    def draft(self, context: Context) -> DraftTree:
+        """Return the best tree by the target's keys and values; for the rule `rejection`, chains that it samples."""
+        text = len(context.committed) - 1
+        self.rewind(text)
+        depths = min(self.depth, context.nodes)
+        if not depths or not text or self._state is None or self._length != text:
+            return DraftTree((context.root,), (-1,))
+        states = self._state
+
+        def logits_of(parents: Sequence[int], tokens: Sequence[int], depth: int) -> Rows:
+            nonlocal states
+            above = states[self.compute.integers([[parent] for parent in parents])[:, 0]] if depth else states
+            both = self.compute.concat([self.compute.target.embed(tokens), above], 1)
+            said = self._layers.read_borrowed(self._before(both), context.cache, text)
+            states = self._after(said)
+            return self._logits(said)
+
+        if context.sampling.rule == "rejection":
+            return self._trees.sample(context, logits_of, depths)
+        return self._trees.grow(context, logits_of, depths)
+
+    def _logits(self, states: Rows) -> Rows:
+        """Return logits [rows, vocab_size]; tokens outside the nearest clusters are never proposed."""
+        logits = self._head(states)
+        if self._centroids is None:
+            return logits
+        near = np.argsort(-self.compute.logits(self._centroids(states)).numpy(), 1, kind="stable")
+        rows = []
+        for row, order in enumerate(near[:, : self.options.nearest]):
+            ids = self._members[order].reshape(-1)
+            some = logits[row : row + 1][:, self.compute.integers([ids.tolist()])[0]]
+            rows.append(self.compute.at_columns(some, ids, self.target.vocab_size))
+        return self.compute.concat(rows)

@@ -1,0 +1,124 @@
+"""DSpark: a block of mask tokens as DFlash fills it in, then a correction by the token before, and a confidence.
+
+text   a    b    c      root  mask  mask       Unlike in DFlash each row predicts the token after it, the root's too:
+rows                    t     t'    t''        d rows propose d tokens.
+
+The logits after a token x are those of its row, to which W₂ W₁[x] is added (a Markov head of low rank). The confidence
+σ(w · [s, W₁[x]] + b), s the row's state, was trained to be 1 - the total variation between these logits' distribution
+and the target's (DSpark, arXiv 2607.05147; DeepSpec, `modeling/dspark`). Its published code ends a chain at the first
+confidence below a threshold; here it scales what candidates are believed, and the tree ends where they do not pay.
+Drafters with a gated or recurrent head, and those with Gemma's layers, are not computed.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from localspec.decoding.compute import Array, DraftableModel, Rows
+from localspec.decoding.drafter import Context, Step
+from localspec.decoding.tree import DraftTree
+from localspec.drafters import dflash
+from localspec.drafters.paths import PathTrees
+from localspec.drafters.tensors import TensorSpec
+from localspec.errors import UsageMistake
+
+MOST_RANK = 4096
+
+
+@dataclass(frozen=True)
+class DSparkOptions(dflash.DFlashOptions):
+    """`rank` is that of the Markov head (0: none, and rows do not depend on the tokens before them). `confidence` is
+    what the confidence reads: the "state" of a row, "both" this and the Markov head's embedding, or "none". Raises
+    UsageMistake for impossible values.
+    """
+
+    rank: int = 256
+    confidence: str = "both"
+
+    KIND: ClassVar[str] = "dspark"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.rank <= MOST_RANK:
+            raise UsageMistake(f"rank = {self.rank!r} of dspark is not possible; give 0 to {MOST_RANK}.")
+        possible = ("none", "state", "both") if self.rank else ("none", "state")
+        if self.confidence not in possible:
+            raise UsageMistake(
+                f"confidence = {self.confidence!r} of dspark is not possible with rank = {self.rank}; give one of "
+                f"{', '.join(possible)}."
+            )
+
+
+class Drafter(dflash.Drafter):
+    """DSpark (DeepSeek 2026): one forward of a few layers for a block, and a small product for each level of a tree."""
+
+    kind = "dspark"
+    Options = DSparkOptions
+    FIRST = 0
+    options: DSparkOptions
+
+    def __init__(self, target: DraftableModel[Any], options: DSparkOptions, tensors: Mapping[str, Array]) -> None:
+        super().__init__(target, options, tensors)
+        compute, rank = self.compute, options.rank
+        self._embedding: Rows = compute.rows(np.asarray(tensors["embedding"])) if rank else None
+        self._markov = compute.linear(tensors["markov.weight"]) if rank else None
+        self._of_state = self._of_token = None
+        if options.confidence != "none":
+            weight, width = np.asarray(tensors["confidence.weight"]), self._sizes.hidden_size
+            self._of_state = compute.linear(
+                np.ascontiguousarray(weight[:, :width]), np.asarray(tensors["confidence.bias"])
+            )
+            if options.confidence == "both":
+                self._of_token = compute.linear(np.ascontiguousarray(weight[:, width:]))
+        self._trees = PathTrees(self)
+
+    @classmethod
+    def tensor_specs(cls, target: DraftableModel[Any], options: dflash.DFlashOptions) -> dict[str, TensorSpec]:
+        """List the tensors of the layers by their published names, and those of the two heads by ours."""
+        assert isinstance(options, DSparkOptions)
+        specs, own = super().tensor_specs(target, options), target.compute.target.sizes
+        if options.rank:
+            specs |= {name: TensorSpec((own.vocab_size, options.rank)) for name in ("embedding", "markov.weight")}
+        if options.confidence != "none":
+            inputs = own.hidden_size + (options.rank if options.confidence == "both" else 0)
+            specs |= {"confidence.weight": TensorSpec((1, inputs)), "confidence.bias": TensorSpec((1,))}
+        return specs
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the drafter holds beside the target: weights, keys and values, features."""
+        heads = (self._embedding, self._markov, self._of_state, self._of_token)
+        return super().nbytes + sum(int(one.nbytes) for one in heads if one is not None)
+
+    def calibrate(self, step: Step) -> None:
+        """Calibrate the confidence of the last draft along the committed text."""
+        self._trees.calibrate(step)
+
+    def forget_draft(self) -> None:
+        """Drop the last draft's candidates, so that nothing is calibrated by them."""
+        self._trees.forget()
+
+    def _tree(self, context: Context, logits: Rows, states: Rows) -> DraftTree:
+        compute, of_token = self.compute, self._of_token
+        known = np.zeros((len(states), 1)) if self._of_state is None else compute.logits(self._of_state(states)).numpy()
+
+        def near(tokens: Sequence[int]) -> Rows:
+            return self._embedding[compute.integers([[token] for token in tokens])[:, 0]]
+
+        def logits_of(parents: Sequence[int], tokens: Sequence[int], depth: int) -> Rows:
+            row = logits[depth : depth + 1]
+            return compute.repeated(row, len(tokens)) if self._markov is None else row + self._markov(near(tokens))
+
+        def overlaps(tokens: Sequence[int], depth: int) -> Sequence[float]:
+            said = np.repeat(known[depth], len(tokens))
+            if of_token is not None:
+                said = said + compute.logits(of_token(near(tokens))).numpy()[:, 0]
+            found: list[float] = np.nan_to_num(1 / (1 + np.exp(-said.astype(np.float64)))).tolist()
+            return found
+
+        depths = min(self.depth, context.nodes)
+        if context.sampling.rule == "rejection":
+            return self._trees.sample(context, logits_of, depths)
+        return self._trees.grow(context, logits_of, depths, overlaps=None if self._of_state is None else overlaps)

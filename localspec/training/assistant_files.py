@@ -1,0 +1,80 @@
+"""Converts published assistants of Gemma 4 to a drafter of ours.
+
+    Google   model.safetensors   model.layers.N.{…} model.norm model.embed_tokens pre_projection post_projection
+             and in small ones   masked_embedding.{centroids,token_ordering}    text_config, and words beside it
+
+The head is the embedding. This is the layout of transformers' `gemma4_assistant`; no published file was seen.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from localspec.drafters.assistant import AssistantOptions, Drafter, layers_of
+from localspec.errors import LocalspecError, NotHere, UsageMistake
+from localspec.families.architecture import weight_map
+from localspec.nn.target import Target
+from localspec.published_heads import ASSISTANT, kind_of_heads
+from localspec.training.published_files import Published, convert_published, fitted, tensors_in
+from localspec.weights.checkpoint import read_config
+
+_NAMES = {  # by ours
+    "before.weight": ("pre_projection.weight",), "after.weight": ("post_projection.weight",),
+    "centroids.weight": ("masked_embedding.centroids.weight",), "members": ("masked_embedding.token_ordering",),
+}  # fmt: skip
+
+
+def convert(path: Path, model: Path, directory: Path, about: Mapping[str, Any]) -> None:
+    """Write the assistant of a directory to directory/drafter, for the model in `model`, of which only shapes are read.
+
+    `about` is what `convert_published` takes. Raise what `read_published` and `convert_published` do.
+    """
+    convert_published(model, directory, about, lambda target: read_published(path, target))
+
+
+def read_published(path: Path, target: Target) -> Published:
+    """Return the assistant in a directory for this target, in the precision of its files.
+
+    Raise NotHere where there is none, LocalspecError for one of another model or form, and damaged files.
+    """
+    config = read_config(path)
+    if kind_of_heads(config) != ASSISTANT:
+        raise NotHere(f"{path / 'config.json'} is of no assistant of Gemma 4; give a directory that holds one.")
+    own = target.transformer.config
+    try:
+        options = _options(config, own.hidden_size)
+        sizes, _ = layers_of(options, own, target.context)
+        expected = Drafter.tensor_specs(target, options)
+    except UsageMistake as mistake:
+        raise LocalspecError(f"The assistant in {path} cannot be used: {mistake}") from None
+    stored = tensors_in(path, _NAMES["members"])
+    if "lm_head.weight" in stored:  # the head and the embedding are one matrix
+        stored.pop("model.embed_tokens.weight", None)
+    head = ("lm_head.weight" if "lm_head.weight" in stored else "model.embed_tokens.weight",)
+    layers = {ours: [name for name, _ in parts] for ours, parts in weight_map(sizes).items()}
+    found = fitted(expected, stored, {**layers, **_NAMES, "head.weight": head}, "the assistant", path)
+    if "members" in found:
+        found["members"] = found["members"].long()
+    return Published(Drafter.kind, options, found)
+
+
+def _options(config: Mapping[str, Any], hidden_size: int) -> AssistantOptions:
+    """Return what config.json says. Raise UsageMistake for another target's, and what is not possible."""
+    text, backbone = config.get("text_config"), config.get("backbone_hidden_size")
+    if not isinstance(text, dict):
+        raise UsageMistake("its config.json has no text_config; fetch it again.")
+    if backbone != hidden_size:
+        raise UsageMistake(
+            f"it is made for a model of {backbone!r} channels, and this one has {hidden_size}; name the model that it "
+            "was made for."
+        )
+    ordered = config.get("use_ordered_embeddings", False) is True
+    said = {
+        "config": json.dumps({**text, "num_kv_shared_layers": 0}, sort_keys=True),
+        "clusters": config.get("num_centroids", 2048) if ordered else 0,
+        "nearest": config.get("centroid_intermediate_top_k", 32) if ordered else 0,
+    }
+    options = Drafter.parse_options(said)
+    assert isinstance(options, AssistantOptions)
+    return options
