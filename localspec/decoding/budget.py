@@ -83,6 +83,7 @@ CHANGE = 1.25  # of what forwards take: a reason that speculation is off for may
 RECENT = 0.9  # of the tokens and seconds that a token's worth is taken from, kept at each step
 HARDLY = 0.05  # tokens that a draft saves
 NOTHING = 10.0  # times as much as a draft saves is what it takes: how many times tells nobody more
+READING = 0.25  # plain steps: a draft that takes longer may have read the text before it
 REMEMBERED = 9  # steps, whose median is what the next should take
 SOONEST, LATEST = 16, 512  # plain steps until it is tried again: twice as many each time it still does not pay
 
@@ -150,7 +151,7 @@ class Budget:
         self._draft, self._context = DraftTree((0,), (-1,)), 0  # the last one, before pruning, and the text before it
         self._off = False
         self.off_reason = self._always_off  # a sentence for the user, from switching off until drafts pay again
-        self._catches_up = True  # the next draft also reads the text before it, so its time is not typical
+        self._catches_up = True  # the first long draft also reads the text before it, so its time is not typical
         self._lost = self._gained = self._paid = (
             0.0  # plain steps: lost since drafts paid last, and of what and for what
         )
@@ -209,13 +210,13 @@ class Budget:
             rows, drafted = step.tree.size, self._draft.size > 1
             self._costs.observe(rows, self._context, step.verify_seconds)
             (self._beside_trees if rows > 1 else self._beside_plain).append(beside)
-            drafting = 0.0 if drafted and self._catches_up else step.draft_seconds
+            plain = self._costs.at(1, self._context) + self._beside(False)
+            drafting = step.draft_seconds
+            if drafted and self._catches_up and drafting > READING * plain:
+                drafting, self._catches_up = 0.0, False
             took = drafting + self._costs.at(rows, self._context) + beside
             tokens, seconds = self._lately
             self._lately = RECENT * tokens + len(step.committed), RECENT * seconds + took / self._costs.slowness
-            if drafted:
-                self._catches_up = False
-            plain = self._costs.at(1, self._context) + self._beside(False)
             self._weigh(len(step.committed) - 1, took / plain - 1, self._costs.slowness)
         node: int | None = 0
         for token in step.committed:

@@ -26,6 +26,9 @@ PRIOR = 0.8  # how often the next pick is believed to be right at first: 0.7 to 
 REMEMBERED = 12  # picks, over which that is averaged
 UNUSED = 32  # steps without a draft after which what was believed is half forgotten: untried, it is never seen right
 UNREAD = 2  # tokens that a forward reads where each step is drafted for: after a whole draft was right
+MANY = 16  # unread tokens, which take clearly longer to read than those of a step
+FORESEEN = 0.25  # the chance of a phrase, above which phrases draft until the small model has read many tokens
+REPLY, SAVED = 64, 0.2  # tokens that a reply is expected to go on for at least; the share of their time drafts save
 AHEAD = 8  # tokens of phrases that the small model reads at once
 WIDTH = 4  # candidates of a level: the small model's own pick and its siblings
 
@@ -47,7 +50,9 @@ class DraftModel:
                   └ d └ e             some number of further picks, chance(b) · chance(c) · (q + q² + …) tokens are
                                       worth more than these forwards and rows take; q is how often picks are right.
 
-    Where `inner` proposes phrases, the small model reads them in one forward, and a draft takes fewer.
+    Where `inner` proposes phrases, the small model reads them in one forward, and a draft takes fewer. It rests where
+    it would have to read many tokens first, as after a prompt, while phrases foresee the reply, or while the reply is
+    too short to repay that.
     """
 
     def __init__(
@@ -71,6 +76,7 @@ class DraftModel:
         self._levels: list[list[Candidate]] = []  # those of the last draft, by depth
         self._drafted: list[int] = []  # the picks of the last draft
         self._greedy = True
+        self._replied = 0  # tokens of this reply
         self._right = PRIOR  # how often a pick was right lately, where all before it were
         self._pace = 1.0  # tokens that a forward drafts
         self._rows = deque[int](maxlen=REMEMBERED)  # of the last forwards
@@ -82,7 +88,8 @@ class DraftModel:
         return self.small.nbytes + self._cache.nbytes + self.inner.nbytes
 
     def observe(self, step: Step) -> None:
-        """Learn from the last draft. The next call of `draft` reads the committed text."""
+        """Learn from the last draft. The next call of `draft` reads the committed text, unless it rests."""
+        self._replied = self._replied + len(step.committed) if step.tree else 0
         for depth, (level, pick, token) in enumerate(zip(self._levels, self._drafted, step.committed, strict=False)):
             self.calibration.learn(level, depth + 1, self._greedy, token)
             self._right += (float(pick == token) - self._right) / REMEMBERED
@@ -119,8 +126,8 @@ class DraftModel:
     def draft(self, context: Context) -> DraftTree:
         """Return the draft, up to a token that ends a reply.
 
-        It is only the root if nothing pays, if the small model's context is full, or for the rest of a reply after
-        logits with NaN or inf. That costs speed and changes no text.
+        It is only the root if it rests, if nothing pays, if the small model's context is full, or for the rest of a
+        reply after logits with NaN or inf. That costs speed and changes no text.
         """
         count = len(context.committed)
         longest = min(context.nodes, self.length or context.nodes, self.small.context - count)
@@ -130,6 +137,8 @@ class DraftModel:
         if longest < 1 or self._failed:
             return alone
         self._follow_text(context.committed)
+        if self._rests(context):
+            return alone
         sampling = replace(context.sampling, rule="exact")
         chances: list[list[Candidate]] = []
         while (depth := len(chances)) < longest:
@@ -154,6 +163,19 @@ class DraftModel:
             own = [dict(level)[pick] for level, pick in zip(chances, self._drafted, strict=True)]
             return replace(DraftTree.chain([context.root, *self._drafted], SOURCE), chance=[1.0, *own])
         return caterpillar(context.root, self._drafted, chances, context.nodes, SOURCE) if chances else alone
+
+    def _rests(self, context: Context) -> bool:
+        """Return whether many tokens would have to be read first, without being worth it yet.
+
+        A reply is expected to go on for as long as it has been, and some more: a short one then loses nothing.
+        """
+        unread = len(self._tokens) - self._cache.length
+        if self._costs is None or context.token_seconds is None or unread <= MANY:
+            return False
+        if context.covered and context.covered[0] >= FORESEEN:
+            return True
+        reading = unread / CHUNK * self._costs.at(CHUNK, len(context.committed))
+        return reading > SAVED * (REPLY + self._replied) * context.token_seconds
 
     def _pays(self, context: Context, chance: float, depth: int, longest: int) -> bool:
         """Return whether a longer draft is worth its time; `chance` is that of the picks so far.

@@ -408,12 +408,13 @@ def test_what_is_dear_to_draft_is_given_up_sooner(seconds: float, steps: int) ->
     assert taken == pytest.approx(steps, abs=2 if seconds < 1 else 0)
 
 
-def test_the_first_draft_of_a_reply_is_not_the_price_of_the_next() -> None:
+@each("taken", [(50.0, 0.1), (0.1, 50.0, 0.1)])
+def test_the_first_long_draft_of_a_reply_is_not_the_price_of_the_next(taken: Sequence[float]) -> None:
     """It reads the prompt, which later ones need not; nor is one that catches up after a pause."""
     budget, tree = Budget(4, ForwardCostModel(1.0, 1.5, 2.0, 2.5, 3.0)), chain(4)
     for _ in range(3):
         budget.begin()
-        for seconds in (50.0, 0.1):
+        for seconds in taken:
             budget.observe(replace(step(budget.prune(tree, 100), *tree.tokens[1:]), draft_seconds=seconds))
     assert budget.nodes and budget.off_reason is None
     worth = budget.token_seconds(100)

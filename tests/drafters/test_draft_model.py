@@ -236,8 +236,34 @@ class ARowEach:
 def test_a_draft_is_not_charged_for_reading_the_prompt(tiny: Make) -> None:
     """Which is read once, for all drafts that follow: nothing was ever drafted after a long prompt."""
     drafter = DraftModel(tiny("qwen2-one-key-head").target, VOCABULARY, Autoregressive(), Budget(0), 4, ARowEach())
-    asked = replace(context(drafter, prompt_ids(60, seed=2), 16), token_seconds=3.0)
+    asked = replace(context(drafter, prompt_ids(60, seed=2), 16), token_seconds=5.0)
     assert drafter.draft(asked).size > 1
+
+
+def test_the_small_model_reads_no_prompt_while_phrases_foresee_the_reply(tiny: Make) -> None:
+    drafter = DraftModel(tiny("qwen2-one-key-head").target, VOCABULARY, Autoregressive(), Budget(0), 4, SecondEach())
+    asked = replace(context(drafter, prompt_ids(60, seed=2), 16), token_seconds=1e9, covered=(0.5,))
+    assert drafter.draft(asked).size == 1 and not drafter.forwards
+    assert drafter.draft(replace(asked, covered=(0.1,))).size > 1
+    committed = [*asked.committed, 1, 2]
+    assert drafter.draft(replace(asked, committed=committed)).size > 1, "little is left to read"
+
+
+def test_a_long_prompt_is_read_once_the_reply_has_become_long(tiny: Make) -> None:
+    """A short reply would be over before drafts have saved what reading the prompt takes."""
+    drafter = DraftModel(tiny("qwen2-one-key-head").target, VOCABULARY, Autoregressive(), Budget(0), 4, ARowEach())
+    tokens, nothing = prompt_ids(90, seed=2), NumpyHidden(np.empty((0, 0)))
+    drafter.observe(Step(tokens, nothing))
+    lengths = []
+    for _ in range(100):
+        lengths.append(drafter.draft(replace(context(drafter, tokens, 16), token_seconds=6.0)).size)
+        drafter.observe(Step([1], nothing, DraftTree((tokens[-1],), (-1,))))
+        tokens = [*tokens, 1]
+    first = next(number for number, size in enumerate(lengths) if size > 1)
+    assert 50 < first < 80, lengths
+    drafter.observe(Step([1], nothing))  # the prompt of another turn, and a new reply
+    tokens += prompt_ids(90, seed=3)
+    assert drafter.draft(replace(context(drafter, tokens, 16), token_seconds=6.0)).size == 1
 
 
 def test_what_was_wrong_for_a_while_is_forgotten_and_tried_again(tiny: Make) -> None:
