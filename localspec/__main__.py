@@ -9,7 +9,7 @@ from localspec.cli.main import main
 
 
 def run() -> int:
-    """Runs one command; returns its exit code. What is left to the interpreter then ends at once on Ctrl+C."""
+    """Run one command; return its exit code. After that, Ctrl+C ends the interpreter at once."""
     try:
         code = main()
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:

@@ -14,13 +14,15 @@ TAB_DRIVER = "localspec_tui.tab:TabDriver"  # what Textual draws with in a tab o
 
 
 def home(environ: Mapping[str, str] | None = None) -> Path | None:
-    """The directory that LOCALSPEC_HOME names, absolute, or None."""
+    """Return the directory that LOCALSPEC_HOME names, absolute, or None."""
     named = (os.environ if environ is None else environ).get(HOME)
     return Path(os.path.expanduser(named)).absolute() if named else None
 
 
 def instruction_set(environ: Mapping[str, str] | None = None) -> str | None:
-    """The instructions that LOCALSPEC_ISA asks our compiled library to use, or None for the best of this CPU."""
+    """Return the instructions that LOCALSPEC_ISA prescribes to our compiled library, or None for the best of this
+    CPU.
+    """
     return (os.environ if environ is None else environ).get(ISA) or None
 
 
@@ -31,12 +33,12 @@ def ollama_models(environ: Mapping[str, str] | None = None) -> Path | None:
 
 
 def serve_key(environ: Mapping[str, str] | None = None) -> str | None:
-    """What LOCALSPEC_SERVE_KEY says requests over TCP must bring; a secret, so no setting, which would be shown."""
+    """Return the key of LOCALSPEC_SERVE_KEY for requests over TCP. A secret is not a setting, which would be shown."""
     return (os.environ if environ is None else environ).get(SERVE_KEY) or None
 
 
 def server_key(environ: Mapping[str, str] | None = None) -> str | None:
-    """What LOCALSPEC_SERVER_KEY says a server is to be told; a secret, too."""
+    """Return the key of LOCALSPEC_SERVER_KEY for a server; a secret, too."""
     return (os.environ if environ is None else environ).get(SERVER_KEY) or None
 
 
@@ -61,7 +63,7 @@ def in_screen(environ: Mapping[str, str] | None = None) -> bool:
 
 
 def terminal_kind(environ: Mapping[str, str] | None = None) -> str:
-    """What the terminal says it is."""
+    """Return the kind of terminal by its own word."""
     return (os.environ if environ is None else environ).get("TERM", "")
 
 
@@ -72,13 +74,13 @@ def light_background(environ: Mapping[str, str] | None = None) -> bool | None:
 
 
 def editor(environ: Mapping[str, str] | None = None) -> str | None:
-    """The command of the editor that the user prefers."""
+    """Return the command of the user's editor."""
     environ = os.environ if environ is None else environ
     return environ.get("VISUAL") or environ.get("EDITOR") or None
 
 
 def kernel_settings(environ: Mapping[str, str] | None = None) -> list[str]:
-    """The variables, NAME=value, that make torch's libraries take other kernels, and so give other last bits."""
+    """Return the variables, NAME=value, that make torch's libraries take other kernels, and so give other last bits."""
     environ = os.environ if environ is None else environ
     names = (
         "DNNL_MAX_CPU_ISA",
@@ -115,7 +117,7 @@ def network_variables(ending: str = "", environ: Mapping[str, str] | None = None
 
 
 def hub_places(environ: Mapping[str, str] | None = None) -> HubPlaces:
-    """What the client makes of these variables; it reads them once, when it is imported."""
+    """Return the client's places by these variables. The client reads them once, when it is imported."""
     environ = os.environ if environ is None else environ
 
     def place(*names: str, default: str) -> str:

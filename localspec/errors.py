@@ -40,12 +40,12 @@ class NotAllowed(LocalspecError):
 
 
 def first_line(error: BaseException | str) -> str:
-    """The first line of another library's message without the number of an error, or its type where it has none."""
+    """Return the first line of another library's message without the number of an error, or its type if it has none."""
     return (_NUMBER.sub("", str(error)).strip().splitlines() or [type(error).__name__])[0]
 
 
 def no_more_files(error: BaseException) -> str:
-    """The sentence for an error that means that no more files can be opened, whichever it was; else nothing."""
+    """Return the sentence for an error that means that no more files can be opened; empty for any other."""
     if not (isinstance(error, OSError) and error.errno in _NO_MORE_FILES):
         return ""
     return (
@@ -55,7 +55,10 @@ def no_more_files(error: BaseException) -> str:
 
 
 def cannot_read(file: Path, error: OSError) -> LocalspecError:
-    """What is told of a file that the system does not let be read; that is no damage, which is fetched again."""
+    """Return the sentence for a file that cannot be read for lack of permission.
+
+    It is not damaged, so not fetched again.
+    """
     what = "its permissions" if isinstance(error, PermissionError) else "that"
     return LocalspecError(
         no_more_files(error) or f"{file} cannot be read ({error.strerror or first_line(error)}); correct {what}."

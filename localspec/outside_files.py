@@ -21,7 +21,7 @@ _LONG_KEY = re.compile(rb"(?<![\w.'\"-])(?:" + _PART + rb"){%d}" % _MOST_DOTS)
 
 
 def read_bytes(file: Path, limit: int = TEXT_LIMIT, *, pipe: bool = False) -> bytes:
-    """Returns the content of a regular file, or with `pipe` also what comes through a pipe, at most `limit` bytes.
+    """Return the content of a regular file, or with `pipe` also what comes through a pipe, at most `limit` bytes.
 
     Raises OSError, with a clause for a person as its `strerror`, also for what is longer or of another kind: to open a
     pipe is to wait for its writer, and a device may have no end.
@@ -44,7 +44,7 @@ def read_bytes(file: Path, limit: int = TEXT_LIMIT, *, pipe: bool = False) -> by
 
 
 def decoded(content: bytes) -> str:
-    """Returns text, without the mark that some programs of Windows begin it with.
+    """Return text, without the mark that some programs of Windows begin it with.
 
     Raises ValueError for what is none, with what is to be said of it.
     """
@@ -58,7 +58,7 @@ def decoded(content: bytes) -> str:
 
 
 def parse_json(content: bytes | str, pairs: Callable[[list[tuple[str, Any]]], dict[str, Any]] | None = None) -> Any:
-    """Returns what JSON says, with objects as `pairs` makes them.
+    """Return what JSON says, with objects as `pairs` makes them.
 
     Raises ValueError, also for what is nested too deeply or a number of too many digits.
     """
@@ -69,7 +69,7 @@ def parse_json(content: bytes | str, pairs: Callable[[list[tuple[str, Any]]], di
 
 
 def parse_toml(source: bytes) -> dict[str, Any]:
-    """Returns what TOML says. Raises ValueError as `parse_json` does, a tomllib.TOMLDecodeError where it is no TOML."""
+    """Return what TOML says. Raises ValueError as `parse_json` does, a tomllib.TOMLDecodeError where it is no TOML."""
     if _LONG_KEY.search(source):
         raise ValueError(f"a key has more than {_MOST_DOTS} dots")
     try:

@@ -115,7 +115,7 @@ class Paths:
 
 
 def private_directory(path: Path) -> Path:
-    """Makes `path` and its missing parents with mode 0700; one that exists is closed to others. Raises OSError."""
+    """Make `path` and its missing parents with mode 0700; one that exists is closed to others. Raises OSError."""
     _make(path)
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:
@@ -138,9 +138,9 @@ def _make(path: Path) -> None:
 
 
 def write_anew(file: Path, content: bytes, mode: int = 0o600) -> None:
-    """Replaces a file, or makes it, so that no reader sees a part of it; what killed processes left of that goes.
+    """Replace or make a file so that no reader sees a part of it. Remove what killed processes left of that.
 
-    Raises OSError; what was there before is still there then.
+    Raises OSError; then the previous content is still there.
     """
     begin, end = f".{file.name}.", ".new"
     new = file.parent / f"{begin}{os.getpid()}-{threading.get_ident()}{end}"

@@ -27,12 +27,12 @@ _KEYS = re.compile(
 
 
 def safe(text: str) -> str:
-    """Removes all that a terminal would obey, character by character: safe(a) + safe(b) == safe(a + b)."""
+    """Remove all that a terminal would obey, character by character: safe(a) + safe(b) == safe(a + b)."""
     return text.translate(_TABLE)
 
 
 def one_line(text: str) -> str:
-    """Makes text safe and puts it on a single line, for messages and tables."""
+    """Make text safe and puts it on a single line, for messages and tables."""
     return " ".join(part for part in (line.strip() for line in safe(text).replace("\t", "\n").split("\n")) if part)
 
 

@@ -64,7 +64,7 @@ class Divergence:
     repeatable: bool
 
     def sentence(self, precision: str) -> str:
-        """What differs where, and what to do about it."""
+        """Return what differs where, and what to do about it."""
         one, other = (
             "the end" if text is None else json.dumps(text, ensure_ascii=False)
             for text in (self.plain, self.speculative)
@@ -144,7 +144,7 @@ def prove(model: str, settings: "Settings", prompts: int, max_tokens: int, repor
 
 
 def _choice(card: TargetCard, settings: "Settings", reporter: Reporter) -> "Choice":
-    """What drafts, also where it does not pay. Raises UsageMistake where nothing would."""
+    """Return a choice that drafts, even if that does not pay. Raises UsageMistake if nothing would draft."""
     from localspec.choosing.choose import choose
     from localspec.choosing.measure import MeasurementCache, Measurements
     from localspec.choosing.plans import AUTO_NODES
@@ -196,7 +196,7 @@ def _reply(engine: "Engine", case: _Case, max_tokens: int) -> "Statistics":
 def _divergence(
     plain: "Engine", case: _Case, expected: "Statistics", found: "Statistics", max_tokens: int
 ) -> Divergence:
-    """Where two replies differ; those of plain decoding alone, if it does not repeat itself."""
+    """Return where two replies differ; if plain decoding does not repeat itself, where its two replies do."""
     again = _reply(plain, case, max_tokens)
     repeatable = again.token_ids == expected.token_ids
     if not repeatable:

@@ -27,7 +27,7 @@ def of(report: dict[str, Any], width: int = WIDTH) -> str:
 
 
 def label(report: dict[str, Any]) -> str:
-    """What all were asked."""
+    """Return a label with what all were asked."""
     sampling = f"temperature {report['temperature']:g}" if report["temperature"] else "greedy"
     return (
         counted(report["prompts"], "prompt")
@@ -39,7 +39,7 @@ def label(report: dict[str, Any]) -> str:
 
 
 def sentence(rows: Sequence[dict[str, Any]]) -> str:
-    """What was found: the fastest of several, or how fast the only one is."""
+    """Return the result in a sentence: the fastest of several, or how fast the only one is."""
     known = [row for row in rows if row[WHOLE]]
     if not known:
         return "No server said anything, so none has a speed."
@@ -56,7 +56,7 @@ def sentence(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def row_name(row: dict[str, Any]) -> str:
-    """What a server is called where it stands alone."""
+    """Return a server's name for a row of its own."""
     return one_line(f"{row['program'] or 'the server'} at {row['name']}")
 
 

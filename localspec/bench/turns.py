@@ -23,7 +23,7 @@ def in_turns(contenders: Sequence[T], turns: int) -> Iterator[tuple[int, T]]:
 
 
 def on_its_own_clock(session: "Session", events: Generator[Event, None, None]) -> Generator[Event, None, None]:
-    """A reply of this session, whose clock stands still while others have their turns."""
+    """Return a reply of this session, whose clock stands still during the turns of others."""
     with closing(events):
         for event in events:
             left = time.perf_counter()

@@ -49,13 +49,13 @@ class Written(NamedTuple):
         return {"typed_from": len(self.before), "files": list(self.files)} if self.before else {}
 
     def behind(self, text: str, *names: str) -> "Written":
-        """The same behind more text of files."""
+        """Return the same prompt behind more text of files."""
         ahead = joined(text)
         return Written(self.typed, f"{ahead}\n\n{self.before}", (*names, *self.files)) if ahead else self
 
 
 def written_in(turn: Turn) -> Written:
-    """The prompt of a turn."""
+    """Return the prompt of a turn."""
     return Written(turn.typed, turn.prompt[: turn.typed_from], turn.files)
 
 
@@ -89,10 +89,10 @@ class _Mention(NamedTuple):
 
 
 def written(text: str) -> Written:
-    r"""What was typed with the files that it names: `@path`, `@"path with spaces"`; `\@path` names none.
+    r"""Return the typed text with the files that it names: `@path`, `@"path with spaces"`; `\@path` names none.
 
-    It reads the disk. What names no file and looks like none is text. Raises UsageMistake for all files that are not
-    there, that cannot be read, or are no text.
+    It reads the disk. A name that is not of a file and does not look like one is text. Raises UsageMistake for all
+    files that are missing, unreadable, or not text.
     """
     found = list(_mentions(text))
     texts, troubles = dict[str, str](), []
@@ -111,11 +111,11 @@ def written(text: str) -> Written:
 
 
 def measured(text: str, count: Callable[[str], int] | None, context: int, *, seen: bool = False) -> list[str]:
-    """What is to be said of a text before it is sent, how long it is where one does not see all of it, and of the files
-    that it names: names, sizes, tokens, or what is wrong.
+    """Return sentences about a text before it is sent: its length if it is not fully visible, and the files that it
+    names, with sizes and tokens, or what is wrong with them.
 
-    It reads the disk. Without a `count` of tokens there is no model yet, and nothing is said of `context`. `seen`: all
-    of the text is, however long.
+    It reads the disk. Without a `count` of tokens there is no model yet, and `context` is not mentioned. `seen` means
+    that all of the text is visible, however long.
     """
     said, tokens = [], 0
     found = [one for one in _mentions(text) if not one.escaped]
@@ -147,7 +147,7 @@ def is_long(text: str) -> bool:
 
 
 def counted_tokens(text: str, count: Callable[[str], int]) -> int:
-    """The tokens of a text, piece by piece; a token or so more than all at once."""
+    """Return the number of tokens of a text, counted by pieces, which may be a token or so more than at once."""
     return sum(count(text[start : start + PIECE]) for start in range(0, len(text), PIECE))
 
 

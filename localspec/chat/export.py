@@ -33,7 +33,7 @@ def as_markdown(found: Saved) -> str:
 
 
 def _quoted(reasoning: str) -> str:
-    """What was thought, as a quotation: no mark in it reaches beyond."""
+    """Return a thought as a quotation, whose marks have no effect outside of it."""
     return "\n".join(f"> {line}".rstrip() for line in ["*Thought:*", "", *safe(reasoning).split("\n")])
 
 
@@ -50,14 +50,14 @@ def _with_closed_fence(text: str) -> str:
 
 
 def proposed_file(title: str, directory: Path) -> str:
-    """A file name made of the title that nothing in the directory has yet."""
+    """Return a file name made of the title that is free in the directory."""
     words = re.sub(r"[^\w]+", "-", title.lower()).strip("-_")[:_LONGEST_NAME].rstrip("-_") or "conversation"
     names = (f"{words}{number}.md" for number in ("", *(f"-{at}" for at in range(2, 1000))))
     return next((name for name in names if not os.path.lexists(directory / name)), f"{words}.md")
 
 
 def write_new(text: str, name: str) -> Path:
-    """Writes a text to a file that is not there yet, readable for its owner alone; returns its path.
+    """Write a text to a file that is not there yet, readable for its owner alone; return its path.
 
     Raises UsageMistake where it cannot, above all where there is something of that name.
     """

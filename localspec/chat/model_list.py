@@ -59,9 +59,9 @@ class Choosable:
 
 
 def models_here(current: TargetCard | None) -> list[Choosable]:
-    """What is on this machine, the directory of `-m` first, without a word about how fast it is.
+    """Return the models on this machine, the directory of `-m` first, without their speeds.
 
-    Raises LocalspecError where models.toml cannot be read.
+    Raises LocalspecError if models.toml cannot be read.
     """
     return list(_here(current, {}))
 
@@ -72,15 +72,14 @@ def all_models(
     pace: tuple[str, ...] = (),
     rule: DrafterRule = "auto",
 ) -> tuple[list[Choosable], bool]:
-    """The models here, then those that fit this machine and could be fetched, then those that do not fit.
+    """Return the models here, then those that fit this machine and could be fetched, then those that do not fit.
 
-    And whether it was ever measured how fast this machine is.
+    Return also whether the speed of this machine was ever measured.
 
-    As `localspec doctor` sees them, but that nothing is measured: what was measured before must do, for a reply may be
-    under way. `current` is the model that answers, which holds `held` bytes of a device's memory; they are free for
-    another. `pace` is what was said of its speed when it was loaded. Drafters are taken by
-    `rule`. Raises LocalspecError where models.toml cannot be
-    read.
+    They are those of `localspec doctor`, but nothing is measured, because a reply may be under way: only saved
+    measurements are used. `current` is the present model, which holds `held` bytes of a device's memory; they are free
+    for another. `pace` is its speed in words from when it was loaded. Drafters are taken by `rule`. Raises
+    LocalspecError if models.toml cannot be read.
     """
     with user_store(lambda _: None, create=False) as store:
         measurements = Measurements(MeasurementCache(store), quiet=True)
@@ -111,7 +110,7 @@ def all_models(
 
 
 def repository(name: str) -> Choosable | None:
-    """A repository of the hub as one that could be fetched, if that is what the name stands for."""
+    """Return a repository of the hub as a model that could be fetched, if the name stands for one."""
     try:
         source = Source.parse(name.strip())
     except LocalspecError:
@@ -121,7 +120,10 @@ def repository(name: str) -> Choosable | None:
 
 
 def named(name: str) -> TargetCard:
-    """The model of this name, which may have to be fetched. Raises what `registry.resolve` raises of any other."""
+    """Return the model of this name, which may have to be fetched.
+
+    Raises what `registry.resolve` raises of any other.
+    """
     try:
         return registry.named_card(full_name(name))
     except NotHere:
@@ -131,12 +133,12 @@ def named(name: str) -> TargetCard:
 
 
 def named_there(name: str, where: str = "") -> TargetCard:
-    """A model of a server, as those of this machine are described; the server says whether it has it."""
+    """Return a model of a server in the form of those of this machine. The server says whether it has it."""
     return TargetCard(name, NOWHERE, None, where, entry=Entry(name))
 
 
 def in_lines(models: Sequence[Choosable], current: TargetCard) -> Iterator[str]:
-    """The list as it is read out line by line, with the command that fetches what is not here."""
+    """Return the list as lines of text, with the command that fetches a model that is not here."""
     by_place = {place: [one for one in models if one.place == place] for place in ("here", "elsewhere", "too large")}
     for one in by_place["here"]:
         answers = " (answers now)" if one.card == current else ""
@@ -149,7 +151,7 @@ def in_lines(models: Sequence[Choosable], current: TargetCard) -> Iterator[str]:
 
 
 def _without(machine: Machine, name: str, held: int) -> Machine:
-    """The machine as it is once the model that answers has made room."""
+    """Return the machine as it is after the present model has made room."""
     devices = (replace(one, free=one.free + held) if one.name == name else one for one in machine.devices)
     return replace(machine, devices=tuple(devices))
 
@@ -202,7 +204,7 @@ def _too_large(one: Recommendation) -> str:
 
 
 def _elsewhere(one: Recommendation) -> Choosable | None:
-    """What could be fetched: a model, or a drafter for one that is here."""
+    """Return what could be fetched: models, and drafters for models that are here."""
     card, needed = one.card, one.to_fetch
     if card.here:
         if not one.fits or not (needed.bytes or needed.drafter):

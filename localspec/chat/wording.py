@@ -81,15 +81,15 @@ def thought(tokens: int, seconds: float, *, still: bool = False) -> str:
 
 
 def kept_thought(kept: Mapping[str, Any]) -> str:
-    """The same by the figures that were kept with a reply; `thought` alone where there are none."""
+    """Return the same by the figures that were saved with a reply; `thought` without any."""
     tokens, seconds = _figure(kept.get("reasoning_tokens")), _figure(kept.get("reasoning_s"))
     return "thought" if tokens is None or seconds is None else thought(int(tokens), seconds)
 
 
 def summary(kept: Mapping[str, Any]) -> str:
-    """What is said below a reply, by the figures that were kept with it: `4.1 s · 248 tokens · 2.4× faster`.
+    """Return the line below a reply, by the figures that were saved with it: `4.1 s · 248 tokens · 2.4× faster`.
 
-    They may come from another version, or from a file that somebody changed: what is no figure is left out.
+    They may come from another version, or from a file that somebody changed: an invalid figure is left out.
     """
     first, decoding, tokens, ratio = (
         _figure(kept.get(name)) for name in ("first_token_s", "decode_s", "completion_tokens", "speedup")

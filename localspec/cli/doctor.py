@@ -234,7 +234,7 @@ def _choice(recommendation: Recommendation) -> dict[str, Any]:
 
 
 def _printed(survey: _Survey, verbose: bool) -> list[str]:
-    """The page as wide as the terminal, if it is read at one: what it says first, once more where that scrolls away."""
+    """Return the page as wide as the terminal. Its first part is repeated at the end if it would scroll away."""
     columns, height = window(sys.stdout)
     lines = [part for one in _page(survey, verbose, columns) for part in folded(one_line(one), columns)]
     return once_more(lines, height)

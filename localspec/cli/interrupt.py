@@ -72,11 +72,11 @@ def cleared_up_when_ended() -> Iterator[None]:
 
 
 def _ending() -> list[int]:
-    """The signals that end a program unless it asks for them: nohup and the like have some of them ignored."""
+    """Return the signals that end a program by default. nohup and similar programs have some of them ignored."""
     names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     return [number for name in names if signal.getsignal(number := getattr(signal, name)) is signal.SIG_DFL]
 
 
 def end_at_once(*_: object) -> NoReturn:
-    """Ends the process without a word: nothing is left to be done, or nothing was begun."""
+    """End the process without a word: nothing is left to be done, or nothing was begun."""
     os._exit(INTERRUPTED)

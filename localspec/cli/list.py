@@ -110,7 +110,7 @@ def _forms(row: dict[str, Any], bytes_: Callable[[int], str]) -> str:
 
 
 def _draft(card: TargetCard) -> str | None:
-    """The small model here that drafts for this one, by its name, or by its directory below the model's own."""
+    """Return the small model here that drafts for this one, by its name, or by its directory below the model's own."""
     own, _ = own_draft(card)
     if own is None or not own.card.here:
         return None
@@ -118,7 +118,7 @@ def _draft(card: TargetCard) -> str | None:
 
 
 def _packed(card: TargetCard, packed: list[tuple[str, str, Path]]) -> dict[str, int]:
-    """The packings in which this model is here, beside its own weights or instead of them, and their bytes.
+    """Return the packings in which this model is here, besides its own weights or instead of them, and their bytes.
 
     `packed` are those of all models: revision, packing, file.
     """

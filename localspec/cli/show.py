@@ -59,14 +59,14 @@ def show(
 
 
 def _missing(key: str, card: TargetCard) -> str:
-    """What stands where there is no value."""
+    """Return the text in place of a missing value."""
     if key in ("source", "commit") and card.entry and card.entry.toy:
         return "comes with localspec"
     return "not here" if key in ("path", "commit") and not card.here else "unknown"
 
 
 def _installed_facts(card: TargetCard) -> Facts:
-    """What the files of a model that is here say."""
+    """Return facts from the files of a model that is here."""
     checkpoint = inspect(card.path)
     shape = Shape.of(checkpoint.config)
     own, passed_over = own_draft(card)
@@ -101,7 +101,7 @@ def _drafts_for(kind: str, shape: Shape) -> bool:
 
 
 def _announced_facts(card: TargetCard) -> Facts:
-    """What models.toml says of a model that is not here."""
+    """Return facts from models.toml about a model that is not here."""
     shape = card.entry.shape if card.entry else None
     return {
         "name": card.name,
@@ -175,7 +175,7 @@ def form_in_words(one: Form) -> str:
 
 
 def _in_words(one: PublishedDrafter) -> str:
-    """A published drafter in words."""
+    """Return a published drafter in words."""
     where = f"{one.source}, by {one.publisher or 'unknown'}" if one.source else "a small model of its family"
     if one.source is None and one.kind in kinds("published"):
         where = "in its own files, if anywhere"

@@ -12,12 +12,12 @@ LONGEST = 64 * MIB  # bytes of a prompt: far more than the longest context
 
 
 def valid_text(argument: str) -> str:
-    """The argument without the lone surrogates that stand for bytes that are not text: no tokenizer takes them."""
+    """Return the argument without lone surrogates, which stand for bytes that are not text: no tokenizer takes them."""
     return re.sub("[\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", argument)
 
 
 def asked(argument: str) -> str:
-    """A prompt as it was given. Raises UsageMistake for the name of a GGUF file, which was meant as a model."""
+    """Return a prompt as it was given. Raises UsageMistake for the name of a GGUF file, which was meant as a model."""
     from localspec.weights.packed_files import is_gguf  # a twentieth of what happens before the chat's first paint
 
     prompt = valid_text(argument)
@@ -27,7 +27,7 @@ def asked(argument: str) -> str:
 
 
 def conversation_id(text: str, list_of_them: str) -> int:
-    """The number of a conversation, which `list_of_them` shows. Raises UsageMistake."""
+    """Return the number of a conversation, which `list_of_them` shows. Raises UsageMistake."""
     try:
         return int(text)
     except ValueError:
@@ -38,14 +38,14 @@ def conversation_id(text: str, list_of_them: str) -> int:
 
 
 def file_named(argument: str) -> Path:
-    """The file that an argument names. Raises UsageMistake for none, which would stand for this directory."""
+    """Return the file that an argument names. Raises UsageMistake for an empty one, which would mean this directory."""
     if not argument:
         raise UsageMistake("'' is not the name of a file; give one.")
     return Path(argument)
 
 
 def read_file(file: Path) -> str:
-    """The text of a file. Raises UsageMistake."""
+    """Return the text of a file. Raises UsageMistake."""
     try:
         return decoded(read_bytes(file, LONGEST, pipe=True))
     except OSError as error:

@@ -121,7 +121,7 @@ def _looked(name: str, files: Sequence[Path], paths: Paths, listed: bool = False
 
 
 def _verify_packed(name: str, sources: list[Source], model: Source | None) -> list[str]:
-    """Compares the packed files of a model with their digests; returns a clause for each that is damaged."""
+    """Compare the packed files of a model with their digests; return a clause for each that is damaged."""
     paths = Paths(home())
     places = [(find_snapshot(source) or NOWHERE, str(source)) for source in sources]
     own = resolve(name).path if model is None else NOWHERE

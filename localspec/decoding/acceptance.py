@@ -11,7 +11,7 @@ Walk = tuple[list[int], int]  # the accepted path, root first, and the bonus tok
 
 
 def walk(tree: DraftTree, picks: Picks) -> Walk:
-    """Walks by the rule `exact`: returns the accepted path, root first, and the bonus token after it.
+    """Walk by the rule `exact`: returns the accepted path, root first, and the bonus token after it.
 
     The target picks once at each node that is reached; while a child has the picked token, the walk goes down to it.
     Every committed token is a pick of the target, so the text is the target's own at every temperature, whatever was
@@ -27,7 +27,7 @@ def walk(tree: DraftTree, picks: Picks) -> Walk:
 
 
 def walk_by_rejection(tree: DraftTree, logits: Logits, sampling: Sampling, position: int) -> Walk:
-    """Walks by the rule `rejection` (ParallelSpec, algorithm 1): keeps the target's distribution, not a seed's text.
+    """Walk by the rule `rejection` (ParallelSpec, algorithm 1): keeps the target's distribution, not a seed's text.
 
     logits [size, vocab_size] are the target's, `position` that of the root. The children of a node must have been
     sampled independently from the same `draft_logits`, truncated as the target's own are; equal ones count as often as
@@ -54,7 +54,7 @@ def walk_by_rejection(tree: DraftTree, logits: Logits, sampling: Sampling, posit
 
 
 def walk_by_typicality(tree: DraftTree, logits: Logits, sampling: Sampling) -> Walk:
-    """Walks by the rule `typical` (Medusa, §3.3.1), which is not lossless: the longest path of typical tokens.
+    """Walk by the rule `typical` (Medusa, §3.3.1), which is not lossless: the longest path of typical tokens.
 
     A token is typical with p > min(ε, δ exp(-H(p))) at this temperature, ε and δ those of the sampling; the target's
     likeliest one always is, and it is the bonus token too. Of equally long paths the likelier one is taken.
@@ -78,7 +78,7 @@ def walk_by_typicality(tree: DraftTree, logits: Logits, sampling: Sampling) -> W
 
 
 def _log_probabilities(row: npt.NDArray[np.float32], sampling: Sampling) -> tuple[npt.NDArray[np.float64], np.float64]:
-    """Returns log p of logits [vocab_size] at this temperature, and what it must exceed to be typical."""
+    """Return log p of logits [vocab_size] at this temperature, and what it must exceed to be typical."""
     scores = row / np.float64(sampling.temperature)
     scores -= scores.max()
     chances = scores - np.log(np.exp(scores).sum())

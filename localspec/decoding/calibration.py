@@ -23,12 +23,12 @@ class Calibration:
         self._counts: dict[tuple[bool, int, int, int], tuple[float, float]] = {}  # (right, judged)
 
     def chance(self, confidence: float, depth: int, rank: int, greedy: bool) -> float:
-        """Returns the chance of one candidate."""
+        """Return the chance of one candidate."""
         right, judged = self._counts.get(_key(greedy, depth, rank, confidence), (0.0, 0.0))
         return (right + PRIOR * confidence) / (judged + PRIOR)
 
     def chances(self, candidates: Sequence[Candidate], depth: int, greedy: bool) -> list[Candidate]:
-        """Turns (token, confidence) of one level, at this depth, into (token, chance), the likeliest first."""
+        """Turn (token, confidence) of one level, at this depth, into (token, chance), the likeliest first."""
         calibrated = [
             (token, self.chance(confidence, depth, rank, greedy)) for rank, (token, confidence) in enumerate(candidates)
         ]
@@ -47,12 +47,12 @@ class Calibration:
             self.judge(confidence, depth, rank, greedy, drafted == token)
 
     def as_json(self) -> list[Any]:
-        """Returns what `from_json` reads, in this or a later process."""
+        """Return what `from_json` reads, in this or a later process."""
         return [[*key, round(right, 2), round(judged, 2)] for key, (right, judged) in self._counts.items()]
 
     @classmethod
     def from_json(cls, stored: Any) -> Self:
-        """Reads what `as_json` gave; anything else gives an empty calibration."""
+        """Read what `as_json` gave; anything else gives an empty calibration."""
         calibration = cls()
         try:
             for greedy, depth, rank, level, right, judged in stored or ():

@@ -17,7 +17,7 @@ from localspec.errors import LocalspecError
 def prefill_step(
     target: ForwardModel[CacheT], cache: CacheT, drafter: Drafter, tokens: Sequence[int], sampling: Sampling, last: bool
 ) -> Step:
-    """Reads one chunk of the prompt. The last chunk ends in the first pick, which becomes the root.
+    """Read one chunk of the prompt. The last chunk ends in the first pick, which becomes the root.
 
     Raises LocalspecError where the logits are NaN or inf.
     """
@@ -42,7 +42,7 @@ def decode_step(
     budget: Budget,
     sampling: Sampling,
 ) -> Step:
-    """Commits the accepted path of one draft tree, and the bonus token after it.
+    """Commit the accepted path of one draft tree, and the bonus token after it.
 
     1. draft: the drafter proposes a tree below the root, the last committed token;
     2. prune: the budget cuts it to the nodes that pay;
@@ -79,14 +79,14 @@ def decode_step(
 def _forward(
     target: ForwardModel[CacheT], tree: DraftTree, cache: CacheT, drafter: Drafter, last: bool = False
 ) -> ForwardOutput:
-    """Reads a tree, and asks for states of inner layers only where the drafter reads some."""
+    """Read a tree, and ask for states of inner layers only where the drafter reads some."""
     if inner := drafter.target_layers:
         return target.forward(tree, cache, last=last, inner=inner)
     return target.forward(tree, cache, last=True) if last else target.forward(tree, cache)
 
 
 def _picks(tree: DraftTree, logits: Logits, start: int, sampling: Sampling) -> Picks | None:
-    """Returns the picks at all nodes where they are sampled and decide alone; the root is at `start`.
+    """Return the picks at all nodes where they are sampled and decide alone; the root is at `start`.
 
     They are asked for before the device is waited for, so that they come with all else.
     """
@@ -100,7 +100,7 @@ def _rejects(tree: DraftTree, sampling: Sampling) -> bool:
 
 
 def _walk(tree: DraftTree, logits: Logits, picks: Picks, start: int, sampling: Sampling) -> tuple[list[int], int]:
-    """Returns the accepted path and the bonus token by the rule that was asked for; the root is at `start`."""
+    """Return the accepted path and the bonus token by the rule that was asked for; the root is at `start`."""
     if _rejects(tree, sampling):
         return walk_by_rejection(tree, logits, sampling, start)
     if sampling.rule == "typical":

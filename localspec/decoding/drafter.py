@@ -74,7 +74,7 @@ class HeldText:
         return held + sum(one.nbytes for one in self.inner)
 
     def copy(self, length: int) -> "HeldText":
-        """Returns what is held of the first `length` tokens, or of fewer. Raises what `TokenCache.copy` does."""
+        """Return what is held of the first `length` tokens, or of fewer. Raises what `TokenCache.copy` does."""
         cache = self.cache
         if cache is not None:
             reached = cache.reachable(min(length, cache.length))
@@ -95,16 +95,16 @@ class Drafter(Protocol):
         """Memory the drafter holds beside the target."""
 
     def observe(self, step: Step) -> None:
-        """Called after each chunk of prefill and each decode step."""
+        """Observe a chunk of prefill or a decode step, after it."""
 
     def draft(self, context: Context) -> DraftTree:
-        """A tree whose root is the last committed token, of at most `context.nodes` nodes below it."""
+        """Return a tree whose root is the last committed token, of at most `context.nodes` nodes below it."""
 
     def rewind(self, length: int) -> None:
         """Forgets what was observed after the first `length` committed tokens; 0 starts afresh."""
 
     def hand_over(self) -> HeldText:
-        """Returns what it holds of the text and could not compute again without the target; holds no text then."""
+        """Return what it holds of the text and could not compute again without the target; holds no text then."""
 
     def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
         """Goes on from what it handed over, or a copy: `tokens` are the text then. It holds no text before."""

@@ -35,7 +35,7 @@ class Exactness:
 
     @classmethod
     def from_json(cls, value: Any) -> "Exactness | None":
-        """Reads what `as_json` gave; returns None for anything else."""
+        """Read what `as_json` gave; return None for anything else."""
         types = {"bitwise": bool, "widest": int, "multiple": int, "largest": float}
         if not isinstance(value, dict) or {name: type(field) for name, field in value.items()} != types:
             return None
@@ -49,5 +49,5 @@ class Exactness:
         return "bitwise" if self.bitwise and rule == "exact" else "numerical"
 
     def label(self, rule: Rule) -> str:
-        """The same for a person."""
+        """Return how exact replies are, in words."""
         return {"rejection": "same distribution", "typical": "not lossless"}.get(rule) or self.word(rule)

@@ -26,13 +26,13 @@ class TokenCache(Protocol):
         """Bytes that the cache holds."""
 
     def reserve(self, slots: int, spare: bool = True) -> None:
-        """Makes room for `slots` tokens, the tree included; with `spare`, for some more, so that it seldom grows.
+        """Make room for `slots` tokens, the tree included; with `spare`, for some more, so that it seldom grows.
 
         Raises MemoryError or RuntimeError where memory runs out; the cache is then unchanged.
         """
 
     def keep(self, path: Sequence[int]) -> None:
-        """Commits the rows `path` after `length`, in that order."""
+        """Commit the rows `path` after `length`, in that order."""
 
     def truncate(self, length: int) -> None:
         """Forgets everything after the first `length` tokens, and before them what it must: `length` says what is left.
@@ -42,17 +42,17 @@ class TokenCache(Protocol):
         """
 
     def assume(self, length: int) -> None:
-        """Counts the first `length` slots as committed, whatever they hold: for measurements, which need no text."""
+        """Count the first `length` slots as committed, whatever they hold: for measurements, which need no text."""
 
 
 class ParkableCache(TokenCache, Protocol):
     """A cache that can be put away with its text, whole or in part, and be gone on with later."""
 
     def reachable(self, length: int) -> int:
-        """Returns the length that `truncate(length)` would leave, also for a `length` beyond the end."""
+        """Return the length that `truncate(length)` would leave, also for a `length` beyond the end."""
 
     def copy(self, length: int, slots: int) -> Self:
-        """Returns a cache with the first `length` tokens, which are reachable, and room for at least `slots`.
+        """Return a cache with the first `length` tokens, which are reachable, and room for at least `slots`.
 
         Raises MemoryError or RuntimeError where memory runs out.
         """
@@ -62,7 +62,7 @@ class ParkableCache(TokenCache, Protocol):
         """Whether forwards were recorded over its very slots, which are then worth more than a copy costs."""
 
     def take(self, other: Self) -> bool:
-        """Takes over what another cache holds, and returns True; False where the other one serves as well."""
+        """Take over what another cache holds, and return True. Return False if the other one serves as well."""
 
 
 CacheT = TypeVar("CacheT", bound=TokenCache)
@@ -116,36 +116,36 @@ class ForwardModel(Protocol[CacheT]):
         """Bytes that its weights hold."""
 
     def cache(self, slots: int) -> CacheT:
-        """An empty cache with room for `slots` tokens."""
+        """Return an empty cache with room for `slots` tokens."""
 
     def forward(
         self, tree: DraftTree, cache: CacheT, *, last: bool = False, inner: Sequence[int] = ()
     ) -> ForwardOutput:
-        """Reads the nodes of a tree, each of which sees the committed tokens and its ancestors; a prompt is a chain.
+        """Read the nodes of a tree, each of which sees the committed tokens and its ancestors; a prompt is a chain.
 
         With `last` the logits are those of the last row only. `inner` asks for states by their indices in Hugging
         Face's hidden_states: 0 are the embeddings, i the states before layer i, the last those after the final norm.
         """
 
     def aligned(self, tree: DraftTree, start: int) -> DraftTree:
-        """Returns the part of a tree, after `start` committed tokens, that the model computes as plain decoding would.
+        """Return the part of a tree, after `start` committed tokens, that the model computes as plain decoding would.
 
         That is all of it, except where results must be equal to the bit and the cache's layout would change one, and
         where it does not compute branches.
         """
 
     def encode(self, messages: Sequence[dict[str, str]], think: bool | None = None) -> list[int]:
-        """Returns the token ids of a conversation that waits for the assistant, who is to `think`, or not, or neither.
+        """Return the token ids of a conversation that waits for the assistant, who is to `think`, or not, or neither.
 
         Raises LocalspecError for a chat template that fails.
         """
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Returns the text of token ids; special tokens have none."""
+        """Return the text of token ids; special tokens have none."""
 
 
 def set_aside(cache: ParkableT, fresh: Callable[[int], ParkableT]) -> tuple[ParkableT, ParkableT]:
-    """Returns a cache with what this one holds, to be put away, and an empty one to go on with."""
+    """Return a cache with what this one holds, to be put away, and an empty one to go on with."""
     if not cache.pinned:
         return cache, fresh(0)
     copy = cache.copy(cache.length, cache.length)
@@ -154,12 +154,12 @@ def set_aside(cache: ParkableT, fresh: Callable[[int], ParkableT]) -> tuple[Park
 
 
 def brought_back(away: ParkableT, cache: ParkableT) -> ParkableT:
-    """Returns a cache with what the one that was put `away` holds, in the place of an empty one."""
+    """Return a cache with what the one that was put `away` holds, in the place of an empty one."""
     return cache if cache.take(away) else away
 
 
 def common_prefix(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """Returns the length of the longest common prefix of two texts: so many tokens of a cache can be kept."""
+    """Return the length of the longest common prefix of two texts: this many tokens of a cache can be kept."""
     start, most = 0, min(len(ours), len(theirs))
     while start < most and ours[start : start + _AT_ONCE] == theirs[start : start + _AT_ONCE]:
         start += _AT_ONCE

@@ -24,13 +24,13 @@ class Hidden(Protocol):
     def __len__(self) -> int: ...
 
     def take(self, rows: Sequence[int]) -> "Hidden":
-        """Returns these rows, in this order."""
+        """Return these rows, in this order."""
 
     def part(self, start: int, stop: int) -> "Hidden":
-        """Returns the channels [start, stop)."""
+        """Return the channels [start, stop)."""
 
     def finite(self) -> bool:
-        """Returns whether all of them are numbers."""
+        """Return whether all of them are numbers."""
 
 
 class Picks(Protocol):
@@ -45,22 +45,22 @@ class Logits(Protocol):
     def __len__(self) -> int: ...
 
     def take(self, rows: Sequence[int]) -> "Logits":
-        """Returns these rows, in this order."""
+        """Return these rows, in this order."""
 
     def numpy(self) -> npt.NDArray[np.float32]:
-        """Returns all of them, [rows, vocab_size]."""
+        """Return all of them, [rows, vocab_size]."""
 
     def finite(self) -> bool:
-        """Returns whether all of them are numbers."""
+        """Return whether all of them are numbers."""
 
     def finite_rows(self, sampling: Sampling) -> int:
-        """Counts the rows of a drafter's logits before the first from which nothing can be sampled: NaN, inf, no id."""
+        """Count the rows of a drafter's logits before the first from which nothing can be sampled: NaN, inf, no id."""
 
     def argmax(self) -> list[int]:
-        """Returns the likeliest token of each row."""
+        """Return the likeliest token of each row."""
 
     def picks(self, positions: Sequence[int], sampling: Sampling) -> Picks:
-        """Returns by row the token that is picked for its position, as `Sampling` says.
+        """Return by row the token that is picked for its position, as `Sampling` says.
 
         A pick raises LocalspecError where NaN leave nothing to pick.
         """
@@ -68,7 +68,7 @@ class Logits(Protocol):
     def candidates(
         self, positions: Sequence[int], count: int, sampling: Sampling, ids: Ids | None = None
     ) -> list[list[Candidate]]:
-        """Returns the tokens to propose for the position of each row of a drafter's logits.
+        """Return the tokens to propose for the position of each row of a drafter's logits.
 
         They are (token, confidence) by row, the most confident first. Greedily they are the likeliest. Otherwise they
         have the highest log q + noise, the noise of the target's own pick at this position, so that a drafter whose q
@@ -78,10 +78,10 @@ class Logits(Protocol):
         """
 
     def sample(self, row: int, position: int, stream: int, sampling: Sampling) -> int:
-        """Samples a token from a row, with noise that no pick of the target has. Raises what a pick does."""
+        """Sample a token from a row, with noise that no pick of the target has. Raises what a pick does."""
 
     def probabilities(self, row: int, sampling: Sampling) -> npt.NDArray[np.float64]:
-        """Returns what a token is sampled from, [vocab_size]: zero for all that truncation removes."""
+        """Return what a token is sampled from, [vocab_size]: zero for all that truncation removes."""
 
 
 @dataclass(frozen=True)
@@ -95,14 +95,14 @@ class PicksOnRequest:
 
 
 def candidates_shown(sampling: Sampling, count: int, vocab_size: int) -> int:
-    """Returns how many of the likeliest tokens of a row `choose_candidates` needs."""
+    """Return how many of the likeliest tokens of a row `choose_candidates` needs."""
     return min(count if sampling.proposes_likeliest else sampling.top_k or LIKELY, LIKELY, vocab_size)
 
 
 def choose_candidates(
     tokens: Ids, confidence: npt.NDArray[np.floating], positions: Sequence[int], count: int, sampling: Sampling
 ) -> list[list[Candidate]]:
-    """Returns what `Logits.candidates` does of the likeliest tokens [rows, n] and their probabilities, best first."""
+    """Return what `Logits.candidates` does of the likeliest tokens [rows, n] and their probabilities, best first."""
     if not sampling.proposes_likeliest:
         with np.errstate(divide="ignore"):  # a chance may be rounded to zero
             noisy = np.log(confidence.astype(np.float64)) + sampling.noise(positions, tokens)

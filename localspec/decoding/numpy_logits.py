@@ -20,15 +20,15 @@ class NumpyHidden:
         return len(self.rows)
 
     def take(self, rows: Sequence[int]) -> "NumpyHidden":
-        """Returns these rows, in this order."""
+        """Return these rows, in this order."""
         return NumpyHidden(self.rows[list(rows)])
 
     def part(self, start: int, stop: int) -> "NumpyHidden":
-        """Returns the channels [start, stop)."""
+        """Return the channels [start, stop)."""
         return NumpyHidden(self.rows[:, start:stop])
 
     def finite(self) -> bool:
-        """Returns whether all of them are numbers."""
+        """Return whether all of them are numbers."""
         return bool(np.isfinite(self.rows).all())
 
 
@@ -42,30 +42,30 @@ class NumpyLogits:
         return len(self.rows)
 
     def take(self, rows: Sequence[int]) -> "NumpyLogits":
-        """Returns these rows, in this order."""
+        """Return these rows, in this order."""
         return NumpyLogits(self.rows[list(rows)])
 
     def numpy(self) -> npt.NDArray[np.float32]:
-        """Returns the array itself."""
+        """Return the array itself."""
         return self.rows
 
     def finite(self) -> bool:
-        """Returns whether all of them are numbers."""
+        """Return whether all of them are numbers."""
         return bool(np.isfinite(self.rows).all())
 
     def finite_rows(self, sampling: Sampling) -> int:
-        """Counts the rows before the first from which nothing can be sampled."""
+        """Count the rows before the first from which nothing can be sampled."""
         with np.errstate(over="ignore"):
             finite = np.isfinite(self.rows.max(-1) / np.float32(sampling.temperature)).tolist()
         return finite.index(False) if False in finite else len(finite)
 
     def argmax(self) -> list[int]:
-        """Returns the likeliest token of each row."""
+        """Return the likeliest token of each row."""
         likeliest: list[int] = self.rows.argmax(-1).tolist()
         return likeliest
 
     def picks(self, positions: Sequence[int], sampling: Sampling) -> Picks:
-        """Returns the picks by row, computed when they are asked for, unless they are greedy."""
+        """Return the picks by row, computed when they are asked for, unless they are greedy."""
         if sampling.greedy:
             return self.argmax()
         return PicksOnRequest(lambda row: self._noisiest(row, positions[row], sampling, None))
@@ -73,18 +73,18 @@ class NumpyLogits:
     def candidates(
         self, positions: Sequence[int], count: int, sampling: Sampling, ids: Ids | None = None
     ) -> list[list[Candidate]]:
-        """Returns the tokens to propose for the position of each row."""
+        """Return the tokens to propose for the position of each row."""
         scores = self.rows if sampling.proposes_likeliest else _cooled(self.rows, sampling)
         likely = np.argsort(-scores, -1, kind="stable")[:, : candidates_shown(sampling, count, scores.shape[-1])]
         confidence = np.take_along_axis(_softmax(scores), likely, -1)
         return choose_candidates(likely if ids is None else ids[likely], confidence, positions, count, sampling)
 
     def sample(self, row: int, position: int, stream: int, sampling: Sampling) -> int:
-        """Samples a token from a row, with noise that no pick of the target has."""
+        """Sample a token from a row, with noise that no pick of the target has."""
         return self._noisiest(row, position, sampling, stream)
 
     def probabilities(self, row: int, sampling: Sampling) -> npt.NDArray[np.float64]:
-        """Returns what a token is sampled from, [vocab_size]."""
+        """Return what a token is sampled from, [vocab_size]."""
         scores, ids = _survivors(self.rows[row], sampling)
         chances = np.zeros(self.rows.shape[-1])
         chances[ids] = _softmax(scores.astype(np.float64))
@@ -110,7 +110,7 @@ def _softmax(scores: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
 
 
 def _survivors(row: npt.NDArray[np.float32], sampling: Sampling) -> tuple[npt.NDArray[np.float32], Ids]:
-    """Returns scores at this temperature, and ids, of the tokens that truncation leaves."""
+    """Return scores at this temperature, and ids, of the tokens that truncation leaves."""
     scores, ids = _cooled(row, sampling), np.arange(len(row))
     if sampling.top_k and sampling.top_k < len(scores):
         kept = scores >= np.partition(scores, -sampling.top_k)[-sampling.top_k]

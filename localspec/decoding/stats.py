@@ -22,7 +22,7 @@ class Tally:
         self._accepted: list[int] = []  # and how often one of its children was accepted
 
     def add(self, step: Step, taken: int) -> None:
-        """Counts one decode step, of whose committed tokens the reply has the first `taken`."""
+        """Count one decode step, of whose committed tokens the reply has the first `taken`."""
         assert step.tree is not None
         self.steps += 1
         self.drafted += step.tree.size - 1
@@ -59,12 +59,12 @@ def step_sources(step: Step) -> list[str]:
 
 
 def draft_of(step: Step) -> Draft:
-    """What a decode step drafted, without a copy."""
+    """Return the draft of a decode step, without a copy."""
     tree = step.tree
     assert tree is not None
     return Draft(tree.tokens, tree.parents, tree.source, tree.probe, step.path)
 
 
 def count_sources(sources: Sequence[str]) -> dict[str, int]:
-    """Counts the tokens of each proposer; the target is always listed."""
+    """Count the tokens of each proposer; the target is always listed."""
     return {"target": 0, **Counter(sources)}

@@ -37,11 +37,11 @@ class DraftTree:
 
     @classmethod
     def chain(cls, tokens: Sequence[int], source: str | None = None) -> "DraftTree":
-        """A tree of width one: the root, then each token below the one before it."""
+        """Return a tree of width one: the root, then each token below the one before it."""
         return cls(tokens, range(-1, len(tokens) - 1), None if source is None else [source] * len(tokens))
 
     def subtree(self, nodes: Sequence[int]) -> "DraftTree":
-        """Returns the tree of these nodes, given in ascending order and with the root and all parents among them."""
+        """Return the tree of these nodes, given in ascending order and with the root and all parents among them."""
         number = {node: index for index, node in enumerate(nodes)}
         return DraftTree(
             tokens=[self.tokens[node] for node in nodes],
@@ -53,7 +53,7 @@ class DraftTree:
         )
 
     def aligned(self, start: int, page: int) -> "DraftTree":
-        """Returns the part whose nodes all lie in the page of cache slots that their token would have in a chain.
+        """Return the part whose nodes all lie in the page of cache slots that their token would have in a chain.
 
         With `start` committed tokens a node's slot is `start` plus its row, and in a chain it is `start` plus its
         depth. With pages of four slots:
@@ -70,14 +70,14 @@ class DraftTree:
         return self if len(kept) == self.size else self.subtree(kept)
 
     def chain_to(self, node: int) -> "DraftTree":
-        """Returns the chain from the root to a node."""
+        """Return the chain from the root to a node."""
         nodes = [node]
         while nodes[-1]:
             nodes.append(self.parents[nodes[-1]])
         return self if len(nodes) == self.size else self.subtree(nodes[::-1])
 
     def first_chain(self) -> "DraftTree":
-        """Returns the chain of first children, whatever their tokens; a probe ends it."""
+        """Return the chain of first children, whatever their tokens; a probe ends it."""
         node = 0
         while below := self.siblings[node]:
             if self.probe and self.probe[below[0]]:
@@ -116,7 +116,7 @@ class DraftTree:
 
 
 def best_first_tree(root: int, levels: Sequence[Sequence[Candidate]], nodes: int, source: str) -> DraftTree:
-    """Builds the tree of so many nodes with the highest expected acceptance, where candidates depend on depth alone.
+    """Build the tree of this many nodes with the highest expected acceptance, where candidates depend on depth alone.
 
     levels[d] are the candidates at depth d + 1, likeliest first. A node's worth is the product of the chances on its
     path, and the best node is added next (Medusa, §3.3.3, with the chances of this very step).
@@ -147,7 +147,7 @@ def best_first_tree(root: int, levels: Sequence[Sequence[Candidate]], nodes: int
 def caterpillar(
     root: int, picks: Sequence[int], levels: Sequence[Sequence[Candidate]], nodes: int, source: str
 ) -> DraftTree:
-    """Builds the likeliest `nodes` nodes of a chain of picks and its siblings: `levels` are candidates by depth."""
+    """Build the likeliest `nodes` nodes of a chain of picks and its siblings: `levels` are candidates by depth."""
     found: list[tuple[float, int, int, float]] = [(1.0, -1, root, 1.0)]  # worth, parent, token, chance
     parent = 0
     for pick, level in zip(picks, levels, strict=True):
@@ -164,7 +164,7 @@ Expand = Callable[[Sequence[int], Sequence[int], int], Sequence[Sequence[Candida
 
 
 def grow_tree(root: int, expand: Expand, nodes: int, depth: int, source: str) -> DraftTree:
-    """Builds what `best_first_tree` does where candidates depend on the path: `expand` is called once a level.
+    """Build what `best_first_tree` does where candidates depend on the path: `expand` is called once a level.
 
     A node is worth less than its parent, so a node that is not among the best so far has no descendant that will be;
     and at most half as many nodes of a level are expanded as the tree may have. Candidates come likeliest first.
@@ -192,7 +192,7 @@ def grow_tree(root: int, expand: Expand, nodes: int, depth: int, source: str) ->
 
 
 def likeliest_tree(found: Sequence[tuple[float, int, int, float]], nodes: int, sources: Sequence[str]) -> DraftTree:
-    """Builds the tree of the `nodes` worthiest of (worth, parent, token, chance), the root first.
+    """Build the tree of the `nodes` worthiest of (worth, parent, token, chance), the root first.
 
     Parents come before their children, which are worth no more; `sources` are by node.
     """
@@ -208,7 +208,7 @@ def likeliest_tree(found: Sequence[tuple[float, int, int, float]], nodes: int, s
 
 
 def sampled_tree(root: int, logits: Logits, nodes: int, sampling: Sampling, position: int, source: str) -> DraftTree:
-    """Builds a tree for the rule `rejection`: chains side by side, every token sampled independently.
+    """Build a tree for the rule `rejection`: chains side by side, every token sampled independently.
 
     logits have a row a depth, the first for `position`. There are as many chains of all depths as the nodes allow;
     nodes that are left over become samples for the first depth alone. The shape does not depend on what is sampled.

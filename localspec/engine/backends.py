@@ -26,14 +26,14 @@ class Target(DraftableModel[Any], Protocol):
         """Bytes of weights that one decode step reads: all but an embedding, of which it reads a few rows."""
 
     def set_threads(self, count: int) -> None:
-        """Computes with so many cores of the CPU from now on."""
+        """Compute with this many cores of the CPU from now on."""
 
     def lend_core(self, lent: bool) -> None:
         """Leaves a core to another thread of this process, as long as it is `lent`; any thread may say so."""
 
 
 def open_target(choice: LoadSpec, reporter: Reporter, beside: Target | None = None) -> Target:
-    """Loads a model; on a CPU it shares the threads of the model `beside` it, with which it takes turns.
+    """Load a model; on a CPU it shares the threads of the model `beside` it, with which it takes turns.
 
     Raises LocalspecError for a broken model, UsageMistake for a context that it cannot hold, and what either engine
     raises where memory runs out.
@@ -69,7 +69,7 @@ def open_target(choice: LoadSpec, reporter: Reporter, beside: Target | None = No
 
 
 def find_step_form(target: Target) -> tuple[StepForm, str | None]:
-    """Finds the quickest form of a torch target's steps whose bits are right, and why none that is quicker serves."""
+    """Find the quickest form of a torch target's steps whose bits are right, and why none that is quicker serves."""
     from localspec.nn import step_forms
     from localspec.nn.target import Target as TorchTarget
 

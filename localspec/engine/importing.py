@@ -254,7 +254,7 @@ def must_stay(file: Path) -> str:
 
 
 def ready(name: str, settings: Settings, reporter: Reporter) -> TargetCard:
-    """The model that a name means; a GGUF file is registered if it never was, or has changed or moved.
+    """Return the model that a name means; a GGUF file is registered if it never was, or has changed or moved.
 
     Raises what `resolve` and `import_gguf` raise.
     """
@@ -276,7 +276,7 @@ def ready(name: str, settings: Settings, reporter: Reporter) -> TargetCard:
 
 
 def asked_packing(settings: Settings) -> str | None:
-    """The packing that the settings name; None leaves it open.
+    """Return the packing that the settings name; None leaves it open.
 
     Raises UsageMistake for what a GGUF file cannot be packed in, LocalspecError if the library that packs is missing.
     """

@@ -27,7 +27,7 @@ Load = Callable[[Mapping[str, Any] | None], "Target"]  # of weights that are pac
 
 
 def load_kept(choice: LoadSpec, load: Load, reporter: Reporter) -> "Target":
-    """Loads a model in NF4 from what was kept of it; where there is nothing, from its own files, and keeps that.
+    """Load a model in NF4 from what was kept of it; where there is nothing, from its own files, and keep that.
 
     What cannot be kept is a notice, and costs no answer. Raises what `load` does.
     """
@@ -59,7 +59,7 @@ def load_kept(choice: LoadSpec, load: Load, reporter: Reporter) -> "Target":
 
 
 def kept_damage(file: Path) -> str | None:
-    """A clause that says what is wrong with such a file; None where every weight agrees with its digest."""
+    """Return a clause about what is wrong with such a file. None if every weight agrees with its digest."""
     from localspec.nn.kept_nf4 import damage
 
     return damage(file)
@@ -78,7 +78,7 @@ def _place(choice: LoadSpec) -> tuple[Path, str]:
 
 
 def _keep(target: "Target", file: Path, made_of: str, choice: LoadSpec, reporter: Reporter) -> None:
-    """Writes the packed weights where disk and main memory have room; one process writes, others go on without."""
+    """Write the packed weights where disk and main memory have room; one process writes, others go on without."""
     from localspec.nn.kept_nf4 import former_files, write
 
     private_directory(file.parent)

@@ -48,14 +48,14 @@ class Served:
 
 
 def engine_named(name: str) -> Engine:
-    """Raises UsageMistake for an engine whose layouts are not known."""
+    """Raise UsageMistake for an engine whose layouts are not known."""
     if name not in ENGINES:
         raise UsageMistake(f"There is no engine {name!r}{nearest(name, ENGINES)}; give one of {', '.join(ENGINES)}.")
     return ENGINES[name]
 
 
 def command(engine: Engine, served: Served) -> list[str]:
-    """Returns the words of the command that serves a model with its drafter."""
+    """Return the words of the command that serves a model with its drafter."""
     parallel, revision = served.tensor_parallel, ["--revision", served.revision] if served.revision else []
     if engine.name == "sglang":
         words = ["python", "-m", "sglang.launch_server", "--model-path", served.model, *revision]
@@ -76,7 +76,7 @@ def command(engine: Engine, served: Served) -> list[str]:
 
 
 def check_path(engine: Engine, path: Path, form: Form) -> None:
-    """Raises UsageMistake for a directory that an engine would misread by its name, or that no command could name.
+    """Raise UsageMistake for a directory that an engine would misread by its name, or that no command could name.
 
     A drafter of this `form` lies in it.
     """
@@ -91,7 +91,7 @@ def check_path(engine: Engine, path: Path, form: Form) -> None:
 
 
 def check_heads(heads: int, kv_heads: int, tensor_parallel: int) -> None:
-    """Raises UsageMistake where so many cards cannot share the attention heads of a model.
+    """Raise UsageMistake where this many cards cannot share the attention heads of a model.
 
     Key heads are copied where there are more cards than heads.
     """
@@ -103,7 +103,7 @@ def check_heads(heads: int, kv_heads: int, tensor_parallel: int) -> None:
 
 
 def no_counterpart(engine: Engine, drafter: str) -> UsageMistake:
-    """Returns why an engine has nothing that a drafter could become, and what is nearest to it there."""
+    """Return why an engine has nothing that a drafter could become, and what is nearest to it there."""
     if drafter == "auto":
         return UsageMistake("auto names no drafter, and which one to export has to be said; name one.")
     if drafter.endswith("+phrases") or "+" in drafter:

@@ -40,7 +40,7 @@ class Exported:
 
 
 def export(engine: str, drafter: str, model: str | None, out: Path, tensor_parallel: int = 1) -> Exported:
-    """Writes what `drafter` names, for a model or the one it was trained for, to a directory that is new or empty.
+    """Write what `drafter` names, for a model or the one it was trained for, to a directory that is new or empty.
 
     Raises UsageMistake for what has no counterpart in that engine, and for a directory that holds something; NotHere
     and LocalspecError for models and drafters that are missing or damaged, and DoesNotFit where the disk is full.
@@ -68,7 +68,7 @@ def export(engine: str, drafter: str, model: str | None, out: Path, tensor_paral
 
 
 def _target_of(drafter: str, model: str | None) -> TargetCard:
-    """The model that was named, else the one that a directory of `train` says it belongs to."""
+    """Return the model that was named, or the one that a directory of `train` says it belongs to."""
     if model is not None:
         return resolve(model)
     path = Path(os.path.expanduser(drafter))
@@ -86,7 +86,7 @@ def _target_of(drafter: str, model: str | None) -> TargetCard:
 
 
 def _served_as(card: TargetCard) -> tuple[str, str]:
-    """(a repository and its revision, or a directory and nothing): where an engine finds the target."""
+    """Return where an engine finds the target: (a repository, its revision), or (a directory, nothing)."""
     source = card.entry.source if card.entry else None
     if source is not None and not source.gguf and find_snapshot(source, Paths(home())) == card.path:
         return source.repo, "" if source.revision == "main" else source.revision
@@ -94,7 +94,7 @@ def _served_as(card: TargetCard) -> tuple[str, str]:
 
 
 def _left_behind(out: Path) -> Iterator[Path]:
-    """What exports to this place left beside it that were killed; one that is at work keeps its own."""
+    """Return what killed exports to this place left next to it. Running ones keep theirs."""
     for left in out.parent.glob(f".{glob.escape(out.name)}.*.new"):
         process = left.name.split(".")[-2]
         if process.isdecimal() and (int(process) == os.getpid() or not psutil.pid_exists(int(process))):
@@ -103,7 +103,7 @@ def _left_behind(out: Path) -> Iterator[Path]:
 
 @contextmanager
 def _whole(out: Path) -> Iterator[Path]:
-    """Gives a directory beside `out` that takes its place once it is written; whatever happens, nothing else stays.
+    """Yield a directory next to `out` that takes its place once it is written. Nothing else stays, whatever happens.
 
     For its owner alone, as trained drafters are: what they learnt from may be private.
     """

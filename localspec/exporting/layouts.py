@@ -28,7 +28,7 @@ Named = tuple[str, torch.Tensor]
 
 
 def write_heads(drafter: Path, options: MedusaOptions, vocabulary: torch.Tensor, directory: Path) -> None:
-    """Writes the Medusa heads in a drafter's file; `vocabulary` [vocab_size, hidden_size] is the target's matrix.
+    """Write the Medusa heads in a drafter's file; `vocabulary` [vocab_size, hidden_size] is the target's matrix.
 
     They get the precision of that matrix. Heads that change it have one of their own each, for no engine knows changes.
     """
@@ -77,7 +77,7 @@ _MIDLAYER = {
 def write_eagle3(
     drafter: Path, options: Eagle3Options, sizes: TransformerConfig, config: Mapping[str, Any], directory: Path
 ) -> None:
-    """Writes the EAGLE-3 head in a drafter's file, in the precision that `config` names.
+    """Write the EAGLE-3 head in a drafter's file, in the precision that `config` names.
 
     `sizes` are those of the target, for which it was trained; it has no embedding of its own.
     """
@@ -112,7 +112,7 @@ def write_model(
     vocab_size: int,
     directory: Path,
 ) -> None:
-    """Writes a language model of these sizes with its `weights` by our names, in their precision.
+    """Write a language model of these sizes with its `weights` by our names, in their precision.
 
     `config` is what its config.json says. It gets as many ids as its target has, which engines insist on: ids that it
     lacks, or has too many, are those that fill up vocabularies. Tokenizer files are not written.
@@ -132,7 +132,7 @@ def _model(sizes: TransformerConfig, weights: Mapping[str, torch.Tensor], vocab_
 
 
 def _write(directory: Path, tensors: Iterator[Named]) -> None:
-    """Writes tensors to files of some size, with an index where there are several.
+    """Write tensors to files of some size, with an index where there are several.
 
     Raises LocalspecError for NaN and inf, before a server does.
     """

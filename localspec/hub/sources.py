@@ -24,7 +24,7 @@ class Source:
 
     @classmethod
     def parse(cls, text: str) -> "Source":
-        """The source that `org/repo[@revision][:TYPE]` names. Raises UsageMistake."""
+        """Return the source that `org/repo[@revision][:TYPE]` names. Raises UsageMistake."""
         typed, text = text, _from_address(text)
         name, colon, gguf = text.partition(":")
         repo, at, revision = name.partition("@")

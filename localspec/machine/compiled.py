@@ -21,9 +21,9 @@ FILE = Path(__file__).parent.parent / "native" / f"localspec_native{SUFFIX}"
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The library, set to the instructions that LOCALSPEC_ISA names, or the best of this CPU; None where it is missing.
+    """Return the library, set to the instructions of LOCALSPEC_ISA, or the best of this CPU. None if it is missing.
 
-    Raises UsageMistake for instructions that there are not, or that this CPU does not have.
+    Raises UsageMistake for unknown instructions, or those that this CPU does not have.
     """
     name = environment.instruction_set()
     shown = f"{environment.ISA} = {name!r}"
@@ -61,7 +61,7 @@ def _is_cut_short(file: Path) -> bool:
 
 
 def missing() -> str:
-    """A clause that says why the library cannot be used; empty where it can."""
+    """Return a clause about why the library cannot be used; empty if it can."""
     if library() is not None:
         return ""
     if not FILE.exists():
@@ -70,7 +70,7 @@ def missing() -> str:
 
 
 def instruction_set() -> str:
-    """The instructions that the library computes with; empty without it."""
+    """Return the instructions that the library computes with; empty without it."""
     found = library()
     return "" if found is None else ISAS[found.ls_isa_in_use()]
 

@@ -187,7 +187,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
 
 @cache
 def library() -> Any:
-    """The library with the types of its functions set. Raises LocalspecError where it is missing."""
+    """Return the library with the types of its functions set. Raises LocalspecError if it is missing."""
     found = compiled.library()
     if found is None:
         raise LocalspecError(f"The CPU engine cannot be used: {compiled.missing()}; install localspec again.")
@@ -198,13 +198,13 @@ def library() -> Any:
 
 
 def check(code: int) -> None:
-    """Raises what the library's last call failed with: MemoryError, or LocalspecError with its sentence."""
+    """Raise what the library's last call failed with: MemoryError, or LocalspecError with its sentence."""
     if code:
         _fail(code)
 
 
 def made(handle: int | None) -> int:
-    """Returns what the library made. Raises as `check` does where it is nothing."""
+    """Return what the library made. Raises as `check` does where it is nothing."""
     if not handle:
         _fail(_NO_MEMORY if "memory" in _sentence() else 1)
     return handle
@@ -230,7 +230,7 @@ def _sentence() -> str:
 
 
 def address(array: npt.NDArray[Any] | None) -> int | None:
-    """The address of a contiguous array's first number; None for no array."""
+    """Return the address of a contiguous array's first number; None for no array."""
     if array is None:
         return None
     assert array.flags.c_contiguous

@@ -51,7 +51,7 @@ def _container() -> tuple[int, int]:
 
 
 def peak_memory(device: str = "cpu") -> int:
-    """The most bytes that this process ever held: of a CUDA device's memory, or of main memory for other devices."""
+    """Return the most bytes that this process ever held: of a CUDA device's memory, or of main memory for others."""
     if device.startswith("cuda"):
         import torch
 
@@ -66,7 +66,7 @@ def peak_memory(device: str = "cpu") -> int:
 
 
 def _peak_of_this_program() -> int | None:
-    """What Linux tells of it; `getrusage` counts what the process held before it became this program, too."""
+    """Return the peak by Linux; `getrusage` counts what the process held before it became this program, too."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
@@ -75,7 +75,7 @@ def _peak_of_this_program() -> int | None:
 
 
 def give_back(device: str) -> None:
-    """Gives back the memory that a device's allocator holds and nothing uses."""
+    """Give back the memory that a device's allocator holds and nothing uses."""
     torch = sys.modules.get("torch")
     if torch is None:
         return

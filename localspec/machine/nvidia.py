@@ -28,7 +28,7 @@ class NvidiaDriver:
 
 @cache
 def nvidia_driver() -> NvidiaDriver | None:
-    """The driver, where one with a GPU is at work; None else."""
+    """Return the driver, if one with a GPU is at work; None otherwise."""
     management = _load(MANAGEMENT)
     if management is not None:
         return _managed(management)
@@ -37,7 +37,7 @@ def nvidia_driver() -> NvidiaDriver | None:
 
 
 def _managed(library: ctypes.CDLL) -> NvidiaDriver | None:
-    """What NVML reports; None for a driver that does not answer, or drives no GPU."""
+    """Return what NVML reports. None for a driver that does not answer, or drives no GPU."""
     if library.nvmlInit_v2():
         return None
     try:

@@ -26,12 +26,12 @@ class Detokenizer:
         self.pending = False  # whether the last token ends within a character
 
     def add(self, token: int) -> str:
-        """Returns the text that this token completes: often all of its own, sometimes none."""
+        """Return the text that this token completes: often all of its own, sometimes none."""
         self._held.append(token)
         return self._give(final=False)
 
     def flush(self) -> str:
-        """Returns what is still held, with the replacement character for bytes that never became a character."""
+        """Return what is still held, with the replacement character for bytes that never became a character."""
         return self._give(final=True) if self._held else ""
 
     def _give(self, final: bool) -> str:
@@ -50,7 +50,7 @@ class Detokenizer:
         return new
 
     def _shorten(self, text: str, before: int) -> None:
-        """Moves the start of the window to a later place where no character is torn."""
+        """Move the start of the window to a later place where no character is torn."""
         for place in range(len(self._held) - 1, 0, -1):
             head = self._decode([*self._context, *self._held[:place]])[before:]
             if len(head) <= self._given and head + self._decode(self._held[place:]) == text:
@@ -99,7 +99,7 @@ class Transcript:
         return self._parting.text
 
     def add(self, token: int) -> bool:
-        """Takes one more token. Returns whether the text now holds a stop string and was cut before it."""
+        """Take one more token. Return whether the text now holds a stop string and was cut before it."""
         self.tokens += 1
         return self._take(self._detokenizer.add(token))
 
@@ -114,7 +114,7 @@ class Transcript:
         return self._take("", whole=True)
 
     def release(self, final: bool = False) -> Released:
-        """Returns the text that is certain and new, and how many tokens of the reply are released with it in all."""
+        """Return the text that is certain and new, and how many tokens of the reply are released with it in all."""
         parting = self._parting
         certain = parting.settled
         if not final and parting.answer is not None:
@@ -136,7 +136,7 @@ class Transcript:
         return self._cut_at_stop()
 
     def _count_tokens(self, length: int) -> int:
-        """Counts the tokens whose text lies within the first `length` characters."""
+        """Count the tokens whose text lies within the first `length` characters."""
         return self._counts[bisect_right(self._ends, length) - 1]
 
     def _cut_at_stop(self) -> bool:

@@ -114,7 +114,7 @@ class DrafterKind:
 
 
 def _free(cost: DraftCost, nodes: int) -> float:
-    """Looking up phrases takes a hundredth of a step."""
+    """Return no time: looking up phrases takes a hundredth of a step."""
     return 0.0
 
 
@@ -126,14 +126,14 @@ def _medusa_seconds(cost: DraftCost, nodes: int) -> float:
 
 
 def _parallelspec_seconds(cost: DraftCost, nodes: int) -> float:
-    """A small model has layers and a head of its own; a single layer borrows the target's head."""
+    """Return the seconds of a draft. A small model has layers and a head; a single layer borrows the target's head."""
     model = cost.parameters > cost.shape.layer
     head, layers = (0, cost.shape.num_layers) if model else (cost.shape.embedding, 1)
     return cost.product(cost.parameters + head, 2 * DRAFT_TOKENS) + layers * cost.layer_seconds
 
 
 def _parallelspec_size(one: DrafterSize) -> int:
-    """A small model has a cache no larger than the target's, a layer one like those of the target's layers.
+    """Return the bytes. A small model has a cache no larger than the target's, a layer one like the target's layers.
 
     The correction of a layer is multiplied with the target's head when it is loaded.
     """
@@ -153,7 +153,7 @@ def _s3d_proposal(shape: Shape) -> tuple[float, int]:
 
 
 def _s3d_seconds(cost: DraftCost, nodes: int) -> float:
-    """A draft reads the share β of the target."""
+    """Return the seconds of a draft, which reads the share β of the target."""
     return _s3d_proposal(cost.shape)[0] * cost.forward(DRAFT_TOKENS)
 
 
@@ -165,12 +165,12 @@ def _s3d_predicted(shape: Shape) -> tuple[Sequence[float], str]:
 
 
 def _layers_seconds(cost: DraftCost, nodes: int) -> float:
-    """A few forwards by about half of the target; what a probe measured says more."""
+    """Return the seconds of a few forwards by about half of the target. A probe measures them better."""
     return min(nodes, DRAFT_TOKENS) / 2 * cost.forward(1)
 
 
 def _semi_seconds(cost: DraftCost, nodes: int) -> float:
-    """It drafts depth by depth, each time with the target's head."""
+    """Return the seconds of drafting depth by depth, each time with the target's head."""
     return cost.depth * (cost.product(cost.parameters + cost.shape.embedding, 1) + 2 * cost.layer_seconds)
 
 
@@ -182,7 +182,7 @@ def _eagle3_parameters(shape: Shape) -> int:
 
 
 def _eagle3_seconds(cost: DraftCost, nodes: int) -> float:
-    """It drafts level by level, each time with its layer and its head; a tree has no more levels than nodes."""
+    """Return the seconds of drafting level by level with a layer and a head. A tree has no more levels than nodes."""
     levels = min(cost.depth, max(nodes, 1))
     return levels * (cost.product(cost.parameters, 2) + 2 * cost.layer_seconds)
 
@@ -198,7 +198,7 @@ def _mtp_parameters(shape: Shape) -> int:
 
 
 def _mtp_seconds(cost: DraftCost, nodes: int) -> float:
-    """It drafts token by token, each time with its layer and the target's head: they are this share of a forward."""
+    """Return the seconds of drafting token by token with a layer and the target's head: this share of a forward."""
     steps = min(cost.depth, max(nodes, 1))
     return steps * (cost.parameters + cost.shape.embedding) / cost.shape.matrices * cost.forward(1)
 
@@ -247,7 +247,7 @@ def _assistant_seconds(cost: DraftCost, nodes: int) -> float:
 
 
 def _draft_model_seconds(cost: DraftCost, nodes: int) -> float:
-    """A forward a token."""
+    """Return the seconds of one forward for each token."""
     return nodes * cost.forward(1)
 
 
@@ -257,7 +257,7 @@ def _ouroboros_seconds(cost: DraftCost, nodes: int) -> float:
 
 
 def _ouroboros_searched(parts: Collection[str]) -> Sequence[str]:
-    """A window is searched where it accelerates, and phrases where they accelerate or lengthen."""
+    """Return what is searched: a window if it accelerates, and phrases if they accelerate or lengthen."""
     names = ["draft"]
     names += ["window"] if "accelerating" in parts else []
     names += ["phrase", "phrases"] if {"accelerating", "lengthening"} & {*parts} else []
@@ -319,14 +319,14 @@ TABLE = [
 
 
 def kinds(*takes: Takes) -> tuple[str, ...]:
-    """The names of the kinds that take one of these; of all kinds where nothing is given."""
+    """Return the names of the kinds that take one of these, or of all kinds."""
     return tuple(kind.name for kind in TABLE if not takes or kind.takes in takes)
 
 
 def kind_of(drafter: str) -> DrafterKind:
-    """The kind that a drafter's name begins with: `medusa+phrases`, `draft_model:MODEL`.
+    """Return the kind that a drafter's name begins with: `medusa+phrases`, `draft_model:MODEL`.
 
-    Raises UsageMistake for a kind that there is not.
+    Raises UsageMistake for an unknown kind.
     """
     name = drafter.partition(":")[0].partition("+")[0]
     for kind in TABLE:
@@ -336,9 +336,9 @@ def kind_of(drafter: str) -> DrafterKind:
 
 
 def drafting_kinds(drafter: str) -> tuple[DrafterKind, ...]:
-    """The kinds that draft under a name, phrases that lengthen drafts not counted: two of `medusa+s3d+phrases`.
+    """Return the kinds that draft under a name, not counting phrases that lengthen drafts: two of `medusa+s3d+phrases`.
 
-    Raises UsageMistake for a kind that there is not.
+    Raises UsageMistake for an unknown kind.
     """
     return tuple(map(kind_of, drafter.partition(":")[0].removesuffix(WITH_PHRASES).split("+")))
 

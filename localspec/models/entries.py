@@ -157,7 +157,7 @@ _AS_THEY_ARE = (
 
 
 def read_entries(file: Path) -> Iterator[Entry]:
-    """Yields every entry of a file, in its order. Raises UsageMistake for what cannot be meant."""
+    """Yield every entry of a file, in its order. Raises UsageMistake for what cannot be meant."""
     for name, entry in read_toml(file).items():
         if not isinstance(entry, dict):
             raise UsageMistake(f"{name!r} in {file} is not a table; write [{name}] and a path below it.")

@@ -50,11 +50,11 @@ class KeptLayers:
 
     @classmethod
     def from_json(cls, stored: Any) -> Self:
-        """What `as_json` gave. Raises KeyError, TypeError or ValueError for anything else."""
+        """Read the result of `as_json`. Raises KeyError, TypeError or ValueError for anything else."""
         return cls(tuple(map(int, stored["layers"])), tuple(map(float, stored["shares"])))
 
     def as_json(self) -> dict[str, Any]:
-        """What `from_json` reads."""
+        """Return what `from_json` reads."""
         return {"layers": [*self.layers], "shares": [*self.shares]}
 
     @property
@@ -63,7 +63,7 @@ class KeptLayers:
         return self.shares[0]
 
     def gains(self, depth: int) -> tuple[float, ...]:
-        """What each node should bring, the most first, of a draft that goes on from its likeliest token alone."""
+        """Return the gain of each node, the largest first, of a draft that extends only its likeliest token."""
         reached = [self.agreement**level for level in range(depth)]
         return tuple(sorted((before * share for before in reached for share in self.shares), reverse=True))
 
@@ -115,7 +115,7 @@ def improvement(gamma: int, beta: float, constants: Constants) -> float:
 
 
 def fit(measured: Sequence[Acceptance], timings: Sequence[Timing], start: Constants | None = None) -> Constants:
-    """The constants that are nearest to what was measured, by least squares; those of `start` where nothing was.
+    """Return the constants that are nearest to the measurements, by least squares, or those of `start` without any.
 
     δ takes up all that an iteration takes beyond the paper's (β + 1) plain steps: verification of many rows, too.
     """
@@ -149,11 +149,11 @@ def propose(
     length: Callable[[list[list[float]]], float] | None = None,
     most: int | None = None,
 ) -> Proposal:
-    """What promises to be fastest (§5.3): a token more a draft only where it is worth it.
+    """Return the options that promise to be fastest (§5.3): one more token a draft only if it is worth it.
 
-    The middle is skipped, and α is that of eq. 10; or there are layers that were `measured`, and `length` tells the
-    tokens an iteration of the tree that is verified, by the chances of its candidates [depth][rank]. Where nothing was
-    measured, so many layers at `most` are thought of, else all.
+    The middle is skipped, and α is that of eq. 10; or there are layers that were `measured`, and `length` returns the
+    tokens an iteration of the tree that is verified, by the chances of its candidates [depth][rank]. Without
+    measurements, this many layers at `most` are considered, or all.
     """
     own = {len(one.layers): one for one in measured}
     counts = sorted(own) or range(1, (most or layers) + 1)

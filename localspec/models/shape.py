@@ -53,7 +53,7 @@ class Shape:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "Shape | None":
-        """What a config.json says; None where it does not say enough."""
+        """Return the shape of a config.json; None if it does not say enough."""
         said = with_defaults(config)
         found: dict[str, Any] = {name: said.get(theirs) for name, theirs in _NAMES.items()}
         found["tied"] = bool(found["tied"])
@@ -91,7 +91,7 @@ class Shape:
         return LayerSizes(-(-keys // head_dim), head_dim, max(one.intermediate_size for one in every))
 
     def _sum(self, of: Callable[[LayerSizes], int]) -> int:
-        """A number of each layer, of all layers together."""
+        """Return a number of each layer, of all layers together."""
         if self.layer_sizes:
             return sum(map(of, self.layer_sizes))
         return self.num_layers * of(LayerSizes(self.num_kv_heads, self.head_dim, self.intermediate_size))

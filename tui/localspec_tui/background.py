@@ -49,9 +49,9 @@ class Answer:
         self.awaited = awaited
 
     def without(self, data: str) -> str:
-        """The next piece of it, without the answer. What may be part of that comes with a later piece.
+        """Return the next piece without the terminal's answer. A possible part of it comes with a later piece.
 
-        An escape at the end of a piece is the key: it is given on at once, and remembered for what comes behind it.
+        An escape at the end of a piece is the key: it is passed on at once, and remembered for what comes behind it.
         """
         if not self.awaited:
             return data
@@ -114,7 +114,7 @@ def asked(theme: str) -> Iterator[Answer]:
 
 
 def _drain(terminal: int, answer: Answer, end: float) -> None:
-    """Waits for an answer that nobody came to read; what is typed meanwhile is lost, as it is to whatever ends."""
+    """Wait for an answer that nobody came to read; what is typed meanwhile is lost, as it is to whatever ends."""
     import termios
     import tty
 

@@ -29,9 +29,11 @@ NONE_NAMED = "No editor is named; set VISUAL or EDITOR to one, for example expor
 
 
 def edited(text: str, command: str | None, leaving: Callable[[], bool]) -> str:
-    """What the editor made of the text. It blocks; when `leaving`, the editor is ended, and what it saved is taken.
+    """Return the text as the editor changed it.
 
-    Raises UsageMistake where none is named or it cannot be started, LocalspecError where it fails.
+    It blocks; when `leaving`, the editor is ended, and what it saved is taken.
+
+    Raises UsageMistake if none is named or it cannot be started, LocalspecError if it fails.
     """
     if not command or not (words := _words(command)):
         raise UsageMistake(NONE_NAMED)
@@ -57,7 +59,7 @@ def edited(text: str, command: str | None, leaving: Callable[[], bool]) -> str:
 
 
 def edit_prompt(app: App[Any], prompt: TypedText) -> None:
-    """Gives the terminal to the editor, and takes it back; a prompt whose editor failed stays as it was."""
+    """Give the terminal to the editor, and takes it back; a prompt whose editor failed stays as it was."""
     text, mistake = prompt.text, ""
     if environment.editor() is None:
         app.notify(NONE_NAMED, markup=False)

@@ -33,7 +33,7 @@ class FetchThread(threading.Thread):
         self._agreed.set()
 
     def give_up(self) -> None:
-        """What is whole by now is kept for a later pull, and nothing counts as installed."""
+        """Stop the download. Complete files stay for a later pull, and nothing counts as installed."""
         self._given_up.set()
         self._agreed.set()
 
@@ -61,7 +61,10 @@ class FetchThread(threading.Thread):
         self._post(ended)
 
     def _fetch(self) -> str:
-        """A sentence about what is here now. Raises KeyboardInterrupt where it was given up, and what a pull raises."""
+        """Return a sentence about what is here now.
+
+        Raises KeyboardInterrupt if it was stopped, and what a pull raises.
+        """
         from localspec.events import Reporter
         from localspec.hub.client import given_up_unless
         from localspec.hub.fetch import too_large

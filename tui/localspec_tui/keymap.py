@@ -39,7 +39,7 @@ PALETTE = Bound(None, "palette", (App.COMMAND_PALETTE_BINDING,), CHAT[0])
 
 
 def shown(app: App[Any], binding: Binding) -> str:
-    """The keys of a binding as a person reads them: the user's, where there are other ones than ours."""
+    """Return the keys of a binding in words: the user's, if they differ from ours."""
     keys = keys_of(app, binding)
     return ", ".join("+".join(SHOWN.get(part, part) for part in key.split("+")) for key in keys)
 
@@ -50,7 +50,7 @@ def keys_of(app: App[Any], binding: Binding) -> list[str]:
 
 
 def key(app: App[Any], name: str) -> str:
-    """The same of what is called so in the chat, for a sentence: one key."""
+    """Return one key of the action with this name in the chat, for a sentence."""
     own = _chosen(app).get(name) or _defaults()[name]
     return shown(app, Binding(own.partition(",")[0], ""))
 
@@ -66,7 +66,7 @@ def _defaults() -> dict[str, str]:
 
 
 def effective(settings: Settings) -> dict[str, str]:
-    """The keymap for Textual. Raises UsageMistake for a name or a key that there is not, and for keys that collide."""
+    """Return the keymap for Textual. Raises UsageMistake for an unknown name or key, and for keys that collide."""
     asked = settings.keymap
     if not asked:
         return {}
@@ -87,7 +87,7 @@ def effective(settings: Settings) -> dict[str, str]:
 
 
 def _siblings(chosen: KeysOf, bound: Iterable[Bound]) -> KeysOf:
-    """What shares a key with something that is given another one: Textual would take the key from both."""
+    """Return the bindings that share a key with a changed one: Textual would take the key from both."""
     freed = {(one.module, key) for one in bound if one.name in chosen for key in one.keys}
     return {one.name: one.keys for one in bound if one.name and freed & {(one.module, key) for key in one.keys}}
 
@@ -111,7 +111,7 @@ def _meet(one: str, other: str) -> bool:
 
 
 def _checked(key: str, name: str, origin: str, printable: bool) -> str:
-    """The key as Textual calls it."""
+    """Return the key as Textual calls it."""
     *modifiers, base = _parts(key.strip())
     base = SHORT.get(base.lower(), base.lower() if len(base) > 1 or modifiers else base)
     base = _key_of(base) if len(base) == 1 else base
@@ -160,7 +160,7 @@ def _modules() -> Iterator[str]:
 
 
 def _bound(module: str) -> Iterator[Bound]:
-    """What has a key in a module, also by what its classes inherit."""
+    """Return the bindings of a key in a module, also those that its classes inherit."""
     for kind in vars(import_module(module)).values():
         if isinstance(kind, type) and kind.__module__ == module:
             taken: set[str] = set()  # by a class for what the one that it inherits from has them for

@@ -42,7 +42,7 @@ def _new_parser() -> MarkdownIt:
 
 
 def _as_it_stands(state: StateBlock, first: int, end: int, silent: bool) -> bool:
-    """What is nested too deep becomes one paragraph: markdown-it would leave it out, and all that comes after it."""
+    """Turn what is nested too deep into one paragraph: markdown-it would leave out it and all that follows."""
     if silent or state.level < DEEPEST:
         return False
     after = first
@@ -53,7 +53,7 @@ def _as_it_stands(state: StateBlock, first: int, end: int, silent: bool) -> bool
 
 
 def _formula_in_lines(state: StateBlock, first: int, end: int, silent: bool) -> bool:
-    """A line that begins with \\[ or $$ begins a paragraph: up to what closes it, "- b" is no list, "=" no heading."""
+    r"""Let a line with \[ or $$ begin a paragraph: until it is closed, "- b" is not a list, "=" not a heading."""
     begin = state.bMarks[first] + state.tShift[first]
     closing = _DISPLAYED.get(state.src[begin : begin + 2])
     if closing is None or state.is_code_block(first) or closing in state.src[begin + 2 : state.eMarks[first]]:

@@ -35,7 +35,7 @@ class Layout:
         self._column = 0
 
     def add(self, text: str) -> None:
-        """The next piece."""
+        """Add the next piece."""
         number, self.pieces = self.pieces, self.pieces + 1
         shown = safe(text).replace("\t", TAB) or NOTHING
         blank = not shown.strip(" ")
@@ -54,7 +54,7 @@ class Layout:
                 self._close(len(self._open))
 
     def _wrap(self) -> None:
-        """Closes the line behind its last word."""
+        """Close the line behind its last word."""
         last = next((at for at in reversed(range(len(self._open))) if self._open[at][1] == " "), None)
         self._close(len(self._open) if last is None else last + 1)
 
@@ -91,14 +91,14 @@ class Layout:
         return line
 
     def piece_at(self, line: int, x: int) -> int | None:
-        """The piece in this column, or the nearest in its line; None where there is no such line."""
+        """Return the piece in this column, or the nearest in its line. None if there is no such line."""
         runs = self.line(max(line, 0))
         if not runs:
             return None
         return next((run.piece for run in runs if x < run.x + run.width), runs[-1].piece)
 
     def column_of(self, piece: int) -> int:
-        """The column where a piece begins, in the line where it does."""
+        """Return the column where a piece begins, in the line where it does."""
         return next((run.x for run in self.line(self.line_of(piece)) if run.piece == piece), 0)
 
 

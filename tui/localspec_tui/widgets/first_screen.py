@@ -48,7 +48,7 @@ class FirstScreen(Vertical):
         yield self._beside
 
     def starter(self, key: str) -> str | None:
-        """What a key stands for, while it is shown."""
+        """Return the prompt of a key, while it is shown."""
         return dict(zip("123", self._starters, strict=False)).get(key) if self.display else None
 
     def keeps(self, place: Path | None) -> None:
@@ -57,12 +57,12 @@ class FirstScreen(Vertical):
         self._kept = f"{kept}\n{place}" if place else "Nothing is kept."
 
     def expect(self, name: str, starters: Sequence[str]) -> None:
-        """This one is being loaded."""
+        """Show which model is being loaded."""
         self._model.update(Content.styled(one_line(name), "bold"))
         self._offer(starters)
 
     def introduce(self, model: "Introduction") -> None:
-        """This one answers from here on."""
+        """Show which model answers from here on."""
         self._offer(model.starters)
         self._model.update(
             Content.assemble(
@@ -82,7 +82,7 @@ class FirstScreen(Vertical):
             choice.offer(prompt)
 
     def begin(self, last: "ConversationInfo | None", *, said: bool) -> None:
-        """A conversation in which something was said or not; and the one before, if there is one."""
+        """Show a conversation, empty or not, and the previous one, if there is one."""
         lines = [self._kept]
         if last is not None:
             resumes = keymap.key(self.app, "chat.resume")

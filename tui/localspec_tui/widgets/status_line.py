@@ -22,7 +22,7 @@ def cut(text: str, width: int) -> str:
 
 
 def fitting(parts: Sequence[str], width: int) -> str:
-    """The parts that fit, the first ones first; a part that is too long is left out, but the first is cut."""
+    """Return the parts that fit, the first ones first. A part that is too long is left out, but the first is cut."""
     line = ""
     for part in parts:
         longer = line + BETWEEN + part if line else cut(part, width)
@@ -32,7 +32,7 @@ def fitting(parts: Sequence[str], width: int) -> str:
 
 
 def whole_names(sentence: str, width: int) -> str:
-    """A sentence to be shown in so many columns: a path that is longer is broken behind its separators alone."""
+    """Return a sentence for this many columns: a path that is longer is broken only behind its separators."""
     lines: list[str] = []
     line = ""
     for word in sentence.split(" "):
@@ -58,7 +58,7 @@ class WaitingLine(Widget):
         self._activity = self._hint = ""
 
     def show(self, *prompts: str) -> None:
-        """The next one first."""
+        """Show the prompts that wait, the next one first."""
         self._prompts = tuple(map(one_line, prompts))
         self._show()
 
@@ -130,18 +130,18 @@ class TopLine(Widget):
         self.refresh()
 
     def show_set(self, *badges: str) -> bool:
-        """This is not as it would be if nobody had set it. Whether one sees that something has changed."""
+        """Show the settings that differ from their defaults. Return whether a visible change results."""
         before, self._badges = self._badges, tuple(map(one_line, badges))
         self.refresh()
         return self._badges != before and {*self._badges} <= {fact for fact, _ in self._facts()}
 
     def call(self, title: str) -> None:
-        """This is what the conversation is called."""
+        """Show the title of the conversation."""
         self._title, self._proposed = one_line(title), False
         self.refresh()
 
     def begin(self, prompt: str) -> None:
-        """The first prompt is the title where there is no other."""
+        """Use the first prompt as the title if there is no other."""
         if not self._title:
             self.call(title_of(prompt))
             self._proposed = True
@@ -151,7 +151,7 @@ class TopLine(Widget):
         self.call(self._title if answer or not self._proposed else "")
 
     def _facts(self) -> list[tuple[str, str]]:
-        """What there is room for, each with its style."""
+        """Return the facts that there is room for, each with its style."""
         kept = () if self._kept else ("nothing is kept",)
         facts = (*self._model[:1], *kept), self._badges, self._model[1:]
         shown, room = [], self.size.width - cell_len("localspec")
