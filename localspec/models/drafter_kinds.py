@@ -216,7 +216,7 @@ def _kept_by_layers(one: DrafterSize, parameters: int) -> int:
 
 
 def _dflash_size(one: DrafterSize) -> int:
-    """With keys and values of each of its layers, and a feature a token."""
+    """Return the bytes with keys and values of each of its layers, and a feature for each token."""
     return one.weights + _kept_by_layers(one, one.parameters)
 
 
@@ -233,7 +233,7 @@ def _dspark_seconds(cost: DraftCost, nodes: int) -> float:
 
 
 def _dspark_size(one: DrafterSize) -> int:
-    """With keys and values of each of its layers, and a feature a token."""
+    """Return the bytes with keys and values of each of its layers, and a feature for each token."""
     rank = one.options.get("rank", MARKOV_RANK)  # which is what a file says: loading it is what refuses another value
     return one.weights + _kept_by_layers(
         one, _without_markov(one.parameters, one.shape, rank if isinstance(rank, int) else 0)
@@ -241,7 +241,7 @@ def _dspark_size(one: DrafterSize) -> int:
 
 
 def _assistant_seconds(cost: DraftCost, nodes: int) -> float:
-    """It drafts level by level, each time with all its weights, and with four layers in published ones."""
+    """Return the seconds of drafting level by level with all weights, and with four layers in published ones."""
     levels = min(cost.depth, max(nodes, 1))
     return levels * (cost.product(cost.parameters, 2) + 4 * cost.layer_seconds)
 
