@@ -10,7 +10,7 @@ from localspec.environment import home
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.hub.cache import find_snapshot, snapshot
 from localspec.hub.plan import Part, Plan
-from localspec.hub.records import folder
+from localspec.hub.records import folder, packed_sources
 from localspec.hub.sources import Source
 from localspec.models.registry import split_of
 from localspec.paths import Paths, private_directory
@@ -24,6 +24,7 @@ _READERS = {
     "dspark": "dflash_files",
     "assistant": "assistant_files",
 }
+_BY_SHAPES = ("dflash", "dspark", "assistant")  # those that need no weight of their model
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,13 @@ class NotConverted:
     model: Source | None
 
 
-def convert_heads(plan: Plan, progress: Callable[[str], None]) -> Iterator[Converted | NotConverted]:
+def convert_heads(
+    plan: Plan, progress: Callable[[str], None], registered: Source | None = None
+) -> Iterator[Converted | NotConverted]:
     """Convert the fetched heads, once, also those inside a model. A pickle is read as data, never run.
 
-    Raises LocalspecError for heads that are damaged, of another model, or that would run code; DoesNotFit if the disk
-    is full.
+    `registered` is the plan's model if it is read from GGUF files. Raises LocalspecError for heads that are damaged, of
+    another model, or that would run code; DoesNotFit if the disk is full.
     """
     models = [part.source for part in plan.parts if not part.heads]
     for part in (part for part in plan.parts if not part.heads):
@@ -64,8 +67,9 @@ def convert_heads(plan: Plan, progress: Callable[[str], None]) -> Iterator[Conve
                 medusa_files.convert(whole, whole, _drafter_directory(own), about)
             yield Converted(own, own)
     for part in (part for part in plan.parts if part.heads):
-        model = models[0] if models else _base_model(part)
-        path = find_snapshot(model) if model else None
+        of_plan = [registered] if registered and part.heads in _BY_SHAPES else models
+        model = of_plan[0] if of_plan else _base_model(part)
+        path = _path_of(model) if model else None
         if model is None or path is None:
             yield NotConverted(part.source, model)
             continue
@@ -86,6 +90,14 @@ def drafter_made_of(source: Source, commit: str) -> Path | None:
         if isinstance(published, dict) and published.get("commit") == commit:
             return directory
     return None
+
+
+def _path_of(model: Source) -> Path | None:
+    """Return the directory that was fetched of a model, or the registration of its GGUF files."""
+    if not model.gguf:
+        return find_snapshot(model)
+    found = packed_sources(Paths(home())).get(str(model))
+    return found.path if found else None
 
 
 def _heads_inside(path: Path) -> bool:

@@ -159,9 +159,10 @@ def pull(
         yield AboutToFetch(plan.fetch_bytes)
     yield Fetched(tuple(fetch(plan, downloaded, force=force)))
     own = tuple(part for part in plan.parts if not part.source.gguf and not part.beside)
-    yield from convert_heads(replace(plan, parts=own), reporter.progress)
     if model.source.gguf:
         yield from gguf.register(model, wishes.settings, reporter, texts, before)
+    registered = model.source if model.source.gguf else None
+    yield from convert_heads(replace(plan, parts=own), reporter.progress, registered)
     for part in own:
         forget_damaged(snapshot(part.source, part.commit))
         if alone and part is model:

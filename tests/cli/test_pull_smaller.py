@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
@@ -115,6 +116,27 @@ def test_the_smaller_download_with_the_publishers_own_texts(home, hub, whole, gg
     assert at(home, hub, "verify", "mine").returncode == 0
     assert at(home, hub, "rm", "mine", "--yes").returncode == 0 and packed_files(Paths(home)) == []
     assert blobs(home) == {}
+
+
+def test_a_published_drafter_is_made_for_the_gguf_file_that_comes(home, tmp_path, whole, gguf):
+    from drafters.test_dflash import published
+    from drafters.test_dspark import FORMS, spark_config, spark_tensors
+
+    config = spark_config(SimpleNamespace(num_hidden_layers=8, vocab_size=8192, hidden_size=256), **FORMS[0])
+    path = published(tmp_path / "head", config, spark_tensors(config))
+    heads = Repository({file.name: file.read_bytes() for file in path.iterdir()})
+    entry = ENTRY.format(publisher="Somebody").replace('kind = "draft_model"', 'kind = "dspark", repo = "org/heads"')
+    (home / "config" / "models.toml").write_text(entry)
+    files = {"org__name": Repository({**whole.files}), "org__name-GGUF": Repository({"name-q8_0.gguf": gguf})}
+    with served(**files, org__heads=heads) as hub:
+        result = pull(home, hub, drafter="dspark", quantize="auto")
+        assert result.returncode == 0 and "--drafter dspark" in result.stderr, result.stderr
+        assert not any(
+            request.startswith("/org/name/") and request.endswith(".safetensors") for request in hub.requests
+        )
+        plain, found = reply(home, hub, "--no-spec"), reply(home, hub, "--drafter", "dspark", "--draft-max", "4")
+    assert found["drafter"] == "dspark" and found["speculation"]["draft_n"] > 0
+    assert found["token_ids"] == plain["token_ids"]
 
 
 def test_a_packing_alone_that_is_asked_for_is_made_of_the_original(home, hub):
