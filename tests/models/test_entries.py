@@ -170,7 +170,7 @@ D = M + '[[m.drafters]]\nkind = "medusa"\n'
         (M + 'thinking = "yes"\n', "thinking = 'yes' of .* must be one of no, always, switch"),
         # drafters
         (M + '[[m.drafters]]\nkind = "medusaa"\n', "kind = 'medusaa' of a drafter of .*(did you mean 'medusa'?)"),
-        (M + '[[m.drafters]]\nrepo = "org/heads"\n', "kind = None of a drafter of .*; use one of dflash, draft_model, eagle3"),
+        (M + '[[m.drafters]]\nrepo = "org/heads"\n', "kind = None of a drafter of .*; use one of assistant, dflash, draft_model, dspark"),
         (M + '[[m.drafters]]\nkind = "phrases"\n', wording("is_no_kind_of_drafter")),
         (M + "[[m.drafters]]\nkind = 3\n", "kind = 3 of a drafter of .* must be a text"),
         (D + "parameters = 0\n", "parameters = 0 of a drafter of .* must be a whole number"),
