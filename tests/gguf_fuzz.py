@@ -8,7 +8,7 @@ from pathlib import Path
 from gguf_alterations import ARRAY, FORMS, KINDS, TEXT, Header, text, typed
 
 from localspec.config import Settings
-from localspec.engine.asked_sampling import asked_sampling
+from localspec.engine.reply_settings import requested_sampling
 from localspec.errors import LocalspecError
 from localspec.families.generation_config import generation_config
 from localspec.families.rope import Rope
@@ -50,7 +50,7 @@ def opened(file: Path, compute: Callable[[Source], None] = lambda _: None) -> st
         for sentence in model.notices(chat.added_marks()):
             assert "\n" not in sentence and sentence.endswith(".")
         generation = generation_config(source.texts["generation_config.json"], file)
-        asked_sampling(Settings(), generation, "a")
+        requested_sampling(Settings(), generation, "a")
         chat.stop_tokens((generation["eos_token_id"],))
         Rope.of(source.config, source.config.contexts[0])
         compute(source)

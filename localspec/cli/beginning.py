@@ -27,7 +27,7 @@ from localspec.text import one_line
 
 if TYPE_CHECKING:
     from localspec.engine.engine import Engine
-    from localspec.serving.server_engine import Behind
+    from localspec.serving.server_engine import NamedServer
 
 
 class Report(Protocol):
@@ -52,13 +52,13 @@ class Begun(NamedTuple):
     """A chat that was started, and the server behind it, if one was named."""
 
     chat: StartedChat
-    server: "Behind | None"
+    server: "NamedServer | None"
     progress: Progress
 
     def for_chat(self, settings: Settings, card: TargetCard) -> Answerer:
         """Who answers as this model: the server that was named, a server of this user, else an engine of this process.
 
-        Raises what `Engine.open` and `Behind.load` raise.
+        Raises what `Engine.open` and `NamedServer.load` raise.
         """
         if self.server is not None:
             return self._there(self.server, settings, card)
@@ -98,7 +98,7 @@ class Begun(NamedTuple):
                 raise UsageMistake(f"--keep has no effect: {why} Leave --keep out, or {stop_it(place)}.") from None
         return here()
 
-    def _there(self, server: "Behind", settings: Settings, card: TargetCard) -> Reporting:
+    def _there(self, server: "NamedServer", settings: Settings, card: TargetCard) -> Reporting:
         notice, progress = self.progress.notice, self.progress.show
         return server.load(settings, card, store=self.chat.store, notice=notice, progress=progress)
 
@@ -112,12 +112,12 @@ class Begun(NamedTuple):
 
 
 def begin(settings: Settings, resume: Resumed | None, at_the_end: ExitStack, progress: Progress) -> Begun:
-    """Start a chat with the model that the settings name. Raises what `start_chat` and `Behind.start` raise."""
+    """Start a chat with the model that the settings name. Raises what `start_chat` and `NamedServer.start` raise."""
     if settings.elsewhere is None:
         return Begun(start_chat(settings, resume, at_the_end, progress.notice, progress.show), None, progress)
-    from localspec.serving.server_engine import Behind  # what opens connections
+    from localspec.serving.server_engine import NamedServer  # what opens connections
 
-    server = Behind(settings)
+    server = NamedServer(settings)
     return Begun(server.start(resume, at_the_end, progress.notice, progress.show), server, progress)
 
 

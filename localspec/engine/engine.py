@@ -23,7 +23,6 @@ from localspec.decoding.sampling import Limits, Sampling
 from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.ingredients import Hyperparameters
-from localspec.engine.asked_sampling import asked_sampling, asked_thinking
 from localspec.engine.assemble import (
     LoadedDraftModel,
     SavedPhrases,
@@ -56,6 +55,7 @@ from localspec.engine.model_profile import (
     ProgressTexts,
     progress_texts,
 )
+from localspec.engine.reply_settings import requested_sampling, requested_thinking
 from localspec.engine.report import Report
 from localspec.engine.trials import RecordingWatch, settle_kernels, settle_step_form
 from localspec.errors import DoesNotFit, LocalspecError, first_line
@@ -292,14 +292,14 @@ class Engine:
 
     def sampling(self, settings: Settings) -> Sampling:
         """Return what was asked for, else the model's default; a fresh seed where none was given."""
-        return asked_sampling(settings, self.target.generation, self.choice.target.names)
+        return requested_sampling(settings, self.target.generation, self.choice.target.names)
 
     def thinking(self, settings: Settings, system: str | None = None) -> bool | None:
         """Return whether the model is to think before it answers; None leaves that to its chat template.
 
         Raises UsageMistake for a setting without effect, at all or with this `system` prompt.
         """
-        return asked_thinking(settings, self.target.chat, self.choice.target.name, system)
+        return requested_thinking(settings, self.target.chat, self.choice.target.name, system)
 
     def thinks_by_itself(self, system: str | None = None) -> bool | None:
         """Return whether the model thinks by default before it answers. None if it has no switch."""

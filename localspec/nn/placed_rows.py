@@ -4,6 +4,7 @@ from itertools import count
 
 import torch
 
+from localspec.choosing.fit import BUCKET, STATIC_ROWS
 from localspec.nn.cache import KVCache
 from localspec.nn.layer_kernels import Placing
 from localspec.nn.states import Advance, HeldStates
@@ -63,3 +64,17 @@ class PlacedChain(PlacedRows):
         place = next(self._layers)
         self._held.rows[place, : len(rows)].copy_(rows)
         return self._held.read(place, len(rows), advance, self._real)
+
+
+def filled_rows(rows: int) -> int:
+    """Return the number of rows, up to 64, to which these are filled up."""
+    return next(filled for filled in STATIC_ROWS if filled >= rows)
+
+
+def filled_slots(slots: int) -> int:
+    """Return how many slots attention reads, in steps that grow with the text: at most a quarter too many.
+
+    These numbers are few, so that texts of all lengths share recordings.
+    """
+    step = max(BUCKET, (1 << (slots.bit_length() - 1)) // 4)
+    return -(-slots // step) * step

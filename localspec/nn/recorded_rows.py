@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 
 from localspec.choosing.fit import STATIC_ROWS
+from localspec.nn.placed_rows import filled_rows
 from localspec.nn.recording import Function, Recorder, Recording
 from localspec.nn.row_attention import TorchAttention
-from localspec.nn.static_shapes import filled_rows
 
 # Of a function; the one that was not played for longest goes first. A level of a tree has up to five numbers of rows
 # below as many.

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from localspec.choosing.fit import STATIC_ROWS
 from localspec.decoding.compute import rows_seen
 from localspec.families.architecture import TransformerConfig
+from localspec.nn.placed_rows import filled_rows, filled_slots
 from localspec.nn.recording import Recorder
 from localspec.nn.rotary import RotaryEmbedding, apply_rope
-from localspec.nn.static_shapes import filled_rows, filled_slots
 from localspec.nn.transfer import moved, uploaded
 
 

@@ -26,9 +26,9 @@ from localspec.serving.asked import Asked, Refused, chat_request, text_request, 
 from localspec.serving.guard import BadBody, is_socket, refuse
 from localspec.serving.loaded import model_named, models_here
 from localspec.serving.over_socket import SIGN_SECONDS as LINE_SECONDS
-from localspec.serving.own import Asking, Opened
 from localspec.serving.replies import Shape, broken_off, error
 from localspec.serving.room import Answer, Begun, Ended, EngineRoom, Line, Mailbox, Ticket, TooMany
+from localspec.serving.socket_requests import OpenRequest, ReplyRequest
 
 SIGN_SECONDS = 5.0  # a stream gets a comment after this time without an answer, so that its client does not give up
 COMMENT = b": waiting\n\n"  # a comment of server-sent events, which clients ignore
@@ -62,9 +62,9 @@ class Serving:
             Route("/v1/chat/completions", self._answered(chat_request), methods=["POST"]),
             Route("/v1/completions", self._answered(text_request), methods=["POST"]),
             Route("/metrics", self.metrics),
-            Route("/localspec/open", self._to_own(Opened.of), methods=["POST"]),
+            Route("/localspec/open", self._to_own(OpenRequest.of), methods=["POST"]),
             Route("/localspec/loaded", self.loaded, methods=["POST"]),
-            Route("/localspec/reply", self._to_own(Asking.of), methods=["POST"]),
+            Route("/localspec/reply", self._to_own(ReplyRequest.of), methods=["POST"]),
             Route("/localspec/replies/{name}", self.say_more, methods=["POST"]),
         ]
         handlers: dict[Any, Any] = {
@@ -132,7 +132,7 @@ class Serving:
                 left.cancel()
 
     def _put(
-        self, asked: Asked | Opened | Asking, client: str, size: int, left: "asyncio.Future[None]"
+        self, asked: Asked | OpenRequest | ReplyRequest, client: str, size: int, left: "asyncio.Future[None]"
     ) -> tuple[Ticket, Mailbox[Answer]]:
         """Put a request in the queue; the mailbox receives the answers. Raises TooMany."""
         box = Mailbox[Answer](left)
@@ -143,7 +143,7 @@ class Serving:
 
     # -- the user's own commands, which come through the socket alone -------------------------------------------------
 
-    def _to_own(self, read: Callable[[object], Opened | Asking]) -> Callable[[Request], Any]:
+    def _to_own(self, read: Callable[[object], OpenRequest | ReplyRequest]) -> Callable[[Request], Any]:
         async def answer(request: Request) -> Response:
             asked = read(await self._from_own(request))
             ahead, left = self._room.ahead, asyncio.ensure_future(_left(request))
@@ -152,7 +152,7 @@ class Serving:
             except TooMany:
                 left.cancel()
                 raise
-            if isinstance(asked, Asking):
+            if isinstance(asked, ReplyRequest):
                 self._replying[asked.name] = ticket
             return StreamingResponse(self._lines(ticket, box, ahead, left), media_type="application/x-ndjson")
 
@@ -204,7 +204,7 @@ class Serving:
         finally:
             left.cancel()
             ticket.gone.set()
-            if isinstance(ticket.asked, Asking):
+            if isinstance(ticket.asked, ReplyRequest):
                 self._replying.pop(ticket.asked.name, None)
 
     # -- what goes wrong ----------------------------------------------------------------------------------------------

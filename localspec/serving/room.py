@@ -20,7 +20,7 @@ from localspec.machine.memory import is_lost
 from localspec.serving.asked import Asked, Refused
 from localspec.serving.loaded import LoadedModels
 from localspec.serving.metrics import Metrics
-from localspec.serving.own import NAMED_SECONDS, Asking, Opened, Telling, form
+from localspec.serving.socket_requests import NAMED_SECONDS, EventLines, OpenRequest, ReplyRequest, form
 from localspec.text import one_line
 
 One = TypeVar("One")
@@ -153,7 +153,7 @@ Answer = Begun | Text | Ended | Line | Exception
 class Ticket:
     """One request that waits or is answered. `deliver` is called on the engines' thread, and must not wait."""
 
-    asked: Asked | Opened | Asking
+    asked: Asked | OpenRequest | ReplyRequest
     client: str
     size: int  # bytes
     deliver: Callable[[Answer], None]
@@ -248,11 +248,11 @@ class EngineRoom(threading.Thread):
     def _answer(self, models: LoadedModels, ticket: Ticket) -> None:
         try:
             match ticket.asked:
-                case Opened() as asked:
+                case OpenRequest() as asked:
                     if self._idle is not None:
                         self._idle = max(self._idle, asked.keep or 0.0)
                     ticket.deliver(Line(asked.answer(models, self._settings)))
-                case Asking() as asked:
+                case ReplyRequest() as asked:
                     self._reply_to_own(models, ticket, asked)
                 case asked:
                     self._reply(models, ticket, asked)
@@ -264,10 +264,10 @@ class EngineRoom(threading.Thread):
             traceback.print_exc()
             ticket.deliver(error)
 
-    def _reply_to_own(self, models: LoadedModels, ticket: Ticket, asked: Asking) -> None:
+    def _reply_to_own(self, models: LoadedModels, ticket: Ticket, asked: ReplyRequest) -> None:
         """Deliver each event of the engine, and `kept` with the figures after all of it is saved."""
         loaded, _ = models.exactly(asked.model, asked.path)
-        engine, telling, began = loaded.engine, Telling(loaded.engine, asked.live), False
+        engine, telling, began = loaded.engine, EventLines(loaded.engine, asked.live), False
         engine.conversation = None
         engine.wanted = lambda: not (ticket.gone.is_set() or ticket.stopped.is_set())
         loaded.heard.clear()

@@ -240,7 +240,7 @@ def _place(model: str) -> Path | None:
         return None
 
 
-class Behind:
+class NamedServer:
     """The server that the settings name. It is asked which models it has when a chat starts."""
 
     def __init__(self, settings: Settings) -> None:

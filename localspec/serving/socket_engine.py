@@ -234,17 +234,17 @@ class SocketEngine:
         """Return how replies are sampled. Raises UsageMistake for a setting without effect."""
         if not self._chats:
             return SocketSampling(**self._opened["sampling"])
-        from localspec.engine.asked_sampling import asked_sampling
+        from localspec.engine.reply_settings import requested_sampling
 
-        return asked_sampling(settings, self._files[1], self._card.names)
+        return requested_sampling(settings, self._files[1], self._card.names)
 
     def thinking(self, settings: Settings, system: str | None = None) -> bool | None:
         """Return whether the model thinks before it answers. Raises UsageMistake for a setting without effect."""
         if not self._chats:
             return cast("bool | None", self._opened["think"])
-        from localspec.engine.asked_sampling import asked_thinking
+        from localspec.engine.reply_settings import requested_thinking
 
-        return asked_thinking(settings, self._files[0], self._card.name, system)
+        return requested_thinking(settings, self._files[0], self._card.name, system)
 
     def thinks_by_itself(self, system: str | None = None) -> bool | None:
         """Return whether the model thinks without a setting for it; None if that is unknown."""

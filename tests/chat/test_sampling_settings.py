@@ -17,7 +17,7 @@ from localspec.chat.sampling import (
     split,
 )
 from localspec.config import Settings
-from localspec.engine.asked_sampling import asked_sampling
+from localspec.engine.reply_settings import requested_sampling
 from localspec.errors import UsageMistake
 from localspec.models.registry import TargetCard
 from localspec.paths import Paths
@@ -31,7 +31,7 @@ class Model:
         self.generation, self.thinks = generation, thinks
 
     def sampling(self, settings):
-        return asked_sampling(settings, self.generation)
+        return requested_sampling(settings, self.generation)
 
     def thinking(self, settings):
         if settings.think is not None and not self.thinks:

@@ -19,7 +19,7 @@ from localspec import Sampling
 from localspec.cli.progress import Progress
 from localspec.engine.engine import Engine
 from localspec.serving import over_socket
-from localspec.serving.own import THIS, Asking, Differs
+from localspec.serving.socket_requests import THIS, Differs, ReplyRequest
 from localspec.store.store import Store
 
 pytestmark = [
@@ -125,7 +125,7 @@ def test_flags_that_ask_for_what_it_took_by_itself_are_no_others(server, servers
 def test_a_drafter_that_was_named_and_is_another_one_by_now(server):
     """A server that may choose chooses anew."""
     with pytest.raises(Differs, match=matching("drafts_with_phrases_by_now")):
-        Asking.of(
+        ReplyRequest.of(
             {"model": "demo", "path": "", "messages": [], "sampling": vars(Sampling()), "max_tokens": 1, "stop": [],
              "think": None, "name": "x", "kept": False, "server": THIS, "drafter": "s3d"}
         ).events(SimpleNamespace(choice=SimpleNamespace(drafter="phrases")))  # fmt: skip

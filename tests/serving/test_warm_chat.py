@@ -31,11 +31,11 @@ from localspec.engine.engine import Engine
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done, Reporter, Text
 from localspec.models.registry import resolve
-from localspec.serving import own
+from localspec.serving import socket_requests
 from localspec.serving.loaded import Loaded
-from localspec.serving.own import THIS, Asking, Telling
 from localspec.serving.room import EngineRoom, Ticket
 from localspec.serving.socket_engine import SocketEngine, for_chat
+from localspec.serving.socket_requests import THIS, EventLines, ReplyRequest
 from localspec.store.store import Store
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no sockets with a mode")
@@ -265,7 +265,7 @@ def test_what_an_engine_says_meanwhile_travels_with_the_reply():
                 heard.append("Now it is broken.")
 
     loaded = Loaded(Speaking(["One"]), 0.0, 0.0, (), heard)
-    asked = Asking("demo", "", ASKED, {"temperature": 0.0}, None, (), None, "x", False, THIS, True)
+    asked = ReplyRequest("demo", "", ASKED, {"temperature": 0.0}, None, (), None, "x", False, THIS, True)
     ticket, delivered = Ticket(asked, "", 0, lambda one: delivered.append(one.value)), []
     EngineRoom(Settings(), None)._reply_to_own(SimpleNamespace(exactly=lambda *_: (loaded, 0.0)), ticket, asked)
     assert [one["notice"] for one in delivered if "notice" in one] == [wording("the_disk_is_full"), "Now it is broken."]
@@ -306,10 +306,10 @@ def test_figures_are_worked_out_when_they_are_told_and_at_no_other_step(monkeypa
             worked_out.append(now[0])
             return None
 
-    monkeypatch.setattr(own.time, "monotonic", lambda: now[0])
-    telling = Telling(SimpleNamespace(session=Session()), live=True)
+    monkeypatch.setattr(socket_requests.time, "monotonic", lambda: now[0])
+    telling = EventLines(SimpleNamespace(session=Session()), live=True)
     for _ in range(10):
         telling.of(Text("a", (1,), ("target",), 0.1, 1))
-    now[0] += 2 * own.FIGURES_SECONDS
+    now[0] += 2 * socket_requests.FIGURES_SECONDS
     telling.of(Text("a", (1,), ("target",), 0.1, 1))
     assert worked_out == [5.0, now[0]]

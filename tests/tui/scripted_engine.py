@@ -18,7 +18,7 @@ from localspec.chat.conversation import Conversation
 from localspec.chat.start import StartedChat
 from localspec.config import Settings
 from localspec.decoding.exactness import Exactness
-from localspec.engine.asked_sampling import asked_sampling
+from localspec.engine.reply_settings import requested_sampling
 from localspec.errors import UsageMistake
 from localspec.events import Done, Event, Memory, Prefill, Statistics, Text
 from localspec.models.registry import TargetCard
@@ -98,7 +98,9 @@ class ScriptedEngine:
         return "cpu", 0
 
     def sampling(self, settings: Settings) -> Any:
-        return asked_sampling(replace(settings, seed=7 if settings.seed is None else settings.seed), self.generation)
+        return requested_sampling(
+            replace(settings, seed=7 if settings.seed is None else settings.seed), self.generation
+        )
 
     def thinking(self, settings: Settings, system: str | None = None) -> bool | None:
         """As if the chat template had a switch, unless `switch` is None."""

@@ -6,7 +6,7 @@ from serving.scripted_server import HELLO, said, scripted, stream
 from tui.scripted_engine import ScriptedChat, say, until
 
 from localspec.config import Settings
-from localspec.serving.server_engine import Behind
+from localspec.serving.server_engine import NamedServer
 
 
 @pytest.mark.slow
@@ -15,7 +15,7 @@ def test_a_chat_over_a_server(tmp_path):
     with scripted(HELLO, stream(said("Half a"))) as server:
         settings = Settings(server=server.url)
         talk = ScriptedChat(tmp_path, settings=settings)
-        behind = Behind(settings)
+        behind = NamedServer(settings)
         talk.thread._opening = lambda at_the_end, notice: behind.start(
             None, at_the_end, notice, tell_what_is_kept=False
         )

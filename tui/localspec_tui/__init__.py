@@ -19,7 +19,7 @@ from localspec_tui import background
 if TYPE_CHECKING:
     from localspec.chat.answerer import Answerer
     from localspec.chat.start import StartedChat
-    from localspec.serving.server_engine import Behind
+    from localspec.serving.server_engine import NamedServer
 
 CLOSE_SECONDS = 2.0  # for the step under way and the store
 BUSY_SECONDS = 0.5  # in which the screen begins to end after a signal; else the process ends without it
@@ -63,10 +63,10 @@ def _chat(
         return start_chat(settings, resume, at_the_end, notice, tell_what_is_kept=False)
 
     @cache
-    def behind() -> "Behind":
-        from localspec.serving.server_engine import Behind  # what opens connections
+    def behind() -> "NamedServer":
+        from localspec.serving.server_engine import NamedServer  # what opens connections
 
-        return Behind(settings)
+        return NamedServer(settings)
 
     def load(*asked: Any, **how: Any) -> "Answerer":
         engine = loading.load(*asked, **how) if settings.elsewhere is None else behind().load(*asked, **how)

@@ -17,9 +17,9 @@ from localspec_tui.clipboard import CodeCopies
 from localspec_tui.draft import Draft
 from localspec_tui.editor import edit_prompt
 from localspec_tui.engine_thread import EngineThread
+from localspec_tui.screens.dialogs import StableLayout
 from localspec_tui.screens.model_choice import ConversationChoice, ModelChoice
 from localspec_tui.screens.reply_settings import ReplySettings
-from localspec_tui.screens.steady import Steady
 from localspec_tui.turns import Outbox, Turns
 from localspec_tui.widgets.attached_line import AttachedLine, BelowLine
 from localspec_tui.widgets.conversation_view import ConversationView
@@ -77,7 +77,7 @@ def _download_screen(model: str) -> "DownloadScreen":
     return DownloadScreen(model)
 
 
-class ChatScreen(Steady, Screen[None]):
+class ChatScreen(StableLayout, Screen[None]):
     """The widgets of the chat and the parts that act on them. Messages and keys go to the part that they are for."""
 
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (70, "-wide"), (LEAST_COLUMNS, "-panel")]  # noqa: RUF012

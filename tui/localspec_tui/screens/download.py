@@ -11,7 +11,7 @@ from textual.widgets import Static
 
 from localspec.quantities import size
 from localspec.text import one_line
-from localspec_tui.screens.steady import DIALOG_KEYS, ClosesOnce
+from localspec_tui.screens.dialogs import DIALOG_KEYS, ClosesOnce
 from localspec_tui.widgets.keys_panel import KeysFooter
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from textual.screen import ModalScreen, Screen
 from textual.system_commands import SystemCommandsProvider
 from textual.widgets import Input, OptionList, Static
 
-from localspec_tui.screens.steady import DIALOG_KEYS, ClosesOnce
+from localspec_tui.screens.dialogs import DIALOG_KEYS, ClosesOnce
 from localspec_tui.widgets.keys_panel import KeysFooter, lines_of, table_of
 from localspec_tui.widgets.typed_text import KeysInOrder
 

@@ -16,7 +16,7 @@ from localspec.bench.race_view import AROUND, PAUSE, Size, ends, frame
 from localspec.text import one_line
 from localspec_tui.engine_thread import EngineThread
 from localspec_tui.messages import RaceBegun, RaceEnded
-from localspec_tui.screens.steady import DIALOG_KEYS, ClosesOnce
+from localspec_tui.screens.dialogs import DIALOG_KEYS, ClosesOnce
 from localspec_tui.widgets.keys_panel import KeysFooter
 from localspec_tui.widgets.typed_text import OneLine
 

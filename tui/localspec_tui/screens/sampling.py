@@ -12,7 +12,7 @@ from textual.widgets import Input, Label, Static
 from localspec.config import TYPED
 from localspec.errors import UsageMistake
 from localspec.text import one_line
-from localspec_tui.screens.steady import DIALOG_KEYS, ClosesOnce
+from localspec_tui.screens.dialogs import DIALOG_KEYS, ClosesOnce
 from localspec_tui.widgets.keys_panel import KeysFooter
 from localspec_tui.widgets.typed_text import OneLine
 

@@ -10,7 +10,7 @@ from textual.widget import Widget
 from textual.widgets import Input, OptionList, Static
 
 from localspec.text import one_line
-from localspec_tui.screens.steady import ClosesOnce
+from localspec_tui.screens.dialogs import ClosesOnce
 from localspec_tui.widgets.asking_line import AskingLine
 from localspec_tui.widgets.keys_panel import KeysFooter
 

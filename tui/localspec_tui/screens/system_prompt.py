@@ -9,7 +9,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from localspec.text import safe
-from localspec_tui.screens.steady import DIALOG_KEYS, ClosesOnce
+from localspec_tui.screens.dialogs import DIALOG_KEYS, ClosesOnce
 from localspec_tui.widgets.keys_panel import KeysFooter
 from localspec_tui.widgets.typed_text import KeysInOrder, TypedText
 

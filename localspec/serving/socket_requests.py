@@ -29,7 +29,7 @@ class Differs(LocalspecError):
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenRequest:
     """A command wants an engine for this model with these settings."""
 
     version: str
@@ -42,7 +42,7 @@ class Opened:
     chat: bool = False  # which finds out by itself how replies are sampled: that changes while one chats
 
     @classmethod
-    def of(cls, body: object) -> "Opened":
+    def of(cls, body: object) -> "OpenRequest":
         """Read the JSON of a request. Raises Refused."""
         try:
             assert isinstance(body, dict)
@@ -98,7 +98,7 @@ _CHOSEN: Mapping[str, Any] = {"context": None, "drafter": "auto", "device": "aut
 
 
 @dataclass(frozen=True)
-class Asking:
+class ReplyRequest:
     """A command wants a reply."""
 
     model: str
@@ -116,7 +116,7 @@ class Asking:
     drafter: str | None = None  # that was named: one that the server took by itself may be another one by now
 
     @classmethod
-    def of(cls, body: object) -> "Asking":
+    def of(cls, body: object) -> "ReplyRequest":
         """Read the JSON of a request. Raises Refused."""
         try:
             assert isinstance(body, dict)
@@ -161,7 +161,7 @@ def form(engine: Engine, rule: Rule) -> dict[str, Any]:
     }
 
 
-class Telling:
+class EventLines:
     """Events of one reply as JSON, with drafts and figures only if somebody looks at them."""
 
     def __init__(self, engine: Engine, live: bool) -> None:

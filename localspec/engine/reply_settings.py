@@ -11,7 +11,7 @@ from localspec.families.default_sampling import default_sampling
 from localspec.models.chat_tokenizer import ChatTokenizer
 
 
-def asked_sampling(settings: Settings, generation: Mapping[str, Any], name: str = "") -> Sampling:
+def requested_sampling(settings: Settings, generation: Mapping[str, Any], name: str = "") -> Sampling:
     """Return what was asked for, else what `default_sampling` says; with a fresh seed where none was given.
 
     `generation` is the model's generation_config.json, `name` what the model is called. Raises UsageMistake for what
@@ -45,7 +45,7 @@ def asked_sampling(settings: Settings, generation: Mapping[str, Any], name: str 
     return sampling
 
 
-def asked_thinking(settings: Settings, chat: ChatTokenizer, model: str, system: str | None = None) -> bool | None:
+def requested_thinking(settings: Settings, chat: ChatTokenizer, model: str, system: str | None = None) -> bool | None:
     """Whether it is told to think; None leaves that to its chat template.
 
     Raises UsageMistake where that was asked for of this very model and its template heeds it not, at all or beside this

@@ -9,7 +9,7 @@ from textual.geometry import Offset
 from textual.widget import Widget
 
 
-class Steady:
+class StableLayout:
     """A mixin for screens. It is no Screen: Textual reads styles and keys from the first Screen base only."""
 
     async def on_event(self: Any, event: events.Event) -> None:
@@ -38,7 +38,7 @@ class Steady:
 DIALOG_KEYS = Binding("f1", "app.all_keys", "Keys", id="dialog.keys")
 
 
-class ClosesOnce(Steady):
+class ClosesOnce(StableLayout):
     """For a screen: keys that come before it is gone choose nothing more, and close nothing that lies below it."""
 
     def dismiss(self: Any, result: Any = None) -> AwaitComplete:
