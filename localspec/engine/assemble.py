@@ -148,9 +148,9 @@ def tuning(
     return found
 
 
-def own_replies(target: Target, asked: Sequence[str] = ASKED, budget: Budget | None = None) -> list[Exchange]:
+def own_replies(target: Target) -> list[Exchange]:
     """Return the target's greedy replies to a few prompts, limited by its context, until they repeat themselves."""
-    return finished(replying(target, asked, budget))
+    return finished(replying(target, ASKED))
 
 
 def replying(target: Target, asked: Sequence[str], budget: Budget | None = None) -> Measuring[list[Exchange]]:

@@ -286,11 +286,11 @@ def remove(removal: Removal, paths: Paths | None = None) -> None:
     forget(removal.source, removal.commit, paths)
 
 
-def forget_what_is_gone(source: Source, paths: Paths | None = None) -> None:
+def forget_what_is_gone(source: Source) -> None:
     """Delete the record of a revision that something else deleted. Raises OSError."""
-    pulled = record(source, paths)
+    pulled = record(source)
     if pulled and not snapshot(source, pulled.commit).exists():
-        forget(source, pulled.commit, paths)
+        forget(source, pulled.commit)
 
 
 def _scan(source: Source) -> Any:

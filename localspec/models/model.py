@@ -79,13 +79,13 @@ def model_of(card: TargetCard) -> Model:
     )
 
 
-def default_sampling_of(card: TargetCard, think: bool | None = None) -> DefaultSampling:
+def default_sampling_of(card: TargetCard) -> DefaultSampling:
     """Return the default sampling of a model that is here, by its files. Raises LocalspecError."""
     if not is_packed(card.path):
-        return default_sampling(read_generation_config(card.path), card.names, think)
+        return default_sampling(read_generation_config(card.path), card.names)
     found = read_packed(card.path)
     text = found.text(GENERATION) if GENERATION in found.header.texts else b"{}"
-    return default_sampling(generation_config(text, card.path / GENERATION), card.names, think)
+    return default_sampling(generation_config(text, card.path / GENERATION), card.names)
 
 
 def small_model_of(card: TargetCard, *, drafts: bool = False) -> Model:

@@ -5,34 +5,31 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from localspec.environment import home
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.hub.sources import Source, is_address
 from localspec.models import registry
 from localspec.models.registry import TargetCard
-from localspec.paths import Paths
 
 LATEST = ":latest"  # the tag that Ollama adds to a name without one
 LISTED = 5  # most candidates that a message names
 
 
-def full_name(name: str, paths: Paths | None = None) -> str:
+def full_name(name: str) -> str:
     """Return the full name of the model here that `name` stands for: the same name in another case, or a unique prefix.
 
     Paths, repositories and unknown names are returned unchanged. Raises UsageMistake for a prefix of several names,
     and NotHere for a prefix of models that are registered but not here.
     """
-    paths = paths or Paths(home())
-    if not name or registry.find(name, paths) or "\0" in name or os.path.lexists(os.path.expanduser(name)):
+    if not name or registry.find(name) or "\0" in name or os.path.lexists(os.path.expanduser(name)):
         return name
-    if (exact := exact_name(name, paths)) is not None:
+    if (exact := exact_name(name)) is not None:
         return exact
     if is_address(name):
         return str(Source.parse(name))
     wanted = _plain(name)
     if name.startswith((".", "~")) or "/" in name or "\\" in name or not wanted:
         return name  # a path or repository is not a prefix of another name
-    known = registry.known(paths)
+    known = registry.known()
     begun = [card for card in known.values() if card.name.lower().startswith(wanted)]
     here = _one_name_each(card for card in begun if card.here)
     if len(here) > 1:
@@ -47,18 +44,17 @@ def full_name(name: str, paths: Paths | None = None) -> str:
     return name
 
 
-def exact_name(name: str, paths: Paths | None = None) -> str | None:
+def exact_name(name: str) -> str | None:
     """Return the name of the only model here that equals `name` except for case; None without one.
 
     A registered name in its exact spelling is returned even if the model is not here.
     """
-    paths = paths or Paths(home())
-    if name in registry.cards(paths):
+    if name in registry.cards():
         return name
     spelled = [name.lower(), _plain(name)]
     with suppress(LocalspecError):  # the address of a page on the hub
         spelled.append(str(Source.parse(name)).lower())
-    known = registry.known(paths)
+    known = registry.known()
     if name in known:
         return name
     same = _one_name_each(card for card in known.values() if card.name.lower() in spelled)

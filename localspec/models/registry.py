@@ -204,13 +204,12 @@ def _place(source: Source, paths: Paths, packed: Mapping[str, PackedFile]) -> Pa
     return _unpickled(source, paths) or (alone.path if alone else None)
 
 
-def source_here(entry: Entry, paths: Paths | None = None) -> Source | None:
+def source_here(entry: Entry) -> Source | None:
     """Return the form in which a registered model is here, the publisher's own before others.
 
     None if it is not here.
     """
-    paths = paths or Paths(home())
-    packed = packed_sources(paths)
+    packed = packed_sources(paths := Paths(home()))
     return next((source for source in entry.sources if _place(source, paths, packed)), None)
 
 

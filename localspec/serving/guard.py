@@ -7,7 +7,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -41,8 +41,8 @@ class Guard:
     like its own (DNS rebinding): so `Host` must be a name of this machine, and so must `Origin`, which browsers send.
     """
 
-    def __init__(self, app: ASGIApp, key: str | None, hosts: Sequence[str] = LOCAL) -> None:
-        self._app, self._hosts = app, hosts
+    def __init__(self, app: ASGIApp, key: str | None) -> None:
+        self._app = app
         self._key = None if key is None else key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -58,9 +58,9 @@ class Guard:
         headers = headers_of(scope)
         hosts, origins = headers.get(b"host", []), headers.get(b"origin", [])
         own = is_socket(scope)
-        if not own and (len(hosts) != 1 or _host(hosts[0]) not in self._hosts):
+        if not own and (len(hosts) != 1 or _host(hosts[0]) not in LOCAL):
             return 403, FOREIGN_HOST, "invalid_request_error"
-        if any(_origin(one) not in self._hosts for one in origins):
+        if any(_origin(one) not in LOCAL for one in origins):
             return 403, FOREIGN_ORIGIN, "invalid_request_error"
         keys = headers.get(b"authorization", [])
         if not own and (self._key is None or len(keys) != 1 or not hmac.compare_digest(_bearer(keys[0]), self._key)):
