@@ -34,7 +34,11 @@ TEMPERATURE = 0.7
 TABLE_2 = {
     "Medusa-1": Variant("medusa"),
     "Medusa-2": Variant("medusa", {"joint": True}),
-    "direct fine-tuning": Variant("medusa", {"joint": True, "warmup": 0.0, "schedule": "constant"}),
+    "direct fine-tuning": Variant(
+        "medusa",
+        {"joint": True, "warmup": 0.0, "schedule": "constant", "balance": 1.0, "rate": 1.0},
+        flags=["--labels", "text"],
+    ),
 }
 SHARED = {
     "shared matrix, each head's change of rank 32": Variant("medusa"),

@@ -117,6 +117,7 @@ def train(
     keep_answers: Annotated[
         bool, typer.Option("--keep-answers", help="With --data history: keep the training text, answers.jsonl.")
     ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and train nothing.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the files of an earlier training.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object at the end instead of lines.")] = False,
 ) -> int:
@@ -165,6 +166,10 @@ def train(
                 with user_store(progress.notice, create=True) as store:
                     assert store is not None
                     course = Course(request, wishes, settings, lock, store, progress.reporter)
+                    if dry_run:
+                        progress.clear()
+                        print(json.dumps(course.plan.as_json()) if as_json else "\n".join(_plan(course)), flush=True)
+                        return 0
                     found = _take(course, interrupt, progress)
                 if found is None:
                     return 130
@@ -173,8 +178,15 @@ def train(
                 summary = f"{_drawn(report)}{_summary(report)}\n{_verdict(verdict, report['directory'])}{used}"
                 print(json.dumps(report) if as_json else summary, flush=True)
                 return 0
-            refuse_course(directory, force)
+            if dry_run and as_json:
+                raise UsageMistake("--json has no effect on --dry-run with --data FILE; leave it out.")
+            if not dry_run:
+                refuse_course(directory, force)
             job = Job(request, settings, progress.notice, progress.show)
+            if dry_run:
+                progress.clear()
+                print(job.plan(), flush=True)
+                return 0
             job.load(lock)
             if not _run(job, interrupt, progress):
                 return 130
@@ -204,6 +216,8 @@ def _take(course: "Course", interrupt: Interrupt, progress: Progress) -> "tuple[
     for sentence in _plan(course):
         progress.notice(sentence)
     try:
+        if not course.propose() and not _goes_on():
+            return None
         interrupt.wait_for_step = True
         for seen in course.answer(lambda: interrupt.asked):
             progress.show(f"{100 * seen.done:.0f} %  {seen.replies} answers, {seen.tokens} tokens")
@@ -222,6 +236,11 @@ def _take(course: "Course", interrupt: Interrupt, progress: Progress) -> "tuple[
         progress.notice("stopped; what is done is kept, and the same command goes on from there.")
         raise
     return report, verdict
+
+
+def _goes_on() -> bool:
+    """Ask whether to train what should not pay, where somebody can be asked."""
+    return not console.at_a_terminal() or typer.confirm("Train it all the same?", default=False)
 
 
 def _plan(course: "Course") -> Iterator[str]:

@@ -24,15 +24,18 @@ Text = tuple[Sequence[int], Sequence[int]]  # a prompt, and the target's greedy 
 
 
 def probe(
-    target: DraftableModel[Any], replies: Sequence[Text], progress: Callable[[float], None] = lambda _: None
+    target: DraftableModel[Any],
+    replies: Sequence[Text],
+    progress: Callable[[float], None] = lambda _: None,
+    most: int | None = None,
 ) -> list[KeptLayers]:
     """Return the best layers to keep for each number of layers, from all but one down to a quarter.
 
     Layers are removed one at a time. Each round removes the layer without which the first candidate most often equals
     the target's next token. Keeping as many outer layers wins a tie. `progress` is called with the share of the work
-    that is done.
+    that is done; there are about `most` reads at most.
     """
-    return finished(probing_layers(target, replies), lambda step: progress(step.share))
+    return finished(probing_layers(target, replies, most), lambda step: progress(step.share))
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ from localspec.training.job import Clock, Job, Request
 from localspec.training.prompts import held_out_prompts, shipped_questions
 from localspec.training.readings import Readings
 from localspec.training.result import report_of
+from localspec.training.trainable import PROBE_SECONDS, trainable_class
 from localspec.training.verdict import LEAST as LEAST_PROMPTS
 from localspec.training.verdict import MOST, Verdict, judge, seconds_of
 
@@ -55,6 +56,7 @@ DRAWN = 0.7  # the temperature of second and further answers to the same prompts
 BENCH_SHARE, BENCH_SECONDS = 0.1, 600.0  # of the time
 LOADING = 30.0  # seconds, and measuring what rows cost
 MEASURING_SHARE = 0.05  # of the time, for either text that is measured
+PROBE_SHARE = 0.2  # of the time, for a probe of layers
 LEAST_TRAINING = 0.25  # of the time without bench and measuring, however long reading takes
 NOTED = 5.0  # seconds between notes of how long a course has taken
 LEAST_ANSWERING, MOST_ANSWERING = 0.15, 0.7  # of the time: what training takes is only estimated
@@ -102,7 +104,7 @@ class Course(Clock):
         self._past = self._read_past()
         self._lock.take()  # if the directory is there
         found = None if request.force else read(self.directory)
-        self._began, self._kept = time.monotonic(), 0.0
+        self._began, self._kept, self._prepared = time.monotonic(), 0.0, False
         self._state = self._begun() if found is None else self._resumed(found)
         self._before = self._state.spent
 
@@ -253,6 +255,39 @@ class Course(Clock):
         """Returns after how many seconds no further reply is measured, of either kind of text."""
         return min(SECONDS, MEASURING_SHARE * self._total)
 
+    # -- what should pay ----------------------------------------------------------------------------------------------
+
+    def propose(self) -> bool:
+        """Lets a kind that probes a model for options do so, before anything else; returns whether they should pay.
+
+        What it found is noted, so that it is not measured again.
+        """
+        probes = trainable_class(self.request.kind).PROBES and not self.request.options
+        if not probes or self._state.options or self._trained:
+            return True
+        self._prepare()
+        proposed = self._job.proposed(seconds=min(PROBE_SECONDS, PROBE_SHARE * self._total))
+        if proposed is None:
+            return True
+        self._reporter.notice(proposed.sentence)
+        self._state.options = proposed.options
+        self.note(now=True)
+        return proposed.pays
+
+    def _prepare(self) -> None:
+        """Makes the directory, and removes what an earlier course left there. Raises LocalspecError."""
+        try:
+            private_directory(self.directory)
+        except OSError as error:
+            raise LocalspecError(f"{self.directory} cannot be written ({error.strerror}); give another -o.") from None
+        self._lock.take()
+        if not begun(self.directory) or (self.request.force and not self._prepared):  # what is there is of another one
+            if self.wishes.source == HISTORY:
+                self._answers.unlink(missing_ok=True)
+            checkpoint.remove(self.directory / "checkpoint")
+        self._prepared = True
+        self.note(now=True)
+
     # -- answers ------------------------------------------------------------------------------------------------------
 
     def answer(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Answered]:
@@ -262,16 +297,7 @@ class Course(Clock):
         """
         if self._state.training or self._trained:
             return
-        try:
-            private_directory(self.directory)
-        except OSError as error:
-            raise LocalspecError(f"{self.directory} cannot be written ({error.strerror}); give another -o.") from None
-        self._lock.take()
-        if not begun(self.directory) or self.request.force:  # what is there is of an earlier one
-            if self.wishes.source == HISTORY:
-                self._answers.unlink(missing_ok=True)
-            checkpoint.remove(self.directory / "checkpoint")
-        self._state.save(self.directory)
+        self._prepare()
         with Lock(self._answers.parent) as lock:
             private_directory(self._answers.parent)
             if self._answers.parent != self.directory:
@@ -356,7 +382,8 @@ class Course(Clock):
             self.note(now=True)
         chosen = self._state.training
         request = replace(
-            self._sized(chosen["batch"]), rate=chosen["rate"], examples=examples,
+            self._sized(chosen["batch"]), options=self._state.options or self.request.options,
+            rate=chosen["rate"], examples=examples,
             readings=None if self.wishes.source == HISTORY else self._answers.parent / "readings",
             epochs=self.request.epochs or (None if self.wishes.hours or self.request.steps else PASSES),
             force=checkpoint.state(self.directory / "checkpoint") is None, course=self._state.id,

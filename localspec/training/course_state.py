@@ -46,6 +46,7 @@ class State:
     plan: Mapping[str, Any] = field(default_factory=dict)
     spent: float = 0.0
     training: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)  # that were proposed
 
     def save(self, directory: Path) -> None:
         """Writes plan.json; no reader sees half of it. Raises DoesNotFit."""

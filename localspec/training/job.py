@@ -33,7 +33,14 @@ from localspec.training.readings import Readings, positions, reader_of
 from localspec.training.result import NEW_TARGET, Origin, Result, report_of, rounded, write_target
 from localspec.training.target import decoding_target, load_target, served_target
 from localspec.training.train import StepReport, Training, TrainingPlan
-from localspec.training.trainable import PreviousRun, TrainableDrafter, make_drafter, trainable_class
+from localspec.training.trainable import (
+    PROBE_SECONDS,
+    PreviousRun,
+    Proposed,
+    TrainableDrafter,
+    make_drafter,
+    trainable_class,
+)
 from localspec.weights import packed_file
 from localspec.weights.checkpoint import is_packed, originals, revision
 
@@ -134,6 +141,17 @@ class Job:
         estimate.room(self.needed, request.directory)
         return fit
 
+    def plan(self, fit: estimate.Fit | None = None) -> str:
+        """Returns a sentence about what it takes. Raises what `fitting` does."""
+        fit, request = fit or self.fitting(), self.request
+        memory = self.needed.memory(fit.at_once, fit.recomputed)
+        return (
+            f"{request.kind} for {request.name}: about {memory / 2**30:.1f} GiB of memory with "
+            f"{fit.at_once} tokens at once, {self.needed.files / 2**20:.0f} MiB on disk, "
+            f"{self.needed.trainable / 1e6:.2f} M trainable parameters"
+            f"{'; layers are computed a second time, so that they fit' if fit.recomputed else ''}."
+        )
+
     def load(self, lock: Lock, clock: "Clock | None" = None) -> None:
         """Makes it ready to run, or to go on; takes `lock`, that of its directory.
 
@@ -152,13 +170,7 @@ class Job:
         at_once = fit.at_once
         if self.processes.num_processes > 1 and self.choice.device != "cpu":
             self.choice = replace(self.choice, device=str(self.processes.device))
-        memory = self.needed.memory(at_once, fit.recomputed)
-        self._tell(
-            f"{request.kind} for {request.name}: about {memory / 2**30:.1f} GiB of memory with "
-            f"{at_once} tokens at once, {self.needed.files / 2**20:.0f} MiB on disk, "
-            f"{self.needed.trainable / 1e6:.2f} M trainable parameters"
-            f"{'; layers are computed a second time, so that they fit' if fit.recomputed else ''}."
-        )
+        self._tell(self.plan(fit))
         if self.changes_target and self.choice.quantize != "none":
             self._tell(
                 f"{request.name} learns and teaches in {self.choice.quantize}, to which its weights are rounded; what "
@@ -308,17 +320,25 @@ class Job:
         """Returns the options that were given; without any, those that the kind proposes for this model and machine."""
         if self.request.options:
             return self.request.options
+        proposed = self.proposed(target)
+        if proposed is None:
+            return {}
+        self._tell(proposed.sentence)
+        return proposed.options
+
+    def proposed(self, target: Target | None = None, seconds: float = PROBE_SECONDS) -> Proposed | None:
+        """Returns what the kind proposes for this model and machine.
+
+        Without the `target` of a training it is loaded as replies have it, and takes so many seconds to measure, about.
+        """
         previous = [
             PreviousRun(card.options, card.right_after_right)
             for card in trained_drafters(self.request.card)
             if card.kind == self.request.kind
         ]
         served = partial(served_target, self.request.card, self._settings, target)
-        if (proposed := trainable_class(self.request.kind).propose(target, previous, served)) is None:
-            return {}
-        options, sentence = proposed
-        self._tell(sentence)
-        return options
+        own = self.shadow.target if target is None else target
+        return trainable_class(self.request.kind).propose(own, previous, served, seconds, self._progress)
 
     def run(self, stop: Callable[[], bool] = lambda: False) -> Iterator[StepReport]:
         """Yields an event a step, until the end or until `stop` returns true; `training.stopped` says which."""

@@ -16,21 +16,22 @@ from localspec.models.shape import Shape
 
 SHARES = (0.25, 0.5, 0.75)  # of the layers
 RUNS = 5
-CONTEXT, ROWS = 256, 17  # tokens before the tree, and rows of it
+CONTEXT, ROWS = 256, (2, 4, 8, 16)  # tokens before the tree, and rows of it: those that the decoder chooses among
 
 
-def timings(target: Target, forms: Sequence[S3DOptions] = ()) -> list[Timing]:
-    """Times the drafters of these forms, or of some shares of the layers, for a target as it is loaded for replies.
+def timings(target: Target, forms: Sequence[S3DOptions] = (), rows: int = ROWS[-1]) -> list[Timing]:
+    """Times the drafters of these forms, or of some shares of the layers, for a target as it is loaded for replies,
+    with verifications of so many rows.
 
     Neither weights nor text change the times.
     """
-    layers, room = target.compute.target.sizes.num_layers, min(CONTEXT, max(1, target.context - ROWS))
-    cache, head = target.cache(room + ROWS), head_weight(target)
+    layers, room = target.compute.target.sizes.num_layers, min(CONTEXT, max(1, target.context - rows))
+    cache, head = target.cache(room + rows), head_weight(target)
     cache.assume(room)
-    context = Context([0] * (room + 1), cache, ROWS - 1, Sampling())
+    context = Context([0] * (room + 1), cache, rows - 1, Sampling())
 
-    def forward(rows: int) -> float:
-        tree = DraftTree.chain([0] * rows)
+    def forward(count: int) -> float:
+        tree = DraftTree.chain([0] * count)
 
         def run() -> list[int]:
             return target.forward(tree, cache).logits.argmax()  # which waits for the device
@@ -44,7 +45,7 @@ def timings(target: Target, forms: Sequence[S3DOptions] = ()) -> list[Timing]:
 
     counts = sorted({max(1, round(layers * part)) for part in SHARES})
     forms = forms or [S3DOptions(kept=",".join(map(str, symmetric(layers, count)))) for count in counts]
-    plain, verify = forward(1), forward(ROWS)
+    plain, verify = forward(1), forward(rows)
     return [Timing(share(layers, len(form.layers(layers)), head), draft(form), verify, plain) for form in forms]
 
 

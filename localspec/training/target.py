@@ -58,15 +58,17 @@ def decoding_target(choice: LoadSpec, target: Target) -> DraftableModel[Any]:
     return target
 
 
-def served_target(card: TargetCard, settings: Settings, target: Target) -> DecodingTarget:
-    """Returns the model as it is loaded for replies with these settings, beside the `target` of a training.
+def served_target(card: TargetCard, settings: Settings, target: Target | None) -> DecodingTarget:
+    """Returns the model as it is loaded for replies with these settings, beside the `target` of a training, if any.
 
     That is our library in the precision that it decodes in; the target itself where torch decodes, or there is no room.
     """
     try:
         choice = choose(card, replace(settings, drafter="none", draft_max="auto", accept="exact", exact=False))
-        return load_for_replies(choice, Reporter()) if choice.engine == "native" else target
+        return load_for_replies(choice, Reporter()) if choice.engine == "native" or target is None else target
     except LocalspecError:
+        if target is None:
+            raise
         return target
 
 

@@ -92,6 +92,8 @@ class Training:
     damaged checkpoint.
     """
 
+    _readings: Readings | None = None
+
     def __init__(
         self,
         drafter: TrainableDrafter,

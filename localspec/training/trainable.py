@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import torch
 from safetensors.torch import save_file
@@ -74,6 +74,17 @@ class Drawn:
     vectors: int = 4
 
 
+PROBE_SECONDS = 120.0  # that a proposal is measured for at most, about
+
+
+class Proposed(NamedTuple):
+    """Options that suit a target and a machine, why, in a sentence, and whether a drafter of them should pay."""
+
+    options: dict[str, Any]
+    sentence: str
+    pays: bool = True
+
+
 @dataclass(frozen=True)
 class PreviousRun:
     """A drafter that was trained before: its options, and what was right on held-out text, where all before it was.
@@ -99,6 +110,7 @@ class TrainableDrafter(nn.Module):
     """
 
     Drafter: ClassVar[type[TrainedDrafter]]
+    PROBES: ClassVar[bool] = False  # whether a proposal is measured, before anything else, by shapes and what decodes
     JOINT: ClassVar[Sequence[str]] = ()  # options that make a form which changes the target, or that only it has
 
     def __init__(self, target: Target, options: Any) -> None:
@@ -124,12 +136,17 @@ class TrainableDrafter(nn.Module):
 
     @classmethod
     def propose(
-        cls, target: Target, previous: Sequence[PreviousRun] = (), decoding: Callable[[], DecodingTarget] | None = None
-    ) -> tuple[dict[str, Any], str] | None:
-        """Returns options that suit this target and machine, and why, in a sentence; None where a kind has no proposal.
+        cls,
+        target: Target,
+        previous: Sequence[PreviousRun] = (),
+        decoding: Callable[[], DecodingTarget] | None = None,
+        seconds: float = PROBE_SECONDS,
+        progress: Callable[[str], None] = lambda _: None,
+    ) -> Proposed | None:
+        """Returns options that suit this target and machine; None where a kind has no proposal.
 
         `previous` are drafters of this kind that were trained for the target before; `decoding` loads the model as
-        replies have it, else it is the target itself.
+        replies have it, else it is the target itself. What is measured takes so many `seconds`, about.
         """
         return None
 

@@ -19,6 +19,7 @@ from torture.cage import Signal, open_cage
 
 from localspec.bench import comparison
 from localspec.choosing import cost as host_time
+from localspec.cli import train as train_command
 from localspec.cli.main import main
 from localspec.decoding.sampling import Limits, Sampling
 from localspec.errors import NotHere
@@ -29,6 +30,7 @@ from localspec.store.store import Store
 from localspec.training import answering, checkpoint, course, distill, generated, verdict
 from localspec.training.job import Job
 from localspec.training.prompts import shipped_questions
+from localspec.training.trainable import Proposed
 
 MODEL = "phi3-grouped-window-partial-rotary"
 FLAGS = ["--steps", "2", "--batch", "256", "--length", "128", "-O", "heads=2"]
@@ -267,6 +269,41 @@ def test_the_other_kinds_have_the_same_course_and_go_on_with_it(
     assert find_drafter(kind, TargetCard("tiny", model, None, ""), Paths(tmp_path / "home")).path == place / "drafter"
 
 
+def test_a_plan_is_printed_and_nothing_is_done(train, place, tmp_path):
+    code, text, errors = train("--dry-run")
+    assert code == 0, errors
+    assert wording("plan_6_0_hours_most_answers") in text and str(place) in text and not place.exists()
+    code, text, errors = train("--dry-run", "--json")
+    assert code == 0 and json.loads(text)["limit_hours"] == 6.0 and not place.exists(), errors
+    file = tmp_path / "text.txt"
+    file.write_text("the cat sat\n\n" * 40)
+    code, text, errors = train("--dry-run", "--data", file)
+    assert code == 0 and text.startswith("medusa for ") and not place.exists(), errors
+
+
+def test_what_should_not_pay_is_asked_about_before_anything_is_answered(
+    small, speeds, model, tmp_path, monkeypatch, capfd
+):
+    monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path / "home"))
+    measured: list[float] = []
+
+    def proposed(self: Job, target: object = None, seconds: float = 0.0) -> Proposed:
+        measured.append(seconds)
+        return Proposed({"kept": "0", "depth": 2}, "No share of the layers should pay here.", pays=False)
+
+    monkeypatch.setattr(Job, "proposed", proposed)
+    answers_, asked = [False], []
+    monkeypatch.setattr(train_command.console, "at_a_terminal", lambda: True)
+    monkeypatch.setattr(train_command.typer, "confirm", lambda text, default: asked.append(text) or answers_.pop())
+    words = ["train", "s3d", "-m", str(model), "--steps", "1", "--batch", "256", "--length", "128", "--json"]
+    assert main(words) == 130 and asked and not (tmp_path / "home" / "data" / "answers").exists()
+    assert "should pay here" in capfd.readouterr().err and measured == [120.0]
+    assert main(words) == 0, "asked for again, it goes on, and measures nothing twice"
+    assert measured == [120.0] and len(asked) == 1
+    place = tmp_path / "home" / "data" / "drafters" / f"{model.name}-s3d"
+    assert card(place)["options"]["kept"] == "0" and card(place)["options"]["depth"] == 2
+
+
 @pytest.mark.parametrize("where", ["while the checkpoint goes", "before the plan goes"])
 def test_killed_at_the_seams_nothing_is_lost_and_nothing_is_done_twice(train, place, monkeypatch, where):
     honest = course.Path.unlink if where == "before the plan goes" else checkpoint.shutil.rmtree
@@ -424,7 +461,7 @@ def test_killed_again_and_again_on_the_demo_it_comes_to_its_end(tmp_path):
         "train",
         "s3d",
         "--hours",
-        "0.005",
+        "0.02",
         "--steps",
         "4",
         "--batch",

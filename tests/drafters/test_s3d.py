@@ -521,11 +521,21 @@ def test_a_proposal_keeps_what_the_probe_found(tiny: Make, monkeypatch: pytest.M
     """One layer that is always right, and is not an outer one: nothing is as fast."""
     target = tiny(LLAMA).target
     monkeypatch.setattr(training, "probe", lambda *_: [KeptLayers((0, 2), (0.5,)), KeptLayers((1,), (1.0, 0.0))])
-    options, sentence = training.Trainable.propose(target)
+    options, sentence, _ = training.Trainable.propose(target)
     assert options["kept"] == "1"
     assert wording("how_often_these_layers_right") in sentence
     monkeypatch.setattr(training, "own_replies", lambda _: [])
     assert wording("the_u_of_the_paper") in training.Trainable.propose(target)[1]
+
+
+def test_a_proposal_takes_the_rows_that_pay(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where 16 rows are dear and 4 are not, a draft that would not pay with 16 does."""
+    costs = {2: 1.0, 4: 1.1, 8: 3.0, 16: 6.0}
+    monkeypatch.setattr(training, "timings", lambda *_, rows=16: [Timing(0.5, 0.2, costs[rows], 1.0)])
+    monkeypatch.setattr(training, "own_replies", lambda _: [([1], [2])])
+    monkeypatch.setattr(training, "probe", lambda *_: [KeptLayers((0, 2), (0.7, 0.2, 0.05))])
+    _, sentence, pays = training.Trainable.propose(tiny(LLAMA).target)
+    assert pays and "verifying 4 rows" in sentence
 
 
 def test_the_outcome_stands_beside_what_was_predicted(tiny: Make) -> None:
@@ -541,12 +551,14 @@ def test_a_proposal_and_its_outcome_go_by_what_decodes(tiny: Make, monkeypatch: 
     """Times and agreement are those of the model as replies have it, not of the one that gradients pass."""
     target, other = tiny(LLAMA).target, tiny(QWEN3).target
     asked: list[object] = []
-    monkeypatch.setattr(training, "timings", lambda model, *_: asked.append(model) or [Timing(0.5, 1.0, 2.0, 1.0)])
+    monkeypatch.setattr(
+        training, "timings", lambda model, *_, **__: asked.append(model) or [Timing(0.5, 1.0, 2.0, 1.0)]
+    )
     monkeypatch.setattr(training, "own_replies", lambda model: asked.append(model) or [([1], [2])])
-    monkeypatch.setattr(training, "probe", lambda model, _: asked.append(model) or [KeptLayers((0, 2), (0.5,))])
-    _, sentence = training.Trainable.propose(target, (), lambda: other)
+    monkeypatch.setattr(training, "probe", lambda model, *_: asked.append(model) or [KeptLayers((0, 2), (0.5,))])
+    sentence = training.Trainable.propose(target, (), lambda: other).sentence
     made(target).outcome([0.5], None, lambda: other)
-    assert asked == [other] * 4
+    assert asked == [other] * 7
     assert wording("n1_50_drafts_their_verification") in sentence
 
 
@@ -556,15 +568,15 @@ def test_where_nothing_should_pay_no_more_than_half_of_the_layers_is_proposed(ti
     target = tiny(LLAMA).target
     found = [KeptLayers((0, 2), (0.9,)), KeptLayers((2,), (0.3,))]
     monkeypatch.setattr(training, "probe", lambda *_: found)
-    monkeypatch.setattr(training, "timings", lambda *_: [Timing(0.5, 4.0, 4.0, 1.0)])
-    options, sentence = training.Trainable.propose(target)
-    assert options["kept"] == "2" and sentence.startswith(wording("share_layers_should_pay_here"))
+    monkeypatch.setattr(training, "timings", lambda *_, **__: [Timing(0.5, 4.0, 4.0, 1.0)])
+    options, sentence, pays = training.Trainable.propose(target)
+    assert options["kept"] == "2" and not pays and sentence.startswith(wording("share_layers_should_pay_here"))
     monkeypatch.setattr(training, "own_replies", lambda _: [])
     assert len(training.Trainable.propose(target)[0]["kept"].split(",")) == 1, "by the paper's formula too"
     monkeypatch.setattr(training, "own_replies", lambda _: [([1], [2])])
-    monkeypatch.setattr(training, "timings", lambda *_: [Timing(0.5, 0.1, 1.0, 1.0)])
-    options, sentence = training.Trainable.propose(target)
-    assert options["kept"] == "0,2" and sentence.startswith("Drafting")
+    monkeypatch.setattr(training, "timings", lambda *_, **__: [Timing(0.5, 0.1, 1.0, 1.0)])
+    options, sentence, pays = training.Trainable.propose(target)
+    assert options["kept"] == "0,2" and pays and sentence.startswith("Drafting")
 
 
 def test_of_drafts_that_were_right_so_far_it_is_counted_how_many_are_right_once_more(tiny: Make) -> None:

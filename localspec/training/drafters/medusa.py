@@ -17,12 +17,12 @@ from localspec.nn.linear import Linear, QuantizedLinear
 from localspec.nn.losses import DepthLoss, Guess, Head, Likeliest, cross_entropies
 from localspec.nn.target import Target
 from localspec.training.readings import Places
-from localspec.training.trainable import Batch, LossOutput, PreviousRun, TrainableDrafter
+from localspec.training.trainable import PROBE_SECONDS, Batch, LossOutput, PreviousRun, Proposed, TrainableDrafter
 
 SHARE = 0.1  # of the model's weights: what vocabulary matrices of the heads' own may take
 TRAINED_BYTES = 16  # of a number that is trained: itself, its gradient and two moments
 PATH_RATE = 0.2  # the learning rate of what least squares gave, as a share of the rest's
-RIDGE = 100.0  # added to the squares of inputs, which are 1 on average: what few rows say is not trusted
+RIDGE = 300.0  # added to the squares of inputs, which are 1 on average: what few rows say is not trusted
 FITTED = 65_536  # places that least squares look at, at most
 CANDIDATES, COMMON = 16, 2048  # of a place, and the commonest tokens: what a step learns to tell apart
 
@@ -134,8 +134,13 @@ class Trainable(TrainableDrafter):
 
     @classmethod
     def propose(
-        cls, target: Target, previous: Sequence[PreviousRun] = (), decoding: Callable[[], DecodingTarget] | None = None
-    ) -> tuple[dict[str, Any], str] | None:
+        cls,
+        target: Target,
+        previous: Sequence[PreviousRun] = (),
+        decoding: Callable[[], DecodingTarget] | None = None,
+        seconds: float = PROBE_SECONDS,
+        progress: Callable[[str], None] = lambda _: None,
+    ) -> Proposed | None:
         """Proposes matrices of the heads' own, as in the paper, where they are little beside model and memory."""
         shape, defaults = target.transformer.config, MedusaOptions()
         own = defaults.heads * shape.vocab_size * shape.hidden_size
@@ -143,9 +148,12 @@ class Trainable(TrainableDrafter):
         weights = sum(math.prod(one.shape) for one in matrices)
         if own > SHARE * weights or TRAINED_BYTES * own > free_memory(str(target.device)) / 2:
             return None
-        return {"private": True}, (
-            f"each head gets a vocabulary matrix of its own, {100 * own / weights:.0f} % of the model's weights "
-            "together; give -O private=false for a change of low rank."
+        return Proposed(
+            {"private": True},
+            (
+                f"each head gets a vocabulary matrix of its own, {100 * own / weights:.0f} % of the model's weights "
+                "together; give -O private=false for a change of low rank."
+            ),
         )
 
     @property

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,23 +15,31 @@ from localspec.drafters.s3d import Drafter, S3DOptions
 from localspec.engine.assemble import own_replies
 from localspec.engine.backends import Target as DecodingTarget
 from localspec.errors import UsageMistake
-from localspec.models.s3d_prediction import Acceptance, Proposal, beside, fit, propose, share
+from localspec.models.s3d_prediction import Acceptance, KeptLayers, Proposal, beside, fit, propose, share
 from localspec.nn.adapters import Adapters
 from localspec.nn.cache import TextPrefix
 from localspec.nn.losses import cross_entropy
 from localspec.nn.target import Target
-from localspec.training.s3d_timing import head_weight, timings
-from localspec.training.trainable import Batch, Drawn, LossOutput, PreviousRun, TrainableDrafter
+from localspec.training.s3d_timing import ROWS, head_weight, timings
+from localspec.training.trainable import (
+    PROBE_SECONDS,
+    Batch,
+    Drawn,
+    LossOutput,
+    PreviousRun,
+    Proposed,
+    TrainableDrafter,
+)
 
 LAYERS_LR_SCALE = 0.03  # of the usual 1e-3, the learning rate of the target's own layers: the paper's 3e-5
 SHARE = 0.15  # of a text: the positions that are anchors (appendix A masks so many tokens)
-NODES = 16  # of the tree that a proposal thinks of
+BECOMING_LR_SCALE = 0.25  # that of adapters which become part of layers in few bits: Medusa-2's (§4.0.1)
 OWN = 1.0  # weight of the target's own prediction in the full form's loss
 
 
-def _verified(levels: Sequence[Sequence[float]]) -> float:
-    """Returns the tokens an iteration of the tree that is verified, by its candidates' chances [depth][rank]."""
-    return drafters.Acceptance.tree(levels, NODES, "").length(NODES)
+def _verified(levels: Sequence[Sequence[float]], nodes: int) -> float:
+    """Returns the tokens an iteration of a tree of so many nodes, by its candidates' chances [depth][rank]."""
+    return drafters.Acceptance.tree(levels, nodes, "").length(nodes)
 
 
 def _listed(layers: Sequence[int]) -> str:
@@ -45,6 +54,7 @@ class Trainable(TrainableDrafter):
     """
 
     Drafter = Drafter
+    PROBES = True
     options: S3DOptions
 
     def __init__(self, target: Target, options: S3DOptions) -> None:
@@ -75,12 +85,16 @@ class Trainable(TrainableDrafter):
         return self.options.full
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Returns the drafter's own group and the target's layers, which have a low learning rate (appendix A)."""
+        """Returns the drafter's own group and the target's layers, which have a low learning rate (appendix A).
+
+        So have adapters that become part of them where they are in few bits.
+        """
         layers = list(self.layers.parameters())
-        theirs = {id(parameter) for parameter in layers}
+        becoming = list(self.adapters.parameters()) if self.adapters and self.options.which == "none" else []
+        theirs = {id(parameter) for parameter in (*layers, *becoming)}
         own = [parameter for parameter in self.parameters() if id(parameter) not in theirs]
-        groups = [{"params": own, "lr_scale": 1.0}, {"params": layers, "lr_scale": LAYERS_LR_SCALE}]
-        return [group for group in groups if group["params"]]
+        groups = ((own, 1.0), (layers, LAYERS_LR_SCALE), (becoming, BECOMING_LR_SCALE))
+        return [{"params": some, "lr_scale": scale} for some, scale in groups if some]
 
     @property
     def beta(self) -> float:
@@ -227,14 +241,20 @@ class Trainable(TrainableDrafter):
 
     @classmethod
     def propose(
-        cls, target: Target, previous: Sequence[PreviousRun] = (), decoding: Callable[[], DecodingTarget] | None = None
-    ) -> tuple[dict[str, Any], str] | None:
+        cls,
+        target: Target,
+        previous: Sequence[PreviousRun] = (),
+        decoding: Callable[[], DecodingTarget] | None = None,
+        seconds: float = PROBE_SECONDS,
+        progress: Callable[[str], None] = lambda _: None,
+    ) -> Proposed | None:
         """Returns the options that should be fastest on this machine (§5.3), and why, in a sentence.
 
         Which layers of each number are kept, and how often they are right, is measured by a probe; what later tokens
         of a draft are accepted less is fitted to previous drafters of this model, else it is the paper's. What a draft
-        and its verification cost is timed where the model decodes, with adapters, for some shares of the layers. Where
-        nothing should pay, half of the layers is the most: a drafter of nearly all of them would never pay elsewhere.
+        and its verification cost is timed where the model decodes, with adapters, for some shares of the layers and
+        some numbers of rows, of which the decoder takes those that pay. Where nothing should pay, half of the layers
+        is the most: a drafter of nearly all of them would never pay elsewhere.
         """
         model = decoding() if decoding else target
         layers, head = len(target.transformer.layers), head_weight(target)
@@ -244,29 +264,37 @@ class Trainable(TrainableDrafter):
                 kept = cls.Drafter.parse_options(one.options).layers(layers)
                 if one.right_after_right:
                     measured.append(Acceptance(share(layers, len(kept), head), one.right_after_right))
-        constants = fit(measured, timings(model))
+        timed = {rows: timings(model, rows=rows) for rows in ROWS}
+        priced = {rows: fit(measured, found) for rows, found in timed.items()}
         said = own_replies(model) if layers > 1 else []
-        probed = probe(model, said) if said else []
+        reads = max(1, int(seconds / max(timed[8][-1].verify, 1e-6)))
+        probed: list[KeptLayers] = []
+        if said:
+            probed = probe(model, said, lambda share: progress(f"trying layers: {100 * share:.0f} %"), reads)
 
-        def fastest(most: int) -> Proposal:
-            if probed:
-                few = [one for one in probed if len(one.layers) <= most] or probed[-1:]
-                return propose(layers, head, constants, few, _verified)
-            return propose(layers, head, constants, most=most)
+        def fastest(most: int) -> tuple[int, Proposal]:
+            few = [one for one in probed if len(one.layers) <= most] or probed[-1:]
+            found = {
+                rows: propose(layers, head, constants, few, partial(_verified, nodes=rows - 1) if few else None, most)
+                for rows, constants in priced.items()
+            }
+            return max(found.items(), key=lambda one: one[1].speedup)
 
-        best = fastest(layers)
-        chosen = best if best.speedup > 1 else fastest(max(1, layers // 2))
-        listed = _listed(chosen.kept)
+        rows, best = fastest(layers)
+        rows, chosen = (rows, best) if best.speedup > 1 else fastest(max(1, layers // 2))
+        listed, constants = _listed(chosen.kept), priced[rows]
         hopeless = "" if best.speedup > 1 else "No share of the layers should pay here. "
-        return {"kept": listed, "depth": chosen.gamma}, (
+        sentence = (
             f"{hopeless}Drafting {chosen.gamma} tokens at a time with {len(chosen.kept)} of {layers} layers ({listed}) "
-            f"should make {chosen.speedup:.2f} times the tokens a second of plain decoding: S3D's formula with "
+            f"and verifying {rows} rows should make {chosen.speedup:.2f} times the tokens a second of plain decoding: "
+            "S3D's formula with "
             f"{'how often these layers are right before they are trained' if said else 'the U of the paper'}, "
             f"a discount of {constants.discount:.2f} "
             f"{'as fitted to this model' if measured else 'as in the paper'}, "
             f"and δ = {constants.delta:.2f}, by drafts, their verification and plain steps as timed here in "
             f"{model.precision}."
         )
+        return Proposed({"kept": listed, "depth": chosen.gamma}, sentence, best.speedup > 1)
 
     def outcome(
         self,
