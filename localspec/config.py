@@ -17,6 +17,7 @@ from localspec.errors import UsageMistake
 from localspec.outside_files import MIB, parse_toml, read_bytes
 from localspec.paths import Paths, private_directory, write_anew
 from localspec.setting_checks import HOTTEST, Check
+from localspec.text import shortened
 
 PREFIX = "LOCALSPEC_"
 _NO_SETTINGS = (HOME, ISA, SERVE_KEY, SERVER_KEY, REAL_MODELS)  # though they begin so
@@ -300,7 +301,7 @@ def _surely_meant(wanted: str, name: str) -> bool:
 
 def _as_typed(value: object, text: str) -> str:
     """Return a value that was read from text. A number stays as it was typed, because 1e999 is read as infinity."""
-    return _cut_short(text.strip()) if isinstance(value, int | float) else _shown(value)
+    return shortened(text.strip(), LONGEST_SHOWN) if isinstance(value, int | float) else _shown(value)
 
 
 def _shown(value: object) -> str:
@@ -309,13 +310,8 @@ def _shown(value: object) -> str:
     """
     if isinstance(value, str):
         value = re.sub(r"(?<=://)[^/]*@", "…@", value)
-    return _cut_short(
-        str(value).lower() if isinstance(value, bool) else repr(value) if isinstance(value, str) else str(value)
-    )
-
-
-def _cut_short(shown: str) -> str:
-    return shown if len(shown) <= LONGEST_SHOWN else shown[: LONGEST_SHOWN - 1] + "…"
+    shown = str(value).lower() if isinstance(value, bool) else repr(value) if isinstance(value, str) else str(value)
+    return shortened(shown, LONGEST_SHOWN)
 
 
 _TABLE = re.compile(r"\s*\[")

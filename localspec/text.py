@@ -31,6 +31,11 @@ def safe(text: str) -> str:
     return text.translate(_TABLE)
 
 
+def shortened(text: str, most: int) -> str:
+    """Return a text of at most `most` characters. A longer one ends in an ellipsis."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def one_line(text: str) -> str:
     """Make text safe and puts it on a single line, for messages and tables."""
     return " ".join(part for part in (line.strip() for line in safe(text).replace("\t", "\n").split("\n")) if part)

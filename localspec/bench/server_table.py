@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from localspec.bench.table import WIDTH, bars, clipped, columns, interval, number, wrapped
+from localspec.bench.table import WIDTH, bars, columns, interval, number, wrapped
 from localspec.quantities import counted, speedup
-from localspec.text import one_line
+from localspec.text import one_line, shortened
 
 LEGEND = (
     "by this machine's clock and the servers' own counts of tokens; medians and quartiles of the replies · whole: "
@@ -67,7 +67,7 @@ def _bars(rows: Sequence[dict[str, Any]], width: int) -> Iterator[str]:
         f"{row[WHOLE]:.1f} tokens/s" + (f"  {speedup(row['speedup'])}" if row["speedup"] and row is not rows[0] else "")
         for row in known
     ]
-    names = [clipped(row_name(row), LONGEST_NAME) for row in known]
+    names = [shortened(row_name(row), LONGEST_NAME) for row in known]
     return bars(names, [row[WHOLE] / most for row in known], said, width)
 
 
@@ -80,7 +80,7 @@ def _row(row: dict[str, Any], several: bool) -> list[str]:
     approximate = "~" if row["counted"] == "pieces" else ""
     cells = [
         row["name"],
-        clipped(row["model"], 20),
+        shortened(row["model"], 20),
         approximate + number(row[WHOLE], 1),
         interval(row[f"{WHOLE}_quartiles"], 0),
         number(row["first_token_s"]),

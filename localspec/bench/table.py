@@ -8,7 +8,7 @@ from localspec.events import possible
 from localspec.marks import bar, no_room
 from localspec.models.drafter_kinds import kind_of
 from localspec.quantities import precision_in_words, speedup
-from localspec.text import one_line
+from localspec.text import one_line, shortened
 
 WIDTH = 100
 _MEANINGS = (
@@ -141,7 +141,7 @@ def row_name(row: dict[str, Any]) -> str:
     if row["drafter"] == "none":
         return "auto: plain decoding" if row["nodes"] else "plain decoding"
     size = "" if row["nodes"] == "auto" else f", {row['nodes']} nodes"
-    return f"{clipped(one_line(row['drafter']), 24)}{size}"
+    return f"{shortened(one_line(row['drafter']), 24)}{size}"
 
 
 def _form(row: dict[str, Any]) -> str:
@@ -282,7 +282,7 @@ def _gain(figures: dict[str, Any], mark: str) -> str:
 
 
 def _name(row: dict[str, Any]) -> str:
-    return f"{clipped(row['drafter'], 15)} {row['nodes']}"
+    return f"{shortened(row['drafter'], 15)} {row['nodes']}"
 
 
 def columns(heads: Sequence[str], lines: Sequence[Sequence[str]], width: int = WIDTH) -> list[str]:
@@ -290,16 +290,11 @@ def columns(heads: Sequence[str], lines: Sequence[Sequence[str]], width: int = W
     lines = [[one_line(cell) for cell in line] for line in (heads, *lines)]
     first, *rest = _widths(lines)
     first = max(1, min(first, width - sum(rest) - len(rest)))
-    return [" ".join([clipped(name, first).ljust(first), *map(str.rjust, cells, rest)]) for name, *cells in lines]
+    return [" ".join([shortened(name, first).ljust(first), *map(str.rjust, cells, rest)]) for name, *cells in lines]
 
 
 def _widths(lines: Sequence[Sequence[str]]) -> list[int]:
     return [max(map(len, column)) for column in zip(*lines, strict=True)]
-
-
-def clipped(text: str, width: int) -> str:
-    """Its beginning, where it is longer."""
-    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def wrapped(text: str, width: int = WIDTH) -> list[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from localspec.cli.progress import Progress
 from localspec.errors import UsageMistake
 from localspec.outside_files import MIB, decoded, read_bytes
+from localspec.text import shortened
 
 LONGEST = 64 * MIB  # bytes of a prompt: far more than the longest context
 
@@ -31,9 +32,8 @@ def conversation_id(text: str, list_of_them: str) -> int:
     try:
         return int(text)
     except ValueError:
-        shown = text if len(text) <= 80 else text[:79] + "…"
         raise UsageMistake(
-            f"{shown!r} is not the number of a conversation; {list_of_them} shows those that are."
+            f"{shortened(text, 80)!r} is not the number of a conversation; {list_of_them} shows those that are."
         ) from None
 
 

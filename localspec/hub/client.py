@@ -12,7 +12,7 @@ from localspec.config import nearest
 from localspec.environment import hub_places, network_variables, quiet_hub
 from localspec.errors import DoesNotFit, LocalspecError, NotAllowed, NotHere, first_line
 from localspec.hub.sources import Source
-from localspec.text import one_line
+from localspec.text import one_line, shortened
 
 LONGEST_WAIT = 60  # seconds that a server may ask for
 _LONGEST_ANSWER = 2**26  # bytes of an answer that is read as a whole
@@ -283,5 +283,4 @@ def _first_line(error: Exception) -> str:
         return "its answer is not what a hub says"
     if lacking := re.search(r"missing the '([\w-]+)' header", str(error)):
         return f"its answer lacks the header {lacking[1]}"
-    said = first_line(error)
-    return said if len(said) <= _LONGEST else f"{said[: _LONGEST - 1]}…"
+    return shortened(first_line(error), _LONGEST)

@@ -3,7 +3,6 @@
 import asyncio
 import hmac
 import json
-import os
 import re
 import secrets
 import stat
@@ -18,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from localspec.environment import SERVE_KEY, serve_key
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.outside_files import read_bytes
-from localspec.paths import private_directory
+from localspec.paths import private_directory, write_anew
 from localspec.serving.replies import error
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
@@ -189,14 +188,6 @@ def serving_key(file: Path, notice: Callable[[str], None] = lambda _: None) -> s
 
 def _made(file: Path) -> str:
     """Return a new key, saved in this file completely or not at all."""
-    key, new = f"localspec-{secrets.token_urlsafe(32)}", file.with_name(f"{file.name}-{secrets.token_hex(8)}")
-    try:
-        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
-            stream.write(key)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(new, file)
-    except BaseException:
-        new.unlink(missing_ok=True)
-        raise
+    key = f"localspec-{secrets.token_urlsafe(32)}"
+    write_anew(file, key.encode())
     return key

@@ -7,7 +7,7 @@ from localspec.errors import LocalspecError
 from localspec.events import Memory, Reason
 from localspec.models.thinking import KNOWN, Parting
 from localspec.outside_files import parse_json
-from localspec.text import one_line, safe
+from localspec.text import one_line, safe, shortened
 
 LONGEST_WORDS = 300  # characters of a server's own sentence
 DEEPEST = 64  # places of a draft whose chances are told
@@ -98,7 +98,7 @@ def read_piece(content: bytes) -> Piece:
         _object(value.get("localspec")),
         _object(value.get("timings")),
         _tool(said, reason),
-        "" if reason is None or named in _REASONS else _short(one_line(named), 60),
+        "" if reason is None or named in _REASONS else shortened(one_line(named), 60),
         bool(first),
     )
 
@@ -111,7 +111,7 @@ def _tool(said: Mapping[str, Any], reason: object) -> str | None:
     if not called and not function and reason not in ("tool_calls", "function_call"):
         return None
     name = function.get("name")
-    return _short(one_line(name), 60) if isinstance(name, str) else ""
+    return shortened(one_line(name), 60) if isinstance(name, str) else ""
 
 
 class ThinkingInText:
@@ -161,12 +161,12 @@ def words_of(value: object) -> str:
     found = error.get("message") if isinstance(error, dict) else error
     if found is None and isinstance(value, dict):
         found = value.get("message") or value.get("detail")
-    return _short(one_line(found)) if isinstance(found, str) else ""
+    return shortened(one_line(found), LONGEST_WORDS) if isinstance(found, str) else ""
 
 
 def shown(content: bytes) -> str:
     """Return the beginning of a content for a sentence, safe to print."""
-    return repr(_short(one_line(content[:LONGEST_WORDS].decode("utf-8", "replace")), 60))
+    return repr(shortened(one_line(content[:LONGEST_WORDS].decode("utf-8", "replace")), 60))
 
 
 def count(value: object) -> int | None:
@@ -213,7 +213,3 @@ def _text(value: object) -> str:
 
 def _object(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _short(words: str, most: int = LONGEST_WORDS) -> str:
-    return words if len(words) <= most else f"{words[: most - 1]}…"

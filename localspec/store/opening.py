@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from localspec.quantities import size as shown
 from localspec.store.cleaning import SMALL, content_size, erase
-from localspec.text import one_line
+from localspec.text import one_line, shortened
 
 BUSY_SECONDS = 5.0
 PATIENCE = 120.0  # seconds that a start waits for another process, which may be rewriting a large file
@@ -325,21 +325,21 @@ def set_aside(path: Path, suffix: str, connection: sqlite3.Connection, new: Path
     try:
         os.link(path, aside)  # a second name, so that there is always a file of the first one
     except OSError:  # not on every disk
-        try:
-            os.rename(path, aside)
-        except PermissionError:
-            # Windows renames no open file. Before it is closed: closing would first write the log into the file.
-            connection.close()
-            os.rename(path, aside)
+        _rename(path, aside, connection)
     for part in PARTS:  # first: what is new must not find the log of what is old
         with contextlib.suppress(FileNotFoundError):
             os.rename(f"{path}{part}", f"{aside}{part}")
-    try:
-        os.replace(new, path)
-    except PermissionError:
-        connection.close()
-        os.replace(new, path)
+    _rename(new, path, connection)
     return aside
+
+
+def _rename(old: Path, new: Path, connection: sqlite3.Connection) -> None:
+    """Rename a file. Windows renames no open file, so close it there."""
+    try:
+        os.replace(old, new)
+    except PermissionError:  # not earlier: closing writes the log into the file
+        connection.close()
+        os.replace(old, new)
 
 
 def identity(path: Path) -> tuple[int, int] | None:
@@ -360,5 +360,4 @@ def code_of(error: sqlite3.Error) -> int:
 
 def reason_of(error: BaseException) -> str:
     """Return the reason as one short line: SQLite quotes a damaged statement to its end."""
-    line = one_line((isinstance(error, OSError) and error.strerror) or str(error))
-    return line if len(line) <= LONGEST_REASON else f"{line[: LONGEST_REASON - 1]}…"
+    return shortened(one_line((isinstance(error, OSError) and error.strerror) or str(error)), LONGEST_REASON)

@@ -4,7 +4,6 @@ import gc
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from localspec.chat.attachments import measured
@@ -60,26 +59,18 @@ def load(
     """Return the engine for these settings: that of a server of this user, or one of this process."""
     from localspec.serving.socket_engine import for_chat
 
-    here = partial(_load_here, settings, card, store, notice, progress)
+    def here() -> "Engine":
+        """Load a model in this process. Import torch if a GPU may need it."""
+        from localspec.machine.hardware import gpu_expected
+
+        if gpu_expected():
+            progress("importing torch")
+        from localspec import Engine
+
+        progress(f"loading {card.name}")
+        return Engine.open(settings, card, store=store, notice=notice, progress=progress)
+
     return for_chat(settings, card, Reporter(notice, progress), here)
-
-
-def _load_here(
-    settings: Settings,
-    card: "TargetCard",
-    store: "Store | None",
-    notice: Callable[[str], None],
-    progress: Callable[[str], None],
-) -> "Engine":
-    """Load a model in this process. Import torch if a GPU may need it."""
-    from localspec.machine.hardware import gpu_expected
-
-    if gpu_expected():
-        progress("importing torch")
-    from localspec import Engine
-
-    progress(f"loading {card.name}")
-    return Engine.open(settings, card, store=store, notice=notice, progress=progress)
 
 
 class LoadedModel:
