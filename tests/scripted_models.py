@@ -38,7 +38,7 @@ def scripted_model(
 ) -> Script:
     """A model that answers every prompt with `reply`, one token a piece.
 
-    Each piece has an id of its own, so pieces may be equal, and may hold bytes that are no character. NamedServer the last
+    Each piece has an id of its own, so pieces may be equal, and may hold bytes that are no character. Behind the last
     one comes the end, or the piece number `again`, endlessly. `follows` says for single ids what comes behind them
     instead. `sharpness` is the logit of the one right token; all others have 0.
     """

@@ -16,7 +16,7 @@ GIVEN = "the files of --file"
 LONGEST = 4 * MIB  # bytes of one file: more than any context
 LINE, LINES, LONG = "\n", 8, 1000  # how many lines or characters of a prompt one does not see all of
 PIECE = 20_000  # characters that are counted at a time: others want the interpreter meanwhile
-# NamedServer a letter it is an e-mail address.
+# Behind a letter it is an e-mail address.
 _MENTION = re.compile(r'(?<![\w@])(\\?)@(?:"([^"\n]+)"|([^\s"]+))')
 _CLOSING = ".,;:!?)]}'"
 # Written like this it is meant as a file, also where none is there.

@@ -98,7 +98,7 @@ PLOTS = (
         ("{F} heard {him} and came closer.", "Then a light came through the trees. It was {F} with a lantern.", "Not far away lived {F}, who heard {him}."),
         ('"Do not be afraid," said {F}. "I know the way."', '"I will take you home," said {F}.', '"Hold my hand," said {F}. "It is not far."'),
         ("They walked past the {tree} tree and over the bridge.", "They followed the river until they came to the {tree} tree.", "Step by step they went down the path to the old {tree} tree."),
-        ("There {N} saw the lights of {his} house.", "NamedServer it was the house of {N}.", "And there was {his} own house, warm and bright."),
+        ("There {N} saw the lights of {his} house.", "Behind it was the house of {N}.", "And there was {his} own house, warm and bright."),
         ("{N} thanked {F} and invited {fhim} in for some {food}.", "{N} was glad to be home, and they ate {food} together.", "Since that day {N} always watches the path."),
     ), "{N} lost the way, and {F} brought {him} home.", (
         ("Why was {N} afraid?", "{N} was afraid because {he} was lost."),

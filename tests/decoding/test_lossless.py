@@ -186,7 +186,7 @@ def test_three_tokens_have_the_stock_models_joint_distribution_on_branching_tree
 def test_three_tokens_have_the_stock_models_joint_distribution_however_they_are_drafted(
     letters: Tiny, shape: str, prompt: list[int], drafter: str
 ) -> None:
-    """NamedServer prompts where a temperature higher by a quarter would all but surely be seen."""
+    """Behind prompts where a temperature higher by a quarter would all but surely be seen."""
     drafters: dict[str, Drafter] = {
         "random branches": RandomBranches(seed=2, vocabulary=len(WORDS)),
         "phrases": phrases(letters.target),

@@ -382,7 +382,7 @@ def test_a_kindred_model_drafts_what_it_would_say_alone_and_reads_every_token_on
 def test_a_target_that_drafts_for_itself_is_always_right_and_reads_the_unread_token_with_the_bonus(
     tiny: Make, name: str, sampling: Sampling
 ) -> None:
-    """The noise is shared, so drawn text is accepted like any other. NamedServer a whole draft two tokens are unread."""
+    """The noise is shared, so drawn text is accepted like any other. Behind a whole draft two tokens are unread."""
     model, prompt = tiny(name), prompt_ids(12, seed=4)
     plain, _ = reply(Session(model.target, Autoregressive(), Budget(0)), prompt, 36, sampling)
     watched = Watched(model.target)

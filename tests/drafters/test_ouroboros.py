@@ -462,7 +462,7 @@ VERIFIED = [
     (TRIED, [4, 5, 20, 21, 22, 23], [((4, 5), (20, 21, 22)), ((99, 5), (20, 21, 22))], [((4, 5), (20, 21, 22))]),
     # A phrase that was right at first: the rest is replaced, and it was right as far as it had to be.
     (TRIED, [4, 5, 6, 20, 21, 22], [((5, 6), (20, 21)), ((4, 5), (6, 7, 8))], []),
-    # NamedServer a draft that failed a phrase is not judged.
+    # Behind a draft that failed a phrase is not judged.
     (TRIED, [4, 20, 6, 21, 22, 23], [((99, 5), (6, 7, 8))], []),
     # At the root it is known by the token before that.
     ([], [20, 21, 22, 23], [((99, 3), (20, 21, 22))], [((2, 3), (20, 21, 22))]),

@@ -185,7 +185,7 @@ def test_phrases_from_verification_are_the_rejected_tokens_with_what_the_target_
           r ─ a ─ b ─ c ─ d         best   a  x  c  d  e
         accepted: r a, bonus x      won    (a b): c d e    (b c): d e
 
-    NamedServer d the target's e agrees with nothing that was drafted: no phrase (Ouroboros, 3.3).
+    Behind d the target's e agrees with nothing that was drafted: no phrase (Ouroboros, 3.3).
     """
     r, a, b, c, d, e, x = range(10, 17)
     pool = PhrasePool()

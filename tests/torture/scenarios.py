@@ -22,7 +22,7 @@ from transformers import LlamaConfig
 DOCUMENTED = {0, 1, 3, 4, 130, 141, 143}  # 2 and 5 are for mistakes and closed doors, and there are none here
 KEPT = ("What was kept first?", "And what second?")
 TYPED = [f"What is question {number}?" for number in range(8)]
-# NamedServer each prompt that `chat` has taken, with its pace where a reply came; and what it says of a Ctrl+C between them.
+# Behind each prompt that `chat` has taken, with its pace where a reply came; and what it says of a Ctrl+C between them.
 FIGURES = re.compile(
     r"^(?:(?:\(stopped\)\n)?\((?:([\d,.]+ tok/s .*)|context .*)|\(stopped\)|(Ctrl\+D ends\.))$", re.MULTILINE
 )
