@@ -4,17 +4,15 @@ import json
 import os
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from localspec import Limits
-from localspec.chat.conversation import Resumed
 from localspec.chat.kept_phrases import Decode, decoder
 from localspec.chat.model_list import named_there
-from localspec.chat.start import StartedChat, start_chat
+from localspec.chat.start import start_chat
 from localspec.chat.wording import SAMENESS
 from localspec.config import TYPED, Rule, Settings
 from localspec.errors import LocalspecError, UsageMistake
@@ -246,20 +244,7 @@ class NamedServer:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._server: Server | None = None
-
-    def start(
-        self,
-        resume: Resumed | None,
-        at_the_end: ExitStack,
-        notice: Callable[[str], None],
-        progress: Callable[[str], None] = lambda _: None,
-        *,
-        tell_what_is_kept: bool = True,
-    ) -> StartedChat:
-        """As `start_chat` does. Raises what that and `Server.open` raise."""
-        return start_chat(
-            self._settings, resume, at_the_end, notice, progress, tell_what_is_kept=tell_what_is_kept, who=self._card
-        )
+        self.start = partial(start_chat, settings, who=self._card)  # raises what `Server.open` raises, too
 
     def load(
         self,
