@@ -430,13 +430,13 @@ def test_what_a_file_cannot_be_is_said(tmp_path: Path, gguf: Path, directory: Pa
     ):
         assert said in refused(2, "import", given)
     assert "localspec import" in refused(3, "show", gguf.name)
-    assert "There is no device 'cuda' here" in refused(2, "run", "-m", gguf.name, "--device", "cuda", "Hi")
     assert "nf4" in refused(2, "import", gguf.name, "--quantize", "nf4")
     (tmp_path / "a.gguf").write_bytes(gguf.read_bytes()[:-1])
     assert "a.gguf" in refused(1, "import", "a.gguf")
     write_model(tmp_path / "gemma.gguf", directory, "Q8_0", general__architecture="gemma2")
     assert wording("gguf_file_gemma_gguf_architecture") in refused(1, "run", "-m", "gemma.gguf", "Hi")
     imported(tmp_path, gguf)
+    assert "There is no device 'cuda' here" in refused(2, "run", "-m", gguf.name, "--device", "cuda", "--no-log", "Hi")
     (tmp_path / "texts.txt").write_text("one two three\n" * 100)
     for kind, option in (("medusa", "joint=true"), ("semi", "first=0.5"), ("s3d", "full=true")):
         said = refused(2, "train", kind, "-m", gguf.name, "--data", "texts.txt", "-O", option)
