@@ -179,8 +179,13 @@ def run_plans(
 
 
 def _as_it_answers(plans: list[RunPlan], model: Model) -> list[RunPlan]:
-    """Leave out packings of a model in GGUF files: all but its default packing if that fits, or else the default."""
-    first = [plan for plan in plans if model.block_bytes and plan.precision.quantize == model.packed[0]]
+    """Leave out packings of a model in GGUF files: all but its default packing if that fits, or else the default.
+
+    Where that packing cannot be had, as on a GPU, dense weights stand in, since int8 loses some of a model there.
+    """
+    packings = {plan.precision.quantize for plan in plans}
+    default = model.packed[0] if packings & {*model.packed[:1]} else "none"
+    first = [plan for plan in plans if model.block_bytes and plan.precision.quantize == default]
     fits = any(plan.fits for plan in first if plan.candidate.name == "none")
     others = [plan for plan in plans if plan not in first]
     return first if fits else others or first

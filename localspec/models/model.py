@@ -43,8 +43,8 @@ class Model:
     def can_be(self, quantize: str, backend: str) -> bool:
         """Return whether it can be loaded so on a `Device.backend`.
 
-        Packed weights are for a CPU. Those of GGUF files become dense exactly, and on a GPU int8 as well. NF4 and int4
-        would round them a second time.
+        Packed weights are for a CPU. Those of GGUF files become dense exactly, on a GPU too, or int8 there. NF4 and
+        int4 lose too much, because they round few bits a second time.
         """
         if not self.packed or backend in ("native", "cpu"):
             return not self.packed or quantize in self.packed

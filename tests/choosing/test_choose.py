@@ -447,10 +447,17 @@ def test_a_gguf_file_runs_on_a_gpu_where_it_fits_and_on_the_cpu_where_it_does_no
     large, small = machine(gpu(48)), machine(gpu(4))
     chosen = [
         choices(IN_BLOCKS, DrafterSpec("auto"), Settings(quantize=quantize), there)[0]
-        for quantize, there in (("none", large), ("auto", large), ("auto", small))
+        for quantize, there in (("auto", large), ("int8", large), ("auto", machine(gpu(14))), ("auto", small))
     ]
-    assert [(one.device, one.quantize) for one in chosen] == [("cuda:0", "none"), ("cuda:0", "int8"), ("cpu", "blocks")]
-    assert chosen[2].idle.startswith("cuda:0 is not used: ") and not chosen[0].idle
+    assert [(one.device, one.quantize) for one in chosen] == [
+        ("cuda:0", "none"),
+        ("cuda:0", "int8"),
+        ("cuda:0", "int8"),
+        ("cpu", "blocks"),
+    ]
+    assert chosen[3].idle.startswith("cuda:0 is not used: ") and not chosen[0].idle
+    as_int8 = replace(IN_BLOCKS, packed=("int8", "blocks", "int4", "none"))
+    assert choices(as_int8, DrafterSpec("auto"), Settings(), large)[0].quantize == "int8", "as it was imported"
 
 
 @each("packing, device", [("nf4", gpu(48)), ("int4", apple(48))])
