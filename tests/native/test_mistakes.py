@@ -314,6 +314,17 @@ def test_mistakes_with_matrices():
     assert linear(PackedMatrix.pack(weights, "fp32"), np.zeros((0, 64))).shape == (0, 64)
 
 
+def test_mistakes_with_pieces():
+    lengths, costs, cuts = int32([2, 1]), np.zeros(2), np.zeros(2, np.int32)
+    for text, count, of, sentence in (
+        (None, 2, lengths, "need a text"),
+        (b"aba", -1, lengths, "vocabulary of -1 pieces"),
+        (b"aba", 2, int32([2, 0]), "Piece 1 has 0 bytes"),
+    ):
+        with pytest.raises(LocalspecError, match=sentence):
+            check(library().ls_piece_cuts(text, address(of), address(costs), count, 1, address(cuts)))
+
+
 def test_mistakes_with_picks_pools_and_instructions():
     logits, found = np.zeros(4, np.float32), c_int32()
     for settings, sentence in (
