@@ -227,7 +227,7 @@ def config_of(model, **changes):
         ({"layer_intermediate_size": 41}, "gate_up_proj of layer 1 is 80 x 48"),
         ({"layer_intermediate_size": -1}, "intermediate_size = -1"),
         ({"layer_keys_from": 2}, "Layer 1 cannot read the keys of the layer 2 before it"),
-        ({"layer_keys_from": -1}, "Layer 1 cannot read the keys of the layer -1 before it"),
+        ({"layer_keys_from": -1}, "Layer 1 and layer 0 do not both read keys of another model"),
         ({"layer_keys_from": 1}, "qkv_proj of layer 1 is 96 x 48, and the model's sizes ask for 48 x 48"),
         ({"layer_keys_from": 1, "layer_num_kv_heads": 4}, "Layer 1 cannot read the keys of layer 0"),
         ({"layer_keys_are_values": 1}, "the model's sizes ask for 72 x 48"),
