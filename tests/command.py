@@ -4,7 +4,8 @@ import io
 import os
 import subprocess
 import sys
-from contextlib import chdir, redirect_stderr, redirect_stdout
+from collections.abc import Iterator
+from contextlib import chdir, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from unittest.mock import patch
 
@@ -57,6 +58,14 @@ def called(home: Path, *arguments: str, **variables: str) -> subprocess.Complete
     ):
         code = main(arguments)
     return subprocess.CompletedProcess(arguments, code, out.getvalue(), errors.getvalue())
+
+
+def reaching(terminal: int) -> Iterator[bytes]:
+    """What reaches a terminal until nobody has its other end open any longer, which closes ours."""
+    with suppress(OSError):  # how Linux says it
+        while piece := os.read(terminal, 65536):
+            yield piece
+    os.close(terminal)
 
 
 def what_is_kept(home: Path) -> str:

@@ -385,12 +385,8 @@ def write(path: Path, config: Any, tokenizer: Any, seed: int, shard: str = "1GB"
     return save_filled(AutoModelForCausalLM.from_config(config), path, tokenizer, seed, shard, spread)
 
 
-def save_filled(
-    model: Any, path: Path, tokenizer: Any, seed: int = 0, shard: str = "1GB", spread: float = 0.18
-) -> Path:
-    """Saves a model with random weights: norms and biases too, for the usual ones and zeros would hide what is left
-    out.
-    """
+def filled(model: Any, seed: int, spread: float = 0.18) -> Any:
+    """Gives a model random weights: norms and biases too, for the usual ones and zeros would hide what is left out."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -403,6 +399,13 @@ def save_filled(
         for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):
                 buffer.normal_(1.0, 0.3, generator=generator)
+    return model
+
+
+def save_filled(
+    model: Any, path: Path, tokenizer: Any, seed: int = 0, shard: str = "1GB", spread: float = 0.18
+) -> Path:
+    filled(model, seed, spread)
     model.save_pretrained(path, max_shard_size=shard)
     tokenizer.save_pretrained(path)
     return path

@@ -45,11 +45,8 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Script:
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in [name for name in os.environ if name.startswith("LOCALSPEC_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
+def home(fresh_home: Path) -> Path:
+    return fresh_home
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ from localspec.cli import console
 from localspec.cli import history as history_module
 from localspec.cli.main import main
 from localspec.errors import UsageMistake
-from localspec.paths import Paths
 from localspec.store import cleaning, opening
 from localspec.store import database as database_module
 from localspec.store.conversations import SOURCES
@@ -28,12 +27,6 @@ from localspec.store.database import StoreTrouble
 from localspec.store.store import Store
 
 EVIL = "evil\x1b[2J \x9b31m\u202e\nline\r <b>"
-
-
-@pytest.fixture
-def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path / "home"))
-    return Paths(tmp_path / "home").database
 
 
 def keep(

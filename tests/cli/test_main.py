@@ -239,26 +239,21 @@ def test_a_home_whose_name_no_file_can_have(tmp_path, command, length):
 
 
 @each(
-    "error",
-    [MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory"), RuntimeError(wording("can_t_start_new_thread"))],
+    "error, code, said",
+    [
+        (MemoryError(), 4, wording("there_enough_memory")),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), 4, wording("there_enough_memory")),
+        (RuntimeError(wording("can_t_start_new_thread")), 4, wording("there_enough_memory")),
+        (OSError(errno.EMFILE, "Too many open files"), 1, wording("more_files_can_opened_too_many")),
+    ],
 )
-def test_no_more_memory_is_a_sentence_with_its_own_code(tmp_path, monkeypatch, error):
+def test_no_more_memory_or_files_is_a_sentence_with_its_code(tmp_path, monkeypatch, error, code, said):
     def full() -> None:
         raise error
 
     monkeypatch.setattr("localspec.cli.path.home", full)
     result = called(tmp_path, "path")
-    assert result.returncode == 4 and wording("there_enough_memory") in sentence(result)
-
-
-def test_no_more_files_is_a_sentence(tmp_path, monkeypatch):
-    def full() -> None:
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    monkeypatch.setattr("localspec.cli.path.home", full)
-    result = called(tmp_path, "path")
-    assert result.returncode == 1
-    assert wording("more_files_can_opened_too_many") in sentence(result)
+    assert result.returncode == code and said in sentence(result)
 
 
 @each("typed", ["https://huggingface.co/org/repo", "hf.co/org/repo"])

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from cli.hub_commands import WEIGHTS, at, common_cache, home_with_cache
+from cli.hub_commands import WEIGHTS, at, common_cache
 from each import each
 from golden import matching, wording
 from hub_server import Hub, Repository, model_repository, served
@@ -36,17 +36,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(compiled.library() is None, r
 @pytest.fixture
 def repo(tiny) -> Repository:
     return model_repository(tiny("qwen2-one-key-head").path)
-
-
-@pytest.fixture
-def hub(repo: Repository):
-    with served(org__name=repo) as hub:
-        yield hub
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return home_with_cache(tmp_path, monkeypatch)
 
 
 def used_by(monkeypatch: pytest.MonkeyPatch, engine: str, quantize: str) -> None:

@@ -17,18 +17,11 @@ from localspec.cli import pool as pool_module
 from localspec.errors import NotHere, UsageMistake
 from localspec.models.chat_tokenizer import tokenizer_of
 from localspec.models.registry import TargetCard
-from localspec.paths import Paths
 from localspec.store.phrases import pack_key, pack_tokens
 from localspec.store.store import Store
 from localspec.weights.packed_file import Header, Origin, joined
 
 WORDS = ["the", " quick", " brown", " fox", " jumps", "\x1b[2J", "\n", " straße", "\u202e"]
-
-
-@pytest.fixture
-def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path / "home"))
-    return Paths(tmp_path / "home").database
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import uuid
 from pathlib import Path
 
 import pytest
-from cli.hub_commands import WEIGHTS, at, blobs, common_cache, home_with_cache, repository, started, stray
+from cli.hub_commands import WEIGHTS, at, blobs, common_cache, repository, started, stray
 from clocks import PATIENCE, until
-from command import ROOT, localspec, sentence
+from command import ROOT, localspec, reaching, sentence
 from each import each
 from golden import wording
 from hub_server import Hub, Repository, model_repository, served
@@ -31,17 +31,6 @@ SOURCE = Source("org/name")
 @pytest.fixture
 def repo(tmp_path: Path) -> Repository:
     return repository(tmp_path / "model")
-
-
-@pytest.fixture
-def hub(repo: Repository):
-    with served(org__name=repo) as hub:
-        yield hub
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return home_with_cache(tmp_path, monkeypatch)
 
 
 def found(home: Path, source: Source = SOURCE) -> Path | None:
@@ -580,18 +569,8 @@ def on_terminal(home: Path, hub: Hub, *arguments: str, types: bytes = b"") -> tu
     process = started(home, hub, *arguments, stdin=theirs, stderr=theirs, text=False)
     os.close(theirs)
     os.write(ours, types)
-    errors = b""
     out, _ = process.communicate(timeout=PATIENCE)
-    while True:
-        try:
-            part = os.read(ours, 65536)
-        except OSError:
-            break
-        if not part:
-            break
-        errors += part
-    os.close(ours)
-    return process.returncode, out.decode(), errors.decode()
+    return process.returncode, out.decode(), b"".join(reaching(ours)).decode()
 
 
 def test_a_slow_server_shows_rate_and_time_left(home, hub: Hub, repo):

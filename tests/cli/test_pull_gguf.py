@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import tiny_models
-from cli.hub_commands import at, blobs, common_cache, home_with_cache, stray
+from cli.hub_commands import at, blobs, common_cache, stray
 from command import sentence
 from each import each
 from gguf_files import metadata_of, tensors_of, write_model, written
@@ -59,11 +59,6 @@ def files(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
         content = written(said, {name: tensors[name] for name in part})
         found[f"tiny-BF16-{number + 1:05}-of-00002.gguf"] = content
     return {**found, "mmproj-F16.gguf": b"x" * 20000, "README.md": b"# tiny"}
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return home_with_cache(tmp_path, monkeypatch)
 
 
 def test_one_type_is_fetched_and_read_from_its_file(home: Path, files: dict[str, bytes]) -> None:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from cli.hub_commands import at, common_cache, home_with_cache, repository
+from cli.hub_commands import at, common_cache, repository
 from command import sentence
 from golden import wording
 from hub_server import Hub, served
@@ -55,8 +55,7 @@ shape = {{ {SHAPE} }}
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    home = home_with_cache(tmp_path, monkeypatch)
+def home(home: Path) -> Path:
     (home / "config").mkdir(mode=0o700)
     (home / "config" / "models.toml").write_text(ENTRIES)
     return home

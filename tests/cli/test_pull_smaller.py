@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
-from cli.hub_commands import at, blobs, home_with_cache
+from cli.hub_commands import at, blobs
 from command import sentence
 from gguf_files import metadata_of, tensors_of, written
 from golden import wording
@@ -57,8 +57,7 @@ def gguf() -> bytes:
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    home = home_with_cache(tmp_path, monkeypatch)
+def home(home: Path) -> Path:
     (home / "config").mkdir(mode=0o700)
     (home / "config" / "models.toml").write_text(ENTRY.format(publisher="Somebody"))
     return home

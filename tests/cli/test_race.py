@@ -8,13 +8,12 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import pyte
 import pytest
 from clocks import PATIENCE
-from command import called, environment
+from command import called, environment, reaching
 from golden import wording
 from scripted_models import scripted_model
 
@@ -189,13 +188,11 @@ def at_terminal(
     )
     os.close(theirs)
     sent = b""
-    with suppress(OSError):  # of Linux, where the other end is closed
-        while piece := os.read(ours, 1 << 16):
-            sent += piece
-            if live is not None and LIVE.encode() in sent:
-                live(process, ours)
-                live = None
-    os.close(ours)
+    for piece in reaching(ours):
+        sent += piece
+        if live is not None and LIVE.encode() in sent:
+            live(process, ours)
+            live = None
     return process.wait(PATIENCE), sent.decode()
 
 

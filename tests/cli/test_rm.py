@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cli.hub_commands import WEIGHTS, at, common_cache, home_with_cache, repository, stray
+from cli.hub_commands import WEIGHTS, at, common_cache, repository, stray
 from command import sentence
 from golden import wording
 from hub_server import Hub, Repository, served
@@ -30,11 +30,6 @@ def repo(tmp_path: Path) -> Repository:
 def hub(repo: Repository):
     with served(org__name=repo, org__other=Repository({**repo.files, "LICENSE": b"other"})) as hub:
         yield hub
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return home_with_cache(tmp_path, monkeypatch)
 
 
 def found(home: Path, name: str = "org/name", revision: str = "main") -> Path | None:

@@ -4,17 +4,15 @@ import io
 import json
 import os
 import re
-import select
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from clocks import PATIENCE
-from command import environment, what_is_kept
+from command import environment, reaching, what_is_kept
 from each import each
 from hostile_text import NAME, commands
 from pretended_terminal import read_at_a_terminal
@@ -66,18 +64,7 @@ def at_terminal(home: Path, *arguments: object, stderr: bool = False, **variable
         stderr=theirs if stderr else subprocess.PIPE,
     )
     os.close(theirs)
-    shown, until = b"", time.monotonic() + PATIENCE
-    while time.monotonic() < until:
-        if not select.select([ours], [], [], 1.0)[0]:
-            continue
-        try:
-            part = os.read(ours, 65536)
-        except OSError:  # how Linux says that nobody has the terminal open any longer
-            break
-        if not part:
-            break
-        shown += part
-    os.close(ours)
+    shown = b"".join(reaching(ours))
     _, said = process.communicate(timeout=PATIENCE)
     return process.returncode, shown, said or b""
 

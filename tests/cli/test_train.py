@@ -473,26 +473,16 @@ def test_killed_it_goes_on_to_the_same_losses(cage, tmp_path, model, data, whole
     assert not (out / "checkpoint").exists() and (out / "drafter" / "drafter.json").exists()
 
 
-def test_ctrl_c_keeps_a_checkpoint_and_says_how_to_go_on(cage, tmp_path, model, data, whole):
+@pytest.mark.parametrize(("ended", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+def test_ended_it_keeps_a_checkpoint_and_says_how_to_go_on(cage, tmp_path, model, data, whole, ended, code):
+    """By Ctrl+C, by a logout or with its terminal; who waits for it learns what ended it."""
     out = tmp_path / "out"
-    told = cage.run(tmp_path, *asked(model, data, out), sent=Signal(signal.SIGINT, when=lambda: steps_made(out) >= 5))
-    assert told.code == 130 and GOES_ON in told.errors and "Traceback" not in told.errors
-    step = json.loads((out / "checkpoint" / "state.json").read_text())["step"]
-    assert 5 <= step < 24
-    other = called(tmp_path, *asked(model, data, out, "--lr", 0.5))
-    assert other.returncode == 2 and wording("lr_0_001_one_lr_0_5") in sentence(other) and "--force" in sentence(other)
-    result = called(tmp_path, *asked(model, data, out))
-    assert result.returncode == 0 and wording("going_on_after_step", step=step) in result.stderr
-    assert losses(out) == whole
-
-
-def test_ended_from_outside_it_keeps_a_checkpoint_as_by_ctrl_c(cage, tmp_path, model, data, whole):
-    """A logout or a terminal that is closed; who waits for it learns what ended it."""
-    out = tmp_path / "out"
-    told = cage.run(tmp_path, *asked(model, data, out), sent=Signal(signal.SIGTERM, when=lambda: steps_made(out) >= 5))
-    assert told.code == -signal.SIGTERM and GOES_ON in told.errors and "Traceback" not in told.errors
+    told = cage.run(tmp_path, *asked(model, data, out), sent=Signal(ended, when=lambda: steps_made(out) >= 5))
+    assert told.code == code and GOES_ON in told.errors and "Traceback" not in told.errors
     step = json.loads((out / "checkpoint" / "state.json").read_text())["step"]
     assert 5 <= step < 24 and not (out / "training.lock").exists()
+    other = called(tmp_path, *asked(model, data, out, "--lr", 0.5))
+    assert other.returncode == 2 and wording("lr_0_001_one_lr_0_5") in sentence(other) and "--force" in sentence(other)
     result = called(tmp_path, *asked(model, data, out))
     assert result.returncode == 0 and wording("going_on_after_step", step=step) in result.stderr
     assert losses(out) == whole

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from cli.hub_commands import WEIGHTS, at, home_with_cache, repository
+from cli.hub_commands import WEIGHTS, at, repository
 from command import sentence
 from golden import wording
 from hub_server import Hub, served
@@ -18,9 +18,8 @@ GONE = Hub(endpoint="http://127.0.0.1:9")
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(home: Path, tmp_path: Path) -> Path:
     """Of a user who pulled org/name; the server is gone since."""
-    home = home_with_cache(tmp_path, monkeypatch)
     with served(org__name=repository(tmp_path / "model", numbers=10_000)) as hub:
         assert at(home, hub, "pull", "org/name").returncode == 0
     return home

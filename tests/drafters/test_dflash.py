@@ -21,7 +21,6 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm, Qwe
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Context
-from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
 from localspec.drafters.dflash import DFlashOptions, Drafter
 from localspec.drafters.merged import Merged
@@ -268,21 +267,6 @@ def test_beside_others_each_gets_the_states_that_it_asked_for(tiny: Make, tmp_pa
     assert reply(session_of(model.target, merged, Budget(6)), prompt, 6)[0] == stock_reply(model.stock, prompt, 6)
     for (_, head), blocks in zip(drafters, seen, strict=True):
         check(plain_loop(head), model, *blocks[0])
-
-
-def test_without_features_or_nodes_there_is_the_root_alone(tiny: Make, tmp_path: Path) -> None:
-    model = tiny(LLAMA)
-    drafter, _ = made(model, tmp_path)
-    for committed, nodes in (([5, 6], 8), ([5], 8)):
-        assert drafter.draft(Context(committed, model.target.cache(8), nodes, Sampling())).tokens == (committed[-1],)
-    session = session_of(model.target, drafter, Budget(0))
-    reply(session, prompt_ids(9), 3)
-    assert len(drafter._features) == 11 and drafter._layers[1].attention.length == 0
-    before = drafter.nbytes
-    drafter.draft(Context(session.tokens, session.cache, 4, Sampling()))
-    assert [layer.attention.length for layer in drafter._layers] == [11, 11] and drafter.nbytes > before
-    session.rewind(5)
-    assert len(drafter._features) == 5 and drafter._layers[0].attention.length == 5
 
 
 @each(

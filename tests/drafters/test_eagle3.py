@@ -17,7 +17,6 @@ from transformers import LlamaConfig, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, rotate_half
 
 from localspec.decoding.budget import Budget
-from localspec.decoding.drafter import Context
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.eagle3 import Drafter, usual_places
@@ -190,21 +189,6 @@ def test_drawn_chains_say_what_each_node_was_drawn_from(tiny: Make) -> None:
         expected = plain_loop(model, weights, committed, path_tokens(tree, tree.parents[node]))
         row = torch.as_tensor(tree.draft_logits.rows[node])
         torch.testing.assert_close(row, expected, rtol=1e-3, atol=1e-3)
-
-
-def test_without_features_or_nodes_there_is_the_root_alone(tiny: Make) -> None:
-    target = tiny(LLAMA).target
-    drafter = drafting(eagle(target), target)
-    for committed, nodes in (([5, 6], 8), ([5], 8)):
-        assert drafter.draft(Context(committed, target.cache(8), nodes, Sampling())).tokens == (committed[-1],)
-    session = session_of(target, drafter, Budget(0))
-    reply(session, prompt_ids(9), 3)
-    assert len(drafter._features) == 11 and drafter._layer.attention.length == 0
-    before = drafter.nbytes
-    drafter.draft(Context(session.tokens, session.cache, 4, Sampling()))
-    assert drafter._layer.attention.length == 11 and drafter.nbytes > before
-    drafter.rewind(5)
-    assert len(drafter._features) == 5 and drafter._layer.attention.length == 4
 
 
 @pytest.mark.slow

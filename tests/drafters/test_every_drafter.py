@@ -16,12 +16,13 @@ from drafters.test_s3d import made as s3d
 from drafters.test_semi import semi
 from drafting import drafting, perturbed
 from noise_by_depth import assert_each_depth_has_its_own_noise
-from session_replies import assert_conversation, assert_plain, assert_stops_leave_no_trace
+from session_replies import assert_conversation, assert_plain, assert_stops_leave_no_trace, reply
 from six_words import PROMPT, WORDS, drawn, joint_chances, six_words, six_words_qwen35
 from slow_cases import covering
-from tiny_models import DRAFTING_FAMILIES, RECURRENT, Tiny, prompt_ids, word_tokenizer
+from tiny_models import DRAFTING_FAMILIES, FAMILIES, RECURRENT, Tiny, prompt_ids, word_tokenizer
 
 from localspec.decoding.budget import Budget
+from localspec.decoding.drafter import Context
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
 from localspec.drafters import mtp, parallelspec
@@ -161,3 +162,27 @@ def test_three_turns_are_those_of_the_stock_model(tiny, tmp_path, kind, name):
 def test_a_stopped_reply_and_the_turns_after_it_are_those_of_the_stock_model(tiny, tmp_path, kind, name):
     model = tiny(name)
     assert_stops_leave_no_trace(model, session_of(DRAFTERS[kind], model, tmp_path))
+
+
+# What reads states of the target: tokens that it has read, by its own caches, and how many of 5 are kept.
+READING: dict[str, tuple[Callable[[Any], list[int]], int]] = {
+    "dflash": (lambda drafter: [layer.attention.length for layer in drafter._layers], 5),
+    "eagle3, 0": (lambda drafter: [drafter._layer.attention.length], 4),
+    "mtp": (lambda drafter: [drafter._cache.length], 4),
+}
+
+
+@pytest.mark.parametrize("kind", READING)
+def test_without_features_or_nodes_there_is_the_root_alone(tiny, tmp_path, kind):
+    model, (lengths, kept) = tiny(next(iter(RECURRENT)) if kind == "mtp" else FAMILIES[0]), READING[kind]
+    session = session_of(DRAFTERS.get(kind, published_mtp), model, tmp_path, 0)
+    drafter = session.drafter
+    for committed, nodes in (([5, 6], 8), ([5], 8), ([5, 6], 0)):
+        assert drafter.draft(Context(committed, model.target.cache(8), nodes, Sampling())).tokens == (committed[-1],)
+    reply(session, prompt_ids(9), 3)
+    assert len(drafter._features) == 11 and not any(lengths(drafter))
+    before = drafter.nbytes
+    drafter.draft(Context(session.tokens, session.cache, 4, Sampling()))
+    assert {*lengths(drafter)} == {11} and drafter.nbytes > before
+    session.rewind(5)
+    assert len(drafter._features) == 5 and {*lengths(drafter)} == {kept}

@@ -25,7 +25,6 @@ from localspec.choosing.drafters import PUBLISHED
 from localspec.choosing.measure import ModelMeasurements
 from localspec.config import Settings
 from localspec.decoding.budget import Budget
-from localspec.decoding.drafter import Context
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree
@@ -169,21 +168,6 @@ def test_for_a_model_that_reads_trees_it_drafts_a_chain_all_the_same(tmp_path: P
     seen = watched(drafter)
     reply(Session(letters.target, drafter, Budget(8)), PROMPT, 8, Sampling(1.0, seed=1, rule=rule))
     assert letters.target.branches and {tuple(tree.parents) for _, tree in seen} == {(-1, 0, 1, 2)}
-
-
-def test_without_states_or_nodes_there_is_the_root_alone(make: Any) -> None:
-    model, _ = make(NAME)
-    drafter = Drafter.from_model(model.path, model.target)
-    for committed, nodes in (([5, 6], 8), ([5], 8), ([5, 6], 0)):
-        assert drafter.draft(Context(committed, model.target.cache(8), nodes, Sampling())).tokens == (committed[-1],)
-    session = Session(model.target, drafter, Budget(0))
-    reply(session, prompt_ids(9), 3)
-    assert len(drafter._features) == 11 and drafter._cache.length == 0
-    before = drafter.nbytes
-    drafter.draft(Context(session.tokens, session.cache, 4, Sampling()))
-    assert drafter._cache.length == 11 and drafter.nbytes > before
-    session.rewind(5)
-    assert len(drafter._features) == 5 and drafter._cache.length == 4
 
 
 def card_of(path: Path) -> TargetCard:

@@ -78,7 +78,7 @@ def here(tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
 
 def left(directory: Path) -> list[str]:
     """The ends of the names of all files but the list of digests, which is written for files that are not quite new."""
-    return sorted(one.suffix for one in directory.iterdir() if one.suffix != ".json")
+    return sorted(one.suffix for one in directory.glob("*") if one.suffix != ".json")
 
 
 def logits(target: Target) -> torch.Tensor:
@@ -193,31 +193,38 @@ def test_where_nothing_can_be_kept_it_is_packed_each_time_and_said(
     assert model.files == []
 
 
-def test_a_full_disk_costs_no_answer(here: Callable[[str], Here], monkeypatch: pytest.MonkeyPatch) -> None:
-    model = here(BIASES)
-
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("localspec.nn.kept_nf4.save_file", full)
-    model.load()
-    assert model.notices == [wording("packed_model_cannot_kept_space")]
-    assert left(Paths(model.home).packed) == []
-
-
-@pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError(wording("cuda_out_of_memory"))], ids=repr)
-def test_memory_that_runs_out_while_it_is_written_costs_no_answer(
-    here: Callable[[str], Here], monkeypatch: pytest.MonkeyPatch, error: Exception
+@pytest.mark.parametrize(
+    ("place", "error", "said"),
+    [
+        (
+            "localspec.nn.kept_nf4.save_file",
+            OSError(28, "No space left on device"),
+            wording("packed_model_cannot_kept_space"),
+        ),
+        ("localspec.nn.kept_nf4.save_file", MemoryError(), wording("packed_model_cannot_kept_there")),
+        (
+            "localspec.nn.kept_nf4.save_file",
+            torch.OutOfMemoryError(wording("cuda_out_of_memory")),
+            wording("packed_model_cannot_kept_there"),
+        ),
+        (
+            "localspec.engine.kept_weights.private_directory",
+            PermissionError(13, "Permission denied"),
+            wording("packed_model_cannot_kept"),
+        ),
+    ],
+)
+def test_where_it_cannot_be_written_that_costs_no_answer(
+    here: Callable[[str], Here], monkeypatch: pytest.MonkeyPatch, place: str, error: Exception, said: str
 ) -> None:
     model = here(BIASES)
 
-    def short(*_: Any, **__: Any) -> None:
+    def fails(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr("localspec.nn.kept_nf4.save_file", short)
+    monkeypatch.setattr(place, fails)
     assert logits(model.load()).isfinite().all()
-    assert model.notices == [wording("packed_model_cannot_kept_there")]
-    assert left(Paths(model.home).packed) == []
+    assert model.notices == [said] and left(Paths(model.home).packed) == []
 
 
 @pytest.mark.slow
@@ -232,19 +239,6 @@ def test_who_comes_while_another_process_writes_goes_on_without(here: Callable[[
         assert lock_of(file).exists(), "it is the other's"
     model.load()
     assert file.exists()
-
-
-def test_a_cache_that_cannot_be_written_costs_no_answer(
-    here: Callable[[str], Here], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = here(BIASES)
-
-    def refused(_: Path) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(kept_weights, "private_directory", refused)
-    model.load()
-    assert model.notices == [wording("packed_model_cannot_kept")]
 
 
 def test_weights_that_change_while_they_are_packed_are_not_kept(

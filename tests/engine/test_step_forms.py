@@ -193,25 +193,24 @@ def test_elsewhere_there_is_nothing_to_check(gpu: GPU) -> None:
     assert gpu.checks == 0 and gpu.forms == [] and gpu.notices == []
 
 
-def test_trouble_in_a_reply_is_said_once_and_kept(gpu: GPU) -> None:
+@pytest.mark.parametrize(
+    ("part", "said", "form"),
+    [
+        ("trouble", wording("steps_recorded_any_more_slower"), "static"),
+        ("draft_trouble", wording("what_drafter_computes_recorded"), "captured"),
+    ],
+)
+def test_trouble_in_a_reply_is_said_once_and_only_that_of_steps_is_kept(
+    gpu: GPU, part: str, said: str, form: str
+) -> None:
     watch = gpu.load()
     watch.look()
-    gpu.trouble = "CUDA error: invalid argument"
+    setattr(gpu, part, "CUDA error: invalid argument")
     watch.look()
     watch.look()
-    assert gpu.notices == [wording("steps_recorded_any_more_slower")]
+    assert gpu.notices == [said]
     gpu.load()
-    assert gpu.checks == 1 and gpu.forms[-1] == "static"
-
-
-def test_trouble_of_a_drafter_is_said_once_and_steps_are_recorded_on(gpu: GPU) -> None:
-    watch = gpu.load()
-    gpu.draft_trouble = "CUDA error: invalid argument"
-    watch.look()
-    watch.look()
-    assert gpu.notices == [wording("what_drafter_computes_recorded")]
-    gpu.load()
-    assert gpu.forms[-1] == "captured"
+    assert gpu.checks == 1 and gpu.forms[-1] == form
 
 
 @pytest.mark.parametrize(

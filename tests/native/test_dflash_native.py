@@ -1,4 +1,4 @@
-"""DFlash on the CPU engine: the same plain loop, the same texts, in every packing."""
+"""DFlash on the CPU engine: the same plain loop, the same texts."""
 
 import pytest
 from drafters.test_dflash import (  # noqa: F401
@@ -9,11 +9,8 @@ from drafters.test_dflash import (  # noqa: F401
     plain_loop,
     test_a_long_prompt_is_read_in_parts,
     test_beside_others_each_gets_the_states_that_it_asked_for,
-    test_without_features_or_nodes_there_is_the_root_alone,
     watched,
 )
-from each import each
-from native.packings import PACKINGS, assert_plain_text
 from session_replies import reply
 from slow_cases import covering
 from tiny_models import FAMILIES, prompt_ids, stock_reply
@@ -34,12 +31,3 @@ def test_every_block_is_that_of_a_plain_loop_and_the_text_the_targets_own(tiny, 
         return
     for committed, logits in (seen[0], seen[-1]):
         check(plain_loop(head), model, committed, logits)
-
-
-@pytest.mark.slow
-@each("packing", PACKINGS)
-def test_the_text_is_plain_decodings_in_every_packing(tiny, tmp_path, monkeypatch, packing):
-    model, prompt = tiny(FAMILIES[0], packing), prompt_ids(12, seed=4)
-    monkeypatch.setattr(model.target, "stop_tokens", frozenset())
-    drafter, _ = made(model, tmp_path, **FORMS[1])
-    assert_plain_text(model.target, drafter, prompt)

@@ -1,6 +1,5 @@
-"""EAGLE-3 on the CPU engine: the same plain loop, the same texts, in every packing."""
+"""EAGLE-3 on the CPU engine: the same plain loop, the same texts."""
 
-import pytest
 from drafters.test_eagle3 import (  # noqa: F401
     FORMS,
     eagle,
@@ -11,18 +10,4 @@ from drafters.test_eagle3 import (  # noqa: F401
     test_every_draft_is_that_of_a_plain_loop_and_the_text_the_targets_own,
     test_trained_on_a_text_it_foresees_nearly_all_of_it,
     test_what_is_saved_drafts_as_before,
-    test_without_features_or_nodes_there_is_the_root_alone,
 )
-from drafting import drafting, perturbed
-from each import each
-from native.packings import PACKINGS, assert_plain_text
-from tiny_models import FAMILIES, prompt_ids
-
-
-@pytest.mark.slow
-@each("packing", PACKINGS)
-def test_the_text_is_plain_decodings_in_every_packing(tiny, monkeypatch, packing):
-    target, prompt = tiny(FAMILIES[0], packing).target, prompt_ids(12, seed=4)
-    monkeypatch.setattr(target, "stop_tokens", frozenset())
-    drafter = drafting(perturbed(eagle(target, **FORMS[1])), target)
-    assert_plain_text(target, drafter, prompt)

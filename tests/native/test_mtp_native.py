@@ -7,7 +7,6 @@ from drafters.test_mtp import (  # noqa: F401
     stock_layer,
     test_a_long_prompt_is_read_in_parts_and_a_chain_has_no_more_than_is_asked,
     test_every_draft_is_that_of_a_plain_loop_and_the_text_the_targets_own,
-    test_without_states_or_nodes_there_is_the_root_alone,
 )
 from each import each
 from native.packings import PACKINGS, assert_plain_text

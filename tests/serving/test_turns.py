@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from each import each
 
 from localspec.serving.room import TooMany, Turns
 
@@ -15,24 +16,15 @@ def test_one_with_many_requests_does_not_hold_up_the_others():
     assert [turns.next(0) for _ in range(7)] == ["a1", "b1", "c1", "a2", "b2", "a3", None]
 
 
-def test_more_than_there_is_room_for_are_refused():
-    turns = Turns[int](2, 100)
-    turns.put("a", 1)
-    turns.put("b", 2)
+@each("room, sizes", [(2, (0, 0, 0)), (9, (60, 40, 1))])
+def test_more_requests_or_bytes_than_there_is_room_for_are_refused(room, sizes):
+    turns = Turns[int](room, 100)
+    turns.put("a", 1, sizes[0])
+    turns.put("b", 2, sizes[1])
     with pytest.raises(TooMany):
-        turns.put("c", 3)
+        turns.put("c", 3, sizes[2])
     assert turns.next(0) == 1
-    turns.put("c", 3)
-
-
-def test_so_are_more_bytes():
-    turns = Turns[int](9, 100)
-    turns.put("a", 1, 60)
-    with pytest.raises(TooMany):
-        turns.put("b", 2, 41)
-    turns.put("b", 3, 40)
-    assert turns.next(0) == 1
-    turns.put("c", 4, 60)
+    turns.put("c", 3, sizes[0])
 
 
 def test_who_waits_for_the_next_one_is_told_of_the_end():

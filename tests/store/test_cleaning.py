@@ -25,11 +25,6 @@ TABLES = ["conversation", "turn", "trigram_data", "trigram_idx"]
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "data" / "localspec.db"
-
-
-@pytest.fixture
 def store(path: Path) -> Iterator[Store]:
     with Store.open(path, pytest.fail) as opened:
         yield opened

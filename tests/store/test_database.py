@@ -74,11 +74,6 @@ def filled(path: Path, lines: int = 200) -> None:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "data" / "localspec.db"
-
-
-@pytest.fixture
 def database(path: Path, notices: list[str]) -> Iterator[Database]:
     with opened(path, notices) as database:
         yield database

@@ -11,11 +11,6 @@ from localspec.store.drafts import Drafts
 from localspec.store.store import Store
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "localspec.db"
-
-
 def keep_elsewhere(path, text):
     """Another process keeps a draft and is killed."""
     code = (

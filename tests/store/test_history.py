@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,17 +32,6 @@ from localspec.store.store import Store
 HOSTILE = (
     "\x1b[2J\x1b]52;c;aGk=\x07 \x9b31m \u202egnp.exe\u2066 [red]x[/] <b>&#27;</b> \ufeff \U0010ffff \r\n\t e\u0301"
 )
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "data" / "localspec.db"
-
-
-@pytest.fixture
-def store(path: Path, notices: list[str]) -> Iterator[Store]:
-    with Store.open(path, notices.append) as opened:
-        yield opened
 
 
 @pytest.fixture

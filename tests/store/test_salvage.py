@@ -24,11 +24,6 @@ CONVERSATIONS = 60
 REPLY = "a reply of many words " * 60  # so long that a page has few turns
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "data" / "localspec.db"
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a store with conversations 1 to 60 of two turns each, of which 7 was deleted, and some of all else."""

@@ -7,7 +7,7 @@ import sqlite3
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -49,17 +49,6 @@ def made_pool(store: Store, model: str = "demo") -> int:
     pool = store.phrases.pool(model, "hash")
     assert pool is not None
     return pool
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "data" / "localspec.db"
-
-
-@pytest.fixture
-def store(path: Path, notices: list[str]) -> Iterator[Store]:
-    with Store.open(path, notices.append) as opened:
-        yield opened
 
 
 # -- what goes in comes out --

@@ -13,7 +13,7 @@ import pytest
 import tiny_models
 import torch
 from each import each
-from gguf_files import Stored, metadata_of, pairs, stored, tensors_of, write_model, written
+from gguf_files import Stored, metadata_of, pairs, tensors_of, write_model, written
 from native.packings import assert_plain_text
 from scripted_drafters import OffChain, Oracle
 from session_replies import reply
@@ -486,25 +486,22 @@ def test_a_file_that_changes_while_it_is_read_is_said(directory, tmp_path, paths
         open_blocks(found, 1)
 
 
-@each("kind", ["Q4_K", "F32"])
-def test_a_weight_that_is_no_number_is_refused(directory, tmp_path, paths, kind):
+@each(
+    "name, kind, number, said",
+    [
+        ("blk.0.ffn_down.weight", "Q4_K", np.float16("nan"), r"layers\.0\.down_proj\.weight"),
+        ("blk.0.ffn_down.weight", "F32", np.float32("nan"), r"layers\.0\.down_proj\.weight"),
+        ("output_norm.weight", "Q4_K", np.float32("inf"), "norm"),
+    ],
+)
+def test_a_weight_that_is_no_number_is_refused(directory, tmp_path, paths, name, kind, number, said):
     tensors = tensors_of(directory("llama"), kind)
-    bad = tensors["blk.0.ffn_down.weight"]
-    number = np.float32(np.nan).tobytes() if kind == "F32" else np.float16(np.nan).tobytes()
-    tensors["blk.0.ffn_down.weight"] = Stored(kind, bad.shape, number + bad.content[len(number) :])
+    bad = tensors[name]
+    tensors[name] = Stored(bad.kind, bad.shape, number.tobytes() + bad.content[number.nbytes :])
     file = tmp_path / "tiny.gguf"
     file.write_bytes(written(metadata_of(directory("llama"), "gpt-2"), tensors))
-    with pytest.raises(LocalspecError, match=r"layers\.0\.down_proj\.weight of .* holds NaN or inf"):
+    with pytest.raises(LocalspecError, match=f"{said} of .* holds NaN or inf"):
         load(registered(file, paths).path, BLOCKS, "", 1, Reporter(), paths)
-
-
-def test_a_vector_that_is_no_number_is_refused(directory, tmp_path, paths):
-    tensors = tensors_of(directory("llama"), "Q4_K")
-    tensors["output_norm.weight"] = stored("F32", np.full(256, np.inf, np.float32))
-    file = tmp_path / "tiny.gguf"
-    file.write_bytes(written(metadata_of(directory("llama"), "gpt-2"), tensors))
-    with pytest.raises(LocalspecError, match="norm of .* holds NaN or inf"):
-        open_blocks(registered(file, paths), 1)
 
 
 def test_memory_that_is_not_there_is_said(directory, tmp_path, paths, monkeypatch):

@@ -84,27 +84,30 @@ CONFIGS: dict[str, Any] = {
 }
 
 
+def made(path: Path, kind: Any, unlike: dict[str, Any]) -> Path:
+    return tiny_models.write(path, kind(**{**SHAPE, **unlike}), tiny_models.byte_tokenizer(), 0, spread=0.08)
+
+
+def assert_near_llama_cpp(file: Path, packing: str, allowed: float) -> None:
+    from llama_cpp_model import Gguf
+
+    source, tokens = gguf_source(GgufModel.open(file)), tiny_models.prompt_ids(100)
+    held = packed(source, packing, gguf_recipe(source, packing))
+    engine = NativeModel(held.sizes, Rope.of(source.config, 128), held.tensors, Threads(1), cache_format(packing))
+    ours = engine.forward(tokens, None, engine.cache(128))[0].numpy()
+    peer = Gguf(file, source.config.vocab_size, 128)
+    theirs = np.array(peer.logits(tokens, 0))
+    peer.close()
+    assert abs(ours - theirs).max() < allowed * abs(theirs).max(), file.name
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_logits_are_those_of_llama_cpp(tmp_path, name):
     """Random models feel every rounded bit: a fifth of the largest logit is far below what an exchanged weight costs."""
-    from llama_cpp_model import Gguf
-
-    kind, unlike = CONFIGS[name]
-    path = tmp_path / "model"
-    tiny_models.write(path, kind(**{**SHAPE, **unlike}), tiny_models.byte_tokenizer(), 0, spread=0.08)
-    tokens = tiny_models.prompt_ids(100)
+    path = made(tmp_path / "model", *CONFIGS[name])
     for form, packing, allowed in (("F16", "fp32", 0.02), ("Q8_0", "int8", 0.2), ("Q6_K", "int8", 0.2)):
-        file = write_model(tmp_path / f"{form}.gguf", path, form)
-        model = GgufModel.open(file)
-        source = gguf_source(model)
-        held = packed(source, packing, gguf_recipe(source, packing))
-        engine = NativeModel(held.sizes, Rope.of(source.config, 128), held.tensors, Threads(1), cache_format(packing))
-        ours = engine.forward(tokens, None, engine.cache(128))[0].numpy()
-        peer = Gguf(file, source.config.vocab_size, 128)
-        theirs = np.array(peer.logits(tokens, 0))
-        peer.close()
-        assert abs(ours - theirs).max() < allowed * abs(theirs).max(), form
+        assert_near_llama_cpp(write_model(tmp_path / f"{form}.gguf", path, form), packing, allowed)
 
 
 SCALED: dict[str, Any] = {
@@ -120,20 +123,8 @@ SCALED: dict[str, Any] = {
 @pytest.mark.parametrize("name", SCALED)
 def test_positions_are_scaled_as_by_llama_cpp(tmp_path, name):
     """In fp32, where another rotation is far larger than rounding."""
-    from llama_cpp_model import Gguf
-
-    kind, unlike = FAMILIES[name]
-    path = tmp_path / "model"
-    tiny_models.write(path, kind(**{**SHAPE, **unlike}), tiny_models.byte_tokenizer(), 0, spread=0.08)
-    tokens = tiny_models.prompt_ids(100)
-    file = write_model(tmp_path / "a.gguf", path, "F16", **SCALED[name])
-    source = gguf_source(GgufModel.open(file))
-    held = packed(source, "fp32", gguf_recipe(source, "fp32"))
-    engine = NativeModel(held.sizes, Rope.of(source.config, 128), held.tensors, Threads(1), cache_format("fp32"))
-    peer = Gguf(file, source.config.vocab_size, 128)
-    theirs = np.array(peer.logits(tokens, 0))
-    peer.close()
-    assert abs(engine.forward(tokens, None, engine.cache(128))[0].numpy() - theirs).max() < 0.02 * abs(theirs).max()
+    path = made(tmp_path / "model", *FAMILIES[name])
+    assert_near_llama_cpp(write_model(tmp_path / "a.gguf", path, "F16", **SCALED[name]), "fp32", 0.02)
 
 
 def test_metadata_that_the_tests_write_is_what_llama_cpp_reads(tmp_path):

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from cli.run.run_command import process
+from command import reaching
 from golden import wording
 from scripted_models import scripted_model
 
@@ -23,17 +24,7 @@ def test_a_loop_is_cut_only_at_a_terminal(run, home, tmp_path, drafter):
     ours, theirs = os.openpty()
     running = process(home, *arguments, stdout=theirs)
     os.close(theirs)
-    shown = b""
-    while chunk := _read(ours):
-        shown += chunk
-    os.close(ours)
+    shown = b"".join(reaching(ours))
     _, told = running.communicate()
     assert SENTENCE in told.decode()
     assert shown.decode().split() == ["one", "two", "three", "four"] * 56, "1,000 characters, at a 16th token"
-
-
-def _read(terminal: int) -> bytes:
-    try:
-        return os.read(terminal, 65536)
-    except OSError:  # nobody writes to it any more
-        return b""
