@@ -58,7 +58,7 @@ class TransformerConfig:
 
     @classmethod
     def of(cls, config: ModelConfig) -> "TransformerConfig":
-        """Reads a model's config. Raises LocalspecError where this transformer would not compute the same."""
+        """Read a model's config. Raises LocalspecError where this transformer would not compute the same."""
         arithmetic = {"activation": "silu", **FAMILIES[config.model_type].arithmetic}
         known = _CALLED[arithmetic["activation"]]
         if config.hidden_act not in known:
@@ -104,12 +104,12 @@ class TransformerConfig:
         return bool(self.local_layers) and self.local_layers[layer]
 
     def sizes_of(self, layer: int) -> LayerSizes:
-        """What a layer has."""
+        """Return what a layer has."""
         same = LayerSizes(self.num_kv_heads, self.head_dim, self.intermediate_size)
         return self.layer_sizes[layer] if self.layer_sizes else same
 
     def need_layers_alone(self, kind: str) -> None:
-        """Raises UsageMistake where no layers of its own can draft: they read what only all layers have, or an id."""
+        """Raise UsageMistake where no layers of its own can draft: they read what only all layers have, or an id."""
         if self.per_layer_inputs[0] or any(one.keys_of is not None for one in self.layer_sizes):
             raise UsageMistake(
                 f"{kind} drafts with some of a model's own layers, and those of this one need the others: they share "
@@ -238,7 +238,7 @@ def stored_shape(name: str, rows: int, columns: int | None) -> tuple[int, ...]:
 
 
 def in_features(name: str, config: TransformerConfig) -> int | None:
-    """The columns of one of our parameters: None for a vector, else the channels that the layer takes in."""
+    """Return the columns of one of our parameters: None for a vector, else the channels that the layer takes in."""
     if name.endswith((".bias", "norm", "scalar", ".dt_bias", ".A_log")):
         return None
     if name == "embed_tokens_per_layer":

@@ -25,7 +25,7 @@ def possible(name: str, value: object) -> bool:
 
 
 def read_generation_config(path: Path) -> Mapping[str, Any]:
-    """Reads generation_config.json, {} where there is none. Raises LocalspecError for one that is damaged."""
+    """Read generation_config.json, {} where there is none. Raises LocalspecError for one that is damaged."""
     file = path / GENERATION
     try:
         return generation_config(read_bytes(file), file) if file.is_file() else {}
@@ -34,7 +34,7 @@ def read_generation_config(path: Path) -> Mapping[str, Any]:
 
 
 def generation_config(content: bytes, file: Path) -> Mapping[str, Any]:
-    """What a generation_config.json says; `file` names it in sentences. Raises as `read_generation_config` does.
+    """Return what a generation_config.json says; `file` names it in sentences. Raises as `read_generation_config` does.
 
     Values by which no model can be sampled are left out; `LEFT_OUT` lists them.
     """

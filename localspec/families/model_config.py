@@ -65,7 +65,7 @@ class ModelConfig:
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> "ModelConfig":
-        """Reads the content of a config.json. Raises ValueError, with a clause, for one that is not possible."""
+        """Read the content of a config.json. Raises ValueError, with a clause, for one that is not possible."""
         content = text_config(content)
         family = FAMILIES.get(str(content.get("model_type")))
         if family is None:

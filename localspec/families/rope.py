@@ -36,7 +36,7 @@ class Rope:
 
     @classmethod
     def of(cls, config: ModelConfig, context: int) -> "Rope":
-        """The rotation of a model for texts of at most `context` tokens.
+        """Return the rotation of a model for texts of at most `context` tokens.
 
         Scaling that depends on the length (dynamic NTK, longrope) is fixed by it, so that a token's rotation never
         changes while a text grows. Raises LocalspecError for parameters that are not known or not possible.

@@ -22,19 +22,19 @@ def _inside(kind: str) -> dict[str, str]:
 
 
 def supported(refused: str | None) -> str:
-    """Ends a sentence about an architecture that is refused: what is supported, and the nearest model of it."""
+    """End a sentence about an architecture that is refused: what is supported, and the nearest model of it."""
     names = dict.fromkeys(re.sub("For(CausalLM|ConditionalGeneration)$", "", name) for name in ARCHITECTURES)
     return f"supported are {', '.join(names)}; {nearest_model(refused)}"
 
 
 def nearest_model(refused: str | None) -> str:
-    """Ends a sentence about a model of this architecture that is refused: which registered one is nearest to it."""
+    """End a sentence about a model of this architecture that is refused: which registered one is nearest to it."""
     nearest = next((model for name, model in _NEAREST.items() if (refused or "").startswith(name)), ANY)
     return f"the nearest model is {nearest}, by `localspec pull {nearest}`."
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a config.json says of the language model: that of a model which reads pictures too has it inside."""
+    """Return what a config.json says of the language model: that of a model which reads pictures too has it inside."""
     inner, inside = config.get("text_config"), _inside(str(config.get("model_type")))
     if not inside or not isinstance(inner, dict):
         return config

@@ -109,7 +109,7 @@ def compiler(target: Target) -> Compiler:
 
 
 def run(command: Sequence[str], task: str) -> str:
-    """What it printed, warnings included."""
+    """Return what it printed, warnings included."""
     try:
         done = subprocess.run(command, cwd=SOURCES, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
     except OSError as error:

@@ -7,7 +7,7 @@ from localspec.machine.library import check, free_with, library, made
 
 
 def cache_format(packing: str) -> str:
-    """Returns the format of keys and values beside weights in this packing."""
+    """Return the format of keys and values beside weights in this packing."""
     return "fp32" if packing == "fp32" else "fp16"
 
 
@@ -45,7 +45,7 @@ class NativeCache:
         return int(self._library.ls_cache_bytes(self.handle))
 
     def reserve(self, slots: int, spare: bool = True) -> None:
-        """Makes room for `slots` tokens, tree included. Growing copies, so with `spare` it grows by half at least.
+        """Make room for `slots` tokens, tree included. Growing copies, so with `spare` it grows by half at least.
 
         Raises MemoryError; the cache is then unchanged.
         """
@@ -55,7 +55,7 @@ class NativeCache:
         self._capacity = self._library.ls_cache_slots(self.handle)
 
     def keep(self, path: Sequence[int]) -> None:
-        """Commits the rows `path` of the last forward after `length`, in that order, which is ascending.
+        """Commit the rows `path` of the last forward after `length`, in that order, which is ascending.
 
         Where there are recurrent layers, those are the first rows.
 
@@ -73,11 +73,11 @@ class NativeCache:
             self._length = self._library.ls_cache_length(self.handle)
 
     def reachable(self, length: int) -> int:
-        """Returns the length that `truncate(length)` would leave."""
+        """Return the length that `truncate(length)` would leave."""
         return int(self._library.ls_cache_reachable(self.handle, length))
 
     def copy(self, length: int, slots: int) -> "NativeCache":
-        """Returns a cache with the first `length` tokens, which are reachable, and room for `slots`.
+        """Return a cache with the first `length` tokens, which are reachable, and room for `slots`.
 
         Raises MemoryError.
         """
@@ -86,10 +86,10 @@ class NativeCache:
         return other
 
     def take(self, other: "NativeCache") -> bool:
-        """Takes nothing: the other cache serves as well as this one."""
+        """Take nothing: the other cache serves as well as this one."""
         return False
 
     def assume(self, length: int) -> None:
-        """Counts the first `length` slots as committed; those that were never written hold zeros."""
+        """Count the first `length` slots as committed; those that were never written hold zeros."""
         self.truncate(min(length, self._length))
         self.keep(range(length - self._length))

@@ -50,7 +50,7 @@ class NativeLinear:
         return self._matrix.data.nbytes + (0 if self._bias is None else self._bias.nbytes)
 
     def __call__(self, x: Floats) -> Floats:
-        """Applies the layer to rows [n, in]."""
+        """Apply the layer to rows [n, in]."""
         x = np.ascontiguousarray(x, np.float32)
         assert x.ndim == 2 and x.shape[1] == self._matrix.inputs, x.shape  # the library reads so many
         y = np.empty((len(x), self._matrix.out), np.float32)
@@ -70,7 +70,7 @@ class NativeLinears:
         return sum(layer.nbytes for layer in self.layers)
 
     def __call__(self, x: Floats) -> Floats:
-        """Applies the first layers to as many rows, one each."""
+        """Apply the first layers to as many rows, one each."""
         return np.concatenate([layer(x[row : row + 1]) for row, layer in enumerate(self.layers[: len(x)])])
 
 
@@ -91,15 +91,15 @@ class NativeRowModel:
         return self._model.nbytes
 
     def cache(self, slots: int) -> NativeCache:
-        """Returns an empty cache with room for `slots` tokens."""
+        """Return an empty cache with room for `slots` tokens."""
         return self._model.cache(slots)
 
     def embed(self, tokens: Sequence[int]) -> Floats:
-        """Returns the input embeddings of token ids, [tokens, hidden_size]."""
+        """Return the input embeddings of token ids, [tokens, hidden_size]."""
         return self._model.embed(tokens)
 
     def adapters(self, adapters: Mapping[int, Mapping[str, LowRank]]) -> NativeAdapters:
-        """Makes adapters fit for `read_rows`."""
+        """Make adapters fit for `read_rows`."""
         given = {
             layer: {name: (one.a, one.b.T, one.scale) for name, one in some.items()} for layer, some in adapters.items()
         }
@@ -112,7 +112,7 @@ class NativeRowModel:
         layers: Sequence[int] | None = None,
         adapters: PackedAdapters | None = None,
     ) -> Floats:
-        """Reads a chain of rows behind the committed tokens; returns their states after the final norm."""
+        """Read a chain of rows behind the committed tokens; return their states after the final norm."""
         assert isinstance(cache, NativeCache) and isinstance(adapters, NativeAdapters | None)
         return self._model.states(inputs, cache, layers, adapters)
 
@@ -125,7 +125,7 @@ class NativeRowModel:
         """Nothing: attention reads no slot that its row does not see."""
 
     def head(self, states: Floats) -> Floats:
-        """Returns the logits [rows, vocab_size] of states after the final norm."""
+        """Return the logits [rows, vocab_size] of states after the final norm."""
         return self._model.head(states)
 
     def head_rows(self, ids: Sequence[int]) -> NativeLinear:
@@ -147,7 +147,7 @@ class NativeCompute:
     def stored(
         self, file: Path, tensors: Mapping[str, Array], of: str, reporter: Reporter | None = None
     ) -> Mapping[str, Array]:
-        """Returns the tensors of a file, large matrices packed on disk where the model is packed, too."""
+        """Return the tensors of a file, large matrices packed on disk where the model is packed, too."""
         if self._format != "int8":
             return tensors
         return packed_tensors(file, tensors, of, _GROUP, self._model.threads.count, reporter or Reporter())
@@ -159,21 +159,21 @@ class NativeCompute:
         return PackedMatrix.pack(weight, self._format, _GROUP if self._format == "int8" else 0, interleave)
 
     def rows(self, values: Floats) -> Floats:
-        """Returns the array itself."""
+        """Return the array itself."""
         return values
 
     def linear(self, weight: Floats, bias: Floats | None = None, silu: bool = False) -> NativeLinear:
-        """Returns a layer of weight [out, in] and bias [out]."""
+        """Return a layer of weight [out, in] and bias [out]."""
         return NativeLinear(self._pack(weight), bias, self._model.threads, silu)
 
     def linears(self, weights: Floats, biases: Floats | None = None, silu: bool = False) -> NativeLinears:
-        """Returns n layers, weights [n, out, in] and biases [n, out]: a row goes through its own."""
+        """Return n layers, weights [n, out, in] and biases [n, out]: a row goes through its own."""
         return NativeLinears(
             [self.linear(weight, None if biases is None else biases[n], silu) for n, weight in enumerate(weights)]
         )
 
     def model(self, sizes: TransformerConfig, rope: Rope | None, weights: Mapping[str, Array]) -> NativeRowModel:
-        """Returns a small transformer, packed as other matrices are."""
+        """Return a small transformer, packed as other matrices are."""
         packed: dict[str, Array | PackedMatrix] = {}
         for name in weight_map(sizes):
             if name.endswith(".weight"):
@@ -185,7 +185,7 @@ class NativeCompute:
         return self._made(sizes, rope or self._model.rope, packed)
 
     def read_model(self, path: Path, context: int) -> NativeRowModel:
-        """Returns the small language model of a directory; its packed file is made where there is none."""
+        """Return the small language model of a directory; its packed file is made where there is none."""
         packed = opening.load(path, self._format, path.name, self._model.threads.count, Reporter())
         return self._made(packed.sizes, Rope.of(packed.config, context), packed.tensors)
 
@@ -193,27 +193,27 @@ class NativeCompute:
         return NativeRowModel(NativeModel(sizes, rope, weights, self._model.threads, cache_format(self._precision)))
 
     def integers(self, numbers: Sequence[Sequence[int]]) -> Array:
-        """Returns integers [rows, n]."""
+        """Return integers [rows, n]."""
         return np.array(numbers, np.int64)
 
     def recorded(self, function: RowFunction, *attentions: RowAttention) -> RowFunction:
-        """Returns the function itself."""
+        """Return the function itself."""
         return function
 
     def logits(self, rows: Floats) -> NativeLogits:
-        """Returns what `rows` [rows, tokens] are as logits."""
+        """Return what `rows` [rows, tokens] are as logits."""
         return NativeLogits(np.ascontiguousarray(rows))
 
     def concat(self, arrays: Sequence[Floats], axis: int = 0) -> Floats:
-        """Returns arrays side by side."""
+        """Return arrays side by side."""
         return np.concatenate(arrays, axis)
 
     def repeated(self, row: Floats, count: int) -> Floats:
-        """Returns a row so many times."""
+        """Return a row so many times."""
         return np.repeat(row, count, 0)
 
     def at_columns(self, rows: Floats, ids: Array, width: int) -> Floats:
-        """Returns [rows, width] whose columns `ids` are those of `rows`, and -inf elsewhere."""
+        """Return [rows, width] whose columns `ids` are those of `rows`, and -inf elsewhere."""
         whole = np.full((len(rows), width), -np.inf, np.float32)
         whole[:, ids] = rows
         return whole
@@ -233,9 +233,9 @@ class NativeCompute:
         return np.tanh(x)
 
     def rms_norm(self, x: Floats, eps: float = EPS) -> Floats:
-        """Returns rows divided by the root of their mean square."""
+        """Return rows divided by the root of their mean square."""
         return rms_norm(x, eps)
 
     def attention(self, sizes: TransformerConfig, rope: Rope | None, weights: Mapping[str, Array]) -> NativeAttention:
-        """Returns the attention of a layer of these sizes."""
+        """Return the attention of a layer of these sizes."""
         return NativeAttention(sizes, rope or self._model.rope, weights)

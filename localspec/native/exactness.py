@@ -26,7 +26,7 @@ Rows = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]  # logits and sta
 
 
 def measure(target: NativeTarget, widest: int) -> Exactness:
-    """Compares logits and states in trees of up to `widest` rows with those of tokens that are read one by one."""
+    """Compare logits and states in trees of up to `widest` rows with those of tokens that are read one by one."""
     return finished(measuring(target, widest))
 
 
@@ -76,7 +76,7 @@ def _one_by_one(target: NativeTarget, cache: NativeCache, path: Sequence[int]) -
 
 
 def _in_a_tree(target: NativeTarget, cache: NativeCache, path: Sequence[int], width: int, decoys: int) -> Rows:
-    """Reads a tree of the root, decoys below it, the rest of the path, and decoys again."""
+    """Read a tree of the root, decoys below it, the rest of the path, and decoys again."""
     depth = min(len(path), width - decoys)
     tokens, parents = [(7 * row + 1) % target.vocab_size for row in range(width)], [-1, *[0] * (width - 1)]
     nodes = [0, *range(1 + decoys, depth + decoys)]
@@ -86,7 +86,7 @@ def _in_a_tree(target: NativeTarget, cache: NativeCache, path: Sequence[int], wi
 
 
 def _in_a_chain(target: NativeTarget, cache: NativeCache, path: Sequence[int], width: int, kept: int) -> Rows:
-    """Reads the path with decoys behind it, keeps its first rows, and reads the rest so once more."""
+    """Read the path with decoys behind it, keep its first rows, and read the rest once more."""
     right = list(path[:width])
     decoys = [(7 * row + 1) % target.vocab_size for row in range(width - len(right))]
     first = _rows(target, cache, DraftTree.chain([*right, *decoys]), range(kept))
@@ -107,7 +107,7 @@ def _together(rows: Sequence[Rows]) -> Rows:
 
 
 def _difference(plain: Rows, ours: Rows) -> float:
-    """Returns 0.0 where all bits are the same, else the largest difference of a logit relative to the largest logit."""
+    """Return 0.0 where all bits are the same, else the largest difference of a logit relative to the largest logit."""
     theirs = plain[0][: len(ours[0])], plain[1][: len(ours[0])]
     if all(np.array_equal(one.view(np.uint32), other.view(np.uint32)) for one, other in zip(ours, theirs, strict=True)):
         return 0.0

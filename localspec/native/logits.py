@@ -35,7 +35,7 @@ class NativeLogits(NumpyLogits):
         self._tokens, self._vocab_size = tokens, vocab_size
 
     def take(self, rows: Sequence[int]) -> "NativeLogits":
-        """Returns these rows, in this order."""
+        """Return these rows, in this order."""
         known = self._likeliest and [self._likeliest[row] for row in rows]
         return NativeLogits(self.rows[list(rows)], known, self._tokens, self._vocab_size)
 
@@ -44,7 +44,7 @@ class NativeLogits(NumpyLogits):
         return self._of_all(self.rows, -np.inf)
 
     def argmax(self) -> list[int]:
-        """Returns the likeliest token of each row. Raises LocalspecError where one holds a NaN."""
+        """Return the likeliest token of each row. Raises LocalspecError where one holds a NaN."""
         if self._likeliest is None:
             greedy = native.Sampling(top_p=1.0)
             self._likeliest = [self._pick(row, 0, greedy) for row in range(len(self.rows))]
@@ -53,13 +53,13 @@ class NativeLogits(NumpyLogits):
         return self._likeliest
 
     def picks(self, positions: Sequence[int], sampling: Sampling) -> Picks:
-        """Returns the picks by row, computed when they are asked for, unless they are greedy."""
+        """Return the picks by row, computed when they are asked for, unless they are greedy."""
         if sampling.greedy:
             return self.argmax()
         return PicksOnRequest(lambda row: self._pick(row, positions[row], _struct(sampling)))
 
     def sample(self, row: int, position: int, stream: int, sampling: Sampling) -> int:
-        """Samples a token from a row, with noise that no pick of the target has."""
+        """Sample a token from a row, with noise that no pick of the target has."""
         given = _struct(sampling)
         other = native.Sampling(given.temperature, given.top_p, given.min_p, sampling.stream_seed(stream), given.top_k)
         return self._pick(row, position, other)
@@ -75,7 +75,7 @@ class NativeLogits(NumpyLogits):
     def candidates(
         self, positions: Sequence[int], count: int, sampling: Sampling, ids: Ids | None = None
     ) -> list[list[Candidate]]:
-        """Returns the tokens to propose for the position of each row."""
+        """Return the tokens to propose for the position of each row."""
         vocabulary, among = self.rows.shape[1], candidates_shown(sampling, count, self.rows.shape[1])
         # Both functions need room for all that they look at.
         tokens, chances, found = np.empty(among, np.int32), np.empty(among, np.float32), ctypes.c_int32()
@@ -94,7 +94,7 @@ class NativeLogits(NumpyLogits):
         return rows
 
     def probabilities(self, row: int, sampling: Sampling) -> npt.NDArray[np.float64]:
-        """Returns what a token is sampled from, [vocab_size]."""
+        """Return what a token is sampled from, [vocab_size]."""
         chances = np.empty(self.rows.shape[1], np.float64)
         check(library().ls_probabilities(self._at(row), len(chances), _struct(sampling), address(chances)))
         return self._of_all(chances, 0.0)

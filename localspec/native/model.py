@@ -191,7 +191,7 @@ class NativeModel:
         return sum(weight.nbytes for weight in {id(weight): weight for weight in self.weights.values()}.values())
 
     def cache(self, slots: int) -> NativeCache:
-        """Returns an empty cache with room for `slots` tokens."""
+        """Return an empty cache with room for `slots` tokens."""
         return NativeCache(self.handle, slots)
 
     # -- forwards -----------------------------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ class NativeModel:
         logits_from: int = 0,
         inner: Sequence[int] = (),
     ) -> tuple[NativeLogits, Floats, Floats | None]:
-        """Reads rows of tokens after the committed ones. Returns logits from row `logits_from` on, and all states.
+        """Read rows of tokens after the committed ones. Returns logits from row `logits_from` on, and all states.
 
         Each row sees the committed tokens and its ancestors by `parents`, -1 being the last committed token; without
         them rows are a chain. The cache grows where it has no room. With `inner` also states [rows, len(inner) *
@@ -233,7 +233,7 @@ class NativeModel:
         return NativeLogits(logits, argmax.tolist()), hidden, states
 
     def forward_each(self, tokens: Sequence[int], caches: Sequence[NativeCache]) -> tuple[NativeLogits, Floats]:
-        """Reads one token behind each cache, and returns a row of logits and of states for each.
+        """Read one token behind each cache, and return a row of logits and of states for each.
 
         A row is as it would be by itself. Raises LocalspecError for recurrent layers and more than `MOST_TEXTS`.
         """
@@ -257,7 +257,7 @@ class NativeModel:
         layers: Sequence[int] | None = None,
         adapters: NativeAdapters | None = None,
     ) -> Floats:
-        """Reads inputs [rows, hidden_size] in place of embeddings, as a chain, through all layers or some, ascending.
+        """Read inputs [rows, hidden_size] in place of embeddings, as a chain, through all layers or some, ascending.
 
         Returns states after the final norm [rows, hidden_size]. Raises what `forward` does.
         """
@@ -289,13 +289,13 @@ class NativeModel:
         return hidden
 
     def embed(self, tokens: Sequence[int]) -> Floats:
-        """Returns the input embeddings of token ids, [tokens, hidden_size]. Raises LocalspecError for unknown ids."""
+        """Return the input embeddings of token ids, [tokens, hidden_size]. Raises LocalspecError for unknown ids."""
         ids, rows = int32(tokens), np.empty((len(tokens), self.sizes.hidden_size), np.float32)
         check(self._library.ls_embed(self.handle, len(ids), address(ids), address(rows)))
         return rows
 
     def head(self, states: Floats) -> Floats:
-        """Returns the logits [rows, vocab_size] of states after the final norm."""
+        """Return the logits [rows, vocab_size] of states after the final norm."""
         rows = self._rows(states)
         logits = np.empty((len(rows), self.sizes.vocab_size), np.float32)
         check(self._library.ls_head(self.handle, self.threads.handle, len(rows), address(rows), address(logits), None))

@@ -84,7 +84,7 @@ class PackedTensors(Mapping[str, Array]):
 def packed_tensors(
     file: Path, tensors: Mapping[str, Array], of: str, group: int, threads: int, reporter: Reporter
 ) -> Mapping[str, Array]:
-    """The `tensors` of a drafter's file, packed on disk in int8 by `group` where that matters; made once.
+    """Return the `tensors` of a drafter's file, packed on disk in int8 by `group` where that matters; made once.
 
     `of` is the revision of its target, with whose packed forms it goes. Raises LocalspecError for weights that are no
     numbers. Without room or leave to write, they are packed at each load, with a notice; a packed file that is damaged,
@@ -103,7 +103,7 @@ def packed_tensors(
     planned = {name: Tensor("panels", "int8", part.shape[0], part.shape[1], group) for name, part in every.items()}
 
     def serves(header: Header) -> bool:
-        """The library reads as much as a header says: one that says anything else is not believed."""
+        """Return True. Raise LocalspecError for a header with other tensors than the library reads."""
         if {name: section.tensor for name, section in header.tensors.items()} != planned:
             raise LocalspecError(f"A packed file of {file} holds other tensors than that; it is made again.")
         return True
@@ -133,7 +133,7 @@ def _interleaved(name: str) -> bool:
 
 
 def _large(file: Path) -> dict[str, list[StoredTensor]]:
-    """The matrices of a file that are worth it, by name; a stack of them one by one."""
+    """Return the matrices of a file that are worth it, by name; a stack of them one by one."""
     found, start = {}, tensor_start(file)
     for name, entry in sorted(tensor_headers(file).items()):
         shape, dtype, (first, end) = tuple(entry["shape"]), entry["dtype"], entry["data_offsets"]

@@ -45,14 +45,14 @@ class NativeAttention:
         seen: Sequence[Sequence[int]] | None = None,
         window: int | None = None,
     ) -> tuple[Seats]:
-        """Makes room for rows."""
+        """Make room for rows."""
         first = self.length
         self._reserve(first + len(positions))
         self.length = first + len(positions)
         return (Seats(first, positions, seen, window),)
 
     def __call__(self, qkv: Floats, seats: Seats) -> Floats:
-        """Returns what rows attend to, and keeps their keys and values."""
+        """Return what rows attend to, and keep their keys and values."""
         (first, positions, seen, window), sizes, rows = seats, self._sizes, len(qkv)
         heads, width = sizes.num_heads, sizes.head_dim
         turned, slots = self._cos_sin(positions), first + rows
@@ -68,7 +68,7 @@ class NativeAttention:
         return mixed
 
     def keep(self, kv: Floats, positions: Sequence[int]) -> None:
-        """Keeps keys and values of rows."""
+        """Keep keys and values of rows."""
         self._reserve(self.length + len(kv))
         self._write(self.length, kv, *self._cos_sin(positions))
         self.length += len(kv)
@@ -80,7 +80,7 @@ class NativeAttention:
         self._kept[1, :, slots] = v.swapaxes(0, 1)
 
     def _attend(self, q: Floats, slots: int, visible: Array) -> Floats:
-        """Returns [rows, heads * head_dim] of queries [rows, heads, head_dim], over the first `slots` rows."""
+        """Return [rows, heads * head_dim] of queries [rows, heads, head_dim], over the first `slots` rows."""
         (rows, heads, width), keys = q.shape, self._sizes.num_kv_heads
         grouped = q.reshape(rows, keys, -1, width).transpose(1, 2, 0, 3).reshape(keys, -1, width)
         scores: Floats = grouped @ self._kept[0, :, :slots].swapaxes(1, 2) * np.float32(width**-0.5)
@@ -103,7 +103,7 @@ class NativeAttention:
         return np.cos(angles) * scaling, np.sin(angles) * scaling
 
     def _reserve(self, slots: int) -> None:
-        """Makes room for so many rows, and for some more, so that it seldom grows."""
+        """Make room for so many rows, and for some more, so that it seldom grows."""
         if slots > (room := self._kept.shape[2]):
             grown = np.zeros(
                 (*self._kept.shape[:2], max(slots + 64, room + room // 2), self._kept.shape[3]), np.float32
@@ -113,7 +113,7 @@ class NativeAttention:
 
 
 def rms_norm(x: Floats, eps: float = EPS) -> Floats:
-    """Returns rows divided by the root of their mean square."""
+    """Return rows divided by the root of their mean square."""
     normed: Floats = x / np.sqrt(np.square(x).mean(-1, keepdims=True) + np.float32(eps))
     return normed
 

@@ -65,7 +65,7 @@ class NativeTarget:
         reporter: Reporter | None = None,
         drafts: bool = False,
     ) -> "NativeTarget":
-        """Opens a model's directory, or a packed file, in int8, int4, bf16 or fp32; packs it where that was never done.
+        """Open a model's directory, or a packed file, in int8, int4, bf16 or fp32; pack it if that was never done.
 
         `threads` are shared with a draft model, and are as many as there are cores by default; so is the vocabulary of
         a `tokenizer` from the same files; `context` is the model's
@@ -91,7 +91,7 @@ class NativeTarget:
     def forward(
         self, tree: DraftTree, cache: NativeCache, *, last: bool = False, inner: Sequence[int] = ()
     ) -> ForwardOutput:
-        """Reads the nodes of a tree, each of which sees the committed tokens and its ancestors; a prompt is a chain.
+        """Read the nodes of a tree, each of which sees the committed tokens and its ancestors; a prompt is a chain.
 
         With `last` the logits are those of the last row only, all that prefill needs of a long prompt. With `inner`
         there are the hidden states with these indices, too. Raises LocalspecError for ids and layers that the model
@@ -102,7 +102,7 @@ class NativeTarget:
         return ForwardOutput(logits, NumpyHidden(hidden), None if states is None else NumpyHidden(states))
 
     def forward_each(self, tokens: Sequence[int], caches: Sequence[NativeCache]) -> ForwardOutput:
-        """Reads one token behind each cache, `MOST_TEXTS` at most; each row is as it would be by itself.
+        """Read one token behind each cache, `MOST_TEXTS` at most; each row is as it would be by itself.
 
         Recurrent layers read one text after the other. Raises LocalspecError for ids that the model does not have.
         """
@@ -114,7 +114,7 @@ class NativeTarget:
         return ForwardOutput(logits, NumpyHidden(np.concatenate([row[1] for row in rows])))
 
     def aligned(self, tree: DraftTree, start: int) -> DraftTree:
-        """Returns the whole tree: a row's result never depends on the rows beside it. Recurrent layers read a chain."""
+        """Return the whole tree: a row's result never depends on the rows beside it. Recurrent layers read a chain."""
         return tree if self.branches else tree.first_chain()
 
     @property
@@ -128,11 +128,11 @@ class NativeTarget:
         return NativeCompute(self.model, self.precision)
 
     def cache(self, slots: int) -> NativeCache:
-        """Returns an empty cache with room for `slots` tokens."""
+        """Return an empty cache with room for `slots` tokens."""
         return self.model.cache(slots)
 
     def set_threads(self, count: int) -> None:
-        """Computes with so many threads from now on, and so does a draft model that shares them."""
+        """Compute with so many threads from now on, and so does a draft model that shares them."""
         self.model.threads.set_count(count)
 
     def lend_core(self, lent: bool) -> None:
@@ -164,11 +164,11 @@ class NativeTarget:
     # -- text ---------------------------------------------------------------------------------------------------------
 
     def encode(self, messages: Sequence[Message], think: bool | None = None) -> list[int]:
-        """Returns the token ids of a conversation that waits for the assistant. Raises what `ChatTokenizer` does."""
+        """Return the token ids of a conversation that waits for the assistant. Raises what `ChatTokenizer` does."""
         return self.chat.encode(messages, self.vocab_size, think)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Returns the text of token ids; special tokens have none."""
+        """Return the text of token ids; special tokens have none."""
         return self.chat.decode(tokens)
 
     @cached_property

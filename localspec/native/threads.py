@@ -13,7 +13,7 @@ class Threads:
     """A pool of threads, the caller's own among them. Idle ones use no time."""
 
     def __init__(self, count: int) -> None:
-        """Raises LocalspecError for a count that is not possible."""
+        """Raise LocalspecError for a count that is not possible."""
         self.count, self._pool = count, _Pool(count)
 
     @property
@@ -21,7 +21,7 @@ class Threads:
         return self._pool.handle
 
     def set_count(self, count: int) -> None:
-        """Computes with so many threads from now on. Raises what the constructor raises."""
+        """Compute with so many threads from now on. Raises what the constructor raises."""
         if count != self.count:
             self._pool, self.count = _Pool(count), count
 

@@ -65,7 +65,7 @@ class Adapters(nn.Module, Mapping[int, Mapping[str, LoraAdapter]]):
 
     @torch.no_grad()
     def change_of(self, name: str) -> torch.Tensor | None:
-        """Returns what is added to one of our weights [out, in], by its name in `weight_map`; None for nothing."""
+        """Return what is added to one of our weights [out, in], by its name in `weight_map`; None for nothing."""
         adapter = self.head if name == "lm_head.weight" else None
         if name.startswith("layers.") and name.endswith(".weight"):
             _, index, linear, _ = name.split(".")
@@ -73,7 +73,7 @@ class Adapters(nn.Module, Mapping[int, Mapping[str, LoraAdapter]]):
         return None if adapter is None else adapter.product()
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Returns a pair of tensors for each projection of the Hugging Face layout, under peft's names."""
+        """Return a pair of tensors for each projection of the Hugging Face layout, under peft's names."""
         found = {}
         for part, adapter, rows in self._pairs():
             lora_b = adapter.lora_B.new_zeros(part.size, self.rank)
@@ -86,7 +86,7 @@ class Adapters(nn.Module, Mapping[int, Mapping[str, LoraAdapter]]):
 
     @torch.no_grad()
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Loads what `tensors` gave. Raises LocalspecError for a tensor that is missing or has another shape."""
+        """Load what `tensors` gave. Raises LocalspecError for a tensor that is missing or has another shape."""
         for part, adapter, rows in self._pairs():
             lora_a, lora_b = tensors.get(part.lora_a), tensors.get(part.lora_b)
             if lora_a is None or lora_b is None:
@@ -101,7 +101,7 @@ class Adapters(nn.Module, Mapping[int, Mapping[str, LoraAdapter]]):
             adapter.lora_B[part.start : part.end, rows] = own.to(adapter.lora_B)
 
     def peft_config(self, base: str) -> dict[str, object]:
-        """Returns what adapter_config.json must say for peft to read the same adapters."""
+        """Return what adapter_config.json must say for peft to read the same adapters."""
         parts = {part.name.rpartition(".")[2] for part in self._parts}
         return {
             "peft_type": "LORA",
@@ -118,7 +118,7 @@ class Adapters(nn.Module, Mapping[int, Mapping[str, LoraAdapter]]):
         }
 
     def _pairs(self) -> Iterator[tuple[AdaptedPart, LoraAdapter, slice]]:
-        """Yields each projection, the adapter that it is a block of, and the block's rows of A and columns of B."""
+        """Yield each projection, the adapter that it is a block of, and the block's rows of A and columns of B."""
         for part in self._parts:
             rows = slice(part.block * self.rank, (part.block + 1) * self.rank)
             yield part, self._adapters[part.layer][part.linear], rows

@@ -23,7 +23,7 @@ COLUMNS = 16  # of ones: with a single one the product would take another path
 def fastest(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scale: float | None = None
 ) -> torch.Tensor:
-    """Computes attention as torch does, whose rounding depends on the number of rows and on the ancestors' slots."""
+    """Compute attention as torch does, whose rounding depends on the number of rows and on the ancestors' slots."""
     rows, queries, dtype = queries.shape[2], queries.to(keys.dtype), queries.dtype
     if rows == 1 and keys.dtype == torch.bfloat16 and keys.device.type == "cpu":  # two rows take half the time of one
         queries, mask = queries.expand(-1, -1, 2, -1), mask.expand(2, -1)

@@ -51,7 +51,7 @@ class KVCache:
         return sum(slots.nbytes for slots in self._slots)
 
     def reserve(self, slots: int, spare: bool = True) -> None:
-        """Makes room for `slots` tokens, tree included. Growing copies, so with `spare` it grows by half at least.
+        """Make room for `slots` tokens, tree included. Growing copies, so with `spare` it grows by half at least.
 
         Raises what torch does where memory runs out; the cache is then unchanged.
         """
@@ -67,11 +67,11 @@ class KVCache:
         self.recordings.clear()
 
     def visible(self, rows: int) -> int:
-        """Returns how many slots attention looks at when `rows` new tokens follow the committed ones."""
+        """Return how many slots attention looks at when `rows` new tokens follow the committed ones."""
         return min(max(_rounded(self.length + rows), self._least), self.capacity)
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Puts [num_kv_heads, rows, head_dim] after the committed tokens; returns the layer's visible slots."""
+        """Put [num_kv_heads, rows, head_dim] after the committed tokens; return the layer's visible slots."""
         rows = keys.shape[1]
         end = self.length + rows
         assert end <= self.capacity, f"{end} slots needed, {self.capacity} allocated"
@@ -81,19 +81,19 @@ class KVCache:
         return both[0, :, :seen], both[1, :, :seen]
 
     def placing(self, layer: int, rows: int) -> Placing:
-        """Returns where `write` puts so many rows."""
+        """Return where `write` puts so many rows."""
         assert self.length + rows <= self.capacity, f"{self.length + rows} slots needed, {self.capacity} allocated"
         return Placing(self.slots_of(layer), self.visible(rows), None, self.length)
 
     def slots_of(self, layer: int) -> torch.Tensor:
-        """Returns keys and values of all slots of a layer, [2, num_kv_heads, slots, head_dim]."""
+        """Return keys and values of all slots of a layer, [2, num_kv_heads, slots, head_dim]."""
         place = self._places[layer]
         assert place is not None, f"layer {layer} keeps nothing"
         return self._slots[place[0]][place[1]]
 
     @torch.inference_mode()
     def keep(self, path: Sequence[int]) -> None:
-        """Commits the rows `path` of the tree after `length`, in that order:
+        """Commit the rows `path` of the tree after `length`, in that order:
 
         slots   … p p│0 1 2 3 4      keep([0, 3, 4])      … p p 0 3 4│
         """
@@ -105,12 +105,12 @@ class KVCache:
         self.length += count
 
     def rows(self, path: Sequence[int]) -> torch.Tensor:
-        """Returns keys and values of these rows after `length`: [rows, numbers]."""
+        """Return keys and values of these rows after `length`: [rows, numbers]."""
         places = [self.length + row for row in path]
         return torch.cat([slots[:, :, :, places].movedim(3, 0).flatten(1) for slots in self._slots], 1)
 
     def fill(self, generator: torch.Generator) -> None:
-        """Puts random keys and values in all slots: for measurements, which need numbers and no text.
+        """Put random keys and values in all slots: for measurements, which need numbers and no text.
 
         They are made where the slots are, for they may be too many to send.
         """
@@ -119,7 +119,7 @@ class KVCache:
             slots.normal_(generator=torch.Generator(slots.device).manual_seed(seed))
 
     def forget(self, layer: int, rows: int) -> None:
-        """Puts zeros in so many rows of a layer, after the committed tokens."""
+        """Put zeros in so many rows of a layer, after the committed tokens."""
         if place := self._places[layer]:
             self._slots[place[0]][place[1], :, :, self.length : self.length + rows] = 0
 
@@ -129,16 +129,16 @@ class KVCache:
         self.length = length
 
     def assume(self, length: int) -> None:
-        """Counts the first `length` slots as committed; those that were never written hold zeros."""
+        """Count the first `length` slots as committed; those that were never written hold zeros."""
         assert 0 <= length <= self.capacity
         self.length = length
 
     def reachable(self, length: int) -> int:
-        """Returns the length that `truncate(length)` would leave."""
+        """Return the length that `truncate(length)` would leave."""
         return min(length, self.length)
 
     def copy(self, length: int, slots: int) -> Self:
-        """Returns a cache with the first `length` tokens, and room for `slots`. Raises what torch does."""
+        """Return a cache with the first `length` tokens, and room for `slots`. Raises what torch does."""
         other = copy(self)
         other.length, other.recordings = length, {}
         room = max(_rounded(max(slots, length)), self._least)
@@ -154,7 +154,7 @@ class KVCache:
 
     @torch.inference_mode()
     def take(self, other: Self) -> bool:
-        """Takes over what another cache holds where this one is pinned and has room for it."""
+        """Take over what another cache holds where this one is pinned and has room for it."""
         if not self.pinned or self.capacity < other.length:
             return False
         for there, here in zip(other._slots, self._slots, strict=True):
@@ -192,7 +192,7 @@ class TextPrefix:
         self._read: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # [batch, num_kv_heads, length, head_dim] each
 
     def closed(self) -> "TextPrefix":
-        """Returns the texts as they were read. This one keeps nothing more, should a gradient read them again."""
+        """Return the texts as they were read. This one keeps nothing more, should a gradient read them again."""
         read = TextPrefix(self._layers)
         read._read, self._layers = self._read, ()
         self._read = {}
@@ -200,11 +200,11 @@ class TextPrefix:
         return read
 
     def visible(self, rows: int) -> int:
-        """Returns as many slots as there are tokens and new rows."""
+        """Return as many slots as there are tokens and new rows."""
         return self.length + rows
 
     def extended(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the layer's keys and values of the texts followed by those of new rows, [batch, heads, rows, dim]."""
+        """Return the layer's keys and values of the texts followed by those of new rows, [batch, heads, rows, dim]."""
         if not self.length:
             if self._layers is None or layer in self._layers:
                 self._read[layer] = keys, values

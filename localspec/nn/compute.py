@@ -50,7 +50,7 @@ class TorchLinear:
         return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Applies the layer to rows [n, in]."""
+        """Apply the layer to rows [n, in]."""
         return self._activated(F.linear(x, self.weight, self.bias))
 
     def _activated(self, y: torch.Tensor) -> torch.Tensor:
@@ -61,7 +61,7 @@ class TorchLinears(TorchLinear):
     """A layer for each row."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Applies the first layers to as many rows, one each."""
+        """Apply the first layers to as many rows, one each."""
         weight = self.weight[: len(x)]
         if self.bias is not None:
             y = torch.baddbmm(self.bias[: len(x), None], x[:, None], weight.transpose(1, 2))[:, 0]
@@ -84,7 +84,7 @@ class PackedLayer:
 
     @torch.inference_mode()
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Applies the layer to rows [n, in]."""
+        """Apply the layer to rows [n, in]."""
         y = self.layer(x)
         return F.silu(y) if self.silu else y
 
@@ -101,7 +101,7 @@ class PackedLayers:
         return sum(layer.nbytes for layer in self.layers)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Applies the first layers to as many rows, one each."""
+        """Apply the first layers to as many rows, one each."""
         return torch.cat([layer(x[row : row + 1]) for row, layer in enumerate(self.layers[: len(x)])])
 
 
@@ -114,7 +114,7 @@ class TorchHeadRows:
 
     @torch.inference_mode()
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns their logits of states."""
+        """Return their logits of states."""
         return self.layer(x)
 
 
@@ -127,7 +127,7 @@ class TorchAdapter:
     scale: float
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns scale * B (A x)."""
+        """Return scale * B (A x)."""
         return F.linear(F.linear(x.to(self.a.dtype), self.a), self.b) * self.scale
 
 
@@ -148,7 +148,7 @@ class TorchRowModel:
         self.use_step_form(form)
 
     def use_step_form(self, form: StepForm) -> None:
-        """Reads rows in this form from now on; whether they are recorded is for the recorder to say."""
+        """Read rows in this form from now on; whether they are recorded is for the recorder to say."""
         self.static = None if form == "eager" else StaticForward(self._transformer, self._recorder)
 
     @property
@@ -166,16 +166,16 @@ class TorchRowModel:
         return self._transformer.embed_tokens.device
 
     def cache(self, slots: int) -> KVCache:
-        """Returns an empty cache with room for `slots` tokens."""
+        """Return an empty cache with room for `slots` tokens."""
         return cache_of(self.sizes, slots, self._transformer.computes_in, self._device)
 
     def embed(self, tokens: Sequence[int] | torch.Tensor) -> torch.Tensor:
-        """Returns the input embeddings of token ids, [tokens, hidden_size]."""
+        """Return the input embeddings of token ids, [tokens, hidden_size]."""
         ids = tokens if isinstance(tokens, torch.Tensor) else uploaded(tokens, self._device)
         return self._transformer.embed(ids).detach()
 
     def adapters(self, adapters: Mapping[int, Mapping[str, LowRank]]) -> TorchAdapters:
-        """Makes adapters fit for `read_rows`."""
+        """Make adapters fit for `read_rows`."""
         return TorchAdapters(
             {layer: {name: self._adapter(one) for name, one in some.items()} for layer, some in adapters.items()}
         )
@@ -192,7 +192,7 @@ class TorchRowModel:
         layers: Sequence[int] | None = None,
         adapters: PackedAdapters | None = None,
     ) -> torch.Tensor:
-        """Reads a chain of rows behind the committed tokens; returns their states after the final norm."""
+        """Read a chain of rows behind the committed tokens; return their states after the final norm."""
         assert isinstance(cache, KVCache) and isinstance(adapters, TorchAdapters | None)
         rows = len(inputs)
         if self.static is not None and self.static.reads(cache, rows) and not isinstance(cache, StateCache):
@@ -213,18 +213,18 @@ class TorchRowModel:
         return states
 
     def forget_rows(self, cache: TokenCache, rows: int, layers: Sequence[int]) -> None:
-        """Puts zeros there: a masked slot has the weight 0, but 0 times infinity is NaN and would reach the target."""
+        """Put zeros there: a masked slot has the weight 0, but 0 times infinity is NaN and would reach the target."""
         assert isinstance(cache, KVCache)
         for layer in layers:
             cache.forget(layer, rows)
 
     @torch.inference_mode()
     def head(self, states: torch.Tensor) -> torch.Tensor:
-        """Returns the logits [rows, vocab_size] of states after the final norm."""
+        """Return the logits [rows, vocab_size] of states after the final norm."""
         return self._transformer.head(states.to(self._transformer.computes_in))
 
     def head_rows(self, ids: Sequence[int]) -> TorchHeadRows:
-        """Returns the part of the head that makes the logits of these tokens."""
+        """Return the part of the head that makes the logits of these tokens."""
         return TorchHeadRows(*self._transformer.head_of(torch.tensor(ids, device=self._device)))
 
 
@@ -238,7 +238,7 @@ class TorchCompute:
         self.step_form: StepForm = "eager"
 
     def use_step_form(self, form: StepForm) -> None:
-        """Reads rows in this form from now on, as models do that are made later."""
+        """Read rows in this form from now on, as models do that are made later."""
         self.step_form = form
         for recorder in (self.recorder, self.draft_recorder):
             recorder.active, recorder.trouble = form == "captured", None
@@ -251,11 +251,11 @@ class TorchCompute:
     def stored(
         self, file: Path, tensors: Mapping[str, Array], of: str, reporter: Reporter | None = None
     ) -> Mapping[str, Array]:
-        """Returns the tensors as they are."""
+        """Return the tensors as they are."""
         return tensors
 
     def rows(self, values: Floats) -> torch.Tensor:
-        """Returns numbers as a tensor."""
+        """Return numbers as a tensor."""
         return torch.from_numpy(values).to(self._device, self._transformer.computes_in)
 
     @cached_property
@@ -264,19 +264,19 @@ class TorchCompute:
         return self._transformer.linear_class is NF4Linear and own_kernels.trouble(self._device) is None
 
     def _packed(self, weight: Floats, bias: Floats | None, silu: bool) -> PackedLayer | None:
-        """Returns a layer in NF4; None where it is too small to gain by that, and where none are packed."""
+        """Return a layer in NF4; None where it is too small to gain by that, and where none are packed."""
         if not self._packs or min(weight.shape) < LEAST_SIDE or weight.size < LEAST_WEIGHTS:
             return None
         return PackedLayer(NF4Linear(self.rows(weight), None if bias is None else self.rows(bias)), silu)
 
     def linear(self, weight: Floats, bias: Floats | None = None, silu: bool = False) -> TorchLinear | PackedLayer:
-        """Returns a layer of weight [out, in] and bias [out]."""
+        """Return a layer of weight [out, in] and bias [out]."""
         if (packed := self._packed(weight, bias, silu)) is not None:
             return packed
         return TorchLinear(self.rows(weight), None if bias is None else self.rows(bias), silu)
 
     def linears(self, weights: Floats, biases: Floats | None = None, silu: bool = False) -> TorchLinears | PackedLayers:
-        """Returns n layers, weights [n, out, in] and biases [n, out]: a row goes through its own."""
+        """Return n layers, weights [n, out, in] and biases [n, out]: a row goes through its own."""
         of_each = [None] * len(weights) if biases is None else biases
         packed = [self._packed(weight, bias, silu) for weight, bias in zip(weights, of_each, strict=True)]
         if found := [one for one in packed if one is not None]:  # all are of one size
@@ -284,7 +284,7 @@ class TorchCompute:
         return TorchLinears(self.rows(weights), None if biases is None else self.rows(biases), silu)
 
     def model(self, sizes: TransformerConfig, rope: Rope | None, weights: Mapping[str, Array]) -> TorchRowModel:
-        """Returns a small transformer in the precision that the target computes in."""
+        """Return a small transformer in the precision that the target computes in."""
         rotary = self._transformer.rotary if rope is None else RotaryEmbedding(rope, self._device)
         tensors = {name: self.rows(weights[name]) for name in weight_map(sizes) if name in weights}
         tensors.setdefault("embed_tokens", tensors["norm"].new_zeros(0, sizes.hidden_size))
@@ -293,7 +293,7 @@ class TorchCompute:
         return TorchRowModel(transformer, self.draft_recorder, self.step_form)
 
     def read_model(self, path: Path, context: int) -> TorchRowModel:
-        """Returns the small language model of a directory, in int8 beside a target in few bits, else as fine as it."""
+        """Return the small language model of a directory: in int8 if the target is in few bits, else as fine as it."""
         checkpoint = inspect(path)
         config = read_config(checkpoint)
         sizes = stored_sizes(checkpoint, config)
@@ -306,28 +306,28 @@ class TorchCompute:
         return TorchRowModel(transformer, self.draft_recorder, self.step_form)
 
     def integers(self, numbers: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Returns integers [rows, n] on the device."""
+        """Return integers [rows, n] on the device."""
         return uploaded(numbers, self._device)
 
     def recorded(self, function: RowFunction, *attentions: RowAttention) -> RowFunction:
-        """Returns the function, computed by one call where steps are recorded."""
+        """Return the function, computed by one call where steps are recorded."""
         own = [one for one in attentions if isinstance(one, TorchAttention)]
         return RecordedRows(function, self.draft_recorder, own)
 
     def logits(self, rows: torch.Tensor) -> TorchLogits:
-        """Returns what `rows` [rows, tokens] are as logits."""
+        """Return what `rows` [rows, tokens] are as logits."""
         return TorchLogits(rows)
 
     def concat(self, arrays: Sequence[torch.Tensor], axis: int = 0) -> torch.Tensor:
-        """Returns tensors side by side."""
+        """Return tensors side by side."""
         return torch.cat(list(arrays), axis)
 
     def repeated(self, row: torch.Tensor, count: int) -> torch.Tensor:
-        """Returns a row so many times, in the memory of the one."""
+        """Return a row so many times, in the memory of the one."""
         return row.expand(count, -1)
 
     def at_columns(self, rows: torch.Tensor, ids: Array, width: int) -> torch.Tensor:
-        """Returns [rows, width] whose columns `ids` are those of `rows`, and -inf elsewhere."""
+        """Return [rows, width] whose columns `ids` are those of `rows`, and -inf elsewhere."""
         whole = rows.new_full((len(rows), width), float("-inf"))
         return whole.index_copy_(1, torch.from_numpy(ids).to(rows.device), rows)
 
@@ -344,11 +344,11 @@ class TorchCompute:
         return x.tanh()
 
     def rms_norm(self, x: torch.Tensor, eps: float = EPS) -> torch.Tensor:
-        """Returns rows divided by the root of their mean square."""
+        """Return rows divided by the root of their mean square."""
         return F.rms_norm(x, (x.shape[-1],), eps=eps)
 
     def attention(self, sizes: TransformerConfig, rope: Rope | None, weights: Mapping[str, Array]) -> TorchAttention:
-        """Returns the attention of a layer of these sizes."""
+        """Return the attention of a layer of these sizes."""
         rotary = self._transformer.rotary if rope is None else RotaryEmbedding(rope, self._device)
         norms = {name: self.rows(np.asarray(weights[name])) for name in ("q_norm", "k_norm") if name in weights}
         like = torch.empty(0, dtype=self._transformer.computes_in, device=self._device)

@@ -34,7 +34,7 @@ class Contenders:
     noisy: Any  # scores with noise, in fp32; -inf where there is none, NaN in rows that are not certain
 
     def pick(self, row: int, position: int, sampling: Sampling) -> int | None:
-        """Returns the token that is picked of an array's row; None where another way must tell."""
+        """Return the token that is picked of an array's row; None where another way must tell."""
         noisy: npt.NDArray[np.float32] = self.noisy[row]
         there = np.flatnonzero(noisy != -np.inf)
         if not len(there) or not np.isfinite(noisy[there]).all():
@@ -49,7 +49,7 @@ class Contenders:
         return int(ids[best])
 
     def candidates(self, row: int, count: int) -> list[Candidate] | None:
-        """Returns what to propose by an array's row, as `choose_candidates` does; None where another way must tell."""
+        """Return what to propose by an array's row, as `choose_candidates` does; None where another way must tell."""
         noisy: npt.NDArray[np.float64] = self.noisy[row].astype(np.float64)
         best = np.flatnonzero(noisy != -np.inf)[:count]
         if not len(best) or not np.isfinite(noisy[best]).all():
@@ -59,12 +59,12 @@ class Contenders:
 
 
 def keys_of(positions: Sequence[int], sampling: Sampling) -> list[int]:
-    """Returns by position what noise is hashed from, as signed integers."""
+    """Return by position what noise is hashed from, as signed integers."""
     return [signed(key) for key in host.keys(sampling.stream_seed(None), positions)]
 
 
 def contenders(logits: torch.Tensor, keys: torch.Tensor, sampling: Sampling) -> Contenders:
-    """Finds the contenders of rows of logits [rows, vocab_size], for their keys [rows]; no operation waits.
+    """Find the contenders of rows of logits [rows, vocab_size], for their keys [rows]; no operation waits.
 
     Raises ValueError where truncation leaves more than they are looked for in, as `findable` says.
     """
@@ -92,7 +92,7 @@ def narrows(sampling: Sampling) -> bool:
 
 
 def _of_the_likeliest(scores: torch.Tensor, keys: torch.Tensor, sampling: Sampling) -> Contenders:
-    """Finds them where truncation leaves few: top-k, then top-p of what is left, then min-p."""
+    """Find them where truncation leaves few: top-k, then top-p of what is left, then min-p."""
     width = scores.shape[1]
     count = min(NARROW, width)
     likely = scores.topk(count)
@@ -120,7 +120,7 @@ def _of_the_likeliest(scores: torch.Tensor, keys: torch.Tensor, sampling: Sampli
 
 
 def _of_equals(values: torch.Tensor, before: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns what is `before` the first and the last of those with the same value, which may come in any order."""
+    """Return what is `before` the first and the last of those with the same value, which may come in any order."""
     places = torch.arange(values.shape[1], device=values.device).expand_as(values)
     ends = torch.ones_like(values, dtype=torch.bool)
     ends[:, :-1] = values[:, :-1] != values[:, 1:]
@@ -139,7 +139,7 @@ def _best(
 
 
 def _noise(keys: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Returns what `gumbel` does of ids [rows, n], in fp32, to a few units in the last place of the noise or of 1."""
+    """Return what `gumbel` does of ids [rows, n], in fp32, to a few units in the last place of the noise or of 1."""
     bits = _shifted(_mixed(ids * signed(host.STEP) + keys[:, None]), 11)
     below = (bits.float() + 0.5) * 2.0**-53
     above = ((2**53 - 1 - bits).float() + 0.5) * 2.0**-53  # 1 - below, without its rounding

@@ -43,7 +43,7 @@ class GatedDeltaNet(nn.Module):
         self.dt_bias, self.A_log = parameter("dt_bias"), parameter("A_log")
 
     def forward(self, h: torch.Tensor, cache: StateCache | PlacedChain | None, layer: int) -> torch.Tensor:
-        """Returns what rows [batch, n, hidden_size] give, after what the cache holds of this layer."""
+        """Return what rows [batch, n, hidden_size] give, after what the cache holds of this layer."""
         sizes = self.sizes
         read, gate = torch.split(self.in_proj(h), [sizes.read, sizes.values], -1)
         if cache is not None:
@@ -63,7 +63,7 @@ class GatedDeltaNet(nn.Module):
     def advance(
         self, state: State, rows: torch.Tensor, one_by_one: bool, real: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, State]:
-        """Reads rows [n, numbers] after a state; returns their values [n, channels], and the state after them.
+        """Read rows [n, numbers] after a state; return their values [n, channels], and the state after them.
 
         Where `real` is given, an int64 without dimensions, rows behind so many change no state.
         """
@@ -88,7 +88,7 @@ class GatedDeltaNet(nn.Module):
         return values.reshape(count, -1).to(rows.dtype), State(state.length + count, matrices, tail)
 
     def _nothing(self, rows: torch.Tensor) -> State:
-        """The state before a text."""
+        """Return the state before a text."""
         sizes = self.sizes
         matrices = rows.new_zeros(sizes.value_heads, sizes.key_dim, sizes.value_dim, dtype=torch.float32)
         return State(0, matrices, rows.new_zeros(sizes.taps - 1, sizes.channels))
@@ -117,7 +117,7 @@ def _unit(x: torch.Tensor) -> torch.Tensor:
 
 
 def _one_by_one(inputs: Inputs, matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rule as it is written above."""
+    """Return the rule as it is written above."""
     values = []
     for q, k, v, decay, beta in zip(*inputs, strict=True):
         matrices = matrices * decay.exp()[:, None, None]

@@ -27,7 +27,7 @@ DEPTH = 6  # tokens of the path that is compared where it is not a chain of all 
 
 
 def measure(target: Target, widest: int, exact: bool) -> Exactness:
-    """Compares trees with plain decoding, row by row; sets `target.row_multiple` to what `bitwise` needs.
+    """Compare trees with plain decoding, row by row; set `target.row_multiple` to what `bitwise` needs.
 
     In the invariant form (`exact`) rows are filled up to a multiple of the smallest number that gives every bit. It is
     the same whatever the width of a run, because plain and speculative runs must agree on it. The fastest form is taken
@@ -55,7 +55,7 @@ def measure(target: Target, widest: int, exact: bool) -> Exactness:
 
 @torch.inference_mode()
 def _largest_difference(target: Target, widths: Sequence[int]) -> float:
-    """Returns 0.0 where all bits are the same; stops at the first width where one is not."""
+    """Return 0.0 where all bits are the same; stop at the first width where one is not."""
     generator = torch.Generator().manual_seed(0)
     vocab_size = target.vocab_size
     paths = torch.randint(vocab_size, (1 + AGAIN, max(*widths, DEPTH)), generator=generator).tolist()
@@ -102,7 +102,7 @@ class _Comparison:
         self.plain = plain_rows(target, self.cache, context, path)
 
     def difference(self, width: int, decoys: int) -> float:
-        """Compares a tree of `width` rows: the root, some decoys below it, the path, and decoys below the root again.
+        """Compare a tree of `width` rows: the root, some decoys below it, the path, and decoys below the root again.
 
         Returns 0.0 where all bits are the same, else the largest difference of a logit relative to the largest logit.
         """
@@ -115,7 +115,7 @@ class _Comparison:
         return max(torch.finfo(torch.float32).tiny, largest)  # in this order, for where only NaN or no logit differs
 
     def _tree(self, width: int, decoys: int) -> tuple[DraftTree, list[int]]:
-        """Returns the tree, as far as it can be exact, and the nodes of its path."""
+        """Return the tree, as far as it can be exact, and the nodes of its path."""
         depth = min(len(self.path), width - decoys)
         vocab_size = self.target.vocab_size
         tokens = torch.randint(vocab_size, (width,), generator=self.generator).tolist()
@@ -132,7 +132,7 @@ class _Comparison:
 
 
 def plain_rows(target: Target, cache: KVCache, context: int, path: Sequence[int]) -> Rows:
-    """Returns what `tree_rows` does of tokens that are read one by one after `context` tokens, as in plain decoding."""
+    """Return what `tree_rows` does of tokens that are read one by one after `context` tokens, as in plain decoding."""
     cache.assume(context)
     rows = []
     for token in path:
@@ -144,7 +144,7 @@ def plain_rows(target: Target, cache: KVCache, context: int, path: Sequence[int]
 
 
 def tree_rows(target: Target, cache: KVCache, tree: DraftTree, nodes: Sequence[int]) -> Rows:
-    """Returns logits of these nodes, their keys and values, and the input of each linear layer for them.
+    """Return logits of these nodes, their keys and values, and the input of each linear layer for them.
 
     A quantized layer rounds away most of what differs in its input; what is seldom seen after it in this test would be
     seen in a long text.

@@ -25,7 +25,7 @@ SHAPE = ".shape"  # of a packed matrix before its columns were filled up: int64 
 
 
 def write(transformer: Transformer, file: Path, made_of: str, where: str) -> None:
-    """Writes a model whole or not at all; `made_of` says of which weights, and `where` they lie. Raises OSError."""
+    """Write a model whole or not at all; `made_of` says of which weights, and `where` they lie. Raises OSError."""
     tensors: dict[str, torch.Tensor] = {}
     for name, layer in transformer.named_modules():
         if isinstance(layer, NF4Linear):
@@ -65,7 +65,7 @@ def _digest(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
 
 
 def damage(file: Path) -> str | None:
-    """Reads all of such a file; returns a clause that says what is wrong with it, None where nothing is."""
+    """Read all of such a file; return a clause that says what is wrong with it, None where nothing is."""
     try:
         stored: Any = safe_open(file, "pt")
         names, about = stored.keys(), stored.metadata() or {}
@@ -93,7 +93,7 @@ class KeptWeights(Mapping[str, Any]):
     """The weights of such a file by our names, each read straight to its device when it is asked for."""
 
     def __init__(self, file: Path, made_of: str, device: str) -> None:
-        """Raises DamagedFile where the file is damaged, or was made of other weights or by another version."""
+        """Raise DamagedFile where the file is damaged, or was made of other weights or by another version."""
         try:
             stored: Any = safe_open(file, "pt", device=device)  # safetensors gives it no types
             about = stored.metadata() or {}

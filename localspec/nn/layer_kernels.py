@@ -32,7 +32,7 @@ def fits(x: torch.Tensor) -> bool:
 def add_norm(
     x: torch.Tensor, given: torch.Tensor | None, weight: torch.Tensor, offset: float, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns x plus what is given, if anything is, and its norm (RMSNorm, with `offset` added to the weight)."""
+    """Return x plus what is given, if anything is, and its norm (RMSNorm, with `offset` added to the weight)."""
     # Heads among others are contiguous if there is one row, and the norm of a row must not hang on that.
     x, given, parts = x.contiguous(), None if given is None else given.contiguous(), x.shape[-1] // SMALL[x.dtype]
     total, normed = x if given is None else torch.empty_like(x), torch.empty_like(x)
@@ -43,7 +43,7 @@ def add_norm(
 
 
 def gated(both: torch.Tensor, activation: str) -> torch.Tensor:
-    """Returns the activation of the first half of the channels times the other half; `activation` is silu or gelu."""
+    """Return the activation of the first half of the channels times the other half; `activation` is silu or gelu."""
     rows, parts = both.numel() // both.shape[-1], both.shape[-1] // 2 // SMALL[both.dtype]
     out = both.new_empty(*both.shape[:-1], both.shape[-1] // 2)
     kernel = _kernel(both, "gated", GELU=int(activation == "gelu"))

@@ -45,7 +45,7 @@ class LoraAdapter(nn.Module):
         use_stored_names(self)
 
     def forward(self, x: torch.Tensor, channels: torch.Tensor | None = None) -> torch.Tensor:
-        """Returns what is added to the layer's output, or to some channels of it."""
+        """Return what is added to the layer's output, or to some channels of it."""
         # Masked again where it learns, so that no gradient reaches what lies outside the blocks.
         lora_b = self.lora_B * self.block_mask if self.lora_B.requires_grad else self.lora_B
         lora_b = lora_b if channels is None else lora_b[channels]
@@ -53,7 +53,7 @@ class LoraAdapter(nn.Module):
         return F.linear(F.linear(x, self.lora_A), lora_b) * (self.alpha / self.rank)
 
     def product(self) -> torch.Tensor:
-        """Returns the change of the weight that the adapter amounts to, [out, in]."""
+        """Return the change of the weight that the adapter amounts to, [out, in]."""
         return (self.lora_B * self.block_mask) @ self.lora_A * (self.alpha / self.rank)
 
     @property
@@ -79,7 +79,7 @@ class Linear(nn.Module):
         return y if adapter is None else y + adapter(x).to(y.dtype)
 
     def rows(self, channels: torch.Tensor) -> "Linear | QuantizedLinear":
-        """Returns a layer of some output channels, without their bias."""
+        """Return a layer of some output channels, without their bias."""
         return Linear(self.weight.detach()[channels])
 
     @property
@@ -122,10 +122,10 @@ class QuantizedLinear(nn.Module, ABC):
 
     @abstractmethod
     def compute(self, x: torch.Tensor) -> torch.Tensor:
-        """Computes the product, [..., in] -> [..., out] in the precision of x, without a gradient."""
+        """Compute the product, [..., in] -> [..., out] in the precision of x, without a gradient."""
 
     def rows(self, channels: torch.Tensor) -> "Linear | QuantizedLinear":
-        """Returns a layer of some output channels, without their bias."""
+        """Return a layer of some output channels, without their bias."""
         return type(self)(self.weight[channels])
 
     @property

@@ -106,7 +106,7 @@ class NF4Linear(QuantizedLinear):
         return product
 
     def _as_packed(self) -> tuple[torch.Tensor, Any]:
-        """Returns the matrix in the order of bitsandbytes."""
+        """Return the matrix in the order of bitsandbytes."""
         if self.tiled is None:
             return self.packed, self.state
         state = copy(self.state)
@@ -122,7 +122,7 @@ class NF4Linear(QuantizedLinear):
         return weight[:, : self.shape[1]]
 
     def parts(self) -> dict[str, torch.Tensor]:
-        """Returns the packed matrix as `PackedNF4` has it."""
+        """Return the packed matrix as `PackedNF4` has it."""
         packed, state = self._as_packed()
         return {"": packed, **{f".{name}": part for name, part in state.as_dict(packed=True).items()}}
 
@@ -135,7 +135,7 @@ class NF4Linear(QuantizedLinear):
 
 @cache
 def _functional() -> Any:
-    """Imports bitsandbytes.functional, with all its operators."""
+    """Import bitsandbytes.functional, with all its operators."""
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # nobody can act on what it says below that
     with _without("kernels"):
         from bitsandbytes import functional

@@ -29,11 +29,11 @@ class WeightOnlyLinear(QuantizedLinear):
     @staticmethod
     @abstractmethod
     def pack(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns what the kernel takes: a packed weight, and scales in the precision of the weight."""
+        """Return what the kernel takes: a packed weight, and scales in the precision of the weight."""
 
     @abstractmethod
     def multiply(self, rows: torch.Tensor) -> torch.Tensor:
-        """Runs the kernel: [rows, in] -> [rows, out], both padded, in the weight's precision."""
+        """Run the kernel: [rows, in] -> [rows, out], both padded, in the weight's precision."""
 
     def compute(self, x: torch.Tensor) -> torch.Tensor:
         outputs, inputs = self.shape
@@ -94,7 +94,7 @@ class Int4WeightOnlyLinear(WeightOnlyLinear):
 
 
 def _levels(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns levels uint8 [out, in], and each group's scale and zero, the value of level 8: [out, groups] each."""
+    """Return levels uint8 [out, in], and each group's scale and zero, the value of level 8: [out, groups] each."""
     groups, limits = weight.float().view(len(weight), -1, GROUP), torch.finfo(weight.dtype)
     least, most = groups.amin(-1), groups.amax(-1)
     scales = ((most - least) / 15).clamp_min_(max(1e-30, limits.tiny * limits.eps)).to(weight.dtype)
@@ -106,7 +106,7 @@ def _levels(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
 
 @torch.no_grad()
 def _per_channel(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rounds a weight [out, in] to steps of one scale per output channel: returns int8 [out, in] and scales [out]."""
+    """Round a weight [out, in] to steps of one scale per output channel: returns int8 [out, in] and scales [out]."""
     steps, scales = torch.empty_like(weight, dtype=torch.int8), weight.new_empty(len(weight))
     limits, channels = torch.finfo(weight.dtype), max(1, PIECE // weight.shape[1])
     least = max(1e-30, limits.tiny * limits.eps)  # a channel of zeros has no scale; any other than zero serves it

@@ -37,15 +37,15 @@ class TorchHidden:
         return len(self.rows)
 
     def take(self, rows: Sequence[int]) -> "TorchHidden":
-        """Returns these rows, in this order."""
+        """Return these rows, in this order."""
         return TorchHidden(taken(self.rows, rows))
 
     def part(self, start: int, stop: int) -> "TorchHidden":
-        """Returns the channels [start, stop)."""
+        """Return the channels [start, stop)."""
         return TorchHidden(self.rows[:, start:stop])
 
     def finite(self) -> bool:
-        """Returns whether all of them are numbers."""
+        """Return whether all of them are numbers."""
         return bool(self.rows.isfinite().all())
 
 
@@ -59,29 +59,29 @@ class TorchLogits:
         return len(self.rows)
 
     def take(self, rows: Sequence[int]) -> "TorchLogits":
-        """Returns these rows, in this order."""
+        """Return these rows, in this order."""
         return TorchLogits(taken(self.rows, rows))
 
     def numpy(self) -> npt.NDArray[np.float32]:
-        """Returns all of them in main memory."""
+        """Return all of them in main memory."""
         return _numpy(self.rows.float())
 
     def finite(self) -> bool:
-        """Returns whether all of them are numbers."""
+        """Return whether all of them are numbers."""
         return bool(self.rows.isfinite().all())
 
     def finite_rows(self, sampling: Sampling) -> int:
-        """Counts the rows before the first from which nothing can be sampled."""
+        """Count the rows before the first from which nothing can be sampled."""
         finite = (self.rows.float().amax(-1) / sampling.temperature).isfinite().tolist()
         return finite.index(False) if False in finite else len(finite)
 
     def argmax(self) -> list[int]:
-        """Returns the likeliest token of each row, in one transfer."""
+        """Return the likeliest token of each row, in one transfer."""
         likeliest: list[int] = self.rows.argmax(-1).tolist()
         return likeliest
 
     def picks(self, positions: Sequence[int], sampling: Sampling) -> Picks:
-        """Returns the picks by row, computed when they are asked for, unless they are greedy."""
+        """Return the picks by row, computed when they are asked for, unless they are greedy."""
         if sampling.greedy:
             return self.argmax()
         return PicksOnRequest(lambda row: self._noisiest(row, positions[row], sampling, None))
@@ -89,18 +89,18 @@ class TorchLogits:
     def candidates(
         self, positions: Sequence[int], count: int, sampling: Sampling, ids: Ids | None = None
     ) -> list[list[Candidate]]:
-        """Returns the tokens to propose for the position of each row."""
+        """Return the tokens to propose for the position of each row."""
         scores = self.rows.float() if sampling.proposes_likeliest else self.rows.float() / sampling.temperature
         likely = scores.softmax(-1).topk(candidates_shown(sampling, count, scores.shape[-1]))
         tokens, confidence = brought(likely.indices, likely.values)
         return choose_candidates(tokens if ids is None else ids[tokens], confidence, positions, count, sampling)
 
     def sample(self, row: int, position: int, stream: int, sampling: Sampling) -> int:
-        """Samples a token from a row, with noise that no pick of the target has."""
+        """Sample a token from a row, with noise that no pick of the target has."""
         return self._noisiest(row, position, sampling, stream)
 
     def probabilities(self, row: int, sampling: Sampling) -> npt.NDArray[np.float64]:
-        """Returns what a token is sampled from, [vocab_size]."""
+        """Return what a token is sampled from, [vocab_size]."""
         scores, ids = (part.cpu() for part in survivors(self.rows[row], sampling))  # not every device has float64
         chances = torch.zeros(self.rows.shape[-1], dtype=torch.float64)
         return _numpy(chances.index_put_((ids,), scores.double().softmax(0)))
@@ -114,14 +114,14 @@ class TorchLogits:
 
 
 def taken(tensor: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-    """Returns a copy of these rows, in this order."""
+    """Return a copy of these rows, in this order."""
     if all(row == place for place, row in enumerate(rows)):  # which needs no indices on the device
         return tensor[: len(rows)].clone()
     return tensor.index_select(0, uploaded(rows, tensor.device))
 
 
 def survivors(row: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns scores at this temperature, and ids, of the tokens that truncation leaves of logits [vocab_size]."""
+    """Return scores at this temperature, and ids, of the tokens that truncation leaves of logits [vocab_size]."""
     scores = row.float() / sampling.temperature
     ids = torch.arange(len(scores), device=scores.device)
     if sampling.top_k and sampling.top_k < len(scores):
@@ -138,7 +138,7 @@ def survivors(row: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torc
 
 
 def nucleus(scores: torch.Tensor, top_p: float) -> torch.Tensor:
-    """Returns the indices of the likeliest tokens that together reach `top_p`, with the one that reaches it."""
+    """Return the indices of the likeliest tokens that together reach `top_p`, with the one that reaches it."""
     total = scores.logsumexp(0)
     for count in (1024, len(scores)):  # sorting a whole vocabulary takes longer than many a forward
         best, order = scores.topk(min(count, len(scores)))

@@ -69,7 +69,7 @@ def cross_entropy(
     teacher: Head | None = None,
     kept: torch.Tensor | None = None,
 ) -> DepthLoss:
-    """Compares the logits that `head` makes of states [rows, hidden_size] with labels, a row each.
+    """Compare the logits that `head` makes of states [rows, hidden_size] with labels, a row each.
 
     Labels are what `cross_entropies` takes.
     """
@@ -81,7 +81,7 @@ def cross_entropy(
 def cross_entropies(
     guesses: Sequence[Guess], labels: Labels, teacher: Head | None = None, kept: torch.Tensor | None = None
 ) -> list[DepthLoss]:
-    """Compares what was guessed at several depths with the same labels: the teacher's logits are made once for all.
+    """Compare what was guessed at several depths with the same labels: the teacher's logits are made once for all.
 
     Labels are token ids [n], or the target's own states [n, hidden_size]. Then `teacher` is the target's head, its
     whole distribution is the label, and ranks are those of its likeliest token; of `Likeliest` tokens both are as if
@@ -135,7 +135,7 @@ def _rows(guess: Guess, rows: slice, about: torch.Tensor) -> Guess:
 def _piece(
     guesses: Sequence[Guess], labels: Labels, teacher: Head | None, kept: torch.Tensor | None
 ) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """The loss, the hits and what was right first of each guess about a few labels."""
+    """Return the loss, the hits and what was right first of each guess about a few labels."""
     chances: Labels | None = None
     if isinstance(labels, Likeliest):
         chances = Likeliest(labels.ids if kept is None else _head_rows(labels.ids, kept), labels.chances)
@@ -172,7 +172,7 @@ def _part(
 
 
 def _head_rows(labels: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-    """Returns the places of labels in a truncated vocabulary; `ABSENT` for those that are not in it."""
+    """Return the places of labels in a truncated vocabulary; `ABSENT` for those that are not in it."""
     most = torch.cat([kept, labels.flatten()]).max()
     places = torch.full((1 + int(most),), ABSENT, device=kept.device)
     places[kept] = torch.arange(len(kept), device=kept.device)

@@ -8,14 +8,14 @@ from localspec.nn import layer_kernels, own_kernels
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor, config: TransformerConfig) -> torch.Tensor:
-    """Returns x, each row divided by the root of its mean square and multiplied by the weight (RMSNorm)."""
+    """Return x, each row divided by the root of its mean square and multiplied by the weight (RMSNorm)."""
     return added_norm(x, None, weight, config)[1]
 
 
 def added_norm(
     x: torch.Tensor, given: torch.Tensor | None, weight: torch.Tensor, config: TransformerConfig
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns x plus what is given, if anything is, and the norm of that."""
+    """Return x plus what is given, if anything is, and the norm of that."""
     others = (weight,) if given is None else (weight, given)
     alike = all(one.dtype == x.dtype for one in others) and layer_kernels.fits(x)
     if own_kernels.serve(x, *others) and alike:

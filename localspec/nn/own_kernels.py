@@ -18,14 +18,14 @@ _settled: dict[torch.device, str | None] = {}
 
 
 def settle(device: torch.device, why_not: str | None) -> None:
-    """Takes what was found before in the place of a trial."""
+    """Take what was found before in the place of a trial."""
     _settled[device] = why_not
     trouble.cache_clear()
 
 
 @cache
 def trouble(device: torch.device) -> str | None:
-    """Returns why they are not of use on a device, in words; None where they are."""
+    """Return why they are not of use on a device, in words; None where they are."""
     if device in _settled:
         return _settled[device]
     try:
@@ -35,7 +35,7 @@ def trouble(device: torch.device) -> str | None:
 
 
 def not_for(device: torch.device) -> str | None:
-    """Returns why nobody expects them to be of use there; None on the cards that they are for."""
+    """Return why nobody expects them to be of use there; None on the cards that they are for."""
     if device.type != "cuda" or torch.version.hip is not None or not torch.cuda.is_available():
         return "they are for NVIDIA's cards"
     if torch.cuda.get_device_capability(device) < LEAST_CAPABILITY:
@@ -44,7 +44,7 @@ def not_for(device: torch.device) -> str | None:
 
 
 def tried(device: torch.device) -> str | None:
-    """Tries them on a card that they are for; returns what is wrong, None where nothing is. Raises MemoryError."""
+    """Try them on a card that they are for; return what is wrong, None where nothing is. Raises MemoryError."""
     try:
         return _wrong(device)
     except (RuntimeError, OSError, AttributeError, ImportError, ValueError, TypeError) as error:
@@ -62,7 +62,7 @@ def serve(x: torch.Tensor, *others: torch.Tensor) -> bool:
 
 @torch.inference_mode()
 def _wrong(device: torch.device) -> str | None:
-    """Tries them; returns what is wrong with them, None where nothing is."""
+    """Try them; return what is wrong with them, None where nothing is."""
     for what, (compute, expected) in {**_products(device), **_attention(device), **_between(device)}.items():
         together = compute(slice(None))
         if not float((together.float() - expected).norm() / expected.norm()) < NEAR:

@@ -27,7 +27,7 @@ class PlacedRows:
         self._places = torch.arange(rows, device=length.device) + length
 
     def seen(self, bits: torch.Tensor, positions: torch.Tensor, window: int | None) -> torch.Tensor:
-        """Returns bool [rows, visible]: which slots a row sees."""
+        """Return bool [rows, visible]: which slots a row sees."""
         row = self._own.clamp(0, self._rows - 1)
         own = (self._own >= 0) & (self._own < self._rows)
         seen = (self._own < 0) | (own & ((bits[:, None] >> row) & 1).bool())
@@ -38,14 +38,14 @@ class PlacedRows:
         return seen & (slot_positions > positions[:, None] - window)
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Puts [num_kv_heads, rows, head_dim] in their places; returns the layer's visible slots."""
+        """Put [num_kv_heads, rows, head_dim] in their places; return the layer's visible slots."""
         both = self._cache.slots_of(layer)
         both[0].index_copy_(1, self._places, keys)
         both[1].index_copy_(1, self._places, values)
         return both[0, :, : self._visible], both[1, :, : self._visible]
 
     def placing(self, layer: int, rows: int) -> Placing:
-        """Returns where `write` puts the rows."""
+        """Return where `write` puts the rows."""
         return Placing(self._cache.slots_of(layer), self._visible, self._places, 0)
 
 
@@ -60,7 +60,7 @@ class PlacedChain(PlacedRows):
         self._real, self._held, self._layers = real, held, count()
 
     def read(self, layer: int, rows: torch.Tensor, advance: Advance) -> torch.Tensor:
-        """Reads rows [n, numbers] of the next recurrent layer after its state; returns what they give."""
+        """Read rows [n, numbers] of the next recurrent layer after its state; return what they give."""
         place = next(self._layers)
         self._held.rows[place, : len(rows)].copy_(rows)
         return self._held.read(place, len(rows), advance, self._real)

@@ -57,7 +57,7 @@ class Recorder:
     def record(
         self, function: Function, inputs: Sequence[torch.Tensor], results: tuple[torch.Tensor, ...] | None = None
     ) -> Recording | None:
-        """Records a function; returns None where it cannot be, and where memory is short."""
+        """Record a function; return None where it cannot be, and where memory is short."""
         try:
             return Recording(function, inputs, results)
         except RuntimeError as error:

@@ -24,11 +24,11 @@ class RotaryEmbedding:
         self._query_period = rope.query_period
 
     def of_layer(self, config: TransformerConfig, layer: int) -> "RotaryEmbedding":
-        """The rotation of a layer."""
+        """Return the rotation of a layer."""
         return self if self.local is None or not config.is_local(layer) else self.local
 
     def query_factors(self, positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
-        """What queries are multiplied by, [(batch,) n, 1, 1]; None where they are not."""
+        """Return what queries are multiplied by, [(batch,) n, 1, 1]; None where they are not."""
         if self._query_factors is None:
             return None
         turns = (positions // self._query_period).clamp(max=len(self._query_factors) - 1)

@@ -46,7 +46,7 @@ class TorchAttention:
         seen: Sequence[Sequence[int]] | None = None,
         window: int | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Makes room for rows; returns positions and slots, int64 [rows, 2], and what they see, bool [rows, slots].
+        """Make room for rows; return positions and slots, int64 [rows, 2], and what they see, bool [rows, slots].
 
         Rows that fill up a static shape stand behind them, and each sees itself.
         """
@@ -65,7 +65,7 @@ class TorchAttention:
 
     @torch.inference_mode()
     def __call__(self, qkv: torch.Tensor, places: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Returns what rows attend to, and keeps their keys and values."""
+        """Return what rows attend to, and keep their keys and values."""
         sizes, (rows, slots) = self._sizes, mask.shape
         heads, keys = sizes.num_heads, sizes.num_kv_heads
         q, kv = torch.split(qkv, [heads * sizes.head_dim, 2 * keys * sizes.head_dim], 1)
@@ -82,7 +82,7 @@ class TorchAttention:
 
     @torch.inference_mode()
     def keep(self, kv: torch.Tensor, positions: Sequence[int]) -> None:
-        """Keeps keys and values of rows."""
+        """Keep keys and values of rows."""
         first, slots = self.length, self.length + len(kv)
         self._reserve(slots)
         turned = self._rotary.cos_sin(uploaded(positions, kv.device), kv.dtype)
@@ -101,7 +101,7 @@ class TorchAttention:
         return x if norm is None else F.rms_norm(x, norm.shape, norm, self._sizes.rms_norm_eps)
 
     def _reserve(self, slots: int) -> None:
-        """Makes room for so many rows, and for some more, so that it seldom grows."""
+        """Make room for so many rows, and for some more, so that it seldom grows."""
         if slots > (room := self._kept.shape[2]):
             there = self._kept
             grown = there.new_zeros(*there.shape[:2], max(slots + 64, room + room // 2), there.shape[3])

@@ -31,7 +31,7 @@ def multiplies(x: torch.Tensor) -> bool:
 
 
 def dense(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Returns x Wᵀ + b of x [rows, in] and W [out, in], both in the same 16-bit format."""
+    """Return x Wᵀ + b of x [rows, in] and W [out, in], both in the same 16-bit format."""
 
     def product(x: torch.Tensor, y: torch.Tensor) -> None:
         kernel, out = _linear(x, "linear_dense", AHEAD=AHEAD), len(weight)
@@ -58,7 +58,7 @@ class TiledNF4:
 
 
 def tiled(packed: torch.Tensor, scales: torch.Tensor, out: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Puts bytes and scales, as bitsandbytes has them of a matrix of so many rows, into the order of `TiledNF4`.
+    """Put bytes and scales, as bitsandbytes has them of a matrix of so many rows, into the order of `TiledNF4`.
 
     Rows are filled up with zeros to a multiple of 16.
     """
@@ -70,7 +70,7 @@ def tiled(packed: torch.Tensor, scales: torch.Tensor, out: int) -> tuple[torch.T
 
 
 def untiled(packed: torch.Tensor, scales: torch.Tensor, out: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns bytes [n, 1] and scales [m] in the order of bitsandbytes again."""
+    """Return bytes [n, 1] and scales [m] in the order of bitsandbytes again."""
     blocks = packed.shape[1]
     packed = packed.permute(0, 4, 2, 1, 3, 5).reshape(-1, blocks * BLOCK // 2)[:out]
     scales = scales.permute(0, 3, 2, 1).reshape(-1, blocks)[:out]
@@ -78,7 +78,7 @@ def untiled(packed: torch.Tensor, scales: torch.Tensor, out: int) -> tuple[torch
 
 
 def nf4(x: torch.Tensor, weight: TiledNF4, bias: torch.Tensor | None, out: int) -> torch.Tensor:
-    """Returns x Wᵀ + b of x [rows, in], in a multiple of 64."""
+    """Return x Wᵀ + b of x [rows, in], in a multiple of 64."""
 
     def product(x: torch.Tensor, y: torch.Tensor) -> None:
         tiles = _tiles(x)
@@ -95,7 +95,7 @@ def nf4(x: torch.Tensor, weight: TiledNF4, bias: torch.Tensor | None, out: int) 
 
 
 def nf4_dense(weight: TiledNF4, out: int, dtype: torch.dtype) -> torch.Tensor:
-    """Returns W [out, in] in one of the 16-bit formats, with the columns that fill up its last block."""
+    """Return W [out, in] in one of the 16-bit formats, with the columns that fill up its last block."""
     tiles, blocks = weight.packed.shape[:2]
     dense = weight.packed.new_empty(out, blocks * BLOCK, dtype=dtype)
     kernel = _linear(dense[:1], "linear_nf4", "nf4_dense", TALL=1)
@@ -109,7 +109,7 @@ def nf4_dense(weight: TiledNF4, out: int, dtype: torch.dtype) -> torch.Tensor:
 def attention(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scale: float | None = None
 ) -> torch.Tensor:
-    """Computes what `attention.invariant` does, in the precision of the keys, where every sum is one of fp32.
+    """Compute what `attention.invariant` does, in the precision of the keys, where every sum is one of fp32.
 
     A row's ancestors must lie in the page of `PAGE` slots in which they are in plain decoding.
     """

@@ -58,7 +58,7 @@ def copied_layers(
 
 
 def read_masked(path: Path, target: Target) -> tuple[Target, int]:
-    """Reads a small language model with a mask token, in fp32; returns it and that token.
+    """Read a small language model with a mask token, in fp32; return it and that token.
 
     Raises UsageMistake where its ids do not mean what the target's do, LocalspecError where it has no mask token, and
     what `Target.load` raises.
@@ -70,7 +70,7 @@ def read_masked(path: Path, target: Target) -> tuple[Target, int]:
 
 
 def from_config(text: str, target: Target) -> tuple[Transformer, int]:
-    """Makes the transformer that a config.json describes, with fresh weights; returns it and its mask token.
+    """Make the transformer that a config.json describes, with fresh weights; return it and its mask token.
 
     Raises what `MaskedModel.of` does, before any memory is taken.
     """
@@ -80,5 +80,5 @@ def from_config(text: str, target: Target) -> tuple[Transformer, int]:
 
 
 def rotary_embedding(config: ModelConfig, target: Target) -> RotaryEmbedding:
-    """Returns a small model's position embedding, scaled for the longest text that both models can hold."""
+    """Return a small model's position embedding, scaled for the longest text that both models can hold."""
     return RotaryEmbedding(Rope.of(config, min(target.context, config.max_position_embeddings)), target.device)

@@ -47,7 +47,7 @@ class HeldStates(NamedTuple):
     tails_after: torch.Tensor
 
     def read(self, place: int, count: int, advance: Advance, real: torch.Tensor | None = None) -> torch.Tensor:
-        """Reads so many of a layer's rows after its state; returns what they give. `real` as in `Advance`."""
+        """Read so many of a layer's rows after its state; return what they give. `real` as in `Advance`."""
         before = State(0, self.matrices[place], self.tails[place])
         outputs, after = advance(before, self.rows[place, :count], True, real)
         self.matrices_after[place].copy_(after.matrices)
@@ -79,19 +79,19 @@ class LayerStates:
         return self._rows.nbytes + sum(state.matrices.nbytes + state.tail.nbytes for state in self._states)
 
     def reachable(self, length: int) -> int:
-        """The longest text, of at most `length` tokens, that it can go back to; it has read that many."""
+        """Return the longest text, of at most `length` tokens, that it can go back to; it has read that many."""
         nearest = max(state.length for state in self._states if state.length <= length)
         return length if nearest >= self._first else nearest
 
     def read(self, length: int, rows: torch.Tensor, advance: Advance) -> torch.Tensor:
-        """Reads rows after the first `length` tokens, which it can reach, and forgets what it read after those."""
+        """Read rows after the first `length` tokens, which it can reach, and forget what it read after those."""
         before = self.at(length, advance)
         outputs, after = advance(before, rows, len(rows) <= AT_ONCE)
         self.took(before, rows, after, advance)
         return outputs
 
     def took(self, before: State, rows: torch.Tensor, after: State, advance: Advance) -> None:
-        """Takes in rows that were read after a state, and the state then; forgets what it read after the first one."""
+        """Take in rows that were read after a state, and the state then; forget what it read after the first one."""
         self._put(before)
         if len(rows) <= AT_ONCE:
             self._keep(before.length, rows, advance)
@@ -101,24 +101,24 @@ class LayerStates:
         self._thin()
 
     def copy(self, length: int) -> "LayerStates":
-        """Returns what is known of the first `length` tokens, which it can reach. States are never written to."""
+        """Return what is known of the first `length` tokens, which it can reach. States are never written to."""
         other = LayerStates(self._states[0])
         other._states = [state for state in self._states if state.length <= length]
         other._first, other._rows = min(self._first, length), self._rows.clone()
         return other
 
     def assume(self, length: int) -> None:
-        """Takes the latest state as that after `length` tokens."""
+        """Take the latest state as that after `length` tokens."""
         self._states, self._first = [self._states[-1]._replace(length=length)], length
 
     def fill(self, generator: torch.Generator) -> None:
-        """Puts random numbers in place of the state."""
+        """Put random numbers in place of the state."""
         last = self._states[-1]
         matrices, tail = (torch.randn(part.shape, generator=generator).to(part) for part in last[1:])
         self._states, self._first = [State(last.length, matrices, tail)], last.length
 
     def at(self, length: int, advance: Advance) -> State:
-        """Returns the state after the first `length` tokens, which it can reach."""
+        """Return the state after the first `length` tokens, which it can reach."""
         nearest = max((state for state in self._states if state.length <= length), key=lambda state: state.length)
         if nearest.length < self._first:  # from here on it is the earliest with rows after it
             assert nearest.length == length, f"{length} tokens are no text that it can go back to"
@@ -129,11 +129,11 @@ class LayerStates:
         return nearest
 
     def _put(self, state: State) -> None:
-        """Adds a state, in the place of all that follow it."""
+        """Add a state, in the place of all that follow it."""
         self._states = [*(one for one in self._states if one.length < state.length), state]
 
     def _keep(self, length: int, rows: torch.Tensor, advance: Advance) -> None:
-        """Keeps rows that were read after `length` tokens; where there is no room, those long before them go."""
+        """Keep rows that were read after `length` tokens; where there is no room, those long before them go."""
         room = KEPT + AT_ONCE
         if not len(self._rows):
             self._rows = rows.new_empty(room, rows.shape[1])
@@ -186,12 +186,12 @@ class StateCache(KVCache):
         return super().nbytes + held + (sum(one.nbytes for one in self._states.values()) if self.length else 0)
 
     def read(self, layer: int, rows: torch.Tensor, advance: Advance) -> torch.Tensor:
-        """Reads rows [n, numbers] of a recurrent layer after the committed tokens; returns what they give."""
+        """Read rows [n, numbers] of a recurrent layer after the committed tokens; return what they give."""
         self._read = 0
         return self._states[layer].read(self.length, rows, advance)
 
     def hold(self, advances: Sequence[Advance], again: Callable[[HeldStates, int], None]) -> HeldStates:
-        """Puts the states after the committed tokens where a forward of static shape reads them.
+        """Put the states after the committed tokens where a forward of static shape reads them.
 
         `advances` are by layer. `again(held, count)` reads the first of the rows again that the last one read.
         """
@@ -210,7 +210,7 @@ class StateCache(KVCache):
         return held
 
     def took(self, count: int, advances: Sequence[Advance]) -> None:
-        """Takes in so many rows that a forward read after what was held, and the states that it left."""
+        """Take in so many rows that a forward read after what was held, and the states that it left."""
         held = self._held
         assert held is not None
         after = self._after(held, count)
@@ -229,7 +229,7 @@ class StateCache(KVCache):
         return [State(self.length + count, *both) for both in zip(matrices, tails, strict=True)]
 
     def keep(self, path: Sequence[int]) -> None:
-        """Commits the first rows after `length`; others do not follow each other."""
+        """Commit the first rows after `length`; others do not follow each other."""
         assert list(path) == list(range(len(path))), "recurrent layers read chains alone"
         super().keep(path)
 
@@ -238,35 +238,35 @@ class StateCache(KVCache):
         super().truncate(self.reachable(length))
 
     def reachable(self, length: int) -> int:
-        """Returns the length that `truncate(length)` would leave."""
+        """Return the length that `truncate(length)` would leave."""
         length = min(length, self.length)
         while (least := min(one.reachable(length) for one in self._states.values())) < length:
             length = least
         return length
 
     def copy(self, length: int, slots: int) -> Self:
-        """Returns a cache with the first `length` tokens, which are reachable, and room for `slots`."""
+        """Return a cache with the first `length` tokens, which are reachable, and room for `slots`."""
         other = super().copy(length, slots)
         other._states = {layer: one.copy(length) for layer, one in self._states.items()}
         other._held, other._before, other._read = None, [], 0
         return other
 
     def take(self, other: Self) -> bool:
-        """Takes over what another cache holds where this one is pinned and has room for it."""
+        """Take over what another cache holds where this one is pinned and has room for it."""
         if not super().take(other):
             return False
         self._states, self._before, self._read = other._states, [], 0
         return True
 
     def assume(self, length: int) -> None:
-        """Counts the first `length` slots as committed, and takes the latest state as that after them."""
+        """Count the first `length` slots as committed, and take the latest state as that after them."""
         super().assume(length)
         self._read = 0
         for one in self._states.values():
             one.assume(length)
 
     def fill(self, generator: torch.Generator) -> None:
-        """Puts random keys and values in all slots, and random numbers in the states."""
+        """Put random keys and values in all slots, and random numbers in the states."""
         super().fill(generator)
         self._read = 0
         for one in self._states.values():
@@ -276,7 +276,7 @@ class StateCache(KVCache):
 def cache_of(
     config: TransformerConfig, slots: int, dtype: torch.dtype, device: torch.device | str, least: int = 0
 ) -> KVCache:
-    """Returns an empty cache with room for `slots` tokens, for a transformer of these sizes."""
+    """Return an empty cache with room for `slots` tokens, for a transformer of these sizes."""
     if config.delta is not None:
         return StateCache(config, slots, dtype, device, least)
     return KVCache(config.cache_shapes, slots, dtype, device, least)

@@ -57,7 +57,7 @@ class StaticRows(NamedTuple):
     once_seconds: float = 0.0  # that later forwards of this shape do not take
 
     def kept(self) -> "StaticRows":
-        """Returns copies of the states, and of all else what there is."""
+        """Return copies of the states, and of all else what there is."""
         return self._replace(hidden=self.hidden.clone(), inner=None if self.inner is None else self.inner.clone())
 
 
@@ -82,7 +82,7 @@ class StaticForward:
 
     @torch.inference_mode()
     def tree(self, tree: DraftTree, cache: KVCache, inner: Sequence[int] = (), multiple: int = 1) -> StaticRows:
-        """Reads the nodes of a tree, whose rows are filled up to a multiple of so many at least."""
+        """Read the nodes of a tree, whose rows are filled up to a multiple of so many at least."""
         return self._read(tree.tokens, tree.depth, _bits(tree.parents), cache, multiple, inner=tuple(inner))
 
     @torch.inference_mode()
@@ -93,7 +93,7 @@ class StaticForward:
         layers: Sequence[int] | None,
         adapters: Mapping[int, LayerAdapters] | None,
     ) -> torch.Tensor:
-        """Reads embeddings [rows, hidden_size], one after another; returns their states, which stay as they are."""
+        """Read embeddings [rows, hidden_size], one after another; return their states, which stay as they are."""
         rows = len(embeddings)
         depth, bits = range(rows), _bits(range(-1, rows - 1))
         read = self._read([0] * rows, depth, bits, cache, 1, layers=layers, adapters=adapters, embeddings=embeddings)
@@ -101,7 +101,7 @@ class StaticForward:
 
     @torch.inference_mode()
     def contenders(self, logits: torch.Tensor, keys: torch.Tensor, sampling: Sampling) -> Contenders:
-        """Finds contenders as `contenders` does; of a single row the operations are recorded, too.
+        """Find contenders as `contenders` does; of a single row the operations are recorded, too.
 
         Where they are, those of a row are overwritten by the next one.
         """
@@ -164,7 +164,7 @@ class StaticForward:
         adapters: Mapping[int, LayerAdapters] | None,
         held: HeldStates | None,
     ) -> Function:
-        """Returns the forward as a function of numbers on the device.
+        """Return the forward as a function of numbers on the device.
 
         They are the text's length, how many rows are real, and of all rows token, depth and bits.
         """
@@ -197,7 +197,7 @@ class StaticForward:
         function: Function,
         inputs: Sequence[torch.Tensor],
     ) -> Recording | None:
-        """Returns the recording of a shape over this cache's slots, made at need; None where none can be."""
+        """Return the recording of a shape over this cache's slots, made at need; None where none can be."""
         recordings: dict[Shape, tuple[Recording, object]] = cache.recordings
         if shape in recordings:
             recording, _ = recordings.pop(shape)
@@ -242,12 +242,12 @@ class StaticForward:
 
 
 def visible_slots(cache: KVCache, rows: int) -> int:
-    """Returns how many slots attention looks at."""
+    """Return how many slots attention looks at."""
     return min(filled_slots(cache.visible(rows)), cache.capacity)
 
 
 def _reserve(cache: KVCache, slots: int) -> None:
-    """Makes room, and where memory allows for more than that, since growing ends all recordings."""
+    """Make room, and where memory allows for more than that, since growing ends all recordings."""
     try:
         cache.reserve(slots)
     except (MemoryError, RuntimeError) as error:
@@ -257,7 +257,7 @@ def _reserve(cache: KVCache, slots: int) -> None:
 
 
 def _bits(parents: Sequence[int]) -> list[int]:
-    """Returns by row of a tree which rows it sees, itself and its ancestors, as bits."""
+    """Return by row of a tree which rows it sees, itself and its ancestors, as bits."""
     seen: list[int] = []
     for row, parent in enumerate(parents):
         seen.append((seen[parent] if parent >= 0 else 0) | 1 << row)

@@ -22,7 +22,7 @@ SAMPLED = Sampling(0.9, seed=1), Sampling(1.1, top_p=0.9, seed=2), Sampling(0.8,
 
 
 def find_step_form(target: Target) -> tuple[StepForm, str | None]:
-    """Returns the quickest form with the right bits, and why none that is quicker serves; the target then has it.
+    """Return the quickest form with the right bits, and why none that is quicker serves; the target then has it.
 
     Raises MemoryError where there is no memory to look; the target then has the form before the one that was looked at.
     """
@@ -46,7 +46,7 @@ def find_step_form(target: Target) -> tuple[StepForm, str | None]:
 
 @torch.inference_mode()
 def _difference(target: Target, form: StepForm) -> str | None:
-    """Compares a form with the eager one on the same rows; returns what is wrong, None where all bits are the same."""
+    """Compare a form with the eager one on the same rows; return what is wrong, None where all bits are the same."""
     cache, before = target.cache(LENGTHS[-1] + STATIC_ROWS[-1]), target.row_multiple
     try:
         expected = []
@@ -73,7 +73,7 @@ def _cases(cache: KVCache) -> list[tuple[int, int]]:
 
 
 def _parts(target: Target, cache: KVCache, rows: int, length: int) -> Sequence[torch.Tensor]:
-    """Returns all that decoding takes of a tree of so many rows, after so many tokens, and of a draft by two layers."""
+    """Return all that decoding takes of a tree of so many rows, after so many tokens, and of a draft by two layers."""
     cache.fill(torch.Generator().manual_seed(rows))  # what came before may have written over some tokens
     cache.assume(length)
     tokens = [(37 * row + length) % target.vocab_size for row in range(rows)]

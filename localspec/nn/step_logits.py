@@ -16,7 +16,7 @@ LIKELIEST, STATES_FINITE, LOGITS_FINITE = range(3)  # columns of a summary
 
 
 def summary(hidden: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """Returns of each row the likeliest token, and whether states and logits are numbers: int64 [rows, 3]."""
+    """Return of each row the likeliest token, and whether states and logits are numbers: int64 [rows, 3]."""
     finite = (hidden.isfinite().all(-1).long(), logits.isfinite().all(-1).long())
     return torch.stack([logits.argmax(-1), *finite], 1)
 
@@ -52,11 +52,11 @@ class StepHidden(TorchHidden):
         self._all_finite = all_finite
 
     def take(self, rows: Sequence[int]) -> TorchHidden:
-        """Returns a copy of these rows, in this order."""
+        """Return a copy of these rows, in this order."""
         return StepHidden(taken(self.rows, rows), lambda some: self._all_finite([rows[one] for one in some]))
 
     def finite(self) -> bool:
-        """Returns whether all of them are numbers."""
+        """Return whether all of them are numbers."""
         return self._all_finite(range(len(self)))
 
 
@@ -73,16 +73,16 @@ class StepLogits(TorchLogits):
         self._found: dict[tuple[int, int, Sampling], tuple[int, int]] = {}  # where the contenders of a row are
 
     def finite(self) -> bool:
-        """Returns whether all of them are numbers."""
+        """Return whether all of them are numbers."""
         return bool(self._numbers[0][self._first :, LOGITS_FINITE].all())
 
     def argmax(self) -> list[int]:
-        """Returns the likeliest token of each row."""
+        """Return the likeliest token of each row."""
         likeliest: list[int] = self._numbers[0][self._first :, LIKELIEST].tolist()
         return likeliest
 
     def picks(self, positions: Sequence[int], sampling: Sampling) -> Picks:
-        """Returns the picks by row; those that are asked for before any number came from the device come with it."""
+        """Return the picks by row; those that are asked for before any number came from the device come with it."""
         if sampling.greedy:
             return self.argmax()
         if not findable(sampling):
@@ -100,7 +100,7 @@ class StepLogits(TorchLogits):
     def candidates(
         self, positions: Sequence[int], count: int, sampling: Sampling, ids: Ids | None = None
     ) -> list[list[Candidate]]:
-        """Returns the tokens to propose for the position of each row: where they are sampled, the picks' contenders."""
+        """Return the tokens to propose for the position of each row: where they are sampled, the picks' contenders."""
         if sampling.proposes_likeliest or not findable(sampling) or count > SHOWN or ids is not None:
             return super().candidates(positions, count, sampling, ids)
         found = []
@@ -111,7 +111,7 @@ class StepLogits(TorchLogits):
         return known if len(known) == len(found) else super().candidates(positions, count, sampling)
 
     def _contenders(self, row: int, positions: Sequence[int], sampling: Sampling) -> tuple[Contenders, int]:
-        """Returns contenders in main memory, and which of them are the row's."""
+        """Return contenders in main memory, and which of them are the row's."""
         if (row, positions[row], sampling) not in self._found:
             self._look([row], positions, sampling)
         first, place = self._found[row, positions[row], sampling]

@@ -108,7 +108,7 @@ class Target:
     def forward(
         self, tree: DraftTree, cache: KVCache, *, last: bool = False, inner: Sequence[int] = ()
     ) -> ForwardOutput:
-        """Reads the nodes of a tree, each of which sees the committed tokens and its ancestors; a prompt is a chain.
+        """Read the nodes of a tree, each of which sees the committed tokens and its ancestors; a prompt is a chain.
 
         With `last` the logits are those of the last row only, all that prefill needs of a long prompt. With `inner`
         there are the hidden states with these indices, too.
@@ -135,7 +135,7 @@ class Target:
         last: bool = False,
         inner: Sequence[int] = (),
     ) -> TensorOutput:
-        """Reads new rows: tokens [n] (or [batch, n] without a cache), positions [n], mask bool [n, n].
+        """Read new rows: tokens [n] (or [batch, n] without a cache), positions [n], mask bool [n, n].
 
         Gradients flow where there is no cache. With `last` the logits are those of the last row only. `inner` are the
         indices of hidden states that are wanted, too; raises LocalspecError for those that there are not.
@@ -160,7 +160,7 @@ class Target:
         return TensorOutput(self.head(hidden)[..., :rows, :], hidden[..., :rows, :], states)
 
     def aligned(self, tree: DraftTree, start: int) -> DraftTree:
-        """Returns the part of a tree, after `start` committed tokens, it computes, in the exact form to the bit."""
+        """Return the part of a tree, after `start` committed tokens, it computes, in the exact form to the bit."""
         tree = tree if self.branches else tree.first_chain()
         return tree.aligned(start, self.page) if self.exact else tree
 
@@ -170,7 +170,7 @@ class Target:
         return self.compute.step_form
 
     def use_step_form(self, form: StepForm) -> None:
-        """Computes steps in this form from now on; so do the models of drafters that are loaded later."""
+        """Compute steps in this form from now on; so do the models of drafters that are loaded later."""
         self.compute.use_step_form(form)
 
     @property
@@ -196,15 +196,15 @@ class Target:
         return row_kernels.PAGE if fit and own_kernels.trouble(torch.device(self.device)) is None else 1
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Returns the input embeddings of token ids, [..., hidden_size]."""
+        """Return the input embeddings of token ids, [..., hidden_size]."""
         return self.transformer.embed(tokens)
 
     def head(self, hidden: torch.Tensor, adapter: Adapter | None = None) -> torch.Tensor:
-        """Returns the logits [..., vocab_size] of hidden states after the final norm."""
+        """Return the logits [..., vocab_size] of hidden states after the final norm."""
         return self.transformer.head(hidden, adapter)
 
     def cache(self, slots: int) -> KVCache:
-        """Returns an empty cache with room for `slots` tokens, in this model's precision and on its device."""
+        """Return an empty cache with room for `slots` tokens, in this model's precision and on its device."""
         least = LEAST_SLOTS if self.exact else 0
         return cache_of(self.transformer.config, slots, self.dtype, self.device, least)
 
@@ -232,7 +232,7 @@ class Target:
         torch.set_num_threads(count)
 
     def lend_core(self, lent: bool) -> None:
-        """Does nothing: torch's threads share each operation evenly, and none can rest in the middle."""
+        """Do nothing: torch's threads share each operation evenly, and none can rest in the middle."""
 
     @property
     def vocab_size(self) -> int:
@@ -252,11 +252,11 @@ class Target:
     # -- text ---------------------------------------------------------------------------------------------------------
 
     def encode(self, messages: Sequence[Message], think: bool | None = None) -> list[int]:
-        """Returns the token ids of a conversation that waits for the assistant. Raises what `ChatTokenizer` does."""
+        """Return the token ids of a conversation that waits for the assistant. Raises what `ChatTokenizer` does."""
         return self.chat.encode(messages, self.vocab_size, think)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Returns the text of token ids; special tokens have none."""
+        """Return the text of token ids; special tokens have none."""
         return self.chat.decode(tokens)
 
     @cached_property
@@ -272,7 +272,7 @@ class Target:
     # -- back to files ------------------------------------------------------------------------------------------------
 
     def save(self, path: Path) -> None:
-        """Writes weights, config and tokenizer in the Hugging Face layout. Raises LocalspecError for a packed model."""
+        """Write weights, config and tokenizer in the Hugging Face layout. Raises LocalspecError for a packed model."""
         if self.transformer.packed:
             raise LocalspecError(
                 "A model in int8, int4 or nf4 cannot be written back, for its weights are rounded; load it with "
@@ -287,14 +287,14 @@ class Target:
         self.save_settings(path)
 
     def save_settings(self, path: Path, changed: Mapping[str, Any] | None = None) -> None:
-        """Writes config, with some values `changed`, and tokenizer in the Hugging Face layout."""
+        """Write config, with some values `changed`, and tokenizer in the Hugging Face layout."""
         content = {**self.config.content, **(changed or {})}
         (path / "config.json").write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", "utf-8")
         self.tokenizer.save(path)
 
 
 def _step_output(rows: StaticRows, last: bool, find: Find) -> ForwardOutput:
-    """Returns what a step gives, with the logits of all rows or of the last one."""
+    """Return what a step gives, with the logits of all rows or of the last one."""
     if last:  # nobody copies what a prompt's rows gave, and the next step would overwrite it
         rows = rows.kept()
     assert rows.logits is not None and rows.summary is not None
@@ -311,7 +311,7 @@ def is_chain(parents: Sequence[int]) -> bool:
 
 
 def ancestor_mask(parents: Sequence[int]) -> torch.Tensor:
-    """Returns bool [size, size] of a tree: True where the column is the row itself or one of its ancestors."""
+    """Return bool [size, size] of a tree: True where the column is the row itself or one of its ancestors."""
     size = len(parents)
     if is_chain(parents):
         return torch.ones(size, size, dtype=torch.bool).tril_()

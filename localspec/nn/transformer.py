@@ -89,21 +89,21 @@ class Transformer(nn.Module):
         return issubclass(self.linear_class, QuantizedLinear)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Returns the input embeddings of token ids, [..., hidden_size], in the precision that it computes in."""
+        """Return the input embeddings of token ids, [..., hidden_size], in the precision that it computes in."""
         return self.scaled(F.embedding(tokens, self.embed_tokens).to(self.computes_in))
 
     def scaled(self, embeddings: torch.Tensor) -> torch.Tensor:
-        """Returns rows of the embedding as layers read them; the scale has no more digits than the embedding."""
+        """Return rows of the embedding as layers read them; the scale has no more digits than the embedding."""
         scale = self.config.embed_scale
         return embeddings if scale == 1 else embeddings * rounded(scale, self.embed_tokens.dtype)
 
     def head(self, states: torch.Tensor, adapter: Adapter | None = None) -> torch.Tensor:
-        """Returns the logits [..., vocab_size] of states after the final norm."""
+        """Return the logits [..., vocab_size] of states after the final norm."""
         logits: torch.Tensor = self.lm_head(self.for_head(states), adapter)
         return self._capped(logits)
 
     def head_of(self, ids: torch.Tensor) -> tuple[Callable[[torch.Tensor], torch.Tensor], int]:
-        """Returns the part of the head that makes the logits of these tokens, and its bytes."""
+        """Return the part of the head that makes the logits of these tokens, and its bytes."""
         part = self.lm_head.rows(ids)
         return lambda states: self._capped(part(self.for_head(states))), part.nbytes
 
@@ -113,7 +113,7 @@ class Transformer(nn.Module):
         return torch.tanh(logits / cap) * cap
 
     def for_head(self, states: torch.Tensor) -> torch.Tensor:
-        """Returns states as the matrix of the head reads them."""
+        """Return states as the matrix of the head reads them."""
         scale = self.config.logit_scale
         return states if scale == 1 else states * scale
 
@@ -127,7 +127,7 @@ class Transformer(nn.Module):
         adapters: Mapping[int, LayerAdapters] = _NO_ADAPTERS,
         inner: MutableMapping[int, torch.Tensor | None] | None = None,
     ) -> torch.Tensor:
-        """Returns hidden states after the final norm, [batch, n, hidden_size].
+        """Return hidden states after the final norm, [batch, n, hidden_size].
 
         tokens [batch, n], or embeddings in their place [batch, n, hidden_size]; positions [n]; mask bool [n, n], True
         where a row may look at another new row. With a KVCache (batch 1) every row sees all committed tokens too, and
@@ -166,7 +166,7 @@ class Transformer(nn.Module):
         return x
 
     def side_by_side(self, found: Mapping[int, torch.Tensor | None], places: Sequence[int]) -> torch.Tensor:
-        """Returns states that `inner` got [..., places * hidden_size]. Raises LocalspecError where there are none."""
+        """Return states that `inner` got [..., places * hidden_size]. Raises LocalspecError where there are none."""
         states = [one for place in places if (one := found[place]) is not None]
         if len(states) < len(places):
             missing = next(place for place in places if found[place] is None)

@@ -83,7 +83,7 @@ class Checkpoint:
 
 
 def inspect(path: Path) -> Checkpoint:
-    """Reads what a directory in the Hugging Face layout holds, or a packed file.
+    """Read what a directory in the Hugging Face layout holds, or a packed file.
 
     Raises NotHere where there is no model, LocalspecError where it is damaged or of a kind that cannot be served.
     """
@@ -231,7 +231,7 @@ def _inspect_packed(found: packed_file.PackedFile) -> Checkpoint:
 
 
 def _architecture(config: Mapping[str, Any], path: Path) -> str:
-    """The architecture that a config.json names. Raises LocalspecError for one that cannot be served."""
+    """Return the architecture that a config.json names. Raises LocalspecError for one that cannot be served."""
     if why := why_not_read(config):
         raise LocalspecError(f"What is in {path} is {why}.")
     if (kind := kind_of_heads(config)) in ("dflash", "dspark", "assistant"):
@@ -257,7 +257,7 @@ def _architecture(config: Mapping[str, Any], path: Path) -> str:
 
 
 def revision(path: Path) -> str:
-    """Returns 40 hexadecimal digits that change with config.json, tokenizer.json, and names and contents of weights.
+    """Return 40 hexadecimal digits that change with config.json, tokenizer.json, and names and contents of weights.
 
     Of each file's weights a few thousand are read, evenly spaced, since training changes all of them a little. Raises
     what `inspect` raises. A packed file has that of the directory it was made of.
@@ -294,7 +294,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def weight_files(path: Path) -> tuple[Path, ...]:
-    """Returns model.safetensors, or the files that its index names."""
+    """Return model.safetensors, or the files that its index names."""
     single, index = path / "model.safetensors", path / "model.safetensors.index.json"
     if single.is_file():
         return (single,)
@@ -329,7 +329,7 @@ def _bytes(file: Path, limit: int = TEXT_LIMIT) -> bytes:
 
 
 def read_json(file: Path, remedy: str = FETCH) -> object:
-    """Reads a JSON file. Raises LocalspecError, which ends in the remedy, where it is damaged."""
+    """Read a JSON file. Raises LocalspecError, which ends in the remedy, where it is damaged."""
     try:
         content: object = parse_json(_bytes(file, JSON_LIMIT).decode())
     except ValueError as error:
@@ -346,7 +346,7 @@ def read_json(file: Path, remedy: str = FETCH) -> object:
 
 
 def _header(file: Path, remedy: str = FETCH) -> bytes:
-    """Reads the JSON before the tensors, whose length is in the first eight bytes."""
+    """Read the JSON before the tensors, whose length is in the first eight bytes."""
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:
@@ -362,7 +362,7 @@ def _header(file: Path, remedy: str = FETCH) -> bytes:
 
 
 def _samples(file: Path, start: int) -> bytes:
-    """Reads evenly spaced pieces of a file after `start`."""
+    """Read evenly spaced pieces of a file after `start`."""
     size = file.stat().st_size - start
     with file.open("rb") as stream:
         pieces = []
@@ -373,7 +373,7 @@ def _samples(file: Path, start: int) -> bytes:
 
 
 def tensor_headers(file: Path, remedy: str = FETCH) -> dict[str, Any]:
-    """Reads a header's tensors: name -> dtype, shape, data_offsets.
+    """Read a header's tensors: name -> dtype, shape, data_offsets.
 
     Raises LocalspecError, which ends in the remedy, where the file is damaged or its download was cut short.
     """
@@ -402,12 +402,12 @@ def tensor_headers(file: Path, remedy: str = FETCH) -> dict[str, Any]:
 
 
 def tensor_start(file: Path) -> int:
-    """Returns the byte of a safetensors file that data_offsets count from. Raises what `tensor_headers` raises."""
+    """Return the byte of a safetensors file that data_offsets count from. Raises what `tensor_headers` raises."""
     return 8 + len(_header(file))
 
 
 def license_of(path: Path) -> str | None:
-    """The license in the front matter of the directory's README.md, else the name of a license file.
+    """Return the license in the front matter of the directory's README.md, else the name of a license file.
 
     A packed file says it itself.
     """
@@ -436,7 +436,7 @@ TEXTS = ("config.json", "generation_config.json", *TOKENIZER_FILES)
 
 
 def read_texts(path: Path) -> dict[str, bytes]:
-    """Returns the files of a model that are not weights, by name. Raises LocalspecError where one cannot be read."""
+    """Return the files of a model that are not weights, by name. Raises LocalspecError where one cannot be read."""
     return {name: _text(path / name) for name in TEXTS if (path / name).is_file()}
 
 

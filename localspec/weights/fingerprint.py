@@ -46,7 +46,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 def weight_digests(
     files: Sequence[Path], paths: Paths, threads: int = 1, progress: Progress = lambda done, total: None
 ) -> dict[str, str]:
-    """Returns the sha256 of each file by its name; reads those that are not known or may have changed.
+    """Return the sha256 of each file by its name; read those that are not known or may have changed.
 
     Raises LocalspecError for a file that cannot be read.
     """
@@ -140,7 +140,7 @@ def digest_of(mark: str, paths: Paths) -> str:
 
 
 def stamps(files: Sequence[Path]) -> dict[str, Stamp]:
-    """What changes with a file, by its name. Raises LocalspecError for one that is not there."""
+    """Return what changes with a file, by its name. Raises LocalspecError for one that is not there."""
     try:
         found = {file.name: file.stat() for file in files}
     except OSError as error:
@@ -159,7 +159,7 @@ def settled(stamp: Stamp) -> bool:
 
 
 def _named(file: Path) -> str:
-    """The sha256 that the common cache names a file by; empty for other files."""
+    """Return the sha256 that the common cache names a file by; empty for other files."""
     try:
         name = os.path.basename(os.readlink(file))
     except OSError:

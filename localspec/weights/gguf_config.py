@@ -57,7 +57,7 @@ class _File:
 def config(
     metadata: Metadata, shapes: Mapping[str, Sequence[int]], factors: Callable[[str], list[float]]
 ) -> dict[str, Any]:
-    """The content of a config.json, by the metadata and the shapes of the tensors.
+    """Return the content of a config.json, by the metadata and the shapes of the tensors.
 
     `factors` reads a small tensor by its name. Raises ValueError, with a clause, for what is missing or not possible,
     and LocalspecError for what localspec does not compute.

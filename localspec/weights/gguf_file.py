@@ -125,7 +125,7 @@ class GgufFile:
 
 
 def read(path: Path) -> GgufFile:
-    """Reads a header. Raises LocalspecError for a file that cannot be read, is no GGUF, or contradicts itself."""
+    """Read a header. Raises LocalspecError for a file that cannot be read, is no GGUF, or contradicts itself."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # to open a pipe is to wait for a writer
             raise LocalspecError(f"{path} cannot be read, for it is not a file.")

@@ -48,7 +48,7 @@ class GgufTensor(StoredTensor):
     change: str = ""
 
     def floats(self, first: int, count: int) -> npt.NDArray[np.float32]:
-        """Returns the `count` weights of whole rows from the `first` on, in the order of the Hugging Face layout."""
+        """Return the `count` weights of whole rows from the `first` on, in the order of the Hugging Face layout."""
         columns = prod(self.shape[1:])
         row, end = first // columns, (first + count) // columns
         found = np.empty((end - row, columns), np.float32)
@@ -126,7 +126,7 @@ class GgufModel:
 
     @classmethod
     def open(cls, path: Path, given: Mapping[str, bytes] | None = None) -> "GgufModel":
-        """Reads the headers of a file and of its other parts. Raises LocalspecError, NotHere for a missing part."""
+        """Read the headers of a file and of its other parts. Raises LocalspecError, NotHere for a missing part."""
         files = parts_of(path)
         if missing := next((file for file in files if not file.is_file()), None):
             raise NotHere(f"{missing} is not here, which is a part of this model; put it beside the others.")
@@ -212,7 +212,7 @@ class GgufModel:
         }
 
     def _given(self, texts: Mapping[str, bytes], own: Mapping[str, Any]) -> dict[str, bytes]:
-        """The texts that were given, but that a head of its own is where the file has one. Raises ValueError."""
+        """Return the texts that were given, but that a head of its own is where the file has one. Raises ValueError."""
         said, tied = parse_json(texts["config.json"]), own["tie_word_embeddings"]
         theirs = ModelConfig.of(said)
         if other := differences(ModelConfig.of(own), theirs):

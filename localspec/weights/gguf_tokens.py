@@ -224,7 +224,7 @@ def tokenizer_files(metadata: Metadata, vocab_size: int) -> dict[str, Any]:
 def _added(
     metadata: Metadata, tokens: Sequence[str], types: Sequence[int], roles: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """The tokens that a text is searched for before it is split."""
+    """Return the tokens that a text is searched for before it is split."""
     marks = {token for token, kind in zip(tokens, types, strict=True) if kind != _NORMAL}
     swallow = marks >= _OF_PHI_3  # as its own files say; llama.cpp looks for "phi-3" in the name
     kept, named = {"<unk>", "<s>", "<|endoftext|>"}, {*roles.values()}

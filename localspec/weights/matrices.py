@@ -78,7 +78,7 @@ class PackedMatrix:
         return self.data.nbytes
 
     def unpack(self, interleave: bool = False) -> npt.NDArray[np.float32]:
-        """Returns the numbers that the library computes with, [out, inputs]."""
+        """Return the numbers that the library computes with, [out, inputs]."""
         weights = np.empty((self.out, self.inputs), np.float32)
         check(library().ls_unpack(self.struct(), interleave, address(weights)))
         return weights

@@ -118,7 +118,7 @@ class PackedModel:
 
     @classmethod
     def open(cls, file: Path) -> "PackedModel":
-        """Maps a file, which several processes can share. Raises what `packed_file.read` raises."""
+        """Map a file, which several processes can share. Raises what `packed_file.read` raises."""
         found = read(file)
         with file.open("rb") as stream:
             return cls(found.header, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ), found.start)
@@ -206,7 +206,7 @@ class PackedModel:
         return sum(section.bytes for section in self.header.tensors.values())
 
     def view(self, name: str) -> memoryview:
-        """The bytes of a section. Raises KeyError for a name that is not there."""
+        """Return the bytes of a section. Raises KeyError for a name that is not there."""
         section = self.header.sections[name]
         whole = memoryview(self.content) if isinstance(self.content, mmap.mmap) else self.content.data
         return whole[self.start + section.offset :][: section.bytes]

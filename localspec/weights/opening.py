@@ -98,7 +98,7 @@ def load(
 
 
 def _opened(file: Path) -> PackedModel:
-    """Maps a packed file. Raises DamagedFile."""
+    """Map a packed file. Raises DamagedFile."""
     model = PackedModel.open(file)
     model.texts  # noqa: B018 -- compared with their digests
     return model
@@ -295,7 +295,7 @@ def once(
     reporter: Reporter,
     serves: Callable[[Header], bool] = lambda header: True,
 ) -> Path:
-    """Returns the first of these files that can be read and `serves`; else has the first one made, by one process.
+    """Return the first of these files that can be read and `serves`; otherwise have one process make the first one.
 
     A notice says why one is made again. Raises CannotWrite, DoesNotFit, and what `make_it` raises.
     """
@@ -331,7 +331,7 @@ def once(
 
 
 def _sound(known: Sequence[Path], reporter: Reporter, serves: Callable[[Header], bool]) -> Path | None:
-    """The first of these files that is there, can be read and serves."""
+    """Return the first of these files that is there, can be read and serves."""
     for file in known:
         try:
             if file.exists() and serves((found := read(file)).header):
@@ -349,7 +349,7 @@ def _make(path: Path, file: Path, packing: str, origin: Origin, threads: int, re
 
 
 def write_with_room(file: Path, header: Header, fill: Fill, threads: int, progress: Progress) -> None:
-    """Writes a packed file. Raises OSError, and DoesNotFit before it begins where the disk has no room."""
+    """Write a packed file. Raises OSError, and DoesNotFit before it begins where the disk has no room."""
     partial_of(file).unlink(missing_ok=True)  # of a process that was killed; its bytes count as free
     needed, free = len(header.encoded()) + header.section_bytes, shutil.disk_usage(file.parent).free
     if needed > free:

@@ -232,7 +232,7 @@ class Header:
         return None
 
     def encoded(self) -> bytes:
-        """The file up to where the sections begin. Its length does not depend on the digests."""
+        """Return the file up to where the sections begin. Its length does not depend on the digests."""
         said = asdict(self)
         said["weights"] = said["origin"].pop("weights")  # earlier versions refuse an origin with more in it
         for part in (part for parts in (*said["blocks"].values(), *said["ahead"].values()) for part in parts):
@@ -269,7 +269,7 @@ def aligned(count: int) -> int:
 
 
 def joined(digests: Iterable[bytes]) -> str:
-    """The digest of a section from those of its pieces."""
+    """Return the digest of a section from those of its pieces."""
     return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
@@ -285,14 +285,14 @@ class PackedFile:
     start: int  # of the sections, in bytes
 
     def text(self, name: str) -> bytes:
-        """The content of one of the model's own text files. Raises KeyError, and DamagedFile."""
+        """Return the content of one of the model's own text files. Raises KeyError, and DamagedFile."""
         section = self.header.texts[name]
         with self.path.open("rb") as stream:
             content = _bytes(stream, self.start + section.offset, section.bytes)
         return undamaged(content, section, f"{name} in {self.path}")
 
     def verify(self, progress: Progress = lambda done, total: None) -> list[str]:
-        """Reads all of it and compares every section with its digest. Returns a clause for each that is damaged."""
+        """Read all of it and compare every section with its digest. Returns a clause for each that is damaged."""
         done, problems = 0, []
         with self.path.open("rb") as stream:
             for name, section in self.header.sections.items():
@@ -308,7 +308,7 @@ class PackedFile:
 
 
 def undamaged(content: bytes, section: Section, what: str) -> bytes:
-    """Returns the content of a section. Raises DamagedFile where it is not what was written."""
+    """Return the content of a section. Raises DamagedFile where it is not what was written."""
     if joined(hashlib.sha256(content[start:end]).digest() for start, end in section.pieces) != section.digest:
         raise DamagedFile(f"{what} is damaged; it has to be made again.")
     return content
@@ -320,7 +320,7 @@ def _bytes(stream: BinaryIO, start: int, count: int) -> bytes:
 
 
 def read(file: Path) -> PackedFile:
-    """Reads what a file says of itself, and whether it is as long as it says.
+    """Read what a file says of itself, and whether it is as long as it says.
 
     Raises DamagedFile, UnreadableFormat, and CannotRead where it cannot be read at all.
     """
@@ -360,7 +360,7 @@ def peek(file: Path) -> tuple[PackedFile, int]:
 
 
 def forms(file: Path) -> dict[str, Path]:
-    """The packings in which the model of a packed file is here: this one, and those of its weights."""
+    """Return the packings in which the model of a packed file is here: this one, and those of its weights."""
     here, found = [(peek(file)[0].header, file)], dict[str, Path]()
     here += [(read(other).header, other) for other in of_same_weights(file)]
     for header, one in sorted(here, key=_last_choice):
@@ -411,7 +411,7 @@ def _parsed(text: bytes) -> Header:
 
 
 def _header(said: Any) -> Header:
-    """What a header means. Raises ValueError and its like for one that cannot be meant, UnreadableFormat."""
+    """Return what a header means. Raises ValueError and its like for one that cannot be meant, UnreadableFormat."""
     for name, known in (("format", range(1, FORMAT + 1)), ("layout", LAYOUTS)):
         if _count(said[name]) not in known:
             raise UnreadableFormat(

@@ -63,7 +63,7 @@ def remove_outdated(file: Path) -> None:
 
 
 def kept_for_gpus(paths: Paths) -> list[tuple[str, str, Path]]:
-    """What was packed for GPUs: revision of the model, packing and precision as in nf4-bf16, file."""
+    """Return what was packed for GPUs: revision of the model, packing and precision as in nf4-bf16, file."""
     found = []
     for file in _files(paths.packed, f"*{GPU_SUFFIX}"):
         revision, _, rest = file.stem.partition("-")
@@ -72,7 +72,7 @@ def kept_for_gpus(paths: Paths) -> list[tuple[str, str, Path]]:
 
 
 def former_forms(origin: Origin, packing: str, paths: Paths) -> list[Path]:
-    """The packed forms of weights that lay in the same directory before these; its whole path is their name.
+    """Return the packed forms of weights that lay in the same directory before these; its whole path is their name.
 
     A name that is no path may be that of several directories, and what was pulled belongs to its source.
     """
@@ -206,7 +206,7 @@ def _writer(partial: Path) -> str:
 
 
 def lock_of(file: Path) -> Path:
-    """The file that is locked while a packed file is made."""
+    """Return the file that is locked while a packed file is made."""
     return file.with_suffix(".lock")
 
 
@@ -233,7 +233,7 @@ def packed_bytes(paths: Paths) -> int:
 
 
 def _files(directory: Path, pattern: str) -> list[Path]:
-    """What is there under such a name; nothing where the directory cannot be read."""
+    """Return what is there under such a name; nothing where the directory cannot be read."""
     try:
         return [file for file in sorted(directory.glob(pattern)) if file.is_file()]
     except OSError:
@@ -281,7 +281,7 @@ def imports(paths: Paths) -> dict[str, PackedFile]:
 
 
 def import_of(path: Path, paths: Paths, progress: Progress = lambda done, total: None) -> PackedFile | None:
-    """What was imported from a file as it is now, wherever it lay then; None where nothing was.
+    """Return what was imported from a file as it is now, wherever it lay then; None where nothing was.
 
     A registration comes before packed files. Raises LocalspecError for a file that cannot be read.
     """

@@ -40,7 +40,7 @@ class Source:
 
     @classmethod
     def open(cls, path: Path) -> "Source":
-        """Looks at a directory in the Hugging Face layout and reads no weights, but to tell a head from an embedding.
+        """Look at a directory in the Hugging Face layout and read no weights, but to tell a head from an embedding.
 
         Raises NotHere and LocalspecError for files that are missing, damaged, or of a kind that cannot be computed.
         """
@@ -78,7 +78,7 @@ class Source:
         return part_rows(name, [part.shape[0] for part in self.made_of[name]], self.sizes)
 
     def filler(self, importance: Importance) -> Callable[[str, Section, int, memoryview], None]:
-        """Returns what fills a piece of a section with what belongs there; several threads may call it."""
+        """Return what fills a piece of a section with what belongs there; several threads may call it."""
 
         def fill(name: str, section: Section, first: int, into: memoryview) -> None:
             if section.tensor is None:
@@ -165,7 +165,7 @@ def _blocks(part: StoredTensor, row: int, count: int) -> npt.NDArray[np.uint8]:
 
 
 def _bf16(numbers: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """Rounds to the nearest, ties to even; NaN stays NaN."""
+    """Round to the nearest, ties to even; NaN stays NaN."""
     bits = numbers.view(np.uint32)
     rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
     return np.where(np.isnan(numbers), bits >> 16 | 0x40, rounded).astype(np.uint16)

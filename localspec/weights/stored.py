@@ -31,7 +31,7 @@ class StoredTensor:
     bytes: int
 
     def read(self, into: memoryview, first: int = 0) -> None:
-        """Fills bytes with the tensor's from `first` on. Raises LocalspecError for one changed or unreadable."""
+        """Fill bytes with the tensor's from `first` on. Raises LocalspecError for one changed or unreadable."""
         try:
             with FileIO(self.file) as stream:
                 stream.seek(self.start + first)
@@ -44,7 +44,7 @@ class StoredTensor:
             raise cannot_read(self.file, error) from error
 
     def floats(self, first: int, count: int) -> npt.NDArray[np.float32]:
-        """Returns `count` numbers from the `first` on, as fp32. Raises LocalspecError for a type that is not known."""
+        """Return `count` numbers from the `first` on, as fp32. Raises LocalspecError for a type that is not known."""
         if self.dtype not in NUMPY_TYPES:
             raise damaged(self.file, f"a tensor is of the type {self.dtype}")
         numbers = np.empty(count, NUMPY_TYPES[self.dtype])
@@ -59,7 +59,7 @@ def damaged(file: Path, what: str) -> LocalspecError:
 
 
 def stored_tensors(checkpoint: Checkpoint, config: TransformerConfig) -> dict[str, StoredTensor]:
-    """Finds every tensor that the model is made of, by its Hugging Face name.
+    """Find every tensor that the model is made of, by its Hugging Face name.
 
     Raises LocalspecError for tensors that are missing or have another shape than config.json promises.
     """
@@ -77,7 +77,7 @@ def find_stored(
     made_of: Mapping[str, Sequence[tuple[str, int]]],
     columns_of: Callable[[str], int | None],
 ) -> dict[str, StoredTensor]:
-    """Finds the tensors, with their rows, that each of ours is made of; `columns_of` ours is None for a vector.
+    """Find the tensors, with their rows, that each of ours is made of; `columns_of` ours is None for a vector.
 
     Raises what `stored_tensors` raises.
     """
@@ -104,7 +104,7 @@ def find_stored(
 
 
 def stored_sizes(checkpoint: Checkpoint, config: ModelConfig) -> TransformerConfig:
-    """Returns the sizes of a model whose files may hold a head that config.json does not tell of.
+    """Return the sizes of a model whose files may hold a head that config.json does not tell of.
 
     What the files hold is what counts, as for the stock model. Raises what `TransformerConfig.of` raises.
     """
@@ -113,7 +113,7 @@ def stored_sizes(checkpoint: Checkpoint, config: ModelConfig) -> TransformerConf
 
 
 def _own_head(checkpoint: Checkpoint) -> bool:
-    """Returns whether the weights hold a head that is not the embedding, though config.json says the two are one."""
+    """Return whether the weights hold a head that is not the embedding, though config.json says the two are one."""
     found = list(_find(checkpoint, frozenset(("lm_head.weight", "model.embed_tokens.weight"))).values())
     if len(found) < 2:
         return False
@@ -126,7 +126,7 @@ def _own_head(checkpoint: Checkpoint) -> bool:
 
 
 def _find(checkpoint: Checkpoint, names: frozenset[str]) -> dict[str, StoredTensor]:
-    """The tensors of these names in the files; some may be missing."""
+    """Return the tensors of these names in the files; some may be missing."""
     found = {}
     for file in checkpoint.weight_files:
         start = tensor_start(file)
@@ -142,7 +142,7 @@ def _stored(file: Path, start: int, entry: dict[str, Any]) -> StoredTensor:
 
 
 def read_config(checkpoint: Checkpoint) -> ModelConfig:
-    """Reads config.json. Raises LocalspecError for one that is not usable or not possible."""
+    """Read config.json. Raises LocalspecError for one that is not usable or not possible."""
     if packed := checkpoint.config.get("quantization_config"):
         method = packed.get("quant_method", "unknown") if isinstance(packed, dict) else packed
         raise LocalspecError(
