@@ -427,7 +427,7 @@ def explained(plan: RunPlan, ranked: Sequence[RunPlan], named: bool = False) -> 
     sentence = f"{name} in {plan.precision}: {_pace(plan)}, {shown_m(plan)} ({basis}"
     if (replies := plan.candidate.replies) is not None and plan.candidate.name != "none":
         sentence += f"; {replies.length:.2f} tokens/step as measured here"
-    elif plan.candidate.name == "phrases" and not plan.nodes:
+    elif plan.candidate.name != "none" and not plan.nodes:
         sentence += "; a draft is expected to cost more than it saves, and is made only where it should pay"
     elif (acceptance := plan.candidate.acceptance) is not None and plan.candidate.name != "none":
         sentence += f"; {acceptance.length(plan.nodes):.2f} tokens/step {acceptance.origin}"

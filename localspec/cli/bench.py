@@ -37,7 +37,7 @@ app = typer.Typer()
 
 @app.command()
 @takes_settings(
-    "model", "temperature", "seed", "accept", "exact", "context", "device", "dtype", "quantize",
+    "model", "temperature", "seed", "drafter_rule", "accept", "exact", "context", "device", "dtype", "quantize",
     temperature="0, the default, is greedy.",
     seed="The same seed gives the same texts.",
     accept="How drafts are accepted.",
@@ -109,6 +109,10 @@ def bench(
         return
     nodes = "auto" if nodes is None else nodes
     combinations = _combinations("auto" if drafter is None else drafter, nodes)
+    if settings.by_flag("drafter_rule") and all(name != "auto" for name, _ in combinations):
+        raise UsageMistake(
+            f"--drafter-rule {settings.drafter_rule} has no effect with --drafter {drafter}; add auto, or leave it out."
+        )
     choices: dict[tuple[str, LoadSpec | None, Size], Choice] = {}
     with user_store(progress.notice, create=False) as store:
         card = chosen_model(settings, store, progress.reporter)

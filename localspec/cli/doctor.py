@@ -16,7 +16,7 @@ from localspec.bench.proof import prove
 from localspec.choosing.measure import MeasurementCache, Measurements
 from localspec.choosing.survey import Recommendation, all_ways, preferred, recommendations
 from localspec.cli.console import folded, once_more, print_json, table, window
-from localspec.cli.options import takes_settings, whole_number
+from localspec.cli.options import refuse_rule_without_effect, takes_settings, whole_number
 from localspec.cli.progress import Progress
 from localspec.cli.server_facts import tell_server
 from localspec.config import NAMES, Settings
@@ -76,6 +76,7 @@ def doctor(
             raise UsageMistake(f"--prefer {prefer} has no effect with --prove; leave one of them out.")
         if verbose:
             raise UsageMistake("--verbose has no effect with --prove; leave one of them out.")
+        refuse_rule_without_effect(settings)
         return _prove(model, replace(settings, exact=True), limit or 20, max_tokens or 64, as_json)
     for name, value in {"limit": limit, "max_tokens": max_tokens, **given}.items():
         if value is not None:

@@ -148,6 +148,7 @@ def _shared_flags(
         if settings.by_flag("drafter") and settings.drafter != "none":
             raise UsageMistake(f"--no-spec and --drafter {settings.drafter} contradict each other; give one of them.")
         settings = replace(settings, drafter="none", origins={**settings.origins, "drafter": "--no-spec"})
+    refuse_rule_without_effect(settings)
     if go_on and conversation is not None:
         raise UsageMistake(f"--continue and --conversation {conversation} exclude each other; give one of them.")
     if settings.elsewhere is not None:
@@ -157,6 +158,20 @@ def _shared_flags(
     if settings.system is not None:
         settings = replace(settings, system=valid_text(settings.system))
     return SharedFlags(settings, joined(*map(read_file, file or [])), "last" if go_on else conversation)
+
+
+def refuse_rule_without_effect(settings: Settings) -> None:
+    """Raise UsageMistake for a `--drafter-rule` next to settings that name the drafter, or allow none."""
+    named = "draft_max" if settings.draft_max == 0 else "drafter"
+    if settings.by_flag("drafter_rule") and (settings.drafter != "auto" or settings.draft_max == 0):
+        other = settings.shown(named)
+        if settings.by_flag(named):
+            flag = settings.origins[named]
+            other = flag if flag == "--no-spec" else f"{flag} {getattr(settings, named)}"
+        raise UsageMistake(
+            f"--drafter-rule {settings.drafter_rule} has no effect with {other}, since it says how `auto` chooses a "
+            "drafter; leave one of them out."
+        )
 
 
 def _refuse_without_effect(settings: Settings) -> None:

@@ -18,7 +18,7 @@ from localspec.bench.race_view import PAUSE, Size, ends, fits, frame, moments, r
 from localspec.chat.start import start_chat
 from localspec.cli.console import folded, width
 from localspec.cli.interrupt import cleared_up_when_ended
-from localspec.cli.options import takes_settings
+from localspec.cli.options import refuse_rule_without_effect, takes_settings
 from localspec.cli.progress import Progress
 from localspec.cli.texts import valid_text
 from localspec.config import Settings
@@ -37,8 +37,8 @@ RECORDED = Size(columns=80, lines=24)  # where there is no terminal
 
 @app.command("race")
 @takes_settings(
-    "model", "max_tokens", "temperature", "seed", "drafter", "draft_max", "exact", "context", "device", "dtype",
-    "quantize",
+    "model", "max_tokens", "temperature", "seed", "drafter", "draft_max", "drafter_rule", "exact", "context",
+    "device", "dtype", "quantize",
     max_tokens="The longest reply, in tokens; 256.",
     seed="The same seed gives the same text.",
     exact="Both texts the same bit for bit; may cost speed.",
@@ -60,6 +60,7 @@ def race_command(
         raise UsageMistake(f"A race needs drafts, and {settings.shown('draft_max')} allows none; leave it out.")
     if settings.plain:
         raise UsageMistake("A race needs a drafter, and none was asked for; name one, such as --drafter phrases.")
+    refuse_rule_without_effect(settings)
     if not (question := valid_text(prompt).strip()):
         raise UsageMistake('There is no prompt; write localspec race "your question".')
     if cast and not cast.parent.is_dir():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from localspec import environment
-from localspec.cli.options import takes_settings, whole_number
+from localspec.cli.options import refuse_rule_without_effect, takes_settings, whole_number
 from localspec.cli.progress import Progress
 from localspec.config import Settings
 from localspec.environment import home
@@ -58,6 +58,7 @@ def serve(
     The server listens on a socket that only you can use. With --port or --ui it also listens on
     127.0.0.1, where every request needs the key.
     """
+    refuse_rule_without_effect(settings)
     if port is not None and not 0 <= port < 2**16:
         raise UsageMistake(f"--port {port} is no port; give 1 to 65535, or 0 for a free one.")
     alive, rests = short_seconds_of(keep_alive), None if idle is None else short_seconds_of(idle)

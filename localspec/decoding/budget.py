@@ -84,6 +84,7 @@ RECENT = 0.9  # of the tokens and seconds that a token's worth is taken from, ke
 HARDLY = 0.05  # tokens that a draft saves
 NOTHING = 10.0  # times as much as a draft saves is what it takes: how many times tells nobody more
 READING = 0.25  # plain steps: a draft that takes longer may have read the text before it
+DECLINED = 8  # steps in a row without a draft, after which the drafter's reason is shown
 REMEMBERED = 9  # steps, whose median is what the next should take
 SOONEST, LATEST = 16, 512  # plain steps until it is tried again: twice as many each time it still does not pay
 
@@ -149,7 +150,7 @@ class Budget:
     def begin(self) -> None:
         """Begin a new reply: what did not pay in the last one may pay in this one."""
         self._draft, self._context = DraftTree((0,), (-1,)), 0  # the last one, before pruning, and the text before it
-        self._off = False
+        self._off, self._declined = False, 0  # the latter: steps in a row for which the drafter declined to draft
         self.off_reason = self._always_off  # a sentence for the user, from switching off until drafts pay again
         self._catches_up = True  # the first long draft also reads the text before it, so its time is not typical
         self._lost = self._gained = self._paid = (
@@ -218,6 +219,7 @@ class Budget:
             tokens, seconds = self._lately
             self._lately = RECENT * tokens + len(step.committed), RECENT * seconds + took / self._costs.slowness
             self._weigh(len(step.committed) - 1, took / plain - 1, self._costs.slowness)
+            self._note_declined()
         node: int | None = 0
         for token in step.committed:
             if node is None:
@@ -228,6 +230,17 @@ class Budget:
                     hits, tries = self._seen.get(key, (0.0, 0.0))
                     self._seen[key] = DECAY * hits + (drafted_token == token), DECAY * tries + 1
             node = children.get(token)
+
+    def _note_declined(self) -> None:
+        """Take the drafter's reason where it has drafted nothing for a while, until it drafts again."""
+        if self._draft.size > 1:
+            if self._declined >= DECLINED and not self._off:
+                self.off_reason = None
+            self._declined = 0
+        elif self._draft.declined:
+            self._declined += 1
+            if self._declined >= DECLINED:
+                self.off_reason = self._draft.declined
 
     def _weigh(self, gained: float, paid: float, slowness: float) -> None:
         """Weigh what a step gained against what it cost, in plain steps, and switch speculation off or on again."""

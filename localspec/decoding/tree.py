@@ -22,6 +22,7 @@ class DraftTree:
     `source` names who proposed each node. A `probe` node is never accepted: it is there for the target's pick at it.
     `chance` is the drafter's own estimate that a node is accepted, given its parent is, where it has one.
     `draft_logits`, a row a node, are those that nodes were sampled from, for the rule `rejection`.
+    `declined` is the reason why a drafter that could draft did not, for the user; empty if it did.
     """
 
     tokens: Sequence[int]
@@ -30,6 +31,7 @@ class DraftTree:
     probe: Sequence[bool] | None = None
     draft_logits: Logits | None = None
     chance: Sequence[float | None] | None = None
+    declined: str = ""
 
     def __post_init__(self) -> None:
         assert self.tokens and len(self.tokens) == len(self.parents), "a tree has a root, and a parent for every node"

@@ -30,6 +30,8 @@ MANY = 16  # unread tokens, which take clearly longer to read than those of a st
 FORESEEN = 0.25  # the chance of a phrase, above which phrases draft until the small model has read many tokens
 REPLY, SAVED = 64, 0.2  # tokens that a reply is expected to go on for at least; the share of their time drafts save
 AHEAD = 8  # tokens of phrases that the small model reads at once
+COSTS_MORE = "drafts of the small model are expected to cost more than they save"
+READS = "the small model would read the prompt for longer than its drafts are expected to save"
 WIDTH = 4  # candidates of a level: the small model's own pick and its siblings
 
 
@@ -138,12 +140,13 @@ class DraftModel:
             return alone
         self._follow_text(context.committed)
         if self._rests(context):
-            return alone
+            return replace(alone, declined=READS)
         sampling = replace(context.sampling, rule="exact")
         chances: list[list[Candidate]] = []
         while (depth := len(chances)) < longest:
             if len(self._tokens) == count + depth:
                 if not self._pays(context, chance, depth, longest):
+                    alone = replace(alone, declined=COSTS_MORE)
                     break
                 try:
                     self._decode(sampling)

@@ -31,7 +31,7 @@ from tiny_models import Tiny, prompt_ids, stock_reply
 
 from localspec.choosing.cost import ForwardCosts
 from localspec.decoding.acceptance import walk
-from localspec.decoding.budget import ENOUGH, LATEST, LOSS, SOONEST, Budget
+from localspec.decoding.budget import DECLINED, ENOUGH, LATEST, LOSS, SOONEST, Budget
 from localspec.decoding.drafter import Drafter, Step
 from localspec.decoding.logits import PicksOnRequest
 from localspec.decoding.numpy_logits import NumpyHidden
@@ -419,6 +419,19 @@ def test_the_first_long_draft_of_a_reply_is_not_the_price_of_the_next(taken: Seq
     assert budget.nodes and budget.off_reason is None
     worth = budget.token_seconds(100)
     assert worth is not None and worth < 1, "a token is not worth what reading the prompt took"
+
+
+def test_where_a_drafter_declines_for_a_while_its_reason_is_shown_until_it_drafts() -> None:
+    budget, declined = Budget(4, PROCESSOR), DraftTree((0,), (-1,), declined="it costs more")
+    feed(budget, declined, WRONG, times=DECLINED - 1)
+    assert budget.off_reason is None
+    feed(budget, declined, WRONG)
+    assert budget.off_reason == "it costs more" and budget.nodes
+    feed(budget, chain(4), 1)
+    assert budget.off_reason is None
+    feed(budget, declined, WRONG, times=DECLINED)
+    budget.begin()
+    assert budget.off_reason is None, "another reply"
 
 
 def test_the_reason_of_a_choice_without_drafts_holds_for_every_reply() -> None:

@@ -35,7 +35,7 @@ from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
-from localspec.drafters.draft_model import SOURCE, UNUSED, DraftModel, build
+from localspec.drafters.draft_model import COSTS_MORE, READS, SOURCE, UNUSED, DraftModel, build
 from localspec.drafters.ingredients import Ingredients
 from localspec.drafters.pool import PhrasePool
 from localspec.errors import UsageMistake
@@ -222,8 +222,9 @@ def test_with_phrases_the_small_model_reads_what_matches_in_one_forward(tiny: Ma
 def test_the_first_draft_already_goes_by_what_it_costs(tiny: Make) -> None:
     drafter = DraftModel(tiny("qwen2-one-key-head").target, VOCABULARY, Autoregressive(), Budget(0), 4, SecondEach())
     asked = replace(context(drafter, prompt_ids(9, seed=2), 16), token_seconds=0.01)
-    assert drafter.draft(asked).size == 1
-    assert drafter.draft(replace(asked, token_seconds=1e9)).size > 4
+    nothing, long = drafter.draft(asked), drafter.draft(replace(asked, token_seconds=1e9))
+    assert nothing.size == 1 and nothing.declined == COSTS_MORE
+    assert long.size > 4 and not long.declined
 
 
 class ARowEach:
@@ -263,7 +264,7 @@ def test_a_long_prompt_is_read_once_the_reply_has_become_long(tiny: Make) -> Non
     assert 50 < first < 80, lengths
     drafter.observe(Step([1], nothing))  # the prompt of another turn, and a new reply
     tokens += prompt_ids(90, seed=3)
-    assert drafter.draft(replace(context(drafter, tokens, 16), token_seconds=6.0)).size == 1
+    assert drafter.draft(replace(context(drafter, tokens, 16), token_seconds=6.0)).declined == READS
 
 
 def test_what_was_wrong_for_a_while_is_forgotten_and_tried_again(tiny: Make) -> None:
