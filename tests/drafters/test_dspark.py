@@ -104,6 +104,7 @@ class Spark:
         return logits, float(sure.sigmoid())
 
 
+@torch.inference_mode()
 def check(loop: Spark, model: Tiny, text: Sequence[int], tree: DraftTree) -> None:
     """Each node's chance is the plain loop's, and no likelier token was left out before it."""
     assert tree.size > 2 and {*tree.source[1:]} == {"dspark"}

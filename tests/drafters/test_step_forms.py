@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from drafters.test_assistant import GEMMAS, allow_assistants
+from drafters.test_assistant import made as assistant
 from drafters.test_dflash import made as dflash
+from drafters.test_dspark import made as dspark
 from drafters.test_on_chains import FORMS
 from drafting import drafting, perturbed, session_of, torch_form, watched
 from gpu_models import mtp
@@ -141,7 +144,7 @@ def test_models_of_drafters_have_the_form_of_the_target(tiny, monkeypatch, form)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["eagle3", "semi", "dflash"])
+@pytest.mark.parametrize("kind", ["eagle3", "semi", "dflash", "dspark"])
 def test_recorded_drafts_are_those_of_steps_one_by_one(tiny, recorded, tmp_path, kind):
     """At each place of a text, whatever was drafted before, and by nothing that was computed anew."""
     text = prompt_ids(40, seed=23)
@@ -150,6 +153,8 @@ def test_recorded_drafts_are_those_of_steps_one_by_one(tiny, recorded, tmp_path,
         target = target_of(tiny, LLAMA, form)
         if kind == "dflash":
             drafter: Any = dflash(replace(tiny(LLAMA), target=target), tmp_path / form, block_size=6)[0]
+        elif kind == "dspark":
+            drafter = dspark(replace(tiny(LLAMA), target=target), tmp_path / form)[0]
         else:
             drafter = drafting(drafter_for(target, tiny, kind), target)
         drafts.append(watched(drafter))
@@ -166,6 +171,22 @@ def test_recorded_drafts_are_those_of_steps_one_by_one(tiny, recorded, tmp_path,
         assert (tree.draft_logits is None) is (other.draft_logits is None)
         if tree.draft_logits is not None and other.draft_logits is not None:
             assert_allclose(other.draft_logits.numpy(), tree.draft_logits.numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_an_assistant_reads_the_keys_of_recorded_steps(tiny, recorded, tmp_path, monkeypatch):
+    allow_assistants(monkeypatch)
+    trees, text = [], prompt_ids(20, seed=23)
+    for form in FORMS_OF_STEPS:
+        target = target_of(tiny, GEMMAS[0], form)
+        drafter = assistant(replace(tiny(GEMMAS[0]), target=target), tmp_path / form)[0]
+        trees.append(watched(drafter))
+        session = session_of(target, drafter, Budget(6))
+        for length in (9, 20):
+            assert reply(session, text[:length], 8)[0] == stock_reply(tiny(GEMMAS[0]).stock, text[:length], 8)
+    for (committed, tree), (same, other) in zip(*trees, strict=True):
+        assert (committed, [*tree.tokens], [*tree.parents]) == (same, [*other.tokens], [*other.parents])
+    assert recorded.made and sum(tree.size for _, tree in trees[0]) > 2 * len(trees[0])
 
 
 @pytest.mark.parametrize(("kind", "form"), [("eagle3", "captured"), ("dflash", "eager"), ("dflash", "captured")])
