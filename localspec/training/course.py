@@ -203,8 +203,9 @@ class Course(Clock):
 
     @property
     def _speed(self) -> float:
-        """Tokens/s of one answer."""
-        return self._choice.tokens_per_second or 1.0
+        """Tokens/s of one answer; no more than answers had, once there were some: the machine may be busy."""
+        known = self._choice.tokens_per_second or 1.0
+        return min(known, 1 / (self._state.each * at_once(self._choice))) if self._state.each else known
 
     @property
     def _width(self) -> int:
@@ -320,7 +321,7 @@ class Course(Clock):
                 break
             for batch in Distiller(questions, file, model, way).run():
                 replies, tokens = replies + len(batch.new), tokens + sum(map(len, map(model.encode, batch.new)))
-                each = (self.spent - began) / max(tokens - tokens_before, 1)
+                each = self._state.each = (self.spent - began) / max(tokens - tokens_before, 1)
                 self.note(now=True)
                 yield Answered(replies, tokens, self._share(replies, tokens, each))
                 if self._enough(replies, tokens, each):

@@ -47,6 +47,7 @@ class State:
     spent: float = 0.0
     training: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)  # that were proposed
+    each: float = 0.0  # seconds that a token took to answer, together with others
 
     def save(self, directory: Path) -> None:
         """Writes plan.json; no reader sees half of it. Raises DoesNotFit."""

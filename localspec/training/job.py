@@ -191,6 +191,9 @@ class Job:
         progress("reading text")
         corpus = Corpus(target, request.examples, self.length, request.batch, request.seed)
         self.at_once, self.clock = at_once, clock or Clock()
+        if self.main:
+            _clear(request, lock)
+        self.processes.wait_for_everyone()
         readings = None if self.divided or not self.drafter.reads_once else self._read_once(target, corpus)
         self.perplexity = [perplexity(target, corpus.held_out, at_once)] if self.changes_target else []
         plan = TrainingPlan(
@@ -198,9 +201,6 @@ class Job:
             steps=request.steps, hours=request.hours if clock is None else clock.training(), epochs=request.epochs,
             save_seconds=request.save_seconds,
         )  # fmt: skip
-        if self.main:
-            _clear(request, lock)
-        self.processes.wait_for_everyone()
         # All of them, for what is left out may mean something else in a later version.
         identity = {"asked": asked, "options": asdict(drafter_class(request.kind).parse_options(options))}
         self.training = Training(

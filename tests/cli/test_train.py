@@ -102,7 +102,7 @@ def test_what_it_writes_says_what_it_is_and_drafts(train, model, tmp_path, capfd
     assert card["target"] == {
         "name": model.name, "revision": revision(model), "weights": weights_fingerprint(model),
     }  # fmt: skip
-    assert card["features"] == {"dtype": "fp32", "quantize": "none"} and card["data"] == ["chat.jsonl"]
+    assert card["features"] == {"dtype": "fp32", "quantize": "int8"} and card["data"] == ["chat.jsonl"], "as it answers"
     assert len(card["tokenizer"]) == len(card["template"]) == 16
     assert card["command"].startswith(f"localspec train medusa -m {model.name} --data chat.jsonl -O heads=2")
     assert str(tmp_path) not in card["command"]
@@ -214,7 +214,8 @@ def test_a_proposal_of_s3d_is_timed_where_replies_are_decoded_and_learns_from_th
     (card,) = trained_drafters(resolve(str(model)))
     assert card.about["features"]["dtype"] == "fp32" and all(0 <= rate <= 1 for rate in card.right_after_right)
     assert card.right_after_right[0] == card.about["accuracy_by_depth"][0][0], "before the first nothing can be wrong"
-    assert card.right_after_right != [level[0] for level in card.about["accuracy_by_depth"]]
+    marginal = [level[0] for level in card.about["accuracy_by_depth"]]
+    assert len(marginal) == 1 or card.right_after_right != marginal
     code, _, errors = train("s3d", "--steps", 1, "--force")
     assert code == 0 and wording("as_fitted_to_this_model") in errors
 
@@ -352,7 +353,8 @@ def test_a_second_training_in_one_directory_is_refused(train, tmp_path, monkeypa
 
     monkeypatch.setattr("localspec.training.job.Training", begins)
     code, _, errors = train("medusa", "--steps", 1, "-o", tmp_path / "new")
-    assert code == 2 and wording("another_training_is_running") in errors and not list((tmp_path / "new").iterdir())
+    assert code == 2 and wording("another_training_is_running") in errors
+    assert {path.name for path in (tmp_path / "new").iterdir()} == {"readings"}, "what was read is not read again"
 
 
 def test_what_is_no_fault_of_the_disk_is_not_told_as_one(train, tmp_path, monkeypatch):
@@ -399,7 +401,8 @@ def test_a_gguf_file_teaches_as_it_is(train, tmp_path, capfd, gguf, kind, option
     card, place = resolve("Tiny-Chat"), tmp_path / "home" / "data" / "drafters" / f"Tiny-Chat-{kind}"
     about = json.loads((place / "drafter" / "drafter.json").read_text())
     assert about["target"]["name"] == "Tiny-Chat" and about["target"]["weights"] == weights_fingerprint(card.path)
-    assert about["features"] == {"dtype": "fp32", "quantize": "none"} and f"-m Tiny-Chat --drafter {place}" in text
+    quantize = "blocks" if kind == "medusa" else "none"  # which learns from the model as it answers
+    assert about["features"] == {"dtype": "fp32", "quantize": quantize} and f"-m Tiny-Chat --drafter {place}" in text
     assert [one.kind for one in trained_drafters(card)] == [kind]
     assert len({*replies(capfd, gguf, place)}) == 1
 
