@@ -26,6 +26,7 @@ from localspec.store.store import Store
 if TYPE_CHECKING:
     from recorded_operations import Graph
     from tiny_models import Tiny
+    from torture.cage import Cage
 
 pytest_plugins = ["golden"]
 
@@ -179,6 +180,16 @@ def timed_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
 def one_reply_of_each_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is generated at the end of a training, which takes most of its time where it is short."""
     monkeypatch.setattr("localspec.training.generated.SECONDS", 0.0)
+
+
+@pytest.fixture(scope="session")
+def training_cage() -> Iterator["Cage"]:
+    """Where trainings run in processes that share their imports, most of what a short one takes, and may be ended."""
+    from torture.cage import open_cage
+
+    imported = ("localspec.training.job", "localspec.training.answering", "torch._dynamo", "fewer_generated")
+    with open_cage(None, *imported) as cage:
+        yield cage
 
 
 @pytest.fixture

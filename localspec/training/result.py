@@ -6,13 +6,12 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
 from typing import Any
 
 import torch
-import transformers
-from accelerate import __version__ as accelerate_version
 from safetensors import SafetensorError
 
 from localspec import __version__
@@ -80,8 +79,7 @@ class Result:
                 "localspec": __version__,
                 "python": python_version(),
                 "torch": torch.__version__,
-                "transformers": transformers.__version__,
-                "accelerate": accelerate_version,
+                **{name: version(name) for name in ("transformers", "accelerate")},  # to import transformers takes long
             },
         }
         save_drafter(self.drafter, directory / "drafter", about)

@@ -15,7 +15,7 @@ from command import called
 from each import each
 from golden import matching, wording
 from reply_statistics import said
-from torture.cage import Signal, open_cage
+from torture.cage import Signal
 
 from localspec.bench import comparison
 from localspec.choosing import cost as host_time
@@ -454,7 +454,7 @@ def test_the_bench_has_as_many_prompts_as_its_time_allows(monkeypatch):
 
 
 @pytest.mark.usefixtures("one_reply_of_each_kind")
-def test_killed_again_and_again_on_the_demo_it_comes_to_its_end(tmp_path):
+def test_killed_again_and_again_on_the_demo_it_comes_to_its_end(tmp_path, training_cage):
     """The whole of it, but for what is told of replies in the end: answers, a few steps, a bench, and a process that dies
     all the time."""
     words = [
@@ -474,15 +474,14 @@ def test_killed_again_and_again_on_the_demo_it_comes_to_its_end(tmp_path):
     ]
     place = tmp_path / "data" / "drafters" / "demo-s3d"
     stages: set[str] = set()
-    with open_cage(None, "localspec.training.job", "fewer_generated") as cage:
-        for seen in ("answers.jsonl", "losses.jsonl", "drafter/drafter.json"):
-            pattern = f"drafters/demo-s3d/{seen}" if seen != "answers.jsonl" else "answers/*/answers.jsonl"
-            sent = Signal(
-                signal.SIGKILL,
-                when=lambda pattern=pattern: any(one.stat().st_size for one in (tmp_path / "data").glob(pattern)),
-            )
-            if cage.run(tmp_path, *words, sent=sent).code == -signal.SIGKILL:
-                stages.add(seen)
+    for seen in ("answers.jsonl", "losses.jsonl", "drafter/drafter.json"):
+        pattern = f"drafters/demo-s3d/{seen}" if seen != "answers.jsonl" else "answers/*/answers.jsonl"
+        sent = Signal(
+            signal.SIGKILL,
+            when=lambda pattern=pattern: any(one.stat().st_size for one in (tmp_path / "data").glob(pattern)),
+        )
+        if training_cage.run(tmp_path, *words, sent=sent).code == -signal.SIGKILL:
+            stages.add(seen)
     assert stages == {"answers.jsonl", "losses.jsonl", "drafter/drafter.json"}
     result = called(tmp_path, *words)
     assert result.returncode == 0, result.stderr

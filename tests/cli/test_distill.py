@@ -6,18 +6,15 @@ import re
 import resource
 import shutil
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from clocks import PATIENCE, until
-from command import environment
 from golden import wording
 from safetensors.torch import load_file, save_file
 from tiny_models import END, stock_reply
+from torture.cage import Signal
 from transformers import AutoModelForCausalLM
 
 from localspec.choosing.choose import choose
@@ -230,18 +227,14 @@ def test_a_model_is_known_by_what_it_is_and_not_by_how_it_was_named(distill, tmp
     assert code == 2 and wording("was_asked_for_with_another") in errors
 
 
-def test_ctrl_c_leaves_a_file_to_go_on_with(tmp_path, model):
+def test_ctrl_c_leaves_a_file_to_go_on_with(tmp_path, training_cage):
     file, out = tmp_path / "many.txt", tmp_path / "out.jsonl"
     file.write_text("".join(f"the cat sat on {number}\n" for number in range(300)))
-    words = ["distill", "-m", str(model.path), "--prompts", str(file), "-o", str(out), "-n", "60", "--batch", "4"]
-    running = subprocess.Popen(
-        [sys.executable, "-m", "localspec", *words], cwd=tmp_path, env=environment(tmp_path), stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    until(lambda: (out.exists() and out.stat().st_size) or running.poll() is not None)
-    running.send_signal(signal.SIGINT)
-    text, errors = running.communicate(timeout=PATIENCE)
-    assert running.returncode == 130 and text == "" and wording("the_same_command_goes_on") in errors
+    interrupt = Signal(signal.SIGINT, when=lambda: out.exists() and out.stat().st_size)
+    ended = training_cage.run(
+        tmp_path, "distill", "-m", "demo", "--prompts", str(file), "-o", str(out), "-n", "60", sent=interrupt
+    )
+    assert ended.code == 130 and ended.out == "" and wording("the_same_command_goes_on") in ended.errors
     assert out.read_bytes().endswith(b"\n") and 0 < len(lines(out)) < 300
 
 

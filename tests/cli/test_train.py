@@ -18,7 +18,7 @@ from command import called, environment, sentence
 from each import each
 from gguf_files import write_model
 from golden import wording
-from torture.cage import Cage, Signal, open_cage
+from torture.cage import Signal
 from transformers import LlamaConfig
 
 from localspec import config
@@ -434,13 +434,6 @@ def _no_room_for_dense_weights(card, settings, machine):
 # -- ends ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def cage() -> Iterator[Cage]:
-    """Where `localspec train` runs in processes of their own, which a test may end."""
-    with open_cage(None, "localspec.training.job") as found:
-        yield found
-
-
 GOES_ON = wording("same_command_goes_from_there")
 
 
@@ -464,12 +457,12 @@ def whole(tmp_path_factory, model, data) -> list[dict]:
     return losses(home / "out")
 
 
-def test_killed_it_goes_on_to_the_same_losses(cage, tmp_path, model, data, whole):
+def test_killed_it_goes_on_to_the_same_losses(training_cage, tmp_path, model, data, whole):
     out, kills = tmp_path / "out", 0
     for steps in (3, 16):
         words = asked(model, data, out, "--save-every", 0.2)
         sent = Signal(signal.SIGKILL, when=lambda steps=steps: steps_made(out) >= steps)
-        kills += cage.run(tmp_path, *words, sent=sent).code == -signal.SIGKILL
+        kills += training_cage.run(tmp_path, *words, sent=sent).code == -signal.SIGKILL
     assert kills == 2 and not (out / "drafter").exists()
     result = called(tmp_path, *asked(model, data, out, "--save-every", 0.2))
     assert result.returncode == 0 and losses(out) == whole
@@ -477,10 +470,10 @@ def test_killed_it_goes_on_to_the_same_losses(cage, tmp_path, model, data, whole
 
 
 @pytest.mark.parametrize(("ended", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
-def test_ended_it_keeps_a_checkpoint_and_says_how_to_go_on(cage, tmp_path, model, data, whole, ended, code):
+def test_ended_it_keeps_a_checkpoint_and_says_how_to_go_on(training_cage, tmp_path, model, data, whole, ended, code):
     """By Ctrl+C, by a logout or with its terminal; who waits for it learns what ended it."""
     out = tmp_path / "out"
-    told = cage.run(tmp_path, *asked(model, data, out), sent=Signal(ended, when=lambda: steps_made(out) >= 5))
+    told = training_cage.run(tmp_path, *asked(model, data, out), sent=Signal(ended, when=lambda: steps_made(out) >= 5))
     assert told.code == code and GOES_ON in told.errors and "Traceback" not in told.errors
     step = json.loads((out / "checkpoint" / "state.json").read_text())["step"]
     assert 5 <= step < 24 and not (out / "training.lock").exists()
@@ -506,8 +499,9 @@ def launched(home: Path, *words: object) -> subprocess.CompletedProcess[str]:
 FORKED = """
 import os, socket, sys
 from localspec.cli.main import main
-import accelerate.utils, torch.distributed
-from localspec.training import job  # with these, most of what a process imports
+import accelerate.utils, torch._dynamo, torch.distributed
+from localspec.training import generated, job  # with these, most of what a process imports
+generated.SECONDS = 0.0  # one reply of each kind
 with socket.socket() as free:
     free.bind(("127.0.0.1", 0))
     port = str(free.getsockname()[1])

@@ -57,6 +57,7 @@ class Ended:
     changes: int = 0
     failed: str = ""
     failed_at: int = 0
+    peak: int = 0  # bytes of memory that it held at most
 
 
 class Cage:

@@ -105,8 +105,11 @@ def watched(child: int, order: dict[str, Any]) -> dict[str, Any]:
             os.kill(child, signal.SIGKILL)
     finally:
         os.close(ended)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return {"code": code, "hung": hung, "seconds": time.monotonic() - began}
+    _, status, used = os.wait4(child, 0)
+    return {
+        "code": os.waitstatus_to_exitcode(status), "hung": hung, "seconds": time.monotonic() - began,
+        "peak": 1024 * used.ru_maxrss,
+    }  # fmt: skip
 
 
 def serve() -> None:

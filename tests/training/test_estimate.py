@@ -1,5 +1,3 @@
-import subprocess
-import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -7,7 +5,6 @@ from pathlib import Path
 import pytest
 import tokenizers
 import torch
-from command import environment
 from each import each
 from golden import matching
 from tiny_models import RECURRENT
@@ -49,11 +46,6 @@ CHOICE = Choice(
     target=TargetCard("tiny", NOWHERE, None, ""), device="cpu", dtype="fp32", quantize="none", engine="torch", loaded_bytes=1000, bytes=1000,
     drafter="none", nodes=0, fixed=False, reason="",
 )  # fmt: skip
-PEAK = (
-    "import sys; from localspec.cli.main import main; from localspec.machine.memory import peak_memory; "
-    "from localspec.training import generated; generated.SECONDS = 0.0; "  # one reply of each kind, which takes less memory
-    "code = main(sys.argv[1:]); print(peak_memory() / 2**30, file=sys.stderr); sys.exit(code)"
-)
 
 
 def test_a_forward_is_halved_until_it_fits_and_a_row_is_the_least(monkeypatch):
@@ -155,18 +147,14 @@ def test_what_a_recurrent_layer_holds_of_a_text_is_counted(tiny, name):
         ["s3d", "-O", "kept=0,7"],
     ],
 )
-def test_the_estimate_is_about_what_a_training_takes(tmp_path, options):
+def test_the_estimate_is_about_what_a_training_takes(tmp_path, training_cage, options):
     file = tmp_path / "text.txt"
     file.write_text("\n\n".join(f"{n} " + "The sun rises in the east and sets in the west. " * 60 for n in range(12)))
     kind, *rest = options
     words = f"train {kind} -m demo --data {file} --steps 2 --length 512 -o {tmp_path / 'a'}".split()
-    result = subprocess.run(
-        # through a shell: where the kernel does not tell a program's own peak, it counts what started the program, too
-        ["sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-c", PEAK, *words, *rest],
-        env=environment(tmp_path), capture_output=True, text=True,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    said, peak = float(result.stderr.split(" GiB")[0].split()[-1]), float(result.stderr.split()[-1])
+    ended = training_cage.run(tmp_path, *words, *rest)
+    assert ended.code == 0, ended.errors
+    said, peak = float(ended.errors.split(" GiB")[0].split()[-1]), ended.peak / 2**30
     assert 0.8 * peak < said < 2.5 * peak, (said, peak)
     assert Path(tmp_path / "a" / "drafter").is_dir()
 
