@@ -66,37 +66,37 @@ def test_there_are_fifty_kinds_and_each_is_as_long_as_may_be():
 
 
 @in_parts
-def test_a_reply_costs_little_more_than_plain_text(names):
+def test_a_reply_costs_little_more_than_plain_text_and_a_piece_the_same_however_long_it_is(names):
     cost(ReplyMarkdown("# warm\n\n```python\n1\n```\n"))
     for name in names:
-        text = REPLIES[name]
+        text = safe(REPLIES[name])
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        reply = ReplyMarkdown(text)
+        reply = ReplyMarkdown(REPLIES[name])
         dear = cost(reply)
         more_memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - most) * 1024
+        whole = read_blocks(text)
         # A control character is shown as a symbol of three bytes, so some of these replies are too long.
-        assert reply.is_plain is (len(safe(text).encode()) > LONGEST), name
-        assert reply.blocks == read_blocks(safe(text)), name
+        assert reply.is_plain is (len(text.encode()) > LONGEST), name
+        assert reply.blocks == whole, name
         assert more_memory < MEMORY, name
         if dear > MORE:  # else it is no more than that, whatever plain text costs
-            assert dear - cost(Static(safe(text), markup=False)) < MORE, name
+            assert dear - cost(Static(text, markup=False)) < MORE, name
+        grows(name, text, whole)
 
 
-@in_parts
-def test_what_a_piece_costs_does_not_grow_with_the_reply(names):
-    """Only the last part is read again; a block that cannot be divided is read again when it has grown by an eighth."""
-    for name in names:
-        text, document, read = safe(REPLIES[name]), GrowingDocument(), []
-        reader = document._reader_of
-        document._reader_of = lambda tail, read=read, reader=reader: read.append(len(tail)) or reader(tail)
-        pieces, began = range(0, len(text), 1024), time.process_time()
-        for at in pieces:
-            document.append(text[at : at + 1024])
-        assert document.source == text, name
-        # not minutes, as of a pattern that goes back again and again
-        assert time.process_time() - began < 5 * MORE, name
-        assert sum(read) < 3 * PIECE * len(pieces) + 12 * len(text), f"characters of {name} that were read"
-        assert letters(document.blocks) >= 0.5 * letters(read_blocks(text)), name
+def grows(name, text, whole) -> None:
+    """Append the text in pieces. Only the last part is read again, or a block that cannot be divided has grown by 1/8."""
+    document, read = GrowingDocument(), []
+    reader = document._reader_of
+    document._reader_of = lambda tail: read.append(len(tail)) or reader(tail)
+    pieces, began = range(0, len(text), 1024), time.process_time()
+    for at in pieces:
+        document.append(text[at : at + 1024])
+    assert document.source == text, name
+    # not minutes, as of a pattern that goes back again and again
+    assert time.process_time() - began < 5 * MORE, name
+    assert sum(read) < 3 * PIECE * len(pieces) + 12 * len(text), f"characters of {name} that were read"
+    assert letters(document.blocks) >= 0.5 * letters(whole), name
 
 
 def letters(blocks) -> int:
