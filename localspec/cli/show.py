@@ -9,15 +9,19 @@ import typer
 
 from localspec import config
 from localspec.chat.sampling import sampling_words
+from localspec.choosing.choice import Choice
 from localspec.choosing.choose import choose
 from localspec.choosing.measure import MeasurementCache, Measurements
+from localspec.choosing.plans import RunPlan
+from localspec.choosing.survey import recommend
 from localspec.cli.console import folded, width
 from localspec.errors import LocalspecError
 from localspec.hub.records import record
+from localspec.machine.machine import this_machine
 from localspec.models.drafter_cards import trained_drafters
 from localspec.models.drafter_kinds import kind_of, kinds
 from localspec.models.entries import Entry, Form, PublishedDrafter
-from localspec.models.model import default_sampling_of, draft_form
+from localspec.models.model import default_sampling_of, draft_form, model_of
 from localspec.models.names import full_name
 from localspec.models.own_draft import own_draft, too_large_to_draft
 from localspec.models.registry import TargetCard, named_card, source_here
@@ -47,8 +51,7 @@ def show(
         facts |= _entry_facts(card.entry)
     if card.here and is_packed(card.path):
         facts |= _packed_facts(card, facts)
-    if card.here:
-        facts |= _choice_facts(card)
+    facts |= _choice_facts(card)
     if as_json:
         print(json.dumps(facts, indent=2))
         return
@@ -118,17 +121,27 @@ def _announced_facts(card: TargetCard) -> Facts:
 
 
 def _choice_facts(card: TargetCard) -> Facts:
-    """Return what `auto` would take now and why, by the settings and by earlier measurements."""
+    """Return what `auto` would take now and why, by the settings and by earlier measurements.
+
+    If the model is not here, drafters that would be fetched with it count.
+    """
     settings = config.load()
     with user_store(lambda _: None, create=False) as store:
         known = Measurements(MeasurementCache(store), settings.exact, settings.context, quiet=True)
         try:
+            if not card.here:
+                machine = this_machine(known.recalled_bandwidth)
+                found = recommend(model_of(card), machine, known, here=False, rule=settings.drafter_rule)
+                return {"auto": found.reason, **_rated(found.plan, found.plan.cost_effectiveness if found.plan else None)}
             choice = choose(card, replace(settings, drafter="auto", draft_max="auto"), measurements=known)
         except LocalspecError as trouble:
             return {"auto": str(trouble), "rule": None, "M": None, "idle": None}
-    m = choice.cost_effectiveness
-    facts = {"auto": choice.reason, "rule": choice.rule, "M": None if m is None else round(m, 3)}
-    return {**facts, "idle": choice.idle or None}
+    return {"auto": choice.reason, **_rated(choice, choice.cost_effectiveness), "idle": choice.idle or None}
+
+
+def _rated(taken: Choice | RunPlan | None, m: float | None) -> Facts:
+    """Return the rule that decided, and M."""
+    return {"rule": taken and taken.rule, "M": None if m is None else round(m, 3)}
 
 
 def _entry_facts(entry: Entry) -> Facts:

@@ -138,6 +138,11 @@ def test_of_a_model_that_is_not_here_it_is_said_where_that_matters(tmp_path):
     assert "path          not here" in lines and "commit        not here" in lines
 
 
+def test_of_a_model_that_is_not_here_it_says_what_auto_would_take(tmp_path):
+    facts = json.loads(called(tmp_path, "show", "qwen3-0.6b", "--json").stdout)
+    assert facts["rule"] in ("memory", "speed") and f"M {facts['M']:.2f}" in facts["auto"]
+
+
 def test_what_there_is_none_of_is_not_unknown(tmp_path):
     lines = dict(line.split(maxsplit=1) for line in called(tmp_path, "show", "demo").stdout.splitlines())
     assert lines["forms"] == "none" and lines["source"] == wording("comes_with_localspec")
