@@ -132,7 +132,10 @@ def _choice_facts(card: TargetCard) -> Facts:
             if not card.here:
                 machine = this_machine(known.recalled_bandwidth)
                 found = recommend(model_of(card), machine, known, here=False, rule=settings.drafter_rule)
-                return {"auto": found.reason, **_rated(found.plan, found.plan.cost_effectiveness if found.plan else None)}
+                return {
+                    "auto": found.reason,
+                    **_rated(found.plan, found.plan.cost_effectiveness if found.plan else None),
+                }
             choice = choose(card, replace(settings, drafter="auto", draft_max="auto"), measurements=known)
         except LocalspecError as trouble:
             return {"auto": str(trouble), "rule": None, "M": None, "idle": None}
