@@ -15,6 +15,8 @@ CONTEXT = 512  # tokens of text at which speeds are compared
 STEP = 8e-5  # in a step without a tree, in addition to drafting and the forward
 TREE = 4e-5  # in addition, in a step with a tree
 DRAFT = 5e-5  # in drafting, in addition to matrix products
+BESIDE_PRODUCTS = 1.5  # times the products of a training: losses, the optimiser, checkpoints
+TRAINING_TOKENS = 10_000_000  # of text to train a drafter on: about what the S3D paper took
 PHRASES = 1e-4  # in looking up phrases, whether any is found or not
 
 
@@ -84,6 +86,15 @@ class StepCosts:
 
     def at(self, rows: int, context: int) -> float:
         return self.forwards.at(rows, context) + STEP
+
+
+def training_hours(tokens: int, read: float, drawn: float, product: float) -> float:
+    """Return about how many hours a training on this many tokens takes.
+
+    Each token passes `read` weights without a gradient and `drawn` ones with it, counted as often as they are computed.
+    `product` is the seconds of one weight and one row.
+    """
+    return BESIDE_PRODUCTS * tokens * (read + drawn) * product / 3600
 
 
 def step_seconds(drafting: float, forward: float, nodes: int) -> float:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from localspec import environment
+from localspec.choosing.cost import TRAINING_TOKENS
 from localspec.cli.console import at_a_terminal, print_json, seen
 from localspec.cli.interrupt import cleared_up_when_ended
 from localspec.cli.meanwhile import measure_new
@@ -208,9 +209,14 @@ def announced_lines(name: str, announced: Announced) -> Iterator[str]:
     yield f"{_about_bytes(announced.fetch_bytes)} to fetch; {_free(announced.disk_free)}"
     yield from _about(announced)
     if announced.to_make:
+        long = ""
+        if announced.hours:
+            tokens = f"{TRAINING_TOKENS / 1e6:.0f} million tokens, as in its paper,"
+            took = f"would take about {announced.hours:.0f} hours here"
+            long = f"; {tokens} {took}, estimated from this machine's memory; the pull measures it"
         yield (
             f"{announced.to_make}: nobody publishes one; until you make it, phrases draft. Once {name} is here, "
-            f"`localspec train {announced.to_make} -m {name}` makes it; the pull says how many hours that takes here"
+            f"`localspec train {announced.to_make} -m {name}` makes it, by default in six hours at most{long}"
         )
     main = announced.downloads[0].source
     yield f"`localspec pull {main} --dry-run` asks the hub about {main}, `localspec pull {name}` about all of it."

@@ -144,7 +144,7 @@ def _choice_facts(card: TargetCard) -> Facts:
 
 def _rated(taken: Choice | RunPlan | None, m: float | None) -> Facts:
     """Return the rule that decided, and M."""
-    return {"rule": taken and taken.rule, "M": None if m is None else round(m, 3)}
+    return {"rule": taken.rule if taken else None, "M": None if m is None else round(m, 3)}
 
 
 def _entry_facts(entry: Entry) -> Facts:

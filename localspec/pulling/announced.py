@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from localspec.choosing.cost import TRAINING_TOKENS, Rates, training_hours
 from localspec.choosing.fetching import fit, kept_packing, pull_set, to_make
 from localspec.choosing.measure import MeasurementSource
 from localspec.choosing.survey import form_bytes, original_bytes, suited_form
@@ -11,6 +12,7 @@ from localspec.hub.cache import find_snapshot
 from localspec.hub.plan import free_disk_bytes
 from localspec.hub.sources import Source
 from localspec.machine.machine import Machine, this_machine
+from localspec.models.drafter_kinds import kind_of
 from localspec.models.entries import Entry, Form
 from localspec.models.registry import TargetCard, cards, source_here
 from localspec.pulling.gguf import Instead, replaced
@@ -41,6 +43,7 @@ class Announced:
     drafter: str
     instead: Instead | None = None
     to_make: str | None = None  # a kind of drafter that its entry names, and nobody publishes
+    hours: float | None = None  # of its training on `TRAINING_TOKENS`, estimated by the machine's rates
 
     @property
     def bytes(self) -> int | None:
@@ -80,7 +83,20 @@ def announced(card: TargetCard, wishes: Wishes, reporter: Reporter) -> Announced
     if instead:
         downloads[0] = _of_form(instead.form, entry)
     forms = tuple(one for one in entry.forms if one.source != downloads[0].source)
-    return Announced(tuple(downloads), forms, free_disk_bytes(), fits, memory, chosen.why, instead, to_make(card))
+    kind = to_make(card)
+    hours = _hours(kind, entry, machine) if kind else None
+    return Announced(tuple(downloads), forms, free_disk_bytes(), fits, memory, chosen.why, instead, kind, hours)
+
+
+def _hours(kind: str, entry: Entry, machine: Machine) -> float | None:
+    """Return about how many hours a training takes, without torch; `training/estimate.py` measures the rate."""
+    if (shape := entry.shape) is None:
+        return None
+    device = machine.as_torch_has_it().devices[0]
+    # Gradients of S3D pass half of the target's layers.
+    drawn = shape.parameters / 2 if kind == "s3d" else kind_of(kind).parameters(shape)
+    product = Rates.of(device, device.dtypes[0], "none").computed
+    return training_hours(TRAINING_TOKENS, shape.parameters, 3 * drawn, product)
 
 
 def _instead(card: TargetCard, wishes: Wishes, machine: Machine, measurements: MeasurementSource) -> Instead | None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
+from localspec.choosing.cost import TRAINING_TOKENS
 from localspec.choosing.fetching import LOSSLESS, PullSet, fit, pull_set, to_make
 from localspec.choosing.measure import MeasurementCache, Measurements, MeasurementSource, NoMeasurements
 from localspec.config import Settings
@@ -38,8 +39,6 @@ from localspec.pulling.packing import (
 )
 from localspec.pulling.repositories import own_source, sources_of
 from localspec.store.store import user_store
-
-TRAINING_TOKENS = 10_000_000  # of text to train a drafter on: about what the S3D paper took
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import torch
 from localspec import config
 from localspec.choosing.choice import Choice
 from localspec.choosing.choose import choose
+from localspec.choosing.cost import training_hours
 from localspec.choosing.fit import unpacked
 from localspec.choosing.measure import MeasurementSource
 from localspec.errors import DoesNotFit, UsageMistake
@@ -34,7 +35,6 @@ from localspec.training.trainable import TrainableDrafter, make_drafter
 LENGTH = 1024  # tokens of a row by default, or the model's context
 STATES = 6  # vectors of hidden_size around a layer of the drafter's own: what is joined before it, and what is compared
 LOGITS = 6  # copies of a few rows' logits: the drafter's, the teacher's, their logarithms, the gradient
-BESIDE = 1.5  # times the matrices alone: losses, the optimiser, checkpoints
 PRODUCT_ROWS, WIDTH, MEASURED_SECONDS = 512, 2048, 0.5  # of a product that is timed
 LEAST_PRODUCTS = 3  # a program that was stopped meanwhile has used up its time with one
 COARSE = 16  # bytes of a number in bf16 while it takes its step in fp32, one tensor after the other
@@ -107,7 +107,7 @@ def hours(drafter: TrainableDrafter, seconds: float, tokens: int, recomputed: bo
     weights = sum(parameter.numel() for parameter in drafter.target.transformer.parameters())
     read = 0 if drafter.reads_once else weights
     drawn = weights * drafter.gradient_share or drafter.weights_passed
-    return BESIDE * tokens * (read + (4 if recomputed else 3) * drawn) * seconds / 3600
+    return training_hours(tokens, read, (4 if recomputed else 3) * drawn, seconds)
 
 
 def outlook(

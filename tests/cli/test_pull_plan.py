@@ -1,6 +1,7 @@
 """`pull NAME --dry-run` of a registered model: what the registry knows, without a network."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,9 @@ def test_as_text_it_says_that_nobody_was_asked(home):
 def test_a_drafter_that_nobody_publishes_is_named_with_what_makes_it(home):
     said = at(home, NOBODY, "pull", "lacking", "--dry-run").stdout
     assert wording("nobody_publishes_until_you_make_it", to_make="s3d", name="lacking") in said
+    assert "hours here" not in said, "its entry gives no sizes"
+    sized = at(home, NOBODY, "pull", "phi3-s3d", "--dry-run").stdout
+    assert re.search(r"would take about \d+ hours here, estimated", sized)
     assert "s3d" not in at(home, NOBODY, "pull", "mine", "--dry-run").stdout
 
 
