@@ -185,7 +185,7 @@ def _attempt(
     return others if others.fitting else min(found, others, key=lambda attempt: attempt.smallest.bytes)
 
 
-LOST = {"nf4": 32, "int4": 6}  # per cent of perplexity (docs/figures/file-as-it-is.md)
+LOST = {"nf4": 28, "int4": 5}  # per cent of perplexity (docs/figures/file-as-it-is.md)
 
 
 def _too_coarse(model: Model, settings: Settings) -> UsageMistake:
