@@ -8,7 +8,7 @@ import numpy as np
 from localspec.decoding.compute import Compute, DraftableModel, Rows
 from localspec.decoding.drafter import Step
 from localspec.drafters.tensors import StoredTensors
-from localspec.models.small_model import BIAS, WEIGHT, TargetMap
+from localspec.models.target_map import BIAS, WEIGHT, TargetMap
 
 
 class Features:

@@ -28,8 +28,9 @@ from localspec.drafters.tensors import TensorSpec
 from localspec.drafters.trained import OfModel, ParallelDrafter
 from localspec.errors import UsageMistake
 from localspec.families.architecture import TransformerConfig, in_features, weight_map
-from localspec.models.small_model import MaskedModel, compare_tokens, impossible_ids, mask_token, target_map
+from localspec.models.small_model import MaskedModel, compare_tokens, impossible_ids, mask_token
 from localspec.models.stored_names import stored_name
+from localspec.models.target_map import target_map
 from localspec.models.tokenizer import Tokenizer
 from localspec.weights.checkpoint import inspect
 from localspec.weights.stored import read_config

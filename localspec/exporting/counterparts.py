@@ -24,8 +24,9 @@ from localspec.families.model_config import ModelConfig
 from localspec.models.drafter_cards import DrafterCard
 from localspec.models.own_draft import compare_stored
 from localspec.models.registry import TargetCard
-from localspec.models.small_model import MaskedModel, mask_token, target_map
+from localspec.models.small_model import MaskedModel, mask_token
 from localspec.models.stored_names import stored_name
+from localspec.models.target_map import target_map
 from localspec.models.tokenizer import Tokenizer
 from localspec.nn.target import Target
 from localspec.nn.weights import TYPES, Weights

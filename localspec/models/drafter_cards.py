@@ -14,7 +14,7 @@ from localspec.families.table import FAMILIES
 from localspec.hub.cache import find_snapshot
 from localspec.models.drafter_kinds import TABLE, WEIGHTS, kind_of, kinds
 from localspec.models.registry import TargetCard
-from localspec.models.small_model import target_map
+from localspec.models.target_map import target_map
 from localspec.paths import Paths
 from localspec.weights.checkpoint import inspect, is_packed, read_config, read_json, tensor_headers, weight_files
 from localspec.weights.fingerprint import Identity

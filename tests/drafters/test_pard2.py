@@ -37,7 +37,7 @@ from localspec.drafters.pool import PhrasePool
 from localspec.errors import LocalspecError
 from localspec.models.drafter_cards import read_drafter
 from localspec.models.s3d_prediction import KeptLayers
-from localspec.models.small_model import target_map
+from localspec.models.target_map import target_map
 
 Make = Callable[[str], Tiny]
 MASK, SCALE, GREEDY = 317, 0.5, Sampling()
