@@ -88,10 +88,12 @@ def test_before_the_first_paint_nothing_is_imported_that_looks_for_models(tmp_pa
     )
     assert loaded(tmp_path, code) == [
         "localspec.models.detokenize",
+        "localspec.models.messages",
         "localspec.models.thinking",
         "localspec.store.conversations",
         "localspec.store.searched_words",
         "localspec.store.titles",
+        "localspec.store.values",
     ]
 
 

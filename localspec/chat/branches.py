@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from localspec.models.registry import renamed
 from localspec.store.conversations import ConversationInfo, Saved, Turn
 from localspec.text import one_line
 
@@ -122,6 +121,8 @@ def _beginning(text: str, other: str = "") -> str:
 
 def by_present_names(infos: Iterable[ConversationInfo]) -> list[ConversationInfo]:
     """Return these conversations with the present names of their models."""
+    from localspec.models.registry import renamed  # which the first paint need not wait for
+
     names = renamed()
     return [info._replace(model=names.get(info.model, info.model)) for info in infos]
 

@@ -21,7 +21,6 @@ from localspec.models.drafter_cards import trained_drafters
 from localspec.models.entries import Entry
 from localspec.models.present import is_here
 from localspec.models.registry import NOWHERE, cards, is_import, is_path, reference, renamed, resolve, save_former_names
-from localspec.models.tokenizer_trial import forget as forget_trial
 from localspec.paths import Paths
 from localspec.pulling.heads import drafter_made_of
 from localspec.pulling.repositories import own_source, sources_of
@@ -290,7 +289,8 @@ class Learned:
 
 def forget_tokenizer(path: Path) -> None:
     """Delete the cached self-test of the tokenizer in a packed file or a directory."""
-    from localspec.weights.checkpoint import TOKENIZER_FILES  # slow to import
+    from localspec.models.tokenizer_trial import forget as forget_trial  # slow to import
+    from localspec.weights.checkpoint import TOKENIZER_FILES
 
     texts = dict[str, bytes]()
     for name in (*TOKENIZER_FILES, "config.json"):

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tokenizers
-
 from localspec.environment import home
 from localspec.errors import LocalspecError, first_line
 from localspec.paths import Paths, private_directory
@@ -55,6 +53,8 @@ class Trial:
         """Return the tokenizer's hash as this version of the library writes it, from the record, or else computed."""
         if self.record is None or self.template_fault:
             return compute()
+        import tokenizers  # light commands import this module, and never try a tokenizer
+
         version = f"{tokenizers.__version__} "
         with suppress(OSError, UnicodeDecodeError):
             found = self.record.read_text("ascii")
