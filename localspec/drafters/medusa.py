@@ -86,6 +86,8 @@ class MedusaOptions:
         ):
             if not fine:
                 raise UsageMistake(f"{name} = {getattr(self, name)!r} of medusa is not possible; give {hint}.")
+        if not self.joint and self.balance == SOFT_BALANCE:  # as earlier versions wrote their default
+            object.__setattr__(self, "balance", 0.0)
         refuse_without_joint("medusa", self, JOINT)
 
     @property

@@ -383,11 +383,14 @@ def test_matrices_of_the_heads_own_are_proposed_where_they_are_little(tiny, monk
 
 def test_a_file_from_before_the_heads_own_change_is_read_without_one(tiny: Make, tmp_path: Path) -> None:
     target = tiny(LLAMA).target
-    save_drafter(medusa(target, private_rank=0), tmp_path, {})
+    save_drafter(medusa(target, private_rank=0, linear=False), tmp_path, {})
     about = json.loads((tmp_path / "drafter.json").read_text())
-    del about["options"]["private_rank"]
+    for later in ("private_rank", "linear", "rate"):
+        del about["options"][later]
+    about["options"]["balance"] = 0.01  # the default then, also without joint training
     (tmp_path / "drafter.json").write_text(json.dumps({**about, "target": {}}))
-    assert load_drafter(read_drafter(tmp_path), target).options.private_rank == 0
+    options = load_drafter(read_drafter(tmp_path), target).options
+    assert (options.private_rank, options.linear, options.balance) == (0, False, 0.0)
 
 
 def test_a_chain_is_the_likeliest_token_of_each_head(tiny: Make) -> None:
