@@ -25,14 +25,14 @@ class Wrong(Autoregressive):
         self._vocabulary, self._next = vocabulary, 0
 
     def draft(self, context: Context) -> DraftTree:
-        """A chain of as many tokens as are allowed."""
+        """Return a chain of as many tokens as are allowed."""
         self._next += 1
         tokens = [(context.root + self._next + 101 * place) % self._vocabulary for place in range(context.nodes)]
         return DraftTree.chain([context.root, *tokens], "wrong")
 
 
 def main() -> None:
-    """Prints the median of the pairs' ratios, and their quartiles."""
+    """Print the median of the pairs' ratios, and their quartiles."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-m", "--model", default="demo")
     parser.add_argument("--pairs", type=int, default=21)

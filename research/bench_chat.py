@@ -100,7 +100,7 @@ def typing(command: list[str], home: Path, alike: list[str]) -> tuple[float, flo
 
 
 def typed(terminal: Terminal, keys: int) -> float:
-    """The longest that one of so many keys had to wait until what shows it was sent.
+    """Return the longest that one of so many keys had to wait until what shows it was sent.
 
     What comes is drawn here only afterwards: a key would wait for the drawing of all that came before it.
     """
@@ -126,7 +126,7 @@ def typed(terminal: Terminal, keys: int) -> float:
 
 
 def transcript(home: Path, model: str, replies: int) -> list[str]:
-    """The flags that go on with a conversation of so many short replies; none where there are to be none."""
+    """Return the flags that go on with a conversation of so many short replies; none where there are to be none."""
     if not replies:
         return []
     number = None
@@ -147,7 +147,7 @@ def state(home: Path) -> tuple[int, int]:
 
 
 def last(home: Path) -> Saved:
-    """The conversation used last."""
+    """Return the conversation used last."""
     with Store.open(Paths(home).database, lambda _: None) as store:
         return saved_conversation(store.history, "last")
 
@@ -190,7 +190,7 @@ def main() -> None:
         headless(command, home, alike)  # measures what is measured once
 
         def again() -> list[str]:
-            """The flags for one more reply; what the last one said is not there to be said again."""
+            """Return the flags for one more reply; what the last one said is not there to be said again."""
             return [*alike, *transcript(home, arguments.model, arguments.replies)]
 
         for _ in range(arguments.rounds):

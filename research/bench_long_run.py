@@ -40,7 +40,7 @@ class Timed:
         return result
 
     def microseconds(self) -> float:
-        """The median."""
+        """Return the median."""
         taken, self.seconds = median(self.seconds), [0.0]
         return 1e6 * taken
 

@@ -76,7 +76,7 @@ def inside(file: Path, arguments: list[str]) -> None:
 
 
 def shares(turns: dict[int, tuple[int, float]]) -> list[float]:
-    """The steps/s of each whole turn with looks, of what the turns before and after it had."""
+    """Return the steps/s of each whole turn with looks, of what the turns before and after it had."""
     rates = {turn: steps / passed for turn, (steps, passed) in turns.items() if passed >= WHOLE * TURN}
     return [
         2 * rates[turn] / (rates[turn - 1] + rates[turn + 1])
@@ -86,7 +86,7 @@ def shares(turns: dict[int, tuple[int, float]]) -> list[float]:
 
 
 def told(found: list[float]) -> str:
-    """The median with its bounds."""
+    """Return the median with its bounds."""
     drawn = np.random.default_rng(0).choice(found, (DRAWS, len(found)))
     low, high = np.percentile(np.median(drawn, 1), (2.5, 97.5))
     return f"{np.median(found):.3f} [{low:.3f}, {high:.3f}]"

@@ -35,7 +35,7 @@ def text(length: int, chance: random.Random, habits: list[list[int]]) -> list[in
 
 
 def main() -> None:
-    """Fills a store, then drafts and observes as a session would."""
+    """Fill a store, then drafts and observes as a session would."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--phrases", type=int, default=100_000)
     parser.add_argument("--replies", type=int, default=20)

@@ -43,7 +43,7 @@ def arguments() -> argparse.Namespace:
 
 
 def chosen(given: str, known: tuple[str, ...], what: str) -> list[str]:
-    """The parts of a list with commas. Raises UsageMistake for one that there is not."""
+    """Return the parts of a list with commas. Raises UsageMistake for one that there is not."""
     from localspec.errors import UsageMistake
 
     parts = [part for part in given.split(",") if part]
@@ -65,7 +65,7 @@ def models(asked: argparse.Namespace) -> list[Any]:
 
 
 def prepare(model: Any, sections: list[str], peers: list[str], progress: Callable[[str], None]) -> None:
-    """Makes all files that the sections need."""
+    """Make all files that the sections need."""
     from benchmarks.contenders import OURS, THEIRS, Ours
     from benchmarks.sections import CONTEXTS, NEAR
 
@@ -151,7 +151,7 @@ def flash(raw: Mapping[str, Any], model: str) -> bool:
 
 
 def merge(file: Path, run: Mapping[str, Any]) -> None:
-    """Puts a run in the place of the last one of its model, section and instructions; the file is whole at any time."""
+    """Put a run in the place of the last one of its model, section and instructions; the file is whole at any time."""
     raw = read(file)
     raw["runs"][f"{run['model']}/{run['section']}/{run['isa']}"] = run
     partial = file.with_suffix(".partial")
@@ -160,12 +160,12 @@ def merge(file: Path, run: Mapping[str, Any]) -> None:
 
 
 def read(file: Path) -> dict[str, Any]:
-    """The raw figures, or none yet."""
+    """Return the raw figures, or none yet."""
     return dict(json.loads(file.read_text("utf-8"))) if file.exists() else {"runs": {}}
 
 
 def draw(raw: Path, page: Path) -> None:
-    """Writes the page and its drawings."""
+    """Write the page and its drawings."""
     from benchmarks import page as pages
 
     known = read(raw)

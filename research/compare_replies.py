@@ -89,7 +89,7 @@ def main() -> None:
 
 
 def supported() -> list[str]:
-    """The instructions that this CPU has, the best first."""
+    """Return the instructions that this CPU has, the best first."""
     library = compiled.library()
     assert library is not None, compiled.missing()
     return [name for number, name in enumerate(compiled.ISAS) if library.ls_isa_supported(number)][::-1]
@@ -99,7 +99,7 @@ def supported() -> list[str]:
 
 
 def answer_all(options: argparse.Namespace) -> None:
-    """Makes the replies that are not there, with the instructions in use."""
+    """Make the replies that are not there, with the instructions in use."""
     isa, card = compiled.instruction_set(), registry.resolve(options.model)
     with Store.open(options.work / f"localspec-{isa}.db", print) as store:
         for packing in PACKINGS:
@@ -138,7 +138,7 @@ def engine_of(card: registry.TargetCard, packing: str, drafter: str, store: Stor
 
 
 def fitting(plain: Engine, options: argparse.Namespace) -> list[str]:
-    """The first prompts that leave room for a reply."""
+    """Return the first prompts that leave room for a reply."""
     room = plain.target.context - options.max_tokens
     asked = [question.text for question in questions(options.prompts, None)]
     return [text for text in asked if len(plain.target.encode(message(text))) <= room][: options.limit]

@@ -58,7 +58,7 @@ class Sample:
 
 
 def sampling(model: Any) -> dict[str, float]:
-    """What stock `generate` samples with: the model's generation_config, and top_k 50 where that is silent."""
+    """Return what stock `generate` samples with: the model's generation_config, and top_k 50 where that is silent."""
     config = model.generation_config
     return {
         "temperature": config.temperature,
@@ -86,7 +86,7 @@ def speak(model: Any, tokenizer: Any) -> list[Sample]:
 
 
 def table(head: list[str], rows: Iterable[list[str]], left: int = 1) -> str:
-    """A Markdown table; the columns after the first `left` are numbers."""
+    """Return a Markdown table; the columns after the first `left` are numbers."""
     rule = ["---" if i < left else "---:" for i in range(len(head))]
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, rule, *rows])
 
@@ -100,7 +100,7 @@ def fenced(text: str) -> str:
 
 
 def architecture(model: Any, weights: int) -> str:
-    """The table of sizes, from the loaded model; `weights` in bytes."""
+    """Return the table of sizes, from the loaded model; `weights` in bytes."""
     config = model.config
     rope = getattr(config, "rope_parameters", None) or {"rope_theta": config.rope_theta}
     heads = config.num_attention_heads
@@ -205,7 +205,7 @@ def loss_cells(loss: Loss) -> list[str]:
 
 
 def losses_section(losses: list[Loss], dtype: str) -> str:
-    """The table of held-out losses with what it means."""
+    """Return the table of held-out losses with what it means."""
     rows = [loss_cells(loss) for loss in losses]
     for kind in ("text", "chat"):
         some = [loss for loss in losses if loss.kind == kind]
@@ -222,7 +222,7 @@ def losses_section(losses: list[Loss], dtype: str) -> str:
 
 
 def samples_section(samples: list[Sample], settings: dict[str, float], dtype: str) -> str:
-    """The prompts with their replies, and how they were made."""
+    """Return the prompts with their replies, and how they were made."""
     listed = ", ".join(f"{key} {value}" for key, value in settings.items())
     parts = [
         "First reply to each of ten prompts fixed beforehand, unedited, through `transformers` alone "
@@ -277,7 +277,7 @@ def notices(data: Path) -> str:
 
 
 def card(sections: dict[str, str]) -> str:
-    """The model card: Hugging Face front matter, introduction, then each section under its heading."""
+    """Return the model card: Hugging Face front matter, introduction, then each section under its heading."""
     start = f"""\
 ---
 language: en
@@ -323,7 +323,7 @@ changes and the licence texts that those licences ask for. Where the next sectio
 
 
 def main() -> None:
-    """Checks, measures, writes; stops with one sentence before OUT is touched where a check fails."""
+    """Check, measures, writes; stop with one sentence before OUT is touched where a check fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="the training data, with ATTRIBUTION.md and LICENSES")
     parser.add_argument("--work", type=Path, required=True, help="where train_demo.py left model and model.json")

@@ -32,7 +32,7 @@ def draft_config(teacher: Phi3Config) -> Phi3Config:
 
 
 def draft_of(teacher: Phi3ForCausalLM) -> Phi3ForCausalLM:
-    """A new draft model; its embedding begins as the leading principal components of the teacher's."""
+    """Return a new draft model; its embedding begins as the leading principal components of the teacher's."""
     model = Phi3ForCausalLM(draft_config(teacher.config))
     table = teacher.model.embed_tokens.weight.detach().float()
     width = model.config.hidden_size

@@ -35,7 +35,7 @@ LEAST = 8  # tokens of a reply
 def measured(
     card: registry.TargetCard, names: Sequence[str], nodes: int, temperature: float, arguments: argparse.Namespace
 ) -> dict[str, Any]:
-    """The report of one run; read again where it was made before."""
+    """Return the report of one run; read again where it was made before."""
     settings = config.load(flags={"temperature": temperature, "seed": 0})
 
     def row(name: str, size: int) -> comparison.Row:
@@ -49,7 +49,7 @@ def measured(
 
 
 def answered(card: registry.TargetCard, arguments: argparse.Namespace) -> list[prompts.Prompt]:
-    """The first prompts whose greedy reply is as long as it may be, or ends by itself, and does not go round."""
+    """Return the first prompts whose greedy reply is as long as it may be, or ends by itself, and does not go round."""
     arguments.work.mkdir(parents=True, exist_ok=True)
 
     def found() -> list[str]:

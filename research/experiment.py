@@ -51,7 +51,7 @@ MakeDrafter = Callable[[PhrasePool], Drafter]  # from an empty pool
 
 
 def parser(about: str, trains: bool = True) -> argparse.ArgumentParser:
-    """The flags that all of them have; those of trainings too where a script `trains`."""
+    """Return the flags that all of them have; those of trainings too where a script `trains`."""
     made = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("-m", "--model", default="demo")
     made.add_argument("--prompts", type=Path, required=True, help="a directory of .jsonl files, or one file")
@@ -72,14 +72,14 @@ def parser(about: str, trains: bool = True) -> argparse.ArgumentParser:
 
 
 def positive(text: str) -> int:
-    """A number of something, of which there must be some."""
+    """Return a number of something, of which there must be some."""
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"{text} is not possible; give a whole number above 0")
     return int(text)
 
 
 def begun(made: argparse.ArgumentParser, given: Sequence[str] | None = None) -> argparse.Namespace:
-    """What was asked for. What was kept with other settings is not mixed with it: such a directory is refused.
+    """Return what was asked for. What was kept with other settings is not mixed with it: such a directory is refused.
 
     So are files that cannot be read, before anything is computed.
     """
@@ -143,7 +143,7 @@ def content(places: Path | Sequence[Path] | None) -> list[str]:
 
 
 def kept(file: Path, make: Callable[[], Any]) -> Any:
-    """What was kept in a file; else what `make` gives, which is kept whole or not at all."""
+    """Return what was kept in a file; else what `make` gives, which is kept whole or not at all."""
     if not file.exists():
         made = make()
         half = file.with_suffix(".part")
@@ -153,12 +153,12 @@ def kept(file: Path, make: Callable[[], Any]) -> Any:
 
 
 def named(title: str) -> str:
-    """A title as the name of a file."""
+    """Return a title as the name of a file."""
     return "".join(letter if letter.isalnum() or letter in "+.-" else "-" for letter in title)
 
 
 def parts(asked: argparse.Namespace, head: str, made: Mapping[str, Callable[[], str]]) -> None:
-    """Writes the page part by part, each below its title."""
+    """Write the page part by part, each below its title."""
     done = [head]
     for title, make in made.items():
         if title.startswith(tuple(asked.only)):
@@ -200,7 +200,7 @@ class Bench:
         return cls(engine, [], asked.max_tokens).on(questions(asked.prompts, asked.limit))
 
     def on(self, asked: Sequence[prompts.Prompt]) -> "Bench":
-        """The same model with other prompts, those of them that leave room for a reply."""
+        """Return the same model with other prompts, those of them that leave room for a reply."""
         target, most = self.engine.target, self.max_tokens
         room = [one for one in asked if len(target.encode(prompts.message(one.text))) + most <= target.context]
         return Bench(self.engine, room, most)
@@ -253,7 +253,7 @@ def _said(
 
 
 def always(drafter: Drafter) -> MakeDrafter:
-    """The same one for each reply: it knows what it learned in those before."""
+    """Return the same one for each reply: it knows what it learned in those before."""
     return lambda pool: drafter
 
 

@@ -52,7 +52,7 @@ def difference(replies: Replies, others: Replies) -> Figure:
 
 
 def by_depth(replies: Replies) -> list[float]:
-    """The chance that a node at depth 1, 2, … is accepted, given its parent was."""
+    """Return the chance that a node at depth 1, 2, … is accepted, given its parent was."""
     reached: list[float] = []
     accepted: list[float] = []
     for reply in (reply for run in replies for reply in run):

@@ -89,7 +89,7 @@ def one(way: str, cold: Path, packed: Path, served: Path, question: list[str]) -
 
 
 def timed(home: Path, arguments: list[str]) -> Timed:
-    """Runs `localspec ARGUMENTS` and looks at what it says; raises SystemExit where it fails."""
+    """Run `localspec ARGUMENTS` and looks at what it says; raise SystemExit where it fails."""
     home.mkdir(exist_ok=True)
     began, first, engine, by, memory = time.perf_counter(), 0.0, 0.0, "", {"target_bytes": 0, "peak_bytes": 0}
     with subprocess.Popen(
@@ -112,7 +112,7 @@ def timed(home: Path, arguments: list[str]) -> Timed:
 
 @contextmanager
 def server(home: Path, model: str) -> Iterator[None]:
-    """A `localspec serve` with this model, in a home of its own."""
+    """Yield a `localspec serve` with this model, in a home of its own."""
     home.mkdir()
     command = [*COMMAND, "serve", "-m", model]
     environment = {**os.environ, "LOCALSPEC_HOME": str(home)}
@@ -145,7 +145,7 @@ def table(found: dict[str, list[Timed]], title: str) -> str:
 
 
 def cell(seconds: "list[float] | tuple[float, ...]") -> str:
-    """A median with its quartiles."""
+    """Return a median with its quartiles."""
     low, _, high = quantiles(seconds, method="inclusive") if len(seconds) > 1 else [seconds[0]] * 3
     return f"{1e3 * median(seconds):.0f} ({1e3 * low:.0f}–{1e3 * high:.0f})"
 

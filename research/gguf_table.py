@@ -53,7 +53,7 @@ Logits = list[np.ndarray]
 
 
 def main() -> None:
-    """Writes the table."""
+    """Write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tokens", type=int, default=4000, help="of text; a quarter of it for random models")
@@ -118,7 +118,7 @@ def models(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def written(path: Path, folder: Path, kinds: tuple[str, ...] = KINDS) -> Iterator[tuple[str, Path]]:
-    """The GGUF files of a directory, made by the gguf package and llama.cpp's quantiser, one at a time."""
+    """Yield the GGUF files of a directory, made by the gguf package and llama.cpp's quantiser, one at a time."""
     dense = folder / f"{path.name}-f16.gguf"
     gguf_writer.write(dense, path, read_config(inspect(path)), "f16", partial(add_tokenizer, path))
     for kind in kinds:
@@ -152,7 +152,7 @@ def add_tokenizer(path: Path, writer: Any) -> None:
 
 
 def rows(name: str, path: Path, tokens: int, folder: Path) -> Iterator[str]:
-    """A line of the table for each type."""
+    """Yield a line of the table for each type."""
     for kind, file in written(path, folder):
         model = GgufModel.open(file)
         texts = documents(Tokenizer.decoded(model.texts, model.path), tokens)
@@ -209,7 +209,7 @@ def exact(model: GgufModel, texts: list[list[int]]) -> Logits:
 
 
 def ours(model: GgufModel, packing: str, texts: list[list[int]]) -> Logits:
-    """The CPU engine, in a packing that is made as `localspec import` makes it."""
+    """Return the CPU engine, in a packing that is made as `localspec import` makes it."""
     source = gguf_source(model)
     header = source.header(Origin("a model", "0" * 40), packing, gguf_recipe(source, packing))
     held = PackedModel.in_memory(header, source.filler({}), physical_cores(), lambda done, total: None)
@@ -227,7 +227,7 @@ def theirs(model: GgufModel, file: Path, texts: list[list[int]]) -> Logits:
 
 
 def cross_entropy(found: Logits, texts: list[list[int]]) -> float:
-    """The mean of a token, in nats."""
+    """Return the mean of a token, in nats."""
     losses = [
         -log_softmax(rows.astype(np.float64), -1)[np.arange(len(ids) - 1), ids[1:]]
         for rows, ids in zip(found, texts, strict=True)
@@ -236,7 +236,7 @@ def cross_entropy(found: Logits, texts: list[list[int]]) -> float:
 
 
 def imports(path: Path, folder: Path) -> Iterator[str]:
-    """What `localspec import` takes: lines of a table of its own."""
+    """Yield what `localspec import` takes: lines of a table of its own."""
     yield "| imported | file | packed | seconds | peak memory |"
     yield "|---|--:|--:|--:|--:|"
     for kind, file in written(path, folder, ("q8_0", "q4_k_m")):

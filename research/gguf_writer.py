@@ -56,7 +56,7 @@ def without_tokenizer(writer: Any) -> None:
 def write(
     file: Path, model: Path, config: ModelConfig, kind: Kind, tokenizer: Callable[[Any], None] = without_tokenizer
 ) -> None:
-    """Writes the weights of the directory `model` to `file`: matrices in `kind`, vectors in fp32.
+    """Write the weights of the directory `model` to `file`: matrices in `kind`, vectors in fp32.
 
     `tokenizer` adds what the file says of one to the writer of the gguf package.
     """

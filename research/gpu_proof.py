@@ -223,7 +223,7 @@ def stage(name: str, asked: Asked, seconds: float, again: bool, command: str) ->
 
 
 def command_told(given: Sequence[str] | None) -> str:
-    """The command of a stage, without where this machine keeps its files."""
+    """Return the command of a stage, without where this machine keeps its files."""
     words, waiting = [], iter(without(words_of(given), "--here"))
     for word in waiting:
         words += [word, Path(next(waiting, "")).name] if word in PATHS else [word]

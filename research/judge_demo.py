@@ -125,7 +125,7 @@ def sentences(text: str) -> list[str]:
 
 
 def loops(text: str) -> bool:
-    """A sentence or a phrase again and again, or the same characters five times in a row."""
+    """Return a sentence or a phrase again and again, or the same characters five times in a row."""
     return repeats(text) or bool(re.search(r"(.{2,40}?)\1{4,}", text, re.DOTALL))
 
 
@@ -174,7 +174,7 @@ def keeps_its_subject(question: Question, reply: str) -> bool:
 
 
 def takes_up_the_prompt(question: Question, reply: str) -> bool:
-    """A story that is asked for has three sentences or more, and the name or kind that it is asked for by."""
+    """Return a story that is asked for has three sentences or more, and the name or kind that it is asked for by."""
     asked = question.messages[-1]["content"]
     if question.group == "free" and " story" in asked and len(sentences(reply)) < 3:
         return False
@@ -218,7 +218,7 @@ def judge(question: Question, reply: str, stops: bool) -> Verdict:
 
 
 def answer(model: Any, tokenizer: Any, messages: list[dict[str, str]]) -> tuple[str, bool]:
-    """The greedy reply, and whether it stopped by itself."""
+    """Return the greedy reply, and whether it stopped by itself."""
     given = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     both = model.generate(**given, do_sample=False, max_new_tokens=MOST)
     reply, ends = both[0, given["input_ids"].shape[1] :].tolist(), model.generation_config.eos_token_id
@@ -233,7 +233,7 @@ def share(verdicts: list[Verdict], of: Callable[[Verdict], bool | None]) -> str:
 
 
 def summary(verdicts: list[Verdict]) -> str:
-    """A Markdown table, one line a group."""
+    """Return a Markdown table, one line a group."""
     lines = ["| | right | coherent | loops | stops by itself |", "| --- | ---: | ---: | ---: | ---: |"]
     groups = dict.fromkeys(v.group for v in verdicts)
     for name in (*groups, "all"):

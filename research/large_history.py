@@ -45,7 +45,7 @@ def phrases(count: int) -> Iterator[tuple[int, bytes, bytes, int]]:
 
 
 def main() -> None:
-    """Makes it."""
+    """Make it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("home", type=Path)
     parser.add_argument("--conversations", type=int, default=100_000)

@@ -28,7 +28,7 @@ SIZES = (8, NODES, 32)
 
 
 def row(bench: Bench, kinds: tuple[str, ...], with_phrases: bool, cards: dict[str, Any]) -> Any:
-    """What makes the drafter of some kinds: each is loaded once, and what is learned together once."""
+    """Return what makes the drafter of some kinds: each is loaded once, and what is learned together once."""
     own: list[Drafter] = [load_drafter(cards[kind], bench.engine.target) for kind in kinds]
     both, learned = Merged(own) if len(own) > 1 else own[0], Calibration()
 

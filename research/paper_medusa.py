@@ -49,7 +49,7 @@ SHARED = {
 
 
 def heads(bench: Bench, tree: str) -> Any:
-    """The model's own heads with one form of tree."""
+    """Return the model's own heads with one form of tree."""
     card = drafter_cards.find_drafter("medusa", bench.engine.choice.target)
     return load_drafter(replace(card, options={**card.options, "tree": tree}), bench.engine.target)
 

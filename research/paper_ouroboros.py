@@ -73,7 +73,7 @@ class Pairing:
     histories: dict[str, tuple[Store, int]] = field(default_factory=dict)
 
     def history(self, name: str) -> tuple[Store, int]:
-        """A store of this name and its pool."""
+        """Return a store of this name and its pool."""
         if name not in self.histories:
             file = self.folder / f"{len(self.histories)}.db"
             store = self.at_the_end.enter_context(Store.open(file, print))
@@ -91,7 +91,7 @@ class Pairing:
         most: int = 0,
         chosen: Hyperparameters = CHOSEN,
     ) -> Rows:
-        """The replies of each row to all questions, the rows in turn; kept by this title."""
+        """Return the replies of each row to all questions, the rows in turn; kept by this title."""
         bench = replace(self.bench, max_tokens=most or self.bench.max_tokens).on(questions)
 
         def measured() -> Rows:
@@ -129,7 +129,7 @@ class Pairing:
 
 
 def _drafter(engine: Any, parts_: str, chosen: Hyperparameters, pool: PhrasePool) -> Drafter:
-    """What these parts make of the pair; costs are known to what is chosen for this machine alone."""
+    """Return what these parts make of the pair; costs are known to what is chosen for this machine alone."""
     target = engine.target
     pair = Pair(target.special_tokens, target.vocab_size, engine.draft_model.target, pool)
     costs = engine.draft_model.costs if "*" in parts_ else None
@@ -163,7 +163,7 @@ def efficiency(replies: Sequence[Mapping[str, Any]]) -> float:
 
 
 def table_4(pairing: Pairing, tasks: Mapping[str, list[prompts.Prompt]]) -> str:
-    """The parts one by one, over all tasks and by task."""
+    """Return the parts one by one, over all tasks and by task."""
     found = pairing.replies(PARTS, [one for own in tasks.values() for one in own], "parts")
     heads = ["", "tokens a step", "ahead of the row above", "block efficiency", "draft forwards a step"]
     lines, by_task, above = [], [], ""
@@ -224,7 +224,7 @@ def lengths(pairing: Pairing, asked: argparse.Namespace) -> str:
 
 
 def locality(pairing: Pairing, tasks: Mapping[str, list[prompts.Prompt]]) -> str:
-    """The same prompts of four tasks in another order: so many of one task one after the other."""
+    """Return the same prompts of four tasks in another order: so many of one task one after the other."""
     four = [tasks[task][:20] for task in ("code", "mathematics", "summarisation", "translation")]
     whole = [question for own in four for question in own]
     most = max(map(len, four))

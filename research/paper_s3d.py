@@ -81,7 +81,7 @@ ADAPTERS = {  # figure 8
 
 
 def runs(asked: argparse.Namespace, bench: Bench, counts: list[int], shape: Shape) -> dict[Run, Any]:
-    """The replies of every run, and those of plain decoding beside it, which ran in turn with it."""
+    """Return the replies of every run, and those of plain decoding beside it, which ran in turn with it."""
     found: dict[Run, Any] = {}
 
     def measured(directory: Path) -> dict[str, Any]:
@@ -178,7 +178,7 @@ def _speed(replies: list[Mapping[str, Any]]) -> tuple[float, int]:
 
 
 def _by_precision(asked: argparse.Namespace, at_the_end: ExitStack) -> dict[str, list[dict[str, Any]]]:
-    """The replies of every drafter in every precision that this machine has, all in turns."""
+    """Return the replies of every drafter in every precision that this machine has, all in turns."""
     benches: dict[str, Bench] = {}
     for dtype, quantize in PRECISIONS:
         try:

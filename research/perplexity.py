@@ -21,7 +21,7 @@ PRECISIONS = ("fp32", "bf16", "int8", "int4")
 
 
 def main() -> None:
-    """Prints one line a precision."""
+    """Print one line a precision."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--model", type=Path, default=Path(__file__).resolve().parent.parent / "localspec" / "demo")

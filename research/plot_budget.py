@@ -30,7 +30,7 @@ MACHINES = (("processor", PROCESSOR, "#1f5fa8", ""), ("graphics card", CARD, "#c
 
 
 def figure() -> str:
-    """The whole drawing: one panel a text, one line a machine."""
+    """Return the whole drawing: one panel a text, one line a machine."""
     height = TOP + len(TEXTS) * (HIGH + GAP) + 6
     parts = [
         words(LEFT, 26, "Nodes verified in each step, where a draft may have eight", size=17),

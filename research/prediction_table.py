@@ -62,7 +62,7 @@ def random_model(place: Path, shape: dict[str, int]) -> Path:
 
 
 def with_more_tokens(tokenizer: dict[str, Any]) -> dict[str, Any]:
-    """The demo's tokenizer with tokens that are pairs of others, until there are as many as the models have."""
+    """Return the demo's tokenizer with tokens that are pairs of others, until there are as many as the models have."""
     vocabulary, merges = tokenizer["model"]["vocab"], tokenizer["model"]["merges"]
     known, random = list(vocabulary), Random(0)
     while len(vocabulary) < VOCABULARY:
@@ -145,7 +145,7 @@ def main() -> None:
 
 
 def row(name: str, path: Path, form: str, options: argparse.Namespace) -> str:
-    """A line of the table."""
+    """Return a line of the table."""
     command = [sys.executable, __file__, "--work", str(options.work), "--run", str(path), form]
     found: dict[str, list[float]] = {}
     for turn in range(options.repeat + 1):

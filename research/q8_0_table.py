@@ -55,7 +55,7 @@ class Rounded(StoredTensor):
 
 
 def q8_0(weights: np.ndarray) -> np.ndarray:
-    """What ggml's quantize_row_q8_0_ref makes of weights, 32 at a time, unpacked again."""
+    """Return what ggml's quantize_row_q8_0_ref makes of weights, 32 at a time, unpacked again."""
     groups = weights.reshape(-1, 32).astype(np.float32)
     scale = abs(groups).max(-1, keepdims=True) / np.float32(127)
     inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale > 0)
@@ -65,7 +65,7 @@ def q8_0(weights: np.ndarray) -> np.ndarray:
 
 
 def main() -> None:
-    """Writes the table."""
+    """Write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tokens", type=int, default=4000, help="of text; a quarter of it for random models")
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def rows(name: str, path: Path, tokens: int) -> Iterator[str]:
-    """A line of the table for each packing."""
+    """Yield a line of the table for each packing."""
     texts, own = documents(Tokenizer.open(path), tokens), Source.open(path)
     right = exact(path, texts)
     for packing in ("int8", "int4"):
@@ -95,7 +95,7 @@ def rows(name: str, path: Path, tokens: int) -> Iterator[str]:
 
 
 def from_q8_0(own: Source) -> Source:
-    """The same model as its Q8_0 file has it; vectors are in fp32 there."""
+    """Return the same model as its Q8_0 file has it; vectors are in fp32 there."""
     made_of = {
         name: [Rounded.of(part) if len(part.shape) > 1 else part for part in parts]
         for name, parts in own.made_of.items()
@@ -114,7 +114,7 @@ def exact(path: Path, texts: list[list[int]]) -> Logits:
 
 
 def ours(source: Source, recipe: Recipe, texts: list[list[int]]) -> Logits:
-    """The CPU engine, with the weights of a source packed by a recipe."""
+    """Return the CPU engine, with the weights of a source packed by a recipe."""
     header = source.header(Origin("a model", "0" * 40), recipe.packing, recipe)
     held = PackedModel.in_memory(header, source.filler({}), physical_cores(), lambda done, total: None)
     engine = NativeModel(

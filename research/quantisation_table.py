@@ -37,7 +37,7 @@ BATCH = 512
 
 
 def main() -> None:
-    """Prints one line a packing."""
+    """Print one line a packing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=Path(__file__).resolve().parent.parent / "localspec" / "demo")
     parser.add_argument("--texts", type=Path, required=True)
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def taken(file: Path, every: int, target: NativeTarget) -> Iterator[list[int]]:
-    """The token ids of some texts, at most a batch of each."""
+    """Yield the token ids of some texts, at most a batch of each."""
     with lzma.open(file, "rt") if file.suffix == ".xz" else file.open() as lines:
         for number, line in enumerate(lines):
             if number % every:
@@ -75,7 +75,7 @@ def taken(file: Path, every: int, target: NativeTarget) -> Iterator[list[int]]:
 
 
 def enough(documents: list[list[int]], tokens: int) -> list[list[int]]:
-    """The first documents that have so many tokens together."""
+    """Return the first documents that have so many tokens together."""
     found, total = [], 0
     for ids in documents:
         if total < tokens:
@@ -92,7 +92,7 @@ def ours(target: NativeTarget) -> Logits:
 
 
 def packed(source: Source, recipe: Recipe, importance: Mapping[str, np.ndarray]) -> tuple[NativeModel, float]:
-    """A model packed in memory, and its bits a weight."""
+    """Return a model packed in memory, and its bits a weight."""
     header = source.header(Origin("a model", ""), recipe.packing, recipe)
     held = PackedModel.in_memory(header, source.filler(importance), physical_cores(), lambda done, total: None)
     rope = Rope.of(source.config, BATCH)

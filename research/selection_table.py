@@ -26,7 +26,7 @@ COPIED = 0.87
 
 
 def gpu(name: str, gib: float, bandwidth: float, free: float | None = None, turing: bool = False) -> Device:
-    """An NVIDIA card whose screen takes half a GiB, unless `free` says how much is left."""
+    """Return an NVIDIA card whose screen takes half a GiB, unless `free` says how much is left."""
     dtypes = ("fp16", "fp32") if turing else ("bf16", "fp16", "fp32")
     capability = "compute capability 7.5" if turing else "compute capability 8.6 or newer"
     left = gib - 0.5 if free is None else free
@@ -43,7 +43,7 @@ def cpu(gib: float, bandwidth: float, modern: bool = True) -> Device:
 
 
 def processor(title: str, gib: float, free: float, kernels: str, bandwidth: float) -> Device:
-    """What our library computes on."""
+    """Return what our library computes on."""
     total, left = int(gib * GIB), int(free * GIB)
     cores = 4 if gib <= 8 else 8
     return Device(
@@ -56,7 +56,7 @@ APPLE_CORES = 90.0  # GB/s that eight cores read at most: an M2 Pro's read 80 (D
 
 
 def apple(title: str, gib: float, bandwidth: float) -> Machine:
-    """A Mac, whose GPU may have two thirds of the memory."""
+    """Return a Mac, whose GPU may have two thirds of the memory."""
     graphics = Device(
         "mps", title, int(gib * 2 / 3 * GIB), int(gib * 0.6 * GIB), ("bf16", "fp16", "fp32"), ("int8", "int4"), "",
         bandwidth * 1e9,
@@ -65,7 +65,7 @@ def apple(title: str, gib: float, bandwidth: float) -> Machine:
 
 
 def card(name: str, gib: float, bandwidth: float, ram: float = 32, **more: object) -> Machine:
-    """A card in a computer of its years with so much memory: before the RTX 4000 with DDR4 and AVX2."""
+    """Return a card in a computer of its years with so much memory: before the RTX 4000 with DDR4 and AVX2."""
     newer = name.startswith("RTX 4")
     main = cpu(ram, 50 if newer else COPIED * 51.2, modern=newer)
     return Machine((gpu(name, gib, bandwidth, **more), main), 8)  # type: ignore[arg-type]

@@ -189,7 +189,7 @@ def measured(
 
 
 def copy_of(file: Path) -> Path:
-    """A copy of a database that is open, in place of the copy before."""
+    """Return a copy of a database that is open, in place of the copy before."""
     for old in file.parent.glob("round.db*"):
         old.unlink()
     copy = file.with_name("round.db")
@@ -199,7 +199,7 @@ def copy_of(file: Path) -> Path:
 
 
 def figures(written: Sequence[Statistics]) -> dict[str, Any]:
-    """What all rounds of a reply took together."""
+    """Return what all rounds of a reply took together."""
     held, off = written[0].memory, [one.off_reason for one in written if one.off_reason]
     return {
         "ids": [one.token_ids for one in written],

@@ -112,7 +112,7 @@ def overall(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
 
 
 def cells_of(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> list[tuple[str, Turns]]:
-    """The cells in which `auto` was tried, with their names: a model, a temperature and a kind of text each."""
+    """Return the cells in which `auto` was tried, with their names: a model, a temperature and a kind of text each."""
     cells = [
         (f"{kind} of {title}", [turn for turn in run["turns"] if turn["category"] == kind])
         for title, run in runs for kind in EVERY
@@ -194,7 +194,7 @@ def length(turns: Turns, name: str) -> float:
 
 
 def cost(turns: Turns, name: str) -> float:
-    """What a step takes, in the time that plain decoding has for a token."""
+    """Return what a step takes, in the time that plain decoding has for a token."""
     return length(turns, name) / speedup(turns, name)
 
 
@@ -203,7 +203,7 @@ def arithmetic(turns: Turns, name: str) -> str:
 
 
 def later(run: Mapping[str, Any]) -> dict[str, Any]:
-    """The other half of a run's prompts, and what was foreseen and taken before it."""
+    """Return the other half of a run's prompts, and what was foreseen and taken before it."""
     return {"turns": [turn for turn in run["turns"] if turn["later"]], **run["then"]}
 
 
@@ -213,7 +213,7 @@ def errors_of(run: Mapping[str, Any]) -> dict[str, float]:
 
 
 def foreseen(run: Mapping[str, Any]) -> list[str]:
-    """The drafters of which something was predicted, and which went on drafting."""
+    """Return the drafters of which something was predicted, and which went on drafting."""
     turns: Turns = run["turns"]
     rows = [name for name in turns[0]["replies"] if name in run["predicted"] and name != PLAIN] if turns else []
     return [name for name in rows if 2 * sum(bool(turn["replies"][name]["off"]) for turn in turns) <= len(turns)]
@@ -270,7 +270,7 @@ def worth(turns: Turns, name: str) -> float:
 
 
 def interval(turns: Turns, name: str, beside: str = PLAIN) -> tuple[float, float]:
-    """The bounds of a speedup by other prompts."""
+    """Return the bounds of a speedup by other prompts."""
     seconds = np.array([[turn["replies"][one]["seconds"] for one in (beside, name)] for turn in turns])
     drawn = seconds[np.random.default_rng(0).integers(len(seconds), size=(DRAWS, len(seconds)))].sum(1)
     low, high = np.percentile(drawn[:, 0] / drawn[:, 1], (2.5, 97.5))

@@ -61,7 +61,7 @@ STAGES = {
 
 
 def rate(stage: Stage, steps: int, done: float) -> float:
-    """The factor on the learning rates: a short warm-up, the first rate, then down in a straight line."""
+    """Return the factor on the learning rates: a short warm-up, the first rate, then down in a straight line."""
     first, end = stage.rates
     falling = max(0.0, done - stage.hold) / (1 - stage.hold) if stage.hold < 1 else 0.0
     return min(1.0, (steps + 1) / max(1, stage.warm_up)) * (first + (end - first) * min(1.0, falling))
@@ -117,7 +117,7 @@ class Run:
         new.replace(self.checkpoint)
 
     def corpus(self) -> Corpus:
-        """The pass that is under way, made anew where it is the next."""
+        """Return the pass that is under way, made anew where it is the next."""
         file = self.folder / f"pass-{self.progress.number}.npz"
         if not file.exists():
             if self.progress.rows:
@@ -211,7 +211,7 @@ class Run:
         self.model.train()
 
     def aside(self) -> Corpus:
-        """What is never trained on."""
+        """Return what is never trained on."""
         file = self.asked.work / "aside.npz"
         if not file.exists():
             Corpus.encode(set_aside(self.asked.data), self.tokenizer).save(file)
@@ -219,7 +219,7 @@ class Run:
 
 
 def prepare(asked: argparse.Namespace) -> Run:
-    """The run of the stage that is asked for, from its own checkpoint or from what goes before it."""
+    """Return the run of the stage that is asked for, from its own checkpoint or from what goes before it."""
     (asked.work / asked.stage).mkdir(parents=True, exist_ok=True)
     torch.manual_seed(SEED)
     if asked.stage == "draft":
@@ -311,7 +311,7 @@ def main() -> None:
 
 @torch.no_grad()
 def towards_mean(model: Phi3ForCausalLM, before: Phi3ForCausalLM, share: float) -> None:
-    """Makes each weight the mean of what it was and, by this share, of what it is.
+    """Make each weight the mean of what it was and, by this share, of what it is.
 
     A stage that is done again overfits; the mean of before and after keeps what both know (Wortsman et al. 2022, "Robust
     fine-tuning of zero-shot models").

@@ -45,7 +45,7 @@ How often its first guess was right on {held_out:,} held-out tokens, by depth: {
 
 
 def mixture(data: Path, work: Path) -> Path:
-    """The mixture of drafters as `localspec train` reads it; what is generated is new."""
+    """Return the mixture of drafters as `localspec train` reads it; what is generated is new."""
     file = work / "mixture.jsonl"
     if not file.exists():
         work.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ def mixture(data: Path, work: Path) -> Path:
 
 
 def train(kind: str, own: list[str], asked: argparse.Namespace) -> Path:
-    """The directory of one finished training."""
+    """Return the directory of one finished training."""
     directory: Path = asked.work / kind
     if (directory / "drafter" / "drafter.json").exists():
         print(f"{kind} is trained already, in {directory}", flush=True)
@@ -77,7 +77,7 @@ def train(kind: str, own: list[str], asked: argparse.Namespace) -> Path:
 
 
 def put(kind: str, directory: Path, out: Path) -> int:
-    """Copies a drafter, its weights in bf16; returns their size."""
+    """Copy a drafter, its weights in bf16; return their size."""
     card = json.loads((directory / "drafter" / "drafter.json").read_text("utf-8"))
     card["target"]["name"] = "demo"
     tensors = load_file(directory / "drafter" / "drafter.safetensors")

@@ -116,7 +116,7 @@ class Widening:
         }
 
     def tensor(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor of this name, grown; in fp32 where bf16 would round what is scaled."""
+        """Return the tensor of this name, grown; in fp32 where bf16 would round what is scaled."""
         ends = [end for end in TENSORS if f".{name}".endswith(f".{end}")]
         if not ends:
             raise LocalspecError(f"Nobody has said how '{name}' is widened; add it to TENSORS.")
@@ -144,7 +144,7 @@ class Widening:
 
 
 def widen_model(source: Path, out: Path, factor: int, context: int | None) -> None:
-    """Writes a model, wider, to a new directory."""
+    """Write a model, wider, to a new directory."""
     config = json.loads((source / "config.json").read_text("utf-8"))
     out.mkdir()
     Widening(config, factor).file(source / "model.safetensors", out / "model.safetensors")
@@ -158,7 +158,7 @@ def widen_model(source: Path, out: Path, factor: int, context: int | None) -> No
 
 
 def widen(out: Path, factor: int, context: int | None = None, source: Path = DEMO) -> None:
-    """Writes the demo, wider, to a directory that is then there as a whole or not at all.
+    """Write the demo, wider, to a directory that is then there as a whole or not at all.
 
     Raises UsageMistake where there is something already, and for a factor or context that makes no sense.
     """
@@ -189,7 +189,7 @@ def widen(out: Path, factor: int, context: int | None = None, source: Path = DEM
 
 
 def _card(source: Path, factor: int, context: int | None) -> str:
-    """The demo's own header, with its licence, and what this is."""
+    """Return the demo's own header, with its licence, and what this is."""
     header = (source / "README.md").read_text("utf-8").split("---\n")[1]
     longer = "" if context is None else f" It is told to have a context of {context:,} tokens, which it never learned."
     return (

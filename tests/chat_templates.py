@@ -214,7 +214,7 @@ def _metaspace(special: list[str], legacy: bool) -> Tokenizer:
 
 
 def write_tokenizer(path: Path, name: str) -> Path:
-    """Writes tokenizer.json, its config, the template where the family keeps it, and a config.json of the family."""
+    """Write tokenizer.json, its config, the template where the family keeps it, and a config.json of the family."""
     model, config, template = {"model_type": "llama"}, {}, None
     if name in (LLAMA3, LLAMA3_BOS):
         special = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]

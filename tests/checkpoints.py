@@ -17,7 +17,7 @@ CONFIG = {
 
 
 def safetensors(shapes: dict[str, list[int]]) -> bytes:
-    """A file of zeros in float32."""
+    """Return a file of zeros in float32."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, shape in shapes.items():
@@ -40,7 +40,7 @@ def write_checkpoint(path: Path, config: object = CONFIG, shapes: dict[str, list
 
 
 def change_config(path: Path, **values: object) -> Path:
-    """The same directory with other values in its config.json."""
+    """Return the same directory with other values in its config.json."""
     content = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**content, **values}))
     return path

@@ -9,7 +9,7 @@ PATIENCE = 150
 
 
 def until(condition: Callable[[], object]) -> None:
-    """Waits for what another process or thread brings about."""
+    """Wait for what another process or thread brings about."""
     end = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < end, "it never came to pass"

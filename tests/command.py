@@ -46,7 +46,7 @@ def localspec(home: Path, *arguments: str, **variables: str) -> subprocess.Compl
 
 
 def called(home: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """The same in this process, a quarter of a second sooner."""
+    """Return the same in this process, a quarter of a second sooner."""
     out, errors = io.StringIO(), io.StringIO()
     own = patch.dict(os.environ, environment(home, **variables), clear=True)
     with (
@@ -61,7 +61,7 @@ def called(home: Path, *arguments: str, **variables: str) -> subprocess.Complete
 
 
 def reaching(terminal: int) -> Iterator[bytes]:
-    """What reaches a terminal until nobody has its other end open any longer, which closes ours."""
+    """Yield what reaches a terminal until nobody has its other end open any longer, which closes ours."""
     with suppress(OSError):  # how Linux says it
         while piece := os.read(terminal, 65536):
             yield piece
@@ -69,12 +69,12 @@ def reaching(terminal: int) -> Iterator[bytes]:
 
 
 def what_is_kept(home: Path) -> str:
-    """What is said on standard error until a conversation is kept in this home."""
+    """Return what is said on standard error until a conversation is kept in this home."""
     return wording("localspec_what_said_kept_readable", home=home / "data" / "localspec.db")
 
 
 def sentence(result: subprocess.CompletedProcess[str]) -> str:
-    """The one line of an error: nothing on standard output, no traceback."""
+    """Return the one line of an error: nothing on standard output, no traceback."""
     assert result.stdout == ""
     assert result.stderr.startswith("localspec: ") and result.stderr.count("\n") == 1, result.stderr
     return result.stderr

@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What this process keeps, packed models above all, is not kept where whoever runs the tests keeps theirs."""
+    """Yield what this process keeps, packed models above all, is not kept where whoever runs the tests keeps theirs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOCALSPEC_HOME", str(tmp_path_factory.mktemp("home")))
         yield
@@ -49,7 +49,7 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def unicode_locale() -> Iterator[None]:
-    """Marks are drawn as they are, wherever the tests run; in the C locale they would be ASCII."""
+    """Mark are drawn as they are, wherever the tests run; in the C locale they would be ASCII."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("LC_ALL", "LC_CTYPE"):
             patch.delenv(name, raising=False)
@@ -161,7 +161,7 @@ def lived_in(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 @pytest.fixture
 def fresh_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The home of this process, as at the very first start: there is nothing."""
+    """Return the home of this process, as at the very first start: there is nothing."""
     for name in [name for name in os.environ if name.startswith("LOCALSPEC_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path / "home"))
@@ -194,7 +194,7 @@ def training_cage() -> Iterator["Cage"]:
 
 @pytest.fixture
 def messages(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[str, str]]]:
-    """What the models of this process read, prompt by prompt: roles and texts."""
+    """Return what the models of this process read, prompt by prompt: roles and texts."""
     from localspec import Engine
 
     read: list[list[tuple[str, str]]] = []

@@ -20,7 +20,7 @@ def integrity(path: Path) -> str:
 
 
 def damage_root(path: Path, name: str) -> None:
-    """Overwrites the first page of this table or index."""
+    """Overwrite the first page of this table or index."""
     with contextlib.closing(sqlite3.connect(path)) as connection:
         root = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (name,)).fetchone()[0]
         size = connection.execute("PRAGMA page_size").fetchone()[0]
@@ -90,7 +90,7 @@ def killed_lives(count: int, live: Callable[[int, int], object]) -> Iterator[set
 
 @contextlib.contextmanager
 def open_directory() -> Iterator[Path]:
-    """A directory that every user may enter: the one pytest makes for root is closed to others."""
+    """Yield a directory that every user may enter: the one pytest makes for root is closed to others."""
     directory = Path(tempfile.mkdtemp())
     directory.chmod(0o755)
     yield directory
@@ -115,7 +115,7 @@ def as_nobody() -> Iterator[None]:
 
 @contextlib.contextmanager
 def only_readable(path: Path, directory_too: bool) -> Iterator[None]:
-    """The file, or it and its directory, as one finds them on a read-only medium."""
+    """Yield the file, or it and its directory, as one finds them on a read-only medium."""
     for part in path.parent.iterdir():
         part.chmod(0o444)
     path.parent.chmod(0o555 if directory_too else 0o777)

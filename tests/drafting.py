@@ -30,7 +30,7 @@ D = TypeVar("D", bound=TrainableDrafter)
 
 
 def torch_form(target: Any) -> Target:
-    """A target that can be trained for: itself, or the same model in torch where the CPU engine computes it."""
+    """Return a target that can be trained for: itself, or the same model in torch where the CPU engine computes it."""
     return target if isinstance(target, Target) else _in_torch(target.read_from, target.context)
 
 
@@ -56,12 +56,12 @@ def perturbed(drafter: D, spread: float = 0.4) -> D:
 
 
 def session_of(target: Any, drafter: TrainableDrafter | Drafter, budget: Budget) -> Session:
-    """A session with a drafter, whether it was trained just now or drafts already."""
+    """Return a session with a drafter, whether it was trained just now or drafts already."""
     return Session(target, drafting(drafter, target) if isinstance(drafter, TrainableDrafter) else drafter, budget)
 
 
 def prefilled(target: Any, text: Sequence[int]) -> Any:
-    """A cache that holds all but the last token of a text, which is the root."""
+    """Return a cache that holds all but the last token of a text, which is the root."""
     kept = target.cache(len(text) + 32)
     target.forward(DraftTree.chain(text[:-1]), kept, last=True)
     kept.keep(range(len(text) - 1))
@@ -69,7 +69,7 @@ def prefilled(target: Any, text: Sequence[int]) -> Any:
 
 
 def watched(drafter: Drafter) -> list[tuple[list[int], DraftTree]]:
-    """What it drafts from now on: the text, and the tree."""
+    """Return what it drafts from now on: the text, and the tree."""
     seen: list[tuple[list[int], DraftTree]] = []
     draft = drafter.draft
 

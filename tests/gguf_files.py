@@ -101,7 +101,7 @@ def text(value: str) -> bytes:
 
 
 def value(one: Any) -> bytes:
-    """A value with its type before it."""
+    """Return a value with its type before it."""
     if isinstance(one, bool):
         return struct.pack("<IB", BOOL, one)
     if isinstance(one, int):
@@ -117,7 +117,7 @@ def value(one: Any) -> bytes:
 
 
 def written(metadata: Mapping[str, Any], tensors: Mapping[str, Stored], version: int = 3, alignment: int = 32) -> bytes:
-    """A whole file."""
+    """Return a whole file."""
     metadata = {key: one for key, one in metadata.items() if one is not None and one != []}
     said = b"".join(text(key) + value(one) for key, one in metadata.items())
     table, data = b"", b""
@@ -212,7 +212,7 @@ WHOLE_NAMES = {
 
 
 def name_of(theirs: str, family: str = "") -> str:
-    """The name in GGUF of a tensor of the Hugging Face layout."""
+    """Return the name in GGUF of a tensor of the Hugging Face layout."""
     names = {**NAMES, **OWN_NAMES.get(family, {})}
     if theirs.startswith("model.layers."):
         _, _, layer, *rest = theirs.split(".")
@@ -241,7 +241,7 @@ def tiled(weights: np.ndarray, config: Mapping[str, Any], first: int, rows: int)
 
 
 def in_gguf(config: Mapping[str, Any], name: str, weights: np.ndarray) -> dict[str, np.ndarray]:
-    """A tensor of the Hugging Face layout as the converter of llama.cpp writes it, by its name in GGUF."""
+    """Return a tensor of the Hugging Face layout as the converter of llama.cpp writes it, by its name in GGUF."""
     family = config["model_type"]
     if name.startswith("mtp."):
         name = name.replace("mtp.layers.0.", f"model.layers.{config['num_hidden_layers']}.")
@@ -271,7 +271,7 @@ def in_gguf(config: Mapping[str, Any], name: str, weights: np.ndarray) -> dict[s
 
 
 def from_gguf(config: Mapping[str, Any], name: str, parts: list[np.ndarray]) -> np.ndarray:
-    """A tensor as the Hugging Face layout has it, from what `in_gguf` made of it; not of recurrent layers."""
+    """Return a tensor as the Hugging Face layout has it, from what `in_gguf` made of it; not of recurrent layers."""
     family, whole = config["model_type"], np.concatenate(parts)
     if family in PAIRED and (".q_proj." in name or ".k_proj." in name):
         whole = halves(whole, config["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"])
@@ -281,7 +281,7 @@ def from_gguf(config: Mapping[str, Any], name: str, parts: list[np.ndarray]) -> 
 
 
 def weights_of(path: Path) -> dict[str, np.ndarray]:
-    """The tensors of a directory in the Hugging Face layout, in fp32."""
+    """Return the tensors of a directory in the Hugging Face layout, in fp32."""
     import torch  # numpy has no bf16
     from safetensors.torch import load_file as load_torch
 
@@ -292,7 +292,7 @@ def weights_of(path: Path) -> dict[str, np.ndarray]:
 
 
 def tokenizer_of(path: Path, pre: str) -> dict[str, Any]:
-    """The metadata of a byte-level tokenizer and its template."""
+    """Return the metadata of a byte-level tokenizer and its template."""
     content = json.loads((path / "tokenizer.json").read_text())
     config = json.loads((path / "tokenizer_config.json").read_text())
     by_id = {index: token for token, index in content["model"]["vocab"].items()}
@@ -333,7 +333,7 @@ def _gemma3(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _full(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What Gemma 4's layers without a window have of their own."""
+    """Return what Gemma 4's layers without a window have of their own."""
     return next(iter(config["per_layer_config"].values()))
 
 
@@ -395,7 +395,7 @@ OWN_METADATA = {
 
 
 def metadata_of(path: Path, pre: str) -> dict[str, Any]:
-    """What a file of this model says of it."""
+    """Return what a file of this model says of it."""
     config = json.loads((path / "config.json").read_text())
     family = ARCHITECTURES.get(config["model_type"], config["model_type"])
     heads = config["num_attention_heads"]
@@ -436,7 +436,7 @@ def metadata_of(path: Path, pre: str) -> dict[str, Any]:
 
 
 def factors_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What frequencies are divided by, channel by channel, as llama.cpp's converter writes it."""
+    """Return what frequencies are divided by, channel by channel, as llama.cpp's converter writes it."""
     rope = config.get("rope_parameters") or {}
     if (whole := rope.get("full_attention", rope)).get("rope_type") == "proportional":
         half, rotated = _full(config)["head_dim"] // 2, whole.get("partial_rotary_factor", 1.0)
@@ -456,7 +456,7 @@ def factors_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tensors_of(path: Path, kind: str, faithful: bool = False) -> dict[str, Stored]:
-    """The weights of a directory in one type, or what has no blocks of that size in F16, and vectors in F32.
+    """Return the weights of a directory in one type, or what has no blocks of that size in F16, and vectors in F32.
 
     `faithful` ones in Q8_0 are those of the directory, and not blocks of chance.
     """

@@ -63,7 +63,7 @@ class Stock:
 
 
 def noisy(logits: torch.Tensor, position: int, sampling: Sampling) -> torch.Tensor:
-    """The logarithms of the chances of the likeliest tokens, each with its noise of this position and seed."""
+    """Return the logarithms of the chances of the likeliest tokens, each with its noise of this position and seed."""
     warm = logits / sampling.temperature
     kept = warm.topk(sampling.top_k).indices
     scores = torch.full_like(warm, float("-inf"))
@@ -84,17 +84,17 @@ def prompt_of(target: Target, question: str) -> list[int]:
 
 @cache
 def small_model(device: str, dtype: torch.dtype) -> Target:
-    """The demo's own draft model."""
+    """Return the demo's own draft model."""
     return Target.load(DEMO / "draft", device=device, dtype=dtype)
 
 
 def trained(target: Target, kind: str) -> Drafter:
-    """The demo's own drafter of a kind."""
+    """Return the demo's own drafter of a kind."""
     return load_drafter(read_drafter(DEMO / "drafters" / kind), target)
 
 
 def with_small(build: Callable[[Ingredients], Drafter]) -> Callable[[Target], Drafter]:
-    """What makes a drafter that asks the draft model."""
+    """Return what makes a drafter that asks the draft model."""
 
     def make(target: Target) -> Drafter:
         small = small_model(target.device, target.dtype)
@@ -105,7 +105,7 @@ def with_small(build: Callable[[Ingredients], Drafter]) -> Callable[[Target], Dr
 
 
 def random_numbers(kind: str, target: Target, options: Any, spread: float = 0.1) -> Drafter:
-    """A drafter that others publish, with random numbers: it drafts nonsense, which must cost no token."""
+    """Return a drafter that others publish, with random numbers: it drafts nonsense, which must cost no token."""
     class_, chance = drafter_class(kind), np.random.default_rng(3)
     numbers = {
         name: (chance.normal(1.0 if len(spec.shape) == 1 else 0.0, spread, spec.shape)).astype(np.float32)
@@ -115,7 +115,7 @@ def random_numbers(kind: str, target: Target, options: Any, spread: float = 0.1)
 
 
 def dflash(target: Target) -> Drafter:
-    """A block of two layers."""
+    """Return a block of two layers."""
     sizes = target.transformer.config
     config = {
         "model_type": "qwen3", "hidden_size": sizes.hidden_size, "intermediate_size": 256, "num_attention_heads": 4,
@@ -145,7 +145,7 @@ SAMPLED = Sampling(0.8, top_k=50, seed=11)
 
 
 def recurrent_model(path: Path) -> Path:
-    """A tiny model with recurrent layers, in whose place `mtp` drafts."""
+    """Return a tiny model with recurrent layers, in whose place `mtp` drafts."""
     config = RECURRENT["qwen3_5-grouped-shared-keys-interval"]()
     return save_filled(AutoModelForCausalLM.from_config(config), path, byte_tokenizer())
 

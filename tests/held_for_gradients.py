@@ -6,7 +6,7 @@ from localspec.training.trainable import Batch, TrainableDrafter
 
 
 def gradients_and_bytes(drafter: TrainableDrafter, batch: Batch) -> tuple[dict[str, torch.Tensor], int]:
-    """The gradients of a loss by name, and the bytes that it held before, weights not counted."""
+    """Return the gradients of a loss by name, and the bytes that it held before, weights not counted."""
     weights = {one.untyped_storage().data_ptr() for one in drafter.target.transformer.parameters()}
     weights |= {one.untyped_storage().data_ptr() for one in drafter.parameters()}
     held: dict[int, int] = {}

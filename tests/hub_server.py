@@ -231,5 +231,5 @@ def served(**repositories: Repository) -> Iterator[Hub]:
 
 
 def model_repository(directory: Path, **more: Any) -> Repository:
-    """A directory in the Hugging Face layout as a repository."""
+    """Return a directory in the Hugging Face layout as a repository."""
     return Repository({file.name: file.read_bytes() for file in sorted(directory.iterdir()) if file.is_file()}, **more)

@@ -39,12 +39,12 @@ def gpu(
     packings: tuple[str, ...] = ("int8", "nf4"),
     bandwidth: float | None = 600e9,
 ) -> Device:
-    """A GPU by NVIDIA."""
+    """Return a GPU by NVIDIA."""
     return _device(f"cuda:{index}", gib, free, ("bf16", "fp16", "fp32"), packings, bandwidth)
 
 
 def apple(gib: float = 16, free: float | None = None, bandwidth: float | None = 100e9) -> Device:
-    """The graphics of a Mac."""
+    """Return the graphics of a Mac."""
     return _device("mps", gib, free, ("bf16", "fp16", "fp32"), ("int8", "int4"), bandwidth)
 
 
@@ -72,19 +72,19 @@ def machine(*devices: Device) -> Machine:
 def unfetched(
     shape: Shape | None = SEVEN, name: str = "big", draft: str = "", drafters: tuple[PublishedDrafter, ...] = ()
 ) -> TargetCard:
-    """A registered model that is not here, so that its entry alone tells its sizes."""
+    """Return a registered model that is not here, so that its entry alone tells its sizes."""
     entry = Entry(name, source=Source("org/model"), draft=draft, shape=shape, drafters=drafters)
     return TargetCard(name, Path("not fetched") / name, None, "", draft, entry)
 
 
 def trained(kind: str, parameters: int, *rates: float, revision: str = "0" * 40) -> DrafterCard:
-    """A drafter that lies here; `rates` tell how often it foresaw each further token of held-out text."""
+    """Return a drafter that lies here; `rates` tell how often it foresaw each further token of held-out text."""
     about = {"accuracy_by_depth": [[rate] for rate in rates]}
     return DrafterCard(kind, Path("drafters") / kind, {}, revision, "big", parameters, parameters * 4, about)
 
 
 def flat(seconds: float, slope: float = 0.0) -> ForwardCosts:
-    """Forwards that take so long, and so much of that longer with each further row."""
+    """Forward that take so long, and so much of that longer with each further row."""
     return ForwardCosts((1, 65), (256,), ((seconds, seconds * (1 + 64 * slope)),))
 
 

@@ -25,7 +25,7 @@ GROUPS = {"fp32": 0, "bf16": 0, "int8": 64}
 
 
 def packed_weights(stock: Any, sizes: TransformerConfig, packing: str) -> dict[str, Any]:
-    """The weights of a stock model as `NativeModel` takes them; the head of a tied one is packed too."""
+    """Return the weights of a stock model as `NativeModel` takes them; the head of a tied one is packed too."""
     theirs = {name: tensor.detach().float().numpy() for name, tensor in stock.state_dict().items()}
     ours: dict[str, Any] = {}
     for name, made_of in weight_map(sizes).items():
@@ -62,7 +62,7 @@ def in_four_bits(name: str, whole: Any, stored: list[int], sizes: TransformerCon
 def native_target(
     path: Path, stock: Any, packing: str = "fp32", context: int | None = None, threads: Threads | None = None
 ) -> NativeTarget:
-    """The model in a directory on the CPU engine, in this packing; its cache is fp32 where the weights are."""
+    """Return the model in a directory on the CPU engine, in this packing; its cache is fp32 where the weights are."""
     config = ModelConfig.of(json.loads((path / "config.json").read_text()))
     context = context or config.contexts[0]
     sizes = TransformerConfig.of(config)
@@ -76,6 +76,6 @@ def native_target(
 
 
 def read_native(path: Path, context: int | None = None) -> Any:
-    """What `tiny_models.read` gives, with a target of the CPU engine."""
+    """Return what `tiny_models.read` gives, with a target of the CPU engine."""
     stock = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager", dtype=torch.float32).eval()
     return Tiny(path, stock, native_target(path, stock, context=context))

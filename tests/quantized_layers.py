@@ -13,12 +13,12 @@ from localspec.training.target import torch_target
 
 
 def packed_target(path: Path, packing: str = "int8") -> Target:
-    """A model as it is trained on where our library packed it."""
+    """Return a model as it is trained on where our library packed it."""
     return torch_target(NativeTarget.open(path, packing=packing, threads=Threads(1)))
 
 
 def gaussian(*shape: int, seed: int = 0) -> torch.Tensor:
-    """The same each time."""
+    """Return the same each time."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 

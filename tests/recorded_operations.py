@@ -29,11 +29,11 @@ class Graph:
         self.operations: list[tuple[Callable[..., Any], Any, Any, Any]] = []
 
     def pool(self) -> tuple[int, int]:
-        """The memory that recordings share."""
+        """Return the memory that recordings share."""
         return (0, 1)
 
     def replay(self) -> None:
-        """Does all operations again, into the memory of the first time."""
+        """Do all operations again, into the memory of the first time."""
         Graph.played += 1
         with _disable_current_modes():  # the host sees none of them
             for operation, positional, named, before in self.operations:

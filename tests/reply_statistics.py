@@ -19,7 +19,7 @@ def said(
     off: str | None = None,
     rows: Mapping[int, int] | None = None,
 ) -> Statistics:
-    """A reply of these ids, whose decoding behind the first one took so many seconds and steps."""
+    """Return a reply of these ids, whose decoding behind the first one took so many seconds and steps."""
     counted = len(ids) - 1
     return Statistics(
         token_ids=tuple(ids),

@@ -46,7 +46,7 @@ class Oracle(Witness):
         self.texts, self.depth, self.vocabulary = [list(text) for text in texts], depth, vocabulary
 
     def coming(self, context: Context) -> list[int]:
-        """The next tokens, as far as they are known."""
+        """Return the next tokens, as far as they are known."""
         here = list(context.committed)
         for text in self.texts:
             if text[: len(here)] == here:
@@ -103,14 +103,14 @@ class RandomBranches(Oracle):
 
 
 def random_tree(root: int, nodes: int, seed: int, vocabulary: int = 300, deep: float = 0.5) -> DraftTree:
-    """A root and `nodes` random ones below it; `deep` is the chance that a node continues the one before it."""
+    """Return a root and `nodes` random ones below it; `deep` is the chance that a node continues the one before it."""
     choose = random.Random(seed)
     parents = [-1, *(node - 1 if choose.random() < deep else choose.randrange(node) for node in range(1, nodes + 1))]
     return DraftTree([root, *(choose.randrange(5, vocabulary) for _ in range(nodes))], parents)
 
 
 def path_to(tree: DraftTree, node: int) -> list[int]:
-    """The nodes from the root to `node`."""
+    """Return the nodes from the root to `node`."""
     path = [node]
     while path[-1]:
         path.append(tree.parents[path[-1]])

@@ -36,7 +36,7 @@ def scripted_model(
     generation: Mapping[str, Any] | None = None,
     template: str = TEMPLATE,
 ) -> Script:
-    """A model that answers every prompt with `reply`, one token a piece.
+    """Return a model that answers every prompt with `reply`, one token a piece.
 
     Each piece has an id of its own, so pieces may be equal, and may hold bytes that are no character. Behind the last
     one comes the end, or the piece number `again`, endlessly. `follows` says for single ids what comes behind them
@@ -118,7 +118,7 @@ def _write(
 
 
 def _tokenizer(pieces: Sequence[bytes]) -> Any:
-    """Encodes byte by byte. A piece is spelled by its bytes and a private mark, which decoding takes away again."""
+    """Encode byte by byte. A piece is spelled by its bytes and a private mark, which decoding takes away again."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
     names = _byte_names()

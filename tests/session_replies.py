@@ -16,7 +16,7 @@ from localspec.events import Done, Statistics, Text
 def reply(
     session: Session, prompt: Sequence[int], count: int, sampling: Sampling | None = None
 ) -> tuple[list[int], Statistics]:
-    """The ids of one reply, greedy by default; text, statistics, cache and tokens must agree on them."""
+    """Return the ids of one reply, greedy by default; text, statistics, cache and tokens must agree on them."""
     *events, done = session.generate(prompt, sampling or Sampling(), Limits(max_tokens=count))
     assert isinstance(done, Done)
     ids = [token for event in events if isinstance(event, Text) for token in event.tokens]
@@ -54,7 +54,7 @@ def conversation(model: Tiny) -> list[tuple[list[int], list[int]]]:
 
 
 def assert_plain(target: Any, session: Session, prompt: Sequence[int], count: int, *samplings: Sampling) -> Statistics:
-    """Replies by these samplings are those of plain decoding. Return the statistics of the last."""
+    """Reply by these samplings are those of plain decoding. Return the statistics of the last."""
     assert samplings
     for sampling in samplings:
         plain, _ = reply(Session(target, Autoregressive(), Budget(0)), prompt, count, sampling)

@@ -24,14 +24,14 @@ _SMALL: dict[str, Any] = {
 
 
 def six_words(path: Path, reading: Callable[[Path], Tiny] = read, layers: int = 3, seed: int = 3) -> Tiny:
-    """A Llama of random weights; nothing stops a reply."""
+    """Return a Llama of random weights; nothing stops a reply."""
     return _written(path, LlamaConfig(**_SMALL, num_hidden_layers=layers), reading, seed)
 
 
 def six_words_qwen35(
     path: Path, reading: Callable[[Path], Tiny] = read, kinds: Sequence[str] = ("linear_attention", "full_attention")
 ) -> Tiny:
-    """A Qwen3.5 of random weights, with layers of these kinds; one that is recurrent reads chains alone."""
+    """Return a Qwen3.5 of random weights, with layers of these kinds; one that is recurrent reads chains alone."""
     config = Qwen3_5TextConfig(
         **_SMALL, head_dim=8, num_hidden_layers=len(kinds), layer_types=[*kinds], linear_num_key_heads=1,
         linear_num_value_heads=2, linear_key_head_dim=8, linear_value_head_dim=8,
@@ -40,7 +40,7 @@ def six_words_qwen35(
 
 
 def six_words_gemma4(path: Path, reading: Callable[[Path], Tiny] = read) -> Tiny:
-    """A Gemma 4 of random weights, one layer of which has a window."""
+    """Return a Gemma 4 of random weights, one layer of which has a window."""
     config = Gemma4TextConfig(
         **_SMALL, head_dim=8, global_head_dim=8, num_hidden_layers=2, hidden_size_per_layer_input=0, sliding_window=4,
         layer_types=["sliding_attention", "full_attention"],
@@ -72,7 +72,7 @@ class Drawn:
 
 
 def drawn(session: Session, prompt: Sequence[int], sampling: Sampling, draws: int, count: int = 3) -> Drawn:
-    """Replies of `count` tokens by consecutive seeds."""
+    """Reply of `count` tokens by consecutive seeds."""
     found = Drawn(torch.zeros([len(WORDS)] * count))
     for seed in range(draws):
         ids, statistics = reply(session, prompt, count, replace(sampling, seed=seed))

@@ -79,14 +79,14 @@ class TableModel:
         return "".join(chr(97 + token % 26) for token in tokens)
 
     def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
-        """What it says greedily, read off the table."""
+        """Return what it says greedily, read off the table."""
         text = [0, *prompt]
         for _ in range(count):
             text.append(int(self.logits[text[-2], text[-1]].argmax()))
         return text[1 + len(prompt) :]
 
     def joint(self, prompt: Sequence[int], temperature: float, top_k: int = 0) -> np.ndarray:
-        """The chance of each three tokens after a prompt, read off the table: [vocab_size] * 3."""
+        """Return the chance of each three tokens after a prompt, read off the table: [vocab_size] * 3."""
         chances = np.exp(self.logits.astype(np.float64) / temperature)
         if top_k:
             chances[chances < np.sort(chances, -1)[..., -top_k, None]] = 0

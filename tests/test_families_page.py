@@ -22,7 +22,7 @@ KEYS = dict(re.findall(r"^- \*\*(\w)\*\*: .*?`(tests/[\w/]+\.py::\w+)`$", PAGE, 
 
 
 def table(heading: str) -> list[list[str]]:
-    """The rows of the first table below a heading, the one of names first."""
+    """Return the rows of the first table below a heading, the one of names first."""
     rows = re.search(r"(?:^\|.*\n)+", PAGE[PAGE.index(f"\n## {heading}") :], re.MULTILINE)
     assert rows is not None
     found = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows[0].splitlines()]
@@ -39,7 +39,7 @@ def functions(place: str) -> set[str]:
 
 @cache
 def run_over(named: str) -> set[str]:
-    """The values that a test is run with, as far as they are texts."""
+    """Return the values that a test is run with, as far as they are texts."""
     place, name = named.split("::")
     found: set[str] = set()
 

@@ -120,7 +120,7 @@ def test_unknown_names_are_unknown():
 
 
 def contract(**has: str) -> dict[str, Any]:
-    """The one import contract whose lists hold these words, or whose values are them."""
+    """Return the one import contract whose lists hold these words, or whose values are them."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"]
     (found,) = (one for one in contracts if all(word in one.get(key, "") for key, word in has.items()))
     return found

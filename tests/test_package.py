@@ -35,7 +35,7 @@ def hatchling(target: str, directory: Path, root: Path = ROOT, **variables: str)
 
 
 def built(target: str, directory: Path, root: Path = ROOT, **variables: str) -> Path:
-    """A wheel or sdist of this source tree."""
+    """Return a wheel or sdist of this source tree."""
     done = hatchling(target, directory, root, **variables)
     assert done.returncode == 0, done.stderr
     (file,) = directory.iterdir()
@@ -53,7 +53,7 @@ def sdist(tmp_path_factory) -> Path:
 
 
 def native(wheel: Path) -> set[str]:
-    """What it holds of the native library, built or to be built."""
+    """Return what it holds of the native library, built or to be built."""
     with zipfile.ZipFile(wheel) as content:
         return {name for name in content.namelist() if name.startswith(NATIVE) and not name.endswith(".py")}
 

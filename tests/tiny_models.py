@@ -74,7 +74,7 @@ def word_tokenizer(words: Sequence[str]) -> PreTrainedTokenizerFast:
 
 
 def as_ours(tokenizer: PreTrainedTokenizerFast) -> OurTokenizer:
-    """The same tokenizer, written to files and read back without transformers."""
+    """Return the same tokenizer, written to files and read back without transformers."""
     with TemporaryDirectory() as path:
         tokenizer.save_pretrained(path)
         return OurTokenizer.open(Path(path))
@@ -381,12 +381,12 @@ class Tiny:
 
 
 def write(path: Path, config: Any, tokenizer: Any, seed: int, shard: str = "1GB", spread: float = 0.18) -> Path:
-    """A model with random weights, as `save_filled` has them."""
+    """Return a model with random weights, as `save_filled` has them."""
     return save_filled(AutoModelForCausalLM.from_config(config), path, tokenizer, seed, shard, spread)
 
 
 def filled(model: Any, seed: int, spread: float = 0.18) -> Any:
-    """Gives a model random weights: norms and biases too, for the usual ones and zeros would hide what is left out."""
+    """Give a model random weights: norms and biases too, for the usual ones and zeros would hide what is left out."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -450,7 +450,7 @@ def _stock_reply(stock: Any, prompt: tuple[int, ...], count: int, stops: tuple[i
 
 
 def stock_distribution(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """What transformers' own generate() would draw from, [..., vocabulary]."""
+    """Return what transformers' own generate() would draw from, [..., vocabulary]."""
     steps: list[Any] = [TemperatureLogitsWarper(sampling.temperature)]
     if sampling.top_k:
         steps.append(TopKLogitsWarper(sampling.top_k))

@@ -31,13 +31,13 @@ class Contender(Protocol):
         """Has so many tokens in the cache, for the forwards to come."""
 
     def forward(self, rows: int) -> None:
-        """Runs one forward of so many tokens after them, until the likeliest next token of each is on the host."""
+        """Run one forward of so many tokens after them, until the likeliest next token of each is on the host."""
 
     def prefill(self, tokens: int) -> None:
-        """Reads a prompt of so many tokens into an empty cache, until the likeliest next token is known."""
+        """Read a prompt of so many tokens into an empty cache, until the likeliest next token is known."""
 
     def close(self) -> None:
-        """Gives memory back."""
+        """Give memory back."""
 
 
 class Ours:
@@ -165,7 +165,7 @@ def load_stock(model: Model) -> Any:
 
 
 def empty_cache() -> Any:
-    """A cache of transformers'."""
+    """Return a cache of transformers'."""
     from transformers import DynamicCache
 
     return DynamicCache()

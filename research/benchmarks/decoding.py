@@ -103,7 +103,7 @@ def _llama_cpp(
     wanted: Wanted,
     stack: ExitStack,
 ) -> dict[str, Answer]:
-    """A draft model of the same kind, and look-ups."""
+    """Return a draft model of the same kind, and look-ups."""
 
     def opened(one: Model) -> Gguf:
         gguf = Gguf(one.gguf(kind), one.config.vocab_size, ROOM, flash=one.flash)

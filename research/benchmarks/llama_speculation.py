@@ -25,7 +25,7 @@ class Reply:
 
 
 def reply(gguf: Gguf, prompt: Sequence[int], limit: int, stops: Collection[int], propose: Propose) -> Reply:
-    """A greedy reply of at most `limit` tokens; all that is proposed is verified in one forward."""
+    """Return a greedy reply of at most `limit` tokens; all that is proposed is verified in one forward."""
     tokens, steps = [*prompt, int(gguf.read(prompt)[-1].argmax())], 0
     began = time.perf_counter()
     while tokens[-1] not in stops and (room := limit - len(tokens) + len(prompt)) > 0:
@@ -47,7 +47,7 @@ def nothing(tokens: Sequence[int]) -> Sequence[int]:
 
 
 def look_up(tokens_ahead: int) -> Propose:
-    """What followed the last two tokens, or the last one, when they came first (llama-cpp-python's own)."""
+    """Return what followed the last two tokens, or the last one, when they came first (llama-cpp-python's own)."""
     from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
     found = LlamaPromptLookupDecoding(max_ngram_size=2, num_pred_tokens=tokens_ahead)

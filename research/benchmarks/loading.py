@@ -89,7 +89,7 @@ def drop(files: Sequence[Path]) -> None:
 
 
 def read_through(file: Path) -> None:
-    """Reads a file and does nothing with it."""
+    """Read a file and do nothing with it."""
     buffer = memoryview(bytearray(PIECE))
     with file.open("rb", buffering=0) as stream:
         while stream.readinto(buffer):

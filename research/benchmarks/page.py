@@ -69,7 +69,7 @@ class Measurements:
 
 
 def grouped(raw: Mapping[str, Any]) -> list[Measurements]:
-    """The runs of a raw file by model and instructions, in the order in which they came."""
+    """Return the runs of a raw file by model and instructions, in the order in which they came."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for run in raw["runs"].values():
         found.setdefault((run["model"], run["isa"]), {})[run["section"]] = run
@@ -77,7 +77,7 @@ def grouped(raw: Mapping[str, Any]) -> list[Measurements]:
 
 
 def page(raw: Mapping[str, Any]) -> str:
-    """The whole page."""
+    """Return the whole page."""
     parts = [INTRODUCTION.format(tenth=f"{DISTURBED:g}"), _conditions(raw)]
     for measured in grouped(raw):
         parts += [f"## {measured.title}", _main_table(measured), _ratios(measured)]
@@ -173,12 +173,12 @@ def _main_table(measured: Measurements) -> str:
 
 
 def columns_of(readings: Raw, contender: str) -> list[str]:
-    """The columns in which a contender was measured."""
+    """Return the columns in which a contender was measured."""
     return [name.split("|")[1] for name in readings if name.split("|")[0] == contender]
 
 
 def best_speculation(replies: Raw, contender: str) -> str | None:
-    """The fastest way of speculation that a contender has."""
+    """Return the fastest way of speculation that a contender has."""
     found = {
         column: known.value
         for column in columns_of(replies, contender)
@@ -188,7 +188,7 @@ def best_speculation(replies: Raw, contender: str) -> str | None:
 
 
 def _better(readings: Raw, column: object) -> str:
-    """The faster one of llama.cpp's two kinds of four bits."""
+    """Return the faster one of llama.cpp's two kinds of four bits."""
     found = {name: known.value for name in (Q4_0, Q4_K_M) if (known := figure(readings, name, column))}
     return min(found, key=lambda name: found[name]) if found else Q4_0
 

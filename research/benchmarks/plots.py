@@ -48,7 +48,7 @@ def lines(title: str, below: str, series: Mapping[str, Points]) -> str:
 
 
 def bars(title: str, unit: str, values: Sequence[tuple[str, str, float]]) -> str:
-    """A bar for each (contender, label, value)."""
+    """Return a bar for each (contender, label, value)."""
     left, thick, gap = 250, 16, 8
     longest = max(value for _, _, value in values)
     parts = [words(20, 26, title, size=16)]

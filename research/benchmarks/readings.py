@@ -61,7 +61,7 @@ def turns(count: int, seconds: float) -> Iterator[tuple[int, list[int]]]:
 
 
 def cell(contender: str, column: object) -> str:
-    """The name of a cell in the raw figures."""
+    """Return the name of a cell in the raw figures."""
     return f"{contender}|{column}"
 
 
@@ -86,7 +86,7 @@ def _few(quiet: int, disturbed: int) -> bool:
 
 
 def figure(readings: Raw, contender: str, column: object) -> Figure | None:
-    """The figure of a cell; None where it was not measured."""
+    """Return the figure of a cell; None where it was not measured."""
     taken = readings.get(cell(contender, column), ())
     quiet = [value for _, value, others in taken if others <= DISTURBED]
     if not taken:

@@ -49,12 +49,12 @@ def limit(ours: str) -> str:
 
 
 def rows(model: Model, wanted: Wanted) -> Measured:
-    """Forwards of 1 to 32 rows after 256 tokens, and the reading of their weights."""
+    """Forward of 1 to 32 rows after 256 tokens, and the reading of their weights."""
     return _forwards(model, wanted, {str(count): (NEAR, count) for count in ROWS}, True)
 
 
 def context(model: Model, wanted: Wanted) -> Measured:
-    """Forwards of 1 and of 8 rows after 256 to 8192 tokens."""
+    """Forward of 1 and of 8 rows after 256 to 8192 tokens."""
     columns = {f"{behind}/{count}": (behind, count) for behind in CONTEXTS for count in CONTEXT_ROWS}
     return _forwards(model, wanted, columns, False)
 
@@ -101,7 +101,7 @@ def flags(model: Model, wanted: Wanted) -> Measured:
 
 
 def with_flags(contender: str, way: str) -> str:
-    """A contender of `flags`."""
+    """Return a contender of `flags`."""
     return f"{contender}, {way}"
 
 

@@ -48,7 +48,7 @@ class Model:
         return folder / f"{self.name}-{revision(self.path)[:8]}"
 
     def gguf(self, kind: str) -> Path:
-        """The file of this kind, made by llama.cpp's own quantiser where it is not there yet."""
+        """Return the file of this kind, made by llama.cpp's own quantiser where it is not there yet."""
         file = Path(f"{self._stem}-{kind}.gguf")
         if not file.exists():
             dense, partial = Path(f"{self._stem}-f16.gguf"), file.with_suffix(".partial")
@@ -75,7 +75,7 @@ class Model:
 
 
 def widened(name: str, work: Path, threads: int) -> Model:
-    """The widened demo of this name, made where it is not there yet."""
+    """Return the widened demo of this name, made where it is not there yet."""
     path = work / name
     if not path.exists():
         widen(path, FACTORS[name], CONTEXT)

@@ -69,7 +69,7 @@ def weekday(random: Random) -> Drawing:
 
 
 def month(random: Random) -> Drawing:
-    """The order and the length of months."""
+    """Return the order and the length of months."""
     number = random.randrange(12)
     name = MONTHS[number]
     length = (date(2025 + (number == 11), (number + 1) % 12 + 1, 1) - timedelta(1)).day
@@ -86,7 +86,7 @@ def month(random: Random) -> Drawing:
 
 
 def dated(random: Random) -> Drawing:
-    """A date in another form, the day before or after it, the days between two."""
+    """Return a date in another form, the day before or after it, the days between two."""
     day = date(random.randint(1950, 2035), 1, 1) + timedelta(random.randrange(365))
     written = f"{MONTHS[day.month - 1]} {day.day}, {day.year}"
     later = day + timedelta(1)
@@ -150,7 +150,7 @@ def convert(random: Random) -> Drawing:
 
 
 def known(random: Random) -> Drawing:
-    """What every calendar says."""
+    """Return what every calendar says."""
     made = random.choice((
         ("How many days are in a week?", "A week has seven days."),
         ("How many months are in a year?", "A year has twelve months."),

@@ -25,7 +25,7 @@ Draw = Callable[[Random], Drawing]
 
 
 def chat(key: str, *turns: str) -> Drawing:
-    """A chat about one thing."""
+    """Return a chat about one thing."""
     if len(turns) % 2 or not all(turns):
         raise ValueError(f"a chat ends with the assistant and has no empty turn: {turns}")
     return Drawing((key,), turns)
@@ -45,7 +45,7 @@ def _fraction(text: str) -> float:
 
 
 def held_out(example: dict[str, Any]) -> bool:
-    """The same share of every source on every machine; of generated ones by what they are about."""
+    """Return the same share of every source on every machine; of generated ones by what they are about."""
     import json
 
     if "keys" in example:

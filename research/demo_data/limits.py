@@ -127,7 +127,7 @@ def draw(random: Random) -> Drawing:
 
 
 def varied(random: Random, asked: str) -> str:
-    """The same question, less carefully typed or more politely asked."""
+    """Return the same question, less carefully typed or more politely asked."""
     how = random.randrange(6)
     small = asked[0].lower() + asked[1:] if not asked.startswith("I ") else asked
     if how == 1:

@@ -24,7 +24,7 @@ Example = dict[str, Any]
 
 
 def contents(example: Example) -> list[str]:
-    """A text as its one part, a chat as what is said in it."""
+    """Return a text as its one part, a chat as what is said in it."""
     return [example["text"]] if "text" in example else [m["content"] for m in example["messages"]]
 
 

@@ -138,7 +138,7 @@ def some_words(random: Random, low: int = 3, high: int = 6) -> list[str]:
 
 
 def given(random: Random, order: str, text: str) -> str:
-    """An order with the text it is about, or a question on it."""
+    """Return an order with the text it is about, or a question on it."""
     if order.split(maxsplit=1)[0] in ("What", "Which", "Who", "How"):
         form = random.choice(
             ("{order}: {text}", "{order}? {text}", '{order}? "{text}"', "{order}?\n{text}", "{text}\n\n{order}?")
@@ -257,7 +257,7 @@ def odd_one(random: Random) -> Drawing:
 
 
 def compose(random: Random) -> Drawing:
-    """A sentence with given words."""
+    """Return a sentence with given words."""
     noun, color = random.choice(ANIMALS + THINGS), random.choice(COLORS)
     name, he, _, his = person(random)
     made = random.choice((

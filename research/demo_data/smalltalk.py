@@ -87,7 +87,7 @@ def remember(random: Random) -> Drawing:
 
 
 def likes(random: Random) -> Drawing:
-    """What the user likes or has, answered kindly with the same words."""
+    """Return what the user likes or has, answered kindly with the same words."""
     thing, animal, name = random.choice(FRUITS + THINGS), random.choice(ANIMALS), random.choice(GIRLS + BOYS)
     made = random.choice((
         (f"I like {plural(thing)}.", f"{capital(plural(thing))} are nice. What do you like about them?"),

@@ -96,7 +96,7 @@ class Story:
 
 
 def who(random: Random) -> tuple[str, str, str]:
-    """A name, what it is, and "he" or "she"."""
+    """Return a name, what it is, and "he" or "she"."""
     if random.random() < 0.5:
         return random.choice(PETS), random.choice(ANIMALS), random.choice(("he", "she"))
     he = random.choice(("he", "she"))
@@ -106,7 +106,7 @@ def who(random: Random) -> tuple[str, str, str]:
 
 
 def forms(he: str, before: str = "") -> dict[str, str]:
-    """The pronouns of one of the two, under their slots."""
+    """Return the pronouns of one of the two, under their slots."""
     him, his = ("him", "his") if he == "he" else ("her", "her")
     small = {f"{before}he": he, f"{before}him": him, f"{before}his": his}
     return small | {slot[:1].upper() + slot[1:]: capital(word) for slot, word in small.items()}
@@ -154,14 +154,14 @@ def tell(random: Random) -> Story:
 
 
 def told(random: Random) -> Drawing:
-    """A story as it is, as texts are."""
+    """Return a story as it is, as texts are."""
     story = tell(random)
     text = f"{story.title}\n\n{story.text}" if random.random() < 0.5 else story.text
     return Drawing((story.key,), (text,))
 
 
 def asked_for(random: Random) -> Drawing:
-    """A story on request."""
+    """Return a story on request."""
     story = tell(random)
     if random.random() < 0.2:
         return chat(story.key, random.choice(ASK_ANY), story.text)
@@ -184,7 +184,7 @@ def in_short(random: Random) -> Drawing:
 
 
 def continued(random: Random) -> Drawing:
-    """The rest of a story whose beginning is given."""
+    """Return the rest of a story whose beginning is given."""
     story = tell(random)
     cut = random.randint(2, len(story.sentences) - 3)
     begin, rest = " ".join(story.sentences[:cut]), " ".join(story.sentences[cut:])
@@ -192,7 +192,7 @@ def continued(random: Random) -> Drawing:
 
 
 def summed_up(random: Random) -> Drawing:
-    """The plot of a given story in one sentence, or its title."""
+    """Return the plot of a given story in one sentence, or its title."""
     story = tell(random)
     asks, answer = random.choice(((ASK_SUMMARY, story.summary), (ASK_SUMMARY, story.summary), (ASK_TITLE, story.title)))
     order = random.choice(asks)
@@ -212,7 +212,7 @@ def asked_about(random: Random) -> Drawing:
 
 
 def told_and_asked(random: Random) -> Drawing:
-    """A story on request, then questions about it, then perhaps thanks."""
+    """Return a story on request, then questions about it, then perhaps thanks."""
     story = tell(random)
     turns = [random.choice(ASK_ABOUT).format(what=random.choice(story.about)), story.text]
     for question, answer in random.sample(story.asks, random.randint(1, 2)):
@@ -226,7 +226,7 @@ def told_and_asked(random: Random) -> Drawing:
 
 
 def draw(random: Random) -> Drawing:
-    """A story on its own or on request."""
+    """Return a story on its own or on request."""
     return random.choices((told, asked_for, told_and_asked, in_short), (4, 6, 2, 1.5))[0](random)
 
 

@@ -25,7 +25,7 @@ def operands(random: Random) -> tuple[int, str, int, int]:
 
 
 def worked(a: int, sign: str, b: int, result: int) -> str:
-    """The sum with its steps: tens and ones apart where both numbers have two digits."""
+    """Return the sum with its steps: tens and ones apart where both numbers have two digits."""
     if sign == "+" and a > 10 and b > 10 and b % 10:
         tens, ones = a // 10 * 10 + b // 10 * 10, a % 10 + b % 10
         return f"{a // 10 * 10} + {b // 10 * 10} = {tens}, {a % 10} + {b % 10} = {ones}, {tens} + {ones} = {result}."
@@ -36,13 +36,13 @@ def worked(a: int, sign: str, b: int, result: int) -> str:
 
 
 def plain(random: Random) -> Drawing:
-    """A sum in signs or words."""
+    """Return a sum in signs or words."""
     a, sign, b, result = operands(random)
     return chat(f"{a} {sign} {b}", random.choice(ASKED[sign]).format(a=a, b=b), worked(a, sign, b, result))
 
 
 def in_words(random: Random) -> Drawing:
-    """A sum of small numbers, all in words."""
+    """Return a sum of small numbers, all in words."""
     a, b = random.randint(0, 10), random.randint(0, 10)
     sign, word = random.choice((("+", "plus"), ("-", "minus")))
     if sign == "-":
@@ -56,7 +56,7 @@ def in_words(random: Random) -> Drawing:
 
 
 def story_sum(random: Random) -> Drawing:
-    """A sum with people and things."""
+    """Return a sum with people and things."""
     name, he, him, _ = person(random)
     other, noun = person(random)[0], random.choice(FRUITS + THINGS)
     if other == name:
@@ -99,7 +99,7 @@ def story_sum(random: Random) -> Drawing:
 
 
 def compare(random: Random) -> Drawing:
-    """The larger, the smaller, even or odd, before and after, half and double."""
+    """Return the larger, the smaller, even or odd, before and after, half and double."""
     a, b = random.sample(range(100), 2)
     c = random.randint(1, 99)
     made = random.choice((
@@ -134,7 +134,7 @@ def counting(random: Random) -> Drawing:
 
 
 def table(random: Random) -> Drawing:
-    """A part of a times table."""
+    """Return a part of a times table."""
     a, start = random.randint(2, 12), random.randint(1, 8)
     asked = random.choice(
         (f"Show me the {a} times table from {start} to {start + 4}.", f"{a} times table, {start} to {start + 4}")

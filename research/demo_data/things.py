@@ -183,7 +183,7 @@ MORE = {  # for lists alone
 
 
 def kinds(kind: str) -> str:
-    """The plural of a kind: `pieces of furniture`."""
+    """Return the plural of a kind: `pieces of furniture`."""
     head, of, rest = kind.partition(" of ")
     return {"person": "people", "thing in the house": "things in the house"}.get(kind, plural(head) + of + rest)
 
@@ -193,7 +193,7 @@ def one(name: str) -> str:
 
 
 def describe(random: Random) -> Drawing:
-    """What it is, in two to five sentences."""
+    """Return what it is, in two to five sentences."""
     t = random.choice(THINGS)
     parts = [f"{capital(one(t.name))} is {a(t.kind)}.", f"It {t.looks}.", f"It {t.does}."]
     if t.kind == "person":
@@ -253,7 +253,7 @@ def ask(random: Random) -> Drawing:
 
 
 def riddle(random: Random) -> Drawing:
-    """What is meant by a description."""
+    """Return what is meant by a description."""
     t = random.choice([t for t in THINGS if t.name != "scissors"])
     start = f"It is {a(t.kind)}." if t.kind != "person" else "It is a person."
     text = " ".join([start, f"It {t.looks}.", f"It {t.does}."])
@@ -265,7 +265,7 @@ def riddle(random: Random) -> Drawing:
 
 
 def differ(random: Random) -> Drawing:
-    """What sets two things apart."""
+    """Return what sets two things apart."""
     first, second = random.sample([t for t in THINGS if t.name != "scissors"], 2)
     one, two = a(first.name), a(second.name)
     answer = f"{capital(one)} {first.looks}. {capital(two)} {second.looks}. {capital(one)} {first.does}, and {two} {second.does}."

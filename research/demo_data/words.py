@@ -290,7 +290,7 @@ def person(random: Random) -> tuple[str, str, str, str]:
 
 
 def place(random: Random) -> tuple[str, str]:
-    """The noun alone, and with what goes before it: `valley`, `in a quiet valley`."""
+    """Return the noun alone, and with what goes before it: `valley`, `in a quiet valley`."""
     noun = random.choice(list(PLACES))
     described = noun if noun.startswith("old ") or random.random() < 0.3 else f"{random.choice(PLACE_WORDS)} {noun}"
     return noun, f"{PLACES[noun]} {a(described)}" if noun != "sea" else "by the sea"

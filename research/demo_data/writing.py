@@ -137,7 +137,7 @@ def sentences(random: Random) -> Drawing:
 
 
 def rhyme(random: Random) -> Drawing:
-    """A poem of two or four lines."""
+    """Return a poem of two or four lines."""
     subject, text = random.choice(list(RHYMES.items()))
     asked = random.choice(
         (
@@ -153,7 +153,7 @@ def rhyme(random: Random) -> Drawing:
 
 
 def note(random: Random) -> Drawing:
-    """A short letter with what was asked for in it; perhaps a question on it afterwards."""
+    """Return a short letter with what was asked for in it; perhaps a question on it afterwards."""
     name, sender = random.sample(GIRLS + BOYS, 2)
     thing, day, hour = (
         random.choice(THINGS),

@@ -48,7 +48,7 @@ def aims_table(aims: Sequence[tuple[str, Aim]]) -> str:
 
 
 def failed(figures: Mapping[str, Any]) -> list[str]:
-    """A list of what failed and why; nothing where nothing did."""
+    """Return a list of what failed and why; nothing where nothing did."""
     lines = [f"- {name}: {why}" for name, figure in figures.items() if (why := failure(figure))]
     return ["Not measured:\n\n" + "\n".join(lines)] if lines else []
 

@@ -49,7 +49,7 @@ class Asked:
         return next(factor for least, factor in FACTORS if total >= least)
 
     def decisive(self) -> dict[str, Any]:
-        """What figures depend on: those of other settings are not mixed with them."""
+        """Return what figures depend on: those of other settings are not mixed with them."""
         return {
             "device": self.device, "small": self.small, "computes": versions(self.device), "factor": self.width,
             "prompts": content(self.prompts),
@@ -57,7 +57,7 @@ class Asked:
 
 
 def check(asked: Asked) -> None:
-    """Raises UsageMistake for a device that is not here, and for files that cannot be read."""
+    """Raise UsageMistake for a device that is not here, and for files that cannot be read."""
     if asked.device not in ("cuda", "cpu"):
         raise UsageMistake(
             f"--device {asked.device} is not for this; give cuda or cpu, and choose a card by CUDA_VISIBLE_DEVICES."
@@ -74,7 +74,7 @@ def check(asked: Asked) -> None:
 
 
 def own(models: Path) -> None:
-    """Makes the directory of large models, into which nobody else may have put what is loaded from there.
+    """Make the directory of large models, into which nobody else may have put what is loaded from there.
 
     Raises UsageMistake for one that is a file, somebody else's, a link of somebody else's, or one into which all may write.
     """

@@ -85,7 +85,7 @@ def measured(steps: Steps, form: str, device: str) -> dict[str, Any]:
 
 
 def form_cache(target: Target, rows: int) -> Any:
-    """A cache with the same random text in it, whatever the form."""
+    """Return a cache with the same random text in it, whatever the form."""
     cache = target.cache(CONTEXT + rows + target.row_multiple)
     cache.fill(torch.Generator().manual_seed(0))
     cache.assume(min(CONTEXT, target.context - 2 * max(ROWS)))

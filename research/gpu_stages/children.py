@@ -20,7 +20,7 @@ def run_script(
     environment: Mapping[str, str] | None = None,
     grace: float = GRACE,
 ) -> int | None:
-    """The exit code of a Python program with these arguments; None where its time ran out.
+    """Return the exit code of a Python program with these arguments; None where its time ran out.
 
     It and what it started are asked to end by SIGTERM first, and have so many seconds of `grace`. What it says is added to a file.
     """
@@ -45,7 +45,7 @@ def run_script(
 
 
 def _end(child: "subprocess.Popen[bytes]", grace: float) -> None:
-    """Ends a process and all of its group, which may first write down where it is."""
+    """End a process and all of its group, which may first write down where it is."""
     _tell(child, signal.SIGTERM)
     ends = time.monotonic() + grace
     try:
@@ -60,7 +60,7 @@ def _end(child: "subprocess.Popen[bytes]", grace: float) -> None:
 
 
 def _tell(child: "subprocess.Popen[bytes]", what: int) -> bool:
-    """Sends a signal to a group; returns whether anybody is left in it."""
+    """Send a signal to a group; return whether anybody is left in it."""
     try:
         os.killpg(child.pid, what)
     except ProcessLookupError:
@@ -69,6 +69,6 @@ def _tell(child: "subprocess.Popen[bytes]", what: int) -> bool:
 
 
 def last_line(log: Path) -> str:
-    """The last thing that a script said."""
+    """Return the last thing that a script said."""
     lines = log.read_text("utf-8", "replace").strip().splitlines() if log.exists() else []
     return lines[-1] if lines else ""

@@ -49,7 +49,7 @@ def model(asked: Asked, name: str, precision: str) -> dict[str, Any]:
 
 
 def of_form(target: Target) -> dict[str, Any]:
-    """What forwards cost in the form that the model is in."""
+    """Return what forwards cost in the form that the model is in."""
     costs = measure_forward_costs(target)
     return {
         "read": target.read_bytes, "held": target.nbytes, "rows": list(ROWS), "contexts": list(costs.contexts),
@@ -59,7 +59,7 @@ def of_form(target: Target) -> dict[str, Any]:
 
 
 def calls(target: Target, rows: int) -> dict[str, float]:
-    """Calls of the runtime in a step: a forward of so many rows, and the likeliest token of each on the host."""
+    """Return the calls of the runtime in a step: a forward of so many rows, and the likeliest token of each on the host."""
     cache = target.cache(CONTEXT + rows)
     cache.assume(CONTEXT)
     return runtime_calls(lambda: picks_after(target, cache, [3] * rows), target.device)
@@ -99,7 +99,7 @@ def section(figures: dict[str, Any]) -> str:
 
 
 def calls_told(found: dict[str, Any]) -> list[str]:
-    """Calls of the steps of a model in cells of a table."""
+    """Call of the steps of a model in cells of a table."""
     cells = []
     for rows in PROFILED:
         one = found["calls"][str(rows)]
@@ -121,7 +121,7 @@ def waits(one: dict[str, Any]) -> dict[int, float | None]:
 
 
 def waits_told(good: dict[str, Any]) -> list[str]:
-    """A table of them, or that there is none."""
+    """Return a table of them, or that there is none."""
     found = {f"{name}{form}": waits(one) for name, known in good.items() for form, one in forms(known).items()}
     lines = [
         [name, *("" if part is None else f"{100 * part:.0f} %" for part in parts.values())]
@@ -140,12 +140,12 @@ def waits_told(good: dict[str, Any]) -> list[str]:
 
 
 def forms(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """A model as Python starts its operations, and as they are recorded, where there is such a form."""
+    """Return a model as Python starts its operations, and as they are recorded, where there is such a form."""
     return {"": found, **({", recorded": found["recorded"]} if "recorded" in found else {})}
 
 
 def quickest(known: Any) -> dict[str, Any] | None:
-    """The form in which a row takes the least; None where nothing was measured."""
+    """Return the form in which a row takes the least; None where nothing was measured."""
     if not known or failure(known):
         return None
     return min(forms(known).values(), key=lambda one: float(one["seconds"][0][0]))

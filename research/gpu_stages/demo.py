@@ -109,7 +109,7 @@ def reached(work: Path, name: str) -> dict[str, Any]:
 
 
 def bring(source: Path, out: Path) -> None:
-    """Copies what is worth keeping: checkpoints, models, drafters, logs; no texts, which can be made again."""
+    """Copy what is worth keeping: checkpoints, models, drafters, logs; no texts, which can be made again."""
     wanted = [source / stage / name for stage in TOKENS for name in KEPT]
     for folder in ("model", "draft-model", "drafters", "tokenizer", "trainings"):
         wanted += [

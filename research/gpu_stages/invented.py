@@ -74,7 +74,7 @@ class RandomWeights(Mapping[str, torch.Tensor]):
 
 @torch.no_grad()
 def random_target(name: str, small: bool, device: str, precision: str) -> Target:
-    """A model of this name's shape, or of a small one. Raises what its layers do, without room above all."""
+    """Return a model of this name's shape, or of a small one. Raises what its layers do, without room above all."""
     dtype, quantize = PRECISIONS[precision]
     if name == HYBRID:
         config = ModelConfig.of(_SMALL_HYBRID if small else _HYBRID)

@@ -25,7 +25,7 @@ _SUFFIXES = (".xz", ".gz", ".zip", ".png")  # which no archive makes smaller
 
 
 def told(data: Path | None, prompts: Path | None) -> str:
-    """The list, with its sum."""
+    """Return the list, with its sum."""
     there = closure(THERE)
     wanted = {name: why for name, why in NEEDED.items() if normal(name) not in there}
     lines, sum_, libraries = [], 0, dict[str, int]()
@@ -52,13 +52,13 @@ def told(data: Path | None, prompts: Path | None) -> str:
 
 
 def whole(library: str, size: int, others: int) -> str:
-    """A line about a kit with this library."""
+    """Return a line about a kit with this library."""
     verdict = "below" if others + size < MOST else "ABOVE"
     return f"  - {library}, {size / 1e6:.1f} MB: {(others + size) / 1e6:.1f} MB, {verdict} the {MOST / 1e6:.0f} MB that it may have"
 
 
 def normal(name: str) -> str:
-    """A name as indexes compare it."""
+    """Return a name as indexes compare it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -79,7 +79,7 @@ def closure(names: Iterable[str]) -> list[str]:
 
 
 def installed(name: str) -> Distribution | None:
-    """A package as it is here; None where it is not."""
+    """Return a package as it is here; None where it is not."""
     try:
         return distribution(name)
     except PackageNotFoundError:
@@ -103,7 +103,7 @@ def files_of(name: str) -> tuple[list[Path], list[Path]]:
 
 
 def repository() -> list[Path]:
-    """What git keeps, and the library that was compiled."""
+    """Return what git keeps, and the library that was compiled."""
     listed = subprocess.run(["git", "-C", str(ROOT), "ls-files"], capture_output=True, text=True, check=False).stdout
     files = [ROOT / line for line in listed.splitlines()]
     return [file for file in (*files, *(ROOT / "localspec" / "native").glob("localspec_native.so")) if file.is_file()]

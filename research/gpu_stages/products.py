@@ -179,7 +179,7 @@ def product(build: Build, item: float, sizes: tuple[int, int], device: str, read
 
 
 def differing(product: Product, x: torch.Tensor) -> list[int]:
-    """The numbers of rows with which some row has other bits than alone."""
+    """Return the numbers of rows with which some row has other bits than alone."""
     alone = [product(x[row : row + 1])[0] for row in range(len(x))]
     return [
         count for count in COMPARED
@@ -226,7 +226,7 @@ def bits(one: Mapping[str, Any]) -> str:
 
 
 def seconds(one: Any, count: int) -> float | None:
-    """The best known μs of a kernel for so many rows."""
+    """Return the best known μs of a kernel for so many rows."""
     if failure(one) or str(count) not in one["us"] or one["error"] > WRONG:
         return None
     graph = one["captured"].get(str(count))

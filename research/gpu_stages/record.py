@@ -42,7 +42,7 @@ class Record:
         return self._ends - time.monotonic()
 
     def measured(self, name: str, make: Callable[[], Any], least: float = LEAST) -> Any:
-        """The figure of this name, measured now where it was not before.
+        """Return the figure of this name, measured now where it was not before.
 
         Raises TimeUp where fewer than `least` seconds are left, DeviceLost where the device is of no use any more.
         """
@@ -79,7 +79,7 @@ class Record:
         return found
 
     def keep(self, name: str, figure: Any) -> Any:
-        """Writes a figure down."""
+        """Write a figure down."""
         self.figures[name] = figure
         self._content["tries"].pop(name, None)
         if self._content["runs"]:  # the page tells of which commit each figure is
@@ -90,12 +90,12 @@ class Record:
         return figure
 
     def begin(self, about: Mapping[str, Any]) -> None:
-        """Writes down when, where and how this stage runs once more."""
+        """Write down when, where and how this stage runs once more."""
         self._content["runs"].append(dict(about))
         self._write()
 
     def end(self, how: str, seconds: float) -> None:
-        """Writes down how that ended, and after how long."""
+        """Write down how that ended, and after how long."""
         if self._content["runs"]:
             self._content["runs"][-1] |= {"ended": how, "seconds": seconds}
             self._write()
@@ -116,7 +116,7 @@ class Record:
 
 
 def read(file: Path) -> dict[str, Any]:
-    """What a stage kept, or that it kept nothing. Raises UsageMistake for a file that cannot be read."""
+    """Return what a stage kept, or that it kept nothing. Raises UsageMistake for a file that cannot be read."""
     nothing: dict[str, Any] = {"figures": {}, "tries": {}, "runs": []}
     if not file.exists():
         return nothing

@@ -33,7 +33,7 @@ def seconds_each(works: Sequence[Work], device: str) -> float:
 
 
 def captured_seconds_each(works: Sequence[Work], device: str) -> float | str:
-    """The same as one CUDA graph; or, in words, why there is none."""
+    """Return the same as one CUDA graph; or, in words, why there is none."""
     if not device.startswith("cuda"):
         return "no CUDA graphs here"
     try:
@@ -93,7 +93,7 @@ def covered(spans: Sequence[tuple[float, float]]) -> float:
 
 
 def counted(counts: Mapping[str, int]) -> dict[str, int]:
-    """Launches of kernels and graphs, waits and copies among the calls that a profiler saw."""
+    """Launch of kernels and graphs, waits and copies among the calls that a profiler saw."""
     calls = {
         name: count for name, count in counts.items() if name.startswith(("cuda", "cuLaunch", "cuMem", "cuStream"))
     }
@@ -108,7 +108,7 @@ def counted(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def peak_bytes(device: str) -> int:
-    """The most bytes of tensors since `watch_peak`; 0 on a CPU, where nobody counts them."""
+    """Return the most bytes of tensors since `watch_peak`; 0 on a CPU, where nobody counts them."""
     return int(torch.cuda.max_memory_allocated(device)) if device.startswith("cuda") else 0
 
 

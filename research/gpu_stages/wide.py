@@ -23,12 +23,12 @@ SMALL_PRECISIONS = {"bf16": PRECISIONS["bf16"]}
 
 
 def precisions(asked: Asked) -> dict[str, dict[str, str]]:
-    """The precisions that it is measured in, as settings."""
+    """Return the precisions that it is measured in, as settings."""
     return PRECISIONS if asked.on_gpu else SMALL_PRECISIONS
 
 
 def wide_demo(asked: Asked) -> TargetCard:
-    """The widened demo, made where it is not there yet."""
+    """Return the widened demo, made where it is not there yet."""
     path = asked.models / f"demo-{asked.width}"
     if not path.exists():
         for other in asked.models.glob("demo-*"):  # cut off, or of another width: each takes gigabytes
@@ -68,5 +68,5 @@ def parameters(card: TargetCard) -> int:
 
 
 def without_phrases(settings: Settings, drafter: str) -> Settings:
-    """The same with this drafter."""
+    """Return the same with this drafter."""
     return replace(settings, drafter=drafter)

@@ -147,14 +147,14 @@ def side_by_side(record: Record, asked: Asked, card: TargetCard, precision: str,
 
 
 def turns_of(place: Path) -> list[dict[str, Any]]:
-    """The prompts that all drafters have answered."""
+    """Return the prompts that all drafters have answered."""
     files = sorted(place.glob("turn-*.json"), key=lambda file: int(file.stem.partition("-")[2]))
     turns = (kept(file, dict) for file in files)
     return [without_ids(turn) for turn in turns if "replies" in turn]
 
 
 def without_ids(turn: dict[str, Any]) -> dict[str, Any]:
-    """A turn with whether each reply differs from the plain one, in place of all tokens."""
+    """Return a turn with whether each reply differs from the plain one, in place of all tokens."""
     plain = turn["replies"][PLAIN]["ids"]
     replies = {
         name: {key: value for key, value in one.items() if key != "ids"} | {"differs": one["ids"] != plain}
@@ -167,7 +167,7 @@ def without_ids(turn: dict[str, Any]) -> dict[str, Any]:
 
 
 def by_precision(figures: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What was measured alone, by precision and drafter."""
+    """Return what was measured alone, by precision and drafter."""
     found: dict[str, dict[str, Any]] = {}
     for name, one in figures.items():
         precision, _, drafter = name.partition(" ")

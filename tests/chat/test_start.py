@@ -40,7 +40,7 @@ class Opening:
         return start_chat(load(flags=flags), resume, self._stack, self.told.append)
 
     def keep(self, *prompts: str, model: str = "demo", system: str | None = None) -> int:
-        """A conversation of these prompts, as it would have been kept; its number."""
+        """Return a conversation of these prompts, as it would have been kept; its number."""
         number = None
         with Store.open(self.database, pytest.fail) as store:
             for prompt in prompts:
@@ -58,7 +58,7 @@ def begin(fresh_home: Path) -> Iterator[Opening]:
 
 @pytest.fixture
 def other(tmp_path: Path) -> Path:
-    """A second model, that has no name."""
+    """Return a second model, that has no name."""
     return Path(shutil.copytree(registry.resolve("demo").path, tmp_path / "other"))
 
 

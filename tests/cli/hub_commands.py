@@ -16,7 +16,7 @@ NUMBERS = 900_000  # of four bytes each: some pieces of a download
 
 
 def repository(directory: Path, numbers: int = NUMBERS, **more: object) -> Repository:
-    """A model whose weights are no zeros, so that every piece of them is another."""
+    """Return a model whose weights are no zeros, so that every piece of them is another."""
     write_checkpoint(directory, shapes={"a": [numbers]})
     (directory / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
     repository = model_repository(directory, **more)
@@ -74,5 +74,5 @@ def stray(home: Path) -> list[str]:
 
 
 def blobs(home: Path) -> dict[str, int]:
-    """The contents in the cache, and the mtime of each: one that was fetched again has another."""
+    """Return the contents in the cache, and the mtime of each: one that was fetched again has another."""
     return {path.name: os.stat(path).st_mtime_ns for path in common_cache(home).glob("models--*/blobs/*")}

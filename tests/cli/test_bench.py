@@ -35,7 +35,7 @@ REPORT = {
 
 @pytest.fixture(scope="session")
 def words(tmp_path_factory) -> Path:
-    """A model that repeats itself without end, so that phrases of its reply are right."""
+    """Return a model that repeats itself without end, so that phrases of its reply are right."""
     return scripted_model(tmp_path_factory.mktemp("models") / "words", PIECES, again=0, context=2000).path
 
 

@@ -32,7 +32,7 @@ EVIL = "evil\x1b[2J \x9b31m\u202e\nline\r <b>"
 def keep(
     database: Path, *turns: tuple[str, str, str | None], model: str = "demo", system: str | None = None
 ) -> list[int]:
-    """Keeps a conversation; returns its id and those of its turns."""
+    """Keep a conversation; return its id and those of its turns."""
     number: int | None = None
     ids: list[int] = []
     with Store.open(database, lambda sentence: pytest.fail(sentence)) as store:

@@ -301,7 +301,7 @@ def test_without_the_library_it_is_refused_before_the_download(home, hub: Hub, m
 
 @pytest.fixture
 def alone(request, home, hub: Hub) -> SimpleNamespace:
-    """A model that is here in one packing and in nothing else; `other` is one that it is not here in."""
+    """Return a model that is here in one packing and in nothing else; `other` is one that it is not here in."""
     packing = getattr(request, "param", "int8")
     assert at(home, hub, "pull", "org/name", "--packed-only", "--quantize", packing).returncode == 0
     other = {"int8": "int4", "int4": "int8"}[packing]

@@ -106,7 +106,7 @@ def greeting(model: Script) -> str:
 
 
 def told(result: Result, model: Script) -> list[str]:
-    """The lines on standard error behind the greeting of this model; figures are just '(figures)'."""
+    """Return the lines on standard error behind the greeting of this model; figures are just '(figures)'."""
     first, *lines = result.err.removesuffix("\n").split("\n")
     assert first == greeting(model), result.err
     return ["(figures)" if FIGURES.fullmatch(line) else line for line in lines]
@@ -124,7 +124,7 @@ def keep(home: Path, *turns: tuple[str, str], model: str = "demo", system: str |
 
 
 def prompts(messages: Messages) -> list[str]:
-    """The last thing that was said, time after time."""
+    """Return the last thing that was said, time after time."""
     return [read[-1][1] for read in messages]
 
 
@@ -422,7 +422,7 @@ def test_mistakes(talk, hello, messages, line, code, sentence):
 
 @pytest.fixture(scope="session")
 def words(models: Path) -> Script:
-    """A model that repeats itself without end."""
+    """Return a model that repeats itself without end."""
     return scripted_model(models / "words", [b"one ", b"two ", b"three ", b"four "], again=0, context=2000)
 
 
@@ -945,7 +945,7 @@ class Typist:
         os.close(self._ours)
 
     def _read(self) -> bool:
-        """What is shown next; False where nobody shows anything any longer."""
+        """Return what is shown next; False where nobody shows anything any longer."""
         try:
             part = os.read(self._ours, 65536) if select.select([self._ours], [], [], 120)[0] else b""
         except OSError:  # how Linux says that nobody has the terminal open any longer

@@ -124,7 +124,7 @@ def test_show_prints_safe_text(database: Path, model_directory: Path) -> None:
 
 @pytest.fixture
 def packed_model(tmp_path: Path, model_directory: Path) -> Path:
-    """The packed file of an imported model, as far as its tokenizer goes."""
+    """Return the packed file of an imported model, as far as its tokenizer goes."""
     name = "tokenizer.json"
     content = (model_directory / name).read_bytes()
     header = Header.plan(Origin("small", "0" * 40), "int8", 1, {}, {name: len(content)})

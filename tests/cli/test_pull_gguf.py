@@ -47,7 +47,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def files(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """A repository as they are: types in several spellings, one in two parts, and what is no model."""
+    """Return a repository as they are: types in several spellings, one in two parts, and what is no model."""
     folder = tmp_path_factory.mktemp("gguf")
     kinds = {"tiny-Q8_0.gguf": "Q8_0", "tiny-F16.gguf": "F16", "tiny.q5_1.gguf": "Q5_1"}
     found = {name: write_model(folder / name, directory, kind).read_bytes() for name, kind in kinds.items()}
@@ -314,7 +314,7 @@ def test_what_is_no_model_stays_and_is_said(home: Path, files: dict[str, bytes])
 
 
 def about(architecture: str, files: dict[str, bytes]) -> tuple[int, dict[str, str], bytes]:
-    """What the hub says of a repository of GGUF files of this architecture."""
+    """Return what the hub says of a repository of GGUF files of this architecture."""
     repository = Repository(files)
     said = {"id": "org/tiny-GGUF", "sha": repository.revisions["main"], "siblings": repository.entries(), "tags": []}
     more = {"private": False, "gated": False, "cardData": {}, "gguf": {"architecture": architecture, "total": 1}}

@@ -30,7 +30,7 @@ termios = pytest.importorskip("termios")
 
 @pytest.fixture(scope="session")
 def words(tmp_path_factory) -> Path:
-    """A model that repeats itself without end, so that phrases of its reply are right."""
+    """Return a model that repeats itself without end, so that phrases of its reply are right."""
     pieces = [f"{word} ".encode() for word in ("one", "two", "three", "four")]
     return scripted_model(tmp_path_factory.mktemp("race") / "words", pieces, again=0, context=2000).path
 
@@ -173,7 +173,7 @@ def at_terminal(
     live: Callable[[subprocess.Popen[bytes], int], None] | None = None,
     **variables: str,
 ) -> tuple[int, str]:
-    """Runs a race with a terminal of this size as its standard output: exit code, and what reached it.
+    """Run a race with a terminal of this size as its standard output: exit code, and what reached it.
 
     With the first picture `live` is called, with the process and the terminal.
     """

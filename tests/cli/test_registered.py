@@ -53,7 +53,7 @@ def hub():
 
 
 def pulled(home: Path, hub: Hub, *arguments: str) -> list[str]:
-    """The repositories that a plan names."""
+    """Return the repositories that a plan names."""
     result = at(home, hub, "pull", *arguments, "--dry-run", "--json")
     assert result.returncode == 0, result.stderr
     return [source["repo"] for source in json.loads(result.stdout)["sources"]]

@@ -23,7 +23,7 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def questions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The questions that somebody at a terminal is asked, who says yes to the first one and no to others."""
+    """Return the questions that somebody at a terminal is asked, who says yes to the first one and no to others."""
     asked: list[str] = []
 
     def confirm(question: str) -> bool:

@@ -105,7 +105,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("timed_briefly")]
 
 @pytest.fixture
 def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The files, and the row; what was imported before the row stood there is imported anew."""
+    """Yield the files, and the row; what was imported before the row stood there is imported anew."""
     for name, text in (("toy_drafter", FILE), ("toy_training", TRAINING)):
         (tmp_path / f"{name}.py").write_text(text)
         monkeypatch.delitem(sys.modules, name, raising=False)
@@ -124,7 +124,7 @@ def answer(home: Path, *arguments: str) -> dict:
 
 @pytest.fixture
 def home(tmp_path: Path, toy: None) -> Path:
-    """A home with a toy for the demo model, of which is said that it is nearly always right."""
+    """Return a home with a toy for the demo model, of which is said that it is nearly always right."""
     home = tmp_path / "home"
     home.mkdir()
     card = resolve("demo")
@@ -218,7 +218,7 @@ OTHERS = {
 
 @pytest.fixture
 def other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[str]:
-    """A kind of OTHERS by its name: its file, and its row."""
+    """Yield a kind of OTHERS by its name: its file, and its row."""
     row, text = OTHERS[request.param]
     (tmp_path / f"{row.file}.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -48,7 +48,7 @@ def home(lived_in: Callable[..., Path], fresh_home: Path, hostile: Script) -> Pa
 
 
 def at_terminal(home: Path, *arguments: object, stderr: bool = False, **variables: str) -> tuple[int, bytes, bytes]:
-    """Runs `localspec run ARGUMENTS` with a terminal as standard output: exit code, what reached it, standard error.
+    """Run `localspec run ARGUMENTS` with a terminal as standard output: exit code, what reached it, standard error.
 
     With `stderr` that goes to the terminal as well. Standard input is the terminal too, and nobody types.
     """

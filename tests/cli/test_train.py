@@ -449,7 +449,7 @@ def asked(model: Path, data: Path, out: Path, *more: object) -> list[str]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, model, data) -> list[dict]:
-    """The losses of a training that nobody disturbed."""
+    """Return the losses of a training that nobody disturbed."""
     home = tmp_path_factory.mktemp("whole")
     torch.set_num_threads(1)  # as each test does, and each process that a test starts
     result = called(home, *asked(model, data, home / "out"))

@@ -47,7 +47,7 @@ class Model:
         return one[:, None, None] * two[:, :, None] * three
 
     def say(self, tree: DraftTree, sampling: Sampling, rule=walk_by_rejection) -> list[int]:
-        """What one step commits of a tree: the accepted tokens and the bonus token."""
+        """Return what one step commits of a tree: the accepted tokens and the bonus token."""
         said: list[tuple[int, ...]] = [()]
         for node in range(1, tree.size):
             said.append((*said[tree.parents[node]], tree.tokens[node]))

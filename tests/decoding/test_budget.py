@@ -74,7 +74,7 @@ DRAFTS = {"chain": chain, "bush": bush}
 
 
 def step(tree: DraftTree, *coming: int) -> Step:
-    """What verification says of a tree where the target would go on like this."""
+    """Return what verification says of a tree where the target would go on like this."""
     path, bonus = walk(tree, PicksOnRequest(lambda node: [*coming, WRONG][tree.depth[node]]))
     return Step([*(tree.tokens[node] for node in path[1:]), bonus], NumpyHidden(np.empty((0, 0))), tree, path)
 
@@ -298,7 +298,7 @@ class ForwardCostModel:
 
 
 def tried(costs: ForwardCostModel, choose: random.Random) -> Budget:
-    """A budget that has seen some drafts from two sources."""
+    """Return a budget that has seen some drafts from two sources."""
     budget = Budget(7, costs)
     for _ in range(choose.randrange(30)):
         tree = random_tree(0, choose.randint(1, 7), choose.randrange(10**6), vocabulary=8)
@@ -541,7 +541,7 @@ class Whim(Budget):
 
 
 def endless(model: Tiny) -> Target:
-    """The same target, which nothing stops."""
+    """Return the same target, which nothing stops."""
     target = copy.copy(model.target)
     target.stop_tokens = frozenset()
     return target

@@ -17,7 +17,7 @@ NAMES = [name for name in FAMILIES if name != LONGROPE]
 
 
 def stock_states(model: Tiny, tokens: list[int]) -> list[torch.Tensor]:
-    """The stock model's hidden_states of a text, [tokens, hidden_size] each."""
+    """Return the stock model's hidden_states of a text, [tokens, hidden_size] each."""
     with torch.inference_mode():
         return [one[0] for one in model.stock(torch.tensor([tokens]), output_hidden_states=True).hidden_states]
 

@@ -155,7 +155,7 @@ def test_a_prompt_of_1500_tokens_in_chunks_and_three_turns_after_it(long_model: 
 
 @pytest.fixture(scope="module")
 def letters(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    """A vocabulary of six, so that every continuation of three tokens can be counted; nothing stops a reply.
+    """Return a vocabulary of six, so that every continuation of three tokens can be counted; nothing stops a reply.
 
     A single layer is surer of what comes than two, so that fewer draws tell a wrong temperature.
     """

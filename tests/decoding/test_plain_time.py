@@ -107,7 +107,7 @@ def test_the_first_steps_of_an_engine_do_not_count():
 
 
 def steps(plain: PlainTime) -> Iterator[int]:
-    """The rows of one step after the other, where every draft pays."""
+    """Yield the rows of one step after the other, where every draft pays."""
     while True:
         rows = 1 if plain.wanted else 8
         plain.observe(rows, 0, rows, 0.02 * rows, 0.0)

@@ -23,7 +23,7 @@ TIED = torch.tensor([2.0, 1.0, 1.0, 1.0, 0.5, 0.5, -1.0, -3.0])
 
 
 def pick(row: torch.Tensor, position: int, sampling: Sampling, form: Form = in_numpy) -> int:
-    """The pick from one row of logits."""
+    """Return the pick from one row of logits."""
     return form(row[None]).picks([position], sampling)[0]
 
 
@@ -132,7 +132,7 @@ def test_half_precision_logits_are_sampled_from_in_full_precision() -> None:
 
 
 def splitmix(seed: int, position: int, token: int) -> float:
-    """The same hash on Python's own integers, which never wrap by accident."""
+    """Return the same hash on Python's own integers, which never wrap by accident."""
     word, step = (1 << 64) - 1, 0x9E3779B97F4A7C15
 
     def mix(z: int) -> int:

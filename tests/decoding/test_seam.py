@@ -46,7 +46,7 @@ SAMPLINGS = {
 
 
 def kindred(model: TableModel) -> TableModel:
-    """A model that says the same more often than not."""
+    """Return a model that says the same more often than not."""
     other = TableModel(model.vocab_size, seed=0)
     other.logits = model.logits + 0.5 * other.logits
     return other
@@ -63,7 +63,7 @@ def drafter_of(name: str, model: TableModel) -> Drafter:
 
 
 def said(model: TableModel, drafter: Drafter, sampling: Sampling, count: int) -> tuple[list[int], Statistics]:
-    """The ids of one reply; text, cache and tokens must end at the same place."""
+    """Return the ids of one reply; text, cache and tokens must end at the same place."""
     session = Session(model, drafter, Budget(NODES))
     *events, done = session.generate(PROMPT, sampling, Limits(count))
     assert isinstance(done, Done)
@@ -125,7 +125,7 @@ def test_three_tokens_have_the_chances_of_the_table(name: str, top_k: int) -> No
 
 
 def everything() -> Sequence[str]:
-    """Decodes with every untrained drafter; what of torch and transformers is loaded after that."""
+    """Decode with every untrained drafter; what of torch and transformers is loaded after that."""
     model = TableModel(LETTERS, seed=1)
     plain, _ = said(model, drafter_of("none", model), Sampling(), 40)
     for name in NAMES:

@@ -66,7 +66,7 @@ def drafters(target: Target, *texts: Sequence[int]) -> Iterator[Drafter]:
 
 
 def stopping(model: Tiny, *stops: int) -> Target:
-    """The same target with other stop tokens."""
+    """Return the same target with other stop tokens."""
     target = copy.copy(model.target)
     target.stop_tokens = frozenset(stops)
     return target

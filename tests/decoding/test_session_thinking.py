@@ -43,7 +43,7 @@ def drafters() -> Iterator[Drafter]:
 
 
 def answered(session: Session, prompt: list[int], limits: Limits) -> tuple[str, str, int, Done]:
-    """What was thought, what was answered, how many tokens came before that, and the end."""
+    """Return what was thought, what was answered, how many tokens came before that, and the end."""
     *events, done = session.generate(prompt, Sampling(), limits)
     assert isinstance(done, Done)
     texts = [event for event in events if isinstance(event, Text)]

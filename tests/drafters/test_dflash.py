@@ -45,7 +45,7 @@ FORMS: list[dict[str, Any]] = [
 
 
 def config_of(target: Any, **form: Any) -> dict[str, Any]:
-    """A config.json as it is published."""
+    """Return a config.json as it is published."""
     places = [0, 1] if target.num_hidden_layers < 4 else [0, 2]
     inner = {"mask_token_id": MASK % target.vocab_size, "target_layer_ids": places, **form.pop("dflash_config", {})}
     return {
@@ -85,7 +85,7 @@ def tensors_of(config: dict[str, Any], seed: int = 5, spread: float = 0.3) -> di
 
 
 def published(path: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor] | None = None) -> Path:
-    """A directory as it is published."""
+    """Return a directory as it is published."""
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(config))
     save_file(tensors or tensors_of(config), path / "model.safetensors")
@@ -93,7 +93,7 @@ def published(path: Path, config: dict[str, Any], tensors: dict[str, torch.Tenso
 
 
 def made(model: Tiny, path: Path, **form: Any) -> tuple[Drafter, Path]:
-    """What drafts for a target, converted from a published directory, and that directory."""
+    """Return what drafts for a target, converted from a published directory, and that directory."""
     head = published(path / "head", config_of(model.stock.config, **form))
     about = {"name": "tiny", "published": {"repo": "org/head", "commit": "c"}}
     convert(head, model.path, path / "made", about)
@@ -196,7 +196,7 @@ def plain_loop(head: Path) -> Block:
 
 
 def watched(drafter: Drafter) -> list[tuple[list[int], torch.Tensor]]:
-    """What it drafts from now on: the text, and the logits of the block."""
+    """Return what it drafts from now on: the text, and the logits of the block."""
     seen: list[tuple[list[int], torch.Tensor]] = []
     draft, predict = drafter.draft, drafter._predict
     texts: list[list[int]] = []

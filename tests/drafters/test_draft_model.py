@@ -418,7 +418,7 @@ def test_typical_acceptance_and_rejection_do_not_disturb_the_small_model(tiny: M
 
 
 def sized(path: Path, vocabulary: int, seed: int) -> Tiny:
-    """A model whose vocabulary is filled up otherwise."""
+    """Return a model whose vocabulary is filled up otherwise."""
     config = LlamaConfig(
         hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
         vocab_size=vocabulary, max_position_embeddings=256, bos_token_id=None, eos_token_id=END, pad_token_id=0,

@@ -45,7 +45,7 @@ FORMS: list[dict[str, Any]] = [
 
 
 def eagle(target: Any, seed: int = 0, **options: Any) -> Trainable:
-    """An untrained one, the same for a seed."""
+    """Return an untrained one, the same for a seed."""
     torch.manual_seed(seed)
     made = make_drafter("eagle3", torch_form(target), options)
     assert isinstance(made, Trainable)

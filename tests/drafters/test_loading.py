@@ -46,7 +46,7 @@ FORMS: dict[str, tuple[str, dict[str, object]]] = {
 
 
 def write_drafter(path: Path, target: Target, form: str, number: float | None = None) -> Path:
-    """A drafter whose weights are random, or all this number."""
+    """Return a drafter whose weights are random, or all this number."""
     torch.manual_seed(0)
     kind, options = FORMS[form]
     drafter = make_drafter(kind, torch_form(target), options)
@@ -71,7 +71,7 @@ def loaded(path: Path, target: Target) -> Drafter:
 
 
 def said(target: Target, drafter: Drafter, sampling: Sampling) -> tuple[list[int], int]:
-    """A reply, and how many tokens were drafted for it."""
+    """Return a reply, and how many tokens were drafted for it."""
     *_, done = Session(target, drafter, Budget(6)).generate(prompt_ids(9), sampling, Limits(max_tokens=8))
     assert isinstance(done, Done)
     return list(done.statistics.token_ids), done.statistics.drafted

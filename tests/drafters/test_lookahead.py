@@ -53,12 +53,12 @@ def context(tokens: Sequence[int], nodes: int) -> Context:
 
 
 def answered(tree: DraftTree, picks: Sequence[int], committed: Sequence[int]) -> Step:
-    """A decode step that committed these, and in which the target picked `picks` at the probes."""
+    """Return a decode step that committed these, and in which the target picked `picks` at the probes."""
     return Step(committed, NumpyHidden(np.empty((1, 0))), tree, [0], [committed[0], *picks])
 
 
 def levels(tree: DraftTree, columns: int) -> list[list[int]]:
-    """The tokens of the window, level by level."""
+    """Return the tokens of the window, level by level."""
     assert (tree.size - 1) % columns == 0
     return [list(tree.tokens[start : start + columns]) for start in range(1, tree.size, columns)]
 
@@ -317,7 +317,7 @@ def test_its_phrases_are_those_of_a_plain_jacobi_loop_over_the_stock_model(tiny:
 
 
 def lookahead(target: Target, columns: int = 3, phrase: int = 4, *, text: bool = True) -> WithPhrases:
-    """The drafter `lookahead`: a window, and what it wins, with what the conversation holds or without."""
+    """Return the drafter `lookahead`: a window, and what it wins, with what the conversation holds or without."""
     pool = PhrasePool(target.special_tokens, text=text, verification=text)
     return WithPhrases(Lookahead(pool, target.special_tokens, columns, phrase), pool)
 

@@ -90,7 +90,7 @@ def perturbed(drafter: Trainable, seed: int = 0, by: float = 0.1) -> Trainable:
 def proposed(
     drafter: Trainable | Medusa, target: Target, text: Sequence[int], nodes: int = 4, sampling: Sampling = GREEDY
 ) -> DraftTree:
-    """What is drafted behind a text whose last token is the root."""
+    """Return what is drafted behind a text whose last token is the root."""
     hidden = states(target, torch.tensor([text[:-1]]))[0]
     drafter = drafting(drafter, target) if isinstance(drafter, Trainable) else drafter
     drafter.rewind(0)
@@ -444,7 +444,7 @@ def test_confidence_is_judged_by_what_was_committed_at_its_depth(tiny: Make) -> 
 
 @pytest.fixture
 def own(tiny: Make) -> Callable[[str], Target]:
-    """A target of one's own, whose weights may be changed."""
+    """Return a target of one's own, whose weights may be changed."""
     return lambda name: Target.load(tiny(name).path)
 
 

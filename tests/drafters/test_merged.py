@@ -32,7 +32,7 @@ OPTIONS: dict[str, dict[str, object]] = {"s3d": {"kept": "0,2"}, "parallelspec":
 
 
 def part(kind: str, target: Any) -> Drafter:
-    """A drafter as it is before any training."""
+    """Return a drafter as it is before any training."""
     if kind == "layers":
         return Layers(target, KeptLayers((0, 2), (0.5, 0.1)), fixed=True)
     torch.manual_seed(len(kind))
@@ -104,7 +104,7 @@ class Says:
 
 
 def tree(text: str, chances: Sequence[float] | None, source: str) -> DraftTree:
-    """A chain and, behind a comma each, further children of the root."""
+    """Return a chain and, behind a comma each, further children of the root."""
     tokens, parents = [0], [-1]
     for branch in text.split(","):
         parent = 0

@@ -64,7 +64,7 @@ def stock_layer(config: Any, seed: int = 7, spread: float = 0.25) -> nn.ModuleDi
 
 
 def published(model: Path, path: Path, layer: nn.ModuleDict, **config: Any) -> Path:
-    """A model with such a layer among its weights, and other words in its config.json."""
+    """Return a model with such a layer among its weights, and other words in its config.json."""
     shutil.copytree(model, path)
     weights = load_file(path / "model.safetensors")
     weights |= {f"mtp.{name}": one.detach().contiguous() for name, one in layer.state_dict().items()}

@@ -48,7 +48,7 @@ SAMPLING = {"drawn": Sampling(0.9, seed=7), "top-p": Sampling(0.8, top_p=0.95, s
 
 
 def untrained(target: Any, form: str) -> TrainableDrafter:
-    """The same for each call."""
+    """Return the same for each call."""
     torch.manual_seed(0)
     kind, options = FORMS[form]
     return make_drafter(kind, torch_form(target), options)

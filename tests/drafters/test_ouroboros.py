@@ -472,7 +472,7 @@ VERIFIED = [
 
 
 def lengthened(chain: Sequence[int], picks: Sequence[int], *, verification: bool = True) -> PhrasePool:
-    """The pool after a step that verified a draft with a phrase behind it."""
+    """Return the pool after a step that verified a draft with a phrase behind it."""
     pool = PhrasePool(text=False, verification=verification)
     pool.take([chain[-1] if chain else 3, 6, 7, 8])
     drafter = WithPhrases(Chain(chain), pool)

@@ -78,7 +78,7 @@ def masked_config(kind: type = LlamaConfig, **unlike: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small language model with a mask token."""
+    """Return a small language model with a mask token."""
     path = tmp_path_factory.mktemp("model") / "small"
     return write(path, masked_config(tie_word_embeddings=True), byte_tokenizer(), seed=2)
 
@@ -104,12 +104,12 @@ def build(small: Path) -> Build:
 
 
 def hidden_of(target: Target, tokens: Sequence[int]) -> torch.Tensor:
-    """The target's states of a text."""
+    """Return the target's states of a text."""
     return states(target, torch.tensor([list(tokens)]))[0]
 
 
 def one_group(count: int, masks: int, anchor: int) -> Group:
-    """A text of so many tokens, and the group of one anchor."""
+    """Return a text of so many tokens, and the group of one anchor."""
     depths = torch.arange(1, masks + 1)
     real = torch.arange(count)
     return Group(torch.cat([real, torch.full_like(depths, anchor)]), torch.cat([torch.zeros_like(real), depths]))
@@ -416,7 +416,7 @@ def test_a_seed_gives_the_same_ids_with_and_without_it(tiny: Make, build: Build,
 
 @pytest.fixture(scope="module")
 def letters(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    """A vocabulary of six, so that every continuation of three tokens can be counted."""
+    """Return a vocabulary of six, so that every continuation of three tokens can be counted."""
     return six_words(tmp_path_factory.mktemp("model"), read, layers=1)
 
 

@@ -45,7 +45,7 @@ PLACES = [1, 3, -2]  # of four: before layer 1, after the final norm, before lay
 
 
 def pair(path: Path, target: Tiny, bias: bool = False, tokenizer: Any = None, **config: Any) -> Path:
-    """A small model for this target, with a map of random numbers that says much."""
+    """Return a small model for this target, with a map of random numbers that says much."""
     channels = len(config.get("pard2_target_layers", PLACES)) * target.stock.config.hidden_size
     described = LlamaConfig(**{
         "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -80,7 +80,7 @@ def plain_loop(target: Tiny, path: Path, text: Sequence[int], masks: int) -> tor
 
 
 def watched(drafter: Drafter) -> list[tuple[list[int], torch.Tensor]]:
-    """What it drafts from now on: the text, and the logits of the draft."""
+    """Return what it drafts from now on: the text, and the logits of the draft."""
     seen: list[tuple[list[int], torch.Tensor]] = []
     predict = drafter._predict
 

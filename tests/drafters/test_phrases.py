@@ -40,14 +40,14 @@ def observed(tokens: Sequence[int]) -> Step:
 
 
 def phrases(tokens: Sequence[int], special: Sequence[int] = (), inner: Drafter | None = None) -> WithPhrases:
-    """The drafter after a prompt of these tokens."""
+    """Return the drafter after a prompt of these tokens."""
     drafter = WithPhrases(inner or Autoregressive(), PhrasePool(special))
     drafter.observe(observed(tokens))
     return drafter
 
 
 def chains(tree: DraftTree) -> list[list[int]]:
-    """The tokens from below the root to each leaf, in the order of the leaves."""
+    """Return the tokens from below the root to each leaf, in the order of the leaves."""
     leaves = [node for node in range(tree.size) if node not in set(tree.parents)]
     found = []
     for node in leaves:
@@ -60,7 +60,7 @@ def chains(tree: DraftTree) -> list[list[int]]:
 
 
 def verified(tree: DraftTree, path: Sequence[int], best: Sequence[int]) -> Step:
-    """A decode step: the accepted path and the target's picks."""
+    """Return a decode step: the accepted path and the target's picks."""
     committed = [*(tree.tokens[node] for node in path[1:]), best[path[-1]]]
     return Step(committed, NumpyHidden(np.empty((len(path), 0))), tree, path, best)
 
@@ -174,7 +174,7 @@ def test_after_a_rewind_the_pool_drafts_as_one_that_never_saw_the_rest() -> None
 
 
 def won(pool: PhrasePool) -> set[tuple[tuple[int, int], tuple[int, ...]]]:
-    """What verification has left in the pool, by handing it over."""
+    """Return what verification has left in the pool, by handing it over."""
     found = pool.harvest(len(pool.tokens)).refused
     return {(unpack_key(key), unpack_tokens(after)) for key, _, after in found}
 
@@ -325,7 +325,7 @@ class Shelf:
 
 
 def reading(shelf: Shelf) -> WithPhrases:
-    """The drafter behind the text 1 2, with a store."""
+    """Return the drafter behind the text 1 2, with a store."""
     drafter = WithPhrases(Autoregressive(), PhrasePool((), shelf))
     drafter.observe(observed([1, 2]))
     return drafter

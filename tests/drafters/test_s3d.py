@@ -42,7 +42,7 @@ GREEDY = Sampling()
 
 
 def made(target: Target, spread: float = 0.0, seed: int = 0, **options: object) -> training.Trainable:
-    """A drafter with random weights; with a spread of 0 it is untrained."""
+    """Return a drafter with random weights; with a spread of 0 it is untrained."""
     torch.manual_seed(seed)
     options = {**BOTH_ENDS, **options} if "skip" not in options else options
     drafter = make_drafter("s3d", torch_form(target), options)
@@ -66,7 +66,7 @@ def drafted_logits(drafter: training.Trainable | s3d.Drafter, text: Sequence[int
 
 
 def own(model: Tiny, **options: object) -> Target:
-    """A target that a test may change."""
+    """Return a target that a test may change."""
     return Target.load(model.path, **options)
 
 

@@ -65,7 +65,7 @@ NODES = 8
 
 
 def semi(target: Target, seed: int = 0, **options: object) -> Trainable:
-    """An untrained one, the same for a seed."""
+    """Return an untrained one, the same for a seed."""
     torch.manual_seed(seed)
     made = make_drafter("semi", torch_form(target), options)
     assert isinstance(made, Trainable)
@@ -190,7 +190,7 @@ def scored(drafter: Trainable, state: torch.Tensor, recent: Sequence[int]) -> to
 
 
 def opened(drafter: Drafter, target: Target, length: int = 12, sampling: Sampling | None = None) -> Session:
-    """A session in which one token was said: the next draft is the first."""
+    """Return a session in which one token was said: the next draft is the first."""
     session = session_of(target, drafter, Budget(NODES))
     reply(session, prompt_ids(length, seed=3), 1, sampling)
     return session
@@ -480,7 +480,7 @@ def test_drawn_trees_have_one_shape_and_say_what_each_node_was_drawn_from(tiny: 
 
 @pytest.fixture
 def own(tiny: Make) -> Tiny:
-    """A target that may be changed."""
+    """Return a target that may be changed."""
     model = tiny(LLAMA)
     return Tiny(model.path, model.stock, Target.load(model.path))
 

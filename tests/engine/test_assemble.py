@@ -44,7 +44,7 @@ CHOSEN = Hyperparameters(3, 2, 4, 2)
 
 
 def asked(drafter: str, **settings: object) -> Choice:
-    """A choice of this drafter; its small model is put in by hand."""
+    """Return a choice of this drafter; its small model is put in by hand."""
     kind, _, _ = drafter.partition("+")
     plain = choose(unfetched(LITTLE), Settings(drafter="phrases", **settings), machine())
     return replace(plain, drafter=drafter, parts=plain.parts or (Settings().ouroboros if kind == "ouroboros" else ()))

@@ -144,7 +144,7 @@ WARM = PROMPTS[1], Sampling(0.8, top_p=0.95, seed=1)
 
 @pytest.fixture(scope="module")
 def warm_text(demo: Tiny) -> list[int]:
-    """What plain decoding answers to WARM."""
+    """Return what plain decoding answers to WARM."""
     return answer(demo.target, Autoregressive(), *WARM)[0]
 
 

@@ -39,7 +39,7 @@ def engine() -> Engine:
 
 @pytest.fixture
 def no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An installation without the compiled library."""
+    """Yield an installation without the compiled library."""
     monkeypatch.setattr(compiled, "FILE", tmp_path / "localspec_native.so")
     compiled.library.cache_clear()
     yield

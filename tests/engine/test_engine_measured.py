@@ -40,7 +40,7 @@ COSTS = ForwardCosts((1, 2, 64), (256,), ((1.0, 1.1, 5.0),))
 
 @pytest.fixture
 def measured(monkeypatch) -> list[str]:
-    """What was measured, in order; both measurements are made up, and no other program runs.
+    """Return what was measured, in order; both measurements are made up, and no other program runs.
 
     So is the processor, whose speed the choice before any measurement goes by.
     """
@@ -71,7 +71,7 @@ def no_small_model(monkeypatch) -> None:
 
 
 def measured_engine(choice: Choice, **more: Any) -> Engine:
-    """An engine of which all is measured that can be."""
+    """Return an engine of which all is measured that can be."""
     return Engine(choice, measured=True, **more)
 
 

@@ -57,7 +57,7 @@ class Process:
         of_torch.trouble.cache_clear()
 
     def loads(self) -> str | None:
-        """Starts and loads a model; returns why its layers do without our kernels."""
+        """Start and load a model; return why its layers do without our kernels."""
         self.starts()
         settle_kernels(DEVICE, self.cache)
         return of_torch.trouble(CARD)

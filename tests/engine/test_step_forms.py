@@ -76,7 +76,7 @@ def test_why_steps_are_not_recorded_is_said_each_time(gpu: GPU) -> None:
 
 
 def kept_while_it_was_tried(gpu: GPU) -> Any:
-    """What stands in the store while the check runs."""
+    """Return what stands in the store while the check runs."""
     assert gpu.store is not None
     seen: list[Any] = []
     gpu.finds = lambda: seen.append(gpu.store.measurements.recall(STEP_FORM.name, KEPT)) or ("captured", None)  # type: ignore[union-attr,func-returns-value]

@@ -53,7 +53,7 @@ NGRAM = {"vllm": '"method": "ngram"', "sglang": "--speculative-algorithm NGRAM"}
 
 
 def small_model(path: Path, vocabulary: int = 320, **unlike: Any) -> Path:
-    """A small language model with a mask token."""
+    """Return a small language model with a mask token."""
     config = LlamaConfig(**{
         "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 2,
         "num_key_value_heads": 1, "vocab_size": vocabulary, "max_position_embeddings": 512, "bos_token_id": None,
@@ -93,7 +93,7 @@ def config_of(directory: Path) -> dict[str, Any]:
 
 
 def speculative_config(done: Exported) -> dict[str, Any]:
-    """What the command hands to vLLM."""
+    """Return what the command hands to vLLM."""
     found: dict[str, Any] = json.loads(done.command[done.command.index("--speculative-config") + 1])
     return found
 
@@ -282,7 +282,7 @@ def test_an_eagle3_head_is_ours_by_the_published_names(tiny: Make, tmp_path: Pat
 
 
 def hidden_reply(model: Tiny, drafter: Any, prompt: list[int]) -> list[tuple[int, ...]]:
-    """What it drafts along a reply."""
+    """Return what it drafts along a reply."""
     seen, draft = list[tuple[int, ...]](), drafter.draft
     drafter.draft = lambda context: (found := draft(context), seen.append(tuple(found.tokens)))[0]
     list(Session(model.target, drafter, Budget(6)).generate(prompt, Sampling(), Limits(max_tokens=6)))

@@ -19,7 +19,7 @@ from localspec.nn.target import Target
 
 @pytest.fixture(scope="session")
 def device() -> str:
-    """The first GPU, where there is one; or what the run book says."""
+    """Return the first GPU, where there is one; or what the run book says."""
     return os.environ.get("LOCALSPEC_TEST_DEVICE") or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -82,5 +82,5 @@ def found_of(demo: Callable[..., Target], device: str) -> Callable[[str, bool], 
 
 @pytest.fixture(scope="session")
 def stock(device: str) -> Stock:
-    """The demo model as transformers reads it, in fp32."""
+    """Return the demo model as transformers reads it, in fp32."""
     return stock_of(DEMO, device)

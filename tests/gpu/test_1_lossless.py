@@ -48,7 +48,7 @@ def test_no_kind_is_left_out() -> None:
 def spoken(
     target: Target, kind: str, question: str, sampling: Sampling = GREEDY, count: int = LONG
 ) -> tuple[list[int], Any]:
-    """The ids of a reply that is drafted so, and its figures."""
+    """Return the ids of a reply that is drafted so, and its figures."""
     plain = kind == "none"
     session = Session(target, Autoregressive() if plain else MAKERS[kind](target), Budget(0 if plain else NODES))
     return reply(session, prompt_of(target, question), count, sampling)
@@ -56,7 +56,7 @@ def spoken(
 
 @cache
 def stock_text(stock: Stock, target: Target, question: str, sampling: Sampling) -> list[int]:
-    """What the plain loop says, for all kinds."""
+    """Return what the plain loop says, for all kinds."""
     return stock.reply(prompt_of(target, question), LONG, target.stop_tokens, sampling)
 
 

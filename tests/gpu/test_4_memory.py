@@ -33,7 +33,7 @@ STORY = "Tell me a long story of a king and a heron. "
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory, device: str) -> Path:
-    """A model whose weights and caches are large beside what any program holds."""
+    """Return a model whose weights and caches are large beside what any program holds."""
     out = tmp_path_factory.mktemp("wide") / "demo"
     widen(out, FACTOR if device == "cuda" else 1)
     return out

@@ -15,7 +15,7 @@ Decode = Callable[[Sequence[int]], str]
 
 
 def pieces_decoder(pieces: Sequence[bytes]) -> Decode:
-    """A byte-level vocabulary of these pieces: a token is the index of one."""
+    """Return a byte-level vocabulary of these pieces: a token is the index of one."""
     return lambda tokens: b"".join(pieces[token] for token in tokens).decode("utf-8", "replace")
 
 
@@ -133,7 +133,7 @@ def test_what_is_decoded_for_one_token_does_not_grow_with_the_text() -> None:
 
 
 def run(pieces: Sequence[bytes], stops: Sequence[str]) -> tuple[list[tuple[str, int]], Transcript, bool]:
-    """What is released after each token, the last time with all that is held."""
+    """Return what is released after each token, the last time with all that is held."""
     transcript, released, stopped = Transcript(pieces_decoder(pieces), stops), [], False
     for token in range(len(pieces)):
         stopped = transcript.add(token)

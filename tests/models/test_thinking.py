@@ -16,7 +16,7 @@ SHORT = Marks("<t>", "</t>", ("<r>", "</r>"))
 
 
 def parted(pieces: Sequence[str], marks: Marks | None = THINK, begun: bool = False) -> tuple[str, str]:
-    """What is given out piece by piece, and never taken back."""
+    """Return what is given out piece by piece, and never taken back."""
     parting, given, found = Parting(marks, begun), 0, ["", ""]
 
     def take() -> None:
@@ -36,7 +36,7 @@ def parted(pieces: Sequence[str], marks: Marks | None = THINK, begun: bool = Fal
 
 
 def reference(text: str, marks: Marks, begun: bool) -> tuple[str, str]:
-    """The same, looking at the whole."""
+    """Return the same, looking at the whole."""
     opening, closing = re.escape(marks.opening), re.escape(marks.closing)
     start = rf"\s*(?:{opening}\s*)?" if begun else rf"\s{{0,16}}{opening}\s*"
     found = re.match(rf"(?s){start}(?P<thought>.*?)(?:\s*{closing}\s*(?P<answer>.*))?$(?![\s\S])", text)
@@ -136,7 +136,7 @@ PIECES = ["<think>", "\n", "so", " st", "op", "</think>", "\n\n", "Yes", " st", 
 
 
 def transcript(pieces: Sequence[str], stops: Sequence[str] = ()) -> tuple[list[tuple[str, int, str, int]], Transcript]:
-    """What each token releases; the pieces in angle brackets are special tokens."""
+    """Return what each token releases; the pieces in angle brackets are special tokens."""
     special = {at: piece for at, piece in enumerate(pieces) if piece in THINK}
     thinking = Thinking(
         THINK,

@@ -23,7 +23,7 @@ ISAS = ("c", "neon", "avx2", "avx_vnni", "avx512_vnni")
 
 
 def isas() -> list[int]:
-    """What this machine has, the plain one first."""
+    """Return what this machine has, the plain one first."""
     return [isa for isa in range(len(ISAS)) if library().ls_isa_supported(isa)]
 
 

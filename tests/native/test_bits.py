@@ -29,7 +29,7 @@ DIGESTS = {
 
 
 def invented(name: str) -> SimpleNamespace:
-    """A model whose weights are multiples of 2^-14, so that no rounding of a library is in them."""
+    """Return a model whose weights are multiples of 2^-14, so that no rounding of a library is in them."""
     config = {**CONFIGS, **RECURRENT}[name]()
     sizes, rng = TransformerConfig.of(ModelConfig.of(config.to_dict())), np.random.default_rng(7)
     state = {}

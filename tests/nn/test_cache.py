@@ -29,7 +29,7 @@ def write(kept: KVCache, numbers: list[int]) -> None:
 
 
 def assert_holds(kept: KVCache, numbers: list[int]) -> None:
-    """Looks as attention does: at what comes back when one more row is written."""
+    """Look as attention does: at what comes back when one more row is written."""
     assert kept.length == len(numbers)
     kept.reserve(kept.length + 1)
     for layer in range(LAYERS):

@@ -134,7 +134,7 @@ def doctored(target: Target, change: Callable[[TensorOutput, torch.Tensor], torc
 
 @pytest.fixture
 def attending(monkeypatch: pytest.MonkeyPatch) -> Callable[[Target, Attention], Target]:
-    """The target with other attention in its last layer, where no other row sees what comes of it."""
+    """Return the target with other attention in its last layer, where no other row sees what comes of it."""
 
     def change(target: Target, attend: Attention) -> Target:
         monkeypatch.setattr(target.transformer.layers[-1], "attention", attend)

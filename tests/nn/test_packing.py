@@ -49,7 +49,7 @@ precisions = each("precision", [torch.float32, torch.bfloat16])
 
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Target]:
-    """Loads a model on this CPU with linear layers of a class that is another device's."""
+    """Load a model on this CPU with linear layers of a class that is another device's."""
 
     def made(path: Path, kind: LayerClass, head: LayerClass | None = None, **named: object) -> Target:
         monkeypatch.setitem(packing._CLASSES, ("int8", "cpu"), kind)

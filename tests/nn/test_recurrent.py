@@ -42,12 +42,12 @@ BIASES, SHARED = "qwen3_5-many-heads-biases-tied-half-rotated", "qwen3_5-grouped
 
 
 def apart(ours: torch.Tensor, stock: torch.Tensor) -> float:
-    """The largest difference, in parts of the largest number of the stock model."""
+    """Return the largest difference, in parts of the largest number of the stock model."""
     return float((ours - stock).abs().max() / stock.abs().max())
 
 
 def read(target: Target, cache: StateCache, tokens: Sequence[int], keep: int | None = None) -> torch.Tensor:
-    """Reads a chain and keeps its first rows, all of them by default; their logits."""
+    """Read a chain and keep its first rows, all of them by default; their logits."""
     cache.reserve(cache.length + len(tokens) + target.row_multiple)
     logits = target.forward(DraftTree.chain(tokens), cache).logits.rows.clone()  # a recording is played over them
     cache.keep(range(len(tokens) if keep is None else keep))
@@ -55,13 +55,13 @@ def read(target: Target, cache: StateCache, tokens: Sequence[int], keep: int | N
 
 
 def states_of(target: Target, cache: StateCache) -> list[State]:
-    """The state of each recurrent layer after what is committed; reading from there leaves it as it is."""
+    """Return the state of each recurrent layer after what is committed; reading from there leaves it as it is."""
     layers = {layer: target.transformer.layers[layer].delta for layer in cache._states}
     return [cache._states[layer].at(cache.length, delta.advance) for layer, delta in layers.items()]
 
 
 def plain_states(target: Target, tokens: Sequence[int]) -> list[State]:
-    """The same where each token was read by itself."""
+    """Return the same where each token was read by itself."""
     cache = target.cache(len(tokens))
     for token in tokens:
         read(target, cache, [token])
@@ -69,7 +69,7 @@ def plain_states(target: Target, tokens: Sequence[int]) -> list[State]:
 
 
 def in_form(model: Tiny, form: StepForm) -> Tiny:
-    """The same model with a target that computes steps in this form."""
+    """Return the same model with a target that computes steps in this form."""
     if form == "eager":
         return model
     target = Target.load(model.path)

@@ -33,7 +33,7 @@ def loaded(tiny: Make, name: str, form: StepForm = "eager", exact: bool = False)
 
 
 def filled(target: Target, length: int, slots: int | None = None) -> KVCache:
-    """A cache with random numbers everywhere, of which so many count as committed."""
+    """Return a cache with random numbers everywhere, of which so many count as committed."""
     cache = target.cache(slots or length + 80)
     cache.fill(torch.Generator().manual_seed(length))
     cache.assume(length)

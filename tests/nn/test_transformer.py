@@ -53,7 +53,7 @@ def causal(rows: int) -> torch.Tensor:
 
 
 def apart(ours: torch.Tensor, stock: torch.Tensor) -> float:
-    """The largest difference, in parts of the largest number of the stock model."""
+    """Return the largest difference, in parts of the largest number of the stock model."""
     return float((ours - stock).abs().max() / stock.abs().max())
 
 
@@ -385,7 +385,7 @@ def test_a_context_the_model_was_not_made_for_is_refused_with_the_longest_it_was
 
 
 def altered(model: Tiny, path: Path, **values: object) -> Path:
-    """The model's directory with other values in config.json; None removes a key."""
+    """Return the model's directory with other values in config.json; None removes a key."""
     path.mkdir(exist_ok=True)
     for file in model.path.iterdir():
         if file.name != "config.json":

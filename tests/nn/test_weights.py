@@ -163,7 +163,7 @@ for case in json.loads(sys.argv[2]):
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A model of 30 million parameters, of which 8 are its head, in both formats."""
+    """Return a model of 30 million parameters, of which 8 are its head, in both formats."""
     from tiny_models import byte_tokenizer
     from transformers import LlamaConfig
 

@@ -80,7 +80,7 @@ class Chromium:
         return found["result"]
 
     def until(self, condition: Callable[[], object], told: Callable[[], str] = lambda: "it never came to pass") -> None:
-        """Takes what comes until that holds."""
+        """Take what comes until that holds."""
         end = time.monotonic() + PATIENCE
         while not condition():
             assert time.monotonic() < end, told()
@@ -149,11 +149,11 @@ class Tab:
         return " ".join(" ".join(self._screen.display).split())
 
     def shows(self, *words: str) -> None:
-        """Waits until all of them are on the screen."""
+        """Wait until all of them are on the screen."""
         self._browser.until(lambda: all(word in self.text for word in words), lambda: f"no {words} in {self.text}")
 
     def page(self, expression: str) -> Any:
-        """What this is in the page."""
+        """Return what this is in the page."""
         return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
 
     def type(self, text: str) -> None:

@@ -95,7 +95,7 @@ class Server:
 
 
 def start(home: Path, *arguments: str, program: Sequence[str] = ("-m", "localspec"), **variables: str) -> Server:
-    """A server on a free port; LOCALSPEC_SERVE_KEY is KEY unless `variables` say otherwise."""
+    """Return a server on a free port; LOCALSPEC_SERVE_KEY is KEY unless `variables` say otherwise."""
     own = {"LOCALSPEC_SERVE_KEY": KEY, **variables}
     process = subprocess.Popen(
         [sys.executable, *program, "serve", "-m", "demo", "--port", "0", *arguments],

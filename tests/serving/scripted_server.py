@@ -15,7 +15,7 @@ MODELS = {"object": "list", "data": [{"id": "there", "owned_by": "somebody"}]}
 
 
 def answer(body: bytes | Any, status: str = "200 OK", kind: str = "application/json", **headers: str) -> list[Step]:
-    """An answer all at once."""
+    """Return an answer all at once."""
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     more = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
     head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(content)}\r\n{more}\r\n"
@@ -29,7 +29,7 @@ def stream(*steps: Step | Any) -> list[Step]:
 
 
 def said(text: str, **more: Any) -> dict[str, Any]:
-    """A piece of a reply."""
+    """Return a piece of a reply."""
     return {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}], **more}
 
 
@@ -103,7 +103,7 @@ class Scripted:
 
 
 def _opened(gate: threading.Event, connection: socket.socket) -> bool:
-    """Waits for a gate; False where the client leaves before."""
+    """Wait for a gate; False where the client leaves before."""
     connection.settimeout(0.02)
     for _ in range(int(PATIENCE / 0.02)):
         if gate.is_set():

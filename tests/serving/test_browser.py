@@ -60,14 +60,14 @@ class Shown:
             connection.close()
 
     def enter(self) -> "Entered":
-        """What a browser has when it has opened the link."""
+        """Return what a browser has when it has opened the link."""
         answer = self.get(self.link.removeprefix(f"http://{self.host}"))
         assert answer.status == 303
         self.next_link()
         return Entered(answer.headers["Location"], answer.headers["Set-Cookie"].split(";")[0])
 
     def chats(self) -> list[psutil.Process]:
-        """The processes of its tabs."""
+        """Return the processes of its tabs."""
         below = psutil.Process(self.server.process.pid).children(recursive=True)
         found = []
         for one in below:
@@ -137,7 +137,7 @@ class WebSocket:
         self.shows("tok/s")
 
     def end(self) -> None:
-        """Waits until the server closes it."""
+        """Wait until the server closes it."""
         while not self.closed:
             self.take()
         self.leave()

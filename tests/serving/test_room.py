@@ -28,7 +28,7 @@ class Models:
 
 
 def ended(models: Models, requests: int) -> tuple[EngineRoom, list[object]]:
-    """The room after so many requests that were there before it began, and what was delivered to each."""
+    """Return the room after so many requests that were there before it began, and what was delivered to each."""
     over, delivered = threading.Event(), [Queue() for _ in range(requests)]
     found = EngineRoom(Settings(), lambda _: models, end=over.set)
     for number, box in enumerate(delivered):

@@ -24,7 +24,7 @@ SOON = (
 
 @pytest.fixture
 def endless(tmp_path: Path) -> Any:
-    """A server whose replies end where their limit is."""
+    """Yield a server whose replies end where their limit is."""
     path = scripted_model(tmp_path / "model", [b"a", b"b"], again=0, context=100_000).path
     one = start(tmp_path, "-m", str(path), program=("-c", SOON))
     yield one
@@ -32,7 +32,7 @@ def endless(tmp_path: Path) -> Any:
 
 
 def streaming(server: Server, said: Any, **more: Any) -> socket.socket:
-    """A request for a stream, of which nothing is read yet."""
+    """Return a request for a stream, of which nothing is read yet."""
     asked = {"messages": [{"role": "user", "content": said}], "stream": True, "temperature": 0, **more}
     body = json.dumps(asked).encode()
     connection = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE)

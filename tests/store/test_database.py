@@ -52,7 +52,7 @@ def opened(
     probes: Sequence[str] = PROBES,
     refill: Callable[[sqlite3.Connection], None] = lambda connection: None,
 ) -> contextlib.closing[Database]:
-    """The database with its one table; `later` are migrations after it."""
+    """Return the database with its one table; `later` are migrations after it."""
     return contextlib.closing(Database.open(path, notices.append, Schema([make_lines, *later], probes, refill)))
 
 

@@ -47,7 +47,7 @@ def said(
     conversation: int | None = None,
     instead: int | None = None,
 ) -> tuple[int, int]:
-    """A turn as a chat makes it: its conversation and its own id."""
+    """Return a turn as a chat makes it: its conversation and its own id."""
     number, turn = history.say(conversation, prompt, model="demo", system=None, instead=instead)
     if reply or reason != "stop":
         history.write(turn, reply[: len(reply) // 2])
@@ -762,7 +762,7 @@ def test_a_part_that_is_missing_is_found_at_opening(tmp_path: Path, whole: bytes
 
 
 def damage_tables(path: Path) -> bytes:
-    """Takes from every leaf of the tables with text what tells that it is one; returns the bytes of the file."""
+    """Take from every leaf of the tables with text what tells that it is one; return the bytes of the file."""
     with contextlib.closing(sqlite3.connect(path)) as connection:
         size = connection.execute("PRAGMA page_size").fetchone()[0]
         deletion = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'deletion'").fetchone()[0]

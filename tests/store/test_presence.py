@@ -26,7 +26,7 @@ sys.stdin.read()
 
 @contextmanager
 def window(database: Path, *conversations: int) -> Iterator[list[str]]:
-    """A process that has opened these, one after the other; what it was told of each. It is killed at the end."""
+    """Yield a process that has opened these, one after the other; what it was told of each. It is killed at the end."""
     command = [sys.executable, "-c", WINDOW, str(database), *map(str, conversations)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -41,7 +41,7 @@ def phrase(n: int, key: int | None = None) -> tuple[int, bytes, bytes]:
 
 
 def afters(store: Store, pool: int, key: int) -> list[int]:
-    """The first token after the key, most recently used first: which of `phrase(n, key)` are there."""
+    """Return the first token after the key, most recently used first: which of `phrase(n, key)` are there."""
     return [unpack_tokens(found.after)[0] for found in store.phrases.look_up(pool, [key])]
 
 

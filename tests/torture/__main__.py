@@ -45,7 +45,7 @@ def disk(stage: Stage, name: str, chance: random.Random) -> Iterator[str]:
 
 
 def signals(stage: Stage, name: str, chance: random.Random) -> Iterator[str]:
-    """A signal comes at any moment of the time that the command takes."""
+    """Yield a signal comes at any moment of the time that the command takes."""
     clean = stage.clean(name)
     sent = Signal(chance.choice([signal.SIGINT, signal.SIGTERM, signal.SIGKILL]), chance.random() * clean.seconds * 1.1)
     ended = stage.ended(name, sent=sent)

@@ -132,7 +132,7 @@ def faults_library(directory: Path) -> Path:
 
 @contextmanager
 def open_cage(preload: Path | None = None, *modules: str) -> Iterator[Cage]:
-    """A cage; with `preload`, of `faults_library`, its disk can fail. `modules` are imported beforehand, too."""
+    """Yield a cage; with `preload`, of `faults_library`, its disk can fail. `modules` are imported beforehand, too."""
     with tempfile.TemporaryDirectory() as scratch:
         own = {
             **os.environ,

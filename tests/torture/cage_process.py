@@ -83,7 +83,7 @@ def kept_waiting(process: int) -> float:
 
 
 def cued(cue: str, ended: int) -> bool:
-    """Waits for the file, if there is to be one; False where the child has ended, or the wait, before it came."""
+    """Wait for the file, if there is to be one; False where the child has ended, or the wait, before it came."""
     gives_up = time.monotonic() + PATIENCE
     while cue and not os.path.exists(cue):
         if select.select([ended], [], [], 0.01)[0] or time.monotonic() > gives_up:
@@ -92,7 +92,7 @@ def cued(cue: str, ended: int) -> bool:
 
 
 def watched(child: int, order: dict[str, Any]) -> dict[str, Any]:
-    """Sends the signal that is asked for, when it is asked for, and ends a child that takes too long."""
+    """Send the signal that is asked for, when it is asked for, and ends a child that takes too long."""
     began, ended = time.monotonic(), os.pidfd_open(child)
     try:
         if order.get("signal") and not select.select([ended], [], [], order["after"])[0] and cued(order["cue"], ended):

@@ -16,7 +16,7 @@ DEEP = "[" * 100_000
 
 
 def parts(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The path of every value inside, the first few of a long list."""
+    """Yield the path of every value inside, the first few of a long list."""
     yield path
     inside = value.items() if isinstance(value, dict) else enumerate(value[:4]) if isinstance(value, list) else ()
     for key, item in inside:
@@ -24,7 +24,7 @@ def parts(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def changed(value: Any, path: tuple[Any, ...], new: Any, how: str) -> Any:
-    """A copy where what stands at that path is replaced, taken away, or put there twice."""
+    """Return a copy where what stands at that path is replaced, taken away, or put there twice."""
     if not path:
         return new
     value = copy.deepcopy(value)
@@ -90,5 +90,5 @@ def damaged_text(sound: str) -> st.SearchStrategy[bytes]:
 
 
 def either(sound: bytes) -> st.SearchStrategy[bytes]:
-    """A JSON file, as JSON or as bytes."""
+    """Return a JSON file, as JSON or as bytes."""
     return damaged_json(json.loads(sound)) | damaged_bytes(sound)

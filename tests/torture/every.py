@@ -28,7 +28,7 @@ def each_change(stage: "Stage", name: str, kind: str, stays: bool) -> Iterator[t
 
 
 def each_change_of(stage: "Stage", names: Sequence[str]) -> int:
-    """Prints what is wrong, and how often which call failed; returns how much was found."""
+    """Print what is wrong, and how often which call failed; return how much was found."""
     total = 0
     for (kind, stays), name in product(WAYS, names):
         calls, found, began = Counter[str](), 0, time.monotonic()

@@ -60,7 +60,7 @@ class Soil:
 
 
 def _with(soil: Soil, home: Path, name: str, content: bytes) -> Path:
-    """The model with one other file; the rest are links."""
+    """Return the model with one other file; the rest are links."""
     path = home / "model"
     path.mkdir()
     for file in soil.ground.model.iterdir():
@@ -104,7 +104,7 @@ def _gguf(soil: Soil, home: Path, content: bytes) -> list[list[str]]:
 
 
 def _about(soil: Soil) -> bytes:
-    """What the hub says of the model."""
+    """Return what the hub says of the model."""
     with urlopen(f"{soil.ground.hub.endpoint}/api/models/org/name/revision/main?blobs=true") as answer:
         return bytes(answer.read())
 
@@ -120,7 +120,7 @@ def _header(content: bytes) -> bytes:
 
 
 def _headers(soil: Soil) -> st.SearchStrategy[bytes]:
-    """The header of a safetensors file as JSON that means something else, or bytes of it."""
+    """Return the header of a safetensors file as JSON that means something else, or bytes of it."""
     sound = soil.read("model.safetensors")
     (length,) = struct.unpack("<Q", sound[:8])
     header = json.loads(sound[8 : 8 + length])
@@ -230,7 +230,7 @@ def judged(words: list[str], ended: Ended, allowed: frozenset[int]) -> Iterator[
 
 
 def tried(stage: Stage, soil: Soil, name: str, examples: int, number: int) -> None:
-    """Tries so many damaged ones. Raises AssertionError with the smallest that does harm; `number` is the seed."""
+    """Try so many damaged ones. Raises AssertionError with the smallest that does harm; `number` is the seed."""
     form = FORMATS[name]
 
     @settings(

@@ -87,7 +87,7 @@ class Look:
         return self.cage.run(self.home, *words, typed=typed, **self.ground.variables(self.home))
 
     def json(self, *words: str) -> Any:
-        """What a command says that must not fail."""
+        """Return what a command says that must not fail."""
         ended = self.run(*words, "--json")
         assert ended.code == 0, f"{' '.join(words)} ends with {ended.code} afterwards: {ended.errors.strip()}"
         return json.loads(ended.out)
@@ -109,19 +109,19 @@ def _say(ground: Ground, *more: str) -> list[str]:
 
 
 def _was_kept(look: Look, ended: Ended) -> Iterator[str]:
-    """A run that says nothing else has kept its turn."""
+    """Yield a run that says nothing else has kept its turn."""
     if ended.code == 0 and not re.search(NOT_KEPT, ended.errors) and "A new one." not in look.prompts():
         yield "it ended well and without a word, and what was said is not kept"
 
 
 def finished(ended: Ended) -> list[str]:
-    """What `chat` was asked and has told the figures of, until a Ctrl+C that may have taken a prompt with it."""
+    """Return what `chat` was asked and has told the figures of, until a Ctrl+C that may have taken a prompt with it."""
     told = takewhile(lambda found: not found[1], FIGURES.findall(ended.errors))
     return [prompt for prompt, (pace, _) in zip(TYPED, told, strict=False) if pace]
 
 
 def _were_kept(look: Look, ended: Ended) -> Iterator[str]:
-    """What a chat has finished is kept, unless it says otherwise."""
+    """Yield what a chat has finished is kept, unless it says otherwise."""
     if not re.search(NOT_KEPT, ended.errors):
         yield from (f"the reply to {prompt!r} is lost" for prompt in Counter(finished(ended)) - look.answered())
 
@@ -135,7 +135,7 @@ def _is_gone(look: Look, ended: Ended) -> Iterator[str]:
 
 
 def _is_whole(model: str) -> Callable[[Look, Ended], Iterator[str]]:
-    """A command that ends well brought the model, and what is listed has the digests it came with."""
+    """Yield a command that ends well brought the model, and what is listed has the digests it came with."""
 
     def complaints(look: Look, ended: Ended) -> Iterator[str]:
         names = [row["name"] for row in look.json("list")]
@@ -214,7 +214,7 @@ class Stage:
         return Look(self.cage, self.ground, home)
 
     def found(self, name: str) -> Path:
-        """The home as the command finds it."""
+        """Return the home as the command finds it."""
         home = self._directory / name.replace(" ", "")
         if not home.exists():
             home.mkdir()
@@ -255,7 +255,7 @@ class Stage:
         return names(self.home) - self._names[name]
 
     def complaints(self, name: str, ended: Ended, sent: signal.Signals | None = None) -> list[str]:
-        """What is wrong with how the command ended in `copied`, and with what it left."""
+        """Return what is wrong with how the command ended in `copied`, and with what it left."""
         look, scenario, found = self.look(self.home), SCENARIOS[name], [*wrong_end(ended, sent)]
         try:
             said = look.prompts()
@@ -276,7 +276,7 @@ class Stage:
 
 
 def wrong_end(ended: Ended, sent: signal.Signals | None, too: frozenset[int] = frozenset()) -> Iterator[str]:
-    """What a command may never do, whatever happens to it."""
+    """Yield what a command may never do, whatever happens to it."""
     if ended.hung:
         yield f"it hung for {ended.seconds:.0f} s"
     elif ended.code not in DOCUMENTED | too and not (sent and ended.code == -sent):

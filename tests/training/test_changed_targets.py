@@ -55,7 +55,7 @@ def packed(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], 
 
 
 def densely(target: Target) -> Target:
-    """The same numbers as weights of dense layers."""
+    """Return the same numbers as weights of dense layers."""
     ours = target.transformer
     weights = {name: one.detach() for name, one in ours.named_parameters()}
     for name, layer in ours.named_modules():
@@ -90,7 +90,7 @@ def stir(what: torch.nn.Module, by: float = 0.1) -> None:
 
 
 def learn(drafter: TrainableDrafter, of: Batch, steps: int, rate: float) -> list[float]:
-    """The curve of the loss."""
+    """Return the curve of the loss."""
     groups = [{"params": group["params"], "lr": rate * group["lr_scale"]} for group in drafter.parameter_groups()]
     optimizer, curve = torch.optim.Adam(groups), []
     for step in range(steps):

@@ -37,7 +37,7 @@ NAMES = {
 
 
 def tensors_of(weights: Trainable, prefix: str) -> Tensors:
-    """The same weights by the names of the published code."""
+    """Return the same weights by the names of the published code."""
     own, found = weights.tensors(), {}
     for name, tensor in own.items():
         if name in NAMES:

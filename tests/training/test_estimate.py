@@ -175,7 +175,7 @@ LARGE = {
 
 @cache
 def without_weights(name: str, packed: bool) -> Target:
-    """A large model on torch's meta device."""
+    """Return a large model on torch's meta device."""
     config = ModelConfig.of(LARGE[name][0].to_dict())
     sizes = TransformerConfig.of(config)
     assert sizes.num_layers >= 28

@@ -24,7 +24,7 @@ def test_plain_text_is_cut_between_paragraphs_and_nothing_is_lost(tmp_path):
 
 
 def plainly_cut(text: str) -> list[str]:
-    """What `read` does with plain text, in quadratic time."""
+    """Return what `read` does with plain text, in quadratic time."""
     found, waiting = [], []
     for paragraph in text.split("\n\n"):
         while len(paragraph) > PIECE:

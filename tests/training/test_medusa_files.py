@@ -57,7 +57,7 @@ def private(names: str, heads: int = HEADS) -> Tensors:
 
 
 def vllm(tensors: Tensors) -> Tensors:
-    """The same blocks by the other names."""
+    """Return the same blocks by the other names."""
     renamed = {}
     for name, tensor in tensors.items():
         head, block, _, kind = name.split(".")

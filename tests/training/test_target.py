@@ -81,7 +81,7 @@ def reference(native: NativeTarget) -> Target:
 
 
 def with_plain_cache(native: NativeTarget) -> NativeModel:
-    """The library's model, whose cache does not round keys and values."""
+    """Return the library's model, whose cache does not round keys and values."""
     model = native.model
     return NativeModel(model.sizes, model.rope, model.weights, model.threads, "fp32")
 
@@ -93,7 +93,7 @@ def row_errors(ours: np.ndarray, theirs: torch.Tensor) -> np.ndarray:
 
 
 def assert_the_same_but_for_roundings(errors: np.ndarray, share: float = 0.75) -> None:
-    """Sums in another order differ by millionths, and now and then that decides how an activation is rounded.
+    """Sum in another order differ by millionths, and now and then that decides how an activation is rounded.
 
     A row in which it never did agrees to millionths. Any real error is in every row.
     """

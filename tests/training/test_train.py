@@ -42,7 +42,7 @@ def target(tmp_path_factory) -> Target:
 
 @pytest.fixture(scope="module")
 def corpus(target) -> Corpus:
-    """The letters in turn, from any of them on: the next token is a function of the last one."""
+    """Return the letters in turn, from any of them on: the next token is a function of the last one."""
     letters = "abcdefghijklmnop"
     examples = [Example(f"{letters[n % 16 :]}{letters * 3}{letters[: n // 16]}") for n in range(120)]
     return Corpus(target, examples, 64, 256, seed=1)

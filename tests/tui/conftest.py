@@ -76,7 +76,7 @@ def models(monkeypatch) -> Callable[..., None]:
 
 
 async def settled(min_sleep: float = 0, max_sleep: float = PATIENCE) -> None:
-    """Ends when the application has nothing left to do, and not, as Textual's own, when it gets no processor time."""
+    """End when the application has nothing left to do, and not, as Textual's own, when it gets no processor time."""
     loop: Any = asyncio.get_running_loop()
     began, quiet = loop.time(), 0
     while quiet < 3 and (waited := loop.time() - began) < max_sleep:
@@ -121,7 +121,7 @@ def styles_read_once() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def clipboard(monkeypatch) -> list[str]:
-    """What was copied; the machine's own clipboard is left alone."""
+    """Return what was copied; the machine's own clipboard is left alone."""
     copied: list[str] = []
     monkeypatch.setattr(pyperclip, "copy", copied.append)
     return copied

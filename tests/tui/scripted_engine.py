@@ -52,7 +52,7 @@ def statistics(tokens: int = 3, off_reason: str | None = None) -> Statistics:
 
 
 def so_far(tokens: int) -> Statistics:
-    """The figures of a reply under way, of so many steps of a token and a tenth of a second each."""
+    """Return the figures of a reply under way, of so many steps of a token and a tenth of a second each."""
     speed, length = (10.0, 1.0) if tokens > 1 else (0.0, 0.0)
     return replace(statistics(tokens), tokens_per_second=speed, steps=tokens - 1, acceptance_length=length)
 
@@ -268,7 +268,7 @@ class ScriptedChat:
         return str(self.app._chat.query_one(LiveLine).render())
 
     def screen_text(self) -> str:
-        """What stands on the screen, line by line."""
+        """Return what stands on the screen, line by line."""
         width, height = self.app.size
         strips = self.app.screen._compositor.render_strips()
         return "\n".join(strip.text.ljust(width) for strip in strips[:height])

@@ -104,7 +104,7 @@ class Terminal:
         fcntl.ioctl(self._file, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
     def hang_up(self) -> None:
-        """Closes the window."""
+        """Close the window."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -133,7 +133,7 @@ class Terminal:
                 pass
 
     def shows(self, *parts: str, seconds: float = PATIENCE) -> None:
-        """Waits until all of them stand on the screen."""
+        """Wait until all of them stand on the screen."""
 
         def shown() -> bool:
             text = self.text
@@ -142,7 +142,7 @@ class Terminal:
         self.until(shown, seconds)
 
     def ends(self, seconds: float = PATIENCE) -> int:
-        """Waits for the end; the exit code, as subprocess has it."""
+        """Wait for the end; the exit code, as subprocess has it."""
         end = time.monotonic() + seconds
         while self.process.poll() is None:
             assert time.monotonic() < end, f"it does not end:\n{self.text}"
@@ -218,7 +218,7 @@ def chat(
 
 
 def scripted_chat(home: Path, scripts: str, *arguments: str, before: str = "", **options: Any) -> Terminal:
-    """The same with the demo model's name and an engine that says `scripts`, which is Python for ScriptedEngine.
+    """Return the same with the demo model's name and an engine that says `scripts`, which is Python for ScriptedEngine.
 
     It needs no torch and is there at once. `closed` is an event that never happens.
     """

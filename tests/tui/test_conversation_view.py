@@ -94,7 +94,7 @@ async def test_a_line_stands_where_the_models_memory_begins_and_moves_with_it(ch
     talk = chat(reply(0), reply(0), reply(1), reply(2), reply(0))
 
     def above() -> list[str]:
-        """The prompts above which there is a line."""
+        """Return the prompts above which there is a line."""
         view = talk.app.query_one(ConversationView)
         children = list(view.children)
         return [children[at + 1].source for at, one in enumerate(children) if "memory" in one.classes]

@@ -45,7 +45,7 @@ def hub(home, repo, monkeypatch):
 
 
 def words(talk) -> str:
-    """What stands on the screen, however its lines are broken."""
+    """Return what stands on the screen, however its lines are broken."""
     return " ".join(talk.screen_text().replace("▌", "").split())  # a toast has a bar
 
 

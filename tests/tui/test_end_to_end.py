@@ -70,7 +70,7 @@ ALL = 10**6
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory) -> Path:
-    """A home where all is known that is measured once, and where nothing was said yet."""
+    """Return a home where all is known that is measured once, and where nothing was said yet."""
     home: Path = tmp_path_factory.mktemp("measured")
     with Store.open(Paths(home).database, pytest.fail):
         pass
@@ -85,7 +85,7 @@ def home(measured, tmp_path) -> Path:
 
 
 def said(home: Path) -> Sequence[Turn]:
-    """The turns of the conversation used last."""
+    """Return the turns of the conversation used last."""
     with Store.open(Paths(home).database, pytest.fail) as store:
         latest = store.history.latest()
         return () if latest is None else saved_conversation(store.history, latest).turns
@@ -100,7 +100,7 @@ def letters(text: str) -> str:
 
 
 def files_with(home: Path, *words: str) -> set[str]:
-    """The names of files below `home` that hold one of the words, in any of the usual encodings."""
+    """Return the names of files below `home` that hold one of the words, in any of the usual encodings."""
     needles = [word.encode(encoding) for word in words for encoding in ("utf-8", "utf-16-le")]
     files = [file for file in home.rglob("*") if file.is_file()]
     assert files
@@ -112,7 +112,7 @@ def allow(home: Path, tokens: int) -> None:
 
 
 def reply_on(terminal: Terminal, prompt: str) -> str:
-    """The letters that stand between the last `prompt` and the live line, without what the reply took."""
+    """Return the letters that stand between the last `prompt` and the live line, without what the reply took."""
     shown = (line for line in terminal.screen.display[1:-3] if "esc skips" not in line)  # of what is measured meanwhile
     said = TOOK.sub("", "".join(shown))
     _, found, reply = letters(said).rpartition(letters(prompt))

@@ -238,7 +238,7 @@ async def tell(talk: ScriptedChat, pilot: Pilot[None], deed: Deed, how: str, way
 def prepared(
     chat: Callable[..., ScriptedChat], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[ScriptedChat, threading.Event]:
-    """A chat whose model can be told to think, with an editor; the gate is before the end of its third reply."""
+    """Return a chat whose model can be told to think, with an editor; the gate is before the end of its third reply."""
     gate = threading.Event()
     talk = chat([LONG], [Thought("So it is."), LAST], ["Half", gate, "."])
     talk.engine.switch = False

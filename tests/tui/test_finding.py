@@ -40,7 +40,7 @@ def numbers(talk):
 
 
 async def shown(pilot, talk):
-    """Waits until there is a whole conversation, and nothing moves."""
+    """Wait until there is a whole conversation, and nothing moves."""
     await until(pilot, lambda: len(talk.prompts()) == MOUNTED and view(talk).is_vertical_scroll_end)
 
 

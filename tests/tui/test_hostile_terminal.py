@@ -100,7 +100,7 @@ def on_the_screen(terminal: Terminal, text: str) -> bool:
 
 
 def missing(terminal: Terminal) -> list[str]:
-    """What cannot be seen of REPLY."""
+    """Return what cannot be seen of REPLY."""
     seen = plain("".join(terminal.screen.display))
     expected = (source if part is None else part for source, part in MARKDOWN)
     return [part for part in expected if plain(safe(part)) not in seen]

@@ -160,14 +160,14 @@ async def test_a_registry_that_cannot_be_read_is_told(chat, monkeypatch):
 
 @pytest.fixture
 def offered(monkeypatch) -> list[str]:
-    """What the chat would ask the hub about; nobody is asked."""
+    """Return what the chat would ask the hub about; nobody is asked."""
     names: list[str] = []
     monkeypatch.setattr(DownloadLine, "offer", lambda line, model: names.append(model))
     return names
 
 
 def lines(talk) -> list[str]:
-    """The list, and nothing around it."""
+    """Return the list, and nothing around it."""
     found = talk.app.screen.query_one(OptionList)
     return [line for option in found.options for line in str(option.prompt).splitlines() if line]
 

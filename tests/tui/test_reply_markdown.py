@@ -59,14 +59,14 @@ class Shown(App[None]):
             yield self.reply
 
     def blocks(self) -> list[str]:
-        """The kind and the text of every block, with what stands left of its first line."""
+        """Return the kind and the text of every block, with what stands left of its first line."""
         return [
             f"{block.kind}: {''.join(margin.text for margin in block.lead)}{block.text}" for block in self.reply.blocks
         ]
 
 
 def rendered(text: str, chunks: list[str] | None = None, finish: bool = True) -> list[str]:
-    """The blocks of a whole reply, or of one that came in chunks."""
+    """Return the blocks of a whole reply, or of one that came in chunks."""
     app = Shown(ReplyMarkdown(text if chunks is None else ""))
 
     async def run() -> list[str]:

@@ -22,7 +22,7 @@ def toasts(talk) -> str:
 
 
 def reasoning(talk) -> list[str]:
-    """What is kept of the newest conversation's thoughts, turn by turn."""
+    """Return what is kept of the newest conversation's thoughts, turn by turn."""
     with Store.open(talk.database, print) as store:
         saved = store.history.read(store.history.latest() or 0)
         return [turn.reasoning for turn in saved.turns] if saved else []

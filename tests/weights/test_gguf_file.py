@@ -31,7 +31,7 @@ TABLE = SOUND.index(text("one.weight"))  # where the tensors' table begins
 
 
 def refused(path: Path, content: bytes) -> str:
-    """The sentence that a gguf_file ends in, after which next to nothing was allocated."""
+    """Return the sentence that a gguf_file ends in, after which next to nothing was allocated."""
     path.write_bytes(content)
     tracemalloc.start()
     try:

@@ -139,7 +139,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def dequantised(path: Path, kind: str, to: Path) -> Path:
-    """The directory again, with the weights that its GGUF file stands for."""
+    """Return the directory again, with the weights that its GGUF file stands for."""
     shutil.copytree(path, to)
     config, tensors = json.loads((path / "config.json").read_text()), tensors_of(path, kind)
     weights = {}

@@ -49,7 +49,7 @@ def home(
 
 @pytest.fixture
 def first_start(home: Path) -> Path:
-    """A home where there is nothing yet."""
+    """Return a home where there is nothing yet."""
     shutil.rmtree(home)
     return home
 

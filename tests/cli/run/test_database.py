@@ -116,7 +116,7 @@ def test_a_full_disk_while_saving(run, home, long, monkeypatch):
 
 @pytest.fixture
 def open_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A home that every user may enter: the one pytest makes for root is closed to others."""
+    """Yield a home that every user may enter: the one pytest makes for root is closed to others."""
     directory = Path(tempfile.mkdtemp())
     directory.chmod(0o755)
     monkeypatch.setenv("LOCALSPEC_HOME", str(directory))
