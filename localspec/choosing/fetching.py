@@ -1,8 +1,7 @@
 """The downloads of `pull`: which model and drafter it fetches for a name, and in which packing they are stored."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from localspec.choosing.choose import choices, precisions_of
 from localspec.choosing.drafters import expected
@@ -105,19 +104,18 @@ def to_make(card: TargetCard) -> str | None:
 
 def fit(
     name: str,
-    config: Mapping[str, Any],
+    shape: Shape | None,
     weights: int,
     machine: Machine,
     measurements: MeasurementSource,
     beside: int = 0,
     settings: Settings = _ANY,
 ) -> tuple[bool | None, str]:
-    """Return whether a model with this config.json and these bytes of weights fits here, and a clause about it.
+    """Return whether a model of this shape and these bytes of weights fits here, and a clause about it.
 
     The settings decide how it is loaded, as far as a device allows. `beside` is the bytes of a drafter that is fetched
-    too. The first value is None if config.json gives no sizes, or sizes that do not match the weights.
+    too. The first value is None if config.json gives no sizes (no shape), or sizes that do not match the weights.
     """
-    shape = Shape.of(config)
     if shape is None:
         return None, "whether it fits cannot be told, for its config.json does not say how large it is"
     if weights > WIDEST * shape.parameters + SLACK:

@@ -145,8 +145,8 @@ def _memory(
     if entry.shape is None:
         return None, "whether it fits cannot be told, for its entry gives no sizes"
     beside = (_sum(downloads[1:]) or 0) if wishes.drafter is not None else 0
-    config, weights = entry.shape.config, 2 * entry.shape.parameters
-    return fit(card.name, config, weights, machine, measurements, beside, wishes.settings)
+    weights = 2 * entry.shape.parameters
+    return fit(card.name, entry.shape, weights, machine, measurements, beside, wishes.settings)
 
 
 def _sum(downloads: Sequence[Download]) -> int | None:

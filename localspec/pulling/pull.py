@@ -24,6 +24,7 @@ from localspec.hub.plan import plan as ask_hub
 from localspec.machine.hardware import devices
 from localspec.machine.machine import Machine, this_machine
 from localspec.models.registry import TargetCard, cards, named_card, split_of
+from localspec.models.shape import Shape
 from localspec.pulling import gguf
 from localspec.pulling.gguf import Instead, replaced, with_smaller_form
 from localspec.pulling.heads import Converted, NotConverted, convert_heads
@@ -255,4 +256,4 @@ def _memory(
         return None, "not known for a drafter alone"
     # A drafter that was chosen for this machine fits beside the model.
     beside = sum(part.weights for part in drafters) if wishes.drafter is not None else 0
-    return fit(name, model.config, model.weights, machine, measurements, beside, wishes.settings)
+    return fit(name, Shape.of(model.config), model.weights, machine, measurements, beside, wishes.settings)

@@ -15,6 +15,7 @@ from localspec.errors import UsageMistake
 from localspec.hub.sources import Source
 from localspec.models.entries import Entry, Form, PublishedDrafter, PublishedLength
 from localspec.models.model import model_of
+from localspec.models.shape import Shape
 
 HEADS = PublishedDrafter("medusa", Source("org/heads"), 10**6, PublishedLength(3.0, 4, "a paper"))
 CONFIG = {
@@ -70,18 +71,18 @@ def test_what_is_left_to_make() -> None:
 
 
 def test_whether_it_fits() -> None:
-    fits, said = fit("org/name", CONFIG, 2 * BILLION.parameters, GPU, NoMeasurements())
+    fits, said = fit("org/name", Shape.of(CONFIG), 2 * BILLION.parameters, GPU, NoMeasurements())
     assert fits and wording("gib_that_may_be_taken") in said
-    fits, said = fit("org/name", CONFIG, 2 * BILLION.parameters, machine(cpu(1.5)), NoMeasurements())
+    fits, said = fit("org/name", Shape.of(CONFIG), 2 * BILLION.parameters, machine(cpu(1.5)), NoMeasurements())
     assert fits is False and said.startswith(wording("org_name_does_not_fit_2"))
     beside = int(gpu(24).usable - 1.5 * BILLION.parameters)  # what is left holds the model in half its bytes at most
-    assert fit("org/name", CONFIG, 2 * BILLION.parameters, GPU, NoMeasurements(), beside)[0]
-    assert fit("org/name", CONFIG, 2 * BILLION.parameters, GPU, NoMeasurements(), gpu(24).usable)[0] is False
+    assert fit("org/name", Shape.of(CONFIG), 2 * BILLION.parameters, GPU, NoMeasurements(), beside)[0]
+    assert fit("org/name", Shape.of(CONFIG), 2 * BILLION.parameters, GPU, NoMeasurements(), gpu(24).usable)[0] is False
 
 
 def test_a_config_that_promises_another_model_than_its_weights_are_is_not_believed() -> None:
-    assert fit("org/name", CONFIG, 40 * 2**30, GPU, NoMeasurements())[0] is None
-    assert fit("org/name", {**CONFIG, "hidden_size": "wide"}, 1, GPU, NoMeasurements())[0] is None
+    assert fit("org/name", Shape.of(CONFIG), 40 * 2**30, GPU, NoMeasurements())[0] is None
+    assert fit("org/name", Shape.of({**CONFIG, "hidden_size": "wide"}), 1, GPU, NoMeasurements())[0] is None
     assert LITTLE.parameters < module.SLACK
 
 

@@ -7,10 +7,16 @@ from pathlib import Path
 import pytest
 from cli.hub_commands import at, common_cache, repository
 from command import sentence
+from each import each
 from golden import wording
 from hub_server import Hub, served
+from machines import cpu, machine
 
+from localspec.choosing.measure import NoMeasurements
+from localspec.choosing.survey import recommend
 from localspec.machine.machine import Device, Machine
+from localspec.models.model import model_of
+from localspec.models.registry import cards
 
 SHAPE = (
     "layers = 2, width = 64, inner = 128, heads = 4, key_heads = 2, head_width = 16, vocabulary = 1000, context = 128"
@@ -109,6 +115,17 @@ def test_a_drafter_that_nobody_publishes_is_named_with_what_makes_it(home):
     sized = at(home, NOBODY, "pull", "phi3-s3d", "--dry-run").stdout
     assert re.search(r"would take about \d+ hours here, estimated", sized)
     assert "s3d" not in at(home, NOBODY, "pull", "mine", "--dry-run").stdout
+
+
+@each("name", ["gemma-4-e2b-it", "gemma-4-e4b-it", "qwen3.5-4b", "smollm3-3b"])
+def test_memory_is_that_of_the_survey_also_where_layers_differ_or_have_tables(home, monkeypatch, name):
+    """By the flat sizes of config.json a Gemma 4 had 1.9 of its 4.6 billion parameters."""
+    here = machine(cpu(24))
+    monkeypatch.setattr("localspec.pulling.announced.this_machine", lambda: here)
+    plan = recommend(model_of(cards()[name]), here, NoMeasurements(), here=False).plan
+    assert plan is not None
+    said = announced(home, name)
+    assert said["fits"] is True and said["memory"].startswith(f"{plan.bytes / 2**30:.1f} GiB in {plan.precision}")
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from localspec.errors import DoesNotFit, NotHere, UsageMistake
 from localspec.events import Reporter
 from localspec.machine.machine import Device, Machine
 from localspec.models.registry import resolve
+from localspec.models.shape import Shape
 from localspec.pulling.pull import AboutToFetch, Fetched, Installed, NothingToFetch, Planned, PullEvent, Wishes, pull
 
 
@@ -94,7 +95,9 @@ def test_a_drafter_that_was_asked_for_needs_room_beside_its_model(home, tmp_path
         sizes = range(0, 10**9, 10**5)
         enough = sizes[
             bisect_left(
-                sizes, True, key=lambda free: fit("mine", model.config, model.weights, cpu(free), NoMeasurements())[0]
+                sizes,
+                True,
+                key=lambda free: fit("mine", Shape.of(model.config), model.weights, cpu(free), NoMeasurements())[0],
             )
         ]
         assert fits("none", enough) is True and fits("draft_model", enough) is False
