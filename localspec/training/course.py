@@ -8,6 +8,7 @@ of which course it came and, once that is known, what the bench found.
 import gc
 import hashlib
 import json
+import math
 import os
 import re
 import secrets
@@ -83,6 +84,11 @@ class Answered:
     replies: int
     tokens: int
     done: float
+
+
+def _measuring(total: float) -> float:
+    """Return for how many of `total` seconds replies of either kind of text are measured."""
+    return min(SECONDS, MEASURING_SHARE * total)
 
 
 class Course(Clock):
@@ -161,8 +167,8 @@ class Course(Clock):
         least = LEAST * REPLY / speed
         if self.wishes.hours and least + tail > MOST_ANSWERING * self._total:
             raise UsageMistake(
-                f"--hours {self.wishes.hours} is too short: {LEAST} answers of {self.request.name} and a bench of "
-                f"{LEAST_PROMPTS} prompts take up to {(least + tail) / 3600:.2g} hours here; give more."
+                f"--hours {self.wishes.hours} is too short: {LEAST} answers of {self.request.name}, training and a "
+                f"bench of {LEAST_PROMPTS} prompts take {self._least_hours(least):g} hours here; give as many or more."
             )
         balanced = (self._total - tail) / (1 + each * speed)
         answering = min(max(balanced, LEAST_ANSWERING * self._total), MOST_ANSWERING * self._total)
@@ -218,14 +224,23 @@ class Course(Clock):
         return once + self._passes * self._state.token_seconds
 
     @property
-    def _bench_seconds(self) -> float:
-        least = LOADING / 2 + seconds_of(LEAST_PROMPTS + 1, self._speed)
-        return max(least, min(BENCH_SHARE * self._total, BENCH_SECONDS, LOADING + seconds_of(MOST, self._speed)))
-
-    @property
     def _tail(self) -> float:
         """Seconds of what comes after the training."""
-        return self._bench_seconds + 2 * self.measuring()
+        return self._tail_of(self._total)
+
+    def _tail_of(self, total: float) -> float:
+        """Return the seconds of what comes after the training if all of it takes `total` seconds."""
+        bench = LOADING / 2 + seconds_of(LEAST_PROMPTS + 1, self._speed)
+        bench = max(bench, min(BENCH_SHARE * total, BENCH_SECONDS, LOADING + seconds_of(MOST, self._speed)))
+        return bench + 2 * _measuring(total)
+
+    def _least_hours(self, least: float) -> float:
+        """Return the fewest hours with room for `least` seconds of answers, rounded up to two digits."""
+        total = math.inf
+        for _ in range(16):  # the tail grows by 0.2 of the total at most, so this comes down to the fewest
+            total = (least + self._tail_of(total)) / MOST_ANSWERING
+        unit = 10.0 ** (math.floor(math.log10(total / 3600)) - 1)
+        return round(math.ceil(total / 3600 / unit) * unit, 12)
 
     # -- time ---------------------------------------------------------------------------------------------------------
 
@@ -255,7 +270,7 @@ class Course(Clock):
 
     def measuring(self) -> float:
         """Returns after how many seconds no further reply is measured, of either kind of text."""
-        return min(SECONDS, MEASURING_SHARE * self._total)
+        return _measuring(self._total)
 
     # -- what should pay ----------------------------------------------------------------------------------------------
 

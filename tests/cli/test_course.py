@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import stat
 import sys
@@ -434,6 +435,15 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_there(train, place, 
     code, text, errors = train(*flags)
     assert (code, text) == (2, "") and words in errors and errors.count("\n") == 1
     assert not place.exists()
+
+
+def test_hours_that_are_too_short_name_the_fewest_that_are_not(train):
+    code, _, errors = train("--hours", "1e-6", "--dry-run")
+    found = re.search(r"take ([\d.]+) hours here", errors)
+    assert code == 2 and found, errors
+    assert train("--hours", found[1], "--dry-run")[0] == 0
+    code, _, errors = train("--hours", 0.9 * float(found[1]), "--dry-run")
+    assert code == 2 and "too short" in errors
 
 
 def test_several_processes_need_text(train, monkeypatch):
