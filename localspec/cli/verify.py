@@ -78,9 +78,15 @@ def _verify_own(name: str) -> list[str]:
 
 
 def _verify_imported(name: str, path: Path, paths: Paths) -> list[str]:
-    """Read the GGUF files of an import that are here; return a clause for each that changed unseen."""
-    held = read(path).header.origin.files
-    files = [Path(file) for file in held if os.path.isabs(file)]
+    """Read the GGUF files of an import; return a clause for each that changed unseen.
+
+    Raises NotHere for a file of a registration that is missing or has changed, though a packing may still answer.
+    """
+    from localspec.weights.gguf_weights import files_of  # numpy
+
+    found = read(path)
+    held = found.header.origin.files
+    files = files_of(found) if found.header.registered else [Path(file) for file in held if os.path.isabs(file)]
     if not files or not all(file.is_file() for file in files) or not recognised(files, held, paths):
         return []
     changed = _looked(name, files, paths, listed=True)

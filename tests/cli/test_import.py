@@ -511,6 +511,23 @@ def test_a_model_whose_file_is_gone_is_said(tmp_path: Path, gguf: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("flags", [(), ("--quantize", "int8")], ids=["blocks", "int8"])
+def test_verify_looks_at_the_file_of_a_registration_whether_a_packing_answers_or_not(
+    tmp_path: Path, gguf: Path, flags: tuple[str, ...]
+) -> None:
+    imported(tmp_path, gguf, *flags)
+    assert called(tmp_path, "verify", "Tiny-Chat.Q8_0").returncode == 0
+    content = gguf.read_bytes()
+    for changed in (content[:-1] + bytes([content[-1] ^ 1]), content[:-1]):
+        gguf.write_bytes(changed)
+        result = called(tmp_path, "verify", "Tiny-Chat.Q8_0")
+        assert result.returncode == 3 and f"{gguf}, which has changed since it was imported" in sentence(result)
+    gguf.unlink()
+    result = called(tmp_path, "verify", "Tiny-Chat.Q8_0")
+    assert result.returncode == 3 and f"{gguf}, which is not there" in sentence(result)
+
+
+@pytest.mark.slow
 def test_all_packings_that_an_earlier_version_made_are_named(tmp_path: Path, gguf: Path) -> None:
     for packing in ("int8", "int4"):
         imported(tmp_path, gguf, "--quantize", packing)
