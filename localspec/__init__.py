@@ -9,7 +9,8 @@ from importlib import import_module
 TYPE_CHECKING = False  # typing's own takes 10 ms to import, in which Ctrl+C would be answered with a traceback
 if TYPE_CHECKING:
     from localspec.choosing.choice import Choice
-    from localspec.decoding.sampling import Limits, Sampling
+    from localspec.decoding.limits import Limits
+    from localspec.decoding.sampling import Sampling
     from localspec.engine.engine import Engine
     from localspec.errors import DoesNotFit, LocalspecError, NotAllowed, NotHere, UsageMistake
     from localspec.events import Done, Event, Memory, Prefill, Statistics, Text
@@ -21,7 +22,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 _HOME = {
     "Engine": "localspec.engine.engine",
-    "Limits": "localspec.decoding.sampling",
+    "Limits": "localspec.decoding.limits",
     "Sampling": "localspec.decoding.sampling",
     "Choice": "localspec.choosing.choice",
     "DoesNotFit": "localspec.errors",

@@ -20,7 +20,8 @@ from experiment import questions
 from localspec import config
 from localspec.bench.prompts import message
 from localspec.choosing.choose import choose
-from localspec.decoding.sampling import Limits, Sampling
+from localspec.decoding.limits import Limits
+from localspec.decoding.sampling import Sampling
 from localspec.engine.engine import Engine
 from localspec.events import Reporter
 from localspec.models import registry

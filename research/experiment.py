@@ -22,7 +22,8 @@ from localspec.bench.turns import in_turns
 from localspec.choosing.choose import choose
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter
-from localspec.decoding.sampling import Limits, Sampling
+from localspec.decoding.limits import Limits
+from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.phrases import WithPhrases

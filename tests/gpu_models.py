@@ -18,6 +18,7 @@ from localspec.decoding.sampling import Sampling
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.dflash import DFlashOptions
 from localspec.drafters.draft_model import build as draft_model
+from localspec.drafters.dspark import DSparkOptions
 from localspec.drafters.ingredients import Ingredients
 from localspec.drafters.layers import Layers
 from localspec.drafters.lookahead import build as lookahead
@@ -114,29 +115,31 @@ def random_numbers(kind: str, target: Target, options: Any, spread: float = 0.1)
     return class_(target, options, numbers)
 
 
-def dflash(target: Target) -> Drafter:
-    """Return a block of two layers."""
+def block(target: Target, options: Callable[..., DFlashOptions]) -> Drafter:
+    """Return a drafter whose block has two layers, DFlash or DSpark."""
     sizes = target.transformer.config
     config = {
         "model_type": "qwen3", "hidden_size": sizes.hidden_size, "intermediate_size": 256, "num_attention_heads": 4,
         "num_key_value_heads": 2, "head_dim": 32, "num_hidden_layers": 2, "vocab_size": sizes.vocab_size,
         "max_position_embeddings": 1024, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": False,
     }  # fmt: skip
-    return random_numbers("dflash", target, DFlashOptions(config=json.dumps(config), states="2,5", mask=7, block=6))
+    made = options(config=json.dumps(config), states="2,5", mask=7, block=6)
+    return random_numbers(made.KIND, target, made)
 
 
 def phrases(target: Target) -> Drafter:
     return WithPhrases(Autoregressive(), PhrasePool(target.special_tokens))
 
 
-# Every kind that drafts for the demo; `mtp` needs a target with such a layer.
+# Every kind that drafts for the demo; `mtp` needs a target with such a layer, and `assistant` one of Gemma 4's.
 MAKERS: Mapping[str, Callable[[Target], Drafter]] = {
     "none": lambda target: Autoregressive(),
     "phrases": phrases,
     "lookahead": lambda target: lookahead(Ingredients(target, PhrasePool(target.special_tokens))),
     "layers": lambda target: Layers(target, KeptLayers((0, 1, 6, 7), (0.5, 0.1)), fixed=True),
     **{kind: (lambda target, kind=kind: trained(target, kind)) for kind in kinds("weights")},
-    "dflash": dflash,
+    "dflash": lambda target: block(target, DFlashOptions),
+    "dspark": lambda target: block(target, DSparkOptions),
     "draft_model": with_small(draft_model),
     "ouroboros": with_small(ouroboros),
 }

@@ -8,7 +8,7 @@ from localspec.events import Event, Memory, Statistics
 from localspec.models.messages import Message
 
 if TYPE_CHECKING:
-    from localspec.decoding.sampling import Limits
+    from localspec.decoding.limits import Limits
 
 
 class Sampled(Protocol):

@@ -115,16 +115,3 @@ def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     z = (z ^ z >> np.uint64(30)) * np.uint64(FIRST)
     z = (z ^ z >> np.uint64(27)) * np.uint64(SECOND)
     return z ^ z >> np.uint64(31)
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The limits of a reply: a number of tokens, and strings before which its answer ends.
-
-    With a `loop_prompt` the reply also ends when it loops on one phrase. The limit is higher for a phrase whose words
-    come from that prompt.
-    """
-
-    max_tokens: int | None = None
-    stop: Sequence[str] = ()
-    loop_prompt: str | None = None

@@ -9,8 +9,9 @@ from localspec.decoding.budget import Budget
 from localspec.decoding.decode import decode_step, prefill_step
 from localspec.decoding.drafter import Drafter, HeldText, Step
 from localspec.decoding.forward import ForwardModel, ParkableCache, brought_back, common_prefix, set_aside
+from localspec.decoding.limits import Limits
 from localspec.decoding.parked import Parked, ParkedText
-from localspec.decoding.sampling import Limits, Sampling
+from localspec.decoding.sampling import Sampling
 from localspec.decoding.stats import Tally, count_sources, draft_of, step_sources
 from localspec.errors import DoesNotFit, UsageMistake, out_of_memory
 from localspec.events import Done, Draft, Event, Memory, Prefill, Reason, Statistics, Text

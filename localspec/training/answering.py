@@ -14,7 +14,8 @@ from localspec.choosing.choice import Choice
 from localspec.choosing.choose import choose
 from localspec.choosing.measure import MeasurementCache, Measurements
 from localspec.config import Settings
-from localspec.decoding.sampling import Limits, Sampling
+from localspec.decoding.limits import Limits
+from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
 from localspec.engine.engine import Engine
 from localspec.engine.loading import load_target

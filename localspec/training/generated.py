@@ -7,7 +7,8 @@ from typing import Any
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.compute import DraftableModel
-from localspec.decoding.sampling import Limits, Sampling
+from localspec.decoding.limits import Limits
+from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
 from localspec.drafters.trained import TrainedDrafter
 from localspec.events import Done, Statistics

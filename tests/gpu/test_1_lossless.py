@@ -42,7 +42,7 @@ FORMS = ("used", "eager")
 
 
 def test_no_kind_is_left_out() -> None:
-    assert {*MAKERS, "mtp"} == {*kinds()}
+    assert {*MAKERS, "mtp", "assistant"} == {*kinds()}
 
 
 def spoken(

@@ -15,6 +15,7 @@ from localspec.models.chat_template import render_template
 from localspec.models.chat_tokenizer import ChatTokenizer
 from localspec.models.encoding import Unwanted, given_up_unless, is_left_behind
 from localspec.models.tokenizer import Tokenizer
+from localspec.models.tokenizer_trial import Trial
 
 ASKED = [{"role": "user", "content": "Hi"}]
 RANGE = "{% set r = range(99999) %}"
@@ -29,7 +30,7 @@ def model(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def untried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip the trial, so that each fault is found where the file is used."""
-    monkeypatch.setattr("localspec.models.tokenizer.try_out", lambda *_: "")
+    monkeypatch.setattr("localspec.models.tokenizer.try_out", lambda *_: Trial())
 
 
 @pytest.fixture

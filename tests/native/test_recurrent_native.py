@@ -228,6 +228,19 @@ def test_slots_that_are_counted_as_read_can_be_gone_on_from(tiny):
         assert np.array_equal(read(target, cache, [5, 6, 7], keep=0), rows)
 
 
+def test_a_shorter_text_in_the_same_cache_can_be_taken_back_in_small_steps(tiny):
+    """Rows of a longer text, or none where lengths were only assumed, are no rows of this one."""
+    target, text = tiny(SHARED).target, prompt_ids(30)
+    want = plain(target, text)
+    for length in (200, 900):
+        cache = target.cache(1000)
+        cache.assume(length)
+        cache.truncate(0)
+        read(target, cache, text[:20])
+        assert np.array_equal(read(target, cache, [text[20], 1, 2, 3, 4], keep=1)[:1], want[20:21])
+        assert np.array_equal(read(target, cache, text[21:]), want[21:])
+
+
 # -- drafts ------------------------------------------------------------------------------------------------------------
 
 

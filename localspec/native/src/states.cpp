@@ -31,7 +31,8 @@ bool States::begin(int length, int rows, Reading* reading) {
     memcpy(held, held_, sizeof(State) * count);
     const State source = held[count - 1];
     const bool again = source.length < length;
-    const int low = larger(low_, length + rows - RECENT);
+    const bool follows = low_ <= length && length <= high_;  // else no row before these is there
+    const int low = larger(follows ? low_ : length, length + rows - RECENT);
     auto taken = [&](int slot) {
         bool found = false;
         for (int i = 0; i < count; i++) found = found || held[i].slot == slot;
