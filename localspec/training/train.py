@@ -192,7 +192,8 @@ class Training:
                 batch = self._batch(some, f"{self.plan.seed} {self.state.step} {ours} {index}")
                 with self._processes.autocast():
                     loss = self.drafter.loss(batch).loss
-                self._processes.backward(loss * share)
+                if loss.requires_grad:  # texts of a single token give a head nothing to learn
+                    self._processes.backward(loss * share)
             except (MemoryError, RuntimeError) as error:
                 if not out_of_memory(error):
                     raise
