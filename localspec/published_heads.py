@@ -70,7 +70,7 @@ def why_not_read(config: Mapping[str, Any]) -> str | None:
 
 
 def kind_of_heads(config: Mapping[str, Any]) -> str | None:
-    """The kind of the heads that a config.json is of; None where it is of none that is read."""
+    """Return the kind of the heads that a config.json is of; None where it is of none that is read."""
     if is_eagle3(config):
         return "eagle3"
     if is_dflash(config):

@@ -16,20 +16,20 @@ class Autoregressive:
         """Nothing to learn."""
 
     def draft(self, context: Context) -> DraftTree:
-        """The root alone."""
+        """Return the root alone."""
         return DraftTree((context.root,), (-1,))
 
     def rewind(self, length: int) -> None:
         """Nothing to forget."""
 
     def hand_over(self) -> HeldText:
-        """Returns nothing: it holds no text."""
+        """Return nothing: it holds no text."""
         return HeldText()
 
     def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
-        """Holds no text."""
+        """Hold no text."""
 
 
 def build(ingredients: Ingredients) -> Autoregressive:
-    """Builds the drafter of plain decoding, which takes nothing."""
+    """Build the drafter of plain decoding, which takes nothing."""
     return Autoregressive()

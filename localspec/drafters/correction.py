@@ -28,6 +28,6 @@ class Correction:
         return self._near.nbytes + self.far.nbytes + self._out.nbytes
 
     def __call__(self, embeddings: Rows, far: Rows) -> Rows:
-        """Returns what is added to the logits [rows, vocab_size] after tokens with these embeddings."""
+        """Return what is added to the logits [rows, vocab_size] after tokens with these embeddings."""
         compute = self._compute
         return self._out(compute.silu(self._near(compute.rms_norm(embeddings)) + far))

@@ -70,7 +70,7 @@ class DFlashOptions:
 
 
 def layers_of(options: DFlashOptions, target: TransformerConfig, context: int) -> tuple[TransformerConfig, Rope]:
-    """Returns the sizes and the rotation of the drafter's layers, for texts of so many tokens.
+    """Return the sizes and the rotation of the drafter's layers, for texts of so many tokens.
 
     Raises UsageMistake where they are no such layers, or another target's.
     """
@@ -117,11 +117,11 @@ class Layer:
         return sum(int(one.nbytes) for one in [*held, *self._norms.values()])
 
     def read_text(self, features: Rows, positions: Sequence[int]) -> None:
-        """Keeps keys and values of the text, made of features [rows, hidden_size]."""
+        """Keep keys and values of the text, made of features [rows, hidden_size]."""
         self.attention.keep(self._compute.concat([self._k(features), self._v(features)], 1), positions)
 
     def __call__(self, x: Rows, *seats: Any) -> Rows:
-        """Returns the states [rows, hidden_size] of a block of that shape; `seats` are attention's."""
+        """Return the states [rows, hidden_size] of a block of that shape; `seats` are attention's."""
         h = self._norm(x, "input_layernorm")
         qkv = self._compute.concat([self._q(h), self._k(h), self._v(h)], 1)
         x = x + self._o(self.attention(qkv, *seats))
@@ -148,7 +148,7 @@ class NormedFeatures(Features):
 
     @QUIET
     def of(self, step: Step) -> Rows:
-        """Returns the features of a step, [rows, hidden_size]."""
+        """Return the features of a step, [rows, hidden_size]."""
         assert step.inner is not None
         return self._compute.rms_norm(self._fc(step.inner.rows), self._eps) * self._norm
 
@@ -182,7 +182,7 @@ class Drafter(ParallelDrafter):
 
     @classmethod
     def tensor_specs(cls, target: DraftableModel[Any], options: DFlashOptions) -> dict[str, TensorSpec]:
-        """Lists the tensors by their published names."""
+        """List the tensors by their published names."""
         own = target.compute.target.sizes
         sizes, _ = layers_of(options, own, target.context)
         width, inner = sizes.hidden_size, sizes.intermediate_size
@@ -233,7 +233,7 @@ class Drafter(ParallelDrafter):
         self.forget_draft()
 
     def hand_over(self) -> HeldText:
-        """Returns the features, of which keys and values are computed again."""
+        """Return the features, of which keys and values are computed again."""
         features = self._features.hand_over()
         self.rewind(0)
         return HeldText(features=features)
@@ -244,7 +244,7 @@ class Drafter(ParallelDrafter):
 
     @QUIET
     def draft(self, context: Context) -> DraftTree:
-        """Reads what is new of the text, and runs one forward over the root and the masks."""
+        """Read what is new of the text, and run one forward over the root and the masks."""
         text = len(context.committed) - 1  # tokens before the root
         self.rewind(text)
         if not context.nodes or not text or len(self._features) != text:
@@ -260,7 +260,7 @@ class Drafter(ParallelDrafter):
         return self.build_tree(context, self.compute.logits(logits))
 
     def _read_text(self, text: int) -> None:
-        """Keeps keys and values of tokens that have none yet."""
+        """Keep keys and values of tokens that have none yet."""
         while (start := min(layer.attention.length for layer in self._layers)) < text:
             count = min(CHUNK, text - start)
             features = self._features.of_tokens(start + 1, count)  # which gives those one position before

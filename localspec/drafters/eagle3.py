@@ -108,7 +108,7 @@ def usual_places(num_layers: int) -> tuple[int, int, int]:
 
 
 def layer_of(target: TransformerConfig, options: Eagle3Options, context: int) -> tuple[TransformerConfig, Rope | None]:
-    """Returns the sizes and the rotation (None: the target's) of the drafter's layer, for texts of so many tokens.
+    """Return the sizes and the rotation (None: the target's) of the drafter's layer, for texts of so many tokens.
 
     Raises UsageMistake for a config that describes no such layer, LocalspecError for one that cannot be computed.
     """
@@ -124,7 +124,7 @@ def layer_of(target: TransformerConfig, options: Eagle3Options, context: int) ->
 
 
 def _plain_layer(target: TransformerConfig) -> TransformerConfig:
-    """Returns the sizes of a layer as wide as the target's, which has nothing else of what its family has."""
+    """Return the sizes of a layer as wide as the target's, which has nothing else of what its family has."""
     return TransformerConfig(
         family="llama",
         vocab_size=0,
@@ -169,7 +169,7 @@ class Layer:
         return sum(int(one.nbytes) for one in held)
 
     def __call__(self, embeddings: Rows, features: Rows, *seats: Any) -> Rows:
-        """Returns the states [rows, hidden_size] of embeddings and features of that shape; `seats` are attention's."""
+        """Return the states [rows, hidden_size] of embeddings and features of that shape; `seats` are attention's."""
         features_normed = self._norm(features, "feature_norm")
         both = self._compute.concat([self._norm(embeddings, "embedding_norm"), features_normed], 1)
         x = (features_normed if self._adds_to_normed else features) + self._o(self.attention(self._qkv(both), *seats))
@@ -199,7 +199,7 @@ class JoinedFeatures(Features):
 
     @QUIET
     def of(self, step: Step) -> Rows:
-        """Returns the features of a step, [rows, channels]."""
+        """Return the features of a step, [rows, channels]."""
         assert step.inner is not None
         states = step.inner.rows
         if self._scale is not None:
@@ -222,7 +222,7 @@ class Drafter(TrainedDrafter):
     options: Eagle3Options
 
     def __init__(self, target: DraftableModel[Any], options: Eagle3Options, tensors: Mapping[str, Array]) -> None:
-        """Raises LocalspecError for a draft vocabulary that the model does not have."""
+        """Raise LocalspecError for a draft vocabulary that the model does not have."""
         super().__init__(target, options, tensors)
         own = self.compute.target.sizes
         sizes, rope = layer_of(own, options, target.context)
@@ -240,7 +240,7 @@ class Drafter(TrainedDrafter):
 
     @classmethod
     def tensor_specs(cls, target: DraftableModel[Any], options: Eagle3Options) -> dict[str, TensorSpec]:
-        """Lists what joins the states, the layer, its norms and head, and the ids of a draft vocabulary."""
+        """List what joins the states, the layer, its norms and head, and the ids of a draft vocabulary."""
         own = target.compute.target.sizes
         options = options.settled(own)
         sizes, _ = layer_of(own, options, target.context)
@@ -303,7 +303,7 @@ class Drafter(TrainedDrafter):
         self._trees.forget()
 
     def hand_over(self) -> HeldText:
-        """Returns the features, of which keys and values are computed again."""
+        """Return the features, of which keys and values are computed again."""
         features = self._features.hand_over()
         self.rewind(0)
         return HeldText(features=features)
@@ -314,7 +314,7 @@ class Drafter(TrainedDrafter):
 
     @QUIET
     def draft(self, context: Context) -> DraftTree:
-        """Reads what is new of the text and returns the best tree; for the rule `rejection`, chains that it samples."""
+        """Read what is new of the text and return the best tree; for the rule `rejection`, chains that it samples."""
         position = len(context.committed)
         self.rewind(position - 1)  # the root's row is always computed anew
         if not context.nodes or position < 2 or len(self._features) != position - 1:
@@ -346,7 +346,7 @@ class Drafter(TrainedDrafter):
             attention.truncate(text)  # also of a text whose reading failed
 
     def _read_text(self, committed: Sequence[int]) -> Rows:
-        """Reads tokens that have no row yet, the root among them; returns the root's state [1, hidden_size]."""
+        """Read tokens that have no row yet, the root among them; return the root's state [1, hidden_size]."""
         attention = self._layer.attention
         while True:
             start = attention.length + 1
@@ -359,11 +359,11 @@ class Drafter(TrainedDrafter):
                 return last
 
     def _text_states(self, ids: Rows, features: Rows, *seats: Any) -> tuple[Rows, ...]:
-        """Returns the states of tokens, whose ids are [rows, 1]."""
+        """Return the states of tokens, whose ids are [rows, 1]."""
         return (self._layer(self._embed(ids[:, 0]), features, *seats),)
 
     def _node_states(self, nodes: Rows, above: Rows, *seats: Any) -> tuple[Rows, ...]:
-        """Returns states and logits of nodes [rows, 2]: tokens, and which of the states `above` is the parent's."""
+        """Return states and logits of nodes [rows, 2]: tokens, and which of the states `above` is the parent's."""
         states = self._layer(self._embed(nodes[:, 0]), self._fed_back(above)[nodes[:, 1]], *seats)
         return states, *self._root_logits(states)
 
@@ -380,7 +380,7 @@ class Drafter(TrainedDrafter):
         return self._normed(states) if self.options.output else states
 
     def _in_full_vocabulary(self, logits: Rows) -> Rows:
-        """Returns logits [rows, vocab_size] of those of the draft vocabulary; other tokens are never sampled."""
+        """Return logits [rows, vocab_size] of those of the draft vocabulary; other tokens are never sampled."""
         if self._kept is None:
             return logits
         return self.compute.at_columns(logits, self._kept, self.target.vocab_size)

@@ -32,12 +32,12 @@ class Features:
         return sum(int(row.nbytes) for row in self._rows)
 
     def observe(self, step: Step) -> None:
-        """Keeps the states at the rows that are now in the target's cache."""
+        """Keep the states at the rows that are now in the target's cache."""
         rows = self.of(step)
         self._rows += [rows[row : row + 1] for row in range(len(rows))]
 
     def of(self, step: Step) -> Rows:
-        """Returns what is kept of a step, [rows, channels]."""
+        """Return what is kept of a step, [rows, channels]."""
         return step.hidden.rows
 
     def truncate(self, length: int) -> None:
@@ -45,21 +45,21 @@ class Features:
         del self._rows[length:]
 
     def hand_over(self) -> Sequence[Rows]:
-        """Returns the rows that are kept, and keeps none then."""
+        """Return the rows that are kept, and keep none then."""
         rows, self._rows = self._rows, []
         return rows
 
     def resume(self, rows: Sequence[Rows]) -> None:
-        """Keeps these rows, which it or its like handed over."""
+        """Keep these rows, which it or its like handed over."""
         self._rows = list(rows)
 
     def of_tokens(self, start: int, count: int) -> Rows:
-        """Returns the features of the tokens [start, start + count), [count, channels]."""
+        """Return the features of the tokens [start, start + count), [count, channels]."""
         first = [self._first] if start == 0 else []
         return self._compute.concat([*first, *self._rows[max(start - 1, 0) : start + count - 1]])
 
     def zeros(self, rows: int) -> Rows:
-        """Returns features of zeros, [rows, channels]."""
+        """Return features of zeros, [rows, channels]."""
         return self._compute.rows(np.zeros((rows, self._compute.target.sizes.hidden_size), np.float32))
 
 
@@ -70,7 +70,7 @@ class MappedFeatures(Features):
     """
 
     def __init__(self, target: DraftableModel[Any], described: TargetMap) -> None:
-        """Raises UsageMistake where the map is of another target, LocalspecError for a file that is damaged."""
+        """Raise UsageMistake where the map is of another target, LocalspecError for a file that is damaged."""
         sizes, compute = target.compute.target.sizes, target.compute
         self.layers = described.for_target(sizes.num_layers, sizes.hidden_size)
         tensors, scale = StoredTensors(described.file), np.float32(described.scale)
@@ -84,10 +84,10 @@ class MappedFeatures(Features):
         return self._map.nbytes + super().nbytes
 
     def of(self, step: Step) -> Rows:
-        """Returns the mapped states of a step, [rows, the small model's channels]."""
+        """Return the mapped states of a step, [rows, the small model's channels]."""
         assert step.inner is not None
         return self._map(step.inner.rows)
 
     def zeros(self, rows: int) -> Rows:
-        """Returns what zeros are mapped to: the bias, if there is one."""
+        """Return what zeros are mapped to: the bias, if there is one."""
         return self._map(self._compute.rows(np.zeros((rows, self._states), np.float32)))

@@ -25,12 +25,12 @@ class Hyperparameters:
     phrases: int = 3  # candidates after a draft, and in each forward of the small model
 
     def as_json(self) -> dict[str, int]:
-        """What `from_json` reads."""
+        """Return what `from_json` reads."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, stored: Any) -> Self | None:
-        """What was stored; None for anything else, for it can be searched again."""
+        """Return what was stored; None for anything else, for it can be searched again."""
         least = {"draft": 1, "window": 0, "phrase": 2, "phrases": 1}
         names = {field.name for field in fields(cls)}
         if not isinstance(stored, dict) or stored.keys() != names:

@@ -77,17 +77,17 @@ class Layers:
         self._forget_draft()
 
     def hand_over(self) -> HeldText:
-        """Returns nothing: the drafter holds no text."""
+        """Return nothing: the drafter holds no text."""
         return HeldText()
 
     def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
-        """Holds no text."""
+        """Hold no text."""
 
     def _forget_draft(self) -> None:
         self._levels, self._chain = [], []
 
     def draft(self, context: Context) -> DraftTree:
-        """Returns the likeliest tree along one chain. The cache is as it was before, and verification overwrites it."""
+        """Return the likeliest tree along one chain. The cache is as it was before, and verification overwrites it."""
         cache, start, count = context.cache, context.cache.length, len(context.committed)
         longest = max(FIXED, -(-context.nodes // RANKS)) if self._fixed else LONGEST
         depth = min(context.nodes, longest, self.target.context - count)
@@ -118,7 +118,7 @@ class Layers:
             cache.truncate(start)
 
     def _next(self, context: Context, token: int, level: int) -> Sequence[Candidate]:
-        """Reads one row after the cache; returns (token, confidence) of what may follow it, the likeliest first.
+        """Read one row after the cache; return (token, confidence) of what may follow it, the likeliest first.
 
         There is nothing where the logits are NaN or inf.
         """

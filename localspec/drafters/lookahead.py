@@ -40,7 +40,7 @@ class Lookahead:
         self._random = random.Random(0)  # noqa: S311  # guesses change the speed, never the text
 
     def observe(self, step: Step) -> None:
-        """Gives the pool phrases from the picks at the last level, and moves the window on with the text."""
+        """Give the pool phrases from the picks at the last level, and move the window on with the text."""
         if step.tree is None:
             return
         advance = len(step.committed)
@@ -59,17 +59,17 @@ class Lookahead:
         self._placed = (0, 0)
 
     def rewind(self, length: int) -> None:
-        """Keeps the window: it holds guesses, which may be wrong anyway."""
+        """Keep the window: it holds guesses, which may be wrong anyway."""
 
     def hand_over(self) -> HeldText:
-        """Returns nothing: it holds no text."""
+        """Return nothing: it holds no text."""
         return HeldText()
 
     def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
-        """Holds no text."""
+        """Hold no text."""
 
     def draft(self, context: Context) -> DraftTree:
-        """Returns the root, and below it as many columns of the window as there are nodes for."""
+        """Return the root, and below it as many columns of the window as there are nodes for."""
         columns = min(self._columns, context.nodes // self._depth)
         if not columns:
             return DraftTree((context.root,), (-1,))
@@ -86,13 +86,13 @@ class Lookahead:
         return DraftTree(tokens, parents, [SOURCE] * len(tokens), [False] + [True] * (len(tokens) - 1))
 
     def _guess(self, text: Sequence[int]) -> int:
-        """Returns a random token of the text, a special one only where there is hardly another."""
+        """Return a random token of the text, a special one only where there is hardly another."""
         tried = (self._random.choice(text) for _ in range(32))
         return next((token for token in tried if token not in self._special), text[-1])
 
 
 def build(ingredients: Ingredients) -> Drafter:
-    """Builds the window, which gives the pool phrases; alone it has its own pool, which holds only those."""
+    """Build the window, which gives the pool phrases; alone it has its own pool, which holds only those."""
     special = ingredients.target.special_tokens
     if ingredients.with_phrases:
         return Lookahead(ingredients.pool, special, COLUMNS, PHRASE)

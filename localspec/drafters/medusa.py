@@ -125,7 +125,7 @@ class Drafter(ParallelDrafter):
 
     @classmethod
     def tensor_specs(cls, target: DraftableModel[Any], options: MedusaOptions) -> dict[str, TensorSpec]:
-        """Lists a residual block of all heads by layer, and with `private` the heads' vocabulary matrices."""
+        """List a residual block of all heads by layer, and with `private` the heads' vocabulary matrices."""
         heads, sizes = options.heads, target.compute.target.sizes
         specs = {"linears": TensorSpec((heads, sizes.vocab_size, sizes.hidden_size))} if options.private else {}
         if rank := options.rank_of_own:
@@ -162,7 +162,7 @@ class Drafter(ParallelDrafter):
         self.forget_draft()
 
     def draft(self, context: Context) -> DraftTree:
-        """Returns the tree of all heads, computed at once; heads that no node would be left for are not computed."""
+        """Return the tree of all heads, computed at once; heads that no node would be left for are not computed."""
         if self._state is None or not context.nodes:
             return DraftTree((context.root,), (-1,))
         logits = self._logits(self._state, context.root, min(context.nodes, self.depth))
@@ -171,7 +171,7 @@ class Drafter(ParallelDrafter):
         return self.build_tree(context, logits, 1 if self.options.tree == "chain" else RANKS)
 
     def _logits(self, state: Rows, root: int, heads: int) -> Logits:
-        """Returns the first heads' logits [heads, vocab_size] of one state [1, hidden_size] and the root after it."""
+        """Return the first heads' logits [heads, vocab_size] of one state [1, hidden_size] and the root after it."""
         if self._path is not None:
             read = (self.compute.rms_norm(part) for part in (state, self.compute.target.embed([root])))
             state = self.compute.concat([*read], 1)
@@ -186,7 +186,7 @@ class Drafter(ParallelDrafter):
         return self.compute.logits(logits)
 
     def _static(self, context: Context, logits: Logits) -> DraftTree:
-        """Returns the measured tree with this step's tokens. It has no chances: the budget observes them."""
+        """Return the measured tree with this step's tokens. It has no chances: the budget observes them."""
         nodes = context.nodes
         levels = logits.candidates(self.positions(context, logits), min(nodes, RANKS), context.sampling)
         accuracies = self.accuracies or [UNMEASURED] * len(levels)
@@ -200,7 +200,7 @@ class Drafter(ParallelDrafter):
 
 @lru_cache(maxsize=256)
 def sparse_tree(accuracies: Sequence[Sequence[float]], nodes: int) -> DraftTree:
-    """Returns Medusa's static tree (§3.3.3), built greedily: the node with the most accurate path comes next.
+    """Return Medusa's static tree (§3.3.3), built greedily: the node with the most accurate path comes next.
 
     accuracies [depth][rank] is how often the candidate of that rank is right. The tree's tokens are ranks.
     """
@@ -210,7 +210,7 @@ def sparse_tree(accuracies: Sequence[Sequence[float]], nodes: int) -> DraftTree:
 
 @lru_cache(maxsize=256)
 def dense_tree(accuracies: Sequence[Sequence[float]], nodes: int) -> DraftTree:
-    """Returns Medusa's dense tree (§3.1.2): every product of the first s_k candidates of head k, with the best s_k.
+    """Return Medusa's dense tree (§3.1.2): every product of the first s_k candidates of head k, with the best s_k.
 
     The best have the most accurate tree of so many nodes at most. The tree's tokens are ranks.
     """

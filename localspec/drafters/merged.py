@@ -88,7 +88,7 @@ class Merged:
             drafter.rewind(length)
 
     def hand_over(self) -> HeldText:
-        """Returns what each of them holds."""
+        """Return what each of them holds."""
         self._proposed = _Proposals(0)
         return HeldText(inner=[drafter.hand_over() for drafter in self.drafters])
 
@@ -98,7 +98,7 @@ class Merged:
             drafter.resume(part, tokens)
 
     def draft(self, context: Context) -> DraftTree:
-        """Returns the likeliest nodes of all trees."""
+        """Return the likeliest nodes of all trees."""
         assert context.sampling.rule != "rejection", "drafts of several have no distribution"
         self._proposed, self._greedy = _Proposals(context.root), context.sampling.greedy
         if context.nodes and context.token_seconds is not None:
@@ -152,7 +152,7 @@ class _Proposals:
         self._names: list[list[str]] = [[""]]
 
     def add(self, number: int, tree: DraftTree) -> None:
-        """Takes in the tree of one drafter; of equal siblings only the first."""
+        """Take in the tree of one drafter; of equal siblings only the first."""
         assert not any(tree.probe or ()), "what is a probe of one drafter is none of another"
         self.drafted |= 1 << number
         places = {0: 0}
@@ -170,7 +170,7 @@ class _Proposals:
                     self._names[place].append(name)
 
     def _place(self, parent: int, token: int) -> int:
-        """Returns the node with this token below a parent, a new one where there is none."""
+        """Return the node with this token below a parent, a new one where there is none."""
         place = self._children[parent].setdefault(token, len(self._tokens))
         if place == len(self._tokens):
             self._tokens.append(token)
@@ -182,7 +182,7 @@ class _Proposals:
         return place
 
     def tree(self, nodes: int, calibration: Calibration, greedy: bool) -> DraftTree:
-        """Returns the likeliest `nodes` nodes with calibrated chances."""
+        """Return the likeliest `nodes` nodes with calibrated chances."""
         chances, worths = [1.0] * len(self._tokens), [1.0] * len(self._tokens)
         for parent in range(len(self._tokens)):
             for rank, node in enumerate(self._ranked(parent)):
@@ -203,7 +203,7 @@ class _Proposals:
             node = self._children[node].get(token)
 
     def reached(self, committed: Sequence[int], drafters: int) -> int:
-        """Returns how many of the committed tokens were proposed in a row by some of these drafters."""
+        """Return how many of the committed tokens were proposed in a row by some of these drafters."""
         node = count = 0
         for token in committed:
             below = self._children[node].get(token)

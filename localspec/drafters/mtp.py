@@ -71,7 +71,7 @@ class Drafter(TrainedDrafter, OfModel):
 
     @classmethod
     def from_model(cls, path: Path, target: DraftableModel[Any], depth: int | None = None) -> Self:
-        """Returns the layer in the files of the target itself. `depth` is the number of tokens of a draft.
+        """Return the layer in the files of the target itself. `depth` is the number of tokens of a draft.
 
         Raises LocalspecError where they hold none, or one that is damaged or computed in another way.
         """
@@ -90,7 +90,7 @@ class Drafter(TrainedDrafter, OfModel):
 
     @classmethod
     def tensor_specs(cls, target: DraftableModel[Any], options: MtpOptions) -> dict[str, TensorSpec]:
-        """Lists the layer, the norms before it, and what joins the two things that it reads."""
+        """List the layer, the norms before it, and what joins the two things that it reads."""
         sizes, specs = target.compute.target.sizes, {}
         for name, parts in ahead_map(sizes).items():
             rows, columns = sum(rows for _, rows in parts), ahead_features(name, sizes)
@@ -122,7 +122,7 @@ class Drafter(TrainedDrafter, OfModel):
         self._trees.forget()
 
     def hand_over(self) -> HeldText:
-        """Returns keys, values and states."""
+        """Return keys, values and states."""
         cache, self._cache = set_aside(self._cache, self._layer.cache)
         held = HeldText(cache, self._features.hand_over())
         self.rewind(0)
@@ -136,7 +136,7 @@ class Drafter(TrainedDrafter, OfModel):
 
     @QUIET
     def draft(self, context: Context) -> DraftTree:
-        """Reads what is new of the text and returns a chain; for the rule `rejection` one that is sampled."""
+        """Read what is new of the text and return a chain; for the rule `rejection` one that is sampled."""
         position = len(context.committed)
         self.rewind(position - 1)  # the root's row is always computed anew
         depths = min(self.depth, context.nodes)
@@ -158,7 +158,7 @@ class Drafter(TrainedDrafter, OfModel):
             self._cache.truncate(text)
 
     def _read_text(self, committed: Sequence[int]) -> Rows:
-        """Reads tokens that have no row yet, the root among them; returns the root's state [1, hidden_size]."""
+        """Read tokens that have no row yet, the root among them; return the root's state [1, hidden_size]."""
         while True:
             start = self._cache.length + 1
             tokens = committed[start : start + CHUNK]
@@ -168,7 +168,7 @@ class Drafter(TrainedDrafter, OfModel):
                 return last
 
     def _read(self, tokens: Sequence[int], before: Rows) -> Rows:
-        """Reads tokens and the states before them, [tokens, hidden_size]; returns the layer's states, of that shape."""
+        """Read tokens and the states before them, [tokens, hidden_size]; return the layer's states, of that shape."""
         pair = (("embedding_norm", self.compute.target.embed(tokens)), ("state_norm", before))
         normed = [self.compute.rms_norm(x, self._eps) * self._norms[name] for name, x in pair]
         states = self._layer.read_rows(self._fc(self.compute.concat(normed, 1)), self._cache)

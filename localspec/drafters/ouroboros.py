@@ -56,7 +56,7 @@ def ouroboros(
     fixed: bool,
     parts: Collection[str] = ("accelerating", "lengthening"),
 ) -> Drafter:
-    """Returns Ouroboros: the small model's draft, then K phrases that begin with its last token (§3.2, eqs. 7 to 9).
+    """Return Ouroboros: the small model's draft, then K phrases that begin with its last token (§3.2, eqs. 7 to 9).
 
     The phrases are below the draft's last node, so they matter where the whole draft was accepted, and then the target
     adds the token after them. Phrases from verification and from history (§3.3, §3.4) are in the pool. With the part
@@ -73,7 +73,7 @@ def ouroboros(
 
 
 def build(ingredients: Ingredients) -> Drafter:
-    """Builds the drafter of these two models, with the parts that are used."""
+    """Build the drafter of these two models, with the parts that are used."""
     target, small = ingredients.target, ingredients.small
     assert small is not None
     pair = Pair(target.special_tokens, target.vocab_size, small, ingredients.pool)

@@ -82,7 +82,7 @@ class ReplayCache:
         self.capacity = max(self.capacity, slots)
 
     def keep(self, path: Sequence[int]) -> None:
-        """Commits as many tokens."""
+        """Commit as many tokens."""
         self.length += len(path)
 
     def truncate(self, length: int) -> None:
@@ -104,7 +104,7 @@ class ReplayTarget:
     def forward(
         self, tree: DraftTree, cache: ReplayCache, *, last: bool = False, inner: Sequence[int] = ()
     ) -> ForwardOutput:
-        """Returns logits that are 1 for the text's next token at each row's position, else 0; it has no layers."""
+        """Return logits that are 1 for the text's next token at each row's position, else 0; it has no layers."""
         nodes = range(tree.size - 1 if last else 0, tree.size)
         after = [min(cache.length + tree.depth[node] + 1, len(self._text) - 1) for node in nodes]
         logits = np.zeros((len(nodes), self.vocab_size), np.float32)
@@ -112,19 +112,19 @@ class ReplayTarget:
         return ForwardOutput(NumpyLogits(logits), NumpyHidden(np.empty((tree.size, 0), np.float32)))
 
     def aligned(self, tree: DraftTree, start: int) -> DraftTree:
-        """Returns the tree itself: where nothing is computed, its number of rows does not matter."""
+        """Return the tree itself: where nothing is computed, its number of rows does not matter."""
         return tree
 
     def cache(self, slots: int) -> ReplayCache:
-        """Returns a cache that holds nothing."""
+        """Return a cache that holds nothing."""
         return ReplayCache()
 
     def encode(self, messages: Sequence[dict[str, str]], think: bool | None = None) -> list[int]:
-        """Returns nothing: it has no words."""
+        """Return nothing: it has no words."""
         return []
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Returns nothing: it has no words."""
+        """Return nothing: it has no words."""
         return ""
 
 
@@ -150,7 +150,7 @@ class SimulatedBudget(Budget):
 
 
 def replayed(drafter: Drafter, small: DraftModel | None, workload: Workload) -> Replay:
-    """Returns what the workload would come to with this drafter, whose draft model is `small`, if it has one."""
+    """Return what the workload would come to with this drafter, whose draft model is `small`, if it has one."""
     return finished(replaying(drafter, small, workload))
 
 

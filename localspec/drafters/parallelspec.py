@@ -93,7 +93,7 @@ class ParallelSpecOptions:
 
 
 def layers_of(target: TransformerConfig, options: ParallelSpecOptions) -> TransformerConfig:
-    """Returns the sizes of a drafter that is no model: layers that attend, without an embedding or a head."""
+    """Return the sizes of a drafter that is no model: layers that attend, without an embedding or a head."""
     windows, local = target.sliding_windows[-1:] * options.layers, target.local_layers[-1:] * options.layers
     sizes = tuple(replace(one, keys_of=None) for one in target.layer_sizes[-1:]) * options.layers
     return replace(
@@ -161,7 +161,7 @@ class Drafter(ParallelDrafter, OfModel):
 
     @classmethod
     def from_model(cls, path: Path, target: DraftableModel[Any], depth: int | None = None) -> Self:
-        """Returns the drafter that a published small language model is (PARD): its config.json names a `pard_token`.
+        """Return the drafter that a published small language model is (PARD): its config.json names a `pard_token`.
 
         With a map of the target's states (PARD-2) it is made for one target, and what they say is added to embeddings.
         `depth` is the number of tokens of a draft, as many as in published figures where none is given.
@@ -181,7 +181,7 @@ class Drafter(ParallelDrafter, OfModel):
 
     @classmethod
     def tensor_specs(cls, target: DraftableModel[Any], options: ParallelSpecOptions) -> dict[str, TensorSpec]:
-        """Lists the layers, the masks' embeddings, and what the form has beside them, each once.
+        """List the layers, the masks' embeddings, and what the form has beside them, each once.
 
         Raises UsageMistake and LocalspecError for a model that is none.
         """
@@ -241,7 +241,7 @@ class Drafter(ParallelDrafter, OfModel):
         self._trees.forget()
 
     def hand_over(self) -> HeldText:
-        """Returns its cache and the features."""
+        """Return its cache and the features."""
         cache, self._cache = set_aside(self._cache, self._model.cache)
         held = HeldText(cache, self._features.hand_over() if self._features is not None else ())
         self.rewind(0)
@@ -255,7 +255,7 @@ class Drafter(ParallelDrafter, OfModel):
             self._features.resume(held.features)
 
     def draft(self, context: Context) -> DraftTree:
-        """Runs one forward over the masks and the tokens that are new to the drafter's cache, the root among them."""
+        """Run one forward over the masks and the tokens that are new to the drafter's cache, the root among them."""
         nodes, position = context.nodes, len(context.committed)
         self.rewind(position - 1)  # the root's row is always computed anew
         has_features = self._features is None or len(self._features) == position - 1
@@ -276,14 +276,14 @@ class Drafter(ParallelDrafter, OfModel):
         return self._trees.grow(context, logits_of, len(logits))
 
     def _predict(self, committed: Sequence[int], masks: int) -> Rows:
-        """Returns states [1 + masks, hidden_size] of the root and the masks after it; real rows stay in the cache."""
+        """Return states [1 + masks, hidden_size] of the root and the masks after it; real rows stay in the cache."""
         while len(committed) - self._cache.length > CHUNK:
             self._read_rows(committed[self._cache.length : self._cache.length + CHUNK], 0)
         new = len(committed) - self._cache.length
         return self._read_rows(committed[self._cache.length :], masks)[new - 1 :]
 
     def _read_rows(self, tokens: Sequence[int], masks: int) -> Rows:
-        """Returns states [tokens + masks, hidden_size] of tokens that follow the cache, which then holds them too."""
+        """Return states [tokens + masks, hidden_size] of tokens that follow the cache, which then holds them too."""
         start, count = self._cache.length, len(tokens)
         features = None if self._features is None else self._features.of_tokens(start, count)
         states = self._model.read_rows(self._embed(tokens, masks, features), self._cache)
@@ -291,7 +291,7 @@ class Drafter(ParallelDrafter, OfModel):
         return states
 
     def _embed(self, tokens: Sequence[int], masks: int, features: Rows | None) -> Rows:
-        """Returns the input [n + masks, hidden_size] of tokens [n] and features [n, hidden_size].
+        """Return the input [n + masks, hidden_size] of tokens [n] and features [n, hidden_size].
 
         With EAGLE's form masks have zeros for features (eq. 5); a map's are added to embeddings, and masks have those
         of the root before them (PARD-2).
@@ -309,7 +309,7 @@ class Drafter(ParallelDrafter, OfModel):
         return self._joined(self.compute.concat([self.compute.concat([features, self._features.zeros(masks)]), x], 1))
 
     def _logits(self, states: Rows) -> Rows:
-        """Returns logits [rows, the target's vocab_size]; tokens that must not be proposed are impossible."""
+        """Return logits [rows, the target's vocab_size]; tokens that must not be proposed are impossible."""
         if self.options.form != "model":
             return self.compute.target.head(states)
         logits, width = self._model.head(states), self.target.vocab_size

@@ -54,12 +54,12 @@ class Levels:
         return paying
 
     def took(self, depth: int, seconds: float) -> None:
-        """Takes in what a level took."""
+        """Take in what a level took."""
         self._know(depth)
         self._seconds[depth].append(seconds)
 
     def judge(self, depth: int, right: bool) -> None:
-        """Takes in whether a level proposed the token that came, where all above it was right."""
+        """Take in whether a level proposed the token that came, where all above it was right."""
         self._know(depth)
         self._right[depth] += (float(right) - self._right[depth]) / JUDGED
 
@@ -85,7 +85,7 @@ class PathTrees:
         self._greedy = True
 
     def forget(self) -> None:
-        """Drops the last draft's candidates, so that nothing is calibrated by them."""
+        """Drop the last draft's candidates, so that nothing is calibrated by them."""
         self._candidates, self._proposed = {}, set()
 
     def calibrate(self, step: Step) -> None:
@@ -120,7 +120,7 @@ class PathTrees:
         worths, chances = [1.0 - sum(context.covered[:1])], list[dict[int, float]]()
 
         def expand(parents: Sequence[int], tokens: Sequence[int], depth: int) -> list[list[Candidate]]:
-            """Returns the candidates after nodes at `depth`, whose parents are nodes of the call before."""
+            """Return the candidates after nodes at `depth`, whose parents are nodes of the call before."""
             nonlocal paths, worths, chances
             if depth:
                 paths = [(*paths[parent], token) for parent, token in zip(parents, tokens, strict=True)]
@@ -155,7 +155,7 @@ class PathTrees:
         return tree
 
     def sample(self, context: Context, logits_of: LogitsOf, depths: int) -> DraftTree:
-        """Samples chains side by side for the rule `rejection`, each token given those above it.
+        """Sample chains side by side for the rule `rejection`, each token given those above it.
 
         Nodes left over are children of the root, unless there is to be one chain alone. `logits_of` gives logits of the
         whole vocabulary. The shape does not depend on what is sampled, except that it ends at a depth where some logits

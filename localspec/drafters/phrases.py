@@ -55,7 +55,7 @@ class WithPhrases:
         return self.inner.nbytes + (0 if self._read_only else self.pool.nbytes)
 
     def observe(self, step: Step) -> None:
-        """Adds the text to the pool, learns from what was rejected, and remembers which stored phrases were right."""
+        """Add the text to the pool, learn from what was rejected, and remember which stored phrases were right."""
         self.inner.observe(step)
         for depth, token in enumerate(step.committed if step.tree else ()):
             level, match = self._offered.get(tuple(step.committed[:depth]), ((), 0))
@@ -82,7 +82,7 @@ class WithPhrases:
             self.pool.rewind(length)
 
     def hand_over(self) -> HeldText:
-        """Returns what the inner drafter holds; the pool reads the text again."""
+        """Return what the inner drafter holds; the pool reads the text again."""
         held = self.inner.hand_over()
         self.rewind(0)
         return HeldText(inner=[held])
@@ -94,7 +94,7 @@ class WithPhrases:
             self.pool.extend(tokens)
 
     def _correct(self, step: Step) -> None:
-        """Replaces phrases that were tried after the accepted path and failed (Ouroboros, §3.3)."""
+        """Replace phrases that were tried after the accepted path and failed (Ouroboros, §3.3)."""
         tree, path = step.tree, set(step.path)
         if tree is None or not tree.source or len(self.pool.tokens) < KEY_LENGTH:
             return
@@ -111,14 +111,14 @@ class WithPhrases:
                 self.pool.correct(before, tree.tokens[node], tried[::-1], picks[::-1])
 
     def draft(self, context: Context) -> DraftTree:
-        """Returns the inner tree, and below it the likeliest phrases, best first, as far as there are nodes."""
+        """Return the inner tree, and below it the likeliest phrases, best first, as far as there are nodes."""
         self._greedy, self._offered = context.sampling.greedy, {}
         nodes = context.nodes if self._anywhere else context.nodes - context.nodes // 3
         recent = list(context.committed[-MATCH_LENGTH:])
         known: dict[Path, Followers] = {}
 
         def followers_of(path: Path) -> Followers:
-            """Looks up what may follow a path, once: at the root it is asked before the inner draft and after it."""
+            """Look up what may follow a path, once: at the root it is asked before the inner draft and after it."""
             if path not in known:
                 known[path] = self._followers([*recent, *path], context.nodes) if context.nodes else []
             return known[path]
@@ -134,7 +134,7 @@ class WithPhrases:
         order = 0
 
         def offer(node: int, worth: float, followers: Followers, at: int) -> None:
-            """Puts the children that `followers` give `node` on the heap."""
+            """Put the children that `followers` give `node` on the heap."""
             nonlocal order
             for chance, group in self._level(tuple(builder.path_tokens(node)), followers, at):
                 chance *= builder.left(node, group[0][1].tokens[at])
@@ -172,7 +172,7 @@ class WithPhrases:
         return covered
 
     def _level(self, path: Path, followers: Followers, at: int) -> list[tuple[float, Followers]]:
-        """Groups what may follow `path` by its token at `at`: the chance of that token, and who goes on with it.
+        """Group what may follow `path` by its token at `at`: the chance of that token, and who goes on with it.
 
         The chance is what phrases with such a share of the weight, behind so long a match, were worth before.
         """
@@ -190,7 +190,7 @@ class WithPhrases:
         return [(chance, groups[token]) for token, chance in self.calibration.chances(shares, match, self._greedy)]
 
     def _followers(self, tail: Sequence[int], nodes: int) -> Followers:
-        """Returns what may follow a text that ends in `tail`, with its weight."""
+        """Return what may follow a text that ends in `tail`, with its weight."""
         found = self.pool.continuations(tail, min(nodes, self._phrase_length or nodes))
         followers = [(_weight(continuation), continuation) for continuation in found]
         if self._max_phrases is None or len(followers) <= self._max_phrases:
@@ -237,7 +237,7 @@ class _TreeBuilder:
         return [node for node in range(self.size) if not real[node] and not probe[node]]
 
     def path_tokens(self, node: int) -> list[int]:
-        """Returns the tokens from below the root to `node`."""
+        """Return the tokens from below the root to `node`."""
         tokens = []
         while node:
             tokens.append(self._tokens[node])
@@ -245,7 +245,7 @@ class _TreeBuilder:
         return tokens[::-1]
 
     def add(self, parent: int, token: int, continuation: Continuation, worth: float, chance: float) -> int:
-        """Adds a node, unless there is one with this token, and returns its number, which is valid until `build`."""
+        """Add a node, unless there is one with this token, and return its number, which is valid until `build`."""
         for child in self._children[parent]:
             if self._tokens[child] == token and not (
                 self._inner.probe and child < self._inner.size and self._inner.probe[child]
@@ -265,7 +265,7 @@ class _TreeBuilder:
         return max(left, 0.0)
 
     def grow(self, tree: DraftTree) -> None:
-        """Adds the nodes that a longer draft of the same drafter has more."""
+        """Add the nodes that a longer draft of the same drafter has more."""
         ours = [0]
         for node in range(1, tree.size):
             parent, token = ours[tree.parents[node]], tree.tokens[node]
@@ -284,7 +284,7 @@ class _TreeBuilder:
         return self.size - 1
 
     def build(self, nodes: int) -> tuple[DraftTree, list[StoredPhrase | None]]:
-        """Returns the likeliest `nodes` nodes in depth-first order, and the stored phrase of each."""
+        """Return the likeliest `nodes` nodes in depth-first order, and the stored phrase of each."""
         order = depth_first(self._parents)
         if self.size > nodes + 1:  # a stable sort keeps parents before their children, which are worth no more
             likeliest = set(sorted(order, key=lambda node: -self.worth[node])[: nodes + 1])
@@ -315,10 +315,10 @@ _DOUBT = 3.0  # weight of "none of these": a single match of two tokens has a ch
 
 
 def _weight(continuation: Continuation) -> float:
-    """Returns the weight of a match, which doubles with every further token that agrees."""
+    """Return the weight of a match, which doubles with every further token that agrees."""
     return 3.0 * 2.0 ** (continuation.match - KEY_LENGTH)
 
 
 def build(ingredients: Ingredients) -> WithPhrases:
-    """Builds phrases alone: the empty draft, lengthened by the pool's phrases."""
+    """Build phrases alone: the empty draft, lengthened by the pool's phrases."""
     return WithPhrases(Autoregressive(), ingredients.pool)

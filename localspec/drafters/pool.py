@@ -85,7 +85,7 @@ class PhrasePool:
     # -- writing ------------------------------------------------------------------------------------------------------
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Adds committed text."""
+        """Add committed text."""
         for token in tokens:
             self.tokens.append(token)
             place = len(self.tokens)
@@ -130,7 +130,7 @@ class PhrasePool:
             self._add(before, token, picks)
 
     def take(self, phrase: Sequence[int]) -> None:
-        """Adds a phrase of a Jacobi window: its first token, and those that follow it."""
+        """Add a phrase of a Jacobi window: its first token, and those that follow it."""
         self._add(None, phrase[0], phrase[1:])
 
     def _add(self, before: int | None, token: int, phrase: Sequence[int]) -> None:
@@ -146,7 +146,7 @@ class PhrasePool:
             self._learned.popitem(last=False)
 
     def harvest(self, start: int) -> Harvest:
-        """Returns what the reply `tokens[start:]` leaves for later sessions.
+        """Return what the reply `tokens[start:]` leaves for later sessions.
 
         The prompt before `start` is the user's text and is not kept, nor is a phrase learned from verification that
         holds two neighbouring tokens of it: drafts are copied from the prompt too. Each phrase is returned once.
@@ -178,7 +178,7 @@ class PhrasePool:
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def continuations(self, tail: Sequence[int], ahead: int) -> list[Continuation]:
-        """Returns what followed the end of `tail` before, up to `ahead` tokens each.
+        """Return what followed the end of `tail` before, up to `ahead` tokens each.
 
         `tail` has at least the last MATCH_LENGTH tokens of the text.
         """
@@ -202,7 +202,7 @@ class PhrasePool:
         return found or self._after_single(tail[-1], ahead)
 
     def mark_used(self, stored: StoredPhrase) -> None:
-        """Marks a phrase of the store that was accepted: it will be the last one to be dropped."""
+        """Mark a phrase of the store that was accepted: it will be the last one to be dropped."""
         self._used[stored] = None
         if len(self._used) > MAX_KEYS:
             del self._used[next(iter(self._used))]

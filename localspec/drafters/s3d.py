@@ -67,7 +67,7 @@ class S3DOptions:
         return self.adapters or ("none" if self.full else "all")
 
     def layers(self, count: int) -> tuple[int, ...]:
-        """Returns the layers that draft, of `count`. Raises UsageMistake where one does not exist or none is left."""
+        """Return the layers that draft, of `count`. Raises UsageMistake where one does not exist or none is left."""
         if not (self.skip or self.kept):
             return symmetric(count, max(1, count // 2))
         named = _numbers(self.skip, "-") or _numbers(self.kept, ",")
@@ -81,7 +81,7 @@ class S3DOptions:
 
 
 def _numbers(text: str, between: str) -> list[int]:
-    """Returns the numbers of a text where they ascend; an empty list where it says anything else."""
+    """Return the numbers of a text where they ascend; an empty list where it says anything else."""
     parts = [part.strip() for part in text.split(between)]
     numbers = [int(part) for part in parts if part.isascii() and part.isdecimal() and len(part) < 5]
     rising = all(one <= two if between == "-" else one < two for one, two in pairwise(numbers))
@@ -111,7 +111,7 @@ class Drafter(ParallelDrafter):
 
     @classmethod
     def tensor_specs(cls, target: DraftableModel[Any], options: S3DOptions) -> dict[str, TensorSpec]:
-        """Lists the mask token, and the adapters under peft's names; the full form's layers are in its target.
+        """List the mask token, and the adapters under peft's names; the full form's layers are in its target.
 
         Raises UsageMistake for layers that the target does not have, or that cannot draft without the others.
         """
@@ -142,12 +142,12 @@ class Drafter(ParallelDrafter):
         self.forget_draft()
 
     def draft(self, context: Context) -> DraftTree:
-        """Runs one pass of the kept layers (eqs. 5 to 8) and returns the likeliest tree of what its rows predict."""
+        """Run one pass of the kept layers (eqs. 5 to 8) and return the likeliest tree of what its rows predict."""
         logits = self._predict(context)
         return DraftTree((context.root,), (-1,)) if logits is None else self.build_tree(context, logits)
 
     def _predict(self, context: Context) -> Logits | None:
-        """Returns logits [rows, vocab_size] of the tokens after the root; None where none can be predicted.
+        """Return logits [rows, vocab_size] of the tokens after the root; None where none can be predicted.
 
         The rows are written to the cache after the committed tokens, and verification overwrites them.
         """
@@ -167,7 +167,7 @@ class Drafter(ParallelDrafter):
 def stacked_adapters(
     sizes: TransformerConfig, layers: Sequence[int], options: S3DOptions, tensors: Mapping[str, Array]
 ) -> dict[int, dict[str, LowRank]]:
-    """Returns adapters by layer and by our linear layer, from those of the projections that are stacked in it:
+    """Return adapters by layer and by our linear layer, from those of the projections that are stacked in it:
 
     A [blocks * rank, in]    B [out, blocks * rank]    q │ ■ · ·
                                                        k │ · ■ ·

@@ -20,7 +20,7 @@ CARD, WEIGHTS = "drafter.json", "drafter.safetensors"
 
 
 def drafter_class(kind: str) -> type[TrainedDrafter]:
-    """The class of a kind with weights, which its file names `Drafter`."""
+    """Return the class of a kind with weights, which its file names `Drafter`."""
     found: type[TrainedDrafter] = import_module(kind_of(kind).file).Drafter
     return found
 
@@ -32,7 +32,7 @@ def load_drafter(
     depth: int | None = None,
     reporter: Reporter | None = None,
 ) -> TrainedDrafter:
-    """Returns the trained drafter of a directory, with the calibration that earlier replies gave it, if any did.
+    """Return the trained drafter of a directory, with the calibration that earlier replies gave it, if any did.
 
     `depth` is the number of tokens of a draft that was asked for, which only a published language model can choose.
     Raises LocalspecError where it is damaged, gone, or does not fit the target; of a small language model as it was

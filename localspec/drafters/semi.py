@@ -129,7 +129,7 @@ class RecentModel(Protocol):
     state_size: int
 
     def read(self, x: Rows, state: Rows, depth: int) -> tuple[Rows, Rows]:
-        """Returns the states after one more token, and h_q.
+        """Return the states after one more token, and h_q.
 
         x [rows, hidden_size] are embeddings of the tokens `depth` positions after the root, `state` [rows,
         self.state_size] the states before them.
@@ -157,7 +157,7 @@ class Averaged:
         return self._inner.nbytes + self._outer.nbytes + 4 * len(self._alpha)
 
     def read(self, x: Rows, state: Rows, depth: int) -> tuple[Rows, Rows]:
-        """Adds one more token to the sum."""
+        """Add one more token to the sum."""
         state = state + self._outer(self._inner(x)) * float(self._alpha[depth])
         return state, state / float(self._alpha[: depth + 1].sum())
 
@@ -177,7 +177,7 @@ class Recurrent:
         return sum(cell.nbytes for cell in self._cells)
 
     def read(self, x: Rows, state: Rows, depth: int) -> tuple[Rows, Rows]:
-        """Takes a step of both layers."""
+        """Take a step of both layers."""
         width, parts = self._width, []
         for layer, cell in enumerate(self._cells):
             hidden, memory = (state[:, (2 * layer + part) * width : (2 * layer + part + 1) * width] for part in (0, 1))
@@ -198,7 +198,7 @@ class Last:
     def __init__(self, compute: Compute, tensors: Mapping[str, Array]) -> None: ...
 
     def read(self, x: Rows, state: Rows, depth: int) -> tuple[Rows, Rows]:
-        """Returns the empty state and the embeddings themselves."""
+        """Return the empty state and the embeddings themselves."""
         return state, x
 
 
@@ -212,7 +212,7 @@ def _linear(compute: Compute, tensors: Mapping[str, Array], name: str, silu: boo
 
 
 def _cell(compute: Compute, tensors: Mapping[str, Array], name: str) -> Linear:
-    """The gates of an LSTM's layer, of its input and its hidden state side by side."""
+    """Return the gates of an LSTM's layer, of its input and its hidden state side by side."""
     weight = np.concatenate([tensors[f"{name}.weight_ih"], tensors[f"{name}.weight_hh"]], 1)
     return compute.linear(weight, tensors[f"{name}.bias_ih"] + tensors[f"{name}.bias_hh"])
 
@@ -236,7 +236,7 @@ class Drafter(TrainedDrafter):
     options: SemiOptions
 
     def __init__(self, target: DraftableModel[Any], options: SemiOptions, tensors: Mapping[str, Array]) -> None:
-        """Raises LocalspecError for a draft vocabulary that the model does not have."""
+        """Raise LocalspecError for a draft vocabulary that the model does not have."""
         super().__init__(target, options, tensors)
         self._recent = _RECENT[options.recent](self.compute, tensors)
         self._far, self._near = _linear(self.compute, tensors, "far"), _linear(self.compute, tensors, "near")
@@ -258,7 +258,7 @@ class Drafter(TrainedDrafter):
 
     @classmethod
     def tensor_specs(cls, target: DraftableModel[Any], options: SemiOptions) -> dict[str, TensorSpec]:
-        """Lists the tiny model's tensors, the layers after it, and the ids of a draft vocabulary."""
+        """List the tiny model's tensors, the layers after it, and the ids of a draft vocabulary."""
         sizes = target.compute.target.sizes
         widths, hidden = Widths.of(sizes, options), sizes.hidden_size
         recent, wide = widths.recent, widths.wide
@@ -296,7 +296,7 @@ class Drafter(TrainedDrafter):
     # -- the model ----------------------------------------------------------------------------------------------------
 
     def _read(self, depth: int, nodes: Rows, far: Rows, above: Rows) -> tuple[Rows, ...]:
-        """Reads one more token of nodes `depth` positions after the root; returns states and draft logits.
+        """Read one more token of nodes `depth` positions after the root; return states and draft logits.
 
         nodes [rows, 2] are tokens, and which of the states `above` is the parent's; far [1, wide] is W_p h_p.
         """
@@ -307,7 +307,7 @@ class Drafter(TrainedDrafter):
         return state, self._head(self.compute.silu(both))
 
     def _head(self, x: Rows) -> Rows:
-        """Returns logits [rows, draft vocabulary] of x [rows, 2 wide]."""
+        """Return logits [rows, draft vocabulary] of x [rows, 2 wide]."""
         if self._mixed is not None:
             x = x + self._mixed(x)
         x = self._out(x)
@@ -318,7 +318,7 @@ class Drafter(TrainedDrafter):
     # -- drafting -----------------------------------------------------------------------------------------------------
 
     def observe(self, step: Step) -> None:
-        """Keeps the state that predicted the new root, and calibrates the last draft along the committed text."""
+        """Keep the state that predicted the new root, and calibrates the last draft along the committed text."""
         self._state = step.hidden.take([len(step.hidden) - 1]).rows  # a copy: a view would keep a whole chunk
         self._trees.calibrate(step)
 
@@ -328,7 +328,7 @@ class Drafter(TrainedDrafter):
         self._trees.forget()
 
     def draft(self, context: Context) -> DraftTree:
-        """Returns the best tree that the tiny model finds; for the rule `rejection`, chains sampled from it."""
+        """Return the best tree that the tiny model finds; for the rule `rejection`, chains sampled from it."""
         self._trees.forget()
         if self._state is None or not context.nodes:
             return DraftTree((context.root,), (-1,))
@@ -346,7 +346,7 @@ class Drafter(TrainedDrafter):
         return self._trees.grow(context, logits_of, self.depth, self._kept)
 
     def _in_full_vocabulary(self, logits: Rows) -> Rows:
-        """Returns logits [rows, vocab_size] of those of the draft vocabulary; other tokens are never sampled."""
+        """Return logits [rows, vocab_size] of those of the draft vocabulary; other tokens are never sampled."""
         if self._kept is None:
             return logits
         return self.compute.at_columns(logits, self._kept, self.target.vocab_size)

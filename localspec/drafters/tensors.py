@@ -26,7 +26,7 @@ class TensorSpec:
 
 
 def check_tensors(expected: Mapping[str, TensorSpec], found: Mapping[str, TensorSpec]) -> None:
-    """Raises LocalspecError where a tensor is missing, superfluous, or of another shape or type than is expected.
+    """Raise LocalspecError where a tensor is missing, superfluous, or of another shape or type than is expected.
 
     Floating-point weights may be of any precision that they compute in.
     """
@@ -43,7 +43,7 @@ def check_tensors(expected: Mapping[str, TensorSpec], found: Mapping[str, Tensor
 
 
 def _named(names: list[str]) -> str:
-    """Returns the first name and the number of the others, with the verb that follows."""
+    """Return the first name and the number of the others, with the verb that follows."""
     return f"'{names[0]}'" + (" is" if len(names) == 1 else f" and {len(names) - 1} more are")
 
 
@@ -57,7 +57,7 @@ class StoredTensors(Mapping[str, Array]):
         self._file, self._entries, self._start = file, tensor_headers(file, REMEDY), tensor_start(file)
 
     def specs(self) -> dict[str, TensorSpec]:
-        """Returns what the file says of its tensors."""
+        """Return what the file says of its tensors."""
         return {
             name: TensorSpec(tuple(entry["shape"]), _NAMES.get(entry["dtype"], entry["dtype"]))
             for name, entry in self._entries.items()

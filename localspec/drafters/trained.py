@@ -23,7 +23,7 @@ QUIET = np.errstate(over="ignore", invalid="ignore")  # numbers that are none co
 
 
 def refuse_without_joint(kind: str, options: Any, names: Sequence[str]) -> None:
-    """Raises UsageMistake where an option that only joint training has, one of `names`, was given without `joint`."""
+    """Raise UsageMistake where an option that only joint training has, one of `names`, was given without `joint`."""
     for option in fields(options):
         value = getattr(options, option.name)
         if option.name in names and value != option.default and not options.joint:
@@ -52,7 +52,7 @@ class TrainedDrafter(ABC):
     @classmethod
     @abstractmethod
     def tensor_specs(cls, target: DraftableModel[Any], options: Any) -> dict[str, TensorSpec]:
-        """Lists the tensors of a drafter with these options, by their names in files; takes no memory for them.
+        """List the tensors of a drafter with these options, by their names in files; take no memory for them.
 
         Raises UsageMistake for options that do not fit the target.
         """
@@ -74,18 +74,18 @@ class TrainedDrafter(ABC):
 
     @abstractmethod
     def observe(self, step: Step) -> None:
-        """Takes in what a step committed, as `Drafter.observe` does."""
+        """Take in what a step committed, as `Drafter.observe` does."""
 
     @abstractmethod
     def draft(self, context: Context) -> DraftTree:
-        """Returns a tree of at most `context.nodes` nodes below the root, as `Drafter.draft` does."""
+        """Return a tree of at most `context.nodes` nodes below the root, as `Drafter.draft` does."""
 
     @abstractmethod
     def rewind(self, length: int) -> None:
         """Forgets the text after `length`, as `Drafter.rewind` does."""
 
     def hand_over(self) -> HeldText:
-        """Returns what it holds of the text, as `Drafter.hand_over` does; most hold a draft and no text."""
+        """Return what it holds of the text, as `Drafter.hand_over` does; most hold a draft and no text."""
         self.rewind(0)
         return HeldText()
 
@@ -95,7 +95,7 @@ class TrainedDrafter(ABC):
 
     @classmethod
     def parse_options(cls, options: Mapping[str, Any]) -> Any:
-        """Returns these options as `Options`. Raises UsageMistake for an unknown name or an impossible value."""
+        """Return these options as `Options`. Raises UsageMistake for an unknown name or an impossible value."""
         types = {option.name: type(option.default) for option in fields(cls.Options)}
         for name, value in options.items():
             if name not in types:
@@ -134,7 +134,7 @@ class ParallelDrafter(TrainedDrafter):
         self._greedy = True
 
     def build_tree(self, context: Context, logits: Logits, width: int = RANKS) -> DraftTree:
-        """Returns the likeliest tree by logits [depths, vocab_size]; by the rule `rejection`, a tree that is sampled.
+        """Return the likeliest tree by logits [depths, vocab_size]; by the rule `rejection`, a tree that is sampled.
 
         Each depth has `width` candidates; with one of them the tree is a chain, and so it is for a target that reads
         chains alone.
@@ -153,7 +153,7 @@ class ParallelDrafter(TrainedDrafter):
 
     @staticmethod
     def positions(context: Context, logits: Logits) -> range:
-        """Returns the positions of the tokens that rows of logits [depths, vocab_size] predict."""
+        """Return the positions of the tokens that rows of logits [depths, vocab_size] predict."""
         return range(len(context.committed), len(context.committed) + len(logits))
 
     def calibrate(self, step: Step) -> None:
@@ -164,5 +164,5 @@ class ParallelDrafter(TrainedDrafter):
         self.forget_draft()
 
     def forget_draft(self) -> None:
-        """Drops the last draft's candidates, so that nothing is calibrated by them."""
+        """Drop the last draft's candidates, so that nothing is calibrated by them."""
         self._candidates = ()

@@ -69,10 +69,10 @@ class Answerer(Protocol):
         """Tokens of prompt and reply together, at most."""
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
-        """Returns the token ids of a conversation that waits for the assistant."""
+        """Return the token ids of a conversation that waits for the assistant."""
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Returns the text of a reply."""
+        """Return the text of a reply."""
 
     def answer(self, conversations: Sequence[Sequence[Message]], way: Way, draw: str) -> list[Reply]:
         """Answers each of them; where replies are drawn, `draw` and the seed decide. Raises DoesNotFit."""
@@ -81,7 +81,7 @@ class Answerer(Protocol):
 def answerer(
     card: TargetCard, settings: Settings, batch: int | None, store: Store | None, reporter: Reporter
 ) -> Answerer:
-    """Returns who answers for a model with these settings: `batch` prompts at once, where that is asked for.
+    """Return who answers for a model with these settings: `batch` prompts at once, where that is asked for.
 
     On a CPU this takes transformers and dense weights. Raises UsageMistake for a batch that cannot be had, and what
     choosing and loading a model raise.
@@ -105,7 +105,7 @@ def answerer(
 def answering_choice(
     card: TargetCard, settings: Settings, batch: int | None, store: Store | None, reporter: Reporter
 ) -> Choice:
-    """Returns how the model that answers is loaded: with whatever drafts there, where it answers one by one."""
+    """Return how the model that answers is loaded: with whatever drafts there, where it answers one by one."""
     own = replace(settings, drafter="auto", draft_max="auto", accept="exact", exact=False, context=None)
     plain = replace(own, drafter="none")
     known = Measurements(MeasurementCache(store, reporter))
@@ -118,7 +118,7 @@ def answering_choice(
 
 
 def at_once(choice: Choice) -> int:
-    """Returns how many tokens are answered in the time of about one, by what was measured of both."""
+    """Return how many tokens are answered in the time of about one, by what was measured of both."""
     return BATCH if can_batch(choice) else TEXTS // 2 if choice.engine == "native" else 1
 
 
@@ -160,7 +160,7 @@ class Native:
         return [text.reply for text in texts]
 
     def _begun(self, prompt: Sequence[int], way: Way, sampling: Sampling) -> "_Text":
-        """Returns a text whose prompt was read, and the first token of its reply picked."""
+        """Return a text whose prompt was read, and the first token of its reply picked."""
         cache = self._target.cache(len(prompt) + way.max_tokens)
         for start in range(0, len(prompt), CHUNK):
             part = prompt[start : start + CHUNK]
@@ -183,7 +183,7 @@ class _Text:
     finished: bool = False
 
     def take(self, token: int) -> None:
-        """Takes the token that was picked next, unless it is an end mark."""
+        """Take the token that was picked next, unless it is an end mark."""
         if token in self.ends:
             self.goes_on, self.finished = False, True
             return
@@ -198,7 +198,7 @@ class _Text:
 
 
 def cut_reply(reply: Reply, way: Way) -> Reply:
-    """Returns a reply up to where it goes round, if that was asked for."""
+    """Return a reply up to where it goes round, if that was asked for."""
     if not way.cut or (end := until_it_goes_round(reply.tokens)) == len(reply.tokens):
         return reply
     return Reply(reply.tokens[:end], False)
@@ -282,7 +282,7 @@ class Batched:
         return [cut_reply(self._ended(reply), way) for reply in found[:, longest:].tolist()]
 
     def _ended(self, reply: list[int]) -> Reply:
-        """A reply without its end mark, and the padding after it."""
+        """Return a reply without its end mark, and the padding after it."""
         end = next((at for at, token in enumerate(reply) if token in self._light.stop_tokens), None)
         return Reply(reply[:end], end is not None)
 

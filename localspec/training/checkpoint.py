@@ -27,7 +27,7 @@ _ASKED = {"asked": dict, "options": dict}
 
 
 def save(directory: Path, step: int, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
-    """Writes a checkpoint. Raises DoesNotFit where the disk is full; the old checkpoint is then still there."""
+    """Write a checkpoint. Raises DoesNotFit where the disk is full; the old checkpoint is then still there."""
     name = f"step-{step}.safetensors"
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -46,13 +46,13 @@ def save(directory: Path, step: int, tensors: Mapping[str, torch.Tensor], state:
 
 
 def note_spent(directory: Path, seconds: float) -> None:
-    """Notes how long a training has taken so far, where it has a checkpoint: what a kill loses is counted, too."""
+    """Note how long a training has taken so far, where it has a checkpoint: what a kill loses is counted, too."""
     with suppress(OSError):  # a full disk is told of where the next checkpoint is written
         (directory / SPENT).write_text(f"{seconds:.3f}\n", "utf-8")
 
 
 def spent(directory: Path) -> float:
-    """Returns the seconds that were noted last; 0 where there are none that can be."""
+    """Return the seconds that were noted last; 0 where there are none that can be."""
     try:
         seconds = float((directory / SPENT).read_text("utf-8"))
     except (OSError, ValueError):
@@ -61,14 +61,14 @@ def spent(directory: Path) -> float:
 
 
 def remove(directory: Path) -> None:
-    """Removes a checkpoint, or what is left of one."""
+    """Remove a checkpoint, or what is left of one."""
     with suppress(OSError):  # the state first: whoever is killed now leaves no checkpoint that lacks its tensors
         (directory / STATE).unlink()
     shutil.rmtree(directory, ignore_errors=True)
 
 
 def load(directory: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | None:
-    """Returns (tensors, state) of the last checkpoint, if there is one. Raises LocalspecError where it is damaged."""
+    """Return (tensors, state) of the last checkpoint, if there is one. Raises LocalspecError where it is damaged."""
     try:
         state = parse_json(read_bytes(directory / STATE))
     except FileNotFoundError:
@@ -84,7 +84,7 @@ def load(directory: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | No
 
 
 def state(directory: Path) -> Mapping[str, Any] | None:
-    """Returns the state of a training that was stopped; None where there is no checkpoint.
+    """Return the state of a training that was stopped; None where there is no checkpoint.
 
     Raises LocalspecError where it is damaged.
     """
@@ -101,7 +101,7 @@ def state(directory: Path) -> Mapping[str, Any] | None:
 
 
 def full(error: Exception) -> bool:
-    """Returns whether a write failed for lack of room."""
+    """Return whether a write failed for lack of room."""
     text = str(error).lower()
     return (isinstance(error, OSError) and error.errno in _FULL) or "no space" in text or "too large" in text
 

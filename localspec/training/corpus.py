@@ -73,7 +73,7 @@ class Corpus:
         return -(-len(self.examples) // BLOCK)
 
     def batches(self, start: Cursor) -> Iterator[tuple[list[Row], Cursor, float]]:
-        """Yields without end from `start` on: the rows of a step, where the next one begins, and the passes so far."""
+        """Yield without end from `start` on: the rows of a step, where the next one begins, and the passes so far."""
         epoch, number, skip = start.epoch, start.block, start.batch
         while True:
             block = self._block(epoch, number)
@@ -88,20 +88,20 @@ class Corpus:
                 epoch, number = epoch + 1, 0
 
     def one_pass(self) -> Iterator[list[Row]]:
-        """Yields the batches of the first pass."""
+        """Yield the batches of the first pass."""
         for rows, following, _ in self.batches(Cursor()):
             yield rows
             if following.epoch:
                 return
 
     def rows(self) -> Iterator[Row]:
-        """Yields all rows that are measured with or trained on, in the order of the first pass."""
+        """Yield all rows that are measured with or trained on, in the order of the first pass."""
         yield from self.held_out
         for rows in self.one_pass():
             yield from rows
 
     def _block(self, epoch: int, number: int) -> list[list[Row]]:
-        """Returns the batches of one block, each with at most the tokens of a batch, padding included."""
+        """Return the batches of one block, each with at most the tokens of a batch, padding included."""
         order = list(range(len(self.examples)))
         random.Random(f"{self._seed} {epoch}").shuffle(order)  # noqa: S311
         chosen = order[number * BLOCK : (number + 1) * BLOCK]
@@ -116,7 +116,7 @@ class Corpus:
         return [batch for batch in batches if batch]
 
     def frequencies(self, most: int = 20_000) -> torch.Tensor:
-        """Returns how often each token occurs in the loss, [vocab_size], in about `most` examples at most."""
+        """Return how often each token occurs in the loss, [vocab_size], in about `most` examples at most."""
         found = torch.zeros(self._target.transformer.config.vocab_size, dtype=torch.long)
         for example in self.examples[:: -(-len(self.examples) // most)]:
             for row in self._rows(example):
@@ -165,7 +165,7 @@ class Corpus:
         return [Row(piece, [True] * len(piece)) for piece in pieces]
 
     def _chat(self, example: Example) -> list[Row]:
-        """Returns one row; or one for each reply, where the template renders a reply differently later on."""
+        """Return one row; or one for each reply, where the template renders a reply differently later on."""
         messages = list(example.messages)
         whole, spans = self._target.chat.render_apart(messages, waits=False), []
         for index in (at for at, message in enumerate(messages) if at and message["role"] == "assistant"):
@@ -180,7 +180,7 @@ class Corpus:
         return [self._row(upto, [(len(before), len(upto))]) for before, upto in spans if upto.startswith(before)]
 
     def _row(self, text: str, spans: Sequence[tuple[int, int]]) -> Row:
-        """Returns the row of a text whose tokens within spans of characters are in the loss, up to an end mark each."""
+        """Return the row of a text whose tokens within spans of characters are in the loss, up to an end mark each."""
         tokens, offsets = self._target.chat.marks.encode_with_offsets(text, self._target.chat.add_special_tokens)
         loss_mask, over = [], False
         waiting = iter([*spans, (len(text) + 1, 0)])
@@ -203,7 +203,7 @@ class PaddedRows:
 
     @classmethod
     def of(cls, rows: Sequence[Row], device: str) -> "PaddedRows":
-        """Pads rows. The mask follows from the rows' lengths and never from an id: zero may well be an end mark."""
+        """Pad rows. The mask follows from the rows' lengths and never from an id: zero may well be an end mark."""
         longest = max(len(row.tokens) for row in rows)
         tokens = torch.zeros(len(rows), longest, dtype=torch.long)
         loss_mask = torch.zeros(len(rows), longest, dtype=torch.bool)
@@ -220,7 +220,7 @@ class PaddedRows:
 
 
 def split_rows(rows: Sequence[Row], tokens: int) -> list[list[Row]]:
-    """Returns rows in groups of at most so many tokens, padding included; a longer row is a group of its own."""
+    """Return rows in groups of at most so many tokens, padding included; a longer row is a group of its own."""
     groups: list[list[Row]] = []
     longest = 0
     for row in sorted(rows, key=lambda row: -len(row.tokens)):

@@ -129,7 +129,7 @@ class Course(Clock):
         return past
 
     def _begun(self) -> State:
-        """Returns a new course."""
+        """Return a new course."""
         recomputed = self._job.fitting().recomputed
         seconds = estimate.hours(self._job.shadow, self._product_seconds(), 1, recomputed) * 3600
         self._before = 0.0
@@ -138,7 +138,7 @@ class Course(Clock):
         return self._state
 
     def _resumed(self, found: State) -> State:
-        """Returns the course that was stopped. Raises UsageMistake where it is another one."""
+        """Return the course that was stopped. Raises UsageMistake where it is another one."""
         refuse_other(self.directory, found.asked, self._identity())
         return found
 
@@ -219,7 +219,7 @@ class Course(Clock):
         return self._job.shadow.target.transformer.config.hidden_size
 
     def _token_seconds(self, answered: float) -> float:
-        """Returns what a token of text takes after it was answered in so many seconds, about as many as reading it."""
+        """Return what a token of text takes after it was answered in so many seconds, about as many as reading it."""
         once = answered if self._job.shadow.reads_once else 0.0
         return once + self._passes * self._state.token_seconds
 
@@ -250,7 +250,7 @@ class Course(Clock):
         return self._before + time.monotonic() - self._began
 
     def note(self, now: bool = False) -> None:
-        """Notes how long it has taken, for the session after this one, unless it did so just now."""
+        """Note how long it has taken, for the session after this one, unless it did so just now."""
         if now or time.monotonic() - self._kept >= NOTED:
             self._kept, self._state.spent = time.monotonic(), self.spent
             self._state.save(self.directory)
@@ -261,7 +261,7 @@ class Course(Clock):
         return self.spent >= (1 - LEAST_TRAINING) * (self._total - self._tail)
 
     def training(self) -> float | None:
-        """Returns the hours that are left for training; those that were once decided, or fewer, after a stop."""
+        """Return the hours that are left for training; those that were once decided, or fewer, after a stop."""
         trained, left = checkpoint.spent(self.directory / "checkpoint"), max(self._total - self.spent - self._tail, 1.0)
         decided: float = self._state.training.get("hours", left / 3600)
         self._state.training = {**self._state.training, "hours": decided}
@@ -269,7 +269,7 @@ class Course(Clock):
         return round(min(decided, (trained + left) / 3600), 6)
 
     def measuring(self) -> float:
-        """Returns after how many seconds no further reply is measured, of either kind of text."""
+        """Return after how many seconds no further reply is measured, of either kind of text."""
         return _measuring(self._total)
 
     # -- what should pay ----------------------------------------------------------------------------------------------
@@ -292,7 +292,7 @@ class Course(Clock):
         return proposed.pays
 
     def _prepare(self) -> None:
-        """Makes the directory, and removes what an earlier course left there. Raises LocalspecError."""
+        """Make the directory, and remove what an earlier course left there. Raises LocalspecError."""
         try:
             private_directory(self.directory)
         except OSError as error:
@@ -349,7 +349,7 @@ class Course(Clock):
         _free()
 
     def _chunks(self, model: Answerer) -> Iterator[tuple[list[Question], Way]]:
-        """Yields what is asked together: all prompts greedily, then all of them at a temperature, without end."""
+        """Yield what is asked together: all prompts greedily, then all of them at a temperature, without end."""
         room = min(model.context, self._job.length)
         longest = min(REPLY, room // 4)
         every = [one for one in self._questions if len(model.encode(one.messages)) + longest <= room]
@@ -390,7 +390,7 @@ class Course(Clock):
     # -- training -----------------------------------------------------------------------------------------------------
 
     def train(self) -> Job | None:
-        """Returns the training, ready to run or to go on; None where it is over."""
+        """Return the training, ready to run or to go on; None where it is over."""
         if self._trained:
             return None
         examples = read_examples([self._answers])
@@ -458,12 +458,12 @@ class Course(Clock):
 
 
 def _as_line(name: str, messages: Sequence[Message]) -> dict[str, Any]:
-    """A conversation of the user, as `distill` would have written it."""
+    """Return a conversation of the user, as `distill` would have written it."""
     return {"asked": "history", "id": name, "messages": list(messages), "finish_reason": "stop"}
 
 
 def _free() -> None:
-    """Gives memory back before the next model is loaded."""
+    """Give memory back before the next model is loaded."""
     gc.collect()
     import torch
 

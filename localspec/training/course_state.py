@@ -27,7 +27,7 @@ class Plan:
     files: int
 
     def as_json(self) -> dict[str, Any]:
-        """What `train --json` prints of it."""
+        """Return what `train --json` prints of it."""
         return {
             "conversations": self.conversations, "prompts": self.prompts, "tokens": self.tokens,
             "answer_hours": round(self.answering, 4), "train_hours": round(self.training, 4),
@@ -50,7 +50,7 @@ class State:
     each: float = 0.0  # seconds that a token took to answer, together with others
 
     def save(self, directory: Path) -> None:
-        """Writes plan.json; no reader sees half of it. Raises DoesNotFit."""
+        """Write plan.json; no reader sees half of it. Raises DoesNotFit."""
         content = json.dumps(vars(self), indent=2) + "\n"
         try:
             (new := directory / f"{PLAN}.new").write_text(content, "utf-8")
@@ -62,7 +62,7 @@ class State:
 
 
 def read(directory: Path) -> State | None:
-    """Returns where a course is; None where none was begun. Raises LocalspecError where that cannot be read."""
+    """Return where a course is; None where none was begun. Raises LocalspecError where that cannot be read."""
     if not begun(directory):
         return None
     with suppress(TypeError):
@@ -74,7 +74,7 @@ def read(directory: Path) -> State | None:
 
 
 def drafter_json(directory: Path) -> Mapping[str, Any]:
-    """What is written beside the trained drafter; empty before."""
+    """Return what is written beside the trained drafter; empty before."""
     file = directory / "drafter" / "drafter.json"
     return _object(file) if file.exists() else {}
 

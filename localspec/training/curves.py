@@ -21,7 +21,7 @@ def draw(log: Path, drawn: Path, title: str) -> None:
 
 
 def in_characters(log: Path, width: int, height: int = 8) -> list[str]:
-    """The curve of the loss for a terminal, at most `width` columns; nothing where there were no steps."""
+    """Return the curve of the loss for a terminal, at most `width` columns; nothing where there were no steps."""
     losses = [(line["step"], line["loss"]) for line in _read(log) if "loss" in line]
     if not losses:
         return []
@@ -36,7 +36,7 @@ def _read(log: Path) -> list[dict[str, Any]]:
 
 
 def figure(lines: Sequence[dict[str, Any]], title: str) -> str:
-    """Returns the drawing of a log's lines, an SVG document."""
+    """Return the drawing of a log's lines, an SVG document."""
     losses = [(line["step"], line["loss"]) for line in lines if "loss" in line]
     measured = [(line["step"], line["accuracy_by_depth"]) for line in lines if "accuracy_by_depth" in line]
     most = max([step for step, _ in losses] + [step for step, _ in measured] + [1])
@@ -97,6 +97,6 @@ def _panel(top: int, name: str, lines: Sequence[tuple[str, Line]], most: float, 
 
 
 def _words(x: float, y: float, text: str, **attributes: str) -> str:
-    """Returns a text element; attributes that it does not have are those of the whole drawing."""
+    """Return a text element; attributes that it does not have are those of the whole drawing."""
     shape = "".join(f' {name.replace("_", "-")}="{value}"' for name, value in attributes.items())
     return f'<text x="{x:.1f}" y="{y:.1f}"{shape}>{escape(text)}</text>'

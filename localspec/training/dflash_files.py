@@ -48,7 +48,7 @@ _CALLED = {"dflash": "DFlash", DSPARK: "DSpark"}
 
 
 def convert(path: Path, model: Path, directory: Path, about: Mapping[str, Any]) -> None:
-    """Writes the drafter of a directory to directory/drafter, for the model in `model`, of which only shapes are read.
+    """Write the drafter of a directory to directory/drafter, for the model in `model`, of which only shapes are read.
 
     `about` is what `convert_published` takes. Raises what `read_published` and `convert_published` do.
     """
@@ -56,7 +56,7 @@ def convert(path: Path, model: Path, directory: Path, about: Mapping[str, Any]) 
 
 
 def read_published(path: Path, target: Target) -> Published:
-    """Returns the drafter in a directory for this target, in the precision of its files.
+    """Return the drafter in a directory for this target, in the precision of its files.
 
     Raises NotHere where there is none, LocalspecError for one of another model or of a form that is not computed here,
     and damaged files.

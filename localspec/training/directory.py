@@ -18,7 +18,7 @@ OWN_WORDS = ("prompts", "history")  # what a course has answered, and learns fro
 
 
 def usable(directory: Path) -> None:
-    """Raises UsageMistake where a training could not be written, as far as can be seen before it begins."""
+    """Raise UsageMistake where a training could not be written, as far as can be seen before it begins."""
     there = directory
     try:
         directory.stat()
@@ -46,7 +46,7 @@ def begun(directory: Path) -> bool:
 
 
 def refuse_course(directory: Path, force: bool) -> None:
-    """Raises UsageMistake where a course was begun; with `force` it cannot go on any more."""
+    """Raise UsageMistake where a course was begun; with `force` it cannot go on any more."""
     if begun(directory) and not force:
         raise UsageMistake(
             f"{directory} holds a training without --data FILE that was stopped; give that command to go on, another "
@@ -56,7 +56,7 @@ def refuse_course(directory: Path, force: bool) -> None:
 
 
 def refuse_result(directory: Path, *names: str) -> None:
-    """Raises UsageMistake where one of these is there already, which this training would replace."""
+    """Raise UsageMistake where one of these is there already, which this training would replace."""
     for name in names:
         if (directory / name).exists():
             raise UsageMistake(
@@ -66,7 +66,7 @@ def refuse_result(directory: Path, *names: str) -> None:
 
 
 def refuse_other(directory: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raises UsageMistake where the training that was stopped there was asked for otherwise than this one."""
+    """Raise UsageMistake where the training that was stopped there was asked for otherwise than this one."""
     for name, value in now.items():
         if (before := was.get(name)) != value:
             differs = f"begun {_as_typed(name, before)}, and this one is {_as_typed(name, value)}"
@@ -106,7 +106,7 @@ class Lock:
             self._held = None
 
     def take(self) -> None:
-        """Takes the lock, unless the directory does not exist yet or this lock was taken already.
+        """Take the lock, unless the directory does not exist yet or this lock was taken already.
 
         Raises UsageMistake where another training has it, and LocalspecError where no lock can be written.
         """

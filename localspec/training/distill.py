@@ -78,7 +78,7 @@ class Distiller:
         return len(self._questions)
 
     def estimate(self) -> float:
-        """Returns the seconds that the rest takes at most, with replies as long as allowed. Generates a few tokens."""
+        """Return the seconds that the rest takes at most, with replies as long as allowed. Generates a few tokens."""
         if not self._batches:
             return 0.0
         _, group = self._batches[0]
@@ -94,7 +94,7 @@ class Distiller:
         return turns * (seconds[0] + each * self._way.max_tokens)
 
     def run(self) -> Iterator[Written]:
-        """Yields an event a batch. What was written stays when the caller stops."""
+        """Yield an event a batch. What was written stays when the caller stops."""
         began = time.monotonic()
         for done, (index, group) in enumerate(self._batches, start=1):
             found = self._answer(index, group)
@@ -105,7 +105,7 @@ class Distiller:
             yield Written(len(self.answered), self.total, left, [dialogue.messages for _, dialogue in new])
 
     def _answer(self, index: int, group: Sequence[str]) -> dict[str, _Dialogue]:
-        """Returns these conversations with a reply to each of their prompts, as far as the context goes."""
+        """Return these conversations with a reply to each of their prompts, as far as the context goes."""
         found = {
             name: _Dialogue([*self._questions[name].messages], [*self._questions[name].following]) for name in group
         }
@@ -141,7 +141,7 @@ class Distiller:
         }
 
     def _read(self) -> set[str]:
-        """Returns the ids of prompts that are answered.
+        """Return the ids of prompts that are answered.
 
         Raises UsageMistake where the file was not written by `distill`, or with another request.
         """
@@ -159,7 +159,7 @@ class Distiller:
 
 
 def append(file: Path, lines: Sequence[Mapping[str, Any]]) -> None:
-    """Writes the lines of a batch to disk before the next one begins. Raises DoesNotFit, and leaves whole lines."""
+    """Write the lines of a batch to disk before the next one begins. Raises DoesNotFit, and leaves whole lines."""
     content = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
     try:
         with open(file, "ab", buffering=0, opener=lambda place, flags: os.open(place, flags, 0o600)) as stream:
@@ -178,7 +178,7 @@ def append(file: Path, lines: Sequence[Mapping[str, Any]]) -> None:
 
 
 def written(file: Path) -> list[dict[str, Any]]:
-    """Returns what the lines of a file of replies say. Cuts off a line that a kill left half-written.
+    """Return what the lines of a file of replies say. Cuts off a line that a kill left half-written.
 
     Raises UsageMistake where the file was not written by `distill`.
     """
@@ -210,7 +210,7 @@ def _foreign(file: Path, number: int) -> UsageMistake:
 
 
 def _mark(question: Question, way: Way, model: Sequence[str]) -> str:
-    """Returns a digest of everything in the request that changes the reply."""
+    """Return a digest of everything in the request that changes the reply."""
     following = [list(question.following)] if question.following else []
     cut = ["cut"] if way.cut else []
     parts = [question.messages, *following, way.max_tokens, way.temperature, way.seed, *cut, *model]

@@ -55,7 +55,7 @@ _PREFIX = re.compile(r"^(model\.)?(midlayer\.|layers\.0\.)?")
 
 
 def convert(path: Path, model: Path, directory: Path, about: Mapping[str, Any]) -> None:
-    """Writes the heads of a directory to directory/drafter, as a drafter of ours for the model in `model`.
+    """Write the heads of a directory to directory/drafter, as a drafter of ours for the model in `model`.
 
     Of the model only shapes and the embedding are read. `about` is what `convert_published` takes. Raises what
     `read_published` and `convert_published` do.
@@ -66,7 +66,7 @@ def convert(path: Path, model: Path, directory: Path, about: Mapping[str, Any]) 
 
 
 def read_published(path: Path, target: Target, embedding: torch.Tensor) -> TrainableDrafter:
-    """Returns the head in a directory as a drafter for this target, in the precision of its files.
+    """Return the head in a directory as a drafter for this target, in the precision of its files.
 
     `embedding` [vocab_size, hidden_size] is the target's: a head that has the same gets none of its own. Pickles are
     read as data, never run. Raises NotHere where there is no head, LocalspecError for one of another model or of a form
@@ -97,7 +97,7 @@ def read_published(path: Path, target: Target, embedding: torch.Tensor) -> Train
 
 
 def _read(path: Path) -> Tensors:
-    """Returns the tensors of the directory's files, without the prefixes of layouts."""
+    """Return the tensors of the directory's files, without the prefixes of layouts."""
     file = next((path / name for name in FILES if (path / name).is_file()), None)
     if file is None:
         raise NotHere(f"There is no EAGLE-3 head in {path}; give a directory that holds {FILES[0]} or {FILES[2]}.")
@@ -107,7 +107,7 @@ def _read(path: Path) -> Tensors:
 
 
 def _renamed(tensors: Tensors, path: Path) -> dict[str, torch.Tensor]:
-    """Returns what has a place in our layer, by our names. Raises LocalspecError for what has none."""
+    """Return what has a place in our layer, by our names. Raises LocalspecError for what has none."""
     found = {_OURS[name]: tensor for name, tensor in tensors.items() if name in _OURS}
     if all(f"{name}.weight" in tensors for name in _QKV):
         weights = [tensors[f"{name}.weight"] for name in _QKV]
@@ -131,7 +131,7 @@ def _renamed(tensors: Tensors, path: Path) -> dict[str, torch.Tensor]:
 
 
 def _stacked(parts: Sequence[torch.Tensor], what: str, path: Path) -> torch.Tensor:
-    """What layouts keep apart, in one. Raises LocalspecError, which says `what` it is, where it does not fit."""
+    """Return what layouts keep apart, in one. Raises LocalspecError, which says `what` it is, where it does not fit."""
     if len({one.shape[1:] for one in parts}) > 1:
         raise LocalspecError(
             f"{what} of the EAGLE-3 head in {path} have the shapes "
@@ -141,7 +141,7 @@ def _stacked(parts: Sequence[torch.Tensor], what: str, path: Path) -> torch.Tens
 
 
 def _options(config: Mapping[str, Any], tensors: Tensors, filled: Tensors, path: Path, target: Target) -> Eagle3Options:
-    """Returns what config.json says of the head, and its tensors. Raises LocalspecError for what is not read."""
+    """Return what config.json says of the head, and its tensors. Raises LocalspecError for what is not read."""
     newer = "speculators_model_type" in config
     layer = config.get("transformer_layer_config") if newer else config
     family = layer.get("model_type", "qwen3" if newer else "llama") if isinstance(layer, dict) else None
@@ -181,7 +181,7 @@ def _options(config: Mapping[str, Any], tensors: Tensors, filled: Tensors, path:
 
 
 def _places(config: Mapping[str, Any], num_layers: int, path: Path) -> str:
-    """The states that the head reads, by their indices in hidden_states, as options have them.
+    """Return the states that the head reads, by their indices in hidden_states, as options have them.
 
     vLLM and speculators count as Hugging Face does, SpecForge and SGLang by the layers that states leave.
     """
@@ -213,7 +213,7 @@ def _tokens(config: Mapping[str, Any]) -> int:
 
 
 def _vocabulary(options: Eagle3Options, tensors: Tensors, path: Path, vocab_size: int) -> dict[str, torch.Tensor]:
-    """The target's ids of a draft vocabulary. Raises LocalspecError where the maps are not of this target."""
+    """Return the target's ids of a draft vocabulary. Raises LocalspecError where the maps are not of this target."""
     if not options.vocabulary:
         return {}
     kept = tensors["d2t"].long() + torch.arange(options.vocabulary)

@@ -55,7 +55,7 @@ class Needs:
     recomputed: int
 
     def memory(self, at_once: int, recomputed: bool = False) -> int:
-        """Returns the bytes of memory with so many tokens in a forward."""
+        """Return the bytes of memory with so many tokens in a forward."""
         return self.fixed + at_once * (self.recomputed if recomputed else self.token)
 
 
@@ -68,7 +68,7 @@ class Fit:
 
 
 def shadow(kind: str, card: TargetCard, options: Mapping[str, Any], choice: Choice) -> TrainableDrafter:
-    """Returns the drafter that would be trained, on the meta device, without weights.
+    """Return the drafter that would be trained, on the meta device, without weights.
 
     Raises as `make_drafter` does, and UsageMistake for what recurrent layers do not allow.
     """
@@ -99,7 +99,7 @@ def product_seconds(device: str, dtype: torch.dtype) -> float:
 
 
 def hours(drafter: TrainableDrafter, seconds: float, tokens: int, recomputed: bool = False) -> float:
-    """Returns about how many hours it takes to train on so many tokens, by the `product_seconds` of the device.
+    """Return about how many hours it takes to train on so many tokens, by the `product_seconds` of the device.
 
     The target reads each token in each pass, unless it reads texts once for all; what is trained computes three passes,
     four where layers are computed twice.
@@ -113,7 +113,7 @@ def hours(drafter: TrainableDrafter, seconds: float, tokens: int, recomputed: bo
 def outlook(
     kind: str, card: TargetCard, machine: Machine, measurements: MeasurementSource, tokens: int
 ) -> tuple[float, int]:
-    """Returns about how many (hours, bytes of memory) `localspec train` takes for a drafter with default options."""
+    """Return about how many (hours, bytes of memory) `localspec train` takes for a drafter with default options."""
     machine = machine.as_torch_has_it()
     choice = choose(card, replace(config.Settings(), drafter="none"), machine, measurements)
     drafter = shadow(kind, card, {}, choice)
@@ -123,7 +123,7 @@ def outlook(
 
 
 def needs(drafter: TrainableDrafter, choice: Choice, length: int, written: int = 0) -> Needs:
-    """Returns what training this drafter needs; it may be on torch's meta device, without weights.
+    """Return what training this drafter needs; it may be on torch's meta device, without weights.
 
     Where the target is changed, it is `written` as so many bytes.
     """
@@ -173,7 +173,7 @@ def needs(drafter: TrainableDrafter, choice: Choice, length: int, written: int =
 
 
 def in_a_recurrent_layer(sizes: DeltaNet) -> int:
-    """Returns about how many numbers of each token a recurrent layer holds at most while torch reads a text in chunks.
+    """Return about how many numbers of each token a recurrent layer holds at most while torch reads a text in chunks.
 
     Queries, keys and values of each head are there several times; so are products of a chunk's rows.
     """
@@ -181,7 +181,7 @@ def in_a_recurrent_layer(sizes: DeltaNet) -> int:
 
 
 def _in_a_layer(shape: TransformerConfig, item: int, adapters: Adapters | None, device: str) -> int:
-    """Returns the bytes that one row leaves in a layer for the gradient, in numbers of so many bytes.
+    """Return the bytes that one row leaves in a layer for the gradient, in numbers of so many bytes.
 
     They are what norms read, queries, keys and values as one product gives them and once more with their positions,
     queries side by side, what was attended to, and in the feed-forward network the gate, its activation and what it is
@@ -199,7 +199,7 @@ def _in_a_layer(shape: TransformerConfig, item: int, adapters: Adapters | None, 
 
 
 def divided(needed: Needs, drafter: TrainableDrafter, processes: int) -> Needs:
-    """Returns what one of so many processes needs that share the target's layers: its part, and two that are whole."""
+    """Return what one of so many processes needs that share the target's layers: its part, and two that are whole."""
     transformer = drafter.target.transformer
     layer = sum(parameter.nbytes for parameter in transformer.layers[0].parameters())
     layers = layer * len(transformer.layers)
@@ -207,12 +207,12 @@ def divided(needed: Needs, drafter: TrainableDrafter, processes: int) -> Needs:
 
 
 def _learning(parameter: torch.nn.Parameter, loaded: bool, small: bool) -> int:
-    """Returns the bytes of a weight that learns: itself, if it is not the target's, its gradient and two moments."""
+    """Return the bytes of a weight that learns: itself, if it is not the target's, its gradient and two moments."""
     return (1 if loaded else 2) * parameter.nbytes + (2 if small else 8) * parameter.numel()
 
 
 def _for_a_moment(parameter: torch.nn.Parameter) -> int:
-    """Returns the bytes beside a weight that learns: its step in fp32, or a second gradient that is added to the first.
+    """Return the bytes beside a weight that learns: its step in fp32, or a second gradient that is added to the first.
 
     That of one head's part is as large as the whole, and zero elsewhere.
     """
@@ -220,12 +220,12 @@ def _for_a_moment(parameter: torch.nn.Parameter) -> int:
 
 
 def _kept(parameter: torch.nn.Parameter, small: bool) -> int:
-    """Returns its bytes in a checkpoint: itself, as a part of the drafter and as a parameter, and two moments."""
+    """Return its bytes in a checkpoint: itself, as a part of the drafter and as a parameter, and two moments."""
     return 2 * parameter.nbytes + (2 if small else 8) * parameter.numel()
 
 
 def fitting(needed: Needs, choice: Choice, at_once: int, least: int) -> Fit:
-    """Returns how many tokens of a forward fit: those asked for, else a half, a quarter, …, but `least` at least.
+    """Return how many tokens of a forward fit: those asked for, else a half, a quarter, …, but `least` at least.
 
     Where not even those fit, layers are computed twice. Raises DoesNotFit.
     """
@@ -244,7 +244,7 @@ def fitting(needed: Needs, choice: Choice, at_once: int, least: int) -> Fit:
 
 
 def room(needed: Needs, directory: Path) -> None:
-    """Raises DoesNotFit where the disk has no room for checkpoints and result."""
+    """Raise DoesNotFit where the disk has no room for checkpoints and result."""
     there = next(parent for parent in (directory, *directory.absolute().parents) if parent.exists())
     free = shutil.disk_usage(there).free
     if needed.files > free:

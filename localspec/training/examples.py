@@ -42,7 +42,7 @@ class Question:
 
 
 def read_examples(files: Sequence[Path]) -> list[Example]:
-    """Reads plain text, or JSONL with "text" or "messages" a line; either may be packed with xz.
+    """Read plain text, or JSONL with "text" or "messages" a line; either may be packed with xz.
 
     Raises UsageMistake for a file that cannot be read, is not UTF-8, or holds nothing of that kind.
     """
@@ -61,7 +61,7 @@ def _examples(file: Path) -> list[Example]:
 
 
 def read_questions(file: Path) -> list[Question]:
-    """Reads JSONL with "turns", "prompt" or "messages" a line (and "id"), or plain text with a prompt a line; also xz.
+    """Read JSONL with "turns", "prompt" or "messages" a line (and "id"), or plain text with a prompt a line; also xz.
 
     Each of several turns is asked; of a conversation the part up to the last user message is. Raises what
     `read_examples` raises.
@@ -89,7 +89,7 @@ def read_questions(file: Path) -> list[Question]:
 
 
 def _asked(entry: dict[str, Any], place: str) -> tuple[tuple[Message, ...], tuple[str, ...]]:
-    """Returns what is asked first, and what after each reply."""
+    """Return what is asked first, and what after each reply."""
     if "messages" in entry:
         messages = _messages(entry["messages"], place)
         last = max((at for at, message in enumerate(messages) if message["role"] == "user"), default=-1)
@@ -125,7 +125,7 @@ def _content(file: Path) -> str:
 
 
 def _is_json(file: Path, content: str) -> bool:
-    """Raises UsageMistake for a list in JSON, which would otherwise be read as plain text."""
+    """Raise UsageMistake for a list in JSON, which would otherwise be read as plain text."""
     name = file.with_suffix("").suffix if file.suffix == ".xz" else file.suffix
     begins = "" if name == ".txt" else content.lstrip()[:1]
     if begins == "[" and name != ".jsonl" and _is_list(content):
@@ -141,7 +141,7 @@ def _is_list(content: str) -> bool:
 
 
 def _entries(file: Path, content: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yields (object, its place) of every line that is not empty."""
+    """Yield (object, its place) of every line that is not empty."""
     for number, line in enumerate(content.split("\n"), start=1):
         if not line.strip():
             continue
@@ -182,7 +182,7 @@ def _messages(value: object, place: str) -> tuple[Message, ...]:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Yields paragraphs, joined to about `PIECE` characters; a longer paragraph is cut between lines or words."""
+    """Yield paragraphs, joined to about `PIECE` characters; a longer paragraph is cut between lines or words."""
     waiting: list[str] = []
     size = 0  # of the waiting paragraphs
     for paragraph in text.replace("\r\n", "\n").split("\n\n"):
@@ -204,5 +204,5 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def _whole(text: str) -> str:
-    """A lone surrogate is no text, and no tokenizer takes it."""
+    """Return a lone surrogate is no text, and no tokenizer takes it."""
     return text.encode("utf-8", "replace").decode()

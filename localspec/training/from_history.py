@@ -34,7 +34,7 @@ class Past:
 
 
 def read_past(history: History, model: str) -> Past:
-    """Returns the saved conversations; the replies are `model`'s own where it is the one that was last used there.
+    """Return the saved conversations; the replies are `model`'s own where it is the one that was last used there.
 
     Raises StoreTrouble.
     """
@@ -61,7 +61,7 @@ def _is_held_out(prompt: str) -> bool:
 
 
 def _name(conversation: int, turns: Sequence[Turn]) -> str:
-    """Returns another one once the conversation has gone on: then it is another text."""
+    """Return another one once the conversation has gone on: then it is another text."""
     said = hashlib.sha256("\0".join(text for turn in turns for text in (turn.prompt, turn.reply)).encode())
     return f"history-{conversation}-{said.hexdigest()[:8]}"
 
@@ -71,7 +71,7 @@ def _digest(prompt: str) -> bytes:
 
 
 def _as_held(one: Saved, turns: Sequence[Turn]) -> tuple[Message, ...]:
-    """Returns the turns up to the first reply that was interrupted or never came."""
+    """Return the turns up to the first reply that was interrupted or never came."""
     messages: list[Message] = []
     for turn in turns:
         if turn.reason not in WHOLE or not turn.reply.strip():

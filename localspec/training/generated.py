@@ -37,7 +37,7 @@ class GeneratedText:
         return self.tokens / self.steps
 
     def as_json(self) -> dict[str, Any]:
-        """What drafter.json says of it."""
+        """Return what drafter.json says of it."""
         return {
             "length": round(self.length, 4), "nodes": self.nodes, "tokens": self.tokens, "replies": self.replies,
         }  # fmt: skip
@@ -91,6 +91,6 @@ def measured_text(
 
 
 def _prompt(row: Row) -> list[int]:
-    """The prompt of a row is what precedes its first reply; of a plain text it is the first half."""
+    """Return the prompt of a row is what precedes its first reply; of a plain text it is the first half."""
     first = next(place for place, counts in enumerate(row.loss_mask) if counts)
     return list(row.tokens[: first or len(row.tokens) // 2])

@@ -76,7 +76,7 @@ class Request:
     course: str = ""  # names the course that this is a part of, and that decides whether the drafter is kept
 
     def identity(self, choice: Choice, own: str) -> dict[str, Any]:
-        """Returns what must be the same for a stopped training to go on."""
+        """Return what must be the same for a stopped training to go on."""
         digest = hashlib.sha256(b"".join(example.digest for example in self.examples)).hexdigest()[:16]
         return {
             "kind": self.kind, "model": own, "options": dict(self.options), "data": digest, "length": self.length,
@@ -90,18 +90,18 @@ class Clock:
     """How long the parts of a training may take; this one allows everything."""
 
     def note(self) -> None:
-        """Notes that time goes on; called after every step."""
+        """Note that time goes on; called after every step."""
 
     def reading_is_over(self) -> bool:
         """Whether no further text is to be read."""
         return False
 
     def training(self) -> float | None:
-        """Returns the hours that are left for training, now that text was read."""
+        """Return the hours that are left for training, now that text was read."""
         return None
 
     def measuring(self) -> float:
-        """Returns after how many seconds no further reply is measured, of either kind of text."""
+        """Return after how many seconds no further reply is measured, of either kind of text."""
         return SECONDS
 
 
@@ -131,7 +131,7 @@ class Job:
             self.needed = estimate.divided(self.needed, self.shadow, processes.count())
 
     def fitting(self, begun: int | None = None) -> estimate.Fit:
-        """Returns how it fits in memory, with so many tokens of a forward as it has begun with.
+        """Return how it fits in memory, with so many tokens of a forward as it has begun with.
 
         Raises DoesNotFit, also where the disk is too small.
         """
@@ -142,7 +142,7 @@ class Job:
         return fit
 
     def plan(self, fit: estimate.Fit | None = None) -> str:
-        """Returns a sentence about what it takes. Raises what `fitting` does."""
+        """Return a sentence about what it takes. Raises what `fitting` does."""
         fit, request = fit or self.fitting(), self.request
         memory = self.needed.memory(fit.at_once, fit.recomputed)
         return (
@@ -153,7 +153,7 @@ class Job:
         )
 
     def load(self, lock: Lock, clock: "Clock | None" = None) -> None:
-        """Makes it ready to run, or to go on; takes `lock`, that of its directory.
+        """Make it ready to run, or to go on; take `lock`, that of its directory.
 
         Where the target reads texts once, it does so here, as long as the `clock` of a course allows.
         """
@@ -247,7 +247,7 @@ class Job:
             self._say(sentence)
 
     def _choose(self, settings: Settings) -> tuple[Choice, TrainableDrafter]:
-        """Returns where and in which precision to train, and the drafter without weights, by which both are chosen.
+        """Return where and in which precision to train, and the drafter without weights, by which both are chosen.
 
         A form that changes the target trains weights in few bits by adapters, which become part of the target's own
         weights; what trains those directly needs fp32 or bf16.
@@ -274,7 +274,7 @@ class Job:
     def _choose_to_change(
         self, choice: Choice, settings: Settings, plain: Settings, machine: Machine
     ) -> tuple[Choice, TrainableDrafter]:
-        """Returns the most accurate weights beside which there is room to train a form that changes the target.
+        """Return the most accurate weights beside which there is room to train a form that changes the target.
 
         One that was stopped goes on in those that it began with. Raises DoesNotFit, and what `choose` raises.
         """
@@ -317,7 +317,7 @@ class Job:
         return length
 
     def _options(self, target: Target) -> Mapping[str, Any]:
-        """Returns the options that were given; without any, those that the kind proposes for this model and machine."""
+        """Return the options that were given; without any, those that the kind proposes for this model and machine."""
         if self.request.options:
             return self.request.options
         proposed = self.proposed(target)
@@ -327,7 +327,7 @@ class Job:
         return proposed.options
 
     def proposed(self, target: Target | None = None, seconds: float = PROBE_SECONDS) -> Proposed | None:
-        """Returns what the kind proposes for this model and machine.
+        """Return what the kind proposes for this model and machine.
 
         Without the `target` of a training it is loaded as replies have it, and takes so many seconds to measure, about.
         """
@@ -341,7 +341,7 @@ class Job:
         return trainable_class(self.request.kind).propose(own, previous, served, seconds, self._progress)
 
     def run(self, stop: Callable[[], bool] = lambda: False) -> Iterator[StepReport]:
-        """Yields an event a step, until the end or until `stop` returns true; `training.stopped` says which."""
+        """Yield an event a step, until the end or until `stop` returns true; `training.stopped` says which."""
 
         def noted() -> bool:
             self.clock.note()
@@ -386,13 +386,13 @@ class Job:
         return report_of(request.directory) if self.main else {}
 
     def _decoding(self) -> DraftableModel[Any]:
-        """Returns what decodes with the target; one that stays as it is decodes as it is served."""
+        """Return what decodes with the target; one that stays as it is decodes as it is served."""
         if self.changes_target:
             return decoding_target(self.choice, self.drafter.target)
         return served_target(self.request.card, self._settings, self.drafter.target)
 
     def _change_target(self) -> None:
-        """Writes the changed target; what was changed by adapters is loaded anew, as it will be from now on."""
+        """Write the changed target; what was changed by adapters is loaded anew, as it will be from now on."""
         request = self.request
         if self.main:
             write_target(self.drafter, request.card.path, request.directory)
@@ -406,7 +406,7 @@ class Job:
         self.drafter = self.drafter.for_changed(target)
 
     def _record(self, accuracy: Sequence[Sequence[float]], figures: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns what drafter.json says about how the drafter was made."""
+        """Return what drafter.json says about how the drafter was made."""
         request, training = self.request, self.training
         return {
             **({"course": request.course, "kept": False} if request.course else {}),
@@ -448,7 +448,7 @@ def _densely(card: TargetCard, settings: Settings, machine: Machine) -> Choice:
 
 
 def _resumed(request: Request, asked: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns what a stopped training in this directory had chosen; empty without one, or where it is to be replaced.
+    """Return what a stopped training in this directory had chosen; empty without one, or where it is to be replaced.
 
     Raises UsageMistake where the directory holds another training, or a finished one.
     """
@@ -469,7 +469,7 @@ def _resumed(request: Request, asked: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _clear(request: Request, lock: Lock) -> None:
-    """Takes the lock, and for --force removes an old checkpoint and log; an old result stays until a new one exists."""
+    """Take the lock, and for --force removes an old checkpoint and log; an old result stays until a new one exists."""
     try:
         request.directory.mkdir(parents=True, exist_ok=True)
         lock.take()

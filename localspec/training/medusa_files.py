@@ -55,7 +55,7 @@ _ONE_LINEAR, _TOKEN_MAP = "lm_head.weight", "token_map"  # vLLM: one matrix for 
 
 
 def convert(path: Path, model: Path, directory: Path, about: Mapping[str, Any]) -> None:
-    """Writes the heads of a file or directory to directory/drafter, as a drafter of ours for the model in `model`.
+    """Write the heads of a file or directory to directory/drafter, as a drafter of ours for the model in `model`.
 
     Of the model only shapes and the vocabulary matrix are read. `about` has the model's `name` and where the heads were
     `published`; a drafter that was written before from the same heads for the same model stays. Raises what
@@ -65,7 +65,7 @@ def convert(path: Path, model: Path, directory: Path, about: Mapping[str, Any]) 
 
 
 def split(path: Path, directory: Path, about: Mapping[str, Any]) -> None:
-    """Writes a whole model with heads inside, whose weights are pickles, as directory/target and directory/drafter.
+    """Write a whole model with heads inside, whose weights are pickles, as directory/target and directory/drafter.
 
     The pickles are read as data, one after the other; `about` is what `convert` takes, and what was split before stays.
     Raises what `convert` raises.
@@ -96,7 +96,7 @@ def split(path: Path, directory: Path, about: Mapping[str, Any]) -> None:
 
 
 def read_published(path: Path, target: Target, vocabulary: torch.Tensor | None = None) -> TrainableDrafter:
-    """Returns the heads of a file or directory as a drafter for this target. Pickles are read as data, never run.
+    """Return the heads of a file or directory as a drafter for this target. Pickles are read as data, never run.
 
     Vocabulary matrices that are the target's own are shared with it; a target without weights, on torch's meta device,
     takes `vocabulary` for its own, and its drafter keeps the precision of the file. Raises NotHere where there are no
@@ -149,7 +149,7 @@ def _find(path: Path) -> Path:
 
 
 def _read(file: Path) -> Tensors:
-    """Returns the heads among the tensors of a file, or of all files that an index names, without a prefix."""
+    """Return the heads among the tensors of a file, or of all files that an index names, without a prefix."""
     with damage_told(file):
         if file.suffix == ".json":
             table = table_of(file)
@@ -167,7 +167,7 @@ def _read(file: Path) -> Tensors:
 
 
 def _tensors(file: Path, wanted: Mapping[str, str]) -> dict[str, torch.Tensor]:
-    """Returns some tensors of a file, by the names that they shall have."""
+    """Return some tensors of a file, by the names that they shall have."""
     if file.suffix != ".safetensors":
         return {wanted[name]: tensor for name, tensor in unpickled(file).items() if name in wanted}
     with safe_open(file, framework="pt") as opened:
@@ -175,7 +175,7 @@ def _tensors(file: Path, wanted: Mapping[str, str]) -> dict[str, torch.Tensor]:
 
 
 def _head_names(names: Collection[str], file: Path) -> dict[str, str]:
-    """Returns the names without a prefix of what belongs to heads, by its names in the file.
+    """Return the names without a prefix of what belongs to heads, by its names in the file.
 
     In a whole model they have a prefix. Raises where there is no head, and for what is no part of any.
     """
@@ -194,7 +194,7 @@ def _head_names(names: Collection[str], file: Path) -> dict[str, str]:
 
 
 def _blocks(tensors: Tensors, file: Path) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
-    """Returns (weight, bias) by head and block; a bias that the file lacks is zero."""
+    """Return (weight, bias) by head and block; a bias that the file lacks is zero."""
     found: dict[tuple[int, int], dict[str, torch.Tensor]] = {}
     for name, tensor in tensors.items():
         if match := _BLOCK.match(name):
@@ -211,7 +211,7 @@ def _blocks(tensors: Tensors, file: Path) -> list[list[tuple[torch.Tensor, torch
 
 
 def _linears(tensors: Tensors, file: Path, heads: int) -> list[torch.Tensor]:
-    """Returns the vocabulary matrix of each head; an empty list where the target's is meant."""
+    """Return the vocabulary matrix of each head; an empty list where the target's is meant."""
     found = {int(match[1] or match[3]): tensor for name, tensor in tensors.items() if (match := _LINEAR.match(name))}
     one = tensors.get(_ONE_LINEAR) if not found else found[0] if found.keys() == {0} else None
     if one is not None:
@@ -222,7 +222,7 @@ def _linears(tensors: Tensors, file: Path, heads: int) -> list[torch.Tensor]:
 
 
 def _is_own(linear: torch.Tensor, target: Target, vocabulary: torch.Tensor | None) -> bool:
-    """Returns whether this matrix, in the target's precision, is the target's."""
+    """Return whether this matrix, in the target's precision, is the target's."""
     if vocabulary is not None:
         return torch.equal(linear.to(vocabulary.dtype), vocabulary)
     return torch.equal(linear.to(target.device, target.dtype), target.transformer.lm_head.weight)

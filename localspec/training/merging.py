@@ -22,7 +22,7 @@ FINE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # what a s
 
 
 def write_merged(origin: Path, target: Target, adapters: Adapters, path: Path) -> None:
-    """Writes the model in the directory `origin`, changed by adapters that were trained on `target`, to `path`.
+    """Write the model in the directory `origin`, changed by adapters that were trained on `target`, to `path`.
 
     A tied head that has learnt is no longer the embedding. Raises NotHere for a packed file, LocalspecError for broken
     files, OSError and SafetensorError where nothing can be written.
@@ -53,13 +53,13 @@ def write_merged(origin: Path, target: Target, adapters: Adapters, path: Path) -
 
 
 def _write(tensors: dict[str, torch.Tensor], path: Path, number: int) -> None:
-    """Writes one file, whose name tells their number before it is known how many there will be; lets go of tensors."""
+    """Write one file, whose name tells their number before it is known how many there will be; let go of tensors."""
     save_file(tensors, path / str(number), metadata={"format": "pt"})
     tensors.clear()
 
 
 def _merged(origin: Path, adapters: Adapters) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the tensors of the Hugging Face layout; one that an adapter changes is at least as fine as bf16."""
+    """Yield the tensors of the Hugging Face layout; one that an adapter changes is at least as fine as bf16."""
     checkpoint = originals(origin)
     sizes = stored_sizes(checkpoint, read_config(checkpoint))
     stored, made_of = stored_tensors(checkpoint, sizes), weight_map(sizes)

@@ -13,7 +13,7 @@ ADAMW = "AdamW"  # the optimiser of checkpoints that do not name one
 
 
 def rounded_by_chance(x: torch.Tensor, seed: str) -> torch.Tensor:
-    """Returns fp32 numbers in bf16: each becomes one of its two neighbours, the nearer one the more often."""
+    """Return fp32 numbers in bf16: each becomes one of its two neighbours, the nearer one the more often."""
     number = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:4], "big")
     generator = torch.Generator(x.device).manual_seed(number)
     chance = torch.randint(0, 2**16, x.shape, dtype=torch.int32, device=x.device, generator=generator)
@@ -40,6 +40,6 @@ def has_small_moments(device: str) -> bool:
 
 
 def trainable_groups(drafter: TrainableDrafter) -> list[tuple[list[torch.nn.Parameter], float]]:
-    """Returns (parameters, multiple of the learning rate) of what is trained."""
+    """Return (parameters, multiple of the learning rate) of what is trained."""
     groups = drafter.parameter_groups()
     return [([p for p in group["params"] if p.requires_grad], group["lr_scale"]) for group in groups]

@@ -11,7 +11,7 @@ SWITCHES = {"true": True, "yes": True, "on": True, "1": True, "false": False, "n
 
 
 def parse_options(kind: str, words: Sequence[str]) -> dict[str, Any]:
-    """Returns options of the form NAME=VALUE, each in its option's type. Raises UsageMistake."""
+    """Return options of the form NAME=VALUE, each in its option's type. Raises UsageMistake."""
     types = {option.name: type(option.default) for option in fields(drafter_class(kind).Options)}
     found: dict[str, Any] = {}
     for word in words:
@@ -25,7 +25,7 @@ def parse_options(kind: str, words: Sequence[str]) -> dict[str, Any]:
 
 
 def _value(type_: type, text: str) -> Any:
-    """Returns a text in this type, or itself where it has no such value: `make_drafter` says what is wrong with it."""
+    """Return a text in this type, or itself where it has no such value: `make_drafter` says what is wrong with it."""
     if type_ is bool:
         return SWITCHES.get(text.lower(), text)
     try:

@@ -11,7 +11,7 @@ from localspec.training.corpus import PaddedRows, Row, split_rows
 
 @torch.no_grad()
 def perplexity(target: Target, rows: list[Row], at_once: int) -> float:
-    """Returns the target's perplexity on the rows' tokens that are in the loss."""
+    """Return the target's perplexity on the rows' tokens that are in the loss."""
     total, count = 0.0, 0
     for group in split_rows(rows, at_once):
         padded = PaddedRows.of(group, target.device)

@@ -34,7 +34,7 @@ def divides() -> bool:
 
 
 def begin(choice: Choice) -> Accelerator:
-    """Returns the processes of `accelerate launch`, or this one; the drafter computes in the target's precision."""
+    """Return the processes of `accelerate launch`, or this one; the drafter computes in the target's precision."""
     dense = choice.quantize == "none"
     precision = choice.dtype if dense and choice.dtype != "fp32" else "no"
     with _unset(FSDP):  # it would have accelerate divide what is trained, which is small, and not the target
@@ -52,7 +52,7 @@ def _unset(variable: str) -> Iterator[None]:
 
 
 def agree(processes: Accelerator, found: Mapping[str, Any]) -> None:
-    """Raises UsageMistake, in all processes, where what they found for themselves differs."""
+    """Raise UsageMistake, in all processes, where what they found for themselves differs."""
     if processes.num_processes == 1:
         return
     everywhere = gather_object([dict(found)])
@@ -66,7 +66,7 @@ def agree(processes: Accelerator, found: Mapping[str, Any]) -> None:
 
 
 def layer_divider(processes: Accelerator) -> Callable[[nn.Module], None]:
-    """Returns what divides a layer, once it is read, among all processes."""
+    """Return what divides a layer, once it is read, among all processes."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -83,7 +83,7 @@ def layer_divider(processes: Accelerator) -> Callable[[nn.Module], None]:
 
 
 def for_divided(settings: Settings, machine: Machine) -> tuple[Settings, Machine]:
-    """Returns settings and machine by which a divided target is chosen: whole weights, and the memory of all cards.
+    """Return settings and machine by which a divided target is chosen: whole weights, and the memory of all cards.
 
     Raises UsageMistake for weights in few bits.
     """
@@ -100,7 +100,7 @@ def for_divided(settings: Settings, machine: Machine) -> tuple[Settings, Machine
 
 
 def check_divided(drafter: TrainableDrafter) -> None:
-    """Raises UsageMistake for a form that computes with the target's layers while it learns."""
+    """Raise UsageMistake for a form that computes with the target's layers while it learns."""
     if drafter.changes_target or drafter.reads_layers:
         raise UsageMistake(
             f"This form of {drafter.kind} learns through the model's own layers, which cannot be divided then; leave "

@@ -19,12 +19,12 @@ SLOT = re.compile("«(?:(\\d+)-(\\d+)|([a-z]+))»")
 
 
 def shipped_questions() -> list[Question]:
-    """Returns what a model is asked to learn from, of all kinds in turn; always the same, in the same order."""
+    """Return what a model is asked to learn from, of all kinds in turn; always the same, in the same order."""
     return _in_turn([list(_questions(kind, entry)) for kind, entry in _kinds().items()])
 
 
 def held_out_prompts() -> list[Prompt]:
-    """Returns what no drafter is trained on, of all kinds in turn."""
+    """Return what no drafter is trained on, of all kinds in turn."""
     return _in_turn(
         [
             [Prompt(f"{kind}-{number}", kind, text) for number, text in enumerate(entry["held_out"], start=1)]
@@ -54,7 +54,7 @@ def _kinds() -> dict[str, Mapping[str, Any]]:
 
 
 def _single(entry: Mapping[str, Any]) -> Iterator[Sequence[str]]:
-    """Yields the prompts of a kind that have one turn, those of templates included; none twice."""
+    """Yield the prompts of a kind that have one turn, those of templates included; none twice."""
     found = dict.fromkeys(entry["prompts"])
     for template in entry["templates"]:
         draw = random.Random(template)  # noqa: S311

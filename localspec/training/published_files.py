@@ -48,7 +48,7 @@ class Published:
 def convert_published(
     model: Path, directory: Path, about: Mapping[str, Any], read: Callable[[Target], Saveable]
 ) -> None:
-    """Writes to directory/drafter what `read` makes for the model in `model`, of which it gets shapes alone.
+    """Write to directory/drafter what `read` makes for the model in `model`, of which it gets shapes alone.
 
     `about` has the model's `name` and where the heads were `published`; a drafter that was written before from the same
     heads for the same model stays. Raises what `read` and `Target.load` do, and DoesNotFit where the disk is full.
@@ -68,7 +68,7 @@ def convert_published(
 
 
 def stored_matrix(model: Path, names: Sequence[str]) -> torch.Tensor:
-    """Returns the first of these matrices that a model's files hold, as they hold it."""
+    """Return the first of these matrices that a model's files hold, as they hold it."""
     found: dict[str, torch.Tensor] = {}
     for file in inspect(model).weight_files:
         with safe_open(file, framework="pt") as opened:
@@ -92,7 +92,7 @@ def told(directory: Path) -> Iterator[None]:
 
 
 def read_tensors(file: Path) -> dict[str, torch.Tensor]:
-    """Returns the tensors of a file, or of those beside an index, by their names; a pickle is read as data, never run.
+    """Return the tensors of a file, or of those beside an index, by their names; a pickle is read as data, never run.
 
     Raises LocalspecError for damaged files.
     """
@@ -156,7 +156,7 @@ def fitted(
 
 
 def check_numbers(tensors: Tensors, where: Path, ids: Container[str] = ()) -> None:
-    """Raises LocalspecError for a tensor without rows, of a type that is not read, or with numbers that are none.
+    """Raise LocalspecError for a tensor without rows, of a type that is not read, or with numbers that are none.
 
     Those that are called as in `ids` are lists of tokens, or say of each token whether it is meant.
     """
@@ -174,7 +174,7 @@ def check_numbers(tensors: Tensors, where: Path, ids: Container[str] = ()) -> No
 
 
 def unpickled(file: Path) -> Tensors:
-    """Returns the tensors of a pickle, which is read as data and never run."""
+    """Return the tensors of a pickle, which is read as data and never run."""
     content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
     if not isinstance(content, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in content.values()):
         raise LocalspecError(f"{file} holds something other than tensors; get the heads from somewhere else.")
@@ -182,7 +182,7 @@ def unpickled(file: Path) -> Tensors:
 
 
 def table_of(index: Path) -> Mapping[str, str]:
-    """Returns which file beside an index holds each tensor. Raises LocalspecError for one that is nowhere near it."""
+    """Return which file beside an index holds each tensor. Raises LocalspecError for one that is nowhere near it."""
     table: dict[str, str] = parse_json(read_bytes(index))["weight_map"]
     for name in table.values():
         if not re.fullmatch(r"[\w.-]+\.(safetensors|bin)", name):

@@ -49,7 +49,7 @@ class Result:
     record: Mapping[str, Any]
 
     def write(self, directory: Path) -> None:
-        """Writes drafter/ and losses.svg, keeps as target/ what `write_target` wrote; removes what it wrote in part.
+        """Write drafter/ and losses.svg, keeps as target/ what `write_target` wrote; remove what it wrote in part.
 
         Raises DoesNotFit where the disk is full, and LocalspecError for other failures.
         """
@@ -86,7 +86,7 @@ class Result:
 
     @staticmethod
     def _keep_target(directory: Path) -> None:
-        """Puts what `write_target` wrote in its place."""
+        """Put what `write_target` wrote in its place."""
         old = directory / "target"
         if old.exists():
             shutil.rmtree(old)
@@ -94,7 +94,7 @@ class Result:
 
 
 def write_target(drafter: TrainableDrafter, origin: Path, directory: Path) -> Path:
-    """Writes a target that training has changed, and returns where it is until `Result.write` keeps it.
+    """Write a target that training has changed, and return where it is until `Result.write` keeps it.
 
     `origin` is the model's directory. Raises what `Result.write` raises.
     """
@@ -127,7 +127,7 @@ def _told(directory: Path) -> Iterator[None]:
 
 
 def report_of(directory: Path) -> dict[str, Any]:
-    """Returns what `train --json` prints of the drafter in a directory. Raises LocalspecError where it is damaged."""
+    """Return what `train --json` prints of the drafter in a directory. Raises LocalspecError where it is damaged."""
     file = directory / "drafter" / CARD
     try:
         card = parse_json(read_bytes(file))
@@ -147,10 +147,10 @@ def report_of(directory: Path) -> dict[str, Any]:
 
 
 def rounded(shares: Sequence[float]) -> list[float]:
-    """Returns figures as a card shows them."""
+    """Return figures as a card shows them."""
     return [round(share, 4) for share in shares]
 
 
 def _hash(target: Target) -> str:
-    """Returns a digest of the chat template: targets with the same one render conversations alike."""
+    """Return a digest of the chat template: targets with the same one render conversations alike."""
     return hashlib.sha256(json.dumps(target.tokenizer.chat_template).encode()).hexdigest()[:16]

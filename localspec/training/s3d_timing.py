@@ -20,7 +20,7 @@ CONTEXT, ROWS = 256, (2, 4, 8, 16)  # tokens before the tree, and rows of it: th
 
 
 def timings(target: Target, forms: Sequence[S3DOptions] = (), rows: int = ROWS[-1]) -> list[Timing]:
-    """Times the drafters of these forms, or of some shares of the layers, for a target as it is loaded for replies,
+    """Time the drafters of these forms, or of some shares of the layers, for a target as it is loaded for replies,
     with verifications of so many rows.
 
     Neither weights nor text change the times.
@@ -50,14 +50,14 @@ def timings(target: Target, forms: Sequence[S3DOptions] = (), rows: int = ROWS[-
 
 
 def head_weight(target: Target) -> float:
-    """Returns how many layers have as many weights as the head."""
+    """Return how many layers have as many weights as the head."""
     shape = Shape.of(target.config.content)
     assert shape is not None
     return shape.embedding / shape.layer
 
 
 def _seconds(run: Callable[[], object]) -> float:
-    """Returns the median seconds of a few runs; the first one, which prepares much, is not counted."""
+    """Return the median seconds of a few runs; the first one, which prepares much, is not counted."""
     times = []
     for _ in range(RUNS + 1):
         began = time.perf_counter()

@@ -30,7 +30,7 @@ from localspec.weights.matrices import BlockStack, PackedMatrix
 
 
 def load_target(choice: LoadSpec, reporter: Reporter, each: Callable[[nn.Module], None] = lambda layer: None) -> Target:
-    """Loads the model of a choice that torch computes; `each` is called with every layer that is dense.
+    """Load the model of a choice that torch computes; `each` is called with every layer that is dense.
 
     Raises DoesNotFit, and what loading a model raises.
     """
@@ -49,7 +49,7 @@ def load_target(choice: LoadSpec, reporter: Reporter, each: Callable[[nn.Module]
 
 
 def decoding_target(choice: LoadSpec, target: Target) -> DraftableModel[Any]:
-    """What decodes with the target of this choice: our library where it is packed on a CPU, else torch itself.
+    """Return what decodes with the target of this choice: our library where it is packed on a CPU, else torch itself.
 
     Torch would make every packed weight dense in each forward.
     """
@@ -59,7 +59,7 @@ def decoding_target(choice: LoadSpec, target: Target) -> DraftableModel[Any]:
 
 
 def served_target(card: TargetCard, settings: Settings, target: Target | None) -> DecodingTarget:
-    """Returns the model as it is loaded for replies with these settings, beside the `target` of a training, if any.
+    """Return the model as it is loaded for replies with these settings, beside the `target` of a training, if any.
 
     That is our library in the precision that it decodes in; the target itself where torch decodes, or there is no room.
     """

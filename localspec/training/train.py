@@ -53,7 +53,7 @@ class TrainingPlan:
     save_seconds: float = 300.0
 
     def done(self, steps: int, seconds: float, epochs: float) -> float:
-        """Returns the share of the training that is over, from 0 to 1."""
+        """Return the share of the training that is over, from 0 to 1."""
         limits = ((steps, self.steps), (seconds / 3600, self.hours), (epochs, self.epochs))
         return min(1.0, max(passed / limit for passed, limit in limits if limit is not None))
 
@@ -175,7 +175,7 @@ class Training:
         self.save()
 
     def _step(self, rows: list[Row], done: float) -> float:
-        """Runs one step of the optimiser and returns its loss. Every token has one weight, however rows are split."""
+        """Run one step of the optimiser and return its loss. Every token has one weight, however rows are split."""
         self.drafter.train()
         self.drafter.progress = done
         for group in self._optimizer.param_groups:
@@ -237,7 +237,7 @@ class Training:
             parameter.data = rounded_by_chance(parameter.data, f"{self.plan.seed} {self.state.step} {index}")
 
     def _batch(self, rows: list[Row], seed: str) -> Batch:
-        """Returns rows as the target reads them in use, once: in its precision, and without what is trained."""
+        """Return rows as the target reads them in use, once: in its precision, and without what is trained."""
         padded = PaddedRows.of(rows, self.target.device)
         if self._readings is not None:
             nothing = torch.zeros(*padded.tokens.shape, 0, device=self.target.device)
@@ -301,7 +301,7 @@ class Training:
     # -- stopping and going on ----------------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Writes the checkpoint. Raises DoesNotFit where the disk is full; the previous one is then still there."""
+        """Write the checkpoint. Raises DoesNotFit where the disk is full; the previous one is then still there."""
         if not self._processes.is_main_process:
             return
         tensors = {f"drafter.{name}": tensor for name, tensor in self.drafter.state_dict().items()}
@@ -367,7 +367,7 @@ class Training:
     # -- several processes --------------------------------------------------------------------------------------------
 
     def _share_gradients(self) -> None:
-        """Replaces gradients by their sum over all processes, one of which may have had no rows."""
+        """Replace gradients by their sum over all processes, one of which may have had no rows."""
         if self._processes.num_processes == 1:
             return
         for parameter in self._parameters:
@@ -375,11 +375,11 @@ class Training:
             parameter.grad = self._sum(gradient)
 
     def _most(self, reads: int) -> int:
-        """Returns how often the target is read by the process that reads it most often, where all share its layers."""
+        """Return how often the target is read by the process that reads it most often, where all share its layers."""
         return int(self._maxima(float(reads))[0]) if self._divided else reads
 
     def _read_along(self, times: int, rows: list[Row]) -> None:
-        """Reads a text so many times for others, who need this process's part of the layers."""
+        """Read a text so many times for others, who need this process's part of the layers."""
         for _ in range(times):
             self._batch(rows[:1], "along")
 
@@ -394,12 +394,12 @@ class Training:
 
 
 def batch_tokens(rows: list[Row]) -> int:
-    """Returns the number of tokens of rows side by side, padding included."""
+    """Return the number of tokens of rows side by side, padding included."""
     return len(rows) * max(len(row.tokens) for row in rows)
 
 
 def _schedule(done: float) -> float:
-    """Returns the learning rate as a share of its highest: a straight line up, then half a cosine down."""
+    """Return the learning rate as a share of its highest: a straight line up, then half a cosine down."""
     if done < WARM_UP:
         return (done + WARM_UP / 10) / (WARM_UP * 1.1)
     return LOWEST + (1 - LOWEST) * (1 + math.cos(math.pi * (done - WARM_UP) / (1 - WARM_UP))) / 2

@@ -114,7 +114,7 @@ class TrainableDrafter(nn.Module):
     JOINT: ClassVar[Sequence[str]] = ()  # options that make a form which changes the target, or that only it has
 
     def __init__(self, target: Target, options: Any) -> None:
-        """Raises UsageMistake for options that do not fit the target."""
+        """Raise UsageMistake for options that do not fit the target."""
         super().__init__()
         self.target, self.options = target, options
         self.adapters: Adapters | None = None
@@ -132,7 +132,7 @@ class TrainableDrafter(nn.Module):
 
     @abstractmethod
     def loss(self, batch: Batch) -> LossOutput:
-        """Returns the loss of a batch. Every depth is predicted as it is in drafting."""
+        """Return the loss of a batch. Every depth is predicted as it is in drafting."""
 
     @classmethod
     def propose(
@@ -143,7 +143,7 @@ class TrainableDrafter(nn.Module):
         seconds: float = PROBE_SECONDS,
         progress: Callable[[str], None] = lambda _: None,
     ) -> Proposed | None:
-        """Returns options that suit this target and machine; None where a kind has no proposal.
+        """Return options that suit this target and machine; None where a kind has no proposal.
 
         `previous` are drafters of this kind that were trained for the target before; `decoding` loads the model as
         replies have it, else it is the target itself. What is measured takes so many `seconds`, about.
@@ -168,7 +168,7 @@ class TrainableDrafter(nn.Module):
         return float(self.changes_target)
 
     def drawn(self, length: int) -> Drawn:
-        """Returns what is computed with a gradient for each token of texts of this length, beside the target's text."""
+        """Return what is computed with a gradient for each token of texts of this length, beside the target's text."""
         return Drawn(float(self.depth))
 
     @property
@@ -204,7 +204,7 @@ class TrainableDrafter(nn.Module):
         generated: float | None = None,
         decoding: Callable[[], DecodingTarget] | None = None,
     ) -> str:
-        """Returns a sentence that compares a finished training with what was expected; empty where nothing was.
+        """Return a sentence that compares a finished training with what was expected; empty where nothing was.
 
         `right_after_right` [depth] is how often its likeliest token was right on held-out text, where all before it
         were; `generated` the tokens a forward on text that the model wrote; `decoding` loads it as replies have it.
@@ -220,16 +220,16 @@ class TrainableDrafter(nn.Module):
         """Called before training with `frequencies` [vocab_size], how often each token occurs in the text."""
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Returns groups of what is trained: `params`, and `lr_scale`, by which their learning rate is multiplied."""
+        """Return groups of what is trained: `params`, and `lr_scale`, by which their learning rate is multiplied."""
         return [{"params": list(self.parameters()), "lr_scale": 1.0}]
 
     def adapted_head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Returns the target's logits [..., vocab_size] of states, with the adapters of joint training."""
+        """Return the target's logits [..., vocab_size] of states, with the adapters of joint training."""
         assert self.adapters is not None
         return self.target.head(hidden, self.adapters.head)
 
     def adapted_states(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Returns the target's states [texts, n, hidden_size] with the adapters of joint training; gradients flow."""
+        """Return the target's states [texts, n, hidden_size] with the adapters of joint training; gradients flow."""
         assert self.adapters is not None
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         causal = positions[:, None] >= positions
@@ -237,7 +237,7 @@ class TrainableDrafter(nn.Module):
         return states
 
     def for_changed(self, target: Target) -> Self:
-        """Returns this drafter for the target that it was trained with, after its adapters became part of it."""
+        """Return this drafter for the target that it was trained with, after its adapters became part of it."""
         assert self.changes_target
         defaults = {option.name: option.default for option in fields(self.options) if option.name in self.JOINT}
         drafter = type(self)(target, replace(self.options, **defaults)).to(target.device)
@@ -247,28 +247,28 @@ class TrainableDrafter(nn.Module):
     # -- weights ------------------------------------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Returns what is saved, by name: all but adapters that change the target."""
+        """Return what is saved, by name: all but adapters that change the target."""
         state = self.state_dict()
         return {name: tensor.detach() for name, tensor in state.items() if not name.startswith("adapters.")}
 
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Loads what `tensors` gave. Raises LocalspecError where one is missing, superfluous or of another shape."""
+        """Load what `tensors` gave. Raises LocalspecError where one is missing, superfluous or of another shape."""
         self.check_tensors(tensors)
         self.load_state_dict(dict(tensors), strict=False)  # a kind may hold more than it saves
 
     def check_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Raises LocalspecError where a tensor is missing, superfluous, or of another shape or type than is right."""
+        """Raise LocalspecError where a tensor is missing, superfluous, or of another shape or type than is right."""
         check_tensors(_specs(self.tensors()), _specs(tensors))
 
     def numbers(self) -> dict[str, Array]:
-        """Returns what is saved as arrays of numpy, as `Drafter` takes them."""
+        """Return what is saved as arrays of numpy, as `Drafter` takes them."""
         return {
             name: (tensor.float() if tensor.is_floating_point() else tensor).numpy(force=True)
             for name, tensor in self.tensors().items()
         }
 
     def drafter(self, target: DraftableModel[Any] | None = None) -> TrainedDrafter:
-        """Returns what drafts with the weights as they are now, for the same target as something else computes it."""
+        """Return what drafts with the weights as they are now, for the same target as something else computes it."""
         return self.Drafter(target or self.target, self.options, self.numbers())
 
 
@@ -280,13 +280,13 @@ def _specs(tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorSpec]:
 
 
 def trainable_class(kind: str) -> type[TrainableDrafter]:
-    """The class of a kind that is trained, which the file for its training names `Trainable`."""
+    """Return the class of a kind that is trained, which the file for its training names `Trainable`."""
     found: type[TrainableDrafter] = import_module(kind_of(kind).training_file).Trainable
     return found
 
 
 def make_drafter(kind: str, target: Target, options: Mapping[str, Any]) -> TrainableDrafter:
-    """Returns a new, untrained drafter. Raises UsageMistake for options that it cannot have."""
+    """Return a new, untrained drafter. Raises UsageMistake for options that it cannot have."""
     class_ = trainable_class(kind)
     return class_(target, class_.Drafter.parse_options(options))
 
@@ -304,7 +304,7 @@ class Saveable(Protocol):
 
 
 def save_drafter(drafter: Saveable, path: Path, about: Mapping[str, Any]) -> None:
-    """Writes a directory for `load_drafter`; `about` is what else drafter.json says. No reader sees half a file."""
+    """Write a directory for `load_drafter`; `about` is what else drafter.json says. No reader sees half a file."""
     path.mkdir(parents=True, exist_ok=True)
     card = {"format": FORMAT, "kind": drafter.kind, "options": asdict(drafter.options), **about}
     tensors = {name: tensor.contiguous().cpu() for name, tensor in drafter.tensors().items()}

@@ -47,12 +47,12 @@ class Verdict:
 
     @classmethod
     def read(cls, card: Mapping[str, Any]) -> Self:
-        """The verdict that a drafter.json tells."""
+        """Return the verdict that a drafter.json tells."""
         names = ("drafter", "speedup", "without", "against", "prompts", "rows")
         return cls(**{name: card["bench"][name] for name in names}, kept=card["kept"])
 
     def as_json(self) -> dict[str, Any]:
-        """What drafter.json and `train --json` say of it."""
+        """Return what drafter.json and `train --json` say of it."""
         return {
             "drafter": self.drafter, "speedup": self.speedup, "without": self.without, "against": self.against,
             "prompts": self.prompts, "max_tokens": TOKENS, "rows": list(self.rows),
@@ -60,7 +60,7 @@ class Verdict:
 
 
 def seconds_of(prompts: int, speed: float) -> float:
-    """Returns about how long a bench of so many prompts takes."""
+    """Return about how long a bench of so many prompts takes."""
     return prompts * ROWS * TOKENS / speed
 
 
@@ -136,7 +136,7 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write(directory: Path, found: dict[str, Any]) -> None:
-    """Adds what was found to drafter.json; no reader sees half of it."""
+    """Add what was found to drafter.json; no reader sees half of it."""
     file = directory / "drafter" / CARD
     card = parse_json(read_bytes(file))
     (new := file.with_suffix(".new")).write_text(json.dumps(card | found, indent=2) + "\n", "utf-8")

@@ -46,7 +46,7 @@ class Trainable(TrainableDrafter):
     states_norm: nn.Parameter
 
     def __init__(self, target: Target, options: Eagle3Options) -> None:
-        """Raises UsageMistake for options that do not fit the target."""
+        """Raise UsageMistake for options that do not fit the target."""
         shape = target.transformer.config
         options = options.settled(shape)
         super().__init__(target, options)
@@ -75,7 +75,7 @@ class Trainable(TrainableDrafter):
 
     @torch.no_grad()
     def _begin_as_target(self) -> None:
-        """Copies the target's last layer that attends, norm and head; its feature at first is the highest state.
+        """Copy the target's last layer that attends, norm and head; its feature at first is the highest state.
 
         What the layer has no place for, such as gates of what was attended to, is left out.
         """
@@ -131,7 +131,7 @@ class Trainable(TrainableDrafter):
         return [self]
 
     def begin_training(self, frequencies: torch.Tensor) -> None:
-        """Makes the most frequent tokens the draft vocabulary, whose rows of the target's head its own begins with."""
+        """Make the most frequent tokens the draft vocabulary, whose rows of the target's head its own begins with."""
         if self.kept is not None:
             self.kept.copy_(frequencies.topk(len(self.kept)).indices.sort().values)
             if not self.options.config:
@@ -143,7 +143,7 @@ class Trainable(TrainableDrafter):
         return F.rms_norm(x, norm.shape, norm.to(x.dtype), self.sizes.rms_norm_eps)
 
     def _features(self, inner: torch.Tensor) -> torch.Tensor:
-        """Returns features [texts, n, hidden_size] of the target's states side by side."""
+        """Return features [texts, n, hidden_size] of the target's states side by side."""
         if self.options.norms != "none":
             parts = inner.chunk(len(self.options.places) if self.options.norms == "each" else 1, -1)
             normed = [F.rms_norm(part, part.shape[-1:], eps=self.sizes.rms_norm_eps) for part in parts]
@@ -159,7 +159,7 @@ class Trainable(TrainableDrafter):
     def _step(
         self, embeddings: torch.Tensor, features: torch.Tensor, positions: torch.Tensor, *kept: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Returns states [texts, n, hidden_size], and this step's keys and values; `kept` are those of steps before."""
+        """Return states [texts, n, hidden_size], and this step's keys and values; `kept` are those of steps before."""
         sizes, (texts, n) = self.sizes, features.shape[:2]
         feature = self._normed(features, self.feature_norm)
         both = torch.cat([self._normed(embeddings, self.embedding_norm), feature], -1)
@@ -176,7 +176,7 @@ class Trainable(TrainableDrafter):
         return x + self.down(F.silu(self.gate(h)) * self.up(h)), k, v
 
     def states(self, tokens: torch.Tensor, inner: torch.Tensor) -> list[torch.Tensor]:
-        """Returns for each step the normed states [texts, n, hidden_size] of texts [texts, n].
+        """Return for each step the normed states [texts, n, hidden_size] of texts [texts, n].
 
         Row i of step d predicts the token i + 2 + d: it knows the target's states up to i, and the tokens up to
         i + 1 + d. Below the first step its feature is its own state of the step before.
@@ -197,7 +197,7 @@ class Trainable(TrainableDrafter):
         return found
 
     def loss(self, batch: Batch) -> LossOutput:
-        """Returns the sum over steps d of decayᵈ times the mean cross-entropy of what the rows predict.
+        """Return the sum over steps d of decayᵈ times the mean cross-entropy of what the rows predict.
 
         The root of a row and all tokens that it is to foresee must be in the loss mask, as in a reply that is drafted.
         """
@@ -220,12 +220,12 @@ class Trainable(TrainableDrafter):
 
 
 def _shared(x: torch.Tensor, sizes: TransformerConfig) -> torch.Tensor:
-    """Returns keys or values [texts, n, key heads, head_dim] once for each head."""
+    """Return keys or values [texts, n, key heads, head_dim] once for each head."""
     return x.repeat_interleave(sizes.num_heads // sizes.num_kv_heads, 2)
 
 
 def _attended(q: torch.Tensor, kept: Kept) -> torch.Tensor:
-    """Returns [texts, heads, n, head_dim]: row i sees rows up to i of the first step, and row i of each later one."""
+    """Return [texts, heads, n, head_dim]: row i sees rows up to i of the first step, and row i of each later one."""
     (first_k, first_v), *later = kept
     n = q.shape[2]
     unseen = torch.ones(n, n, dtype=torch.bool, device=q.device).triu_(1)

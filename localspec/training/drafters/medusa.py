@@ -40,7 +40,7 @@ class ResidualBlocks(nn.Module):
         self.bias = nn.Parameter(torch.zeros(heads, width, device=device))
 
     def forward(self, x: torch.Tensor, heads: slice, path: "LinearPath | None" = None) -> torch.Tensor:
-        """Applies the blocks of these heads to x [heads, rows, read]; gives [heads, rows, hidden_size]."""
+        """Apply the blocks of these heads to x [heads, rows, read]; give [heads, rows, hidden_size]."""
         given = x if path is None else _linears(x, path.weight[heads], path.bias[heads])
         return given + F.silu(_linears(x, self.weight[heads], self.bias[heads]))
 
@@ -58,7 +58,7 @@ class LinearPath(nn.Module):
 
     @torch.no_grad()
     def fit(self, parts: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Takes the matrices that give least squares, of parts (read [rows, 2 hidden_size], states that follow [heads,
+        """Take the matrices that give least squares, of parts (read [rows, 2 hidden_size], states that follow [heads,
         rows, hidden_size]). With too few rows nothing changes."""
         heads, width, read = self.weight.shape
         square = torch.zeros(read + 1, read + 1, device=self.weight.device)
@@ -90,7 +90,7 @@ class OwnChange(nn.Module):
     def forward(
         self, x: torch.Tensor, heads: slice, logits: torch.Tensor, kept: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Returns logits [heads, rows, tokens] of x [heads, rows, hidden_size] with what these heads change."""
+        """Return logits [heads, rows, tokens] of x [heads, rows, hidden_size] with what these heads change."""
         ups = self.up[heads] if kept is None else self.up[heads][:, kept]
         down, up = (part.to(x.dtype).transpose(1, 2) for part in (self.down[heads], ups))
         return torch.baddbmm(logits, torch.bmm(x, down), up)
@@ -167,7 +167,7 @@ class Trainable(TrainableDrafter):
         return not self.options.joint
 
     def begin_training(self, frequencies: torch.Tensor) -> None:
-        """Keeps the commonest tokens, which every step learns to tell apart."""
+        """Keep the commonest tokens, which every step learns to tell apart."""
         self._common = frequencies.topk(min(COMMON, len(frequencies))).indices
 
     def fit(self, parts: Iterable[Places]) -> None:
@@ -196,7 +196,7 @@ class Trainable(TrainableDrafter):
         return blocks + options.heads * 2 * COMMON * (shape.hidden_size + options.rank_of_own)
 
     def _read(self, states: torch.Tensor, roots: torch.Tensor) -> torch.Tensor:
-        """Returns what heads read of states [rows, hidden_size] and the roots after them [rows]."""
+        """Return what heads read of states [rows, hidden_size] and the roots after them [rows]."""
         if not self.options.linear:
             return states
         parts = (states, self.target.embed(roots).to(states.dtype))
@@ -205,7 +205,7 @@ class Trainable(TrainableDrafter):
     def _logits(
         self, x: torch.Tensor, heads: slice, shared: Head | None = None, kept: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Returns these heads' logits [heads, rows, tokens] of what they read, x [heads, rows, read].
+        """Return these heads' logits [heads, rows, tokens] of what they read, x [heads, rows, read].
 
         `shared` is the vocabulary's head that they share, of all tokens or of those that are `kept`, else the target's.
         """
@@ -219,7 +219,7 @@ class Trainable(TrainableDrafter):
         return torch.bmm(matrices.to(x.dtype), x.transpose(1, 2)).transpose(1, 2).contiguous()
 
     def loss(self, batch: Batch) -> LossOutput:
-        """Returns the loss of Medusa-1 (§3.2.1, eq. 1), or of Medusa-2 (§3.2.2, eq. 2) where training is joint.
+        """Return the loss of Medusa-1 (§3.2.1, eq. 1), or of Medusa-2 (§3.2.2, eq. 2) where training is joint.
 
         Head k reads the state at t, and the root at t + 1, and predicts the token at t + 1 + k. Joint training is
         Medusa-1 during the heads' warm-up. After it the heads read the states of the target with its adapters, and
@@ -257,7 +257,7 @@ class Trainable(TrainableDrafter):
         return LossOutput(_mean(losses[0]) + loss if adapted else loss, depth_losses)
 
     def _places(self, batch: Batch) -> Places:
-        """Returns the positions of texts that were read just now."""
+        """Return the positions of texts that were read just now."""
         predicting = _predicting(batch.loss_mask)
         text, place = predicting.nonzero(as_tuple=True)
         roots = batch.tokens.roll(-1, 1)[predicting]
@@ -267,11 +267,11 @@ class Trainable(TrainableDrafter):
         )
 
     def _head(self, depth: int, shared: Head, kept: torch.Tensor | None) -> Head:
-        """Returns what makes logits of what the head of this number reads."""
+        """Return what makes logits of what the head of this number reads."""
         return lambda rows: self._logits(rows[None], slice(depth, depth + 1), shared, kept)[0]
 
     def _balanced_head(self, balance: float) -> Head:
-        """Returns the target's head with its adapter, into which a gradient flows so much weaker."""
+        """Return the target's head with its adapter, into which a gradient flows so much weaker."""
         assert self.adapters is not None
         if (adapter := self.adapters.head) is None:
             return self.target.head
@@ -284,7 +284,7 @@ class Trainable(TrainableDrafter):
         return lambda hidden: self.target.head(hidden, weaker)
 
     def _balance(self, distill: bool) -> float:
-        """Returns λ₀ at this point of the joint training (§3.2.2)."""
+        """Return λ₀ at this point of the joint training (§3.2.2)."""
         options = self.options
         highest = options.balance or (SOFT_BALANCE if distill else TEXT_BALANCE)
         if options.schedule == "constant":
@@ -292,7 +292,7 @@ class Trainable(TrainableDrafter):
         return highest * math.sin(math.pi / 2 * (self.progress - options.warmup) / (1 - options.warmup))
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Returns the groups of the heads, of their linear path, and of adapters, which rest during the warm-up."""
+        """Return the groups of the heads, of their linear path, and of adapters, which rest during the warm-up."""
         adapters = [] if self.adapters is None else list(self.adapters.parameters())
         path = list(self.path.parameters()) if self.options.linear else []
         apart = {id(parameter) for parameter in (*adapters, *path)}
@@ -306,12 +306,12 @@ def _linears(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch
 
 
 def _predicting(loss_mask: torch.Tensor) -> torch.Tensor:
-    """Returns which positions of texts predict a token in the loss, bool [texts, n]."""
+    """Return which positions of texts predict a token in the loss, bool [texts, n]."""
     return F.pad(loss_mask[:, 1:], (0, 1))
 
 
 def scaled_gradient(x: torch.Tensor, scale: float) -> torch.Tensor:
-    """Returns x, into which a gradient flows so much weaker, or stronger."""
+    """Return x, into which a gradient flows so much weaker, or stronger."""
     return x.detach() + scale * (x - x.detach())
 
 

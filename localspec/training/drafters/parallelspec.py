@@ -55,7 +55,7 @@ class Correction(nn.Module):
         nn.init.zeros_(self.out.weight)
 
     def forward(self, embeddings: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        """Returns states [rows, hidden_size] that know the tokens with these embeddings [rows, hidden_size]."""
+        """Return states [rows, hidden_size] that know the tokens with these embeddings [rows, hidden_size]."""
         x = F.rms_norm(embeddings.to(states.dtype), states.shape[-1:])
         changed: torch.Tensor = self.out(F.silu(self.near(x) + self.far(states)))
         return states + changed
@@ -72,7 +72,7 @@ class Trainable(TrainableDrafter):
     never: torch.Tensor  # bool [vocab_size]: tokens that the form 'model' must not propose
 
     def __init__(self, target: Target, options: ParallelSpecOptions) -> None:
-        """Raises what reading the small language model of the form 'model' does."""
+        """Raise what reading the small language model of the form 'model' does."""
         super().__init__(target, options)
         shape, device = target.transformer.config, target.device
         if options.form != "model":
@@ -120,14 +120,14 @@ class Trainable(TrainableDrafter):
         return [self.model]
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Returns what is saved: the drafter's own tensors, each once."""
+        """Return what is saved: the drafter's own tensors, each once."""
         shared = {"model.embedding"} if self.options.form != "model" else set()
         if self.model.config.tied:
             shared.add("model.head.weight")
         return {name: tensor for name, tensor in super().tensors().items() if name not in shared}
 
     def _embed(self, tokens: torch.Tensor, masks: torch.Tensor, features: torch.Tensor | None) -> torch.Tensor:
-        """Returns the input [1, n + m, hidden_size] of tokens [n], masks [m, hidden_size], features [n, hidden_size].
+        """Return the input [1, n + m, hidden_size] of tokens [n], masks [m, hidden_size], features [n, hidden_size].
 
         A token's feature is the target's state one position before it, which predicted it; masks have zeros (eq. 5).
         """
@@ -143,25 +143,25 @@ class Trainable(TrainableDrafter):
         return x[None]
 
     def _masks(self) -> torch.Tensor:
-        """Returns the masks' embeddings [k, hidden_size]; a small language model has one for all."""
+        """Return the masks' embeddings [k, hidden_size]; a small language model has one for all."""
         return self.masks.expand(self.options.masks, -1)
 
     def _head(self, states: torch.Tensor) -> torch.Tensor:
-        """Returns logits of states [rows, hidden_size], for the ids that the drafter and the target both have."""
+        """Return logits of states [rows, hidden_size], for the ids that the drafter and the target both have."""
         if self.options.form != "model":
             return self.target.head(states.to(self.target.transformer.computes_in))
         logits: torch.Tensor = self.model.head(states)
         return logits[:, : self.target.transformer.config.vocab_size]
 
     def _logits(self, states: torch.Tensor) -> torch.Tensor:
-        """Returns logits [rows, the target's vocab_size]; tokens that must not be proposed are impossible."""
+        """Return logits [rows, the target's vocab_size]; tokens that must not be proposed are impossible."""
         logits = self._head(states)
         if self.options.form != "model":
             return logits
         return F.pad(logits, (0, len(self.never) - logits.shape[1])).masked_fill(self.never, float("-inf"))
 
     def loss(self, batch: Batch) -> LossOutput:
-        """Returns the loss of eq. 3: each row of the text, and of each anchor's group, predicts the token after it.
+        """Return the loss of eq. 3: each row of the text, and of each anchor's group, predicts the token after it.
 
         The rows of depth d are averaged and weighted by λᵈ. In the form 'eagle' a row's loss is 1.0 SmoothL1(feature) +
         0.1 cross-entropy (eq. 4, with EAGLE's own weights; the paper adds depths without λ, which is decay = 1).
@@ -197,7 +197,7 @@ class Trainable(TrainableDrafter):
         return LossOutput(total, depth_losses)
 
     def _corrected(self, states: torch.Tensor, group: Group, tokens: torch.Tensor) -> torch.Tensor:
-        """Returns states [rows, hidden_size] of which the masks' know the token that the text has in their place."""
+        """Return states [rows, hidden_size] of which the masks' know the token that the text has in their place."""
         if not self.options.rank:
             return states
         real = int((group.depth == 0).sum())
@@ -205,7 +205,7 @@ class Trainable(TrainableDrafter):
         return torch.cat([states[:real], self.correction(before, states[real:])])
 
     def _depth_losses(self, guesses: Sequence[Guess], batch: Batch) -> list[DepthLoss]:
-        """Returns the losses of guesses whose labels are places of all texts, end to end."""
+        """Return the losses of guesses whose labels are places of all texts, end to end."""
         labels = batch.hidden if batch.distill else batch.tokens.roll(-1, 1)  # of each place, what follows it
         own = self.model.config.vocab_size  # 0 where the head is the target's
         truncated = 0 < own < self.target.transformer.config.vocab_size
@@ -213,7 +213,7 @@ class Trainable(TrainableDrafter):
         return cross_entropies(guesses, labels.flatten(0, 1), self.target.head if batch.distill else None, ids)
 
     def group(self, loss_mask: torch.Tensor, generator: torch.Generator) -> Group:
-        """Returns the rows of a text with this loss_mask [n]: random anchors, as many as there is room for.
+        """Return the rows of a text with this loss_mask [n]: random anchors, as many as there is room for.
 
         An anchor has mask d only where it has all masks before it, and the text has a token for it to predict.
         """
@@ -229,7 +229,7 @@ class Trainable(TrainableDrafter):
         return Group(torch.cat([real, *by_depth]), torch.cat([torch.zeros_like(real), *depths]))
 
     def states(self, tokens: torch.Tensor, hidden: torch.Tensor, group: Group) -> torch.Tensor:
-        """Returns states [rows, hidden_size] of a text [n] and its masks, by the target's hidden [n, hidden_size]."""
+        """Return states [rows, hidden_size] of a text [n] and its masks, by the target's hidden [n, hidden_size]."""
         features = F.pad(hidden[:-1], (0, 0, 1, 0)) if self.options.form == "eagle" else None
         masks = self._masks()[group.depth[len(tokens) :] - 1]
         states: torch.Tensor = self.model(self._embed(tokens, masks, features), group.positions, group.mask)[0]

@@ -38,7 +38,7 @@ OWN = 1.0  # weight of the target's own prediction in the full form's loss
 
 
 def _verified(levels: Sequence[Sequence[float]], nodes: int) -> float:
-    """Returns the tokens an iteration of a tree of so many nodes, by its candidates' chances [depth][rank]."""
+    """Return the tokens an iteration of a tree of so many nodes, by its candidates' chances [depth][rank]."""
     return drafters.Acceptance.tree(levels, nodes, "").length(nodes)
 
 
@@ -58,7 +58,7 @@ class Trainable(TrainableDrafter):
     options: S3DOptions
 
     def __init__(self, target: Target, options: S3DOptions) -> None:
-        """Raises UsageMistake for layers that the target does not have."""
+        """Raise UsageMistake for layers that the target does not have."""
         super().__init__(target, options)
         transformer = target.transformer
         transformer.config.need_layers_alone("s3d")
@@ -85,7 +85,7 @@ class Trainable(TrainableDrafter):
         return self.options.full
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Returns the drafter's own group and the target's layers, which have a low learning rate (appendix A).
+        """Return the drafter's own group and the target's layers, which have a low learning rate (appendix A).
 
         So have adapters that become part of them where they are in few bits.
         """
@@ -111,7 +111,7 @@ class Trainable(TrainableDrafter):
         return 1.0 if self.changes_target else 0.5
 
     def drawn(self, length: int) -> Drawn:
-        """Groups begin at some of the positions alone, and go through every kept layer."""
+        """Group begin at some of the positions alone, and go through every kept layer."""
         return Drawn(SHARE * self.depth, len(self.kept))
 
     @property
@@ -120,7 +120,7 @@ class Trainable(TrainableDrafter):
         return () if self.changes_target else self.kept
 
     def loss(self, batch: Batch) -> LossOutput:
-        """Returns the loss of eq. 9 over groups of an anchor and `depth` - 1 masks, which see only text before them.
+        """Return the loss of eq. 9 over groups of an anchor and `depth` - 1 masks, which see only text before them.
 
         In the full form gradients reach the kept layers through the text's keys and values too, and what the target
         itself says of the text is in the loss, so that it stays as good a model. Raises UsageMistake for the full form
@@ -162,7 +162,7 @@ class Trainable(TrainableDrafter):
         return LossOutput(loss, depth_losses, torch.stack(chains))
 
     def _own_loss(self, batch: Batch) -> tuple[torch.Tensor, TextPrefix]:
-        """Reads the texts with a gradient; returns the target's own mean loss on their labels, and what was read.
+        """Read the texts with a gradient; return the target's own mean loss on their labels, and what was read.
 
         Where adapters learn, the target without them is still there, and its distribution may be the label.
         """
@@ -176,7 +176,7 @@ class Trainable(TrainableDrafter):
         return found.loss / max(found.count, 1), prefix.closed()
 
     def _anchors(self, loss_mask: torch.Tensor, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns where groups begin in texts [texts, n], [texts, anchors], and which of those are no padding, bool.
+        """Return where groups begin in texts [texts, n], [texts, anchors], and which of those are no padding, bool.
 
         The token after an anchor is in the loss_mask [texts, n].
         """
@@ -189,7 +189,7 @@ class Trainable(TrainableDrafter):
         return anchors, torch.arange(anchors.shape[1], device=loss_mask.device) < count[:, None]
 
     def _groups(self, tokens: torch.Tensor, anchors: torch.Tensor, text: TextPrefix | None = None) -> torch.Tensor:
-        """Returns states after the final norm [texts, anchors, depth, hidden_size] of all groups in one pass.
+        """Return states after the final norm [texts, anchors, depth, hidden_size] of all groups in one pass.
 
         A row sees the text before its anchor, whose keys and values are those of the target itself (eq. 6), and the
         rows of its own group up to itself:
@@ -216,7 +216,7 @@ class Trainable(TrainableDrafter):
 
     @torch.no_grad()
     def _read(self, tokens: torch.Tensor) -> TextPrefix:
-        """Returns keys and values of texts [texts, n] as the target itself makes them, without adapters."""
+        """Return keys and values of texts [texts, n] as the target itself makes them, without adapters."""
         positions, prefix = torch.arange(tokens.shape[1], device=tokens.device), TextPrefix(self.kept)
         layers = range(max(self.kept) + 1)
         self.target.transformer(tokens, positions, positions[:, None] >= positions, prefix, layers)
@@ -227,13 +227,13 @@ class Trainable(TrainableDrafter):
         return self.target.dtype in (torch.float32, torch.bfloat16)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Returns the adapters under peft's names, and the mask token; the full form's layers are in its target."""
+        """Return the adapters under peft's names, and the mask token; the full form's layers are in its target."""
         adapters = self.adapters if self.options.which != "none" else None
         return {**(adapters.tensors() if adapters else {}), "mask": self.mask.detach()}
 
     @torch.no_grad()
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Loads what `tensors` gave. Raises LocalspecError where one is missing, superfluous or of another shape."""
+        """Load what `tensors` gave. Raises LocalspecError where one is missing, superfluous or of another shape."""
         self.check_tensors(tensors)
         self.mask.copy_(tensors["mask"])
         if self.adapters and self.options.which != "none":
@@ -248,7 +248,7 @@ class Trainable(TrainableDrafter):
         seconds: float = PROBE_SECONDS,
         progress: Callable[[str], None] = lambda _: None,
     ) -> Proposed | None:
-        """Returns the options that should be fastest on this machine (§5.3), and why, in a sentence.
+        """Return the options that should be fastest on this machine (§5.3), and why, in a sentence.
 
         Which layers of each number are kept, and how often they are right, is measured by a probe; what later tokens
         of a draft are accepted less is fitted to previous drafters of this model, else it is the paper's. What a draft
@@ -302,7 +302,7 @@ class Trainable(TrainableDrafter):
         generated: float | None = None,
         decoding: Callable[[], DecodingTarget] | None = None,
     ) -> str:
-        """Returns what the paper's constants predict, beside what was measured on held-out text and generated text."""
+        """Return what the paper's constants predict, beside what was measured on held-out text and generated text."""
         if not right_after_right:
             return ""
         (timing,) = timings(decoding() if decoding else self.target, [self.options])

@@ -32,7 +32,7 @@ class Averaged(nn.Module):
         self.width = self.state_size = width // 2
 
     def forward(self, x: torch.Tensor, state: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the states after one more token, and h_q [rows, self.width].
+        """Return the states after one more token, and h_q [rows, self.width].
 
         x [rows, hidden_size] are embeddings of the tokens `depth` positions after the root, `state` [rows,
         self.state_size] the states before them.
@@ -53,7 +53,7 @@ class Recurrent(nn.Module):
         self.first, self.second = nn.LSTMCell(width, self.width), nn.LSTMCell(self.width, self.width)
 
     def forward(self, x: torch.Tensor, state: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the states after one more token, and h_q [rows, self.width], as `Averaged.forward` does."""
+        """Return the states after one more token, and h_q [rows, self.width], as `Averaged.forward` does."""
         below, below_cell, above, above_cell = state.chunk(4, -1)
         below, below_cell = _cell(x, below, below_cell, self.first)
         above, above_cell = _cell(below, above, above_cell, self.second)
@@ -68,7 +68,7 @@ class Last(nn.Module):
         self.width, self.state_size = width, 0
 
     def forward(self, x: torch.Tensor, state: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the empty state and the embeddings x [rows, hidden_size] themselves."""
+        """Return the empty state and the embeddings x [rows, hidden_size] themselves."""
         return state, x
 
 
@@ -90,11 +90,11 @@ class Change(nn.Module):
         self.up = nn.Parameter(torch.zeros(outputs, rank, device=weight.device))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns what it adds to the layer's output [rows, out], by its input [rows, in]."""
+        """Return what it adds to the layer's output [rows, out], by its input [rows, in]."""
         return F.linear(F.linear(x, self.down.to(x.dtype)), self.up.to(x.dtype))
 
     def product(self) -> torch.Tensor:
-        """Returns U D [out, in]."""
+        """Return U D [out, in]."""
         return self.up @ self.down
 
 
@@ -146,19 +146,19 @@ class Trainable(TrainableDrafter):
         return self.options.depth
 
     def drawn(self, length: int) -> Drawn:
-        """The tiny model reads each row for itself; the LSTM leaves most, its gates and states of two layers."""
+        """Return the tiny model reads each row for itself; the LSTM leaves most, its gates and states of two layers."""
         return Drawn(float(self.depth), vectors=16)
 
     # -- the model ----------------------------------------------------------------------------------------------------
 
     def _initial_state(self, rows: int) -> torch.Tensor:
-        """Returns the tiny model's states [rows, state_size] before any token."""
+        """Return the tiny model's states [rows, state_size] before any token."""
         return torch.zeros((rows, self.recent.state_size), dtype=self._dtype, device=self.target.device)
 
     def _read(
         self, tokens: torch.Tensor, far: torch.Tensor, state: torch.Tensor, depth: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Reads one more token [rows], `depth` positions after the root, and returns (states, σ(…) [rows, 2 wide]).
+        """Read one more token [rows], `depth` positions after the root, and return (states, σ(…) [rows, 2 wide]).
 
         far [rows or 1, wide] is W_p h_p.
         """
@@ -169,7 +169,7 @@ class Trainable(TrainableDrafter):
         return state, F.silu(torch.cat([far.expand_as(near), near], -1))
 
     def _head(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns logits [rows, draft vocabulary] of x [rows, 2 wide]."""
+        """Return logits [rows, draft vocabulary] of x [rows, 2 wide]."""
         if self.mixed is not None:
             x = x + F.silu(_linear(x, self.mixed))
         x = _linear(x, self.out)
@@ -182,7 +182,7 @@ class Trainable(TrainableDrafter):
         return self._shared(x) + change.to(x.dtype)
 
     def _copy_head_rows(self) -> None:
-        """Copies the rows of the target's head that belong to the draft vocabulary, in that head's precision."""
+        """Copy the rows of the target's head that belong to the draft vocabulary, in that head's precision."""
         transformer = self.target.transformer
         if self.options.shared and self.kept is not None:
             self._shared = transformer.head_of(self.kept)[0]
@@ -192,7 +192,7 @@ class Trainable(TrainableDrafter):
         return self.target.transformer.computes_in
 
     def loss(self, batch: Batch) -> LossOutput:
-        """Returns the loss of eq. 8: the mean of -log q_0(w_{i+1+j} | h_p(w_≤i), h_q(w_{i+1} … w_{i+j})), j ≤ depth.
+        """Return the loss of eq. 8: the mean of -log q_0(w_{i+1+j} | h_p(w_≤i), h_q(w_{i+1} … w_{i+j})), j ≤ depth.
 
         The first recent token w_{i+1} stands for the root; all tokens after it must be in the loss mask, as in a reply
         that is drafted. Labels are the text or the target's distribution. In joint training gradients flow through h_p,
@@ -236,7 +236,7 @@ class Trainable(TrainableDrafter):
         return LossOutput(loss, found)
 
     def _target_loss(self, batch: Batch, states: torch.Tensor, distill: bool) -> torch.Tensor:
-        """Returns the target's own mean loss by its states with adapters; `distill`: compared with it without them."""
+        """Return the target's own mean loss by its states with adapters; `distill`: compared with it without them."""
         there = batch.loss_mask[:, 1:]
         label = batch.hidden[:, :-1][there].to(self._dtype) if distill else batch.tokens[:, 1:][there]
         teacher = self.target.head if distill else None
@@ -244,7 +244,7 @@ class Trainable(TrainableDrafter):
         return found.loss / max(found.count, 1)
 
     def begin_training(self, frequencies: torch.Tensor) -> None:
-        """Makes the most frequent tokens the draft vocabulary."""
+        """Make the most frequent tokens the draft vocabulary."""
         if self.kept is not None:
             self.kept.copy_(frequencies.topk(len(self.kept)).indices.sort().values)
             self._copy_head_rows()
@@ -252,7 +252,7 @@ class Trainable(TrainableDrafter):
     # -- weights ------------------------------------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Returns what is saved: the drafter's matrices with what they have learnt."""
+        """Return what is saved: the drafter's matrices with what they have learnt."""
         found = {name: tensor for name, tensor in super().tensors().items() if ".changes." not in name}
         for name, module in self.named_modules():
             if isinstance(module, Change):
@@ -261,7 +261,7 @@ class Trainable(TrainableDrafter):
         return found
 
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Loads what `tensors` gave. Raises LocalspecError also for a draft vocabulary that the model does not have."""
+        """Load what `tensors` gave. Raises LocalspecError also for a draft vocabulary that the model does not have."""
         self.check_tensors(tensors)
         kept = tensors.get("kept")
         if kept is not None and not 0 <= int(kept.min()) <= int(kept.max()) < self.target.transformer.config.vocab_size:
@@ -271,7 +271,7 @@ class Trainable(TrainableDrafter):
 
 
 def _change(layer: nn.Module, matrix: str) -> Change | None:
-    """Returns what a matrix of a layer learns, where that is of low rank."""
+    """Return what a matrix of a layer learns, where that is of low rank."""
     changes = getattr(layer, "changes", None)
     found = changes[matrix] if isinstance(changes, nn.ModuleDict) else None
     assert found is None or isinstance(found, Change)
@@ -279,7 +279,7 @@ def _change(layer: nn.Module, matrix: str) -> Change | None:
 
 
 def _linear(x: torch.Tensor, layer: nn.Linear) -> torch.Tensor:
-    """Applies a layer, whose weights are in fp32, in the precision of x."""
+    """Apply a layer, whose weights are in fp32, in the precision of x."""
     y = F.linear(x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype))
     change = _change(layer, "weight")
     return y if change is None else y + change(x)
