@@ -56,10 +56,12 @@ def list_models(
             }
         else:
             bits = round(found.bits, 3) if found.packing == BLOCKS else None
-            row |= {"parameters": found.parameters, "bytes": found.bytes, "bits_per_weight": bits, "missing": None}
+            gone = read(card.path).header.missing if found.packing else None  # another packing may still answer
+            missing = str(gone) if gone else None
+            row |= {"parameters": found.parameters, "bytes": found.bytes, "bits_per_weight": bits, "missing": missing}
         row |= {
             "packed": _packed(card, packed),
-            "draft": _draft(card) if row["missing"] is None else None,
+            "draft": None if isinstance(found, LocalspecError) else _draft(card),
             "license": card.license,
             "path": str(card.path),
             "description": card.description,
@@ -100,13 +102,12 @@ def list_models(
 
 
 def _forms(row: dict[str, Any], bytes_: Callable[[int], str]) -> str:
-    """How a model's weights are held, if not only in its own files; or which file of them is missing."""
-    if row["missing"]:
-        return f"missing: {row['missing']}"
+    """Return how a model's weights are held, if not only in its own files, and which file of them is missing."""
+    missing = [f"missing: {row['missing']}"] if row["missing"] else []
     bits = row["bits_per_weight"]
     in_blocks = [precision_in_words("", BLOCKS, bits)] if bits else []
     packed = [f"{form} {bytes_(held)}" for form, held in row["packed"].items()]
-    return ", ".join([*in_blocks, *packed]) or "no"
+    return ", ".join([*in_blocks, *packed, *missing]) or "no"
 
 
 def _draft(card: TargetCard) -> str | None:

@@ -506,6 +506,9 @@ def test_a_model_whose_file_is_gone_is_said(tmp_path: Path, gguf: Path) -> None:
     away.unlink()
     result = called(tmp_path, "run", "-m", "Tiny-Chat.Q8_0", "-n", "1", "--no-log", "Hi")
     assert result.returncode == 0 and wording("answers_as_packed_before") in result.stderr
+    row = listed(tmp_path)["Tiny-Chat.Q8_0"]
+    assert row["missing"] == str(away) and [*row["packed"]] == ["int8"] and row["bytes"] > 0
+    assert f", missing: {away}" in called(tmp_path, "list").stdout
     assert called(tmp_path, "rm", "Tiny-Chat.Q8_0", "--yes").returncode == 0
     assert list(Paths(tmp_path).imports.iterdir()) == []
 
