@@ -1,0 +1,17 @@
+"""Where a reply ends."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits of a reply: a number of tokens, and strings before which its answer ends.
+
+    With a `loop_prompt` the reply also ends when it loops on one phrase. The limit is higher for a phrase whose words
+    come from that prompt.
+    """
+
+    max_tokens: int | None = None
+    stop: Sequence[str] = ()
+    loop_prompt: str | None = None
