@@ -13,7 +13,7 @@ from localspec.config import Settings, nearest
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.hub.sources import Source
 from localspec.machine.machine import Device, Machine
-from localspec.models.drafter_cards import trained_drafters
+from localspec.models.drafter_cards import MTP, check_family, comes_with_mtp, trained_drafters
 from localspec.models.drafter_kinds import kinds
 from localspec.models.entries import Entry
 from localspec.models.model import Model, model_of
@@ -45,7 +45,8 @@ def pull_set(
     """Return the downloads for a registered model: the model and the published drafter that pays most, or a named one.
 
     `rule` decides by speed or memory which drafter pays most. If the model came with localspec, or is a directory, only
-    the drafter is fetched. Raises UsageMistake for a drafter that nobody publishes for the model.
+    the drafter is fetched, and a layer in the model's own files comes with them. Raises UsageMistake for a drafter that
+    nobody publishes for the model.
     """
     entry = card.entry
     assert entry is not None
@@ -63,6 +64,8 @@ def pull_set(
         return PullSet((*model_source, *sources), why)
     if drafter == "none":
         return PullSet(model_source, "the model alone, as asked")
+    if drafter == MTP and comes_with_mtp(entry.architecture):
+        return PullSet(model_source, f"{MTP} as asked; its layer comes with the model")
     return PullSet((*model_source, *_named(entry, card, drafter)), f"{drafter} as asked")
 
 
@@ -86,6 +89,7 @@ def _named(entry: Entry, card: TargetCard, kind: str) -> tuple[Source, ...]:
         return _of_card(named_card(card.draft))
     if published and published[0].source is not None:
         return (published[0].source,)
+    check_family(kind, entry.architecture, card.name)
     known = [one.kind for one in entry.drafters if one.source is not None or one.kind in kinds("draft model")]
     made = f"; `localspec train {kind} -m {card.name}` makes one" if published else ""
     offered = f"choose one of {', '.join(known)}, or none" if known else "none is published; leave --drafter out"

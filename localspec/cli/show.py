@@ -18,7 +18,7 @@ from localspec.cli.console import folded, width
 from localspec.errors import LocalspecError
 from localspec.hub.records import record
 from localspec.machine.machine import this_machine
-from localspec.models.drafter_cards import trained_drafters
+from localspec.models.drafter_cards import MTP, comes_with_mtp, trained_drafters
 from localspec.models.drafter_kinds import kind_of, kinds
 from localspec.models.entries import Entry, Form, PublishedDrafter
 from localspec.models.model import default_sampling_of, draft_form, model_of
@@ -106,17 +106,19 @@ def _drafts_for(kind: str, shape: Shape) -> bool:
 def _announced_facts(card: TargetCard) -> Facts:
     """Return facts from models.toml about a model that is not here."""
     shape = card.entry.shape if card.entry else None
+    architecture = card.entry.architecture if card.entry else None
+    own = [MTP] if comes_with_mtp(architecture) else []
     return {
         "name": card.name,
         "description": card.description,
         "installed": False,
         "path": None,
-        "architecture": card.entry.architecture if card.entry else None,
+        "architecture": architecture,
         "parameters": shape.parameters if shape else None,
         "bytes": 2 * shape.parameters if shape else None,  # published weights are bf16
         "context": shape.context if shape else None,
         "license": card.license,
-        "drafters": list(kinds("nothing", "probe")),
+        "drafters": [*(kind for kind in kinds("nothing", "probe") if shape is None or _drafts_for(kind, shape)), *own],
     }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from localspec.environment import home
 from localspec.errors import LocalspecError, NotHere, UsageMistake
+from localspec.families.gemma4 import GEMMA4, UNIFIED
 from localspec.families.supported import text_config
 from localspec.families.table import FAMILIES
 from localspec.hub.cache import find_snapshot
@@ -77,6 +78,27 @@ def _none(path: Path) -> NotHere:
     )
 
 
+_OF_GEMMA4 = {*GEMMA4.classes, *UNIFIED.classes}
+
+
+def comes_with_mtp(architecture: str | None) -> bool:
+    """Whether models of this architecture are published with a layer that predicts further ahead."""
+    return any(one.ahead and architecture in one.classes for one in FAMILIES.values())
+
+
+def check_family(kind: str, architecture: str | None, model: str) -> None:
+    """Raise UsageMistake for a kind of drafter that only another family has; None is an unknown architecture."""
+    if architecture is None:
+        return
+    if kind == MTP and not comes_with_mtp(architecture):
+        raise UsageMistake(
+            f"'{kind}' drafts only for models whose files have a layer that predicts further ahead, which are those of "
+            f"Qwen3.5, and {model} is {architecture}; use another drafter."
+        )
+    if kind == "assistant" and architecture not in _OF_GEMMA4:
+        raise UsageMistake(f"'{kind}' drafts only for Gemma 4, and {model} is {architecture}; use another drafter.")
+
+
 FORMAT = 1  # of drafter.json
 RANKS = 10  # of the candidates whose accuracy it tells
 ACCEPTANCE = ("acceptance", "acceptance_elsewhere")  # on text like what it learned from, and on all kinds
@@ -127,7 +149,7 @@ def find_drafter(name: str, card: TargetCard, paths: Paths | None = None) -> Dra
 
     Of one kind, the user's own come before the one that came with the model, the newest first. Damaged ones are passed
     over, and those that a bench found not to pay. Raises NotHere if there is none, UsageMistake if it was made for
-    another model, LocalspecError if it is damaged.
+    another model or only another family has its kind, LocalspecError if it is damaged.
     """
     if name in kinds(*WEIGHTS):
         trouble = None
@@ -135,6 +157,8 @@ def find_drafter(name: str, card: TargetCard, paths: Paths | None = None) -> Dra
             if isinstance(found, DrafterCard):
                 return found
             trouble = trouble or found
+        if card.here:
+            check_family(name, inspect(card.path).architecture, card.name)
         if trouble:
             raise trouble
         if card.entry and any(one.kind == name and one.source for one in card.entry.drafters):

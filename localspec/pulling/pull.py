@@ -23,6 +23,7 @@ from localspec.hub.plan import Part, Plan
 from localspec.hub.plan import plan as ask_hub
 from localspec.machine.hardware import devices
 from localspec.machine.machine import Machine, this_machine
+from localspec.models.drafter_cards import MTP
 from localspec.models.registry import TargetCard, cards, named_card, split_of
 from localspec.models.shape import Shape
 from localspec.pulling import gguf
@@ -195,6 +196,11 @@ def nothing_to_fetch(name: str, wishes: Wishes) -> NothingToFetch | None:
         raise UsageMistake(f"--drafter {wishes.drafter} has no effect with a repository; leave it out, or pull a name.")
     if wishes.original and name not in cards():
         raise UsageMistake("--original has no effect with a repository, which is fetched as it is; leave it out.")
+    if wishes.packed_only and wishes.drafter == MTP:
+        raise UsageMistake(
+            f"--packed-only keeps no layer that predicts further ahead, which --drafter {MTP} needs; leave one "
+            "of them out."
+        )
     if wishes.packed_only and own_source(name) is None:
         raise UsageMistake(f"--packed-only has no effect with {name}, which is not fetched; leave it out.")
     return None

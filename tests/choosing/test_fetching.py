@@ -15,6 +15,7 @@ from localspec.errors import UsageMistake
 from localspec.hub.sources import Source
 from localspec.models.entries import Entry, Form, PublishedDrafter, PublishedLength
 from localspec.models.model import model_of
+from localspec.models.registry import cards
 from localspec.models.shape import Shape
 
 HEADS = PublishedDrafter("medusa", Source("org/heads"), 10**6, PublishedLength(3.0, 4, "a paper"))
@@ -44,6 +45,16 @@ def test_what_is_not_published_is_refused_with_what_is() -> None:
         fetched(HEADS, drafter="medus")
     with pytest.raises(UsageMistake, match=matching("localspec_train_s3d_m_big")):
         fetched(PublishedDrafter("s3d"), drafter="s3d")
+
+
+def test_a_layer_of_the_models_own_files_comes_with_it_where_its_family_has_one() -> None:
+    found = pull_set(cards()["qwen3.5-4b"], "mtp", GPU, NoMeasurements())
+    assert [one.repo for one in found.sources] == ["Qwen/Qwen3.5-4B"] and wording("layer_comes_model") in found.why
+    with pytest.raises(UsageMistake, match=matching("drafts_only_models_files")):
+        pull_set(cards()["smollm3-3b"], "mtp", GPU, NoMeasurements())
+    with pytest.raises(UsageMistake, match=matching("drafts_only_gemma_4")):
+        pull_set(cards()["smollm3-3b"], "assistant", GPU, NoMeasurements())
+    assert len(pull_set(cards()["gemma-4-e2b-it"], "assistant", GPU, NoMeasurements()).sources) == 2
 
 
 def test_with_an_entry_without_sizes_the_first_that_is_published_comes_along() -> None:

@@ -128,6 +128,13 @@ def test_memory_is_that_of_the_survey_also_where_layers_differ_or_have_tables(ho
     assert said["fits"] is True and said["memory"].startswith(f"{plan.bytes / 2**30:.1f} GiB in {plan.precision}")
 
 
+def test_a_layer_of_the_models_own_is_not_published_apart_and_not_packed(home):
+    said = announced(home, "qwen3.5-4b", "--drafter", "mtp")
+    assert [one["repo"] for one in said["sources"]] == ["Qwen/Qwen3.5-4B"] and said["fits"] is not None
+    refused = at(home, NOBODY, "pull", "qwen3.5-4b", "--dry-run", "--drafter", "mtp", "--packed-only")
+    assert refused.returncode == 2 and wording("packed_only_keeps_no_layer") in sentence(refused)
+
+
 @pytest.mark.slow
 def test_what_is_not_registered_is_asked_for_and_offline_that_is_said(home, tmp_path):
     with served(org__name=repository(tmp_path / "model", 900)) as hub:

@@ -9,6 +9,7 @@ from golden import wording
 
 from localspec.weights.checkpoint import revision
 
+USUAL = ["none", "phrases", "lookahead", "layers"]
 KEYS = {
     "name",
     "description",
@@ -54,6 +55,12 @@ def test_json(tmp_path):
         "revision": revision(model),
         "sampling": "temperature 0.7, top-p 0.9 (localspec's default)",
     }
+
+
+def test_the_drafters_of_a_model_that_is_not_here_are_those_that_it_can_have(tmp_path):
+    """Qwen3.5 comes with a layer that drafts, and its recurrent layers read no trees and not without the others."""
+    for name, drafters in (("qwen3.5-4b", ["none", "phrases", "mtp"]), ("smollm3-3b", USUAL)):
+        assert json.loads(called(tmp_path, "show", name, "--json").stdout)["drafters"] == drafters
 
 
 def test_lines(tmp_path):

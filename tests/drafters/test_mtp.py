@@ -234,7 +234,7 @@ def test_a_model_without_it_is_told_what_is_missing(tiny: Make) -> None:
     assert trained_drafters(card) == []
     with pytest.raises(NotHere, match=matching("hold_layer_predicts_further_ahead")):
         find_drafter("mtp", card)
-    with pytest.raises(NotHere, match=matching("hold_no_layer")):
+    with pytest.raises(UsageMistake, match=matching("drafts_only_models_files")):
         choose(card_of(tiny("llama-grouped-dynamic").path), Settings(drafter="mtp", device="cpu"))
 
 
