@@ -101,16 +101,19 @@ def look(
 ) -> dict[str, Looked]:
     """Read all files, and compare them with what was remembered of them. Return what was found, by their names.
 
-    A change is unseen if size, times and inode stayed, or if the fingerprint stayed. `fingerprints` are those of the
-    files now, by name. Other files are known as they are from now on; one that changed unseen stays known as it was,
-    until `forget` is called. Raises LocalspecError for a file that cannot be read.
+    A change is unseen if size, times and inode stayed, or if the fingerprint stayed, wherever the file was when it was
+    last read. `fingerprints` are those of the files now, by name. Other files are known as they are from now on; one
+    that changed unseen stays known as it was, until `forget` is called. Raises LocalspecError for a file that cannot be
+    read.
     """
     known, now, found = _remembered(paths), stamps(files), {}
     learned: dict[str, Known] = {}
     for file, digest in _read(files, 1, progress).items():
         place, mark = os.path.realpath(file), fingerprints[file.name]
-        stamp, before, former_mark = known.get(place, ([], "", ""))
-        unseen = before not in ("", digest) and (stamp == now[file.name] or former_mark == mark)
+        noted = [known[one] for one in (place, mark) if one in known]
+        same = [then for stamp, then, former in noted if stamp == now[file.name] or former == mark]
+        others = [one for one in same if one not in ("", digest)]
+        before, unseen = others[0] if others else noted[0][1] if noted else "", bool(others)
         found[file.name] = Looked(digest, before, unseen)
         if not unseen:
             learned |= {place: (now[file.name], digest, mark), mark: ([], digest, mark)}

@@ -412,6 +412,11 @@ def test_a_file_that_changed_where_nothing_is_sampled_is_said(tmp_path: Path, gg
     assert sentence in said()
     assert main(["verify", "Tiny-Chat.Q8_0"]) == 1
     assert sentence in said()
+    moved = gguf.rename(tmp_path / "moved.gguf")
+    assert main(["import", str(moved)]) == 0
+    for _ in range(2):
+        assert main(["verify", "Tiny-Chat.Q8_0"]) == 1
+        assert wording("changed_unseen_rm_and_import_again") in capfd.readouterr().err
 
 
 @pytest.mark.slow

@@ -199,6 +199,24 @@ def test_only_reading_all_of_it_sees_bytes_that_changed_between_the_samples(mode
     assert not looked().unseen and looked().digest != now.digest, "its fingerprint says it"
 
 
+@pytest.mark.parametrize("forgotten", ["moved", "read by another command"])
+def test_a_change_is_unseen_wherever_the_file_was_when_it_was_read(model, paths, monkeypatch, forgotten):
+    monkeypatch.setattr(fingerprint, "SAMPLES", 16)
+
+    def looked():
+        return look([file], {name: mark for name, (_, mark) in fingerprints([file]).items()}, paths)[file.name]
+
+    file = model / "model.safetensors"
+    first = looked()
+    change_unseen(model, monkeypatch, "new")
+    if forgotten == "moved":
+        file = file.rename(model.parent / "moved.safetensors")
+    else:
+        weight_digests([file], paths)  # notes the SHA-256 as it is now, without a fingerprint
+    for _ in range(2):
+        assert looked().unseen and looked().before == first.digest
+
+
 def test_a_digest_of_an_earlier_version_is_compared_by_the_times_of_its_file(model, paths):
     file = model / "model.safetensors"
     weight_digests([file], paths)
