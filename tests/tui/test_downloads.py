@@ -239,7 +239,7 @@ async def test_what_is_made_of_it_is_told_and_can_be_given_up_too(chat, hub, hom
     """A drafter, or the packed form of a GGUF file: the bytes have come by then."""
     talk, gate = chat(), threading.Event()
 
-    def made(plan, progress):
+    def made(plan, progress, registered):
         progress("making a drafter of org/name")
         assert gate.wait(PATIENCE)
         progress("making another one")
