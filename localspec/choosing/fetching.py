@@ -1,14 +1,14 @@
 """The downloads of `pull`: which model and drafter it fetches for a name, and in which packing they are stored."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from localspec.choosing.choose import choices, precisions_of
 from localspec.choosing.drafters import expected
 from localspec.choosing.measure import MeasurementSource
 from localspec.choosing.named import DrafterSpec
-from localspec.choosing.plans import Precision, natural_precisions
-from localspec.choosing.survey import DrafterRule, Recommendation, recommend
+from localspec.choosing.plans import Precision, as_computed, natural_precisions
+from localspec.choosing.survey import Recommendation, recommend
 from localspec.config import Settings, nearest
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.hub.sources import Source
@@ -29,10 +29,14 @@ WIDEST, SLACK = 4.5, 64 * 2**20  # the most bytes of a published weight, and the
 
 @dataclass(frozen=True)
 class PullSet:
-    """The repositories to fetch, the model first, and a clause that says why this drafter was chosen."""
+    """The repositories to fetch, the model first, and a clause that says why this drafter was chosen.
+
+    `found` is the recommendation that chose it, None if the drafter was named or the sizes are unknown.
+    """
 
     sources: tuple[Source, ...]
     why: str
+    found: Recommendation | None = None
 
 
 def pull_set(
@@ -40,28 +44,32 @@ def pull_set(
     drafter: str | None,
     machine: Machine,
     measurements: MeasurementSource,
-    rule: DrafterRule = "auto",
+    settings: Settings = _ANY,
 ) -> PullSet:
     """Return the downloads for a registered model: the model and the published drafter that pays most, or a named one.
 
-    `rule` decides by speed or memory which drafter pays most. If the model came with localspec, or is a directory, only
-    the drafter is fetched, and a layer in the model's own files comes with them. Raises UsageMistake for a drafter that
-    nobody publishes for the model.
+    The settings decide by which rule a drafter pays most, and how the model is loaded. If the model came with
+    localspec, or is a directory, only the drafter is fetched, and a layer in the model's own files comes with them.
+    Raises UsageMistake for a drafter that nobody publishes for the model, and for a packing that this machine lacks.
     """
     entry = card.entry
     assert entry is not None
     model_source = _of_card(card)
     if drafter is None:
         try:
-            found = recommend(model_of(card), machine, measurements, here=False, rule=rule)
+            model = model_of(card)
         except LocalspecError:  # an entry without sizes
             first = [one.source for one in entry.drafters if one.source is not None][:1]
             return PullSet((*model_source, *first), "the first that is published, for its entry gives no sizes")
+        if settings.quantize != "auto":  # the weights are fetched, whatever packing is here already
+            model = replace(model, packed=(), block_bytes=0)
+        precisions, rule = _as_asked(settings, machine, model), settings.drafter_rule
+        found = recommend(model, machine, measurements, here=False, precisions=precisions, rule=rule)
         sources, why = _sources_of(found), found.reason
         unknown = [one.kind for one in entry.drafters if one.source and not one.accepted and not expected(one.kind)]
         if unknown:
             why += f"; what {unknown[0]} brings is not known, and --drafter {unknown[0]} fetches it"
-        return PullSet((*model_source, *sources), why)
+        return PullSet((*model_source, *sources), why, found)
     if drafter == "none":
         return PullSet(model_source, "the model alone, as asked")
     if drafter == MTP and comes_with_mtp(entry.architecture):
@@ -114,11 +122,13 @@ def fit(
     measurements: MeasurementSource,
     beside: int = 0,
     settings: Settings = _ANY,
+    chosen: Recommendation | None = None,
 ) -> tuple[bool | None, str]:
     """Return whether a model of this shape and these bytes of weights fits here, and a clause about it.
 
     The settings decide how it is loaded, as far as a device allows. `beside` is the bytes of a drafter that is fetched
-    too. The first value is None if config.json gives no sizes (no shape), or sizes that do not match the weights.
+    too. `chosen` is what `pull_set` recommends for the same model, if it does: its reason is not repeated.
+    The first value is None if config.json gives no sizes (no shape), or sizes that do not match the weights.
     """
     if shape is None:
         return None, "whether it fits cannot be told, for its config.json does not say how large it is"
@@ -127,23 +137,48 @@ def fit(
             f"whether it fits cannot be told, for its config.json speaks of {shape.parameters:,} parameters, and its "
             f"weights are {weights:,} bytes"
         )
-    left = replace(machine, devices=tuple(replace(one, free=max(0, one.free - beside)) for one in machine.devices))
-
-    def allowed(device: Device) -> Sequence[Precision]:
-        try:
-            return precisions_of(settings, device)
-        except UsageMistake:  # the mistake is reported when the model is loaded
-            return natural_precisions(device)
-
-    model = Model(TargetCard(name, NOWHERE, None, ""), shape, shape.parameters)
-    found = recommend(model, left, measurements, here=True, precisions=allowed)
+    found = chosen or _recommended(name, shape, machine, measurements, beside, settings)
     if found.plan is None or not found.fits:
         return False, f"{name} {found.reason}"
     precision, device = found.plan.precision, found.plan.precision.device
+    reason = "" if chosen else f"; {found.reason}"
     return True, (
         f"{found.plan.bytes / 2**30:.1f} GiB in {precision} on {device.name}, of {device.usable / 2**30:.1f} GiB that "
-        f"may be taken; {found.reason}"
+        f"may be taken{reason}"
     )
+
+
+def _recommended(
+    name: str, shape: Shape, machine: Machine, measurements: MeasurementSource, beside: int, settings: Settings
+) -> Recommendation:
+    """Return the recommendation for a model of this shape, with what needs no fetching as its drafter."""
+    left = replace(machine, devices=tuple(replace(one, free=max(0, one.free - beside)) for one in machine.devices))
+
+    model = Model(TargetCard(name, NOWHERE, None, ""), shape, shape.parameters)
+    return recommend(model, left, measurements, here=True, precisions=_as_asked(settings, left, model))
+
+
+def _as_asked(settings: Settings, machine: Machine, model: Model) -> Callable[[Device], Sequence[Precision]]:
+    """Return a function from a device to the precisions that the settings leave open there for this model.
+
+    Raises UsageMistake for a packing that no device offers.
+    """
+
+    def offered(device: Device) -> bool:
+        return settings.quantize in ("auto", "none", *device.packings)
+
+    def allowed(device: Device) -> Sequence[Precision]:
+        if not offered(device):
+            return ()
+        try:
+            return precisions_of(settings, device)
+        except UsageMistake:  # another mistake is reported when the model is loaded
+            return natural_precisions(device)
+
+    devices = [as_computed(device, model) for device in machine.devices]
+    if not any(map(offered, devices)):
+        precisions_of(settings, devices[0])  # which raises
+    return allowed
 
 
 def kept_packing(

@@ -263,6 +263,7 @@ def plan_json(name: str, event: Planned | Announced | NothingToFetch) -> dict[st
         "disk_free_bytes": plan.disk_free,
         "fits": event.fits if plan.fits_on_disk else False,
         "memory": event.memory,
+        "drafter": event.drafter or None,
         "instead_of": _instead_json(event.instead),
         "forms": [_form_json(one) for one in event.forms] if isinstance(event, Announced) else [],
     }

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from localspec.choosing.cost import TRAINING_TOKENS, Rates, training_hours
-from localspec.choosing.fetching import fit, kept_packing, pull_set, to_make
+from localspec.choosing.fetching import PullSet, fit, kept_packing, pull_set, to_make
 from localspec.choosing.measure import MeasurementSource
 from localspec.choosing.survey import form_bytes, original_bytes, suited_form
 from localspec.events import Reporter
@@ -74,11 +74,11 @@ def announced(card: TargetCard, wishes: Wishes, reporter: Reporter) -> Announced
     machine, entry = this_machine(), card.entry
     assert entry is not None
     with measured(card, wishes, reporter) as measurements:
-        chosen = pull_set(card, wishes.drafter, machine, measurements, wishes.settings.drafter_rule)
+        chosen = pull_set(card, wishes.drafter, machine, measurements, wishes.settings)
         if not chosen.sources:
             return NothingToFetch(f"drafter: {chosen.why}")
         downloads = [_download(source, card) for source in chosen.sources]
-        fits, memory = _memory(card, downloads, wishes, machine, measurements)
+        fits, memory = _memory(card, downloads, wishes, machine, measurements, chosen)
         instead = None if wishes.original else _instead(card, wishes, machine, measurements)
     if instead:
         downloads[0] = _of_form(instead.form, entry)
@@ -137,6 +137,7 @@ def _memory(
     wishes: Wishes,
     machine: Machine,
     measurements: MeasurementSource,
+    chosen: PullSet,
 ) -> tuple[bool | None, str]:
     """Whether the model fits into memory by the sizes in its entry, and a sentence about it."""
     entry = card.entry
@@ -146,7 +147,7 @@ def _memory(
         return None, "whether it fits cannot be told, for its entry gives no sizes"
     beside = (_sum(downloads[1:]) or 0) if wishes.drafter is not None else 0
     weights = 2 * entry.shape.parameters
-    return fit(card.name, entry.shape, weights, machine, measurements, beside, wishes.settings)
+    return fit(card.name, entry.shape, weights, machine, measurements, beside, wishes.settings, chosen.found)
 
 
 def _sum(downloads: Sequence[Download]) -> int | None:

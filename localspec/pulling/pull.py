@@ -222,7 +222,7 @@ def _planned(name: str, wishes: Wishes, machine: Machine, reporter: Reporter) ->
     card, drafter = cards().get(name), wishes.drafter
     with measured(card, wishes, reporter) as measurements:
         if card:
-            chosen = pull_set(card, drafter, machine, measurements, wishes.settings.drafter_rule)
+            chosen = pull_set(card, drafter, machine, measurements, wishes.settings)
         else:
             chosen = PullSet(tuple(sources_of(name)), "")
         if not chosen.sources:
@@ -231,7 +231,7 @@ def _planned(name: str, wishes: Wishes, machine: Machine, reporter: Reporter) ->
         found, instead = ask_hub(chosen.sources), None
         gguf.check(found.parts[0], wishes.packed_only, wishes.settings)
         _check_computed(found.parts[0])
-        fits, memory = _memory(name, found, wishes, machine, measurements)
+        fits, memory = _memory(name, found, wishes, machine, measurements, chosen)
         packing = packing_of(found.parts[0], wishes.settings, machine, measurements)
     if card is not None and card.entry is not None and not wishes.original and own_source(name) is not None:
         kept = replaced(packing, wishes.packed_only, wishes.settings)
@@ -252,7 +252,7 @@ def _check_computed(model: Part) -> None:
 
 
 def _memory(
-    name: str, found: Plan, wishes: Wishes, machine: Machine, measurements: MeasurementSource
+    name: str, found: Plan, wishes: Wishes, machine: Machine, measurements: MeasurementSource, chosen: PullSet
 ) -> tuple[bool | None, str]:
     """Whether the model of a plan fits into memory, and a sentence about it."""
     model, *drafters = found.parts
@@ -262,4 +262,6 @@ def _memory(
         return None, "not known for a drafter alone"
     # A drafter that was chosen for this machine fits beside the model.
     beside = sum(part.weights for part in drafters) if wishes.drafter is not None else 0
-    return fit(name, Shape.of(model.config), model.weights, machine, measurements, beside, wishes.settings)
+    shape, entry = Shape.of(model.config), named_card(name).entry if chosen.found else None
+    same = chosen.found if entry is not None and entry.shape == shape else None  # else the hub's sizes are believed
+    return fit(name, shape, model.weights, machine, measurements, beside, wishes.settings, same)

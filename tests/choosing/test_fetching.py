@@ -11,6 +11,7 @@ from localspec.choosing import fetching as module
 from localspec.choosing.fetching import fit, pull_set, to_make
 from localspec.choosing.measure import NoMeasurements
 from localspec.choosing.survey import form_bytes, original_bytes, recommend, suited_form
+from localspec.config import Settings
 from localspec.errors import UsageMistake
 from localspec.hub.sources import Source
 from localspec.models.entries import Entry, Form, PublishedDrafter, PublishedLength
@@ -72,8 +73,32 @@ def test_what_comes_along_is_chosen_by_the_rule_that_is_set(rule, monkeypatch) -
 
     with monkeypatch.context() as patch:
         patch.setattr(module, "recommend", found)
-        pull_set(unfetched(BILLION, drafters=(HEADS,)), None, GPU, NoMeasurements(), rule)
+        pull_set(unfetched(BILLION, drafters=(HEADS,)), None, GPU, NoMeasurements(), Settings(drafter_rule=rule))
     assert seen == [rule]
+
+
+def test_a_packing_that_no_device_has_is_refused_as_a_load_refuses_it():
+    """NF4 needs a GPU, and that of recurrent layers is nowhere."""
+    cards_ = unfetched(BILLION), cards()["qwen3.5-4b"]
+    nf4, cpus = Settings(quantize="nf4"), machine(cpu(24))
+    for card, here in ((cards_[0], cpus), (cards_[1], cpus), (cards_[1], GPU)):
+        shape = card.entry.shape
+        with pytest.raises(UsageMistake, match=matching("quantize_nf4_cannot_be_had")):
+            pull_set(card, None, here, NoMeasurements(), nf4)
+        with pytest.raises(UsageMistake, match=matching("quantize_nf4_cannot_be_had")):
+            fit("name", shape, 1, here, NoMeasurements(), settings=nf4)
+    found = pull_set(cards_[0], None, GPU, NoMeasurements(), nf4).found
+    assert found and found.plan and found.plan.precision.quantize == "nf4"
+
+
+@each("quantize", ["int8", "int4"])
+def test_the_drafter_and_the_memory_are_of_the_packing_that_is_asked(quantize) -> None:
+    card, asked, here = unfetched(BILLION), Settings(quantize=quantize), machine(cpu(24))
+    chosen = pull_set(card, None, here, NoMeasurements(), asked)
+    assert chosen.found and chosen.found.plan and f"in {quantize}:" in chosen.why
+    fits, said = fit("big", BILLION, 1, here, NoMeasurements(), settings=asked, chosen=chosen.found)
+    assert fits and said.startswith(f"{chosen.found.plan.bytes / 2**30:.1f} GiB in {quantize} on cpu")
+    assert "tokens/s" not in said, "the drafter's clause says it"
 
 
 def test_what_is_left_to_make() -> None:

@@ -125,6 +125,7 @@ def test_memory_is_that_of_the_survey_also_where_layers_differ_or_have_tables(ho
     plan = recommend(model_of(cards()[name]), here, NoMeasurements(), here=False).plan
     assert plan is not None
     said = announced(home, name)
+    assert said["drafter"].startswith(f"{plan.candidate.name} in {plan.precision}: ")
     assert said["fits"] is True and said["memory"].startswith(f"{plan.bytes / 2**30:.1f} GiB in {plan.precision}")
 
 

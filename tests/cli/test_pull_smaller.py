@@ -170,9 +170,14 @@ def test_the_original_is_fetched_where_it_is_asked_for_and_then_kept_up_to_date(
     assert refused.returncode == 2 and wording("original_has_no_effect") in sentence(refused)
 
 
-@pytest.mark.parametrize("quantize", ["none", "nf4"])
-def test_where_something_else_would_be_kept_the_original_comes(home, hub, quantize):
-    result = pull(home, hub, quantize=quantize)
+def test_a_packing_that_this_machine_lacks_is_refused_and_nothing_fetched(home, hub):
+    refused = pull(home, hub, quantize="nf4")
+    assert refused.returncode == 2 and wording("quantize_nf4_cannot_be_had") in sentence(refused)
+    assert not fetched(hub) & {"model.safetensors", "name-q8_0.gguf"}
+
+
+def test_where_something_else_would_be_kept_the_original_comes(home, hub):
+    result = pull(home, hub, quantize="none")
     assert result.returncode == 0 and fetched(hub) >= {"model.safetensors"} and "form:" not in result.stdout
 
 
