@@ -560,7 +560,14 @@ def test_joint_training_makes_a_new_target_for_which_it_is_lossless(tmp_path, ti
     torch.testing.assert_close(changed.head(trained), said, rtol=1e-3, atol=1e-4)
     assert (said - target.head(trained)).abs().max() > 0.05, "the head has learnt, too"
     assert drafter.adapters is None and not drafter.options.joint
-    assert sorted(drafter.tensors()) == ["blocks.0.bias", "blocks.0.weight", "own.down", "own.up"]
+    assert sorted(drafter.tensors()) == [
+        "blocks.0.bias",
+        "blocks.0.weight",
+        "own.down",
+        "own.up",
+        "path.bias",
+        "path.weight",
+    ]
     model = read(tmp_path / "target")
     assert not torch.equal(
         model.target.transformer.layers[0].qkv_proj.weight, own(name).transformer.layers[0].qkv_proj.weight

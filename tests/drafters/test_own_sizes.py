@@ -16,14 +16,14 @@ TARGET = TransformerConfig(
     activation="gelu", output_norms=True, norm_offset=1.0, embed_scale=7.0, query_scalar=10.0, residual_scale=0.5,
     logit_scale=0.25, local_layers=(False, True), layer_sizes=(LayerSizes(2, 16, 64), LayerSizes(1, 32, 64)),
     per_layer_inputs=(8, 320), value_norm=True, layer_scalars=True, logit_cap=20.0, gated=True,
-    interleaved=True,
+    interleaved=True, borrows=True,
     delta=DeltaNet((True, False), 1, 1, 8, 8, 4),
 )  # fmt: skip
 WIDTHS = {"hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim", "rms_norm_eps"}
 ALIKE = WIDTHS | {
     "family", "qkv_bias", "o_bias", "mlp_bias", "qk_norm", "activation", "output_norms", "norm_offset", "embed_scale",
     "query_scalar", "residual_scale", "logit_scale", "value_norm", "layer_scalars", "logit_cap", "gated",
-    "interleaved",
+    "interleaved", "borrows",
 }  # fmt: skip
 
 

@@ -269,7 +269,8 @@ def drafters(target: NativeTarget, small: NativeTarget, whole: list[int], ahead:
 
 
 def test_every_kind_of_drafter_is_tried() -> None:
-    assert {*OPTIONS} == {*kinds("weights"), *kinds("published")}
+    elsewhere = {"assistant", "dspark"}  # tests/drafters and tests/native: neither drafts for every family
+    assert {*OPTIONS} | elsewhere == {*kinds("weights"), *kinds("published")}
 
 
 KINDS = [F32, *QUANTISED]
