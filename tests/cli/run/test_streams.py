@@ -62,7 +62,8 @@ def test_stats_are_two_lines_on_standard_error(run, hello):
     speed, origin = result.err.splitlines()
     assert re.fullmatch(r"([\d,.]+ tok/s · )?\d tokens · first token (within|after) \d+\.\d s", speed), speed
     assert re.fullmatch(
-        r"int8 on cpu · same text[^·]* · \d+\.\d [MG]iB of memory at most · temperature 0 .*", origin
+        r"int8 on cpu · same text[^·]* · \d+\.\d [MG]iB of memory at most( · drafting paused: [^·]+)? · temperature 0 .*",
+        origin,
     ), origin
     assert "\r" not in result.err and "\x1b" not in result.err
     for form in ("--json", "--stream-json"):
