@@ -196,7 +196,7 @@ def addresses(given: Sequence[str], settings: Settings) -> list[str]:
     """
     found = [config.load(flags={"server": one}).elsewhere for one in given] or [settings.elsewhere]
     if len(found) > 1 and None in found:
-        raise UsageMistake("--server off beside another --server contradicts it; leave one of them out.")
+        raise UsageMistake("--server off contradicts another --server; leave one of them out.")
     urls = [one for one in found if one is not None]
     if twice := next((one for one in urls if urls.count(one) > 1), None):
         raise UsageMistake(f"--server {twice} stands there twice, and once is all it is measured; leave one out.")

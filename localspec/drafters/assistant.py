@@ -145,7 +145,7 @@ class Drafter(TrainedDrafter):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it holds beside the target: weights, and a state."""
+        """Bytes that it holds in addition to the target: weights and a state."""
         held = [self._layers, self._before, self._after, self._head, self._centroids, self._members, self._state]
         return sum(int(one.nbytes) for one in held if one is not None)
 

@@ -70,7 +70,7 @@ class DFlashOptions:
 
 
 def layers_of(options: DFlashOptions, target: TransformerConfig, context: int) -> tuple[TransformerConfig, Rope]:
-    """Return the sizes and the rotation of the drafter's layers, for texts of so many tokens.
+    """Return the sizes and the rotation of the drafter's layers, for texts of `context` tokens.
 
     Raises UsageMistake where they are no such layers, or another target's.
     """

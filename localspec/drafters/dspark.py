@@ -88,7 +88,7 @@ class Drafter(dflash.Drafter):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the drafter holds beside the target: weights, keys and values, features."""
+        """Bytes that the drafter holds in addition to the target: weights, keys and values, features."""
         heads = (self._embedding, self._markov, self._of_state, self._of_token)
         return super().nbytes + sum(int(one.nbytes) for one in heads if one is not None)
 

@@ -108,7 +108,7 @@ def usual_places(num_layers: int) -> tuple[int, int, int]:
 
 
 def layer_of(target: TransformerConfig, options: Eagle3Options, context: int) -> tuple[TransformerConfig, Rope | None]:
-    """Return the sizes and the rotation (None: the target's) of the drafter's layer, for texts of so many tokens.
+    """Return the sizes and the rotation (None: the target's) of the drafter's layer, for texts of `context` tokens.
 
     Raises UsageMistake for a config that describes no such layer, LocalspecError for one that cannot be computed.
     """

@@ -48,7 +48,7 @@ class MedusaOptions:
     with the heads, after the heads alone for the share `warmup` of the training, at `rate` times their learning rate.
     What the heads' loss asks of the target is then weighted by `balance` (λ₀; 0 stands for 0.01 with the target's
     distribution as the label, and 0.2 with the text), which by `schedule` rises as a "sine" from nothing or is
-    "constant". With `linear` the first block reads the root's embedding beside the state, and what it adds to is a
+    "constant". With `linear` the first block reads the root's embedding and the state, and what it adds to is a
     matrix of both, which least squares give before training begins. Raises UsageMistake for impossible values.
     """
 

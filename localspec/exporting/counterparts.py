@@ -95,8 +95,8 @@ def _heads(trained: DrafterCard, checkpoint: Checkpoint, target: _Model) -> Coun
     options: MedusaOptions = _options(trained, checkpoint)
     if options.linear:
         raise UsageMistake(
-            f"The heads in {trained.path} read the root beside the state, which no other engine's do; export some that "
-            "were trained with -O linear=false."
+            f"The heads in {trained.path} read the root and the state, and heads of other engines read only the state; "
+            "export some that were trained with -O linear=false."
         )
     head = "embed_tokens" if target.sizes.tied else "lm_head.weight"
     notes = ["vLLM 0.32 is the last that reads Medusa heads; it takes the likeliest token of each, and builds no tree."]
