@@ -1,20 +1,43 @@
-"""Check the list of files that ruff's D401 exempts, docstrings.toml: it may only shrink.
+"""Check the prose of the repository: docstrings that are no commands, and words that confuse a reader.
 
-    python tools/exempt_docstrings.py            fails if a file in the list passes D401
-    python tools/exempt_docstrings.py --shrink   removes such files from the list
+    python tools/exempt_docstrings.py            fails if a text breaks a rule, or an exempt file breaks none
+    python tools/exempt_docstrings.py --shrink   removes files that pass from the lists of exempt files
 
-D401 demands that a docstring begins with an imperative verb. `ruff check` refuses it in files outside of the list.
+Both lists may only shrink. docstrings.toml is for ruff's D401, which demands that a docstring begins with an imperative
+verb; `ruff check` refuses other files. avoided_words.txt is for AVOIDED, in docstrings, comments, messages and pages.
 """
 
 import argparse
+import ast
+import io
 import json
+import re
 import subprocess
 import sys
+import tokenize
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LIST = ROOT / "docstrings.toml"
+WORDY = ROOT / "tools" / "avoided_words.txt"
+# translated idioms, each with the plain words for it
+AVOIDED = {
+    "told": "given, reported, or the fact itself", "beside": "next to, with, or in addition to",
+    "alike": "the same, or equally", "anew": "again", "of its own": "its own, or separate",
+    "of their own": "their own, or separate", "so many": "this many, or the number", "is none": "there is no …, or is not",
+    "are none": "there are no …, or are not", "alone": "only, or by itself",
+}  # fmt: skip
+_AVOIDED = re.compile(rf"\b({'|'.join(AVOIDED).replace(' ', r'[ ]')})\b", re.IGNORECASE)
+_CODE = re.compile(r"`[^`\n]*`|\bis None\b")
+# data, messages that are checked where they are made, a test of this, and pictures of the program
+_DATA = (
+    "research/demo_data/",
+    "tests/messages.toml",
+    "tests/tools/test_exempt_docstrings.py",
+    "docs/figures/pictures/",
+)
 
 
 def failing() -> set[str]:
@@ -24,22 +47,63 @@ def failing() -> set[str]:
     return {Path(one["filename"]).relative_to(ROOT).as_posix() for one in json.loads(found)}
 
 
+def avoided(path: Path) -> list[tuple[int, str]]:
+    """Return the line and the word of each avoided word in a file; names and code in backquotes are not searched."""
+    return [
+        (line + text.count("\n", 0, found.start()), found[0].lower())
+        for line, text in _prose(path)
+        for found in _AVOIDED.finditer(_CODE.sub(lambda code: " " * len(code[0]), text))
+    ]
+
+
+def _prose(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the line and the text of each literal and comment of a Python file, and all of any other file."""
+    source = path.read_text("utf-8")
+    if path.suffix != ".py":
+        yield 1, source
+        return
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, node.value
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+
+
+def wordy() -> dict[str, list[tuple[int, str]]]:
+    """Return the files of the repository that contain avoided words, with these."""
+    command = ["git", "ls-files", "*.py", "*.md", "*.toml", "*.cpp", "*.h", "*.cu"]
+    files = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
+    here = {name: avoided(ROOT / name) for name in files if not name.startswith(_DATA) and (ROOT / name).is_file()}
+    del here[Path(__file__).relative_to(ROOT).as_posix()]  # it lists them
+    return {name: found for name, found in here.items() if found}
+
+
 def main() -> int:
     """Return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shrink", action="store_true", help="remove files that pass from the list")
+    parser.add_argument("--shrink", action="store_true", help="remove files that pass from the lists")
     shrink = parser.parse_args().shrink
-    lines = LIST.read_text("utf-8").splitlines(keepends=True)
+    lines, words = LIST.read_text("utf-8").splitlines(keepends=True), wordy()
     passing = tomllib.loads("".join(lines))["lint"]["extend-per-file-ignores"].keys() - failing()
+    exempt = set(WORDY.read_text("utf-8").split())
     if shrink:
         LIST.write_text(
             "".join(line for line in lines if line.split('"')[1:2] not in [[one] for one in passing]), "utf-8"
         )
-    elif passing:
-        print(
-            *sorted(passing), "pass D401. Run `python tools/exempt_docstrings.py --shrink`.", sep="\n", file=sys.stderr
-        )
-    return int(bool(passing) and not shrink)
+        WORDY.write_text("".join(f"{name}\n" for name in sorted(exempt & words.keys())), "utf-8")
+        return 0
+    problems = [
+        f"{name}:{line}: instead of {word!r} write {AVOIDED[word]}"
+        for name in sorted(words.keys() - exempt)
+        for line, word in words[name]
+    ]
+    problems += [
+        f"{name} passes. Run `python tools/exempt_docstrings.py --shrink`."
+        for name in sorted(passing | (exempt - words.keys()))
+    ]
+    print(*problems, sep="\n", file=sys.stderr)
+    return int(bool(problems))
 
 
 if __name__ == "__main__":
