@@ -87,7 +87,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> "type[Graph]":
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], "Tiny"]:
-    """tiny(name): the model of that name in tiny_models.CONFIGS, or RECURRENT, on disk, as transformers reads it, and as we do."""
+    """tiny(name): the model of that name in tiny_models.CONFIGS, RECURRENT or MIXTURES, on disk, as transformers reads it, and as we do."""
     import tiny_models
 
     tokenizer = tiny_models.byte_tokenizer()
@@ -97,7 +97,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], "Tiny"]:
         seed = tiny_models.SEEDS[name]
         shard = "20KB" if name == tiny_models.SHARDED else "1GB"
         path = tmp_path_factory.mktemp("model") / name
-        config = {**tiny_models.CONFIGS, **tiny_models.RECURRENT}[name]()
+        config = {
+            **tiny_models.CONFIGS,
+            **tiny_models.RECURRENT,
+            **tiny_models.MIXTURES,
+            **tiny_models.RECURRENT_MIXTURES,
+        }[name]()
         return tiny_models.read(tiny_models.write(path, config, tokenizer, seed, shard))
 
     return make

@@ -1,4 +1,4 @@
-"""A tiny random model of every dense family: made by stock transformers, written as GGUF by the package `gguf`.
+"""A tiny random model of every family: made by stock transformers, written as GGUF by the package `gguf`.
 
 Nothing here imports localspec, so what localspec reads was written without its code. Names of tensors are those of the
 package's own map. What the map does not say stands in `FAMILIES`: the metadata, and how weights differ from those in the
@@ -128,7 +128,14 @@ def one_more(config: Any, name: str, tensor: torch.Tensor) -> Tensors:
 
 
 def with_suffixes(config: Any, name: str, tensor: torch.Tensor) -> Tensors:
-    """Name a scalar of a layer like a weight."""
+    """Name a scalar of a layer like a weight, and scales of experts as the converter does."""
+    layer = name.split(".router.")[0].replace("model.layers", "blk")
+    if name.endswith(".router.scale"):
+        return [(f"{layer}.ffn_gate_inp.scale", tensor)]
+    if name.endswith(".router.per_expert_scale"):
+        return [(f"{layer}.ffn_down_exps.scale", tensor)]
+    if ".experts." in name:
+        return [(f"{name}.weight", tensor)]
     return [(f"{name}.weight" if name.endswith("layer_scalar") else name, tensor)]
 
 
@@ -139,6 +146,35 @@ def split_projections(config: Any, name: str, tensor: torch.Tensor) -> Tensors:
         gate, up = tensor.chunk(2)
         return [(f"{stem}mlp.gate_proj.weight", gate), (f"{stem}mlp.up_proj.weight", up)]
     return neighbours(config, name.replace("shared_mlp.output_linear", "mlp.down_proj"), tensor)
+
+
+def experts(config: Any, name: str, tensor: torch.Tensor) -> Tensors:
+    """Split gates and ups of all experts, which are in one tensor."""
+    if name.endswith(".shared_expert_gate.weight"):
+        tensor = tensor.squeeze(0)
+    if not name.endswith(".experts.gate_up_proj"):
+        return [(f"{name}.weight" if name.endswith(".experts.down_proj") else name, tensor)]
+    stem = name.removesuffix("gate_up_proj")
+    return [(f"{stem}{part}_proj.weight", one) for part, one in zip(("gate", "up"), tensor.chunk(2, 1), strict=True)]
+
+
+def in_turns(config: Any, name: str, tensor: torch.Tensor) -> Tensors:
+    """Split gates and ups of gpt-oss, which are in turns in transposed matrices, and name the rest like weights."""
+    linear, bias = (name.removesuffix("_bias"), ".bias") if name.endswith("_bias") else (name, ".weight")
+    if name.endswith(".sinks"):
+        return [(f"{name}.weight", tensor)]
+    if ".experts." not in name:
+        return [(name, tensor)]
+    rows = tensor.swapaxes(1, 2) if tensor.ndim == 3 else tensor
+    if linear.endswith(".down_proj"):
+        return [(linear + bias, rows)]
+    stem = linear.removesuffix("gate_up_proj")
+    return [(f"{stem}{part}_proj{bias}", rows[:, at::2]) for at, part in enumerate(("gate", "up"))]
+
+
+def recurrent_with_experts(config: Any, name: str, tensor: torch.Tensor) -> Tensors:
+    """Do what `experts` and `recurrent` do."""
+    return [pair for one in experts(config, name, tensor) for pair in recurrent(config, *one)]
 
 
 def recurrent(config: Any, name: str, tensor: torch.Tensor) -> Tensors:
@@ -187,7 +223,7 @@ Said = dict[str, Any]
 
 
 _LIKE_LLAMA = {gguf.MODEL_ARCH[name] for name in ("LLAMA", "GRANITE", "MISTRAL3", "SMOLLM3")}
-_WHOLE_HEADS = {gguf.MODEL_ARCH[name] for name in ("QWEN2", "QWEN3", "GEMMA3")}
+_WHOLE_HEADS = {gguf.MODEL_ARCH[name] for name in ("QWEN2", "QWEN3", "QWEN3MOE", "GEMMA3")}
 
 
 def usual(architecture: gguf.MODEL_ARCH, config: Any) -> Said:
@@ -242,7 +278,7 @@ def of_gemma4(config: Any) -> Said:
     shared, wide = getattr(config, "num_kv_shared_layers", 0) or 0, getattr(config, "use_double_wide_mlp", False)
     width, count = config.intermediate_size, config.num_hidden_layers
     said: Said = {
-        **of_gemma3(config),
+        **of_gemma3(config), **(of_qwen3_moe(config) if getattr(config, "enable_moe_block", False) else {}),
         "attention.sliding_window_pattern": slides, "attention.shared_kv_layers": shared,
         "embedding_length_per_layer_input": getattr(config, "hidden_size_per_layer_input", 0) or 0,
         "attention.key_length": config.global_head_dim, "attention.value_length": config.global_head_dim,
@@ -283,6 +319,30 @@ def of_ministral3(config: Any) -> Said:
         "rope.scaling.yarn_log_multiplier": rope["mscale_all_dim"],
         "rope.scaling.yarn_beta_fast": rope["beta_fast"], "rope.scaling.yarn_beta_slow": rope["beta_slow"],
         "attention.temperature_scale": rope["llama_4_scaling_beta"],
+    }  # fmt: skip
+
+
+def of_qwen3_moe(config: Any) -> Said:
+    used = getattr(config, "num_experts_per_tok", None) or config.top_k_experts
+    return {
+        "expert_count": config.num_experts, "expert_used_count": used,
+        "expert_feed_forward_length": config.moe_intermediate_size,
+    }  # fmt: skip
+
+
+def of_gpt_oss(config: Any) -> Said:
+    return {
+        "attention.sliding_window": config.sliding_window, "expert_count": config.num_local_experts,
+        "expert_used_count": config.num_experts_per_tok, "expert_feed_forward_length": config.intermediate_size,
+    }  # fmt: skip
+
+
+def of_qwen35_moe(config: Any) -> Said:
+    return {
+        **of_qwen35(config), **of_qwen3_moe(config), "block_count": config.num_hidden_layers, "nextn_predict_layers": 0,
+        "feed_forward_length": config.moe_intermediate_size,
+        "expert_shared_feed_forward_length": config.shared_expert_intermediate_size,
+        "attention.recurrent_layers": [kind == "linear_attention" for kind in config.layer_types],
     }  # fmt: skip
 
 
@@ -342,6 +402,15 @@ _GROWING = {
     "rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": ORIGINAL,
     "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
 }  # fmt: skip
+_OSS = {
+    "rope_type": "yarn",
+    "rope_theta": 10765.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": ORIGINAL,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+}  # whose last channel between slow and fast ones is next to a whole number, to which llama.cpp rounds it up
 _TWO_KINDS = {
     "full_attention": {"rope_type": "linear", "rope_theta": 50000.0, "factor": 8.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
@@ -385,10 +454,13 @@ class Family:
     model: str = ""  # of transformers, where its config names none
     ahead: bool = False  # whether it has a layer that predicts a token further ahead
     off: float = 2e-5
+    more: tuple[str, ...] = ()  # types of blocks besides QUANTISED
 
 
 def _family(architecture: str, config: str, pre: str, **more: Any) -> Family:
-    said = {name: more.pop(name) for name in ("kind", "change", "metadata", "model", "ahead", "off") if name in more}
+    said = {
+        name: more.pop(name) for name in ("kind", "change", "metadata", "model", "ahead", "off", "more") if name in more
+    }
     return Family(gguf.MODEL_ARCH[architecture], config, {**_SHAPE, **more}, pre, **said)
 
 
@@ -400,6 +472,11 @@ FAMILIES: dict[str, Family] = {
     ),
     "qwen2": _family("QWEN2", "Qwen2Config", "qwen2", rope_parameters=_PLAIN),
     "qwen3": _family("QWEN3", "Qwen3Config", "qwen2", head_dim=128, tie_word_embeddings=False, rope_parameters=_PLAIN),
+    "qwen3_moe": _family(
+        "QWEN3MOE", "Qwen3MoeConfig", "qwen2", change=experts, metadata=of_qwen3_moe, head_dim=128, num_experts=8,
+        num_experts_per_tok=2, moe_intermediate_size=256, norm_topk_prob=True, tie_word_embeddings=False,
+        rope_parameters=_PLAIN,
+    ),
     "phi3": _family(
         "PHI3", "Phi3Config", "gpt-4o", metadata=of_phi3, sliding_window=None, rope_parameters=_LONGROPE,
         original_max_position_embeddings=ORIGINAL,
@@ -425,6 +502,11 @@ FAMILIES: dict[str, Family] = {
         "GEMMA4", "Gemma4TextConfig", "", kind="gemma4", change=with_suffixes, metadata=of_gemma4, off=2e-3,
         hidden_size_per_layer_input=0, **_LARGE,
     ),
+    "gemma4-26b": _family(
+        "GEMMA4", "Gemma4TextConfig", "", kind="gemma4", change=with_suffixes, metadata=of_gemma4, off=2e-3,
+        hidden_size_per_layer_input=0, enable_moe_block=True, num_experts=8, top_k_experts=2,
+        moe_intermediate_size=256, **_LARGE,
+    ),
     "gemma4_unified": _family(
         "GEMMA4", "Gemma4UnifiedTextConfig", "", kind="gemma4", change=with_suffixes, metadata=of_gemma4, off=2e-3,
         model="Gemma4UnifiedForCausalLM", **_LARGE,
@@ -447,6 +529,17 @@ FAMILIES: dict[str, Family] = {
     "glm4": _family(
         "GLM4", "Glm4Config", "glm4", head_dim=ROTATED, attention_bias=True, tie_word_embeddings=False,
         rope_parameters={**_PLAIN, "partial_rotary_factor": 0.5},
+    ),
+    "gpt_oss": _family(
+        "GPT_OSS", "GptOssConfig", "gpt-4o", change=in_turns, metadata=of_gpt_oss, intermediate_size=256,
+        num_hidden_layers=4, head_dim=ROTATED, num_local_experts=8, num_experts_per_tok=2, sliding_window=32,
+        tie_word_embeddings=False, rope_parameters=_OSS, more=("MXFP4_MOE",), off=1e-4,
+    ),
+    "qwen3_5_moe": _family(
+        "QWEN35MOE", "Qwen3_5MoeTextConfig", "qwen35", change=recurrent_with_experts, metadata=of_qwen35_moe,
+        num_hidden_layers=4, head_dim=ROTATED, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=64,
+        linear_value_head_dim=64, rope_parameters={**_PLAIN, "partial_rotary_factor": 0.25, "mrope_section": [3, 3, 2]},
+        num_experts=8, num_experts_per_tok=2, moe_intermediate_size=256, shared_expert_intermediate_size=256,
     ),
     "qwen3_5": _family(
         "QWEN35", "Qwen3_5TextConfig", "qwen35", change=recurrent, metadata=of_qwen35, ahead=True,
@@ -500,7 +593,7 @@ def model(name: str) -> Model:
     """Return the tiny model of a family. Its norms and biases are random too, so that none can be left out unseen."""
     family = FAMILIES[name]
     stock, chance = _stock(family), torch.Generator().manual_seed(7)
-    added = {"gemma3": 0.0, "qwen3_5": 0.0}  # the mean of norms to which one is added
+    added = {"gemma3": 0.0, "qwen3_5": 0.0, "qwen3_5_moe": 0.0}  # the mean of norms to which one is added
     with torch.no_grad():
         for parameter, tensor in (*stock.named_parameters(), *stock.named_buffers()):
             _fill(parameter, tensor, added.get(name, 1.0), chance)
@@ -556,7 +649,11 @@ def converted(found: Model, tensors: Mapping[str, torch.Tensor]) -> Iterator[tup
     }
     for theirs, tensor in tensors.items():
         for name, one in family.change(config, theirs, tensor):
-            ours = ahead.get(name) or names.get_name(name, try_suffixes=(".weight", ".bias"))
+            ours = (
+                ahead.get(name)
+                or (name if name.startswith("blk.") else None)
+                or names.get_name(name, try_suffixes=(".weight", ".bias"))
+            )
             assert ours, f"no name in GGUF for {name}"
             yield ours, one
 
@@ -612,7 +709,7 @@ def dequantised(name: str, file: Path) -> Model:
     """
     found = model(name)
     stored = {one.name: one for one in gguf.GGUFReader(file).tensors}
-    wide = {theirs: one for theirs, one in found.tensors.items() if one.ndim == 2}
+    wide = {theirs: one for theirs, one in found.tensors.items() if one.ndim == 2 or ".experts." in theirs}
     starts = np.cumsum([0, *(one.numel() for one in wide.values())])
     numbered = {
         theirs: torch.arange(start, start + one.numel()).view(one.shape)

@@ -1,6 +1,6 @@
 """Tiny random models of every family in the Hugging Face layout, the stock model beside ours, and the loops of reference."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,6 +15,7 @@ from transformers import (
     Gemma3TextConfig,
     Gemma4TextConfig,
     Glm4Config,
+    GptOssConfig,
     GraniteConfig,
     GraniteMoeHybridConfig,
     LlamaConfig,
@@ -25,8 +26,10 @@ from transformers import (
     Phi3Config,
     PreTrainedTokenizerFast,
     Qwen2Config,
+    Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
     Qwen3Config,
+    Qwen3MoeConfig,
     SmolLM3Config,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
@@ -345,6 +348,39 @@ RECURRENT: dict[str, Callable[[], Any]] = {
     ),
 }  # fmt: skip
 SEEDS |= dict.fromkeys(RECURRENT, 0)
+# Families with experts, whose drafters are fewer (tests/nn/test_experts.py).
+MIXTURES: dict[str, Callable[[], Any]] = {
+    "qwen3_moe-grouped-normalised": _config(
+        Qwen3MoeConfig, hidden_size=64, num_key_value_heads=2, head_dim=16, num_experts=8, num_experts_per_tok=3,
+        moe_intermediate_size=32, norm_topk_prob=True,
+    ),
+    "qwen3_moe-one-key-head-tied-biases-all-weighed": _config(
+        Qwen3MoeConfig, hidden_size=32, num_key_value_heads=1, head_dim=12, num_experts=5, num_experts_per_tok=2,
+        moe_intermediate_size=48, norm_topk_prob=False, attention_bias=True, tie_word_embeddings=True,
+    ),
+}  # fmt: skip
+MIXTURES["gemma4-grouped-experts-beside-an-mlp"] = _config(
+    Gemma4TextConfig, **_GEMMA4, hidden_size=64, num_key_value_heads=2, head_dim=12, global_head_dim=20,
+    hidden_size_per_layer_input=0, enable_moe_block=True, num_experts=6, top_k_experts=2, moe_intermediate_size=32,
+    layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+)  # fmt: skip
+SEEDS |= dict.fromkeys(MIXTURES, 0)
+RECURRENT_MIXTURES: dict[str, Callable[[], Any]] = {
+    "qwen3_5_moe-grouped-shared-expert": _config(
+        Qwen3_5MoeTextConfig, hidden_size=64, num_hidden_layers=4, num_key_value_heads=2, head_dim=16,
+        linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=12,
+        num_experts=6, num_experts_per_tok=2, moe_intermediate_size=32, shared_expert_intermediate_size=40,
+    ),
+}  # fmt: skip
+SEEDS |= dict.fromkeys(RECURRENT_MIXTURES, 0)
+# A family whose weights are read from GGUF alone, so that here only the CPU engine computes it, from memory.
+FROM_GGUF: dict[str, Callable[[], Any]] = {
+    "gpt_oss-grouped-alternating-windows": _config(
+        GptOssConfig, hidden_size=64, intermediate_size=32, num_hidden_layers=4, num_key_value_heads=2, head_dim=16,
+        num_local_experts=6, num_experts_per_tok=2, sliding_window=7, swiglu_limit=0.6,
+        rope_parameters={**_YARN, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False},
+    ),
+}  # fmt: skip
 # One of each family, and between them all that layers differ in.
 FAMILIES = [
     "llama-many-heads-biases-llama3",
@@ -400,6 +436,27 @@ def filled(model: Any, seed: int, spread: float = 0.18) -> Any:
             if name.endswith("layer_scalar"):
                 buffer.normal_(1.0, 0.3, generator=generator)
     return model
+
+
+def by_expert(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return tensors with a matrix for each expert, as files have them, in the place of those of all experts."""
+    found: dict[str, Any] = {}
+    for name, tensor in state.items():
+        before, _, last = name.rpartition(".experts.")
+        linear, _, bias = last.partition("_proj")
+        if not before or linear not in ("gate_up", "down"):
+            found[name] = tensor
+            continue
+        in_turns = f"{before}.experts.down_proj_bias" in state  # gpt-oss: transposed, a row of gate, a row of up
+        for number, one in enumerate(tensor):
+            if in_turns and not bias:
+                one = one.T
+            half = len(one) // 2
+            halves = (one[::2], one[1::2]) if in_turns else (one[:half], one[half:])
+            parts = {"down": one} if linear == "down" else dict(zip(("gate", "up"), halves, strict=True))
+            kind = "bias" if bias else "weight"
+            found |= {f"{before}.experts.{number}.{part}_proj.{kind}": matrix for part, matrix in parts.items()}
+    return found
 
 
 def save_filled(

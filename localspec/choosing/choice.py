@@ -63,6 +63,7 @@ class Choice(LoadSpec):
     parts: tuple[str, ...] = ()  # the parts of Ouroboros that are switched on
     off_reason: str | None = None  # why `auto` takes no drafter, if it takes none
     idle: str = ""  # a sentence that says why a GPU of this machine is not used
+    on_disk: str = ""  # a clause about experts without room in memory
 
     def with_figures_of(self, later: "Choice") -> "Choice":
         """Return this choice with the figures and reasons of a later one."""

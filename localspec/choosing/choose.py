@@ -7,7 +7,7 @@ from localspec.choosing import fit
 from localspec.choosing.choice import Choice, LoadSpec
 from localspec.choosing.drafters import MOST_NODES, DrafterCandidate, drafter_bytes
 from localspec.choosing.measure import MeasurementSource, NoMeasurements
-from localspec.choosing.named import DrafterSpec, check_chains, named_drafter
+from localspec.choosing.named import DrafterSpec, check_layers, named_drafter
 from localspec.choosing.plans import (
     AUTO_NODES,
     PLANNED,
@@ -15,6 +15,7 @@ from localspec.choosing.plans import (
     RunPlan,
     as_computed,
     best,
+    disk_words,
     draft_precisions,
     explained,
     natural_precisions,
@@ -139,8 +140,7 @@ def choices(
     for plan in (first, *smaller):
         chosen = _of_candidate(plan.candidate, model) if drafter.drafter == "auto" else drafter
         _check(settings, chosen, plan.precision)
-        if model.shape.recurrent:
-            check_chains(chosen.drafter, model.card)
+        check_layers(chosen.drafter, model.card, model.shape)
         draft = None
         if chosen.small is not None:
             draft = _draft(chosen.small, taken.draft_device, settings, machine, measurements)
@@ -307,6 +307,7 @@ def _choice(
         draft=draft,
         parts=getattr(settings, parts) if parts else (),
         off_reason=why_none(plan, ranked) if chose_none else None,
+        on_disk=disk_words(plan),
     )
 
 

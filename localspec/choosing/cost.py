@@ -17,6 +17,7 @@ TREE = 4e-5  # in addition, in a step with a tree
 DRAFT = 5e-5  # in drafting, in addition to matrix products
 BESIDE_PRODUCTS = 1.5  # times the products of a training: losses, the optimiser, checkpoints
 TRAINING_TOKENS = 10_000_000  # of text to train a drafter on: about what the S3D paper took
+DISK = 1e9  # bytes a second that a disk is taken to read in small parts: half of what an NVMe disk of 2020 does
 PHRASES = 1e-4  # in looking up phrases, whether any is found or not
 
 
@@ -76,6 +77,19 @@ class CurrentCosts:
     def take(self, model: ForwardCostModel, timed: bool) -> None:
         """Replace the costs."""
         self.model, self.timed = model, timed
+
+
+@dataclass(frozen=True)
+class FromDisk:
+    """Costs of forwards where some bytes of a model's experts are `on_disk`, and read when a row chooses them."""
+
+    in_memory: ForwardCostModel
+    shape: Shape
+    on_disk: int
+
+    def at(self, rows: int, context: int) -> float:
+        chosen = 1 - (self.shape.matrices - self.shape.read(rows)) / self.shape.in_experts  # share of all experts
+        return self.in_memory.at(rows, context) + chosen * self.on_disk / DISK
 
 
 @dataclass(frozen=True)
@@ -208,10 +222,10 @@ class Rates:
         growth = GROWTH[device.backend][quantize]
         return cls(read, read * (growth**_OVERLAP - 1) ** (1 / _OVERLAP) / 64, layer)
 
-    def product(self, weights: int, rows: int) -> float:
-        """Return the seconds of a product with matrices of this many weights."""
-        power = self.overlap
-        return float(weights * (self.read**power + (self.computed * rows) ** power) ** (1 / power))
+    def product(self, weights: int, rows: int, computed: int | None = None) -> float:
+        """Return the seconds of a product with this many weights, of which a row computes with `computed`."""
+        power, computed = self.overlap, weights if computed is None else computed
+        return float(((self.read * weights) ** power + (self.computed * rows * computed) ** power) ** (1 / power))
 
 
 @dataclass(frozen=True)
@@ -226,6 +240,6 @@ class Estimate:
         cached = shape.cached(context, 1)
         layers = shape.num_layers * (rates.layer + rates.layer_row * rows)
         if not rates.attended:
-            return rates.product(shape.matrices + cached, rows) + layers
+            return rates.product(shape.read(rows) + cached, rows, shape.read(1) + cached) + layers
         heads = shape.num_heads / shape.num_kv_heads  # heads that read the same keys
-        return rates.product(shape.matrices, rows) + rates.attended * cached * heads * rows + layers
+        return rates.product(shape.read(rows), rows, shape.read(1)) + rates.attended * cached * heads * rows + layers

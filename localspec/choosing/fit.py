@@ -39,8 +39,7 @@ def packed(weights: int, rows: int, quantize: str, backend: str) -> int:
 def weights(shape: Shape, dtype: str, quantize: str, backend: str, parameters: int | None = None) -> int:
     """Return the bytes of a model's weights. `parameters` is their exact number, if it is known."""
     item, parameters = ITEM[dtype], parameters or shape.parameters
-    known = shape.parameters - (2 * shape.num_layers + 1) * shape.hidden_size
-    small = max(0, parameters - known)  # norms and biases
+    small = max(0, parameters - (shape.parameters - shape.small))  # norms, biases and routers
     if backend == "native" or (backend == "cpu" and quantize != "none"):  # here tables are never packed
         tables = shape.table + (0 if shape.tied else shape.embedding)
         if quantize == "none":
@@ -110,6 +109,16 @@ def unread(shape: Shape, quantize: str, backend: str, tokens: int) -> int:
     return sum(max(0, numbers * 2 - tokens * (-(-row * 2 // PAGE) * PAGE)) for numbers, row in tables)
 
 
+def on_disk(shape: Shape, quantize: str, backend: str, weights: int, over: int) -> int:
+    """Return the bytes of a mapped file that stay on the disk where a model takes so many bytes more than it may.
+
+    They are those of experts, at most half of them: with fewer in memory nearly every token would wait for the disk.
+    """
+    if over <= 0 or backend != "native" or quantize == "none" or shape.experts is None:
+        return 0
+    return over if over <= weights * shape.in_experts / shape.parameters / 2 else 0
+
+
 def program(quantize: str, backend: str) -> int:
     """Return the bytes that a loaded model holds apart from its tensors and its tokenizer."""
     if backend == "native":
@@ -160,6 +169,8 @@ def _native_forward(shape: Shape, dtype: str, quantize: str, tokens: int) -> int
         qkv, mixed, window = max(qkv, sizes.read + sizes.values), max(mixed, sizes.values), sizes.read
     floats = shape.hidden_size + qkv + shape.num_heads * padded + mixed + inner + most.head_dim + window
     floats += (shape.num_layers + 1) * shape.layer_inputs[0]
+    if (experts := shape.experts) is not None:  # of each pair of a row and an expert, inputs in int8
+        floats += shape.hidden_size + experts.count + experts.used * (experts.size + 3 * shape.hidden_size // 2)
     widest = max(shape.hidden_size, inner, mixed)
     inputs = widest * 4 if quantize == "none" else widest + widest // 32 * 4  # quantised, with scales or sums
     parts = -(-tokens // BUCKET) * ROWS * shape.num_heads * (padded + 16) * 4

@@ -12,7 +12,7 @@ from localspec.models.model import Model, small_model_of
 from localspec.models.names import full_name
 from localspec.models.own_draft import BESIDE, own_draft
 from localspec.models.registry import TargetCard, resolve
-from localspec.models.shape import recurrent
+from localspec.models.shape import Shape, shape_of
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ def named_drafter(name: str, card: TargetCard) -> DrafterSpec:
             f"There is no drafter '{named}'{nearest(first, known)}; use one of {', '.join(known)}, or a directory that "
             "`localspec train` wrote."
         )
-    if row is not None and card.here and recurrent(card.path):  # do not ask users to fetch a drafter that cannot work
-        check_chains(named, card)
+    if row is not None and card.here and (shape := shape_of(card.path)):
+        check_layers(named, card, shape)  # do not ask users to fetch a drafter that cannot work
     trained = find_drafter(named, card)
     return DrafterSpec(trained.kind + phrases, (trained,))
 
@@ -108,9 +108,16 @@ def _own_draft(kind: str, card: TargetCard) -> TargetCard:
         raise NotHere(f"draft = {card.draft!r} of {card.name} in models.toml cannot be used: {missing}") from None
 
 
-def check_chains(drafter: str, card: TargetCard) -> None:
-    """Raise UsageMistake for a drafter that cannot draft for recurrent layers, which read chains only."""
-    if unfit := next((kind.name for kind in drafting_kinds(drafter) if not kind.on_chains), None):
+def check_layers(drafter: str, card: TargetCard, shape: Shape) -> None:
+    """Raise UsageMistake for a drafter that cannot draft for layers of this shape: recurrent ones, or with experts."""
+    unfit = next((kind.name for kind in drafting_kinds(drafter) if not kind.drafts_for(shape)), None)
+    if unfit and shape.experts and not kind_of(unfit).with_experts:
+        others = ", ".join(kind.name for kind in TABLE if kind.drafts_for(shape))
+        raise UsageMistake(
+            f"'{unfit}' does not draft for {card.name}, whose layers have experts: each row of a draft reads other "
+            f"weights, and '{unfit}' was made for layers that rows share; use one of {others}."
+        )
+    if unfit:
         raise UsageMistake(
             f"'{unfit}' does not draft for {card.name}, some of whose layers are recurrent: they read chains, and not "
             f"without the others; use one of {', '.join(kind.name for kind in TABLE if kind.on_chains)}."

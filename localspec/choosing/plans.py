@@ -81,6 +81,8 @@ class RunPlan:
     speed: float  # tokens/s
     measured: bool  # whether the speed was measured here rather than predicted
     cost_effectiveness: float = 0.0  # M
+    on_disk: int = 0  # bytes of experts without room in memory, which are read from the disk when a token needs them
+    slowed: float = 1.0  # how many times longer a plain step takes for that, as predicted
     most: int = AUTO_NODES  # the most nodes that a draft may have
     rule: Rule = "speed"  # the rule that decided, if this plan was taken
     rule_named: bool = False  # whether the setting `drafter_rule` names the rule
@@ -111,19 +113,21 @@ class RunPlan:
 def as_computed(device: Device, model: Model) -> Device:
     """Return the device with the packings that it offers for this model.
 
-    Torch computes recurrent layers with dense weights only. Our library can compute a model in the blocks of its GGUF
-    files, and unpacks them for torch on a CPU. `device` may already be adapted to another model.
+    Torch computes recurrent layers and experts with dense weights only. Our library can compute a model in the blocks
+    of its GGUF files, and unpacks them for torch on a CPU. `device` may already be adapted to another model.
     """
     if device.block_bits:
         others = tuple(packing for packing in device.packings if packing != BLOCKS)
         device = replace(device, packings=others, block_bits=0.0)
-    unpacks = device.type == "cpu" and device.packings and not model.shape.recurrent
+    dense = model.shape.recurrent or model.shape.experts is not None
+    unpacks = device.type == "cpu" and device.packings and not dense
     if model.block_bytes and (device.engine == "native" or unpacks):
         bits = 8 * model.block_bytes / max(model.shape.parameters, 1)
         return replace(device, packings=(BLOCKS, *device.packings), block_bits=bits)
-    if not model.shape.recurrent or device.engine != "torch":
+    if not dense or device.engine != "torch":
         return device
-    why = "a model with recurrent layers is computed with dense weights only"
+    has = "recurrent layers" if model.shape.recurrent else "experts"
+    why = f"a model with {has} is computed with dense weights only"
     return replace(device.as_torch_has_it(), packings=(), missing=dict.fromkeys(PACKINGS, why))
 
 
@@ -221,7 +225,7 @@ def _comfortable(model: Model, precision: Precision, measurements: MeasurementSo
 
     def at(bandwidth: float | None) -> bool:
         read = cost.reading(replace(device, bandwidth=bandwidth), precision.dtype, precision.quantize)
-        return 1 / (read * (model.shape.matrices + model.shape.cached(CONTEXT, 1))) >= COMFORTABLE
+        return 1 / (read * (model.shape.read(1) + model.shape.cached(CONTEXT, 1))) >= COMFORTABLE
 
     return at(SLOW_MEMORY) or at(device.bandwidth or measurements.bandwidth(device.name))
 
@@ -256,11 +260,15 @@ def _plans_in(
     rates = _rates(Precision(precision.device, dtype, form), measurements)
     numbers = fit.drafter_numbers(dtype, quantize, backend)
     inputs = CostInputs(shape, costs, rates, dtype, numbers, planned, known.replies)
-    trained = [one for one in model.trained if not shape.recurrent or kind_of(one.kind).on_chains]
+    trained = [one for one in model.trained if kind_of(one.kind).drafts_for(shape)]
     small = draft_model(model, precision, measurements, planned)
-    plain_speed, plain_bytes = 0.0, 0
+    plain_speed, plain_bytes, in_memory = 0.0, 0, costs
     for candidate in candidates(model.card, inputs, trained, small, model.small_here):
         replies, nodes = candidate.replies, 0
+        least = weights + candidate.bytes + beside + fit.cache(shape, planned + most + 1, dtype)
+        least += fit.workspace(shape, *how, planned, most)
+        on_disk = fit.on_disk(shape, quantize, backend, weights, least - precision.device.usable)
+        costs = cost.FromDisk(in_memory, shape, on_disk) if on_disk and known.costs is None else in_memory
         if candidate.acceptance is not None:
             tokens_per_second, nodes = speed(costs, candidate.acceptance, candidate.draft_seconds, most)
         elif replies is None:
@@ -276,7 +284,7 @@ def _plans_in(
         if harmless and tokens_per_second < plain_speed:
             tokens_per_second, nodes = plain_speed, 0
         working = fit.cache(shape, planned + nodes + 1, dtype) + fit.workspace(shape, *how, planned, nodes)
-        size = weights + candidate.bytes + beside + max(working, fit.loading(shape, *how))
+        size = weights + candidate.bytes + beside + max(working, fit.loading(shape, *how)) - on_disk
         if candidate.name == "none":
             plain_speed, plain_bytes = tokens_per_second, size
         memory = size
@@ -284,8 +292,9 @@ def _plans_in(
             memory = round(plain_bytes * replies.peak / max(replies.peak - replies.held, 1))
             size = max(size, replies.peak)
         yield RunPlan(
-            precision, candidate, nodes, weights + candidate.bytes, size, memory, tokens_per_second, measured, most=most
-        )
+            precision, candidate, nodes, weights + candidate.bytes - on_disk, size, memory, tokens_per_second, measured,
+            on_disk=on_disk, slowed=costs.at(1, CONTEXT) / in_memory.at(1, CONTEXT), most=most,
+        )  # fmt: skip
 
 
 def draft_model(
@@ -317,7 +326,8 @@ def weight_bytes(model: Model, precision: Precision) -> int:
 
 def step_bytes(model: Model, precision: Precision) -> float:
     """Return the bytes of weights that a step of a model reads in this precision."""
-    return weight_bytes(model, precision) * model.shape.matrices / max(model.shape.parameters, model.shape.matrices)
+    shape = model.shape
+    return weight_bytes(model, precision) * shape.read(1) / max(shape.parameters, shape.matrices)
 
 
 def _estimate(model: Model, precision: Precision, measurements: MeasurementSource) -> ForwardCostModel:
@@ -431,7 +441,16 @@ def explained(plan: RunPlan, ranked: Sequence[RunPlan], named: bool = False) -> 
         sentence += "; a draft is expected to cost more than it saves, and is made only where it should pay"
     elif (acceptance := plan.candidate.acceptance) is not None and plan.candidate.name != "none":
         sentence += f"; {acceptance.length(plan.nodes):.2f} tokens/step {acceptance.origin}"
-    return f"{sentence})" if named else f"{sentence}); {rule_words(plan)}{_others(plan, ranked)}"
+    disk = f"; {found}" if (found := disk_words(plan)) else ""
+    return f"{sentence}){disk}" if named else f"{sentence}){disk}; {rule_words(plan)}{_others(plan, ranked)}"
+
+
+def disk_words(plan: RunPlan) -> str:
+    """Return a clause about experts that are read from the disk, or nothing where all have room in memory."""
+    if not plan.on_disk:
+        return ""
+    slower = f", so a token takes about {plan.slowed:.1f} times as long" if plan.slowed > 1 else ""
+    return f"{plan.on_disk / 2**30:.1f} GiB of experts have no room in memory and are read from the disk{slower}"
 
 
 def shown_m(plan: RunPlan) -> str:

@@ -69,8 +69,8 @@ def form_bytes(form: Form, entry: Entry) -> int | None:
 
 
 def original_bytes(entry: Entry) -> int | None:
-    """Return the same of the publisher's own weights, which are in 16 bits."""
-    return 2 * entry.shape.parameters if entry.shape else None
+    """Return the same of what `pull` fetches by default: the publisher's own weights in 16 bits, or a GGUF file."""
+    return entry.bytes or (2 * entry.shape.parameters if entry.shape else None)
 
 
 # -- recommendations ---------------------------------------------------------------------------------------------------

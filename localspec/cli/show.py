@@ -100,7 +100,7 @@ def _installed_facts(card: TargetCard) -> Facts:
 
 
 def _drafts_for(kind: str, shape: Shape) -> bool:
-    return (kind_of(kind).on_chains or not shape.recurrent) and (shape.layers_alone or kind not in kinds("probe"))
+    return kind_of(kind).drafts_for(shape) and (shape.layers_alone or kind not in kinds("probe"))
 
 
 def _announced_facts(card: TargetCard) -> Facts:

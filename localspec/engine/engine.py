@@ -199,6 +199,8 @@ class Engine:
             notice(model.passed_over)
         options = decide()
         for choice, smaller in zip_longest(options, options[1:]):
+            if choice.on_disk:
+                notice(f"{choice.on_disk}; close other programs, or choose a smaller model.")
             try:
                 engine = load(choice)
                 break

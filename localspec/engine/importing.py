@@ -175,11 +175,16 @@ def _chat_of(model: "GgufModel") -> "ChatTokenizer":
 
 def _rounding(header: Header) -> list[str]:
     """Return what to say of a registration with types that have no kernels."""
-    from localspec.weights.gguf_weights import rounded
+    from localspec.weights.gguf_weights import is_filed, rounded
 
     types = rounded(header)
-    if not types or header.answers != BLOCKS:
+    if header.answers != BLOCKS or not is_filed(header):
         return []
+    if not types:
+        return [
+            f"{header.origin.name} has experts. Before the first reply its weights are laid out in a file of "
+            f"{size(header.weight_bytes)}, of which only what is used has to be in memory."
+        ]
     stored, becomes = " and ".join(sorted(types)), " and ".join(sorted({*types.values()}))
     return [
         f"There is no kernel for the weights of {header.origin.name} in {stored}; they are rounded to {becomes} once, "

@@ -122,7 +122,7 @@ def estimated_costs(spec: LoadSpec, target: Target, cache: MeasurementCache) -> 
     device, shape = this_machine().device(spec.device), Shape.of(target.config.content)
     assert device is not None and shape is not None
     known = Measurements(cache, quiet=True).bandwidth(device.name)
-    device = replace(device, bandwidth=known, block_bits=8 * target.read_bytes / shape.matrices)
+    device = replace(device, bandwidth=known, block_bits=8 * target.read_bytes / shape.read(1))
     return Estimate(shape, Rates.of(device, spec.dtype, spec.quantize))
 
 

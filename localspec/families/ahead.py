@@ -31,7 +31,8 @@ def ahead_gguf_map(target: TransformerConfig) -> dict[str, list[tuple[str, int]]
 
 def _named(target: TransformerConfig, names: Names, prefix: str) -> dict[str, list[tuple[str, int]]]:
     rows = {name: parts for name, parts in parameter_rows(ahead_config(target)).items() if name != "embed_tokens"}
-    return named_parts({**rows, **{name: [target.hidden_size] for name in BEFORE}}, names, prefix)
+    experts = target.experts.count if target.experts else 0
+    return named_parts({**rows, **{name: [target.hidden_size] for name in BEFORE}}, names, prefix, experts)
 
 
 def ahead_features(name: str, target: TransformerConfig) -> int | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.families.delta_net import DeltaNet
+from localspec.families.experts import Experts
 from localspec.families.family import Names
 from localspec.families.layer_sizes import LayerSizes
 from localspec.families.model_config import ModelConfig
@@ -17,7 +18,7 @@ from localspec.families.table import FAMILIES
 
 TABLES = ("embed_tokens", "embed_tokens_per_layer")  # parameters of which a token reads its row
 # Our activations, and what config.json calls them.
-_CALLED = {"silu": ("silu", "swish"), "gelu": ("gelu_pytorch_tanh",)}
+_CALLED = {"silu": ("silu", "swish"), "gelu": ("gelu_pytorch_tanh",), "clamped": ("silu",)}
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class TransformerConfig:
     o_bias: bool
     mlp_bias: bool
     qk_norm: bool
-    activation: str = "silu"  # of the MLP's gate: silu, or gelu (by tanh)
+    activation: str = "silu"  # of the MLP's gate: silu, gelu (by tanh), or clamped (gpt-oss)
+    gate_limit: float = 0.0  # of a clamped gate, and of what it is multiplied by
     output_norms: bool = False  # norms of what attention and MLP give, too
     norm_offset: float = 0.0  # norms multiply by this plus their weight
     embed_scale: float = 1.0  # embeddings are multiplied by it, rounded to their own precision
@@ -55,6 +57,8 @@ class TransformerConfig:
     gated: bool = False  # what attention gives is multiplied by a sigmoid, whose inputs are projected with the queries
     borrows: bool = False  # all layers read keys and values of another model's, those of its layers `keys_of`
     delta: DeltaNet | None = None  # layers that have a recurrent state in the place of attention
+    experts: Experts | None = None  # in the place of the MLP
+    sinks: bool = False  # each head has a score of nothing, which takes its share of the softmax
 
     @classmethod
     def of(cls, config: ModelConfig) -> "TransformerConfig":
@@ -96,6 +100,8 @@ class TransformerConfig:
             "per_layer_inputs": config.per_layer_inputs,
             "logit_cap": config.logit_cap,
             "delta": config.delta,
+            "experts": config.experts,
+            "gate_limit": config.gate_limit,
         }
         return cls(**{**usual, **arithmetic})
 
@@ -139,14 +145,14 @@ class TransformerConfig:
 
 def weight_map(config: TransformerConfig) -> dict[str, list[tuple[str, int]]]:
     """Our parameter -> the Hugging Face tensors it is made of, stacked along the first axis, with their rows."""
-    return named_parts(parameter_rows(config), FAMILIES[config.family].tensors, "model.layers.{}.")
+    return named_parts(parameter_rows(config), FAMILIES[config.family].tensors, "model.layers.{}.", _count(config))
 
 
 def gguf_map(config: TransformerConfig) -> dict[str, list[tuple[str, int]]]:
     """Our parameter -> the tensors of a GGUF file that it is made of, stacked along the first axis, with their rows."""
     of_family = FAMILIES[config.family].gguf
     assert of_family is not None, f"{config.family} is not read from GGUF"
-    return named_parts(parameter_rows(config), of_family.tensors, "blk.{}.")
+    return named_parts(parameter_rows(config), of_family.tensors, "blk.{}.", _count(config))
 
 
 def unread(config: TransformerConfig) -> set[str]:
@@ -159,10 +165,17 @@ def unread(config: TransformerConfig) -> set[str]:
     return {f"blk.{index}.{name}" for index in sharing for name in names}
 
 
-def named_parts(rows: Mapping[str, list[int]], names: Names, prefix: str) -> dict[str, list[tuple[str, int]]]:
+def _count(config: TransformerConfig) -> int:
+    return config.experts.count if config.experts else 0
+
+
+def named_parts(
+    rows: Mapping[str, list[int]], names: Names, prefix: str, experts: int = 0
+) -> dict[str, list[tuple[str, int]]]:
     """Return the tensors that parameters are made of, by the rows of their parts.
 
-    `prefix` comes before the names of a layer's tensors, with the layer's number in it.
+    `prefix` comes before the names of a layer's tensors, with the layer's number in it. A name with braces stands for
+    a tensor of each of the `experts`.
     """
     found: dict[str, list[tuple[str, int]]] = {}
     for ours, parts in rows.items():
@@ -172,7 +185,12 @@ def named_parts(rows: Mapping[str, list[int]], names: Names, prefix: str) -> dic
         theirs = [before + one for one in names[weight]]
         if weight != name:
             theirs = [one.removesuffix(".weight") + ".bias" for one in theirs]
-        found[ours] = list(zip(theirs, [sum(parts)] if len(theirs) == 1 else parts, strict=False))
+        pairs = zip(theirs, [sum(parts)] if len(theirs) == 1 else parts, strict=False)
+        found[ours] = [
+            (one.format(number), count // (experts if "{}" in one else 1))
+            for one, count in pairs
+            for number in range(experts if "{}" in one else 1)
+        ]
     return found
 
 
@@ -201,8 +219,13 @@ def _layer_rows(config: TransformerConfig, index: int) -> dict[str, list[int]]:
     if delta is None:
         qkv = [projected, keys, keys][: 1 if sizes.keys_of is not None else 2 if sizes.keys_are_values else 3]
         linears = {"qkv_proj": (qkv, config.qkv_bias), "o_proj": ([hidden], config.o_bias)}
-    linears["gate_up_proj"] = [sizes.intermediate_size] * 2, config.mlp_bias
-    linears["down_proj"] = [hidden], config.mlp_bias
+    if (experts := config.experts) is not None:
+        linears["router"] = [experts.count], config.mlp_bias
+        linears["experts.gate_up_proj"] = [experts.count * experts.size] * 2, config.mlp_bias
+        linears["experts.down_proj"] = [experts.count * hidden], config.mlp_bias
+    if experts is None or experts.beside:
+        linears["gate_up_proj"] = [sizes.intermediate_size] * 2, config.mlp_bias
+        linears["down_proj"] = [hidden], config.mlp_bias
     parts: dict[str, list[int]] = {}
     for name, (rows, bias) in linears.items():
         parts |= {f"{name}.{kind}": rows for kind in (("weight", "bias") if bias else ("weight",))}
@@ -227,19 +250,26 @@ def _layer_rows(config: TransformerConfig, index: int) -> dict[str, list[int]]:
         }
     if config.layer_scalars:
         parts["layer_scalar"] = [1]
+    if config.sinks:
+        parts["sinks"] = [config.num_heads]
+    if config.experts and config.experts.gated:
+        parts["shared_gate"] = [hidden]
+    if config.experts and config.experts.norms:
+        parts |= {name: [hidden] for name in ("router_norm", "expert_norm", "mlp_out_norm", "expert_out_norm")}
+        parts["expert_scale"] = [config.experts.count]
     return parts
 
 
 def stored_shape(name: str, rows: int, columns: int | None) -> tuple[int, ...]:
     """Return the shape in the Hugging Face layout of a tensor of so many rows that our parameter is made of."""
     if columns is None:
-        return (rows,)
+        return (1, rows) if name.endswith(".shared_gate") else (rows,)
     return (rows, 1, columns) if name.endswith(".conv") else (rows, columns)  # a filter for each channel
 
 
 def in_features(name: str, config: TransformerConfig) -> int | None:
     """Return the columns of one of our parameters: None for a vector, else the channels that the layer takes in."""
-    if name.endswith((".bias", "norm", "scalar", ".dt_bias", ".A_log")):
+    if name.endswith((".bias", "norm", "scalar", ".dt_bias", ".A_log", ".sinks", ".expert_scale", ".shared_gate")):
         return None
     if name == "embed_tokens_per_layer":
         return config.num_layers * config.per_layer_inputs[0]
@@ -249,6 +279,8 @@ def in_features(name: str, config: TransformerConfig) -> int | None:
     if of != "layers":
         return config.hidden_size
     sizes = config.sizes_of(int(inside[0]))
+    if config.experts and inside[1:] == ["experts", "down_proj"]:
+        return config.experts.size
     inputs = {"o_proj": config.num_heads * sizes.head_dim, "down_proj": sizes.intermediate_size}
     inputs["per_layer_projection"] = config.per_layer_inputs[0]
     return inputs.get(inside[-1], config.hidden_size)

@@ -129,6 +129,8 @@ class Family:
     tensors: Names = field(default_factory=lambda: IN_SAFETENSORS)
     ahead: Names = field(default_factory=dict)  # what is before and after a layer that predicts a token further ahead
     gguf: Gguf | None = None
+    experts_together: bool = False  # its files have one tensor for all experts, which is read from any family's
+    gguf_only: str = ""  # a repository of GGUF files, where the family's safetensors are not read
     inside: tuple[str, ...] = ()  # model types in which it may be the language model, though another family is usual
     sampling: tuple[Sampled, ...] = ()  # the first whose names match counts, in the order of the table
     nearest: Mapping[str, str] = field(default_factory=dict)

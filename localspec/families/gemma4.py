@@ -16,15 +16,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from localspec.families.experts import IN_GGUF as EXPERTS_IN_GGUF
+from localspec.families.experts import KEYS_IN_GGUF, from_gguf, read_experts
 from localspec.families.family import IN_GGUF, IN_SAFETENSORS, Family, Gguf, GgufFile
 from localspec.families.gemma3 import OUTPUT_NORMS, OUTPUT_NORMS_IN_GGUF
 from localspec.families.layer_sizes import LayerSizes
-from localspec.families.reading import NotComputed, by_pattern, check, number, positive, two_rotations
+from localspec.families.reading import by_pattern, check, number, positive, two_rotations
 
 
 def _read(found: Mapping[str, Any]) -> dict[str, Any]:
-    if found["enable_moe_block"]:
-        raise NotComputed("experts (enable_moe_block)")
     check(found, "use_bidirectional_attention", lambda value: value in (None, "vision"))  # texts: from left to right
     width, cap = found["hidden_size_per_layer_input"] or 0, found["final_logit_softcapping"]
     check(found, "hidden_size_per_layer_input", lambda value: not value or positive(value))
@@ -50,6 +50,9 @@ def _read(found: Mapping[str, Any]) -> dict[str, Any]:
         "logit_cap": float(cap or 0.0),
         "embedding_multiplier": found["hidden_size"] ** 0.5,
     }
+    if found["enable_moe_block"]:
+        sizes = read_experts(found, "num_experts", "top_k_experts", "moe_intermediate_size")
+        said["experts"] = replace(sizes, beside=True, norms=True)
     rotation = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
     return said | two_rotations({**found, **said}, rotation, {"rope_theta": 1e4})
 
@@ -119,11 +122,18 @@ def _from_gguf(content: Mapping[str, Any], file: GgufFile) -> dict[str, Any]:
         "hidden_size_per_layer_input": file.number("embedding_length_per_layer_input") or 0,
         "vocab_size_per_layer_input": file.shapes.get(_LAYER_TABLE, [0])[0],
         "final_logit_softcapping": file.number("final_logit_softcapping") or None,
+        **_experts_from_gguf(file),
         "rope_parameters": {
             "full_attention": _proportional(content["rope_parameters"]["rope_theta"], file),
             "sliding_attention": {"rope_type": "default", "rope_theta": file.number("rope.freq_base_swa") or 1e4},
         },
     }
+
+
+def _experts_from_gguf(file: GgufFile) -> dict[str, Any]:
+    if not file.number("expert_count"):
+        return {"enable_moe_block": False}
+    return {"enable_moe_block": True, **from_gguf(file, "num_experts", "top_k_experts", "moe_intermediate_size")}
 
 
 def _proportional(theta: float, file: GgufFile) -> dict[str, Any]:
@@ -155,11 +165,13 @@ GEMMA4 = Family(
         "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True, "sliding_window": 512,
         "vocab_size_per_layer_input": 262144, "hidden_size_per_layer_input": 256, "attention_k_eq_v": False,
         "num_kv_shared_layers": 0, "use_double_wide_mlp": False, "enable_moe_block": False,
+        "num_experts": None, "top_k_experts": None, "moe_intermediate_size": None,
         "final_logit_softcapping": None, "use_bidirectional_attention": None, "eos_token_id": 1,
     },
     not_read=("hidden_act", "mlp_bias", "use_sliding_window", "max_window_layers", "rope_theta", "rope_scaling"),
     keys={"hidden_act": "hidden_activation"},
     leaves_out=True,
+    experts_together=True,
     read=_read,
     arithmetic={
         "qk_norm": True, "activation": "gelu", "output_norms": True, "value_norm": True, "layer_scalars": True,
@@ -167,6 +179,14 @@ GEMMA4 = Family(
     tensors={
         **IN_SAFETENSORS,
         **OUTPUT_NORMS,
+        "router.weight": ("router.proj.weight",),
+        "router_norm": ("router.scale",),
+        "expert_scale": ("router.per_expert_scale",),
+        "experts.gate_up_proj.weight": ("experts.{}.gate_proj.weight", "experts.{}.up_proj.weight"),
+        "experts.down_proj.weight": ("experts.{}.down_proj.weight",),
+        "expert_norm": ("pre_feedforward_layernorm_2.weight",),
+        "mlp_out_norm": ("post_feedforward_layernorm_1.weight",),
+        "expert_out_norm": ("post_feedforward_layernorm_2.weight",),
         "embed_tokens_per_layer": ("model.embed_tokens_per_layer.weight",),
         "per_layer_model_projection.weight": ("model.per_layer_model_projection.weight",),
         "per_layer_projection_norm": ("model.per_layer_projection_norm.weight",),
@@ -185,11 +205,19 @@ GEMMA4 = Family(
             "attention.shared_kv_layers": lambda value: value == 0 or positive(value),
             "embedding_length_per_layer_input": lambda value: value == 0 or positive(value),
             "final_logit_softcapping": lambda value: number(value) and 0 <= value < 1e6,
+            **KEYS_IN_GGUF,
+            "expert_count": lambda value: value == 0 or positive(value),
         },
         own=("attention.head_count_kv", "feed_forward_length"),
         tensors={
             **IN_GGUF,
             **OUTPUT_NORMS_IN_GGUF,
+            **EXPERTS_IN_GGUF,
+            "router_norm": ("ffn_gate_inp.scale",),
+            "expert_scale": ("ffn_down_exps.scale",),
+            "expert_norm": ("pre_ffw_norm_2.weight",),
+            "mlp_out_norm": ("post_ffw_norm_1.weight",),
+            "expert_out_norm": ("post_ffw_norm_2.weight",),
             "embed_tokens_per_layer": (_LAYER_TABLE,),
             "per_layer_model_projection.weight": ("per_layer_model_proj.weight",),
             "per_layer_projection_norm": ("per_layer_proj_norm.weight",),

@@ -6,6 +6,7 @@ from typing import Any
 
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.families.delta_net import LINEAR, DeltaNet
+from localspec.families.experts import Experts
 from localspec.families.layer_sizes import LayerSizes
 from localspec.families.reading import ORIGINAL, NotComputed, check, number, positive, rope_parameters
 from localspec.families.supported import nearest_model, text_config
@@ -58,6 +59,8 @@ class ModelConfig:
     per_layer_inputs: tuple[int, int]  # (channels, tokens of the table) of what each layer reads of a token, 0 for none
     logit_cap: float  # logits are bent to stay below it, by tanh; 0 for not
     delta: DeltaNet | None  # of layers with a recurrent state in the place of attention
+    experts: Experts | None  # in the place of the MLP
+    gate_limit: float  # of a gate that is clamped; 0 for others
     partial_rotary: bool  # a part of a head may be rotated where positions are not scaled, too
     query_growth: tuple[float, int] | None  # (b, p): queries at position i are multiplied by 1 + b log(1 + i // p)
     eos_token_id: Any  # whoever ends replies checks it, with those of other files
@@ -140,7 +143,8 @@ class ModelConfig:
 _NEUTRAL: Mapping[str, Any] = {  # where a family says nothing else
     "local_rope_parameters": None, "query_pre_attn_scalar": 0.0, "soft_caps": False, "unrotated": (),
     "embedding_multiplier": 1.0, "residual_multiplier": 1.0, "logits_scaling": 1.0, "layer_sizes": (),
-    "per_layer_inputs": (0, 0), "logit_cap": 0.0, "delta": None, "query_growth": None,
+    "per_layer_inputs": (0, 0), "logit_cap": 0.0, "delta": None, "query_growth": None, "experts": None,
+    "gate_limit": 0.0,
 }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from localspec.families.table import FAMILIES
 # The classes that a config.json names, and the model type of each; of some only the language model is served.
 ARCHITECTURES = {name: kind for family in FAMILIES.values() for name, kind in family.classes.items()}
 # The registered model that is nearest to those that are not supported, by how the name of an architecture begins.
-_NEAREST = {"Deepseek": "deepseek-r1-qwen-7b", "GptOss": "qwen3-14b"}
+_NEAREST = {"Deepseek": "deepseek-r1-qwen-7b"}
 _NEAREST |= {name: model for family in FAMILIES.values() for name, model in family.nearest.items()}
 ANY = "qwen3-4b"
 

@@ -20,7 +20,7 @@ BLOCK_TYPES = {
     "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q2_K": 10, "Q3_K": 11, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14,
     "IQ4_NL": 20, "IQ4_XS": 23, "MXFP4": 39,
 }  # fmt: skip
-ACTIVATIONS = {"silu": 1, "gelu": 2}
+ACTIVATIONS = {"silu": 1, "gelu": 2, "clamped": 3}
 BLOCKS, MOST_PARTS = 5, 4  # the format of a stack of parts in blocks, and how many there can be
 _NO_MEMORY = 2
 
@@ -96,7 +96,16 @@ class Layer(ctypes.Structure):
         ("local", c_int32), ("delta", c_void_p), ("num_kv_heads", c_int32), ("head_dim", c_int32),
         ("intermediate_size", c_int32), ("keys_from", c_int32), ("keys_are_values", c_int32), ("scalar", c_void_p),
         ("input_gate", Matrix), ("input_projection", Matrix), ("input_norm", c_void_p),
+        ("router", Matrix), ("expert_gate_up", Matrix), ("expert_down", Matrix), ("shared_gate", c_void_p),
+        ("router_norm", c_void_p), ("expert_norm", c_void_p), ("mlp_out_norm", c_void_p), ("expert_out_norm", c_void_p),
+        ("expert_scale", c_void_p), ("sinks", c_void_p),
     )  # fmt: skip
+
+
+class ExpertSizes(ctypes.Structure):
+    """ls_expert_sizes."""
+
+    _fields_ = (("count", c_int32), ("used", c_int32), ("size", c_int32), ("normalised", c_int32))
 
 
 class LayerInputs(ctypes.Structure):
@@ -121,7 +130,8 @@ class ModelConfig(ctypes.Structure):
         ("lm_head", Matrix), ("norm", c_void_p), ("inv_freq", c_void_p), ("local_inv_freq", c_void_p),
         ("query_factors", c_void_p), ("num_query_factors", c_int32), ("query_period", c_int32), ("layers", c_void_p),
         ("gated", c_int32), ("delta", DeltaSizes), ("local_rotary_dim", c_int32), ("value_norm", c_int32),
-        ("logit_cap", c_float), ("layer_inputs", LayerInputs), ("interleaved", c_int32),
+        ("logit_cap", c_float), ("layer_inputs", LayerInputs), ("interleaved", c_int32), ("experts", ExpertSizes),
+        ("gate_limit", c_float),
     )  # fmt: skip
 
 

@@ -230,7 +230,8 @@ class ChatTokenizer:
         if marks is None:
             return None
         special = {token: added[token].content for token in added.keys() & self.tokenizer.special_ids}
-        shown = {token: content for token, content in special.items() if content in marks[:2]}
+        several = (*marks[:2], marks.direct)  # a mark may be made of several tokens
+        shown = {token: content for token, content in special.items() if any(content in mark for mark in several)}
         return Thinking(marks, self.decode, self.tokenizer.decode, shown)
 
     @cached_property

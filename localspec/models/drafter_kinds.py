@@ -84,6 +84,7 @@ class DrafterKind:
     drafter of this kind. `states_in` is the matrix that reads states of the target's inner layers, as wide as they are.
     `on_chains`: it also drafts for a target with recurrent layers, and is trained for it where it is trained at all: it
     needs states of the target at most, and its drafts there are chains.
+    `with_experts`: it also drafts for a mixture of experts, and has no layer like those of the target.
     """
 
     name: str
@@ -99,8 +100,13 @@ class DrafterKind:
     mask_key: str = ""
     states_in: str = ""
     on_chains: bool = False
+    with_experts: bool = True
     module: str = ""
     training_module: str = ""
+
+    def drafts_for(self, shape: Shape) -> bool:
+        """Return whether it drafts for a target of this shape."""
+        return (self.on_chains or not shape.recurrent) and (self.with_experts or shape.experts is None)
 
     @property
     def file(self) -> str:
@@ -272,7 +278,9 @@ TABLE = [
         "phrases", "phrases of this text and of earlier replies", "nothing", _free, has_phrases=True, on_chains=True
     ),
     DrafterKind("lookahead", "phrases that a Jacobi window beside the text finds", "nothing", _free),
-    DrafterKind("layers", "some of the target's own layers: S3D without training", "probe", _layers_seconds),
+    DrafterKind(
+        "layers", "some of the target's own layers: S3D without training", "probe", _layers_seconds, with_experts=False
+    ),
     DrafterKind(
         "eagle3", "a layer on states of three of the target's layers, token after token", "weights",
         _eagle3_seconds, size=_kept_by_a_layer, parameters=_eagle3_parameters, states_in="fc.weight",
@@ -282,14 +290,16 @@ TABLE = [
     DrafterKind(
         "parallelspec", "a layer or a small model with mask tokens, all depths in one forward", "weights",
         _parallelspec_seconds, size=_parallelspec_size, parameters=lambda shape: shape.layer, mask_key="pard_token",
-        on_chains=True,
+        on_chains=True, with_experts=False,
     ),
     DrafterKind(
         "s3d", "the target's outer layers with mask tokens, all depths in one forward", "weights",
         _s3d_seconds, size=lambda one: one.parameters * one.other_bytes, predicted=_s3d_predicted,
+        with_experts=False,
     ),
     DrafterKind(
-        "semi", "the target's last state and a tiny model of what was drafted", "weights", _semi_seconds, on_chains=True
+        "semi", "the target's last state and a tiny model of what was drafted", "weights", _semi_seconds,
+        on_chains=True, with_experts=False,
     ),
     DrafterKind(
         "dflash", "a few layers that fill in a block of mask tokens at once", "published",

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from localspec.families.delta_net import DeltaNet
+from localspec.families.experts import Experts
 from localspec.families.family import Family
 from localspec.families.layer_sizes import LayerSizes
 from localspec.families.model_config import with_defaults
@@ -30,6 +31,7 @@ _OF_LAYERS = {
     "layer_sizes": "layer_sizes",
     "layer_inputs": "per_layer_inputs",
     "delta": "delta",
+    "experts": "experts",
 }  # what a family may say of its layers in its own way
 
 
@@ -48,6 +50,7 @@ class Shape:
     tied: bool = False
     gated: bool = False  # attention projects as many gates as queries
     delta: DeltaNet | None = None  # layers that have a recurrent state in the place of attention
+    experts: Experts | None = None  # in the place of each MLP
     layer_sizes: tuple[LayerSizes, ...] = ()  # where layers differ; () where all are as wide as is said above
     layer_inputs: tuple[int, int] = (0, 0)  # (channels, tokens of the table) of what each layer reads of a token
 
@@ -96,18 +99,27 @@ class Shape:
             return sum(map(of, self.layer_sizes))
         return self.num_layers * of(LayerSizes(self.num_kv_heads, self.head_dim, self.intermediate_size))
 
+    def _attention(self, one: LayerSizes) -> int:
+        """Of the matrices of attention."""
+        return self.hidden_size * one.head_dim * ((3 if self.gated else 2) * self.num_heads + one.projected)
+
     def _weights(self, one: LayerSizes) -> int:
         """Of the matrices of a layer that attends."""
-        heads = (3 if self.gated else 2) * self.num_heads + one.projected
-        attention = self.hidden_size * one.head_dim * heads
-        return attention + self.hidden_size * (3 * one.intermediate_size + 2 * self.layer_inputs[0])
+        inner = self._inner(one.intermediate_size)
+        return self._attention(one) + self.hidden_size * (3 * inner + 2 * self.layer_inputs[0])
 
     def _weights_at(self, index: int) -> int:
         """Of the matrices of this layer."""
         if self.delta is None or not self.delta.layers[index]:
             return self._weights(self.layer_sizes[index] if self.layer_sizes else self.widest)
         projected = self.delta.read + 2 * self.delta.values  # with what reads the values
-        return self.hidden_size * (projected + 3 * self.intermediate_size)
+        return self.hidden_size * (projected + 3 * self._inner(self.intermediate_size))
+
+    def _inner(self, mlp: int) -> int:
+        """Return the channels of an MLP and of all experts."""
+        if self.experts is None:
+            return mlp
+        return self.experts.count * self.experts.size + (mlp if self.experts.beside else 0)
 
     @property
     def layers(self) -> int:
@@ -118,7 +130,12 @@ class Shape:
 
     @property
     def layer(self) -> int:
-        """Weights of one layer's matrices, on average; of recurrent models those of a layer that attends."""
+        """Weights of one layer's matrices, on average; of recurrent models those of a layer that attends.
+
+        Of a mixture of experts those of a layer with an MLP, as drafters for such models have it.
+        """
+        if self.experts:
+            return self._attention(self.widest) + 3 * self.hidden_size * self.intermediate_size
         return self._weights(self.widest) if self.delta else self.layers // self.num_layers
 
     @property
@@ -136,8 +153,12 @@ class Shape:
                 parts = [keys] * (one.projected // one.num_kv_heads)
                 yield f"{ours}qkv_proj.weight", [queries * (2 if self.gated else 1), *parts], hidden
                 yield f"{ours}o_proj.weight", [hidden], queries
-            yield f"{ours}gate_up_proj.weight", [one.intermediate_size] * 2, hidden
-            yield f"{ours}down_proj.weight", [hidden], one.intermediate_size
+            if (experts := self.experts) is not None:
+                yield f"{ours}experts.gate_up_proj.weight", [experts.count * experts.size] * 2, hidden
+                yield f"{ours}experts.down_proj.weight", [experts.count * hidden], experts.size
+            if experts is None or experts.beside:
+                yield f"{ours}gate_up_proj.weight", [one.intermediate_size] * 2, hidden
+                yield f"{ours}down_proj.weight", [hidden], one.intermediate_size
             if width:
                 yield f"{ours}per_layer_input_gate.weight", [width], hidden
                 yield f"{ours}per_layer_projection.weight", [hidden], width
@@ -172,14 +193,34 @@ class Shape:
 
     @property
     def matrices(self) -> int:
-        """Weights that one decode step reads: all layers and the head."""
+        """Weights of the matrices of all layers, and of the head."""
         return self.layers + self.embedding
+
+    @property
+    def in_experts(self) -> int:
+        """Weights of the matrices of all experts."""
+        return 3 * self.num_layers * self.hidden_size * self.experts.count * self.experts.size if self.experts else 0
+
+    def read(self, rows: int) -> int:
+        """Return the weights that a decode step of so many rows reads: of experts those that any row chooses.
+
+        Rows are taken to choose independently, so these are the most that may be expected.
+        """
+        if self.experts is None:
+            return self.matrices
+        chosen = 1 - (1 - self.experts.used / self.experts.count) ** rows
+        return self.matrices - round(self.in_experts * (1 - chosen))
+
+    @property
+    def small(self) -> int:
+        """Numbers that are never packed: of norms before attention and MLP, and of routers."""
+        routers = self.num_layers * self.hidden_size * self.experts.count if self.experts else 0
+        return (2 * self.num_layers + 1) * self.hidden_size + routers
 
     @property
     def parameters(self) -> int:
         """All of them, but for biases, norms inside of attention and those of outputs, which no family has many of."""
-        norms = (2 * self.num_layers + 1) * self.hidden_size
-        return self.layers + self.embedding * (1 if self.tied else 2) + self.table + norms
+        return self.layers + self.embedding * (1 if self.tied else 2) + self.table + self.small
 
     def cached(self, tokens: int, item: int) -> int:
         """Bytes of keys and values of so many tokens, in numbers of `item` bytes."""
@@ -197,10 +238,9 @@ class Shape:
         return cached * self.num_kv_heads * self.head_dim // max(self._kept, 1)
 
 
-def recurrent(path: Path) -> bool:
-    """Whether the model of a directory, or of a packed file, has recurrent layers. Raises what `inspect` raises."""
-    shape = Shape.of(inspect(path).config)
-    return shape is not None and shape.recurrent
+def shape_of(path: Path) -> Shape | None:
+    """Return the shape of the model of a directory, or of a packed file. Raises what `inspect` raises."""
+    return Shape.of(inspect(path).config)
 
 
 # The key of each field in the `shape` of a models.toml.

@@ -97,8 +97,13 @@ class AdaptedPart:
 def adapted_parts(config: TransformerConfig, layers: Sequence[int], which: str) -> Iterator[AdaptedPart]:
     """List the adapted projections, layer by layer, in the order of our linear layers and of their rows.
 
-    Raises UsageMistake for recurrent layers, whose matrices have no adapters.
+    Raises UsageMistake for recurrent layers and for experts, whose matrices have no adapters.
     """
+    if config.experts:
+        raise UsageMistake(
+            "The model's layers have experts, for which there are no adapters; leave out joint and first, and train "
+            "the drafter for the model as it is."
+        )
     if any(map(config.is_recurrent, layers)):
         raise UsageMistake(
             "Some of the model's layers are recurrent, for which there are no adapters; leave out joint and first, and "

@@ -15,11 +15,15 @@ _TAIL = 64  # tokens at the end of a prompt, among which the template may have s
 
 
 class Marks(NamedTuple):
-    """What stands before and after the thinking; `around` is what some families put around the answer as well."""
+    """What stands before and after the thinking; `around` is what some families put around the answer as well.
+
+    `direct` stands before an answer without thoughts, in families that mark it then, too.
+    """
 
     opening: str
     closing: str
     around: tuple[str, str] | None = None
+    direct: str = ""
 
 
 # In the order in which they are looked for; what a template names, or what is a token of its own, is what a model uses.
@@ -27,7 +31,11 @@ KNOWN = (
     Marks("<think>", "</think>"),
     Marks("[THINK]", "[/THINK]"),
     Marks("Here is my thought process:", "Here is my response:"),  # Granite 3.2
-)
+    Marks(
+        "<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>",
+        direct="<|channel|>final<|message|>",
+    ),  # gpt-oss
+)  # fmt: skip
 _AROUND = ("<response>", "</response>")  # Granite 3.3
 
 
@@ -104,7 +112,9 @@ class Parting:
         near = start - self._at <= _LEAD
         if near and self.text.startswith(marks.opening, start):
             self.thinks, self._at, self._step = True, start + len(marks.opening), self._enter
-        elif near and self._may_become(marks.opening, start):
+        elif near and marks.direct and self.text.startswith(marks.direct, start):
+            self._begin_answer(start + len(marks.direct))
+        elif near and any(self._may_become(mark, start) for mark in (marks.opening, marks.direct) if mark):
             return False
         else:
             self._begin_answer(self._at)

@@ -16,6 +16,7 @@ from localspec.machine.library import (
     Adapter,
     Delta,
     DeltaSizes,
+    ExpertSizes,
     Layer,
     LayerInputs,
     Matrix,
@@ -85,6 +86,7 @@ class NativeModel:
         weights = weights if short is None else {**weights, "lm_head.weight": short.stack}
         self.sizes, self.rope, self.threads, self.weights, self.short = sizes, rope, threads, weights, short
         self._parts: list[Delta] = []  # of recurrent layers, which the library reads
+        self._arrays: list[Floats] = []  # likewise, of biases in another order
         layers = (Layer * sizes.num_layers)(*(self._layer(index) for index in range(sizes.num_layers)))
         inv_freq, local = np.ascontiguousarray(rope.inv_freq, np.float32), rope.local
         local_inv_freq = None if local is None else np.ascontiguousarray(local.inv_freq, np.float32)
@@ -102,7 +104,7 @@ class NativeModel:
             address(norm), address(inv_freq), address(local_inv_freq), address(factors),
             0 if factors is None else len(factors), rope.query_period, ctypes.addressof(layers),
             sizes.gated, delta_sizes(sizes), 0 if local is None else local.rotary_dim, sizes.value_norm,
-            sizes.logit_cap, self._layer_inputs(), sizes.interleaved,
+            sizes.logit_cap, self._layer_inputs(), sizes.interleaved, expert_sizes(sizes), sizes.gate_limit,
         )  # fmt: skip
         self._library = library()
         self.handle = made(self._library.ls_model_new(config))
@@ -119,8 +121,10 @@ class NativeModel:
             return address(self._vector(prefix + name, size))
 
         window, recurrent = sizes.sliding_windows[index] or _NO_WINDOW, sizes.is_recurrent(index)
+        mixers = ("delta.in_proj", "delta.out_proj") if recurrent else LINEARS[:2]
+        no_mlp = sizes.experts is not None and not sizes.experts.beside
         layer = Layer(
-            *map(linear, ("delta.in_proj", "delta.out_proj", *LINEARS[2:]) if recurrent else LINEARS),
+            *map(linear, mixers), *((Matrix(), Matrix()) if no_mlp else map(linear, LINEARS[2:])),
             vector("input_layernorm"), vector("post_attention_layernorm"),
             vector("q_norm", own.head_dim), vector("k_norm", own.head_dim), vector("o_norm"), vector("down_norm"),
             window if window < _MOST_POSITIONS else _NO_WINDOW, self.rope.local is not None and sizes.is_local(index),
@@ -135,7 +139,26 @@ class NativeModel:
         if sizes.per_layer_inputs[0]:
             layer.input_gate, layer.input_projection = linear("per_layer_input_gate"), linear("per_layer_projection")
             layer.input_norm = vector("per_layer_norm")
+        if sizes.experts:
+            layer.router = linear("router")
+            layer.expert_gate_up, layer.expert_down = linear("experts.gate_up_proj"), linear("experts.down_proj")
+            if (bias := self.weights.get(f"{prefix}experts.gate_up_proj.bias")) is not None:
+                by_expert = bias.reshape(2, sizes.experts.count, sizes.experts.size).swapaxes(0, 1).copy()
+                self._arrays.append(by_expert)
+                layer.expert_gate_up.bias = address(by_expert)
+            layer.shared_gate = vector("shared_gate")
+            layer.router_norm, layer.expert_norm = self._router_norm(prefix), vector("expert_norm")
+            layer.mlp_out_norm, layer.expert_out_norm = vector("mlp_out_norm"), vector("expert_out_norm")
+            layer.expert_scale = vector("expert_scale", sizes.experts.count)
+        layer.sinks = vector("sinks", sizes.num_heads)
         return layer
+
+    def _router_norm(self, prefix: str) -> int | None:
+        """Return where the norm of what a router reads is, which is divided by the root of its width, or None."""
+        if (norm := self._vector(prefix + "router_norm", self.sizes.hidden_size)) is None:
+            return None
+        self._arrays.append(norm * np.float32(self.sizes.hidden_size**-0.5))
+        return address(self._arrays[-1])
 
     def _delta(self, prefix: str) -> int:
         """Where what a recurrent layer has beside its projections is told of."""
@@ -305,6 +328,13 @@ class NativeModel:
         rows = np.ascontiguousarray(values, np.float32)
         assert rows.ndim == 2 and rows.shape[1] == self.sizes.hidden_size, rows.shape
         return rows
+
+
+def expert_sizes(sizes: TransformerConfig) -> ExpertSizes:
+    """Return the sizes of experts as the library takes them; zeros where there are none."""
+    if (one := sizes.experts) is None:
+        return ExpertSizes()
+    return ExpertSizes(one.count, one.used, one.size, one.normalised)
 
 
 def delta_sizes(sizes: TransformerConfig) -> DeltaSizes:

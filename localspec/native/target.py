@@ -151,10 +151,17 @@ class NativeTarget:
 
     @property
     def read_bytes(self) -> int:
-        """Return the bytes of weights that one decode step reads: all but tables, unless they are the head, too."""
-        weights = self.model.weights
+        """Return the bytes of weights that a decode step of one row reads.
+
+        They are all but tables, unless those are the head, too, and but the experts that a row does not choose.
+        """
+        weights, experts = self.model.weights, self.model.sizes.experts
         tables = (weights[name] for name in TABLES if name in weights)
-        return self.nbytes - sum(int(table.nbytes) for table in tables if table is not weights.get("lm_head.weight"))
+        read = self.nbytes - sum(int(table.nbytes) for table in tables if table is not weights.get("lm_head.weight"))
+        if experts is None:
+            return read
+        held = sum(int(one.nbytes) for name, one in weights.items() if ".experts." in name)
+        return read - held + held * experts.used // experts.count
 
     @property
     def threads(self) -> Threads:

@@ -54,9 +54,39 @@ def invariant(
     return mixed[:, :, :rows].to(queries.dtype)
 
 
+def with_sinks(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float | None,
+    sinks: torch.Tensor,
+) -> torch.Tensor:
+    """Compute attention where a score of each query, `sinks` [num_kv_heads, rows], only takes its share of the weights.
+
+    Rows are as independent as those of `invariant`.
+    """
+    rows = queries.shape[2]
+    scaled = queries.float() * (queries.shape[-1] ** -0.5 if scale is None else scale)
+    more = max(0, LEAST_ROWS - rows)
+    scores = F.pad(scaled, (0, 0, 0, more)) @ keys.float().transpose(2, 3) + F.pad(mask.float(), (0, 0, 0, more))
+    most = scores.amax(-1, keepdim=True)
+    weights = (scores - most).exp()
+    sums = (weights @ weights.new_ones(weights.shape[-1], COLUMNS))[..., :1]
+    sums = sums + (F.pad(sinks.float(), (0, more))[..., None] - most).exp()
+    mixed: torch.Tensor = (weights @ values.float()) / sums
+    return mixed[:, :, :rows].to(queries.dtype)
+
+
 def gelu(x: torch.Tensor) -> torch.Tensor:
     """GELU by tanh."""
     return F.gelu(x, approximate="tanh")
+
+
+def clamped_gate(gate: torch.Tensor, up: torch.Tensor, limit: float) -> torch.Tensor:
+    """Return the gated product of gpt-oss: both parts are clamped, and the sigmoid is steeper than SiLU's."""
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return (up + 1) * (gate * torch.sigmoid(1.702 * gate))
 
 
 ACTIVATIONS: Mapping[str, Activation] = {"silu": F.silu, "gelu": gelu}

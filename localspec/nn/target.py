@@ -15,10 +15,11 @@ from localspec.choosing.choice import StepForm
 from localspec.decoding.forward import ForwardOutput
 from localspec.decoding.tree import DraftTree
 from localspec.errors import LocalspecError
-from localspec.families.architecture import weight_map
+from localspec.families.architecture import in_features, stored_shape, weight_map
 from localspec.families.generation_config import GENERATION, generation_config
 from localspec.families.model_config import ModelConfig
 from localspec.families.rope import Rope
+from localspec.families.table import FAMILIES
 from localspec.models.chat_tokenizer import ChatTokenizer
 from localspec.models.messages import Message
 from localspec.models.tokenizer import Tokenizer
@@ -26,6 +27,7 @@ from localspec.nn import own_kernels, row_kernels
 from localspec.nn.attention import LEAST_SLOTS, fastest, invariant
 from localspec.nn.cache import KVCache
 from localspec.nn.compute import TorchCompute
+from localspec.nn.experts import experts_together
 from localspec.nn.linear import Adapter, Linear
 from localspec.nn.logits import TensorOutput, TorchHidden, TorchLogits
 from localspec.nn.packing import DTYPES, linear_class, lm_head_class
@@ -279,10 +281,13 @@ class Target:
                 "--quantize none."
             )
         path.mkdir(parents=True, exist_ok=True)
-        ours, tensors = dict(self.transformer.named_parameters()), {}
-        for name, made_of in weight_map(self.transformer.config).items():
-            pieces = torch.split(ours[name].detach(), [rows for _, rows in made_of])
-            tensors.update({part: piece.contiguous() for (part, _), piece in zip(made_of, pieces, strict=True)})
+        ours, tensors, sizes = dict(self.transformer.named_parameters()), {}, self.transformer.config
+        for name, made_of in weight_map(sizes).items():
+            pieces, columns = torch.split(ours[name].detach(), [rows for _, rows in made_of]), in_features(name, sizes)
+            for (part, rows), piece in zip(made_of, pieces, strict=True):
+                tensors[part] = piece.contiguous().view(stored_shape(name, rows, columns))
+        if sizes.experts and FAMILIES[sizes.family].experts_together:
+            tensors = experts_together(tensors, sizes.experts.count)
         save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
         self.save_settings(path)
 

@@ -70,7 +70,8 @@ class Weights(Mapping[str, torch.Tensor]):
         self._rows = {name: sum(rows for _, rows in parts) for name, parts in weight_map(config).items()}
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        shape = stored_shape(name, self._rows[name], in_features(name, self._config))
+        columns = in_features(name, self._config)
+        shape = (self._rows[name],) if columns is None else stored_shape(name, self._rows[name], columns)
         whole = torch.empty(shape, dtype=self._dtype, device=self._device)
         if whole.device.type == "meta":
             return whole

@@ -70,9 +70,14 @@ class Fit:
 def shadow(kind: str, card: TargetCard, options: Mapping[str, Any], choice: Choice) -> TrainableDrafter:
     """Return the drafter that would be trained, on the meta device, without weights.
 
-    Raises as `make_drafter` does, and UsageMistake for what recurrent layers do not allow.
+    Raises as `make_drafter` does, and UsageMistake for what recurrent layers or experts do not allow.
     """
     target = Target.load(card.path, device="meta", dtype=DTYPES[choice.dtype])
+    if target.transformer.config.experts is not None and not kind_of(kind).with_experts:
+        others = ", ".join(one for one in kinds("weights") if kind_of(one).with_experts)
+        raise UsageMistake(
+            f"'{kind}' is not trained for {card.name}, whose layers have experts; train one of {others}."
+        )
     if target.transformer.config.delta is not None and not kind_of(kind).on_chains:
         others = ", ".join(one for one in kinds("weights") if kind_of(one).on_chains)
         raise UsageMistake(

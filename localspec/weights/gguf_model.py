@@ -4,7 +4,7 @@ import json
 import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, groupby
 from math import prod
@@ -29,6 +29,7 @@ from localspec.weights.packed_files import parts_of
 from localspec.weights.stored import StoredTensor
 
 _PIECE = 2**20  # weights that are unpacked at a time
+_FUSED = "ffn_gate_up_exps"  # gates and ups of each expert in one tensor, as newer converters write them
 _TABLE, _HEAD = "token_embd.weight", "output.weight"
 _SAMPLES = 64  # rows in which head and embedding are compared
 _ALIKE = 0.9  # least cosine of a head and an embedding with the same numbers; two bits a weight bring it to 0.95
@@ -39,13 +40,27 @@ _BESIDE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.
 class GgufTensor(StoredTensor):
     """A tensor in blocks. Where it has `head_rows`, those of each head are stored in pairs of neighbouring channels.
 
-    `change` is what was done to each number of a vector before it was stored. It is of no type that the packer reads as
+    `change` is what was done to each number of a vector before it was stored. Where it is stored in parts with as many
+    rows of another tensor between them, `every` is how many rows a part has. It is of no type that the packer reads as
     it is stored, so that it asks for `floats`.
     """
 
     block: Block
     head_rows: int = 0
     change: str = ""
+    every: int = 0
+
+    def read(self, into: memoryview, first: int = 0) -> None:
+        """Fill bytes with the tensor's from `first` on. Raises LocalspecError for one changed or unreadable."""
+        if not self.every:
+            return super().read(into, first)
+        piece = self.every * (self.bytes // self.shape[0])
+        while into:
+            number, within = divmod(first, piece)
+            count = min(len(into), piece - within)
+            super().read(into[:count], 2 * piece * number + within)
+            into, first = into[count:], first + count
+        return None
 
     def floats(self, first: int, count: int) -> npt.NDArray[np.float32]:
         """Return the `count` weights of whole rows from the `first` on, in the order of the Hugging Face layout."""
@@ -284,6 +299,11 @@ class GgufModel:
         for ours, parts in gguf_map(sizes).items():
             columns = in_features(ours, sizes)
             for name, rows in parts:
+                both = name.replace("ffn_gate_exps", _FUSED).replace("ffn_up_exps", _FUSED)
+                if both != name and name not in self.places and both in self.places:
+                    taken.add(both)
+                    found.setdefault(ours, []).append(self._half(both, rows, columns, "ffn_up_exps" in name, sizes))
+                    continue
                 taken.add(name)
                 shape = (rows,) if columns is None else (rows, columns)
                 found.setdefault(ours, []).append(self._tensor(name, shape, *self._form(name, ours, sizes)))
@@ -320,11 +340,21 @@ class GgufModel:
             return sizes.sizes_of(int(ours.split(".")[1])).head_dim, ""
         return 0, change
 
+    def _half(self, name: str, rows: int, columns: int | None, second: bool, sizes: TransformerConfig) -> GgufTensor:
+        """Return the gates of all experts, or the ups, of a tensor that has both of each expert after each other."""
+        whole = self._tensor(name, (2 * rows,) if columns is None else (2 * rows, columns))
+        every = rows // (sizes.experts.count if sizes.experts else 1)
+        start = whole.start + (every * (whole.bytes // (2 * rows)) if second else 0)
+        return replace(whole, start=start, shape=(rows, *whole.shape[1:]), bytes=whole.bytes // 2, every=every)
+
     def _tensor(self, name: str, shape: tuple[int, ...], head_rows: int = 0, change: str = "") -> GgufTensor:
         if name not in self.places:
             raise damaged(self.path, f"it lacks {name!r}")
         file, place = self.places[name]
-        if place.shape != shape:
+        stacked = place.shape
+        if "_exps." in name:  # a matrix, or a vector, of each expert
+            stacked = (prod(stacked),) if len(shape) == 1 else (prod(stacked[:-1]), stacked[-1])
+        if stacked != shape:
             raise damaged(self.path, f"{name!r} has the shape {[*place.shape]} where {[*shape]} is promised")
         if len(shape) == 1 and place.block.weights > 1:
             raise damaged(self.path, f"{name!r} is a vector in {place.block.name}")

@@ -32,6 +32,14 @@ def rounded(header: Header) -> dict[str, str]:
     return {part.type: stand_in(part.type, part.shape[1]) or FILED[0] for part in wide if part.type not in BLOCK_TYPES}
 
 
+def is_filed(header: Header) -> bool:
+    """Return whether a registration is computed from a file of its blocks, which is made once and mapped.
+
+    So are types without kernels, and experts: of these only what is used has to be in memory.
+    """
+    return bool(rounded(header)) or any(".experts." in name for name in header.blocks)
+
+
 def gguf_source(model: GgufModel) -> Source:
     """Look at headers. Raises LocalspecError for what cannot be computed."""
     config = model.config
@@ -78,7 +86,14 @@ def _part(tensor: StoredTensor, numbers: Mapping[Path, int]) -> BlockPart:
     assert isinstance(tensor, GgufTensor)
     number = numbers[tensor.file]
     return BlockPart(
-        number, tensor.start, tensor.bytes, tensor.block.name, tensor.shape, tensor.head_rows, tensor.change
+        number,
+        tensor.start,
+        tensor.bytes,
+        tensor.block.name,
+        tensor.shape,
+        tensor.head_rows,
+        tensor.change,
+        tensor.every,
     )
 
 
@@ -119,9 +134,12 @@ def _tensor(part: BlockPart, files: Sequence[Path]) -> GgufTensor:
     block, rows = _TYPES[part.type], part.shape[0]
     whole = part.shape[-1] % block.weights == 0 and (len(part.shape) == 2 or block.weights == 1)
     heads = not part.head_rows or (rows % part.head_rows == 0 and part.head_rows % 2 == 0)
-    if not whole or not heads or prod(part.shape) // block.weights * block.bytes != part.bytes:
+    apart = not part.every or (rows % part.every == 0 and not part.head_rows)
+    if not whole or not heads or not apart or prod(part.shape) // block.weights * block.bytes != part.bytes:
         raise ValueError(f"a tensor of {part.type} has {part.bytes} bytes")
-    return GgufTensor(files[part.file], part.offset, part.shape, "", part.bytes, block, part.head_rows, part.change)
+    return GgufTensor(
+        files[part.file], part.offset, part.shape, "", part.bytes, block, part.head_rows, part.change, part.every
+    )
 
 
 def registered_ahead(path: Path, sizes: TransformerConfig) -> dict[str, list[GgufTensor]]:

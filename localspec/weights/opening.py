@@ -29,7 +29,7 @@ from localspec.weights.checkpoint import (
     weight_files,
 )
 from localspec.weights.fingerprint import identified, recognised, stamps, weights_fingerprint
-from localspec.weights.gguf_weights import files_of, gguf_recipe, registered_source, rounded
+from localspec.weights.gguf_weights import files_of, gguf_recipe, is_filed, registered_source
 from localspec.weights.opened import Fill, PackedModel, write
 from localspec.weights.packed_file import (
     BLOCKS,
@@ -140,7 +140,7 @@ def _all_there_is(
     if registered is None:
         raise only_packed(path)
     source = _source(registered)
-    if packing in FILED or (packing == BLOCKS and rounded(registered.header)):
+    if packing in FILED or (packing == BLOCKS and is_filed(registered.header)):
         try:
             origin = registered.header.origin
             others = of_same_weights(path) if packing == BLOCKS else []  # made when the GGUF file lay elsewhere

@@ -125,7 +125,8 @@ class BlockPart:
 
     `file` is its number among the files of the origin, and `type` the name of a type of GGUF. A vector has one size.
     Where `head_rows` is not 0, the rows of each head are stored in pairs of neighbouring channels. `change` says what
-    was done to each number of a vector before it was stored, if anything: "plus one", or "-exp".
+    was done to each number of a vector before it was stored, if anything: "plus one", or "-exp". Where `every` is not
+    0, parts of so many rows are stored with as many rows of another tensor between them.
     """
 
     file: int
@@ -135,6 +136,7 @@ class BlockPart:
     shape: tuple[int, ...]
     head_rows: int = 0
     change: str = ""
+    every: int = 0
 
 
 @dataclass(frozen=True)
@@ -236,8 +238,9 @@ class Header:
         said = asdict(self)
         said["weights"] = said["origin"].pop("weights")  # earlier versions refuse an origin with more in it
         for part in (part for parts in (*said["blocks"].values(), *said["ahead"].values()) for part in parts):
-            if not part["change"]:
-                del part["change"]  # likewise
+            for key in ("change", "every"):
+                if not part[key]:
+                    del part[key]  # likewise
         if not self.ahead:
             del said["ahead"]  # likewise
         if not self.registered:
@@ -466,7 +469,7 @@ def _registered(said: Any, files: list[tuple[int, str]]) -> dict[str, Any]:
 def _block_parts(said: Any, files: list[tuple[int, str]]) -> dict[str, tuple[BlockPart, ...]]:
     blocks = {_text(name): tuple(BlockPart(**part) for part in parts) for name, parts in said.items()}
     for part in (part for parts in blocks.values() for part in parts):
-        whole = [part.file, part.offset, part.bytes, part.head_rows, *part.shape]
+        whole = [part.file, part.offset, part.bytes, part.head_rows, part.every, *part.shape]
         if not all(map(_is_count, whole)) or part.offset + part.bytes > files[part.file][0]:
             raise ValueError
         if not 1 <= len(part.shape) <= 2 or not all(1 <= size <= _LARGEST for size in part.shape):

@@ -33,7 +33,7 @@ class Recipe:
         """
         out = sum(rows for rows, _ in parts)
         in_blocks = self.packing == BLOCKS or (self.packing == "int4" and name not in TABLES)
-        if not in_blocks or inputs is None or name.endswith(".conv"):
+        if not in_blocks or inputs is None or name.endswith((".conv", "router.weight")):
             return {name: self.tensor(name, out, inputs)}
         found = {}
         for number, (rows, stored) in enumerate(parts):
@@ -57,6 +57,8 @@ class Recipe:
             return Tensor("rows", "fp32", 1, out)
         if name.endswith(".conv"):
             return Tensor("rows", "fp32", out, inputs)
+        if name.endswith("router.weight"):  # small, and a row that goes to another expert is another row
+            return Tensor("panels", "fp32", out, inputs)
         if name in TABLES:
             return Tensor("rows", "fp32" if self.packing == "fp32" else "bf16", out, inputs)
         if self.packing in ("fp32", "bf16"):
@@ -84,6 +86,8 @@ def part_rows(name: str, stored: Sequence[int], sizes: TransformerConfig) -> lis
     """
     if name.endswith("gate_up_proj.weight"):
         return [sum(stored) // 2] * 2
+    if name.endswith("experts.down_proj.weight"):
+        return [sum(stored)]
     if len(stored) == 1 and name.endswith("qkv_proj.weight"):
         one = sizes.sizes_of(int(name.split(".")[1]))
         keys = one.num_kv_heads * one.head_dim

@@ -1,5 +1,6 @@
 """A model as it is packed: the tensors that each parameter is made of, read and packed a piece at a time."""
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -60,9 +61,9 @@ class Source:
                 continue
             if name != "embed_tokens" or not self.sizes.tied:
                 table = name == "lm_head.weight" and self.sizes.tied
-                rows, types = self._part_rows(name), [_type(part) for part in parts]
-                types *= len(rows) // len(types)  # a tensor of several parts has one
-                stored = [*zip(rows, types, strict=True)]
+                rows, ends = self._part_rows(name), [*accumulate(part.shape[0] for part in parts)]
+                firsts = accumulate(rows[:-1], initial=0)
+                stored = [(count, _type(parts[bisect_right(ends, at)])) for at, count in zip(firsts, rows, strict=True)]
                 as_held = replace(recipe, drafts=False) if table else recipe
                 tensors |= as_held.sections(name, stored, in_features(name, self.sizes), self.sizes.num_layers)
         texts = {name: len(text) for name, text in self.texts.items()}
@@ -195,10 +196,10 @@ def fill_panels(
 
 
 def is_finite(piece: memoryview, tensor: Tensor) -> bool:
-    """Whether a piece of a packed tensor holds numbers only. Of dense panels nothing is known: they are never filed."""
+    """Return whether a piece of a packed tensor holds numbers only. Panels in bf16, never filed, are not looked at."""
     if tensor.layout == "rows" and tensor.format == "bf16":
         return bool(((np.frombuffer(piece, np.uint16) & 0x7F80) != 0x7F80).all())
-    if tensor.layout == "rows":
+    if tensor.format == "fp32":
         return bool(np.isfinite(np.frombuffer(piece, np.float32)).all())
     if not tensor.group:
         return True

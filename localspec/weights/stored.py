@@ -1,5 +1,6 @@
 """The tensors in a model's safetensors files: where each lies, and whether all are there that config.json promises."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import FileIO
@@ -14,6 +15,7 @@ from localspec.errors import LocalspecError, cannot_read
 from localspec.families.architecture import TransformerConfig, in_features, stored_shape, weight_map
 from localspec.families.model_config import ModelConfig, least_parameters, not_computed
 from localspec.families.reading import NotComputed
+from localspec.families.table import FAMILIES
 from localspec.weights.checkpoint import Checkpoint, tensor_headers, tensor_start, text_name
 
 _PIECE = 2**20  # numbers that are compared at a time
@@ -83,6 +85,8 @@ def find_stored(
     """
     names = frozenset(part for parts in made_of.values() for part, _ in parts)
     found = _find(checkpoint, names)
+    if any("experts." in name for name in names - found.keys()):
+        found |= _of_experts(checkpoint, names - found.keys())
     if missing := sorted(names - found.keys()):
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise LocalspecError(f"The weights in {checkpoint.path} lack '{missing[0]}'{more}; fetch the model again.")
@@ -100,6 +104,8 @@ def find_stored(
                     f"'{part}' in {checkpoint.path} has the shape {[*found[part].shape]} where config.json promises "
                     f"{[*promised]}; fetch the model again."
                 )
+            if columns is None:  # a vector may be stored as a matrix of one row
+                found[part] = replace(found[part], shape=(rows,))
     return found
 
 
@@ -136,6 +142,25 @@ def _find(checkpoint: Checkpoint, names: frozenset[str]) -> dict[str, StoredTens
     return found
 
 
+_OF_EXPERT = re.compile(r"(.*\bexperts)\.(\d+)\.(gate|up|down)_proj\.weight")
+
+
+def _of_experts(checkpoint: Checkpoint, names: frozenset[str]) -> dict[str, StoredTensor]:
+    """Return tensors of single experts that are stored in one for all: [experts, rows, columns], gates before ups."""
+    wanted = {name: of for name in names if (of := _OF_EXPERT.fullmatch(name))}
+    together = {name: f"{of[1]}.{'down' if of[3] == 'down' else 'gate_up'}_proj" for name, of in wanted.items()}
+    stored, found = _find(checkpoint, frozenset(together.values())), {}
+    for name, of in wanted.items():
+        whole = stored.get(together[name])
+        if whole is None or len(whole.shape) != 3 or int(of[2]) >= whole.shape[0]:
+            continue
+        parts = 1 if of[3] == "down" else 2
+        rows, size = whole.shape[1] // parts, whole.bytes // whole.shape[0] // parts
+        start = whole.start + (int(of[2]) * parts + (of[3] == "up")) * size
+        found[name] = StoredTensor(whole.file, start, (rows, whole.shape[2]), whole.dtype, size)
+    return found
+
+
 def _stored(file: Path, start: int, entry: dict[str, Any]) -> StoredTensor:
     first, end = entry["data_offsets"]
     return StoredTensor(file, start + first, tuple(entry["shape"]), entry["dtype"], end - first)
@@ -143,6 +168,12 @@ def _stored(file: Path, start: int, entry: dict[str, Any]) -> StoredTensor:
 
 def read_config(checkpoint: Checkpoint) -> ModelConfig:
     """Read config.json. Raises LocalspecError for one that is not usable or not possible."""
+    family = FAMILIES.get(str(checkpoint.config.get("model_type")))
+    if family is not None and family.gguf_only:
+        raise LocalspecError(
+            f"The weights in {checkpoint.path} are in a form of {family.model_type} that localspec does not read; "
+            f"fetch a GGUF file of them, such as those of {family.gguf_only}."
+        )
     if packed := checkpoint.config.get("quantization_config"):
         method = packed.get("quant_method", "unknown") if isinstance(packed, dict) else packed
         raise LocalspecError(

@@ -421,3 +421,37 @@ def test_a_billion_keeps_what_was_asked_for() -> None:
         one(run_plans(long, [PRECISION], NoMeasurements(), 16, tokens), "none").bytes for tokens in (None, 8192)
     )
     assert more - usual == BILLION.cached(4096, 2)
+
+
+MIXTURE = Shape.of(
+    {
+        "model_type": "qwen3_moe",
+        "num_hidden_layers": 48,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "vocab_size": 151936,
+        "max_position_embeddings": 32768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+    }
+)  # fmt: skip -- Qwen3-30B-A3B
+
+
+@each("gib, on_disk", [(32, False), (14, True), (8, None)])
+def test_experts_without_room_in_memory_stay_on_the_disk_and_a_clause_says_how_slow_that_is(gib, on_disk) -> None:
+    model = Model(unfetched(MIXTURE), MIXTURE, MIXTURE.parameters)
+    ranked = run_plans(model, [Precision(cpu(gib), "bf16", "int4")], NoMeasurements())
+    plan = next(one for one in ranked if one.candidate.name == "none")
+    assert plan.fits is (on_disk is not None) and (plan.on_disk > 0) is bool(on_disk)
+    words = explained(plan, ranked)
+    if not on_disk:
+        assert plan.slowed == 1 and "disk" not in words
+        return
+    roomy = run_plans(model, [Precision(cpu(32), "bf16", "int4")], NoMeasurements())
+    faster = next(one for one in roomy if one.candidate.name == "none")
+    assert plan.slowed == pytest.approx(faster.speed / plan.speed, rel=0.05) and plan.slowed > 2
+    assert f"{plan.on_disk / 2**30:.1f} GiB of experts have no room" in words and f"{plan.slowed:.1f} times" in words

@@ -14,7 +14,7 @@ from golden import matching
 from safetensors.torch import save_file
 from session_replies import assert_two_turns, reply
 from slow_cases import covering
-from tiny_models import FAMILIES, RECURRENT, VOCABULARY, Tiny, prompt_ids, stock_reply
+from tiny_models import FAMILIES, MIXTURES, RECURRENT, VOCABULARY, Tiny, prompt_ids, stock_reply
 from torch import nn
 from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm, Qwen3RotaryEmbedding, rotate_half
@@ -228,7 +228,7 @@ def check(block: Block, model: Tiny, text: Sequence[int], logits: torch.Tensor) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("form", "name"), covering(FORMS, [*FAMILIES, *RECURRENT], fast=5), ids=str)
+@pytest.mark.parametrize(("form", "name"), covering(FORMS, [*FAMILIES, *RECURRENT, *MIXTURES], fast=5), ids=str)
 def test_every_block_is_that_of_a_plain_loop_and_the_text_the_targets_own(tiny, tmp_path, name, form):
     model = tiny(name)
     drafter, head = made(model, tmp_path, **form)

@@ -12,7 +12,7 @@ from drafting import drafting, path_tokens, perturbed, session_of, torch_form, t
 from each import each
 from session_replies import assert_two_turns, reply
 from slow_cases import covering
-from tiny_models import FAMILIES, VOCABULARY, Tiny, prompt_ids, stock_logits, stock_reply
+from tiny_models import FAMILIES, MIXTURES, VOCABULARY, Tiny, prompt_ids, stock_logits, stock_reply
 from transformers import LlamaConfig, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, rotate_half
 
@@ -140,7 +140,7 @@ def check(model: Tiny, weights: Trainable, text: Sequence[int], tree: DraftTree)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("form", "name"), covering(FORMS, FAMILIES, fast=2), ids=str)
+@pytest.mark.parametrize(("form", "name"), covering(FORMS, [*FAMILIES, *MIXTURES], fast=2), ids=str)
 def test_every_draft_is_that_of_a_plain_loop_and_the_text_the_targets_own(tiny, name, form):
     model = tiny(name)
     weights = perturbed(eagle(model.target, **form))

@@ -28,7 +28,7 @@ from quantized_layers import packed_target
 from session_replies import SAID, assert_stops_leave_no_trace, conversation, reply
 from six_words import PROMPT, WORDS, drawn, six_words
 from slow_cases import covering
-from tiny_models import END, FAMILIES, Tiny, prompt_ids, read, stock_logits, stock_reply
+from tiny_models import END, FAMILIES, MIXTURES, Tiny, prompt_ids, read, stock_logits, stock_reply
 
 import localspec
 from localspec.choosing.fit import CHUNK
@@ -51,7 +51,7 @@ from localspec.training.trainable import make_drafter, save_drafter
 Make = Callable[[str], Tiny]
 
 LLAMA = "llama-grouped-dynamic"
-MODELS = [LLAMA, *FAMILIES[1:]]
+MODELS = [LLAMA, *FAMILIES[1:], *MIXTURES]
 GREEDY, NODES = Sampling(), 8
 FORMS: dict[str, dict[str, object]] = {
     "shared": {},

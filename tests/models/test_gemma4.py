@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checkpoints import change_config
 from each import each
 from golden import matching
 from machines import cpu, machine
@@ -23,7 +22,6 @@ from tiny_models import (
     save_filled,
     stock_logits,
     stock_reply,
-    write,
 )
 from transformers import (
     CONFIG_MAPPING,
@@ -153,15 +151,6 @@ def test_a_config_is_read_as_its_class_reads_it(said: dict[str, Any], saved: boo
 def test_what_is_not_possible_is_a_value_error(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         ModelConfig.of({"model_type": "gemma4_text", **SMALL, **wrong})
-
-
-def test_experts_are_refused_in_a_sentence(tiny: Make, tmp_path: Path) -> None:
-    path = write(tmp_path / "model", CONFIGS[OWN_LAYERS](), byte_tokenizer(), seed=0)
-    change_config(path, enable_moe_block=True)
-    with pytest.raises(
-        LocalspecError, match=rf"has experts \(enable_moe_block\), .*{matching('the_nearest_model_is_gemma_3')}"
-    ):
-        Target.load(path)
 
 
 @pytest.mark.slow

@@ -129,10 +129,8 @@ def test_of_granite_4_what_is_not_computed_is_refused_with_the_nearest_model(tmp
     "refused, nearest",
     [
         ("Qwen3NextForCausalLM", "qwen3-4b"),
-        ("Qwen3MoeForCausalLM", "qwen3-4b"),
         ("Odd", "qwen3-4b"),
         ("Gemma3nForConditionalGeneration", "gemma-3-4b-it"),
-        ("Qwen3_5MoeForConditionalGeneration", "qwen3-4b"),
         ("GraniteMoeForCausalLM", "granite-4.0-micro"),
         ("MinistralForCausalLM", "ministral-3-3b"),
     ],

@@ -92,6 +92,26 @@ def test_what_is_thinking_and_what_is_answer(text: str, begun: bool, expected: t
     assert parted([text], begun=begun) == parted(list(text), begun=begun) == expected
 
 
+HARMONY = "<|channel|>analysis<|message|>"
+FINAL = "<|end|><|start|>assistant<|channel|>final<|message|>"
+
+
+@each(
+    "text, expected",
+    [
+        (f"{HARMONY}so it is{FINAL}Yes.", ("so it is", "Yes.")),
+        ("<|channel|>final<|message|>Yes.", ("", "Yes.")),
+        (f"{HARMONY}so it", ("so it", "")),
+        ("<|channel|>an", ("", "<|channel|>an")),
+        ("Yes.", ("", "Yes.")),
+    ],
+)
+def test_channels_of_gpt_oss_are_thinking_and_answer(text: str, expected: tuple[str, str]) -> None:
+    marks = KNOWN[-1]
+    assert marks_of("", [HARMONY]) == marks
+    assert parted([text], marks) == parted(list(text), marks) == expected
+
+
 def test_without_marks_all_of_it_is_the_answer_at_once() -> None:
     parting = Parting()
     parting.add(" <think>")

@@ -9,6 +9,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from native.old_int4 import in_form
+from tiny_models import by_expert
 
 from localspec.families.architecture import TransformerConfig, weight_map
 from localspec.families.model_config import ModelConfig
@@ -81,16 +82,18 @@ class Model:
     ) -> None:
         config = ModelConfig.of(stock.config.to_dict())
         sizes = self.sizes = TransformerConfig.of(config)
-        state = {name: tensor.detach().float().numpy() for name, tensor in stock.state_dict().items()}
+        state = by_expert({name: tensor.detach().float().numpy() for name, tensor in stock.state_dict().items()})
         weights: dict[str, Any] = {
             ours: np.concatenate([state[part] for part, _ in parts]) for ours, parts in weight_map(sizes).items()
         }
+        weights |= {name: one.reshape(-1) for name, one in weights.items() if name.endswith(".shared_gate")}
         weights.setdefault("lm_head.weight", weights["embed_tokens"])
         group = 0 if form in ("fp32", "bf16") else 32
         given = given or {}
         weights.update(given)
         for name in [name for name in weights if name.endswith(".weight") and name not in given]:
-            weights[name] = in_form(weights[name], form, group, "gate_up_proj" in name)
+            dense = ("fp32", 0) if name.endswith("router.weight") else (form, group)
+            weights[name] = in_form(weights[name], *dense, "gate_up_proj" in name)
         told: list[NativeConfig] = []
         with patch.object(native_model, "ModelConfig", lambda *given: told.append(NativeConfig(*given)) or told[-1]):
             self.native = native_model.NativeModel(sizes, Rope.of(config, context), weights, Threads(1), cache)

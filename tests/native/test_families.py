@@ -9,7 +9,7 @@ from each import each
 from native.engine import POOL, Model, Pool, Text, isas, stock_logits, using
 from native.stock_models import stock_of
 from slow_cases import cases
-from tiny_models import CONFIGS, FAMILIES, LATER, RECURRENT
+from tiny_models import CONFIGS, FAMILIES, FROM_GGUF, LATER, MIXTURES, RECURRENT, RECURRENT_MIXTURES
 
 from localspec.machine.library import Request, address, check, int32, library
 from localspec.native.model import as_fine
@@ -22,7 +22,13 @@ FORMS = [
 ]
 
 
-@pytest.mark.parametrize("name", cases([*FAMILIES, *RECURRENT], [*FAMILIES[:2], *list(RECURRENT)[:1]]))
+@pytest.mark.parametrize(
+    "name",
+    cases(
+        [*FAMILIES, *RECURRENT, *MIXTURES, *FROM_GGUF, *RECURRENT_MIXTURES],
+        [*FAMILIES[:2], *list(RECURRENT)[:1], *list(MIXTURES)[:1]],
+    ),
+)
 def test_logits_are_the_stock_models_and_the_same_bits_however_they_are_computed(name):
     assert_is_the_stock_model(name, FORMS)
 
@@ -34,7 +40,7 @@ def test_every_switch_of_a_family_gives_the_stock_models_logits(name):
 
 
 def assert_is_the_stock_model(name, forms):
-    config = {**CONFIGS, **RECURRENT}[name]()
+    config = {**CONFIGS, **RECURRENT, **MIXTURES, **FROM_GGUF, **RECURRENT_MIXTURES}[name]()
     stock = stock_of(config, seed=0)
     tokens = np.random.default_rng(0).integers(0, config.vocab_size, 60).tolist()
     want = stock_logits(stock, tokens)

@@ -15,7 +15,17 @@ from golden import matching
 from scripted_drafters import OffChain, RandomBranches, random_tree
 from session_replies import reply
 from slow_cases import covering
-from tiny_models import DYNAMIC, FAMILIES, LONGROPE, RECURRENT, SHARDED, prompt_ids, stock_logits
+from tiny_models import (
+    DYNAMIC,
+    FAMILIES,
+    LONGROPE,
+    MIXTURES,
+    RECURRENT,
+    RECURRENT_MIXTURES,
+    SHARDED,
+    prompt_ids,
+    stock_logits,
+)
 from transformers import AutoModelForCausalLM
 
 from localspec.decoding.budget import Budget
@@ -81,7 +91,7 @@ def test_the_demo_model_in_fp32_says_what_the_stock_model_says(opened):
 
 
 @pytest.mark.slow
-@each("name", [SHARDED, *FAMILIES, *RECURRENT])
+@each("name", [SHARDED, *FAMILIES, *RECURRENT, *MIXTURES, *RECURRENT_MIXTURES])
 def test_logits_of_a_directory_that_is_opened_are_the_stock_models(tiny, name):
     model, text = tiny(name), prompt_ids(60, seed=9)
     expected = stock_logits(model.stock, text).numpy()
@@ -181,7 +191,7 @@ def assert_lossless(target: NativeTarget, small: NativeTarget, prompt: list[int]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "packing"), covering(FAMILIES, ["int8", "int4"]))
+@pytest.mark.parametrize(("name", "packing"), covering([*FAMILIES, *MIXTURES], ["int8", "int4"]))
 def test_in_few_bits_no_drafter_changes_an_id(tiny, name, packing):
     target = tiny(name, packing).target
     small = tiny("llama-one-key-head-tied-linear", packing).target

@@ -9,7 +9,7 @@ import torch
 from each import each
 from scripted_drafters import OffChain, Oracle, RandomBranches
 from slow_cases import covering
-from tiny_models import CONFIGS, FAMILIES, RECURRENT, Tiny, byte_tokenizer, prompt_ids, write
+from tiny_models import CONFIGS, FAMILIES, MIXTURES, RECURRENT, Tiny, byte_tokenizer, prompt_ids, write
 from torch_products import PAGE, needs_order
 
 from localspec.decoding.budget import Budget
@@ -80,7 +80,7 @@ def test_steps_that_are_recorded_are_looked_into(tiny, recorded, exact):
 
 @needs_order
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*FAMILIES, next(iter(RECURRENT))])
+@pytest.mark.parametrize("name", [*FAMILIES, next(iter(RECURRENT)), next(iter(MIXTURES))])
 def test_exact_text_of_recorded_steps_is_that_of_plain_decoding(tiny, recorded, monkeypatch, name):
     monkeypatch.setattr(exactness, "WIDE", ())  # no tree of this test is wider than 17 rows
     target = Target.load(tiny(name).path, exact=True)

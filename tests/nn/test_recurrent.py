@@ -13,7 +13,7 @@ from each import each
 from golden import matching
 from scripted_drafters import OffChain, Oracle, RandomBranches
 from slow_cases import covering
-from tiny_models import RECURRENT, VOCABULARY, Tiny, prompt_ids, stock_logits, stock_reply
+from tiny_models import RECURRENT, RECURRENT_MIXTURES, VOCABULARY, Tiny, prompt_ids, stock_logits, stock_reply
 from transformers import DynamicCache
 
 from localspec.choosing.choice import StepForm
@@ -99,7 +99,7 @@ def test_logits_and_hidden_states_of_a_prompt_are_the_stock_models(tiny, name, c
 
 
 @pytest.mark.slow
-@each("name", RECURRENT)
+@each("name", [*RECURRENT, *RECURRENT_MIXTURES])
 def test_a_prompt_in_chunks_gives_the_stock_models_logits_and_states(tiny, name):
     model, tokens, cache = tiny(name), prompt_ids(330, seed=1), cached(tiny(name).target)
     ends = (0, 7, 8, 30, 170, 171, 299, 330)  # above and below what is computed row by row

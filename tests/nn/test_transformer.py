@@ -15,8 +15,10 @@ from tiny_models import (
     DYNAMIC,
     FAMILIES,
     LONGROPE,
+    MIXTURES,
     SHARDED,
     Tiny,
+    by_expert,
     byte_tokenizer,
     prompt_ids,
     stock_logits,
@@ -40,7 +42,7 @@ from localspec.nn.target import Target, ancestor_mask
 TOLERANCE = 1e-5
 GROUPED_QWEN3 = "qwen3-grouped-mixed-window-wide-heads"
 
-every_family = each("name", FAMILIES)
+every_family = each("name", [*FAMILIES, *MIXTURES])
 OTHERS = [name for name in CONFIGS if name not in FAMILIES[:2]]
 
 
@@ -75,7 +77,7 @@ def assert_reads_a_prompt(model: Tiny) -> None:
     assert apart(output.hidden, hidden) < TOLERANCE
 
 
-@each("name", FAMILIES)
+@each("name", [*FAMILIES, *MIXTURES])
 def test_logits_and_hidden_states_of_a_prompt_are_the_stock_models(tiny, name):
     assert_reads_a_prompt(tiny(name))
 
@@ -197,7 +199,7 @@ def test_logits_and_gradients_of_a_batch_without_a_cache_are_the_stock_models(ti
     assert apart(logits.detach(), expected.detach()) < TOLERANCE
     (logits * direction).sum().backward()
     (expected * direction).sum().backward()
-    theirs = {part: parameter.grad for part, parameter in stock.named_parameters()}
+    theirs = by_expert({part: parameter.grad for part, parameter in stock.named_parameters()})
     ours = dict(target.transformer.named_parameters())
     for part, made_of in weight_map(target.transformer.config).items():
         if part.endswith("layer_scalar"):  # which the stock model does not train

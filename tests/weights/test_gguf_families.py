@@ -49,13 +49,16 @@ from localspec.errors import UsageMistake
 from localspec.events import Reporter
 from localspec.models.drafter_kinds import kind_of, kinds
 from localspec.models.s3d_prediction import KeptLayers
+from localspec.models.shape import Shape
 from localspec.native.target import NativeTarget
 from localspec.native.threads import Threads
+from localspec.nn.target import Target
 from localspec.weights.packed_file import BLOCKS
 
 ROOM = 128  # tokens: more than positions have before they are scaled
 NODES, HOT = 8, Sampling(0.9, top_p=0.95, seed=7)
-FAST = ["llama", "phi3"]  # rotated by halves and by neighbours, split and fused
+EVERY = [(name, kind) for name, one in FAMILIES.items() for kind in (F32, *QUANTISED, *one.more)]
+FAST = ["llama", "phi3", "qwen3_moe"]  # rotated by halves and by neighbours, split and fused, with experts
 Opened = Callable[..., NativeTarget]
 
 
@@ -106,7 +109,7 @@ def in_half(x: torch.Tensor) -> torch.Tensor:
     return torch.where(x.abs() < 10, found, x.clamp(min=0))
 
 
-@pytest.mark.parametrize("name", cases(FAMILIES, ["llama", "gemma4-e2b", "qwen3_5"]))
+@pytest.mark.parametrize("name", cases(FAMILIES, ["llama", "gemma4-e2b", "qwen3_5", "qwen3_moe", "gpt_oss"]))
 def test_llama_cpp_computes_what_transformers_computes(family_gguf, monkeypatch, name):
     """The conversion is right: in F32 the largest difference is 2e-5 of the largest logit, with GELU 2e-3.
 
@@ -178,8 +181,16 @@ def test_in_f32_logits_are_those_of_transformers(opened, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", QUANTISED)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss", "qwen3_5_moe", "gemma4-26b"])
+def test_in_pytorch_logits_of_mixtures_are_those_of_transformers(family_gguf, name):
+    target = Target.load(import_gguf(family_gguf(name, F32), Settings(), Reporter()).path)
+    expected, cache = gguf_families.model(name).logits(text()), target.cache(ROOM)
+    found = target.forward(DraftTree.chain(text()), cache).logits.numpy()
+    assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "kind"), [one for one in EVERY if one[1] != F32])
 def test_in_few_bits_logits_are_as_near_as_those_of_llama_cpp(opened, family_gguf, name, kind):
     """Near to those of transformers with the numbers that the file stands for: mean divergence over 4 texts."""
     pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
@@ -260,10 +271,12 @@ def drafters(target: NativeTarget, small: NativeTarget, whole: list[int], ahead:
             "lookahead": lookahead(parts()),
         }
     alone = layers_draft_alone(target)
-    if target.branches and alone:
+    if target.branches and alone and target.model.sizes.experts is None:
         found["layers"] = Layers(target, KeptLayers((0, 2), (0.5, 0.1)), fixed=True)
     for kind, options in OPTIONS.items():
-        if (target.branches or kind_of(kind).on_chains) and (kind != "mtp" or ahead) and (kind != "s3d" or alone):
+        shape = Shape.of(target.config.content)
+        assert shape is not None
+        if kind_of(kind).drafts_for(shape) and (kind != "mtp" or ahead) and (kind != "s3d" or alone):
             found[kind] = random_numbers(kind, target, options(target))
     return found
 
@@ -273,8 +286,6 @@ def test_every_kind_of_drafter_is_tried() -> None:
     assert {*OPTIONS} | elsewhere == {*kinds("weights"), *kinds("published")}
 
 
-KINDS = [F32, *QUANTISED]
-EVERY = [(name, kind) for name in FAMILIES for kind in KINDS]
 QUICK = [("llama", "Q4_K_M"), ("phi3", F32)]
 
 

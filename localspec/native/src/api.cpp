@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "blocks.h"
+#include "experts.h"
 #include "forward.h"
 #include "pack.h"
 #include "pick.h"
@@ -99,7 +100,9 @@ int check_sizes(const ls_model_config& c) {
         LS_CHECK(factor.value > 0 && factor.value < 1e6f, "%s = %g is not possible.", factor.name, (double)factor.value);
     LS_CHECK(c.logit_cap >= 0 && c.logit_cap < 1e6f, "logit_cap = %g is not possible.", (double)c.logit_cap);
     LS_CHECK(c.norm_offset >= 0 && c.norm_offset <= 1, "norm_offset = %g is not possible.", (double)c.norm_offset);
-    LS_CHECK(c.gate == LS_SILU || c.gate == LS_GELU, "There is no gate %d; give 1 (SiLU) or 2 (GELU).", c.gate);
+    LS_CHECK(c.gate == LS_SILU || c.gate == LS_GELU || c.gate == LS_CLAMPED_SILU, "There is no gate %d; give 1 (SiLU), 2 (GELU) or 3 (clamped SiLU).", c.gate);
+    LS_CHECK(c.gate != LS_CLAMPED_SILU || (c.gate_limit > 0 && c.gate_limit < 1e6f), "gate_limit = %g is not possible.", (double)c.gate_limit);
+    if (c.experts.count) LS_TRY(check_experts(c.experts, c.hidden_size));
     LS_CHECK(!c.query_factors || (c.num_query_factors > 0 && c.query_period > 0), "There are %d query_factors, each for %d positions.", c.num_query_factors, c.query_period);
     LS_CHECK(c.rotary_dim == 0 || c.inv_freq, "A model with rotary positions needs inv_freq.");
     LS_CHECK(c.local_rotary_dim == 0 || c.local_inv_freq, "A model with rotary positions of local layers needs local_inv_freq.");
@@ -141,6 +144,12 @@ int check_keys_from(const ls_model_config& c, int number) {
     return LS_OK;
 }
 
+int check_gate_up(const ls_matrix& m, const char* name, int size, int in) {
+    LS_TRY(check_size(m, name, 2 * size, in));
+    LS_CHECK(m.format != LS_BLOCKS || (m.num_parts == 2 && m.parts[0].out == size), "The parts of %s are not gate and up.", name);
+    return LS_OK;
+}
+
 int check_layer(const ls_model_config& c, int number) {
     LS_TRY(check_keys_from(c, number));
     const ls_layer l = with_sizes(c, c.layers[number]);
@@ -156,9 +165,20 @@ int check_layer(const ls_model_config& c, int number) {
     const int heads = c.num_heads * (c.gated ? 2 : 1) + keys + values;
     LS_TRY(check_size(l.qkv_proj, named("qkv_proj"), l.delta ? read : heads * l.head_dim, c.hidden_size));
     LS_TRY(check_size(l.o_proj, named("o_proj"), c.hidden_size, l.delta ? of_state : c.num_heads * l.head_dim));
-    LS_TRY(check_size(l.gate_up_proj, named("gate_up_proj"), 2 * l.intermediate_size, c.hidden_size));
-    LS_CHECK(l.gate_up_proj.format != LS_BLOCKS || (l.gate_up_proj.num_parts == 2 && l.gate_up_proj.parts[0].out == l.intermediate_size), "The parts of gate_up_proj of layer %d are not gate and up.", number);
-    LS_TRY(check_size(l.down_proj, named("down_proj"), c.hidden_size, l.intermediate_size));
+    if (!l.router.out || l.gate_up_proj.out) {
+        LS_TRY(check_gate_up(l.gate_up_proj, named("gate_up_proj"), l.intermediate_size, c.hidden_size));
+        LS_TRY(check_size(l.down_proj, named("down_proj"), c.hidden_size, l.intermediate_size));
+    }
+    if (l.router.out) {
+        const ls_expert_sizes& e = c.experts;
+        LS_CHECK(e.count, "Layer %d has experts, and the model does not say how large they are.", number);
+        LS_TRY(check_size(l.router, named("router"), e.count, c.hidden_size));
+        LS_TRY(check_gate_up(l.expert_gate_up, named("expert_gate_up"), e.count * e.size, c.hidden_size));
+        LS_TRY(check_size(l.expert_down, named("expert_down"), e.count * c.hidden_size, e.size));
+        LS_CHECK(l.expert_down.format != LS_BLOCKS || l.expert_down.num_parts == 1, "The experts of layer %d are in several parts.", number);
+        LS_CHECK(l.gate_up_proj.out || (!l.shared_gate && !l.mlp_out_norm), "Layer %d has a part of an MLP beside its experts, and no MLP.", number);
+        LS_CHECK(c.residual_scale == 1, "Layer %d has experts, and what layers give is scaled.", number);
+    }
     if (const int width = c.layer_inputs.width) {
         LS_TRY(check_size(l.input_gate, named("input_gate"), width, c.hidden_size));
         LS_TRY(check_size(l.input_projection, named("input_projection"), c.hidden_size, width));
@@ -201,6 +221,7 @@ int check_adapters(const ls_model_config& c, const ls_request& q) {
         const ls_adapter& adapter = q.adapters[i];
         LS_CHECK(adapter.rank >= 0 && adapter.rank <= 65536, "An adapter of layer %d has rank %d.", i / 4, adapter.rank);
         LS_CHECK(adapter.rank == 0 || (adapter.a && adapter.b), "An adapter of layer %d lacks its matrices.", i / 4);
+        LS_CHECK(adapter.rank == 0 || i % 4 < 2 || !c.layers[i / 4].router.out, "Layer %d has experts, which have no adapters.", i / 4);
     }
     return LS_OK;
 }
@@ -401,12 +422,15 @@ ls_model* ls_model_new(const ls_model_config* config) {
             const float *input = copied_norm(from.input_layernorm, c.hidden_size), *post = copied_norm(from.post_attention_layernorm, c.hidden_size);
             const float *q = copied_norm(from.q_norm, from.head_dim), *k = copied_norm(from.k_norm, from.head_dim);
             const float *o = copied_norm(from.o_norm, c.hidden_size), *down = copied_norm(from.down_norm, c.hidden_size);
-            const float *inputs = copied_norm(from.input_norm, c.hidden_size), *scalar = copied(from.scalar, 1);
+            const float *inputs = copied_norm(from.input_norm, c.hidden_size), *scalar = copied(from.scalar, 1), *sinks = copied(from.sinks, c.num_heads), *scale = copied(from.expert_scale, c.experts.count), *shared = copied(from.shared_gate, c.hidden_size);
+            const float *router = copied_norm(from.router_norm, c.hidden_size), *expert = copied_norm(from.expert_norm, c.hidden_size);
+            const float *mlp_out = copied_norm(from.mlp_out_norm, c.hidden_size), *expert_out = copied_norm(from.expert_out_norm, c.hidden_size);
             const ls_delta* delta = from.delta ? ls::copied(arena, *from.delta, c.delta, now) : nullptr;
             if (!now) continue;
             ls_layer& to = model->layers[i];
             to = from;
-            to.input_norm = inputs, to.scalar = scalar, to.delta = delta;
+            to.input_norm = inputs, to.scalar = scalar, to.delta = delta, to.sinks = sinks, to.expert_scale = scale, to.shared_gate = shared;
+            to.router_norm = router, to.expert_norm = expert, to.mlp_out_norm = mlp_out, to.expert_out_norm = expert_out;
             to.input_layernorm = input, to.post_attention_layernorm = post, to.q_norm = q, to.k_norm = k, to.o_norm = o, to.down_norm = down;
         }
     };

@@ -152,8 +152,9 @@ LS_INLINE void merge(float* state, const float* chunk, int padded) {
 LS_INLINE void write_mixed(const Attending& a, const float* state, int row, int head) {
     float* to = a.mixed + ((size_t)row * a.num_heads + head) * a.head_dim;
     const float* gate = a.qkv + (size_t)row * a.qkv_stride + (size_t)(2 * head + 1) * a.head_dim;
+    const float sum = a.sinks ? state[1] + exponential(a.sinks[head] - state[0]) : state[1];
     for (int i = 0; i < a.head_dim; i += 16) {
-        v16 v = load(state + 16 + i) / all(state[1]);
+        v16 v = load(state + 16 + i) / all(sum);
         if (a.gated) v = v / (all(1.0f) + exponential(-load_part(gate + i, a.head_dim - i)));
         store_part(to + i, v, a.head_dim - i);
     }

@@ -8,7 +8,7 @@
 
 // 32 inputs share a scale, as in prepare_span (row_kernels.h).
 LS_INLINE void prepare_group(const Preparing& p, int block, int r, int group) {
-    const int R = p.blocks.size(block), start = p.blocks.start(block), row = start + r, groups = padded_inputs(p.matrix->in) / 32;
+    const int R = p.blocks.size(block), start = p.blocks.start(block), row = p.row(start + r), groups = padded_inputs(p.matrix->in) / 32;
     const float* x = p.x + (size_t)row * p.stride;
     v16 inputs[2];
     for (int h = 0; h < 2; h++) inputs[h] = input_of(p, x, row, 32 * group + 16 * h);

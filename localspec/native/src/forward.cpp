@@ -1,5 +1,8 @@
 #include "forward.h"
 
+#include "experts.h"
+#include "numbers.h"
+
 #include "rotary.h"
 #include "sequences.h"
 
@@ -11,7 +14,7 @@ constexpr size_t MOST_PARTIALS = (size_t)64 << 20;  // bytes; without room for t
 class Forward {
   public:
     Forward(const ls_model& model, ls_cache& cache, ls_cache* const* caches, Pool& pool, const ls_request& request)
-        : model_(model), c_(model.config), cache_(cache), caches_(caches), pool_(pool), q_(request), k_(kernels()), recurrent_(pool, model.config) {}
+        : model_(model), c_(model.config), cache_(cache), caches_(caches), pool_(pool), q_(request), k_(kernels()), recurrent_(pool, model.config), experts_(pool, model.config) {}
 
     int run() {
         if (!sequences_.fill(pool_, cache_, caches_, q_, model_.borrows())) return fail(LS_NO_MEMORY, "There is no memory for a tree of %d rows.", q_.rows);
@@ -41,7 +44,7 @@ class Forward {
   private:
     int half() const { return c_.rotary_dim / 2; }
     int local_half() const { return c_.local_rotary_dim / 2; }
-    bool stored_apart() const { return c_.num_layers && (model_.layers[0].o_norm || c_.residual_scale != 1); }
+    bool stored_apart() const { return c_.num_layers && (model_.layers[0].o_norm || c_.residual_scale != 1 || c_.experts.count); }
     int layer_count() const { return q_.layers ? q_.num_layers : c_.num_layers; }
     const ls_adapter* adapters_of(int layer) const { return q_.adapters ? q_.adapters + (size_t)layer * 4 : nullptr; }
 
@@ -56,7 +59,9 @@ class Forward {
             int adapter = 0;
             mixed = larger(mixed, layer.o_proj.in);
             const ls_matrix* matrices[] = {&layer.qkv_proj, &layer.o_proj, &layer.gate_up_proj, &layer.down_proj};
+            if (layer.router.out) inputs.need(layer.router, (int)rows);
             for (const ls_matrix* m : matrices) {
+                if (!m->out) continue;
                 inputs.need(*m, (int)rows);
                 most_in = larger(most_in, m->in), most_out = larger(most_out, m->out);
                 if (q_.adapters) most_rank = larger(most_rank, adapters_of(number)[adapter++].rank);
@@ -80,6 +85,7 @@ class Forward {
         const size_t turned = rows * (half() + (c_.local_inv_freq ? local_half() : 0));  // those of local layers follow
         cos_ = arena.take<float>(turned), sin_ = arena.take<float>(turned);
         given_ = arena.take<float>(stored_apart() ? rows * c_.hidden_size : 0);
+        beside_ = arena.take<float>(c_.experts.count ? rows * c_.hidden_size : 0);
         query_factors_ = c_.query_factors ? arena.take<float>(rows) : nullptr;
         visible_from_ = arena.take<int32_t>(rows);
         best_ = arena.take<Best>(rows * pool_.threads());
@@ -94,6 +100,7 @@ class Forward {
         partials_ = arena.take<float>(split_ ? partials : 0);
         scratch_ = arena.take<float>(scratch_size_ * pool_.threads());
         if (cache_.chains) recurrent_.take(arena, cache_.states, (int)rows);
+        if (c_.experts.count) experts_.take(arena, model_.layers, c_.num_layers, (int)rows);
     }
 
     void batch() {
@@ -138,10 +145,53 @@ class Forward {
         else attention(number, from);
         if (from == rows_) return;
         add(w.o_proj, adapters, 1, from, mixed_, w.o_norm);
-        const Epilogue gate = c_.gate == LS_GELU ? Epilogue::gelu_gate : Epilogue::gate;
-        linear(w.gate_up_proj, adapters, 2, from, x_, w.post_attention_layernorm, gate, act_, w.intermediate_size);
-        add(w.down_proj, adapters, 3, from, act_, w.down_norm);
+        if (w.router.out) mixture(w, from);
+        else {
+            linear(w.gate_up_proj, adapters, 2, from, x_, w.post_attention_layernorm, gate_of(c_.gate), act_, w.intermediate_size);
+            add(w.down_proj, adapters, 3, from, act_, w.down_norm);
+        }
         if (c_.layer_inputs.width || w.scalar) after_mlp(number, from);
+    }
+
+    // Adds what a mixture of experts gives to rows [from, rows) of the states.
+    void mixture(const ls_layer& w, int from) {
+        const int hidden = c_.hidden_size, rows = rows_ - from;
+        float *x = x_ + (size_t)from * hidden, *given = given_ + (size_t)from * hidden;
+        const float* norm = w.post_attention_layernorm;
+        root_mean_squares(x, rows, hidden);
+        multiply(pool_, Linear{&w.router, rows, x, hidden, factors_, w.router_norm ? w.router_norm : norm, Epilogue::store, experts_.logits(), c_.experts.count, nullptr, nullptr}, inputs_);
+        experts_.mix(w, rows, x, factors_, w.expert_norm ? w.expert_norm : norm, gate_of(c_.gate), given);
+        if (w.gate_up_proj.out) beside_experts(w, rows, x);
+        pool_.share(rows, [&](int row, int to, int) {
+            for (; row < to; row++) {
+                float *sum = given + (size_t)row * hidden, *state = x + (size_t)row * hidden;
+                if (w.expert_out_norm) norm_in_place(sum, w.expert_out_norm);
+                for (int i = 0; w.gate_up_proj.out && i < hidden; i++) sum[i] = sum[i] + beside_[(size_t)row * hidden + i];
+                if (w.down_norm) norm_in_place(sum, w.down_norm);
+                for (int i = 0; i < hidden; i++) state[i] = state[i] + sum[i];
+            }
+        }, 4);
+    }
+
+    // What an MLP gives that is computed beside the experts.
+    void beside_experts(const ls_layer& w, int rows, const float* x) {
+        const int hidden = c_.hidden_size;
+        const float* norm = w.post_attention_layernorm;
+        multiply(pool_, Linear{&w.gate_up_proj, rows, x, hidden, factors_, norm, gate_of(c_.gate), act_, w.intermediate_size, nullptr, nullptr}, inputs_);
+        multiply(pool_, Linear{&w.down_proj, rows, act_, w.intermediate_size, nullptr, nullptr, Epilogue::store, beside_, hidden, nullptr, nullptr}, inputs_);
+        for (int r = 0; r < rows; r++) {
+            float* y = beside_ + (size_t)r * hidden;
+            double gate = 0;
+            for (int i = 0; w.shared_gate && i < hidden; i++) gate += (double)(x[(size_t)r * hidden + i] * factors_[r] * norm[i]) * w.shared_gate[i];
+            if (w.shared_gate) k_.normalise(y, sigmoid(gate), nullptr, hidden, y);
+            if (w.mlp_out_norm) norm_in_place(y, w.mlp_out_norm);
+        }
+    }
+
+    void norm_in_place(float* x, const float* norm) { k_.normalise(x, k_.inverse_rms(x, c_.hidden_size, c_.rms_norm_eps), norm, c_.hidden_size, x); }
+    static float sigmoid(double x) {
+        const double part = falling_exponential(x > 0 ? -x : x);
+        return (float)((x > 0 ? 1 : part) / (1 + part));
     }
 
     // What Gemma 4 has after the MLP: a layer adds what it makes of its inputs of the rows' tokens, and scales its states.
@@ -221,7 +271,7 @@ class Forward {
         a.cache_format = c_.cache_format, a.slots = cache_.slots, a.rms_norm_eps = c_.rms_norm_eps;
         a.rows = rows_, a.first_slot = cache_.length + first_, a.tree_slot = cache_.length;
         const size_t turned = w.local ? (size_t)rows_ * half() : 0;
-        a.query_scalar = c_.query_scalar, a.factors = query_factors_, a.gated = c_.gated;
+        a.query_scalar = c_.query_scalar, a.factors = query_factors_, a.gated = c_.gated, a.sinks = w.sinks;
         a.own_keys = !w.keys_from, a.value_norm = c_.value_norm, a.interleaved = c_.interleaved;
         a.qkv_stride = w.qkv_proj.out, a.first_key = c_.num_heads * (1 + c_.gated);
         a.first_value = a.first_key + (w.keys_are_values ? 0 : w.num_kv_heads);
@@ -317,11 +367,12 @@ class Forward {
     const Kernels& k_;
     Sequences sequences_;
     Delta recurrent_;
+    Experts experts_;
     States::Reading reading_ = {};
     int first_ = 0, rows_ = 0;  // of the batch
     int chunks_ = 0;
     bool split_ = false;
-    float *x_, *given_, *qkv_, *queries_, *mixed_, *act_, *layer_inputs_, *gated_, *factors_, *cos_, *sin_, *query_factors_, *normed_, *low_, *delta_, *partials_, *scratch_;
+    float *x_, *given_, *beside_, *qkv_, *queries_, *mixed_, *act_, *layer_inputs_, *gated_, *factors_, *cos_, *sin_, *query_factors_, *normed_, *low_, *delta_, *partials_, *scratch_;
     size_t scratch_size_;
     int32_t* visible_from_;
     Best* best_;

@@ -44,11 +44,14 @@ struct Preparing {  // rows x [rows, in] -> Inputs, after the norm where there i
     const float* factors;      // [rows]: 1 / root mean square, or another factor of all inputs; NULL: none
     const float* norm;         // [in], or NULL
     Inputs to;
+    const int32_t* rows;       // [blocks.rows]: which rows of x they are; NULL: the first ones
+    int row(int number) const { return rows ? rows[number] : number; }
 };
 
-enum class Epilogue { store, add, silu, gelu, gate, gelu_gate, head };
+enum class Epilogue { store, add, silu, gelu, gate, gelu_gate, clamped_gate, head };
 
-LS_INLINE bool is_gate(Epilogue e) { return e == Epilogue::gate || e == Epilogue::gelu_gate; }
+LS_INLINE bool is_gate(Epilogue e) { return e == Epilogue::gate || e == Epilogue::gelu_gate || e == Epilogue::clamped_gate; }
+LS_INLINE Epilogue gate_of(int gate) { return gate == LS_GELU ? Epilogue::gelu_gate : gate == LS_CLAMPED_SILU ? Epilogue::clamped_gate : Epilogue::gate; }
 
 // A piece of work on a linear: a packed panel; of blocks two panels of a part, or one of the gate and one of up.
 LS_INLINE int units_of(const ls_matrix& m, Epilogue epilogue) {
@@ -75,7 +78,7 @@ struct Product {
     int64_t stride;
     const float* delta;        // [rows, out] of an adapter, added before the epilogue, or NULL
     Best* best;                // of a head: [threads][rows]
-    float cap;                 // of a head: logits stay below it, by tanh; 0: they stay as they are
+    float cap;                 // of a head: logits stay below it, by tanh; 0: they stay as they are. Of a clamped gate its limit
 };
 
 struct LowRank {
@@ -99,6 +102,7 @@ struct Attending {  // one layer, some rows of a forward
     const float *cos, *sin;                // [rows, rotary_dim / 2]
     const float* factors;                  // [rows]: queries are multiplied by them; or NULL
     int gated;                             // 1: a query is followed by what gates its head's output
+    const float* sinks;                    // [heads]: a score that only the sum of a row's weights counts; or NULL
     float* queries;                        // [rows, heads, padded head_dim]
     void *keys, *values;                   // of this layer, see cache.h
     // A row sees slots [0, prefix), then those of its tail, as one logical sequence; from `visible_from` on.

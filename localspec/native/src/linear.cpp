@@ -22,7 +22,7 @@ Inputs InputRoom::take(Arena& arena) const {
 void multiply(Pool& pool, const Linear& l, const Inputs& room) {
     const ls_matrix& m = *l.matrix;
     const RowBlocks blocks(l.rows);
-    const Preparing preparing{&m, blocks, l.x, l.stride, l.factors, l.norm, room};
+    const Preparing preparing{&m, blocks, l.x, l.stride, l.factors, l.norm, room, nullptr};
     const int spans = spans_of(m.format, m.in, m.group), units = blocks.count * spans;
     const Kernels& k = kernels();
     const auto prepare_spans = m.format == LS_BLOCKS ? k.prepare_blocks : k.prepare;

@@ -183,10 +183,11 @@ LS_INLINE void finish(const Product& p, int row, const Channels& c, int thread, 
         u = u + load_part(delta + first, u_count);
         if (v_count > 0) v = v + load_part(delta + second, v_count);
     }
-    if (p.cap > 0) u = capped(u, p.cap), v = capped(v, p.cap);
+    if (p.epilogue == Epilogue::head && p.cap > 0) u = capped(u, p.cap), v = capped(v, p.cap);
     if (p.epilogue == Epilogue::head) note_best(p.best[(size_t)thread * p.blocks.rows + row], u, v, first, smaller(PANEL, u_count));
     if (!p.y) return;
     float* y = p.y + row * p.stride + first;
+    if (p.epilogue == Epilogue::clamped_gate) return store_part(y, clamped_gate(u, v, p.cap), u_count);
     if (is_gate(p.epilogue)) return store_part(y, (p.epilogue == Epilogue::gelu_gate ? gelu(u) : silu(u)) * v, u_count);
     if (p.epilogue == Epilogue::silu) u = silu(u), v = silu(v);
     if (p.epilogue == Epilogue::gelu) u = gelu(u), v = gelu(v);

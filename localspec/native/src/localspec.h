@@ -18,11 +18,11 @@
 extern "C" {
 #endif
 
-enum { LS_ABI = 10 };                                  /* changes with anything in this file */
+enum { LS_ABI = 11 };                                  /* changes with anything in this file */
 enum { LS_OK = 0, LS_WRONG = 1, LS_NO_MEMORY = 2 };   /* codes */
 enum { LS_FP32 = 0, LS_BF16 = 1, LS_INT8 = 2, LS_INT4 = 3, LS_FP16 = 4, LS_BLOCKS = 5 }; /* formats; weights have no LS_FP16 */
 enum { LS_C = 0, LS_NEON = 1, LS_AVX2 = 2, LS_AVX_VNNI = 3, LS_AVX512_VNNI = 4 }; /* instruction sets */
-enum { LS_NO_ACTIVATION = 0, LS_SILU = 1, LS_GELU = 2 /* by tanh */ };
+enum { LS_NO_ACTIVATION = 0, LS_SILU = 1, LS_GELU = 2 /* by tanh */, LS_CLAMPED_SILU = 3 /* of a gate alone, see gate_limit */ };
 
 LS_API int ls_abi(void);
 LS_API const char* ls_error(void); /* what was wrong with this thread's last call that failed */
@@ -134,7 +134,23 @@ typedef struct {
     /* with layer_inputs: x += norm(input_projection (activation(input_gate x) * the layer's inputs)) after the MLP */
     ls_matrix input_gate, input_projection;                  /* [width, hidden_size], [hidden_size, width] */
     const float* input_norm;                                 /* [hidden_size] */
+    /* with experts, router.out > 0: in the place of the MLP, or in addition to it. Biases are stacked by expert. */
+    ls_matrix router;                                        /* [experts, hidden_size] */
+    ls_matrix expert_gate_up;                                /* [2 * experts * size, hidden_size]: gates of all, then ups of all */
+    ls_matrix expert_down;                                   /* [experts * hidden_size, size] */
+    const float* shared_gate;                                /* [hidden_size]: what the MLP gives is multiplied by the sigmoid of
+                                                                its product with what the MLP reads; or NULL */
+    const float *router_norm, *expert_norm;                  /* [hidden_size], of what they read; NULL: post_attention_layernorm */
+    const float *mlp_out_norm, *expert_out_norm;             /* [hidden_size], of what MLP and experts give, before their sum; or NULL */
+    const float* expert_scale;                               /* [experts]: weights are multiplied by it; or NULL */
+    const float* sinks;      /* [num_heads]: scores of a key without a value, which every row sees; or NULL */
 } ls_layer;
+
+typedef struct {
+    int32_t count, used;     /* experts, and how many each row is given to; count 0: there are none */
+    int32_t size;            /* channels of an expert, a multiple of 16; hidden_size is one of 32 */
+    int32_t normalised;      /* 1: weights of the chosen ones sum to 1; 0: those of all experts do */
+} ls_expert_sizes;
 
 typedef struct { /* rows that are read by a token's id */
     const void* rows;   /* [tokens, columns]; NULL: those of the matrix, which may be the head, too */
@@ -166,7 +182,7 @@ typedef struct {
     float norm_offset;           /* norms multiply by this plus their weight: usually 0 */
     float residual_scale;        /* what attention and MLP give is multiplied by it: usually 1 */
     float logit_scale;           /* states are multiplied by it before the head: usually 1 */
-    int32_t gate;                /* LS_SILU or LS_GELU */
+    int32_t gate;                /* LS_SILU, LS_GELU or LS_CLAMPED_SILU */
     ls_table embed_tokens;       /* [vocab_size, hidden_size] */
     ls_matrix lm_head;           /* out 0: none; it may have fewer rows than there are tokens */
     const float* norm;           /* [hidden_size]; NULL: no final norm */
@@ -182,6 +198,8 @@ typedef struct {
     float logit_cap;             /* a logit becomes logit_cap * tanh(logit / logit_cap); 0: stays as it is */
     ls_layer_inputs layer_inputs;
     int32_t interleaved;         /* 1: neighbouring channels are rotated together; 0: channel i and i + rotary_dim / 2 */
+    ls_expert_sizes experts;
+    float gate_limit;            /* of LS_CLAMPED_SILU: g = min(gate, limit), u = clamp(up, +-limit), g sigmoid(1.702 g) (u + 1) */
 } ls_model_config;
 
 typedef struct ls_model ls_model;
@@ -212,7 +230,7 @@ typedef struct {
     const int32_t* positions;  /* [rows], never below the parent's; NULL: length + depth */
     const int32_t* layers;     /* ascending; NULL: all */
     int32_t num_layers;        /* of `layers` */
-    const ls_adapter* adapters; /* [num_layers of the model][4]: qkv, o, gate_up, down; NULL: none */
+    const ls_adapter* adapters; /* [num_layers of the model][4]: qkv, o, gate_up, down, the last two without experts; NULL: none */
     float* hidden;             /* -> [rows, hidden_size] after the final norm, or NULL */
     float* logits;             /* -> [rows - logits_from, vocab_size], or NULL */
     int32_t* argmax;           /* -> [rows - logits_from], the first of equals, -1 where a logit is NaN; or NULL */

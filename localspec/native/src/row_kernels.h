@@ -31,7 +31,7 @@ LS_INLINE v16 input_of(const Preparing& p, const float* x, int row, int i) {
 // absolute values do, and NaN and inf are the largest of all: they make the scale NaN, so that nothing hides them.
 LS_INLINE void prepare_span(const Preparing& p, int block, int r, int span) {
     const ls_matrix& m = *p.matrix;
-    const int R = p.blocks.size(block), start = p.blocks.start(block), row = start + r;
+    const int R = p.blocks.size(block), start = p.blocks.start(block), row = p.row(start + r);
     const int groups = groups_of(m.in, m.group), spans = spans_of(m.format, m.in, m.group);
     const int from = span * span_of(m.group), to = smaller(groups, from + span_of(m.group));
     const float* x = p.x + (size_t)row * p.stride;
@@ -75,7 +75,7 @@ void prepare(const Preparing& p, int block, int from_span, int to_span) {
     float* to = p.to.floats + (size_t)start * in;
     for (int r = 0; r < R; r++)
         for (int i = from_span * SCALED; i < smaller(in, to_span * SCALED); i += 16) {
-            const v16 v = input_of(p, p.x + (size_t)(start + r) * p.stride, start + r, i);
+            const v16 v = input_of(p, p.x + (size_t)p.row(start + r) * p.stride, p.row(start + r), i);
             for (int k = 0; k < smaller(16, in - i); k++) to[(size_t)(i + k) * R + r] = v[k];
         }
 }

@@ -80,6 +80,11 @@ LS_INLINE v16 exponential(v16 x) {
 LS_INLINE float exponential(float x) { return exponential(all(x))[0]; }
 
 LS_INLINE v16 silu(v16 x) { return x / (all(1.0f) + exponential(-x)); }
+// gpt-oss: both are clamped, and the sigmoid is steeper; NaN stays NaN
+LS_INLINE v16 clamped_gate(v16 gate, v16 up, float limit) {
+    const v16 g = chosen(gate > all(limit), all(limit), gate), low = chosen(up < all(-limit), all(-limit), up), u = chosen(low > all(limit), all(limit), low);
+    return g / (all(1.0f) + exponential(g * all(-1.702f))) * (u + all(1.0f));
+}
 // cap tanh(x / cap), to about a ten-millionth of the cap
 LS_INLINE v16 capped(v16 x, float cap) {
     return all(cap) - all(2 * cap) / (all(1.0f) + exponential(x / all(cap) * all(2.0f)));

@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from localspec.families.architecture import TransformerConfig
 from localspec.models.stored_names import use_stored_names
 from localspec.nn import layer_kernels, own_kernels
-from localspec.nn.attention import ACTIVATIONS, Attention, fastest
+from localspec.nn.attention import ACTIVATIONS, Attention, clamped_gate, fastest, invariant, with_sinks
 from localspec.nn.cache import KVCache, LentKeys, TextPrefix
+from localspec.nn.experts import Experts
 from localspec.nn.linear import Adapter, LayerClass, Linear, QuantizedLinear
 from localspec.nn.norms import added_norm, norm
 from localspec.nn.placed_rows import PlacedRows
@@ -43,13 +45,13 @@ class LlamaLayer(nn.Module):
         super().__init__()
         self.config, self.index, self.attention, self.sizes = config, index, attention, config.sizes_of(index)
         self._weights, self._linear_class = weights, linear_class
-        self.activation = ACTIVATIONS[config.activation]
+        self.activation = ACTIVATIONS.get(config.activation, F.silu)
         self.rotate = apply_interleaved_rope if config.interleaved else apply_rope
         self.scale = config.query_scalar**-0.5 if config.query_scalar else None
         self.input_layernorm = self.vector("input_layernorm")
         self.read_mixer()
         self.post_attention_layernorm = self.vector("post_attention_layernorm")
-        self.gate_up_proj, self.down_proj = self.linear("gate_up_proj"), self.linear("down_proj")
+        self.read_mlp()
         if config.output_norms:
             self.o_norm, self.down_norm = self.vector("o_norm"), self.vector("down_norm")
         self.read_more()
@@ -59,9 +61,28 @@ class LlamaLayer(nn.Module):
     def read_mixer(self) -> None:
         """Read the weights of attention."""
         self.qkv_proj, self.o_proj = self.linear("qkv_proj"), self.linear("o_proj")
+        if self.config.sinks:
+            self.sinks = self.vector("sinks")
         if self.config.qk_norm:
             self.q_norm = self.vector("q_norm")
             self.k_norm = self.vector("k_norm") if self.sizes.keys_of is None else None
+
+    def read_mlp(self) -> None:
+        """Read the weights of the MLP, or of the experts in its place."""
+        sizes = self.config.experts
+        if sizes is None or sizes.beside:
+            self.gate_up_proj, self.down_proj = self.linear("gate_up_proj"), self.linear("down_proj")
+        if sizes is None:
+            return
+        if sizes.gated:
+            self.shared_gate = self.vector("shared_gate")
+        if sizes.norms:
+            self.router_norm, self.expert_norm = self.vector("router_norm"), self.vector("expert_norm")
+            self.mlp_out_norm, self.expert_out_norm = self.vector("mlp_out_norm"), self.vector("expert_out_norm")
+            self.expert_scale = self.vector("expert_scale")
+        self.router, exact = self.linear("router"), self.attention is invariant
+        gate_up, down = self.linear("experts.gate_up_proj"), self.linear("experts.down_proj")
+        self.experts = Experts(sizes, gate_up, down, self.gate, exact)
 
     def read_more(self) -> None:
         """Read weights that a layer of Llama does not have."""
@@ -93,9 +114,32 @@ class LlamaLayer(nn.Module):
         h = norm(x, self.input_layernorm, self.config)
         h = self.mix(h, position_embeddings, mask, cache, adapters, read)
         x, h = added_norm(x, self._to_add(h, "o_norm"), self.post_attention_layernorm, self.config)
-        h = self.gated(self.gate_up_proj(h, adapters.get("gate_up_proj")))
-        h = self.down_proj(h, adapters.get("down_proj"))
-        return x + self._to_add(h, "down_norm")
+        sizes, given = self.config.experts, []
+        if sizes is None or sizes.beside:
+            given.append(self.mlp(h, adapters))
+        if sizes is not None:
+            given.append(self.mixture(h, x))
+        return x + self._to_add(given[0] if len(given) == 1 else given[0] + given[1], "down_norm")
+
+    def mlp(self, h: torch.Tensor, adapters: LayerAdapters) -> torch.Tensor:
+        """Return what the MLP gives for rows [batch, n, hidden_size]."""
+        inner = self.gated(self.gate_up_proj(h, adapters.get("gate_up_proj")))
+        output: torch.Tensor = self.down_proj(inner, adapters.get("down_proj"))
+        if self.config.experts is not None and self.config.experts.gated:
+            output = output * torch.sigmoid(F.linear(h, self.shared_gate[None]))
+        if self.config.experts is not None and self.config.experts.norms:
+            output = norm(output, self.mlp_out_norm, self.config)
+        return output
+
+    def mixture(self, h: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Return what the experts give for rows of states x [batch, n, hidden_size], which are h after the norm."""
+        output: torch.Tensor
+        if self.config.experts is None or not self.config.experts.norms:
+            output = self.experts(h, self.router(h))
+            return output
+        logits = self.router(norm(x, self.router_norm, self.config) * self.config.hidden_size**-0.5)
+        output = self.experts(norm(x, self.expert_norm, self.config), logits, self.expert_scale)
+        return norm(output, self.expert_out_norm, self.config)
 
     def mix(
         self,
@@ -179,17 +223,26 @@ class LlamaLayer(nn.Module):
         batch, kv_heads, rows, head_dim = grouped.shape
         heads = self.config.num_heads
         n = rows * kv_heads // heads
-        attention = self.attention if cached_in_slots(cache) and n <= AT_ONCE else fastest
-        mixed = attention(grouped, k, v, mask, self.scale)
+        if self.config.sinks:
+            sinks = self.sinks.view(kv_heads, -1, 1).expand(-1, -1, n).reshape(kv_heads, rows)
+            mixed = with_sinks(grouped, k, v, mask, self.scale, sinks)
+        else:
+            attention = self.attention if cached_in_slots(cache) and n <= AT_ONCE else fastest
+            mixed = attention(grouped, k, v, mask, self.scale)
         mixed = mixed.view(batch, kv_heads, heads // kv_heads, n, head_dim).permute(0, 3, 1, 2, 4)
         return mixed.reshape(batch, n, heads * head_dim)
+
+    def gate(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        """Return the activation of the gate times the other channels."""
+        if self.config.activation == "clamped":
+            return clamped_gate(gate, up, self.config.gate_limit)
+        return self.activation(gate) * up
 
     def gated(self, both: torch.Tensor) -> torch.Tensor:
         """Return the activation of the gate, the first half of the channels, times the other half."""
         if own_kernels.serve(both) and both.shape[-1] % 16 == 0 and both.dtype in layer_kernels.SMALL:
             return layer_kernels.gated(both.contiguous(), self.config.activation)
-        gate, up = torch.split(both, self.sizes.intermediate_size, -1)
-        return self.activation(gate) * up
+        return self.gate(*torch.split(both, self.sizes.intermediate_size, -1))
 
     def _to_add(self, h: torch.Tensor, norm_name: str) -> torch.Tensor:
         """Return what attention or MLP gives, after its norm and its factor where the family has them."""

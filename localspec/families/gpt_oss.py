@@ -1,0 +1,79 @@
+"""gpt-oss: mixtures of experts with biases and a clamped gate; windows in every second layer; attention with sinks.
+
+A sink is a score for each head that takes its share of the softmax and gives nothing. The published weights of the
+experts are in MXFP4, which GGUF has as a type of blocks. In safetensors they have a form of their own, with rows of
+gate and up in turns, which is not read here.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from localspec.families.experts import IN_GGUF as EXPERTS_IN_GGUF
+from localspec.families.experts import IN_SAFETENSORS as EXPERTS
+from localspec.families.experts import KEYS_IN_GGUF, from_gguf, read_experts
+from localspec.families.family import IN_GGUF, IN_SAFETENSORS, Family, Gguf, GgufFile, Sampled
+from localspec.families.reading import NotComputed, by_pattern, check, number
+
+_ALPHA, _LIMIT = 1.702, 7.0  # of the clamped gate
+
+
+def _types(layers: int) -> tuple[str, ...]:
+    return by_pattern(layers, 2)
+
+
+def _read(found: Mapping[str, Any]) -> dict[str, Any]:
+    check(found, "swiglu_limit", lambda value: number(value) and 0 < value < 1e6)
+    if found["swiglu_alpha"] != _ALPHA:
+        raise NotComputed(f"a gate with swiglu_alpha = {str(found['swiglu_alpha'])[:40]}")
+    return {
+        "layer_types": found["layer_types"] or _types(found["num_hidden_layers"]),
+        "experts": read_experts(found, "num_local_experts", "num_experts_per_tok", "intermediate_size"),
+        "gate_limit": float(found["swiglu_limit"]),
+    }
+
+
+def _from_gguf(content: Mapping[str, Any], file: GgufFile) -> dict[str, Any]:
+    sizes = from_gguf(file, "num_local_experts", "num_experts_per_tok", "intermediate_size")
+    rope = content["rope_parameters"]
+    types = [*_types(content["num_hidden_layers"])]
+    return {
+        **sizes,
+        "layer_types": types if content["sliding_window"] else ["full_attention"] * len(types),
+        "attention_bias": True,
+        "mlp_bias": True,
+        # as its own code has it; the file does not say it
+        "rope_parameters": {**rope, "truncate": False} if rope["rope_type"] == "yarn" else rope,
+    }
+
+
+GPT_OSS = Family(
+    model_type="gpt_oss",
+    classes={"GptOssForCausalLM": "gpt_oss"},
+    defaults={
+        "vocab_size": 201088, "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 36,
+        "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "max_position_embeddings": 131072,
+        "sliding_window": 128, "rms_norm_eps": 1e-5, "num_local_experts": 128, "num_experts_per_tok": 4,
+        "swiglu_alpha": _ALPHA, "swiglu_limit": _LIMIT, "attention_bias": True, "mlp_bias": True,
+        "rope_theta": 150000.0,
+    },
+    not_read=("use_sliding_window", "max_window_layers", "mlp_bias"),
+    leaves_out=True,
+    read=_read,
+    arithmetic={"activation": "clamped", "sinks": True},
+    tensors={**IN_SAFETENSORS, **EXPERTS, "router.weight": ("mlp.router.weight",), "sinks": ("self_attn.sinks",)},
+    gguf_only="ggml-org/gpt-oss-20b-GGUF",
+    gguf=Gguf(
+        "gpt-oss",
+        config=_from_gguf,
+        keys=KEYS_IN_GGUF,
+        own=("feed_forward_length",),
+        tensors={
+            **IN_GGUF,
+            **EXPERTS_IN_GGUF,
+            "post_attention_layernorm": ("post_attention_norm.weight",),
+            "sinks": ("attn_sinks.weight",),
+        },
+        windows=True,
+    ),
+    sampling=(Sampled("gpt-oss", r"gpt-?oss", 1.0, 1.0),),  # card of gpt-oss-20b
+)  # fmt: skip

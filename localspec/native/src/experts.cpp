@@ -1,0 +1,164 @@
+#include "experts.h"
+
+#include "numbers.h"
+
+namespace ls {
+namespace {
+
+constexpr int MOST_EXPERTS = 4096;
+
+// The matrix of one expert: those of all experts are stacked, gates of all before ups of all; biases by expert.
+ls_matrix of_expert(const ls_matrix& all, int expert, int experts) {
+    ls_matrix m = all;
+    m.out = all.out / experts;
+    if (all.bias) m.bias = all.bias + (size_t)m.out * expert;
+    if (all.format != LS_BLOCKS) {
+        m.data = (const uint8_t*)all.data + panel_bytes(all) * (panels_of(all.out) / experts) * expert;
+        return m;
+    }
+    for (int i = 0; i < all.num_parts; i++) {
+        ls_blocks& part = m.parts[i];
+        const size_t panels = block_panels(part.out) / experts * (size_t)expert;
+        part.data = (const uint8_t*)part.data + block_panel_bytes(*find_layout(part.type), all.in) * panels;
+        part.out /= experts;
+    }
+    return m;
+}
+
+// Where the inputs of row number `row` begin, with whole blocks of rows before it.
+Inputs from_row(const Inputs& all, const ls_matrix& m, size_t row) {
+    Inputs part = all;
+    if (is_dense(m.format)) {
+        part.floats += row * m.in;
+        return part;
+    }
+    const bool blocks = m.format == LS_BLOCKS;
+    const size_t group = blocks ? 32 : m.group, groups = blocks ? padded_inputs(m.in) / 32 : groups_of(m.in, m.group);
+    part.values += row * groups * group, part.sums += row * groups;
+    part.scales += row * (blocks ? groups : spans_of(m.format, m.in, m.group));
+    if (blocks) part.half_sums += 2 * row * groups, part.scaled_sums += row * groups;
+    return part;
+}
+
+}  // namespace
+
+int check_experts(const ls_expert_sizes& s, int hidden_size) {
+    if (s.count < 1 || s.count > MOST_EXPERTS || s.used < 1 || s.used > s.count) return fail(LS_WRONG, "%d of %d experts for each row are not possible.", s.used, s.count);
+    if (s.size < 1 || s.size % 16 || hidden_size % PANEL) return fail(LS_WRONG, "Experts of %d channels on states of %d are not possible; give multiples of 16 and of %d.", s.size, hidden_size, PANEL);
+    if ((int64_t)s.count * larger(2 * s.size, hidden_size) > LARGEST_SIZE) return fail(LS_WRONG, "%d experts of %d channels are too many.", s.count, s.size);
+    return LS_OK;
+}
+
+void Experts::take(Arena& arena, const ls_layer* layers, int num_layers, int rows) {
+    const ls_expert_sizes& s = c_.experts;
+    const size_t pairs = (size_t)rows * s.used;
+    InputRoom room;
+    for (int i = 0; i < num_layers; i++) {
+        if (!layers[i].router.out) continue;
+        room.need(layers[i].expert_gate_up, (int)pairs), room.need(layers[i].expert_down, (int)pairs);
+    }
+    inputs_ = room.take(arena);
+    logits_ = arena.take<float>((size_t)rows * s.count), weights_ = arena.take<float>(pairs);
+    act_ = arena.take<float>(pairs * s.size), given_ = arena.take<float>(pairs * c_.hidden_size);
+    chosen_ = arena.take<int32_t>(pairs), place_ = arena.take<int32_t>(pairs), row_ = arena.take<int32_t>(pairs);
+    start_ = arena.take<int32_t>(s.count + 1), with_rows_ = arena.take<int32_t>(s.count);
+    groups_ = arena.take<Group>(smaller(s.count, (int)pairs));
+}
+
+// The experts with the largest logits, of equal ones the first; weights are a softmax over them, or over all experts.
+void Experts::choose(int row, const float* scale) {
+    const ls_expert_sizes& s = c_.experts;
+    float *logits = logits_ + (size_t)row * s.count, *weights = weights_ + (size_t)row * s.used;
+    int32_t* chosen = chosen_ + (size_t)row * s.used;
+    for (int i = 0; i < s.used; i++) {
+        int best = -1;
+        for (int expert = 0; expert < s.count; expert++) {
+            bool taken = false;
+            if (best >= 0 && !(logits[expert] > logits[best])) continue;
+            for (int j = 0; j < i && !taken; j++) taken = chosen[j] == expert;
+            if (!taken) best = expert;
+        }
+        chosen[i] = best;
+    }
+    const double most = logits[chosen[0]];
+    double sum = 0;
+    for (int i = 0; i < (s.normalised ? s.used : s.count); i++) sum += falling_exponential(logits[s.normalised ? chosen[i] : i] - most);
+    for (int i = 0; i < s.used; i++) weights[i] = (float)(falling_exponential(logits[chosen[i]] - most) / sum) * (scale ? scale[chosen[i]] : 1.0f);
+}
+
+void Experts::group(int rows) {
+    const int experts = c_.experts.count, used = c_.experts.used;
+    memset(start_, 0, sizeof(int32_t) * (experts + 1));
+    for (int i = 0; i < rows * used; i++) start_[chosen_[i] + 1]++;
+    num_groups_ = 0;
+    for (int expert = 0; expert < experts; expert++) {
+        if (start_[expert + 1]) with_rows_[num_groups_++] = expert;
+        start_[expert + 1] += start_[expert];
+    }
+    for (int i = 0; i < rows * used; i++) {  // in the order of rows; `start_` is moved on, and back below
+        const int place = start_[chosen_[i]]++;
+        place_[i] = place, row_[place] = i / used;
+    }
+    for (int expert = experts; expert > 0; expert--) start_[expert] = start_[expert - 1];
+    start_[0] = 0;
+}
+
+void Experts::multiply_groups(const ls_matrix& all, Preparing preparing, bool same_row, Epilogue epilogue, float* y, int y_stride) {
+    int units = 0, pairs = 0;
+    const int32_t* rows = preparing.rows;
+    for (int i = 0; i < num_groups_; i++) {
+        const int expert = with_rows_[i], first = start_[expert], count = start_[expert + 1] - first;
+        Group* group = new (groups_ + i) Group{of_expert(all, expert, c_.experts.count), Product{nullptr, RowBlocks(count), from_row(inputs_, all, same_row ? 0 : first), epilogue,
+                                               y + (size_t)first * y_stride, y_stride, nullptr, nullptr, c_.gate_limit}, units};
+        group->product.matrix = &group->matrix;
+        units += units_of(group->matrix, epilogue), pairs += count;
+    }
+    const int spans = spans_of(all.format, all.in, all.group), last = same_row ? 1 : num_groups_;
+    const auto prepare_spans = all.format == LS_BLOCKS ? k_.prepare_blocks : k_.prepare;
+    const auto multiply_units = all.format == LS_BLOCKS ? k_.multiply_blocks : k_.multiply;
+    auto prepare = [&](int from, int to, int) {
+        for (int i = from; i < to; i++) {
+            const int first = start_[with_rows_[i]];
+            Preparing one{&groups_[i].matrix, groups_[i].product.blocks, preparing.x, preparing.stride, preparing.factors, preparing.norm, groups_[i].product.inputs, rows ? rows + first : nullptr};
+            if (!rows) one.x += (size_t)first * one.stride;
+            for (int block = 0; block < one.blocks.count; block++) prepare_spans(one, block, 0, spans);
+        }
+    };
+    if ((int64_t)(same_row ? 1 : pairs) * all.in < 16384) prepare(0, last, 0);
+    else pool_.share(last, prepare);
+    const int grain = smaller(64, larger(1, (int)((32 << 10) / (unit_bytes(groups_[0].matrix) * larger(1, pairs / num_groups_ / 4)))));
+    pool_.share(units, [&](int from, int to, int thread) {
+        int low = 0, high = num_groups_;
+        while (high - low > 1) {
+            const int middle = (low + high) / 2;
+            (groups_[middle].first_unit <= from ? low : high) = middle;
+        }
+        for (int unit = from; unit < to; low++) {
+            const int end = low + 1 < num_groups_ ? smaller(to, groups_[low + 1].first_unit) : to;
+            multiply_units(groups_[low].product, unit - groups_[low].first_unit, end - groups_[low].first_unit, thread);
+            unit = end;
+        }
+    }, grain);
+}
+
+void Experts::mix(const ls_layer& layer, int rows, const float* x, const float* factors, const float* norm, Epilogue gate, float* y) {
+    const ls_expert_sizes& s = c_.experts;
+    const int hidden = c_.hidden_size;
+    pool_.share(rows, [&](int row, int to, int) {
+        for (; row < to; row++) choose(row, layer.expert_scale);
+    }, 16);
+    group(rows);
+    multiply_groups(layer.expert_gate_up, Preparing{nullptr, RowBlocks(rows), x, hidden, factors, norm, inputs_, row_}, rows == 1, gate, act_, s.size);
+    multiply_groups(layer.expert_down, Preparing{nullptr, RowBlocks(rows), act_, s.size, nullptr, nullptr, inputs_, nullptr}, false, Epilogue::store, given_, hidden);
+    pool_.share(rows, [&](int row, int to, int) {
+        for (; row < to; row++) {
+            float* sum = y + (size_t)row * hidden;
+            for (int i = 0; i < s.used; i++) {
+                const float weight = weights_[(size_t)row * s.used + i], *given = given_ + (size_t)place_[(size_t)row * s.used + i] * hidden;
+                for (int j = 0; j < hidden; j++) sum[j] = i ? sum[j] + weight * given[j] : weight * given[j];
+            }
+        }
+    }, 2);
+}
+
+}  // namespace ls

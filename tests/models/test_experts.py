@@ -1,0 +1,135 @@
+"""Mixtures of experts: what a config.json may say of them, what drafts for them, and how their weights are stored."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from each import each
+from tiny_models import FROM_GGUF, MIXTURES, RECURRENT_MIXTURES, Tiny, byte_tokenizer, copied, prompt_ids, write
+
+from localspec.choosing.named import check_layers, named_drafter
+from localspec.decoding.tree import DraftTree
+from localspec.errors import LocalspecError, UsageMistake
+from localspec.families.architecture import TransformerConfig
+from localspec.families.experts import Experts
+from localspec.families.model_config import ModelConfig
+from localspec.models.drafter_kinds import TABLE
+from localspec.models.registry import TargetCard
+from localspec.models.shape import Shape
+from localspec.native.target import NativeTarget
+from localspec.native.threads import Threads
+from localspec.weights.checkpoint import inspect
+from localspec.weights.stored import read_config
+
+Make = Callable[[str], Tiny]
+QWEN3 = {
+    "model_type": "qwen3_moe", "vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 64, "num_experts": 8, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32, "norm_topk_prob": True,
+}  # fmt: skip
+DRAFT = {
+    "none",
+    "phrases",
+    "lookahead",
+    "eagle3",
+    "medusa",
+    "dflash",
+    "dspark",
+    "assistant",
+    "mtp",
+    "draft_model",
+    "ouroboros",
+}
+
+
+@each("key", ["num_experts", "num_local_experts"])
+def test_the_number_of_experts_has_the_name_of_published_files_or_of_saved_ones(key: str) -> None:
+    said = {**QWEN3, key: 6}
+    if key == "num_local_experts":
+        del said["num_experts"]
+    assert ModelConfig.of(said).experts == Experts(6, 2, 32, normalised=True)
+
+
+@each(
+    "wrong, why",
+    [
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok = 9 is more than num_experts = 8"),
+        ({"num_experts": 0}, "num_experts = 0 is not possible"),
+        ({"moe_intermediate_size": 40}, "experts of 40 channels on states of 64"),
+        ({"hidden_size": 48}, "experts of 32 channels on states of 48"),
+        ({"decoder_sparse_step": 2}, "layers without experts"),
+        ({"mlp_only_layers": [0]}, "layers without experts"),
+    ],
+)
+def test_what_is_not_possible_or_not_computed_is_a_clause(wrong: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        ModelConfig.of({**QWEN3, **wrong})
+
+
+def test_a_step_of_more_rows_reads_more_experts_and_never_more_than_all() -> None:
+    shape = Shape.of(ModelConfig.of(QWEN3).content)
+    assert shape is not None and shape.experts is not None
+    one = 3 * 64 * 32 * 2  # an expert of each layer
+    assert shape.matrices - shape.read(1) == 6 * one
+    assert shape.read(1) < shape.read(2) < shape.read(8) < shape.read(10**4) == shape.matrices
+    assert shape.read(2) == shape.matrices - round(8 * one * (6 / 8) ** 2)
+
+
+@each("name", [*MIXTURES, *RECURRENT_MIXTURES, *FROM_GGUF])
+def test_drafters_with_layers_like_the_target_are_refused_and_others_named(name: str) -> None:
+    config = {**MIXTURES, **RECURRENT_MIXTURES, **FROM_GGUF}[name]()
+    card, shape = TargetCard("mixture", Path("not here"), None, ""), Shape.of(config.to_dict())
+    assert shape is not None
+    alone = {"lookahead", "assistant"} if shape.recurrent else set()  # these propose trees
+    assert {kind.name for kind in TABLE if kind.drafts_for(shape)} == DRAFT - alone
+    for kind in ("layers", "s3d", "parallelspec", "semi"):
+        with pytest.raises(UsageMistake, match=rf"'{kind}' does not draft for mixture.*eagle3.*ouroboros\.$"):
+            check_layers(kind, card, shape)
+    check_layers("phrases", card, shape)
+
+
+def test_a_drafter_that_is_named_is_refused_before_it_is_looked_for(tiny: Make) -> None:
+    card = TargetCard("mixture", tiny(next(iter(MIXTURES))).path, None, "")
+    with pytest.raises(UsageMistake, match="'s3d' does not draft for mixture, whose layers have experts"):
+        named_drafter("s3d", card)
+
+
+@each("name", FROM_GGUF)
+def test_gpt_oss_in_safetensors_is_refused_and_its_gguf_files_are_named(name: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "model", FROM_GGUF[name](), byte_tokenizer(), seed=0)
+    with pytest.raises(
+        LocalspecError, match=r"a form of gpt_oss that localspec does not read.*ggml-org/gpt-oss-20b-GGUF"
+    ):
+        read_config(inspect(path))
+
+
+def logits(path: Path, packing: str) -> np.ndarray:
+    target = NativeTarget.open(path, packing=packing, threads=Threads(1))
+    return target.forward(DraftTree.chain(prompt_ids(40)), target.cache(0)).logits.numpy()
+
+
+@each("packing", ["fp32", "int8", "int4"])
+def test_experts_that_are_stored_in_one_tensor_are_those_that_are_stored_one_by_one(
+    tiny: Make, tmp_path: Path, packing: str
+) -> None:
+    model = tiny(next(iter(MIXTURES)))
+
+    def together(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        found = {name: one for name, one in tensors.items() if ".experts." not in name}
+        for layer in range(model.stock.config.num_hidden_layers):
+            of = f"model.layers.{layer}.mlp.experts."
+            gates, ups, downs = (
+                torch.stack([tensors[f"{of}{expert}.{part}_proj.weight"] for expert in range(8)])
+                for part in ("gate", "up", "down")
+            )
+            found |= {f"{of}gate_up_proj": torch.cat([gates, ups], 1), f"{of}down_proj": downs}
+        return found
+
+    assert np.array_equal(logits(copied(model, tmp_path / "fused", together), packing), logits(model.path, packing))
+
+
+def test_sizes_of_the_library_are_those_of_the_config() -> None:
+    assert TransformerConfig.of(ModelConfig.of(QWEN3)).experts == Experts(8, 2, 32)
