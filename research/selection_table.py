@@ -94,8 +94,9 @@ MACHINES = {
     "processor, 8 GB": (Machine((cpu(8, 40),), 4), "3B to 4B Q4_K_M"),
     "processor, 8 GB, older (AVX2)": (Machine((cpu(8, 25, modern=False),), 4), "1.5B to 3B Q4_K_M"),
     "processor, 16 GB": (Machine((cpu(16, 45),), 8), "Qwen3-4B Q4_K_M"),
-    "processor, 24 GB": (Machine((cpu(24, 60),), 8), "4B to 8B Q4_K_M"),
-    "processor, 64 GB": (Machine((cpu(64, 80),), 16), "8B Q4_K_M, or a 30B with 3B active, which the registry lacks"),
+    "processor, 24 GB": (Machine((cpu(24, 60),), 8), "gpt-oss-20b, or 4B to 8B Q4_K_M"),
+    "processor, 32 GB": (Machine((cpu(32, 60),), 8), "Qwen3-30B-A3B Q4_K_M, or gpt-oss-20b"),
+    "processor, 64 GB": (Machine((cpu(64, 80),), 16), "Qwen3-30B-A3B or Qwen3.5-35B-A3B Q4_K_M"),
 }  # fmt: skip
 
 # What a second reader of the table said, who knows what users of other programs run, and what came of it.
@@ -117,8 +118,8 @@ OBJECTIONS = {
     "on the GPU, and 22 are predicted for a 4B with torch, whose operations are started one by one. *Not mended*: it needs kernels "
     "for Metal, and a Mac. That the cores read 0.8 of the GPU's bandwidth was wrong above an M2: *mended*, 90 GB/s at most.",
     "processor, 8 and 16 GB": "None.",
-    "processor, 24 and 64 GB": "An 8B at 10 to 15 tokens/s is preferred by many to a 4B at 31. *Left*: `--prefer quality` takes it. "
-    "For 64 GB a model with 3B active of 30B is the usual answer, and the registry lacks one.",
+    "processor, 24 to 64 GB": "An 8B at 10 to 15 tokens/s is preferred by many to a 4B at 31, and a model with 3B active of 30B to both. "
+    "*Mended*: mixtures of experts are computed and registered.",
     "all": "`doctor` may take a model whose licence forbids commerce (qwen2.5-3b) before a freer one that is nearly as good. "
     "*Left*: it names the licence in its first line.",
 }

@@ -62,7 +62,8 @@ class Entry:
 
     `quality` orders models, the best highest. `verified`: a pull of it is known to have worked. `forms` are others than
     that of `source`, which is the publisher's own. `sha256` are the digests of GGUF files of this model, including
-    every part of a split file; `fingerprints` are those of the same files.
+    every part of a split file; `fingerprints` are those of the same files. `bytes` is the size of the download where
+    `source` is GGUF files.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Entry:
     forms: tuple[Form, ...] = ()
     sha256: tuple[str, ...] = ()
     fingerprints: tuple[str, ...] = ()
+    bytes: int | None = None
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -144,7 +146,8 @@ _FORM: _Keys = {
     "repo": _TEXT, "revision": _TEXT, "gguf": _TEXT, "license": _TEXT, "publisher": _TEXT, "bytes": _COUNT,
 }  # fmt: skip
 _ENTRY: _Keys = {
-    "path": _TEXT, "repo": _TEXT, "revision": _TEXT, "license": _TEXT, "description": _TEXT, "draft": _TEXT,
+    "path": _TEXT, "repo": _TEXT, "revision": _TEXT, "gguf": _TEXT, "bytes": _COUNT,
+    "license": _TEXT, "description": _TEXT, "draft": _TEXT,
     "publisher": _TEXT, "quality": _COUNT, "gated": _SWITCH, "verified": _SWITCH, "shape": _TABLE,
     "architecture": _one_of(*ARCHITECTURES), "thinking": _one_of(*get_args(WhenItThinks)),
     "starters": (_three_texts, "one to three texts"), "drafters": _TABLES, "forms": _TABLES,
@@ -152,7 +155,7 @@ _ENTRY: _Keys = {
     "fingerprints": (_digests(40), "a list of fingerprints, each of 40 hexadecimal digits in lower case"),
 }  # fmt: skip
 _AS_THEY_ARE = (
-    "license", "description", "publisher", "quality", "gated", "verified", "architecture", "thinking",
+    "license", "description", "publisher", "quality", "gated", "verified", "architecture", "thinking", "bytes",
 )  # fmt: skip
 
 
@@ -171,6 +174,11 @@ def read_entries(file: Path) -> Iterator[Entry]:
         if {"sha256", "fingerprints"} & entry.keys() and "repo" not in entry:
             raise UsageMistake(
                 f"M{of[1:]} has a path, so an imported file cannot be this model; remove sha256, or give it a repo."
+            )
+        if ("gguf" in entry or "bytes" in entry) and not {"gguf", "bytes", "repo"} <= entry.keys():
+            raise UsageMistake(
+                f"M{of[1:]} is of GGUF files only with repo, gguf and bytes together; give all three, or leave out "
+                "gguf and bytes."
             )
         if "forms" in entry and "repo" not in entry:
             raise UsageMistake(f"M{of[1:]} has forms and no repo that they are forms of; add that, or remove them.")
@@ -237,9 +245,9 @@ def _shape(table: Mapping[str, Any], architecture: str | None, of: str) -> Shape
         return uniform
     family = next((one for one in FAMILIES.values() if architecture in one.classes), None)
     found = family and Shape.of({**uniform.config, **table["config"], "model_type": family.model_type})
-    if not found or not (found.delta or found.layer_sizes):
+    if not found or not (found.delta or found.layer_sizes or found.experts):
         raise UsageMistake(
-            f"config of {of} is for architectures with layers that differ, and does not describe them for "
+            f"config of {of} is for architectures with experts, or layers that differ, and does not describe them for "
             f"{architecture}; correct or remove it."
         )
     return found

@@ -11,7 +11,7 @@ from localspec.models.own_draft import own_draft
 from localspec.models.registry import TargetCard
 from localspec.models.shape import Shape
 from localspec.quantities import precision_in_words
-from localspec.weights.checkpoint import inspect, is_packed, packings
+from localspec.weights.checkpoint import CAN_BE_PACKED, inspect, is_packed, packings
 from localspec.weights.draft_role import draft_bytes, draft_in_words, head_tokens
 from localspec.weights.packed_file import BLOCKS, forms
 from localspec.weights.packed_file import read as read_packed
@@ -52,7 +52,7 @@ class Model:
 
     @property
     def from_gguf(self) -> bool:
-        """Return whether its weights are in GGUF files that are here."""
+        """Return whether its weights are in GGUF files."""
         return "none" in self.packed
 
 
@@ -106,6 +106,8 @@ def small_model_of(card: TargetCard, *, drafts: bool = False) -> Model:
             if card.here
             else f"How large {card.name} is, models.toml does not say; add a shape to its entry."
         )
+    if not card.here and card.entry is not None and card.entry.bytes:  # as it is once its GGUF file is here
+        return Model(card, shape, parameters, packed=(BLOCKS, *CAN_BE_PACKED), block_bytes=card.entry.bytes)
     blocks = 0 if header is None else draft_bytes(header, shape.vocab_size) if drafts else header.block_bytes
     return Model(card, shape, parameters, packed=packed, block_bytes=blocks)
 
