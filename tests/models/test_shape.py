@@ -117,6 +117,15 @@ def test_registered_sizes_are_the_published_ones(tmp_path: Any) -> None:
     for name, parameters in found.items():
         # Some have biases, or norms that are not counted, and E2B keys and values that its last layers do not use.
         # Of two mixtures only rounded numbers are published.
-        begins = {"qwen3.5-35b": 1e-2, "gpt-oss": 4e-4, "gemma-4-e2b": 6e-3, "gemma-4": 2e-3, "qwen3.5": 2e-3, "gemma": 2e-4, "qwen": 1e-4, "deepseek": 1e-4}
+        begins = {
+            "qwen3.5-35b": 1e-2,
+            "gpt-oss": 4e-4,
+            "gemma-4-e2b": 6e-3,
+            "gemma-4": 2e-3,
+            "qwen3.5": 2e-3,
+            "gemma": 2e-4,
+            "qwen": 1e-4,
+            "deepseek": 1e-4,
+        }
         within = next((part for start, part in begins.items() if name.startswith(start)), 0)
         assert parameters == pytest.approx(PUBLISHED[name], rel=within, abs=0), name
