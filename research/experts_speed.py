@@ -3,9 +3,9 @@
     python research/experts_speed.py write 30b-a3b FILE.gguf --vocabulary MODEL.gguf [--layers 48]
     python research/experts_speed.py ours|llama.cpp FILE.gguf [--rows 1,4,8] [--threads 2]
 
-`write` needs the package gguf, and takes the tokens of another GGUF file, with so many more as the shape has. Blocks are random,
+`write` needs the package gguf, and takes the tokens of another GGUF file, and as many more as the shape has. Blocks are random,
 with scales of usual size. Routers are random, too, so rows pick experts independently: for several rows that is the worst case.
-A figure is the median of forwards of so many rows after 64 tokens. Only one program is loaded at a time.
+A figure is the median of forwards of each number of rows after 64 tokens. Only one program is loaded at a time.
 """
 
 import argparse
@@ -138,7 +138,7 @@ def write(shape: str, file: Path, vocabulary: Path, layers: int | None) -> None:
 
 
 def ours(file: Path, threads: int) -> tuple[Callable[[Sequence[int], int], Any], dict[str, float]]:
-    """Return what reads tokens after so many, with the seconds of an import, of a start, and the bytes of a step."""
+    """Return what reads tokens after some others, with the seconds of an import, of a start, and the bytes of a step."""
     began = time.perf_counter()
     path = import_gguf(file, Settings(), Reporter()).path
     imported = time.perf_counter() - began

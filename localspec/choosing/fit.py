@@ -110,7 +110,7 @@ def unread(shape: Shape, quantize: str, backend: str, tokens: int) -> int:
 
 
 def on_disk(shape: Shape, quantize: str, backend: str, weights: int, over: int) -> int:
-    """Return the bytes of a mapped file that stay on the disk where a model takes so many bytes more than it may.
+    """Return the bytes of a mapped file that stay on the disk where a model takes `over` bytes more than it may.
 
     They are those of experts, at most half of them: with fewer in memory nearly every token would wait for the disk.
     """

@@ -1,7 +1,7 @@
 """gpt-oss: mixtures of experts with biases and a clamped gate; windows in every second layer; attention with sinks.
 
 A sink is a score for each head that takes its share of the softmax and gives nothing. The published weights of the
-experts are in MXFP4, which GGUF has as a type of blocks. In safetensors they have a form of their own, with rows of
+experts are in MXFP4, which GGUF has as a type of blocks. In safetensors they have another form, with rows of
 gate and up in turns, which is not read here.
 """
 

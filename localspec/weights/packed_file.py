@@ -126,7 +126,7 @@ class BlockPart:
     `file` is its number among the files of the origin, and `type` the name of a type of GGUF. A vector has one size.
     Where `head_rows` is not 0, the rows of each head are stored in pairs of neighbouring channels. `change` says what
     was done to each number of a vector before it was stored, if anything: "plus one", or "-exp". Where `every` is not
-    0, parts of so many rows are stored with as many rows of another tensor between them.
+    0, parts of this many rows are stored, each followed by as many rows of another tensor.
     """
 
     file: int

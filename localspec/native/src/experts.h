@@ -1,5 +1,5 @@
 // A mixture of experts in a layer: which of them each row is given to, and their products, rows grouped by expert, so that an
-// expert's weights are read once for all rows that chose it. What a row gets depends on that row alone.
+// expert's weights are read once for all rows that chose it. What a row gets depends on that row only.
 #pragma once
 #include "linear.h"
 #include "model.h"

@@ -173,7 +173,7 @@ class Forward {
         }, 4);
     }
 
-    // What an MLP gives that is computed beside the experts.
+    // What an MLP gives that is computed in addition to the experts.
     void beside_experts(const ls_layer& w, int rows, const float* x) {
         const int hidden = c_.hidden_size;
         const float* norm = w.post_attention_layernorm;
