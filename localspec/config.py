@@ -97,11 +97,11 @@ class Settings:
     drafter_rule: Literal["auto", "memory", "speed"] = _row(
         "auto",
         checks.one_of("auto", "memory", "speed"),
-        "How `auto` chooses a drafter: by M, by speed, or by M only where memory is short.",
+        "How `auto` chooses a drafter: by M, by speed, or by M where memory is short.",
         loads=True,
     )
-    draft_device: str = _row("auto", checks.device, "Where a draft model computes; auto: as the model.", loads=True)
-    ouroboros: tuple[str, ...] = _row(_PARTS, checks.parts(*_PARTS), "What `ouroboros` makes of phrases.", loads=True)
+    draft_device: str = _row("auto", checks.device, "Where a draft model runs; auto: where the model runs.", loads=True)
+    ouroboros: tuple[str, ...] = _row(_PARTS, checks.parts(*_PARTS), "How `ouroboros` uses phrases.", loads=True)
     accept: Literal["exact", "rejection", "typical"] = _row(
         "exact",
         checks.one_of("exact", "rejection", "typical"),
@@ -136,11 +136,11 @@ class Settings:
     exact: bool = _row(
         False, checks.boolean, "Text with and without speculation is the same bit for bit; may cost speed.", loads=True
     )
-    server: str | None = _row(None, checks.server, "Let this OpenAI-compatible server answer; off: none.")
+    server: str | None = _row(None, checks.server, "OpenAI-compatible server that answers; off for none.")
     log: bool = _row(True, checks.boolean, "Save conversations and phrases.", loads=True)
-    theme: str = _row("auto", checks.name, "Colours of the chat; auto: by the terminal's background.")
+    theme: str = _row("auto", checks.name, "Colours of the chat; auto follows the terminal's background.")
     keymap: Mapping[str, str] = field(
-        default_factory=dict, metadata={"row": Row(checks.keymap, "Keys of the chat, by what they do.")}
+        default_factory=dict, metadata={"row": Row(checks.keymap, "Keys of the chat, by action.")}
     )
     origins: Mapping[str, str] = field(default_factory=dict)
     """The source of each value: default, the path of config.toml, the name of a variable, or a flag."""
@@ -331,7 +331,7 @@ def keep_setting(file: Path, name: str, value: str) -> None:
         found = next((new for new in _attempts(text, name, value) if _means(new, wanted)), None)
         if found is None:
             line = f"{name} = {json.dumps(value, ensure_ascii=False)}"
-            raise UsageMistake(f"{file} is written in a way that is left to you: put {line} there.")
+            raise UsageMistake(f"{file} has a layout that localspec does not edit: add {line} yourself.")
         _replace(Path(os.path.realpath(file)), found)
     except OSError as error:
         raise UsageMistake(f"{file} cannot be written ({error.strerror}); correct its permissions.") from None

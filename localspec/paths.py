@@ -64,7 +64,7 @@ class Paths:
 
     @property
     def last_notice(self) -> Path:
-        """The last notice of which model answers, so that it comes once a day."""
+        """The last notice of the model that answers, so that it comes once a day."""
         return self.state_dir / "last-notice.txt"
 
     @property

@@ -126,7 +126,7 @@ def short_seconds_of(length: str) -> int:
 def _seconds(length: str, units: Mapping[str, int], such: str) -> int:
     found = re.fullmatch(rf"\s*([0-9]{{1,5}})\s*({'|'.join(units)})s?\s*", length, re.IGNORECASE)
     if found is None or int(found[1]) == 0:
-        raise UsageMistake(f"{length[:80]!r} is not a length of time; give one such as {such}.")
+        raise UsageMistake(f"{length[:80]!r} is not a duration; give one such as {such}.")
     return int(found[1]) * units[found[2].lower()]
 
 

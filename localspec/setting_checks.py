@@ -135,9 +135,9 @@ def parts(*known: str) -> Check:
     def check(value: object) -> tuple[str, ...]:
         if isinstance(value, list | tuple) and all(part in known for part in value) and len({*value}) == len(value):
             if "beside" in value and "lengthening" not in value:
-                raise ValueError("a list in which beside comes with lengthening only, which makes the trees")
+                raise ValueError("a list in which `beside` needs `lengthening`, which makes the trees")
             return tuple(part for part in known if part in value)
-        raise ValueError(f"a list of {', '.join(known)}, each of them once at most")
+        raise ValueError(f"a list of {', '.join(known)}, each at most once")
 
     return Check(check, _list)
 
@@ -145,7 +145,7 @@ def parts(*known: str) -> Check:
 def _server(value: object) -> str:
     if isinstance(value, str) and (value == "off" or SERVER_URL.fullmatch(value)):
         return value
-    raise ValueError("off, or an address such as http://localhost:8000/v1 (a key belongs into LOCALSPEC_SERVER_KEY)")
+    raise ValueError("off, or an address such as http://localhost:8000/v1 (put a key into LOCALSPEC_SERVER_KEY)")
 
 
 def _draft_max(value: object) -> int | str:

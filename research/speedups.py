@@ -77,7 +77,7 @@ def main(given: Sequence[str] | None = None) -> None:
     except LocalspecError as mistake:
         parser.error(str(mistake))
     if not asked.out.absolute().parent.is_dir():
-        parser.error(f"--out {asked.out} lies in a directory that is not there; make it, or name another.")
+        parser.error(f"--out {asked.out} is in a directory that does not exist; create it, or name another.")
     same_settings(parser, asked.work, decisive)
     parts, runs, of_largest = [], [], []
     largest = max(range(len(cards)), key=lambda index: inspect(cards[index].path).parameters)

@@ -52,15 +52,15 @@ PLAIN, FASTER, SLOWER, UNRELIABLE = "#777777", "#1f5fa8", "#c8591b", "#bbbbbb"
 def check(file: Path) -> None:
     """Raise UsageMistake for a file that cannot become a drawing, before anything is measured."""
     if file.suffix.lower() not in (".svg", ".png"):
-        raise UsageMistake(f"--plot {file} is neither .svg nor .png; name a file that ends so.")
+        raise UsageMistake(f"--plot {file} is neither .svg nor .png; name a file with one of these endings.")
     if not file.parent.is_dir():
-        raise UsageMistake(f"--plot {file} lies in a directory that is not there; make it, or name another.")
+        raise UsageMistake(f"--plot {file} is in a directory that does not exist; create it, or name another.")
     if file.suffix.lower() == ".png" and find_spec("resvg_py") is None:
         raise UsageMistake(
-            f"--plot {file} needs a library for PNG that is not installed; name an .svg, or {install_extra('plot')}."
+            f"--plot {file} needs a PNG library that is not installed; name an .svg file, or {install_extra('plot')}."
         )
     if file.suffix.lower() == ".png" and _png(drawing(40, 20, [words(9, 15, "M")])) == _png(drawing(40, 20, [])):
-        raise UsageMistake(f"--plot {file} would have no words, for this machine has no font; name an .svg.")
+        raise UsageMistake(f"--plot {file} would have no words, because this machine has no font; name an .svg file.")
 
 
 def write(svg: str, file: Path) -> None:

@@ -41,7 +41,7 @@ def _from_json(line: str, place: str, number: str) -> Prompt:
     try:
         entry = parse_json(line)
     except ValueError:
-        raise UsageMistake(f"{place}: this is not JSON, and the first line is; correct it.") from None
+        raise UsageMistake(f"{place}: this is not JSON, but the first line is; correct it.") from None
     turns = entry.get("turns", [entry.get("prompt")]) if isinstance(entry, dict) else None
     text = turns[0] if isinstance(turns, list) and turns else None
     if not isinstance(text, str) or not text.strip():

@@ -177,21 +177,21 @@ def sentences(lanes: Sequence[Lane], found: Result) -> Iterator[str]:
     if found.speedup is None:
         yield (
             f"{fast.tokens_per_second:.1f} tokens/s {fast.name} and {plain.tokens_per_second:.1f} by plain decoding "
-            f"after the first token, which is no comparison: {found.why_not}."
+            f"after the first token; they cannot be compared: {found.why_not}."
         )
     else:
         ratio = speedup(found.speedup)
         yield f"{ratio} {fast.name} ({speeds})"
         if ratio == "as fast":
-            yield "Drafts cost as much time as they save here."
+            yield "Drafts cost as much time here as they save."
         elif found.speedup < 1:
             yield "Drafts do not pay here: checking them took longer than they saved."
     if found.same:
         yield "✓ both texts are the same"
     else:
         yield (
-            f"The texts differ from token {found.parted} on: passes of several rows round differently here. `--exact` "
-            "makes them the same where the machine can."
+            f"The texts differ from token {found.parted} on, because passes of several rows round differently here. "
+            "`--exact` makes them the same if the machine can."
         )
     assert fast.statistics is not None
     if fast.statistics.off_reason:

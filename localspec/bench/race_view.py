@@ -15,7 +15,7 @@ LEAST_COLUMNS, MOST_COLUMNS, AROUND = 24, 160, 10  # and lines around the text: 
 TEXT_LINES = 16  # of a reply, at most; the last ones are seen
 PAUSE = 1 / 20  # seconds between two pictures
 READING = "reading…"  # the prompt; it fits into the narrowest column
-LIVE = "race: a step each in turns"
+LIVE = "race: both take turns, step by step"
 REPLAY, REPLAYED = "replay at true speed", "replayed at true speed"
 LINGER = 2.0  # seconds that the last picture of a recording stays
 

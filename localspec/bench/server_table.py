@@ -14,7 +14,7 @@ LEGEND = (
 )
 LONGEST_NAME = 34  # before a bar
 WHOLE = "reply_tokens_per_second"
-AGAIN = "· prompts were asked again, which servers may have kept: the first token is then sooner"
+AGAIN = "· prompts were repeated, and servers may have cached them: then the first token comes sooner"
 
 
 def of(report: dict[str, Any], width: int = WIDTH) -> str:
@@ -42,14 +42,17 @@ def sentence(rows: Sequence[dict[str, Any]]) -> str:
     """Return the result in a sentence: the fastest of several, or how fast the only one is."""
     known = [row for row in rows if row[WHOLE]]
     if not known:
-        return "No server said anything, so none has a speed."
+        return "No server answered, so there is no speed to show."
     if len(rows) == 1:
         after = "" if rows[0]["tokens_per_second"] is None else f", then {rows[0]['tokens_per_second']:.1f} tokens/s"
         first = f"the first token comes after {rows[0]['first_token_s']:.2f} s{after}"
         return f"{row_name(rows[0])} gives {rows[0][WHOLE]:.1f} tokens/s of whole replies: {first}."
     others = [row for row in rows[1:] if row["speedup"]]
     if not others:
-        return f"{row_name(known[0])} gives {known[0][WHOLE]:.1f} tokens/s of whole replies; no two can be compared."
+        return (
+            f"{row_name(known[0])} gives {known[0][WHOLE]:.1f} tokens/s of whole replies; there is nothing "
+            "to compare with."
+        )
     best = max(others, key=lambda row: row["speedup"])
     speeds = f"{best[WHOLE]:.1f} tokens/s of whole replies, and {rows[0][WHOLE]:.1f}"
     return f"{row_name(best)} against {row_name(rows[0])}: {speedup(best['speedup'])} ({speeds})."
@@ -94,7 +97,7 @@ def _row(row: dict[str, Any], several: bool) -> list[str]:
 
 def _untold(row: dict[str, Any]) -> str:
     if row["counted"] == "pieces":
-        return f"~ {row_name(row)} tells no tokens of its replies: their pieces were counted, a token or more each."
+        return f"~ {row_name(row)} does not report tokens: pieces of its replies were counted, a token or more each."
     if row["tokens_per_second"] is None:
-        return f"{row_name(row)} sends replies all at once, or too fast to be timed: nothing is known of “after”."
+        return f"{row_name(row)} sends replies all at once, or too fast to time, so “after” is unknown."
     return ""

@@ -97,10 +97,10 @@ def sentence(rows: Sequence[dict[str, Any]]) -> str:
     if plain is None:
         return "No reply was long enough to measure a speed; give longer --max-tokens."
     if not drafting:
-        auto = ", and auto drafts nothing" if any(row["nodes"] == "auto" and not _drafts(row) for row in rows) else ""
+        auto = ", and `auto` uses no drafts" if any(row["nodes"] == "auto" and not _drafts(row) for row in rows) else ""
         return f"Plain decoding gives {plain:.1f} tokens/s here{auto}; name a drafter to compare with `--drafter`."
     if not known:
-        return f"Plain decoding gave {plain:.1f} tokens/s; other programs disturbed it, so no speedup is reliable."
+        return f"Plain decoding gave {plain:.1f} tokens/s while other programs disturbed it, so no speedup is reliable."
     best = max(known, key=lambda row: row["speedup"])
     # Each figure is a median by itself, so they need not divide.
     speeds = f"the medians are {best['tokens_per_second']:.1f} and {plain:.1f} tokens/s"
@@ -200,7 +200,7 @@ def _figures(rows: Sequence[dict[str, Any]], width: int) -> Iterator[str]:
 
 def _load(machine: dict[str, Any]) -> str:
     others, cores = machine["others"], machine["cores"]
-    return f"Other programs kept {others:.1f} of {cores} cores busy."
+    return f"Other programs used {others:.1f} of {cores} cores."
 
 
 def _unreliable(row: dict[str, Any]) -> str:
@@ -237,7 +237,7 @@ def _remarks(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Return the meaning of the marks at single figures, if there are any."""
     if any(map(_above_memory, rows)):
         yield (
-            "* is above 100 % of the memory's bandwidth: the processor's caches hold a part of this model, or the "
+            "* More than 100 % of the memory's bandwidth: the processor's caches hold part of this model, or the "
             "memory was busy while its bandwidth was measured."
         )
 

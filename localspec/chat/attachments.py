@@ -173,7 +173,7 @@ class _Unread(Exception):
 
 
 def _refusal(clauses: Sequence[str]) -> str:
-    return f"{', and '.join(clauses)}; name what can be read as text, or write \\@ where no file is meant."
+    return f"{', and '.join(clauses)}; name files that can be read as text, or write \\@ for a plain @."
 
 
 def _read(name: str) -> str:

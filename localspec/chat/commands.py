@@ -25,19 +25,21 @@ class Command(NamedTuple):
 
 COMMANDS = (
     Command("new", "", "begin a new conversation"),
-    Command("resume", "[ID]", "go on with an earlier one; without ID: list them"),
-    Command("model", "[NAME]", "let another model answer; without NAME: list them"),
+    Command("resume", "[ID]", "continue an earlier one; without ID: list them"),
+    Command("model", "[NAME]", "change the model; without NAME: list the models"),
     Command("system", "[TEXT]", "set the system prompt; without TEXT: show it"),
-    Command("set", "[KEY [VALUE]]", "how replies are sampled; VALUE default takes it back; without KEY: show it"),
+    Command("set", "[KEY [VALUE]]", "change how replies are sampled; VALUE default resets it; without KEY: show it"),
     Command(
-        "think", "[on|off|auto|show]", "let the model think first, or not; show: its last thoughts; alone: what holds"
+        "think",
+        "[on|off|auto|show]",
+        "let the model think first, or not; show: its last thoughts; by itself: the current setting",
     ),
-    Command("again", "", "another answer to the last prompt; the one before stays, as a conversation of its own"),
-    Command("edit", "[TEXT]", "say TEXT instead of the last prompt, and go on from there; the old way stays, too"),
-    Command("title", "[TEXT]", "call this conversation TEXT; without TEXT: by its first prompt"),
-    Command("find", "[WORDS]", "the messages of this conversation that hold all of WORDS"),
-    Command("xray", "", "who proposed each token of the last reply, and what was refused"),
-    Command("phrases", "[WORDS]", "the phrases that are kept for this model; with WORDS: those that hold them"),
+    Command("again", "", "answer the last prompt again; the earlier answer stays, as a separate conversation"),
+    Command("edit", "[TEXT]", "replace the last prompt by TEXT and continue from there; the old branch stays"),
+    Command("title", "[TEXT]", "rename this conversation to TEXT; without TEXT: its first prompt"),
+    Command("find", "[WORDS]", "messages of this conversation with all of WORDS"),
+    Command("xray", "", "who proposed each token of the last reply, and which drafts were refused"),
+    Command("phrases", "[WORDS]", "phrases saved for this model; with WORDS: those that contain them"),
     Command("race", "[PROMPT]", "the same prompt plain and speculative, side by side"),
     Command("help", "", "this list"),
     Command("quit", "", "leave"),
@@ -48,7 +50,7 @@ ALIASES = {"bye": "quit", "exit": "quit", "clear": "new", "?": "help"}
 ELSEWHERE = {
     "show": "/set shows how replies are sampled, /system the system prompt, /model the models.",
     "save": "Conversations are saved as you go; `localspec history export` writes them as Markdown.",
-    "load": "/model NAME lets another model answer, /resume goes on with an earlier conversation.",
+    "load": "/model NAME changes the model, /resume continues an earlier conversation.",
 }
 
 
@@ -88,7 +90,7 @@ def read(line: str) -> Said:
         guess = nearest(word, [f"/{command.name}" for command in COMMANDS])
         raise UsageMistake(f"There is no command {_quoted(word)}{guess}; /help lists them, and //text says /text.")
     if rest and not found.argument:
-        raise UsageMistake(f"{word} takes nothing, and {_quoted(rest[0])} was given; leave it out.")
+        raise UsageMistake(f"{word} takes no text, but you wrote {_quoted(rest[0])}; leave it out.")
     return Said(found.name, "".join(rest))
 
 
@@ -192,7 +194,7 @@ def _command(command: Command) -> Choice:
 def _settings(rest: str) -> list[Entry]:
     key, space, _ = rest.partition(" ")
     if space:
-        return [Entry(f"{key} {DEFAULT}", "what it was at the beginning")]
+        return [Entry(f"{key} {DEFAULT}", "the settings from the start")]
     return [Entry(f"{key} ", "") for key in KEYS]
 
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from localspec.events import Statistics
 
 ELSEWHERE = (
-    "This conversation is open in another window, too, which does not see what is said here: whoever speaks second "
-    "goes on in a conversation of its own."
+    "This conversation is also open in another window, which does not show what you say here. Whoever "
+    "writes second continues in a separate conversation."
 )
 Resumed = int | Literal["last", "last of run"]  # which conversation to go on with; "last" is for a chat
 SAVE_SECONDS = 1.0  # at most so many seconds of a reply are lost when its process is killed
@@ -149,7 +149,7 @@ class Conversation:
             try:
                 self._history.take_back(self.id)
             except StoreTrouble as trouble:
-                self._notice(f"Conversation {self.id}, in which nothing was said, stays kept: {trouble}")
+                self._notice(f"Conversation {self.id}, which is empty, could not be deleted: {trouble}")
         if before is not None and self.came_out_the_same:  # that seed was tried, too: the next answer takes another
             turn = before.turns[self._branched_at]
             tried = {**turn.figures, "seed": self.turns[-1].figures.get("seed")}
@@ -165,7 +165,7 @@ class Conversation:
             try:
                 self._history.instruct(self.id, system)
             except StoreTrouble as trouble:
-                self._notice(f"The system prompt holds here, and is not kept: {trouble}")
+                self._notice(f"The system prompt is used here but not saved: {trouble}")
 
     def rename(self, title: str) -> None:
         """Set the title; an empty one restores the title from the first prompt.
@@ -173,7 +173,7 @@ class Conversation:
         Raises UsageMistake if it is not saved.
         """
         if self._history is None or self.id is None or not self._history.rename(self.id, title):
-            raise UsageMistake("This conversation is not kept (yet), so it has no title; say something first.")
+            raise UsageMistake("This conversation is not saved yet, so it cannot have a title; say something first.")
 
     @property
     def title(self) -> str:
@@ -342,13 +342,13 @@ class Conversation:
             self._save_branch(history, before)
             self.id, number = say(self.id)
             self._notice(
-                f"Conversation {before} has gone on in another window, which this one does not see: what is said here "
-                f"is kept as conversation {self.id}."
+                f"Conversation {before} was continued in another window, so what you say here is saved as "
+                f"conversation {self.id}."
             )
         else:
             if before not in (None, self.id):
                 self._notice(
-                    f"Conversation {before} was deleted meanwhile, so what is said from here on is kept as {self.id}."
+                    f"Conversation {before} was deleted elsewhere, so everything from here on is saved as {self.id}."
                 )
         self._taken_back = None
         self._enter()
@@ -382,7 +382,7 @@ class Conversation:
             else:
                 there = self._history.write(turn.id, turn.reply, turn.reason, turn.figures, turn.reasoning)
                 if turn.reason is not None and not there:
-                    self._notice("This turn was deleted while it was said, so it is not kept.")
+                    self._notice("This turn was deleted while it was written, so it is not saved.")
         except StoreTrouble as trouble:
             self._not_kept(len(self.turns) - 1, trouble)
         return self.turns[-1]
@@ -401,7 +401,7 @@ class Conversation:
         """Another one goes on in its place."""
         self.keep_rest()
         if words := self.unkept_words:
-            self._notice(f"“{self.title}” is left without {words}, which could not be kept: {self.trouble}")
+            self._notice(f"“{self.title}” loses {words}, which could not be saved: {self.trouble}")
 
     def _keep_rest(self, history: History) -> None:
         """Save what could not be saved before, the oldest first.
@@ -427,7 +427,7 @@ class Conversation:
     def _all_is_kept(self) -> None:
         if self._unkept_from is not None:
             self._unkept_from, self._trouble = None, ""
-            self._notice("All that was said is kept now.")
+            self._notice("The whole conversation is saved now.")
 
     def _not_kept(self, turn: int, trouble: StoreTrouble) -> None:
         self._trouble = str(trouble)
@@ -435,8 +435,8 @@ class Conversation:
             self._unkept_from = turn
             if trouble.told:
                 return
-            kept = "" if self.id is None else f" What was saved before stays, as conversation {self.id}."
-            self._notice(f"What is said now is not kept: {trouble}{kept}")
+            kept = "" if self.id is None else f" What was saved before remains as conversation {self.id}."
+            self._notice(f"This is not saved: {trouble}{kept}")
 
 
 def _filled_context(statistics: "Statistics", limits: "Limits | None") -> bool:

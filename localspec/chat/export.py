@@ -67,7 +67,7 @@ def write_new(text: str, name: str) -> Path:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        raise UsageMistake(f"{path} is there already, and nothing is overwritten; give another name.") from None
+        raise UsageMistake(f"{path} already exists, and nothing is overwritten; give another name.") from None
     except OSError as error:
         raise UsageMistake(f"{path} cannot be written ({error.strerror}); give another name.") from None
     try:

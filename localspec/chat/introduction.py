@@ -18,17 +18,17 @@ STARTERS = (
     "Write one short paragraph three times, word for word.",
     "Make this more polite: send me the report today.",
 )
-ELSEWHERE = "It answers from a server, to which all that is said here goes; what is kept is kept here."
+ELSEWHERE = "It answers on a server: everything you write goes there. Conversations are saved here."
 TINY = 100e6  # parameters, up to which a model answers none of those prompts
 # What models of up to so many parameters are good for, as a rule.
 EXPECTATIONS = (
-    (TINY, "A tiny model: it speaks, and is wrong most of the time."),
-    (1e9, "A very small model: fluent, often wrong; check what it says."),
-    (4e9, "A small model: short texts and simple questions; check facts and figures."),
+    (TINY, "A tiny model: it writes sentences, and is wrong most of the time."),
+    (1e9, "A very small model: fluent and often wrong; check what it says."),
+    (4e9, "A small model: good at short texts and simple questions; check facts and figures."),
     (15e9, "A mid-sized model: good for most everyday tasks; check facts and figures."),
-    (float("inf"), "A large model: good for most tasks; check facts and figures."),
+    (float("inf"), "A large model: good at most tasks; check facts and figures."),
 )
-TOY = "A toy for trying localspec without a network; rely on nothing it says."
+TOY = "A toy for trying localspec without a network; do not rely on anything it says."
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def farewell(conversation: Conversation, title: str, unsent: str = "") -> str | 
     if conversation.lasts:
         lost = [*filter(None, (conversation.unkept_words, typed if unsent else ""))]
         but = f", but not {' nor '.join(lost)}" if lost else ""
-        return one_line(f"{called} is kept{but}; to go on: localspec chat --conversation {conversation.id}")
+        return one_line(f"{called} is saved{but}; continue with: localspec chat --conversation {conversation.id}")
     if conversation.unkept:
-        return one_line(f"{called} is not kept{f', nor is {typed}' if unsent else ''}: {conversation.trouble}")
-    return one_line(f"What was typed and not sent is not kept: {unsent}") if unsent else None
+        return one_line(f"{called} is not saved{f', nor is {typed}' if unsent else ''}: {conversation.trouble}")
+    return one_line(f"Your unsent draft is not saved: {unsent}") if unsent else None

@@ -59,7 +59,7 @@ def reader(pool: PoolInfo) -> tuple[Decode, str]:
     except LocalspecError as error:
         return _ids_only, f"Token ids are shown: {error}"
     if tokenizer is None:
-        return _ids_only, f"Token ids are shown, because the tokenizer of {pool.model} is not here any more."
+        return _ids_only, f"Token ids are shown, because the tokenizer of {pool.model} is no longer here."
     return _decode_by(tokenizer), ""
 
 
@@ -120,12 +120,12 @@ class Stories:
 
     def of(self, phrase: Phrase) -> str:
         """Return how often a phrase was said, where last, and in how many replies it was guessed right."""
-        said = "said once" if phrase.uses == 1 else f"said {phrase.uses:,} times"
+        said = "used once" if phrase.uses == 1 else f"used {phrase.uses:,} times"
         if not phrase.uses:
-            said = "never said, learned from a refused draft"
+            said = "never used, learned from a refused draft"
         where = "" if phrase.conversation is None else f", last in {self.title(phrase.conversation)}"
         replies = "1 reply" if phrase.served == 1 else f"{phrase.served:,} replies"
-        served = f", guessed right in {replies}" if phrase.served else ""
+        served = f", correct in {replies}" if phrase.served else ""
         return f"{said}{where}{served}"
 
     def title(self, conversation: int) -> str:

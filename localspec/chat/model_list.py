@@ -116,7 +116,7 @@ def repository(name: str) -> Choosable | None:
     except LocalspecError:
         return None
     card = TargetCard(str(source), NOWHERE / str(source), None, "", entry=Entry(str(source), source=source))
-    return Choosable(card, "elsewhere", card.name, ("not in the registry: what it holds is asked of the hub",))
+    return Choosable(card, "elsewhere", card.name, ("not in the registry; the hub is asked about it",))
 
 
 def named(name: str) -> TargetCard:
@@ -216,7 +216,7 @@ def _elsewhere(one: Recommendation) -> Choosable | None:
         download = weights + " with its drafter" * needed.drafter
     if one.plan is not None and not one.fits:
         return Choosable(card, "too large", title, (_too_large(one),), usable=False, gated=one.gated)
-    fits = () if one.plan is not None else ("whether it fits is not known",)
+    fits = () if one.plan is not None else ("it is unknown whether it fits",)
     about = (download, *fits, *_pace(one, False), *_said(card.license), *_said(card.description))
     return Choosable(card, "elsewhere", title, about, gated=one.gated)
 

@@ -86,7 +86,7 @@ class ChatSettings:
         except UsageMistake as mistake:
             _try(model, self.first)
             self.now, self.typed = self.first, {}
-            return f"{mistake} Sampling is what it was at the beginning."
+            return f"{mistake} Sampling is as at the start."
         return None
 
     def lines(self, model: Sampler | None, key: str | None = None) -> list[Line]:
@@ -126,7 +126,7 @@ class ChatSettings:
         if not model.sampling(self.now).greedy:
             return None
         return (
-            f"At temperature 0 the answer would be the same, so this one is drawn at temperature {WARMER}, top-p "
+            f"At temperature 0 the answer would be the same, so this one is sampled at temperature {WARMER}, top-p "
             f"{NARROWER}."
         )
 
@@ -190,8 +190,8 @@ def _key(typed: str) -> str:
     if key in (*KEYS, THINK):
         return key
     if _name(key) in config.NAMES:
-        raise UsageMistake(f"{key} is decided when the chat begins; {TYPED} alone shows what can be changed.")
-    raise UsageMistake(f"There is no setting {typed!r}{nearest(typed, KEYS)}; {TYPED} alone shows those there are.")
+        raise UsageMistake(f"{key} is decided when the chat begins; {TYPED} by itself shows what can be changed.")
+    raise UsageMistake(f"There is no setting {typed!r}{nearest(typed, KEYS)}; {TYPED} by itself lists them.")
 
 
 def _name(key: str) -> str:
@@ -206,7 +206,7 @@ def _line(key: str, settings: Settings, sampling: "Sampled | None") -> Line:
     name = _name(key)
     value = getattr(settings, name)
     if key == THINK:
-        origin = settings.origins.get(name, DEFAULT) if value is not None else "as the chat template has it"
+        origin = settings.origins.get(name, DEFAULT) if value is not None else "as the chat template decides"
         return Line(key, {True: "on", False: "off", None: "auto"}[value], one_line(origin))
     if value is not None:
         return Line(key, _shown(value), one_line(settings.origins.get(name, DEFAULT)))
@@ -254,16 +254,16 @@ def why_empty(turn: Turn, settings: Settings, model: Thinker, system: str | None
         return f"The reply is empty: the model {why}."
     otherwise = ", or let it answer without thinking" if model.thinks_by_itself(system) is not None else ""
     if turn.reason == "repetition":
-        return f"The thinking repeated itself, so there is no answer; ask again{otherwise}."
+        return f"Its thoughts repeated themselves, so there is no answer; ask again{otherwise}."
     if turn.reason == "stop":
-        return f"The model thought and ended there, so there is no answer; ask again{otherwise}."
+        return f"The model ended after its thoughts, so there is no answer; ask again{otherwise}."
     if filled_context(turn, settings):
         longer = "begin a new conversation, or give a longer --context where the model allows one"
-        return f"The thinking filled the context, so there is no answer; {longer}{otherwise}."
+        return f"Its thoughts filled the context, so there is no answer; {longer}{otherwise}."
     tokens = turn.figures["completion_tokens"] or settings.max_tokens or 0
     return (
-        f"The thinking took the whole limit of {counted(tokens, 'token')}, so there is no answer; allow it more "
-        f"tokens{otherwise}."
+        f"Its thoughts took the whole limit of {counted(tokens, 'token')}, so there is no answer; allow "
+        f"more tokens{otherwise}."
     )
 
 
@@ -276,7 +276,7 @@ def asked(rest: str) -> str:
     """Read the argument of `/think`: on, off, auto, show or nothing. Raises UsageMistake."""
     word = rest.strip().lower()
     if word and word not in (*WORDS, SHOW):
-        raise UsageMistake(f"/think takes on, off, auto or show, and {rest.strip()!r} was given; give one of these.")
+        raise UsageMistake(f"/think takes on, off, auto or show, not {rest.strip()!r}.")
     return word
 
 
@@ -292,7 +292,7 @@ def state(settings: Settings, model: Thinker, system: str | None) -> State:
     told, by_itself = model.thinking(settings, system), model.thinks_by_itself(system)
     if by_itself is None and model.choice.engine == "server":
         now = "auto" if told is None else "on" if told else "off"
-        return State(f"The server is told so, and may heed it: /think {now}.", "off" if told else "on")
+        return State(f"The server is asked for it and may ignore it: /think {now}.", "off" if told else "on")
     if by_itself is None:
         return State("The chat template of this model has no switch for thinking.", "on")  # which is then refused
     thinks = by_itself if told is None else told

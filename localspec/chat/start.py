@@ -79,8 +79,8 @@ def start_chat(
     written = store is not None and store.path is not None and not store.read_only
     if tell_what_is_kept and written and history is not None and not _ever_kept(history):
         notice(
-            f"what is said is kept in {database}, readable for you alone: --no-log keeps nothing, `localspec history` "
-            "and `localspec pool` show and delete it."
+            f"conversations are saved in {database} (only you can read it). --no-log turns that off; `localspec "
+            "history` and `localspec pool` show and delete them."
         )
     if found is None:
         return StartedChat(card, store, Conversation(history, registry.reference(card), settings.system, notice))
@@ -102,7 +102,7 @@ def choose(card: TargetCard, by: By, notice: Callable[[str], None]) -> None:
     try:
         save_choice(registry.reference(card), by, paths)
     except OSError as error:
-        notice(f"{paths.choice} cannot be written ({error.strerror}), so {card.name} is chosen for this session only.")
+        notice(f"{paths.choice} cannot be written ({error.strerror}), so {card.name} is chosen only for this session.")
 
 
 def _ever_kept(history: History) -> bool:
@@ -120,7 +120,7 @@ def _named_model(settings: Settings, found: Saved | None, reporter: Reporter) ->
         except NotHere:
             gone = "is no longer here"
             if not registry.could_be_here(found.info.model):
-                gone = "is not here: it was removed, or is a server's, which --server names"
+                gone = "is not here: it was removed, or belongs to a server (give --server)"
             reporter.notice(f"the model of this conversation, {by_present_name(found).info.model}, {gone}.")
     if settings.model is None:
         return None

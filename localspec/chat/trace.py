@@ -215,10 +215,8 @@ class Pieces:
         self._first, self._text = self._taken, ""
 
 
-UNTOLD = "A server answers, and tells too little of who proposed what."
-NOTHING_KEPT = (
-    "This reply is from an earlier session, and who proposed its tokens is kept only as long as a session lasts."
-)
+UNTOLD = "A server answers, and servers do not report who proposed each token."
+NOTHING_KEPT = "This reply is from an earlier session; who proposed its tokens was not saved."
 
 
 def overview(trace: Trace) -> str:
@@ -260,10 +258,10 @@ def about(trace: Trace, piece: Piece) -> Iterator[str]:
 
 def _step(trace: Trace, place: Place) -> str:
     if not place.step:
-        return "it came with the reading of the prompt"
+        return "first token: it comes from reading the prompt, so nothing was drafted"
     text = "".join(trace.texts(place.first, trace.tokens[place.first : place.after]))
     drafted = f", of {place.drafted} drafted" if place.drafted else ""
-    return f"step {place.step} brought {counted(place.after - place.first, 'token')}{drafted}: {visible(text)}"
+    return f"step {place.step} gave {counted(place.after - place.first, 'token')}{drafted}: {visible(text)}"
 
 
 def _refused(trace: Trace, token: int, refused: Refused) -> str:
@@ -275,10 +273,10 @@ def _refused(trace: Trace, token: int, refused: Refused) -> str:
 
 def _why_nothing(place: Place) -> str:
     if not place.drafted:
-        return "nothing was drafted in this step" if place.step else "nothing is drafted before a first token"
+        return "nothing was drafted in this step" if place.step else "nothing is drafted before the first token"
     if place.source == "target":
-        return "all that was drafted before it was right, and nothing was drafted here"
-    return "nothing else was drafted here"
+        return "every drafted token before it was accepted, and none was drafted here"
+    return "no other token was drafted here"
 
 
 def step_by_step(trace: Trace) -> Iterator[str]:

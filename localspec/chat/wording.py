@@ -111,7 +111,7 @@ def repeated(kept: Mapping[str, Any], warmer: str) -> str:
 
 def same_answer(kept: Mapping[str, Any], warmer: str) -> str:
     """Return the notice that a new answer equals an earlier one, and the remedy as in `repeated`."""
-    return f"The answer came out the same as one before, so it makes no branch; {_remedy(kept, warmer)}."
+    return f"The answer is the same as an earlier one, so it makes no branch; {_remedy(kept, warmer)}."
 
 
 def _remedy(kept: Mapping[str, Any], warmer: str) -> str:

@@ -254,8 +254,8 @@ def _check(settings: Settings, drafter: DrafterSpec, precision: Precision) -> No
     samples = drafter.drafter in kinds(*WEIGHTS)
     if settings.accept == "rejection" and not samples:
         raise UsageMistake(
-            f"--accept rejection needs drafts that are sampled from a known distribution, and those of "
-            f"'{drafter.drafter}' are not; name one out of {', '.join(kinds(*WEIGHTS))}, or leave it out."
+            f"--accept rejection needs drafts sampled from a known distribution, but those of '{drafter.drafter}' "
+            f"are not; name one of {', '.join(kinds(*WEIGHTS))}, or leave it out."
         )
     if settings.accept == "typical" and drafter.drafter == "none":
         raise UsageMistake("--accept typical has no effect without a drafter; leave it out.")
@@ -351,8 +351,8 @@ def _too_large(
     """Return the error text: what is missing, and a model that would fit, preferably one that is already here."""
     device, gib = smallest.precision.device, 2.0**30
     missing = (
-        f"{card.name} needs {smallest.bytes / gib:.1f} GiB of memory in {smallest.precision} on {device.name}, and of "
-        f"{device.free / gib:.1f} GiB free {device.usable / gib:.1f} may be used"
+        f"{card.name} needs {smallest.bytes / gib:.1f} GiB of memory in {smallest.precision} on "
+        f"{device.name}, and {device.free / gib:.1f} of {device.usable / gib:.1f} GiB free may be used"
     )
     if context is not None and context > PLANNED:  # other models would need more memory for it too
         return f"{missing}; close other programs, or give a smaller --context."
@@ -413,7 +413,7 @@ def precisions_of(settings: Settings, device: Device) -> list[Precision]:
     if quantize not in ("auto", "none", *device.packings):
         missing = device.missing.get(quantize, "its kernels are missing")
         raise UsageMistake(
-            f"--quantize {quantize} cannot be had on {device.name}: {missing}; use another, none, or auto."
+            f"--quantize {quantize} does not work on {device.name}: {missing}; use another, none, or auto."
         )
     if dtype == "fp16" and device.type == "cpu":
         raise UsageMistake("fp16 is many times slower than fp32 on a CPU; use bf16, fp32 or auto there.")

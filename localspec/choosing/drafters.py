@@ -36,12 +36,12 @@ MOST_NODES = 64  # of a tree
 # dspark: the paper has 3.64 and 3.72 tokens a step for Qwen3 4B and 8B on MT-Bench.
 # eagle3: docs.sglang.io, 373 for 158 tokens/s on an H100. parallelspec: PARD's repository, 2.5 to 2.7 on an A100.
 PUBLISHED = {
-    "phrases": (1.27, 10, "as measured on ten prompts to a 1.5B"),
-    "medusa": (2.0, 4, "a little below Spec-Bench's of a 7B"),
-    "dspark": (3.0, 7, "below DeepSpec's of a 4B and an 8B"),
-    "eagle3": (2.36, 5, "at least the speedup published for an 8B in SGLang"),
-    "mtp": (2.7, 3, "as measured for a 0.8B in LightLLM"),
-    "parallelspec": (2.5, 12, "at least the speedups published for an 8B in vLLM"),
+    "phrases": (1.27, 10, "as measured on ten prompts to a 1.5B model"),
+    "medusa": (2.0, 4, "a little below Spec-Bench's figures for a 7B model"),
+    "dspark": (3.0, 7, "below DeepSpec's figures for 4B and 8B models"),
+    "eagle3": (2.36, 5, "at least the speedup published for an 8B model in SGLang"),
+    "mtp": (2.7, 3, "as measured for a 0.8B model in LightLLM"),
+    "parallelspec": (2.5, 12, "at least the speedups published for an 8B model in vLLM"),
 }
 # The chance that a small model's token is accepted if the one before it was. It depends on the small model's bytes as a
 # share of the target's. Sources: the median of 68 M for Vicuna (Spec-Bench, 2.28, 2.18 and 2.01 tokens a step) and for
@@ -117,7 +117,7 @@ def expected_of_pair(share: float) -> Acceptance:
     """Return the acceptance to expect of a small model that reads this share of the target's bytes for a token."""
     shares, chances = zip(*PAIRS, strict=True)
     chance = cost.linear(shares, chances, min(share, shares[-1]))
-    return Acceptance.chain([chance] * LONGEST_CHAIN, "as of published pairs of about this ratio of bytes")
+    return Acceptance.chain([chance] * LONGEST_CHAIN, "as in published pairs of about this ratio of bytes")
 
 
 def speed(

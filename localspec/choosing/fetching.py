@@ -60,7 +60,7 @@ def pull_set(
             model = model_of(card)
         except LocalspecError:  # an entry without sizes
             first = [one.source for one in entry.drafters if one.source is not None][:1]
-            return PullSet((*model_source, *first), "the first that is published, for its entry gives no sizes")
+            return PullSet((*model_source, *first), "the first published one, because its entry gives no sizes")
         if settings.quantize != "auto":  # the weights are fetched, whatever packing is here already
             model = replace(model, packed=(), block_bytes=0)
         precisions, rule = _as_asked(settings, machine, model), settings.drafter_rule
@@ -68,10 +68,10 @@ def pull_set(
         sources, why = _sources_of(found), found.reason
         unknown = [one.kind for one in entry.drafters if one.source and not one.accepted and not expected(one.kind)]
         if unknown:
-            why += f"; what {unknown[0]} brings is not known, and --drafter {unknown[0]} fetches it"
+            why += f"; the speedup of {unknown[0]} is not known; --drafter {unknown[0]} fetches it"
         return PullSet((*model_source, *sources), why, found)
     if drafter == "none":
-        return PullSet(model_source, "the model alone, as asked")
+        return PullSet(model_source, "only the model, as you asked")
     if drafter == MTP and comes_with_mtp(entry.architecture):
         return PullSet(model_source, f"{MTP} as asked; its layer comes with the model")
     return PullSet((*model_source, *_named(entry, card, drafter)), f"{drafter} as asked")
@@ -131,10 +131,10 @@ def fit(
     The first value is None if config.json gives no sizes (no shape), or sizes that do not match the weights.
     """
     if shape is None:
-        return None, "whether it fits cannot be told, for its config.json does not say how large it is"
+        return None, "it is unknown whether it fits: its config.json does not say how large it is"
     if weights > WIDEST * shape.parameters + SLACK:
         return None, (
-            f"whether it fits cannot be told, for its config.json speaks of {shape.parameters:,} parameters, and its "
+            f"it is unknown whether it fits: its config.json implies {shape.parameters:,} parameters, but its "
             f"weights are {weights:,} bytes"
         )
     found = chosen or _recommended(name, shape, machine, measurements, beside, settings)
@@ -143,8 +143,8 @@ def fit(
     precision, device = found.plan.precision, found.plan.precision.device
     reason = "" if chosen else f"; {found.reason}"
     return True, (
-        f"{found.plan.bytes / 2**30:.1f} GiB in {precision} on {device.name}, of {device.usable / 2**30:.1f} GiB that "
-        f"may be taken{reason}"
+        f"{found.plan.bytes / 2**30:.1f} GiB in {precision} on {device.name}, of {device.usable / 2**30:.1f} GiB "
+        f"that may be used{reason}"
     )
 
 

@@ -194,7 +194,7 @@ BANDWIDTH = Quantity("bandwidth", _readings, list)
 LAYERS = Quantity("layers that draft", _layers, lambda found: [one.as_json() for one in found])
 # By `reply_key`: sums of tokens, steps, nodes, seconds of drafting, of verification and of the rest of steps; then the
 # lowest peak and the drafter's bytes.
-REPLIES = Quantity("replies with their memory", _sums, dict)
+REPLIES = Quantity("replies that use it", _sums, dict)
 LIBRARIES = Quantity("libraries compute", lambda value: value if isinstance(value, bool) else None, bool)
 
 
@@ -294,8 +294,8 @@ class Measurements:
                         self.cache.remember(BANDWIDTH, versions(device), readings)
                 except (RuntimeError, MemoryError, OSError, ImportError) as trouble:  # no memory, no kernel, no library
                     self.cache.reporter.notice(
-                        f"how fast the memory of {device} is could not be measured ({first_line(trouble)}); an "
-                        "estimate serves instead."
+                        f"the memory speed of {device} could not be measured ({first_line(trouble)}); an estimate "
+                        "is used instead."
                     )
             self._bandwidths[device] = max(readings, default=None)
         return self._bandwidths[device]

@@ -39,10 +39,10 @@ def named_drafter(name: str, card: TargetCard) -> DrafterSpec:
     phrases = name.removeprefix(named)
     first, _, small = named.partition(":")
     if named == "auto":
-        raise UsageMistake(f"'{name}' leaves nothing to choose; say 'auto', which may take phrases, or 'phrases'.")
+        raise UsageMistake(f"'{name}' leaves nothing to choose; write 'auto', which may choose phrases, or 'phrases'.")
     row = next((row for row in TABLE if row.name == (first if row.takes == "draft model" else named)), None)
     if row is not None and phrases and (row.name == "none" or row.has_phrases):
-        raise UsageMistake(f"'{name}' is nothing more than '{'phrases' if row.name == 'none' else named}'; say so.")
+        raise UsageMistake(f"'{name}' means the same as '{'phrases' if row.name == 'none' else named}'; write that.")
     if row is not None and row.takes in ("nothing", "probe"):
         return DrafterSpec(name)
     if row is not None and row.takes == "draft model":
@@ -74,7 +74,7 @@ def _merged(name: str, card: TargetCard) -> DrafterSpec:
         kind = piece.partition(":")[0]
         if kind == "auto" or (kind in kinds() and kind != "phrases" and not can_be_merged(kind_of(kind))):
             raise UsageMistake(
-                f"The drafts of '{piece}' cannot be merged with those of others; name some of "
+                f"The drafts of '{piece}' cannot be merged with others; name some of "
                 f"{', '.join(row.name for row in TABLE if can_be_merged(row))}, or phrases."
             )
         one = named_drafter(piece, card)
@@ -119,6 +119,7 @@ def check_layers(drafter: str, card: TargetCard, shape: Shape) -> None:
         )
     if unfit:
         raise UsageMistake(
-            f"'{unfit}' does not draft for {card.name}, some of whose layers are recurrent: they read chains, and not "
-            f"without the others; use one of {', '.join(kind.name for kind in TABLE if kind.on_chains)}."
+            f"'{unfit}' does not draft for {card.name}, because some of its layers are recurrent: they read only "
+            "chains, and only together with the other layers; use one of "
+            f"{', '.join(kind.name for kind in TABLE if kind.on_chains)}."
         )

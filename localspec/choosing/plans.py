@@ -427,7 +427,7 @@ def why_none(plan: RunPlan, ranked: Sequence[RunPlan]) -> str:
     slower = round(100 * (1 - phrases.speed / plan.speed))
     if slower >= 1:
         return f"phrases would be {slower} % slower than no drafts, {basis}"
-    return f"phrases would not gain enough speed for the memory that they take, {basis}"
+    return f"phrases would not be fast enough for the memory that they take, {basis}"
 
 
 def explained(plan: RunPlan, ranked: Sequence[RunPlan], named: bool = False) -> str:
@@ -438,7 +438,7 @@ def explained(plan: RunPlan, ranked: Sequence[RunPlan], named: bool = False) -> 
     if (replies := plan.candidate.replies) is not None and plan.candidate.name != "none":
         sentence += f"; {replies.length:.2f} tokens/step as measured here"
     elif plan.candidate.name != "none" and not plan.nodes:
-        sentence += "; a draft is expected to cost more than it saves, and is made only where it should pay"
+        sentence += "; drafts are expected to cost more than they save, so they are made only where they should pay"
     elif (acceptance := plan.candidate.acceptance) is not None and plan.candidate.name != "none":
         sentence += f"; {acceptance.length(plan.nodes):.2f} tokens/step {acceptance.origin}"
     disk = f"; {found}" if (found := disk_words(plan)) else ""

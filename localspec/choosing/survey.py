@@ -188,7 +188,7 @@ def _of_card(
     try:
         model = model_of(card)
         if card.here and not is_packed(card.path) and not holds_tokenizer(card.path):
-            return Recommendation(card, None, "it has no tokenizer, and cannot be talked to")
+            return Recommendation(card, None, "it has no tokenizer, so you cannot chat with it")
         found = recommend(model, machine, measurements, here, rule=rule)
         return replace(found, passed_over=model.passed_over)
     except LocalspecError as trouble:

@@ -91,8 +91,8 @@ class Begun(NamedTuple):
                 trouble = leave_behind(settings, card, keep, reporter)
                 with suppress(Gone):  # also after trouble: another process may have been quicker
                     return SocketEngine.open(place, card, settings, system, reporter, here, keep)
-                trouble = trouble or "It was gone before it had loaded the model."
-                reporter.notice(f"no server stays behind, and this process answers. {trouble}")
+                trouble = trouble or "It ended before it had loaded the model."
+                reporter.notice(f"no server was started, so this process answers. {trouble}")
         except NotThisOne as why:
             if keep:
                 raise UsageMistake(f"--keep has no effect: {why} Leave --keep out, or {stop_it(place)}.") from None
@@ -131,7 +131,7 @@ def kept_seconds(length: str, settings: Settings) -> int:
         raise UsageMistake(f"--keep {length} has no effect with {settings.shown('server')}; leave one of them out.")
     if sys.platform == "win32":
         raise LocalspecError(
-            "--keep needs sockets that nobody but their user can open, which Windows lacks; use WSL, or leave it out."
+            "--keep needs sockets that only their user can open, which Windows lacks; use WSL, or leave it out."
         )
     return short_seconds_of(length)
 
@@ -161,12 +161,12 @@ def leave_behind(settings: Settings, card: TargetCard, seconds: int, reporter: R
                         errors.seek(0)
                         return _last_sentence(errors.read(2**16))
     process.terminate()
-    return f"It did not begin in {START_SECONDS:.0f} s."
+    return f"It did not start within {START_SECONDS:.0f} s."
 
 
 def _last_sentence(said: bytes) -> str:
     """Return the last sentence of a process that has ended."""
-    found = said.decode("utf-8", "replace").splitlines() or ["It ended without a word."]
+    found = said.decode("utf-8", "replace").splitlines() or ["It ended without a message."]
     return one_line(found[-1].removeprefix("localspec: "))
 
 

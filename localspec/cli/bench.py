@@ -65,11 +65,13 @@ def bench(
     ] = None,
     limit: Annotated[int | None, whole_number(help="This many prompts, from all categories.")] = None,
     max_tokens: Annotated[int, whole_number("--max-tokens", "-n", help="The longest reply, in tokens.")] = 128,
-    repeat: Annotated[int, whole_number(help="How often to ask all prompts.")] = 1,
+    repeat: Annotated[int, whole_number(help="Number of times that all prompts are asked.")] = 1,
     server: Annotated[
         list[str] | None,
         typer.Option(
-            "--server", metavar="URL|off", help="Measure this OpenAI-compatible server instead; repeatable. off: none."
+            "--server",
+            metavar="URL|off",
+            help="Measure this OpenAI-compatible server instead; repeatable; off for none.",
         ),
     ] = None,
     tune: Annotated[
@@ -129,7 +131,7 @@ def bench(
     if tune and not any(choice.draft and not choice.fixed for choice in choices.values()):
         raise UsageMistake(f"--tune has no effect with --nodes {nodes}, which fixes drafts; add auto.")
 
-    progress.show("loading what computes")
+    progress.show("loading the libraries")
     from localspec.bench import comparison  # it needs torch, which takes a second to import
 
     rows = [
@@ -183,7 +185,7 @@ def _combinations(drafters: str, nodes: str) -> list[tuple[str, Size]]:
 def _words(flag: str, value: str) -> list[str]:
     words = [word.strip() for word in value.split(",")]
     if not all(words):
-        raise UsageMistake(f"{flag} {value!r} names nothing; write it like A,B.")
+        raise UsageMistake(f"{flag} {value!r} names nothing; write A,B.")
     if twice := next((word for word in words if words.count(word) > 1), None):
         raise UsageMistake(f"{flag} {value} lists {twice} twice. Remove one.")
     return words
@@ -196,10 +198,10 @@ def addresses(given: Sequence[str], settings: Settings) -> list[str]:
     """
     found = [config.load(flags={"server": one}).elsewhere for one in given] or [settings.elsewhere]
     if len(found) > 1 and None in found:
-        raise UsageMistake("--server off contradicts another --server; leave one of them out.")
+        raise UsageMistake("--server off cannot be combined with another --server; leave one of them out.")
     urls = [one for one in found if one is not None]
     if twice := next((one for one in urls if urls.count(one) > 1), None):
-        raise UsageMistake(f"--server {twice} stands there twice, and once is all it is measured; leave one out.")
+        raise UsageMistake(f"--server {twice} is listed twice. Remove one.")
     return urls
 
 

@@ -35,8 +35,8 @@ def chat(
         return converse(flags, first)
     if not in_a_tab() and not all(map(_is_terminal, (sys.stdin, sys.stdout, sys.stderr))):
         raise UsageMistake(
-            "`localspec chat` needs a terminal to draw on; for pipelines there is `localspec run`, and "
-            "`localspec chat --plain` reads a prompt from each line."
+            "`localspec chat` needs a terminal; in pipelines use `localspec run`, or `localspec chat --plain`, "
+            "which reads one prompt per line."
         )
     from localspec_tui import chat as full_screen
 

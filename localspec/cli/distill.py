@@ -40,7 +40,7 @@ def distill(
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="JSONL; replies that it already has are kept.")
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="JSONL; replies already in it are kept.")
     ] = None,
     max_tokens: Annotated[int, whole_number("--max-tokens", "-n", help="The longest reply, in tokens.")] = 512,
     batch: Annotated[
@@ -49,11 +49,11 @@ def distill(
     ] = None,
     limit: Annotated[int | None, whole_number(help="Only the first N prompts.")] = None,
 ) -> int:
-    """Let a model answer prompts, to train drafters on. The same command continues what was stopped."""
+    """Let a model answer prompts, as training data for drafters. The same command continues what was stopped."""
     if prompts is None or output is None:
-        raise UsageMistake("Prompts and a file for the replies are needed; give --prompts FILE -o FILE.")
+        raise UsageMistake("Name the prompts and a file for the replies: --prompts FILE -o FILE.")
     if os.path.isdir(output) or not os.path.isdir(output.absolute().parent):
-        raise UsageMistake(f"{output} cannot be written: it is no place for a file; give another -o.")
+        raise UsageMistake(f"{output} cannot be written: it is not a path for a file; give another -o.")
     asked = read_questions(prompts)[:limit]
     progress = Progress()
     with Interrupt() as interrupt, user_store(progress.notice, create=False) as store:
@@ -78,7 +78,7 @@ def distill(
                 if interrupt.asked and written.done < written.total:
                     progress.notice(
                         f"stopped; {output} holds {written.done} of {written.total} replies, and the same command "
-                        "goes on."
+                        "continues."
                     )
                     return 130
         finally:
@@ -92,7 +92,7 @@ def _announce(distiller: "Distiller", progress: Progress) -> None:
     if distiller.too_long:
         progress.notice(f"{distiller.too_long} prompts are too long for the model's context and are left out.")
     if distiller.answered:
-        progress.notice(f"{len(distiller.answered)} of {distiller.total} replies are there already.")
+        progress.notice(f"{len(distiller.answered)} of {distiller.total} replies already exist.")
     if left := distiller.total - len(distiller.answered):
         progress.show("measuring")
         progress.notice(f"{left} replies take about {duration(distiller.estimate())} at most.")

@@ -56,7 +56,7 @@ def doctor(
     max_tokens: Annotated[int | None, whole_number("--max-tokens", "-n", help="Tokens of each reply; 64.")] = None,
     settings: Settings,
     server: Annotated[
-        str | None, typer.Option("--server", metavar="URL", help="Show what answers at this address.")
+        str | None, typer.Option("--server", metavar="URL", help="Show which server answers at this address.")
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Also show cost-effectiveness M and the reasons.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON value instead of text.")] = False,
@@ -65,7 +65,7 @@ def doctor(
     given = {name: getattr(settings, name) for name in NAMES if settings.by_flag(name)}
     prefer, rule = given.pop("prefer", None), given.pop("drafter_rule", None)
     if proved is not None and exact is not None:
-        raise UsageMistake(f"--prove {proved} and --exact {exact} are the same flag; give --prove alone.")
+        raise UsageMistake(f"--prove {proved} and --exact {exact} are the same flag; give only --prove.")
     model = exact if proved is None else proved
     if server is not None:
         others = {"prove": model, "limit": limit, "max_tokens": max_tokens, "prefer": prefer, **given}
@@ -83,7 +83,7 @@ def doctor(
             flag = "--" + name.replace("_", "-")
             raise UsageMistake(f"{flag} {value} has no effect without --prove MODEL; add that, or leave {flag} out.")
     if verbose and as_json:
-        raise UsageMistake("--verbose has no effect with --json, which says all; leave it out.")
+        raise UsageMistake("--verbose has no effect with --json, which prints everything; leave it out.")
     survey = _survey(settings)
     if as_json:
         print_json(_report(survey))
@@ -246,7 +246,7 @@ def _page(survey: _Survey, verbose: bool, width: int | None) -> Iterator[str]:
     yield ""
     yield from _machine(survey)
     yield ""
-    yield f"Models, by quality{'; these speeds were taken while other programs ran' if _busy(survey) else ''}:"
+    yield f"Models, by quality{'; measured while other programs ran' if _busy(survey) else ''}:"
     yield from _table(sorted(survey.recommendations, key=lambda one: one.quality, reverse=True), verbose, width)
     yield from dict.fromkeys(one.passed_over for one in survey.recommendations if one.passed_over)
     yield ""
@@ -255,7 +255,7 @@ def _page(survey: _Survey, verbose: bool, width: int | None) -> Iterator[str]:
         yield "* is gated: you must accept its terms at the hub before you can fetch it."
     if verbose:
         yield "M is speedup ÷ relative memory, against the fastest plain decoding of the same model that fits."
-        for name, one in (("Chosen among what is here", survey.chosen), ("Recommended", survey.recommended)):
+        for name, one in (("Chosen from the models here", survey.chosen), ("Recommended", survey.recommended)):
             if one is not None:
                 yield f"{name}: {one.card.name}{', gated' * one.gated}: {one.reason}."
 
@@ -271,16 +271,16 @@ def _advice(survey: _Survey) -> Iterator[str]:
         yield "No registered model fits here."
         return
     if chosen is not None and best.way == chosen.way:
-        yield f"Take {best.card.name}, which is here: {_speed(best)}. Start with: localspec chat"
+        yield f"Use {best.card.name}, which is here: {_speed(best)}. Start with: localspec chat"
         yield from filter(None, [best.idle])
         return
     license_ = f", license {best.card.license}" if best.card.license else ""
-    yield f"Take {best.card.name}{license_}: {_speed(best)}; {_download(best)} to download."
+    yield f"Use {best.card.name}{license_}: {_speed(best)}; {_download(best)} to download."
     yield f"Fetch it with: localspec pull {best.card.name}"
     yield from filter(None, [best.idle])
     if best.gated:
-        yield "It is gated: you need an account at the hub and must accept its terms; that command says where."
-        yield "Every model that fits here has such terms."
+        yield "It is gated: you need an account at the hub and must accept its terms; that command tells you where."
+        yield "Every model that fits here is gated."
     if chosen is not None:
         yield f"Until then {chosen.card.name} answers, which is here: {_speed(chosen)}."
         yield from filter(None, [chosen.idle])
@@ -305,8 +305,8 @@ def _machine(survey: _Survey) -> Iterator[str]:
         )
     if (chosen := survey.chosen) is not None and (plan := chosen.plan) is not None:
         yield (
-            f"{plan.precision.device.name}: of what {chosen.card.name} leaves, conversations that were read and may "
-            f"come again keep up to {_gib(plan.parked)}"
+            f"{plan.precision.device.name}: of the memory that {chosen.card.name} leaves, caches of earlier "
+            f"conversations keep up to {_gib(plan.parked)}"
         )
     if _busy(survey):
         yield (
@@ -320,7 +320,7 @@ def _machine(survey: _Survey) -> Iterator[str]:
         yield f"{counted(packed.files, 'packed model')}, {size(packed.bytes)}, in {packed.path} and {packed.imports}"
     for one in survey.found[:MOST_FOUND]:
         path = shlex.quote(str(one.path))
-        yield f"{one.program} has {one.name}, {size(one.bytes)}. Take it with: localspec import {path}"
+        yield f"{one.program} has {one.name}, {size(one.bytes)}. Use it: localspec import {path}"
     if (rest := len(survey.found) - MOST_FOUND) > 0:
         yield f"There {'is one more' if rest == 1 else f'are {rest} more'}; --json lists all."
 

@@ -20,14 +20,14 @@ app = typer.Typer()
 @app.command()
 def export(
     engine: Annotated[str, typer.Argument(help="vllm or sglang.")],
-    drafter: Annotated[str, typer.Argument(help="A directory of `train`, or a name as for --drafter.")],
+    drafter: Annotated[str, typer.Argument(help="A directory that `train` wrote, or a name as for --drafter.")],
     out: Annotated[Path, typer.Option("--out", help="The output directory, new or empty.")],
     model: Annotated[
         str | None,
         typer.Option("--model", "-m", help="A name, a directory, or a GGUF file."),
     ] = None,
     tensor_parallel: Annotated[
-        int, whole_number("--tensor-parallel", help="Number of cards that the command uses together.")
+        int, whole_number("--tensor-parallel", help="Number of GPUs that the command uses together.")
     ] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON value instead of lines.")] = False,
 ) -> None:

@@ -65,7 +65,7 @@ def list_conversations(
         print_json([info._asdict() for info in infos])
         return
     if not infos:
-        typer.echo("No conversations are kept.")
+        typer.echo("No conversations are saved.")
     elif seen():
         shown = [row for row in shown if row.info in infos]
         typer.echo("\n".join(_table(shown, time.time(), shutil.get_terminal_size().columns)))
@@ -76,7 +76,7 @@ def list_conversations(
 
 @app.command()
 def search(
-    words: Annotated[list[str], typer.Argument(metavar="WORDS", help="One turn must have all of them.")],
+    words: Annotated[list[str], typer.Argument(metavar="WORDS", help="All words must be in one turn.")],
     limit: Annotated[int, whole_number(help="At most N conversations.")] = 50,
     as_json: AsJson = False,
 ) -> None:
@@ -128,15 +128,13 @@ def rm(
     conversations: Ids = None,
     everything: Annotated[bool, typer.Option("--all", help="All of them, and unsent prompts.")] = False,
     older_than: Annotated[
-        str | None, typer.Option(metavar="AGE", help="Those not used for this long: 12h, 30d, 4w or 1y.")
+        str | None, typer.Option(metavar="AGE", help="Those unused for this long: 12h, 30d, 4w or 1y.")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Delete conversations and overwrite their bytes."""
     if [bool(conversations), everything, older_than is not None].count(True) != 1:
-        raise UsageMistake(
-            "Say which conversations to delete: their IDs, which `list` shows, or --older-than 30d, or --all."
-        )
+        raise UsageMistake("Name the conversations to delete: IDs from `list`, --older-than 30d, or --all.")
     before = None if older_than is None else time.time() - seconds_of(older_than)
     copied = Paths(home()).copied
     with store_if_any(WHAT) as store:
@@ -147,7 +145,7 @@ def rm(
         if store is None or not (infos or drafts):
             if everything and copied.exists() and may_delete("the text that was copied last", yes):
                 remove_copied(copied)
-                done = "Deleted the text that was copied last."
+                done = "Deleted the text copied last."
             else:
                 older = "" if before is None else f" that were last used before {day(before)}"
                 done = f"There are no conversations to delete{older}."

@@ -25,7 +25,7 @@ app = typer.Typer()
 @app.command("import")
 @takes_settings(
     "quantize",
-    quantize=("auto|int8|int4", "What answers: int8 or int4, which are packed, or auto, the file as it is."),
+    quantize=("auto|int8|int4", "Packing: int8 or int4, or auto, which reads the file unchanged."),
 )
 def import_file(
     *,

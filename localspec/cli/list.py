@@ -77,7 +77,7 @@ def list_models(
     for one in cached_gguf():
         if str(one.source) not in packed_sources(paths) and not one.places & used:
             say(
-                f"{one.source} lies in the common cache as GGUF, {size(one.bytes)}, and nothing is made of it; "
+                f"{one.source} is in the Hugging Face cache as GGUF, {size(one.bytes)}, but not imported; "
                 f"`localspec pull {one.source}` does that, `localspec rm {one.source}` deletes it."
             )
     if as_json:

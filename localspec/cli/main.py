@@ -36,12 +36,12 @@ COMMANDS = {
     "ps": "List the models that `localspec serve` has loaded.",
     "show": "Show what is known about a model.",
     "rm": "Delete a fetched model.",
-    "verify": "Compare a fetched model with its digests.",
+    "verify": "Check a fetched model against its digests.",
     "serve": "Serve OpenAI's API on this machine and keep models loaded.",
     "doctor": "Show what this machine has, what fits and what would be chosen; --prove MODEL shows losslessness.",
     "bench": "Compare the speed of plain and speculative decoding.",
-    "race": "Watch one prompt answered plain and speculative.",
-    "distill": "Let a model answer prompts, to train drafters on.",
+    "race": "Watch one prompt being answered with and without drafts.",
+    "distill": "Let a model answer prompts, as training data for drafters.",
     "train": "Train a drafter for a model.",
     "export": "Write a drafter in the layout of vLLM or SGLang, with the command that serves it.",
     "pool": "List, show, clear or export learned phrases.",
@@ -205,7 +205,7 @@ def _run(arguments: list[str]) -> int:
     except BrokenPipeError:
         raise
     except io.UnsupportedOperation:
-        return _say("Standard output is closed, so there is no place for what this command prints; leave it open.")
+        return _say("Standard output is closed, so this command cannot print anything; leave it open.")
     except Exception as error:
         if out_of_memory(error):
             return _say(

@@ -12,8 +12,8 @@ from localspec.errors import LocalspecError
 from localspec.events import TUNING
 from localspec.store.store import user_store
 
-ANNOUNCED = "(checking that drafts leave the text unchanged, and timing this model, once; type on)"
-TUNES = "(tuning how this pair of models drafts, once, for some minutes; type on)"
+ANNOUNCED = "(checking once that drafts leave the text unchanged, and timing this model; you can keep typing)"
+TUNES = "(tuning once how this pair of models drafts, for some minutes; you can keep typing)"
 
 
 class Meanwhile:
@@ -69,7 +69,7 @@ def measure_now(engine: Any, progress: Progress) -> None:
         for stage in engine.measure(tune=False):
             progress.show(f"{stage} (Ctrl+C skips)")
     except KeyboardInterrupt:
-        progress.notice("skipped; the rest is measured after the first reply of a chat, and estimated until then.")
+        progress.notice("skipped; estimates are used until it is measured, after the first reply of a chat.")
     finally:
         progress.clear()
 

@@ -169,8 +169,8 @@ def refuse_rule_without_effect(settings: Settings) -> None:
             flag = settings.origins[named]
             other = flag if flag == "--no-spec" else f"{flag} {getattr(settings, named)}"
         raise UsageMistake(
-            f"--drafter-rule {settings.drafter_rule} has no effect with {other}, since it says how `auto` chooses a "
-            "drafter; leave one of them out."
+            f"--drafter-rule {settings.drafter_rule} has no effect with {other}, because it tells `auto` how to "
+            "choose a drafter; leave one of them out."
         )
 
 
@@ -187,6 +187,6 @@ def _refuse_without_effect(settings: Settings) -> None:
 def no_effect(flag: str, settings: Settings) -> UsageMistake:
     """Return the error for a flag that has no effect because the server of these settings answers."""
     return UsageMistake(
-        f"{flag} has no effect where a server answers ({settings.shown('server')}), which decides that itself; "
+        f"{flag} has no effect when a server answers ({settings.shown('server')}), because the server decides that; "
         "leave it out, or give --server off."
     )

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 HELP = f"""{listed()}
 A line that ends in \\ goes on in the next one. Ctrl+C stops a reply, Ctrl+D leaves. //text says /text.
 From a pipe or a file, a line that is refused ends the chat (exit code 2), and what comes after it is not read."""
-WARMER = "/set temperature 0.7 lets it vary"
+WARMER = "/set temperature 0.7 makes answers vary"
 LISTED = 20
 LONG = 1000  # tokens: reading so many takes seconds
 
@@ -119,7 +119,7 @@ class _Talk:
     # -- lines --------------------------------------------------------------------------------------------------------
 
     def greet(self) -> None:
-        """Print which model answers, and the last turn of a conversation that goes on."""
+        """Print the model that answers, and the last turn of a conversation that goes on."""
         choice = self._loaded().choice
         precision = precision_in_words(choice.dtype, choice.quantize, choice.bits)
         how = ", ".join(filter(None, (precision, choice.device)))
@@ -146,7 +146,7 @@ class _Talk:
                     raise  # a script shall not take what follows for the answer
                 self._progress.notice(str(error))
                 if self._engine is None:
-                    self._progress.notice(f"{self._card.name} goes on.")
+                    self._progress.notice(f"{self._card.name} continues.")
 
     def _measured_meanwhile(self) -> AbstractContextManager[None]:
         """Measure what is unknown of the model after its first reply, while the user types."""
@@ -221,7 +221,7 @@ class _Talk:
         for row in rows(history, infos) if history else []:
             tell(f"{'  ' * row.below}{one_line(f'{row.info.id}: {row.indented} ({row.info.turns})')}")
         if not infos:
-            tell("No conversations are kept here yet.")
+            tell("No conversations are saved here yet.")
 
     def _model(self, name: str) -> None:
         if (server := self._begun.server) is not None:
@@ -244,7 +244,7 @@ class _Talk:
         self._card, self._conversation.model = card, registry.reference(card)
         if self._begun.server is None:
             choose(card, "chat", self._progress.notice)
-        tell(one_line(f"{card.name} answers from here on."))
+        tell(one_line(f"{card.name} answers from now on."))
 
     def _system(self, text: str) -> None:
         if text:
@@ -261,7 +261,7 @@ class _Talk:
         word = asked(rest)
         if word == SHOW:
             thoughts = next((turn.reasoning for turn in reversed(self._conversation.turns) if turn.reasoning), "")
-            tell(safe(thoughts or "Nothing was thought yet."))
+            tell(safe(thoughts or "No reply had a thought yet."))
             return
         if word:
             self._settings.change({THINK: word}, self._loaded())
@@ -274,7 +274,7 @@ class _Talk:
 
     def _edit(self, text: str) -> None:
         if not text:
-            raise UsageMistake("/edit takes what is to be said instead of the last prompt; write it behind /edit.")
+            raise UsageMistake("/edit needs the new text of your last prompt: /edit TEXT.")
         self._instead(text)
 
     def _instead(self, prompt: str | None) -> None:
@@ -296,9 +296,9 @@ class _Talk:
         if (back := self._conversation.back()) is not None:
             self._conversation = back
             same = same_answer(drawn.turns[-1].figures, WARMER) if drawn.came_out_the_same else ""
-            tell(same or "Nothing was said, so the answer before stands.")
+            tell(same or "The model wrote nothing, so the earlier answer stays.")
         elif before.id is not None:
-            tell(f"The answer before stays in conversation {before.id}: /resume {before.id} goes back to it.")
+            tell(f"The earlier answer stays in conversation {before.id}: /resume {before.id} returns to it.")
 
     def _title(self, text: str) -> None:
         self._conversation.rename(text)
@@ -306,14 +306,14 @@ class _Talk:
     def _find(self, words: str) -> None:
         turns = self._conversation.turns
         if not words:
-            raise UsageMistake("/find takes words that a message of this conversation holds; write them behind /find.")
+            raise UsageMistake("/find needs the words to look for: /find WORDS.")
         found = hits([(turn.typed, turn.reply) for turn in turns], words)
         for turn, reply, _ in found:
             text = turns[turn].reply if reply else turns[turn].typed
             who = "the reply" if reply else "the prompt"
             tell(one_line(f"{turn + 1}, {who}: {excerpt(folded_words(words)[0], text, '')}"))
         if not found:
-            tell("No message of this conversation holds that.")
+            tell("No message of this conversation contains that.")
 
     def _phrases(self, words: str) -> None:
         found: list[str] = []
@@ -324,13 +324,13 @@ class _Talk:
                 phrases = kept_phrases(pool, store.phrases.most_useful(pool.pool), decode, words)
                 lines = [f"{kept.line}  ({stories.of(kept.phrase)})" for kept in islice(phrases, LISTED - len(found))]
                 found += [why_ids, *lines] if why_ids and lines else lines
-        for line in found or ["No phrase holds that." if words else "No phrases are kept for this model yet."]:
+        for line in found or ["No phrase contains that." if words else "No phrases are saved for this model yet."]:
             tell(one_line(line))
 
     def _race(self, line: str) -> None:
         """Print the result of a race, as `localspec race` does without a terminal."""
         if not line:
-            raise UsageMistake("/race takes a prompt that both answer; write it behind /race.")
+            raise UsageMistake("/race needs the prompt that both answer: /race PROMPT.")
         from localspec.bench.race import opponents, race, result, sentences
         from localspec.serving.socket_engine import in_this_process
 
@@ -352,14 +352,14 @@ class _Talk:
         if self._trace is None and self._engine is not None and self._engine.decode is None:
             raise UsageMistake(UNTOLD)
         if self._trace is None:
-            raise UsageMistake("There is no reply of this session yet; say something first.")
+            raise UsageMistake("There is no reply in this session yet; say something first.")
         for line in step_by_step(self._trace):
             tell(safe(line))
 
     def _recall(self) -> None:
         turns = self._conversation.turns
         if turns:
-            tell(f"Going on after {counted(len(turns), 'turn')}; the last one was:")
+            tell(f"Continuing after {counted(len(turns), 'turn')}; the last one was:")
             _show_files(written_in(turns[-1]))
             tell(safe(f"> {turns[-1].typed}"))
             if turns[-1].reasoning:

@@ -55,7 +55,7 @@ def list_pools(as_json: AsJson = False) -> None:
         print_json([pool._asdict() for pool in pools])
         return
     if not pools:
-        typer.echo("No phrases are kept yet.")
+        typer.echo("No phrases are saved yet.")
     for pool in pools:
         held = f"{counted(pool.phrases, 'phrase')}, {size(pool.bytes)}"
         where = pool.path or "directory unknown"
@@ -66,7 +66,7 @@ def list_pools(as_json: AsJson = False) -> None:
 @app.command()
 def show(
     model: Model = None,
-    limit: Annotated[int, whole_number(help="How many phrases of each pool.")] = 20,
+    limit: Annotated[int, whole_number(help="Phrases to show of each pool.")] = 20,
     as_json: AsJson = False,
 ) -> None:
     """Show the most useful phrases, as text if the model's tokenizer is here."""
@@ -78,7 +78,7 @@ def show(
         print_json([_shown(kept)._asdict() for _, phrases, _ in chosen for kept in phrases])
         return
     if not chosen:
-        typer.echo("No phrases are kept yet.")
+        typer.echo("No phrases are saved yet.")
     for (pool, phrases, why_ids), lines in zip(chosen, told, strict=True):
         typer.echo(one_line(f"{pool.model}: {counted(pool.phrases, 'phrase')}, the most useful first. {why_ids}"))
         for kept, story in zip(phrases, lines, strict=True):
@@ -89,7 +89,7 @@ def show(
 def clear(
     model: Model = None,
     conversation: Annotated[
-        int | None, whole_number("--conversation", metavar="ID", help="Only phrases last said in this conversation.")
+        int | None, whole_number("--conversation", metavar="ID", help="Only phrases last used in this conversation.")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:

@@ -25,14 +25,14 @@ def ps(as_json: Annotated[bool, typer.Option("--json", help="One JSON value inst
         print_json({"process": process, "socket": str(place) if process else None, "models": loaded})
         return
     if process is None:
-        typer.echo("Nothing is running; `localspec serve` would keep a model loaded.")
+        typer.echo("Nothing is running; `localspec serve` keeps a model loaded.")
         return
     if loaded:
         rows = [[one["name"], size(one["bytes"]), one["device"]] for one in loaded]
         typer.echo("\n".join(table([["NAME", "MEMORY", "DEVICE"], *rows], right={1}, width=width())))
     else:
         typer.echo("No model is loaded; the next request loads one.")
-    typer.echo(one_line(f"Process {process} answers at {place}"))
+    typer.echo(one_line(f"Process {process} is listening at {place}"))
 
 
 def _loaded(place: Path) -> list[dict[str, Any]]:

@@ -43,7 +43,9 @@ app = typer.Typer()
 
 
 @app.command()
-@takes_settings("quantize", quantize="How the CPU engine packs it: int8, int4, or auto, as it would be loaded.")
+@takes_settings(
+    "quantize", quantize="Packing for the CPU engine: int8, int4, or auto, which is what `chat` would load."
+)
 def pull(
     *,
     name: Annotated[
@@ -61,21 +63,25 @@ def pull(
     drafter: Annotated[
         str | None,
         typer.Option(
-            "--drafter", metavar="KIND", help="The drafter to fetch with it, or none; by default the one that pays."
+            "--drafter",
+            metavar="KIND",
+            help="The drafter to fetch with it, or none; by default the one that pays best.",
         ),
     ] = None,
     packed_only: Annotated[
-        bool, typer.Option("--packed-only", help="Keep only what the CPU engine reads, and no second copy.")
+        bool, typer.Option("--packed-only", help="Keep only the packed copy that the CPU engine reads.")
     ] = False,
     settings: Settings,
     original: Annotated[
         bool, typer.Option("--original", help="The publisher's original weights, even if a smaller download would do.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Fetch what does not fit into memory or on the disk.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Fetch it even if it does not fit in memory or on the disk.")
+    ] = False,
 ) -> None:
     """Fetch a model and its drafter into the common Hugging Face cache, after a plan."""
     if as_json and not dry_run:
-        raise UsageMistake("--json prints a plan as JSON and fetches nothing; give --dry-run with it.")
+        raise UsageMistake("--json prints the plan as JSON and fetches nothing; add --dry-run.")
     if is_address(name):
         name = str(Source.parse(name))
     progress = Progress()
@@ -151,22 +157,22 @@ def _print(name: str, event: PullEvent, progress: Progress) -> None:
             progress.notice(f"The heads of {heads} are a drafter of {model}: --drafter {kind}.")
         case NotConverted(heads, model):
             which = f"`localspec pull {model}`" if model else "fetch that"
-            progress.notice(f"The heads of {heads} become a drafter beside their model: {which}, then this again.")
+            progress.notice(f"The heads of {heads} become a drafter of their model: {which}, then this command again.")
         case Installed(source, path, held):
             typer.echo(one_line(f"{source} is here{f', {held}' if held else ''}: {path}"))
         case Packed(source, path, length, deleted, stays):
             typer.echo(one_line(f"{source} is packed, {size(length)}: {path}"))
             if deleted:
-                progress.notice(f"What was fetched for it, {size(deleted)}, is deleted: it is kept packed alone.")
+                progress.notice(f"The fetched files, {size(deleted)}, are deleted: only the packed model is kept.")
             if stays:
                 progress.notice(
-                    f"The weights of {source} that were here before, {size(stays)}, stay beside it, for other programs "
-                    f"may use them; without them: `localspec rm {name}`, then this again."
+                    f"The weights of {source} that were here before, {size(stays)}, stay as well, because other "
+                    f"programs may use them. To be rid of them: `localspec rm {name}`, then this command again."
                 )
         case DrafterToTrain(kind, tokens, hours, memory):
             sentence = (
-                f"Nobody publishes a drafter '{kind}' for {name}; until there is one, the best that needs no training "
-                f"serves. Make it with: localspec train {kind} -m {name} (about {hours:.0f} hours here for "
+                f"Nobody publishes a drafter '{kind}' for {name}; until you make one, the best drafter without "
+                f"training is used. Make it with: localspec train {kind} -m {name} (about {hours:.0f} hours here for "
                 f"{tokens / 1e6:.0f} million tokens, and {memory / 2**30:.0f} GiB of memory)"
             )
             typer.echo(one_line(sentence))
@@ -213,9 +219,9 @@ def announced_lines(name: str, announced: Announced) -> Iterator[str]:
         if announced.hours:
             tokens = f"{TRAINING_TOKENS / 1e6:.0f} million tokens, as in its paper,"
             took = f"would take about {announced.hours:.0f} hours here"
-            long = f"; {tokens} {took}, estimated from this machine's memory; the pull measures it"
+            long = f"; {tokens} {took}, estimated from this machine's memory speed; the pull measures it"
         yield (
-            f"{announced.to_make}: nobody publishes one; until you make it, phrases draft. Once {name} is here, "
+            f"{announced.to_make}: nobody publishes one; until you make it, phrases are used. Once {name} is here, "
             f"`localspec train {announced.to_make} -m {name}` makes it, by default in six hours at most{long}"
         )
     main = announced.downloads[0].source

@@ -57,14 +57,14 @@ def race_command(
     Nothing is saved, and no phrases of earlier replies are used. Without a terminal, only the result is printed.
     """
     if settings.draft_max == 0:
-        raise UsageMistake(f"A race needs drafts, and {settings.shown('draft_max')} allows none; leave it out.")
+        raise UsageMistake(f"A race needs drafts, but {settings.shown('draft_max')} turns them off; leave it out.")
     if settings.plain:
-        raise UsageMistake("A race needs a drafter, and none was asked for; name one, such as --drafter phrases.")
+        raise UsageMistake("A race needs a drafter; name one, such as --drafter phrases.")
     refuse_rule_without_effect(settings)
     if not (question := valid_text(prompt).strip()):
         raise UsageMistake('There is no prompt; write localspec race "your question".')
     if cast and not cast.parent.is_dir():
-        raise UsageMistake(f"--cast {cast} lies in a directory that is not there; make it, or name another.")
+        raise UsageMistake(f"--cast {cast} is in a directory that does not exist; create it, or name another.")
     seen = not as_json and sys.stdout is not None and sys.stdout.isatty() and not dumb_terminal()
     seen = seen and fits(terminal_size())
     progress = Progress()

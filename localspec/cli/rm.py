@@ -52,7 +52,7 @@ def rm(
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Do not ask. Phrases stay unless --phrases is given.")
     ] = False,
-    phrases: Annotated[bool, typer.Option("--phrases", help="Also delete the phrases that it learned.")] = False,
+    phrases: Annotated[bool, typer.Option("--phrases", help="Also delete the phrases that the model taught.")] = False,
 ) -> None:
     """Delete a model from this machine; files that another revision uses stay."""
     paths = Paths(home())
@@ -110,14 +110,14 @@ def rm(
         remove(removal)
     for one in left:
         discard_gguf(one)
-    typer.echo(f"Deleted; {size(freed)} are free again.")
+    typer.echo(f"Deleted; {size(freed)} freed.")
     learned.settle(yes, phrases)
 
 
 def _remove_packed(name: str, paths: Paths, yes: bool, phrases: bool) -> None:
     """Delete the packed forms of a model that was not fetched, which itself stays, or a packed file that is named."""
     if is_gguf(file := Path(os.path.expanduser(name))) and import_of(file, paths) is None:
-        raise NotHere(f"{name} is a GGUF file of which nothing is kept here; delete the file yourself.")
+        raise NotHere(f"{name} is a GGUF file of which nothing is saved here; delete the file yourself.")
     given = Path(os.path.abspath(os.path.expanduser(name)))
     if is_packed(given) and given in unreadable(paths):
         _delete_unreadable(given, yes)
@@ -126,18 +126,20 @@ def _remove_packed(name: str, paths: Paths, yes: bool, phrases: bool) -> None:
     path = card.path
     if is_packed(path):
         if path.parent not in (paths.imports, paths.packed):
-            raise UsageMistake(f"{path} is not in {paths.imports}, where localspec keeps its own; delete it yourself.")
+            raise UsageMistake(
+                f"{path} is not in {paths.imports}, where localspec keeps its files; delete it yourself."
+            )
         whole = is_packed(Path(os.path.expanduser(name)))  # one file that is named, or what was imported
         every = [path] if whole else _without_others(sorted({path, *of_same_weights(path)}), [])
         mine, what = every, str(path) if whole else name
     else:
         mine, what = _without_others(packed_of(path, "", paths), []), f"the packed form of {name}"
         if not mine:
-            raise UsageMistake(f"{name} was not fetched by `localspec pull`, so it cannot be deleted like that.")
+            raise UsageMistake(f"{name} was not fetched by `localspec pull`, so `localspec rm` cannot delete it.")
     for file in mine:
         typer.echo(one_line(_packed_line(file)))
     if not is_packed(path):
-        typer.echo(one_line(f"{name} itself stays, for it was not fetched by `localspec pull`."))
+        typer.echo(one_line(f"{name} itself stays, because `localspec pull` did not fetch it."))
     for stays in _read_from(mine):
         typer.echo(one_line(f"{stays} stays; it is your own file."))
     freed = sum(file.stat().st_size for file in mine)
@@ -149,7 +151,7 @@ def _remove_packed(name: str, paths: Paths, yes: bool, phrases: bool) -> None:
                 held = registered.origin.files
                 forget([Path(name) for name in held], (mark for _, mark in held.values()), paths)
             file.unlink(missing_ok=True)
-        typer.echo(f"Deleted; {size(freed)} are free again.")
+        typer.echo(f"Deleted; {size(freed)} freed.")
         learned.settle(yes, phrases)
 
 
@@ -158,7 +160,7 @@ def _delete_unreadable(file: Path, yes: bool) -> None:
     freed = size(file.stat().st_size)
     if may_delete(f"{file} ({freed})", yes):
         file.unlink(missing_ok=True)
-        typer.echo(f"Deleted; {freed} are free again.")
+        typer.echo(f"Deleted; {freed} freed.")
 
 
 def _read_from(files: list[Path]) -> list[str]:
@@ -193,7 +195,7 @@ def _without_others(files: list[Path], sources: list[str]) -> list[Path]:
 def _packed_line(file: Path) -> str:
     of = other_source(file, [])
     if header := _registration(file):
-        return f"What is known of {header.origin.name}, {size(file.stat().st_size)}, in {file}"
+        return f"The registration of {header.origin.name}, {size(file.stat().st_size)}, in {file}"
     return f"Packed{f', of {of}' if of else ''}, {size(file.stat().st_size)}, in {file}"
 
 
@@ -202,11 +204,11 @@ def _removal_lines(removal: Removal, name: str) -> list[str]:
     source = removal.source
     lines = [f"{source} ({removal.commit[:12]}), {size(removal.bytes)}, in {removal.path}"]
     if removal.also:
-        lines.append(f"This commit is also called {', '.join(removal.also)} here, and is gone under that name too.")
+        lines.append(f"The same commit was also here as {', '.join(removal.also)}, and is deleted there too.")
     if removal.stay:
         lines.append(f"{', '.join(removal.stay)} {'stays' if len(removal.stay) == 1 else 'stay'} as before.")
     if drafter := drafter_made_of(removal.source, removal.commit):
-        lines.append(f"The drafter that was made of it goes too: {drafter}.")
+        lines.append(f"The drafter made from it is deleted too: {drafter}.")
     if users := _users(source, name):
         lines.append(f"{', '.join(users)} {'uses' if len(users) == 1 else 'use'} it too.")
     lines.append(_SHARED)
@@ -284,7 +286,7 @@ class Learned:
             stay = "stays" if self.conversations == 1 else "stay"
             typer.echo(f"{counted(self.conversations, 'conversation')} with it {stay} until `localspec history rm`.")
         for drafter in self.drafters:
-            typer.echo(one_line(f"The drafter that was trained for it stays: {drafter}."))
+            typer.echo(one_line(f"The drafter trained for it stays: {drafter}."))
 
 
 def forget_tokenizer(path: Path) -> None:

@@ -63,7 +63,7 @@ def run(
         str | None,
         typer.Option("--keep", metavar="TIME", help="Keep the model loaded for this long afterwards: 30s, 10m, 2h."),
     ] = None,
-    stats: Annotated[bool, typer.Option("--stats", help="Two lines of figures on standard error.")] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Print two lines of figures on standard error.")] = False,
     flags: SharedFlags,
 ) -> int:
     """Print one answer; for pipelines."""
@@ -78,7 +78,7 @@ def run(
 
 def _answer(flags: SharedFlags, question: Written, output: "_Output", stats: bool, keep: int | None) -> int:
     if not sys.stdout.writable():
-        raise LocalspecError("Standard output is closed, so there is no place for an answer; leave it open.")
+        raise LocalspecError("Standard output is closed, so the answer cannot be printed; leave it open.")
     settings, progress = flags.settings, Progress()
     with ExitStack() as at_the_end, Interrupt() as interrupt:
         at_the_end.callback(progress.clear)
@@ -110,7 +110,7 @@ def _answer(flags: SharedFlags, question: Written, output: "_Output", stats: boo
             values = report.of(output.reply, output.reasoning, reason, statistics)
             output.end(values)
             if reason == "repetition":
-                progress.notice(f"{repeated(conversation.turns[-1].figures, '--temp 0.7 lets it vary')}.")
+                progress.notice(f"{repeated(conversation.turns[-1].figures, '--temp 0.7 makes answers vary')}.")
             if sentence := why_empty(conversation.turns[-1], settings, engine, conversation.system):
                 progress.notice(sentence)
             if stats:
@@ -178,7 +178,7 @@ def _model_and_prompt(flags: SharedFlags, words: Sequence[str]) -> tuple[SharedF
         fetch = f"fetch it with `localspec pull {model}`, or " if REPOSITORY.fullmatch(model) else ""
         raise UsageMistake(f"There is no model {words[0]!r} here; {fetch}put quotation marks around the prompt.")
     more = " ".join(words[1:])
-    raise UsageMistake(f"Words follow the prompt {words[0]!r} ({more}); put quotation marks around the prompt.")
+    raise UsageMistake(f"More words follow the prompt {words[0]!r} ({more}); put quotation marks around the prompt.")
 
 
 def _prompt(argument: str | None, files: str) -> Written:

@@ -30,7 +30,7 @@ app = typer.Typer()
     "model", "max_tokens", "context", "drafter", "draft_max", "drafter_rule", "accept", "exact", "pool", "device",
     "dtype", "quantize", "threads", "log",
     max_tokens="The longest reply if a request does not say, in tokens.",
-    log="Save phrases; requests are never saved.",
+    log="Save learned phrases; requests are never saved.",
 )  # fmt: skip
 def serve(
     *,
@@ -42,7 +42,7 @@ def serve(
     keep_alive: Annotated[
         str,
         typer.Option(
-            "--keep-alive", metavar="TIME", help="Unload models after this long without a request: 30s, 10m, 2h."
+            "--keep-alive", metavar="TIME", help="Unload models after this time without a request: 30s, 10m, 2h."
         ),
     ] = "10m",
     idle: Annotated[
@@ -50,7 +50,7 @@ def serve(
         typer.Option("--idle", metavar="TIME", help="Stop after this long without a request; by default never."),
     ] = None,
     ui: Annotated[
-        bool, typer.Option("--ui", help="Also show the chat in a browser of this machine, by a key that works once.")
+        bool, typer.Option("--ui", help="Also offer the chat in a browser on this machine; its address works once.")
     ] = False,
 ) -> int:
     """Serve OpenAI's API on this machine only and keep models loaded.
@@ -60,11 +60,11 @@ def serve(
     """
     refuse_rule_without_effect(settings)
     if port is not None and not 0 <= port < 2**16:
-        raise UsageMistake(f"--port {port} is no port; give 1 to 65535, or 0 for a free one.")
+        raise UsageMistake(f"--port {port} is not a port; give 1 to 65535, or 0 for a free one.")
     alive, rests = short_seconds_of(keep_alive), None if idle is None else short_seconds_of(idle)
     if sys.platform == "win32":
         raise LocalspecError(
-            "`localspec serve` needs sockets that nobody but their user can open, which Windows lacks; use WSL."
+            "`localspec serve` needs sockets that only their user can open, which Windows lacks; use WSL."
         )
     progress = Progress(names_waits=False)  # nobody waits for a server that answers
 

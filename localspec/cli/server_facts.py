@@ -22,7 +22,7 @@ def tell_server(url: str, others: Mapping[str, object], as_json: bool) -> int:
         raise UsageMistake(f"{flag} has no effect with --server, which is about another machine; leave {flag} out.")
     address = config.load(flags={"server": url}).elsewhere
     if address is None:
-        raise UsageMistake("--server off names no server to look at; give an address, or leave --server out.")
+        raise UsageMistake("--server off names no server to check; give an address, or leave --server out.")
     from localspec.serving.server import Server  # what opens connections
 
     found = Server.open(address)
@@ -40,7 +40,7 @@ def _report(server: "Server") -> dict[str, Any]:
 
 def _page(server: "Server") -> Iterator[str]:
     if not server.models and not server.unread:
-        yield f"{server.address.url} answers, and lists no models: whether it speaks this protocol, a prompt will show."
+        yield f"{server.address.url} answers but lists no models; a prompt will show whether it speaks this protocol."
         yield f"Try it with: localspec run Hi --server {server.address.url} -m NAME"
         return
     program = server.program or "an OpenAI-compatible server"
@@ -48,8 +48,8 @@ def _page(server: "Server") -> Iterator[str]:
     for name, one in server.models.items():
         yield f"{name}, which reads {one.context:,} tokens" if one.context else name
     if server.unread:
-        yield f"Left out: {counted(server.unread, 'model')} without a name that can be given here."
+        yield f"Left out: {counted(server.unread, 'model')} whose names cannot be typed here."
     if server.overheard:
         yield server.overheard[:1].upper() + server.overheard[1:]
     if server.models:
-        yield f"Begin with: localspec chat --server {server.address.url} -m {next(iter(server.models))}"
+        yield f"Chat with it: localspec chat --server {server.address.url} -m {next(iter(server.models))}"

@@ -21,14 +21,14 @@ def store_if_any(what: str, raise_damage: bool = True) -> Iterator[Store | None]
     """Yield the store of this user, for the sake of the phrases or the conversations: `what`.
 
     None if it does not exist yet, since looking must not make one. Raise StoreTrouble, also where there may be one that
-    cannot be reached: then nobody knows that nothing is kept. Damage that is found after opening raises it too, unless
+    cannot be reached: then nobody knows that nothing is saved. Damage that is found after opening raises it too, unless
     `raise_damage` is False.
     """
     if why := _out_of_reach(database := Paths(environment.home()).database):
-        raise StoreTrouble(f"{database} cannot be reached ({why}), so its {what} can be neither shown nor deleted.")
+        raise StoreTrouble(f"{database} cannot be reached ({why}), so its {what} cannot be shown or deleted.")
     with user_store(lambda sentence: typer.echo(one_line(sentence), err=True), create=False) as store:
         if store is not None and store.path is None:
-            raise StoreTrouble(f"{database} cannot be used, so its {what} can be neither shown nor deleted.")
+            raise StoreTrouble(f"{database} cannot be used, so its {what} cannot be shown or deleted.")
         if store is not None and raise_damage:
             store.raise_damage()
         yield store
@@ -38,7 +38,7 @@ def _out_of_reach(database: Path) -> str:
     """Why nobody can tell whether it is there; nothing where that can be told."""
     for place in (database, *database.parents):
         if os.path.islink(place) and not os.path.exists(place):
-            return f"{place} is a link to what is not there"
+            return f"{place} is a link to a missing file"
     try:
         os.stat(database)
     except OSError as error:
@@ -56,5 +56,5 @@ def report_files_set_aside(what: str) -> None:
             continue  # it is told with the file that it belongs to
         parts = " and ".join(part for part in PARTS if f"{name}{part}" in files)
         which = f"it, with its {parts}," if parts else "it"
-        sentence = f"localspec: {file} was set aside and may hold {what} too; delete {which} to be rid of them."
+        sentence = f"localspec: {file} was set aside and may also hold {what}; delete {which} to remove them."
         typer.echo(one_line(sentence), err=True)

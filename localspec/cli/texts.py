@@ -23,7 +23,7 @@ def asked(argument: str) -> str:
 
     prompt = valid_text(argument)
     if "\0" not in prompt and len(prompt) < 4096 and is_gguf(Path(prompt).expanduser()):
-        raise UsageMistake(f"{prompt} is a GGUF file and no question; let it answer with -m {prompt}.")
+        raise UsageMistake(f"{prompt} is a GGUF file, not a question; to chat with it give -m {prompt}.")
     return prompt
 
 
@@ -40,7 +40,7 @@ def conversation_id(text: str, list_of_them: str) -> int:
 def file_named(argument: str) -> Path:
     """Return the file that an argument names. Raises UsageMistake for an empty one, which would mean this directory."""
     if not argument:
-        raise UsageMistake("'' is not the name of a file; give one.")
+        raise UsageMistake("'' is not a file name; give one.")
     return Path(argument)
 
 
@@ -59,7 +59,7 @@ def piped_text() -> str | None:
     if sys.stdin is None or sys.stdin.isatty():
         return None
     progress = Progress()
-    progress.show("reading standard input to its end (</dev/null leaves it out)")
+    progress.show("reading standard input (</dev/null skips it)")
     try:
         content = sys.stdin.buffer.read(LONGEST + 1)
     except OSError as error:

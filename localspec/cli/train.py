@@ -88,12 +88,12 @@ def train(
     ] = None,
     option: Annotated[
         list[str] | None,
-        typer.Option("--option", "-O", metavar="NAME=VALUE", help="An option of the kind; repeatable."),
+        typer.Option("--option", "-O", metavar="NAME=VALUE", help="An option of this kind of drafter; repeatable."),
     ] = None,
     steps: Annotated[int | None, whole_number(most=MOST, help="At most this many steps.")] = None,
     hours: Annotated[
         float | None,
-        typer.Option(metavar="N", help="At most this long, answers and bench included; 6 if answers are made."),
+        typer.Option(metavar="N", help="Longest duration, answers and bench included; 6 if answers are generated."),
     ] = None,
     epochs: Annotated[
         float | None, typer.Option(metavar="N", help="Passes over the text; 1 if no limit is given.")
@@ -205,7 +205,9 @@ def _own_words(data: Sequence[str], more: Sequence[Path], keep_answers: bool) ->
     if more and not data:
         raise UsageMistake(f"{more[0]} is given without --data; write --data {more[0]}.")
     if HISTORY in data and len(data) + len(more) > 1:
-        raise UsageMistake(f"--data {HISTORY} stands alone; a file of that name is ./{HISTORY}.")
+        raise UsageMistake(
+            f"--data {HISTORY} cannot be combined with files; for a file of that name write ./{HISTORY}."
+        )
     if keep_answers and data != [HISTORY]:
         raise UsageMistake(f"--keep-answers has no effect without --data {HISTORY}; leave it out.")
     return "prompts" if not data else HISTORY if data == [HISTORY] else ""
@@ -223,7 +225,7 @@ def _take(course: "Course", interrupt: Interrupt, progress: Progress) -> "tuple[
             progress.show(f"{100 * seen.done:.0f} %  {seen.replies} answers, {seen.tokens} tokens")
         interrupt.wait_for_step = False
         if course.stopped:
-            progress.notice("stopped; the answers so far are kept, and the same command goes on from there.")
+            progress.notice("stopped; the answers so far are saved, and the same command continues.")
             return None
         if (job := course.train()) is not None:
             if not _run(job, interrupt, progress):
@@ -233,14 +235,14 @@ def _take(course: "Course", interrupt: Interrupt, progress: Progress) -> "tuple[
         progress.show("benching")
         report, verdict = course.judge()
     except KeyboardInterrupt:
-        progress.notice("stopped; what is done is kept, and the same command goes on from there.")
+        progress.notice("stopped; progress is saved, and the same command continues.")
         raise
     return report, verdict
 
 
 def _goes_on() -> bool:
     """Ask whether to train what should not pay, where somebody can be asked."""
-    return not console.at_a_terminal() or typer.confirm("Train it all the same?", default=False)
+    return not console.at_a_terminal() or typer.confirm("Train it anyway?", default=False)
 
 
 def _plan(course: "Course") -> Iterator[str]:
@@ -265,7 +267,7 @@ def _verdict(verdict: "Verdict", directory: str) -> str:
     result = f"on {verdict.prompts} prompts that it has not seen, {verdict.drafter} against {result}"
     if verdict.kept:
         return f"kept: {result}; `auto` may choose it from now on"
-    return f"not kept: {result}; to use it all the same, give --drafter {shlex.quote(directory)}"
+    return f"not kept: {result}; to use it anyway, give --drafter {shlex.quote(directory)}"
 
 
 def _check_numbers(above_zero: Mapping[str, float | None], batch: int, at_once: int | None) -> None:
@@ -274,7 +276,7 @@ def _check_numbers(above_zero: Mapping[str, float | None], batch: int, at_once: 
             raise UsageMistake(f"{flag} {value} is not possible; give a number above 0, {LONGEST} at most.")
     if at_once is not None and at_once > batch:
         raise UsageMistake(
-            f"--at-once {at_once} is more than the {batch} tokens of a step; give less, or more --batch."
+            f"--at-once {at_once} is more than the {batch} tokens of a step; lower it, or raise --batch."
         )
 
 
@@ -288,17 +290,17 @@ def _run(job: "Job", interrupt: Interrupt, progress: Progress) -> bool:
             _show_step(progress, seen, losses, first=seen.step == job.began + 1)
     interrupt.wait_for_step = False
     if job.training.stopped and job.main:
-        progress.notice(f"stopped after step {job.training.state.step}; the same command goes on from there.")
+        progress.notice(f"stopped after step {job.training.state.step}; the same command continues from there.")
     return not job.training.stopped
 
 
 def _show_step(progress: Progress, seen: Any, losses: Sequence[float], first: bool) -> None:
     if first and seen.done < 1:
         steps = round(seen.step / seen.done)
-        progress.notice(f"about {steps} steps, {_duration(seen.left)}, as the first one went.")
+        progress.notice(f"about {steps} steps, {_duration(seen.left)}, judged by the first one.")
     if seen.accuracy is not None:
         progress.notice(
-            f"step {seen.step}, loss {seen.loss:.3f}, first guess right by depth {_percentages(seen.accuracy)}."
+            f"step {seen.step}, loss {seen.loss:.3f}, first guess accepted by depth {_percentages(seen.accuracy)}."
         )
     pace, left = seen.tokens / max(seen.seconds, 1e-9), _duration(seen.left)
     (spark,) = marks.curve(losses, 1)
@@ -322,21 +324,21 @@ def _summary(report: dict[str, Any]) -> str:
     lines = [
         f"{report['kind']} for {report['model']}: {report['steps']} steps, {report['tokens']} tokens, "
         f"{_duration(report['seconds'])}, loss {report['loss']:.3f}",
-        f"first guess right on held-out text, by depth: {_percentages(report['accuracy_by_depth'])}{caution}",
+        f"first guess accepted on held-out text, by depth: {_percentages(report['accuracy_by_depth'])}{caution}",
     ]
     for name, what in (
         ("acceptance", "on text that the model wrote"),
-        ("acceptance_elsewhere", "on replies of all kinds"),
+        ("acceptance_elsewhere", "over all kinds of replies"),
     ):
         if found := report.get(name):
             lines.append(
-                f"{what}: {found['length']:.2f} tokens a forward with {found['nodes']} nodes "
+                f"{what}: {found['length']:.2f} tokens per forward with {found['nodes']} nodes "
                 f"({found['replies']} replies, {found['tokens']} tokens)"
             )
     if report["changes_target"]:
         before, after = report["perplexity"]
         lines.append(
-            f"its own target, made from {report['model']}: perplexity on held-out text {after:.3f}, and {before:.3f} "
+            f"a changed target, made from {report['model']}: perplexity on held-out text {after:.3f}, and {before:.3f} "
             "before"
         )
     return "\n".join(lines)
@@ -364,7 +366,7 @@ def _model_to_train_for(settings: Settings, progress: Progress) -> registry.Targ
         card = chosen_model(settings, store, progress.reporter)
     progress.clear()
     if not settings.origins["model"].startswith("--"):
-        progress.notice(f"The drafter is trained for {card.name}; -m names another model.")
+        progress.notice(f"The drafter was trained for {card.name}, but -m names another model.")
     return card
 
 

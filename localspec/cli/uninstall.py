@@ -116,7 +116,7 @@ def uninstall(
     for root, found in groups.items():
         typer.echo(one_line(str(root)))
         for one in found:
-            link = f"; a link to {one.place.stays}, which stays" if one.place.stays else ""
+            link = f"; it is a link to {one.place.stays}, which stays" if one.place.stays else ""
             typer.echo(one_line(f"  {one.size:>10}  {one.place.path.name}: {one.place.what}{link}"))
             for file in one.foreign:
                 typer.echo(one_line(f"              {file} stays: localspec did not write it"))
@@ -156,14 +156,15 @@ def uninstall(
     if failures:
         rest = "Everything else is deleted" if deleted else "Nothing was deleted"
         raise LocalspecError(f"{'; '.join(failures)}. {rest}; correct that and try again.")
-    typer.echo(f"Deleted; {size(total + (models if delete_fetched else 0))} are free again.")
+    typer.echo(f"Deleted; {size(total + (models if delete_fetched else 0))} freed.")
     for root in groups:
         if root.is_dir():
-            why = "for it holds files that localspec did not write" if os.listdir(root) else "and is empty"
+            why = "because it has files that localspec did not write" if os.listdir(root) else "and is empty"
             typer.echo(one_line(f"{root} stays, {why}."))
     if removals and not delete_fetched:
         typer.echo(
-            f"{size(models)} of fetched models stay in the Hugging Face cache; other tools can use and delete them."
+            f"{size(models)} of fetched models stay in the Hugging Face cache, where other tools can use or delete "
+            "them."
         )
     typer.echo(PROGRAM)
 
@@ -187,11 +188,11 @@ def places_of(paths: Paths) -> dict[Path, list[Place]]:
                 *data,
                 Place(paths.copied, "the text that was copied last", True, True),
                 Place(paths.serving_key, "the key of `localspec serve`", True, True),
-                Place(paths.choice, "which model answers"),
+                Place(paths.choice, "the model that answers"),
                 Place(paths.former_names, "former names of models"),
                 Place(paths.imports, "models from GGUF files, and others that are here only packed", names=_PACKED),
                 Place(paths.drafters, "trained drafters"),
-                Place(paths.answers, "answers of models, which drafters learn from"),
+                Place(paths.answers, "answers of models, as training data for drafters"),
                 Place(paths.pulled, "records of what was fetched"),
             ],
         ),
@@ -208,7 +209,7 @@ def places_of(paths: Paths) -> dict[Path, list[Place]]:
             paths.cache_dir,
             [
                 Place(paths.packed, "packed models", names=_PACKED),
-                Place(paths.tokenizers, "which tokenizers were tried"),
+                Place(paths.tokenizers, "tokenizers that passed their trial"),
                 Place(paths.kernels, "compiled kernels"),
             ],
         ),

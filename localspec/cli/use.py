@@ -40,6 +40,6 @@ def use(
         save_choice(registry.reference(card), "use", paths)
     except OSError as error:
         raise LocalspecError(f"{paths.choice} cannot be written ({error.strerror}); correct its permissions.") from None
-    print(one_line(f"{card.name} answers from now on where no model is named."))
+    print(one_line(f"{card.name} answers from now on when you name no model."))
     if settings.model is not None:
-        say(f"{settings.shown('model')} still comes before it.")
+        say(f"{settings.shown('model')} still overrides it.")

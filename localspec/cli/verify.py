@@ -55,7 +55,7 @@ def verify_model(
         ]
         if not checked.problems:
             files = f"{counted(checked.files, 'file')} {'agrees' if checked.files == 1 else 'agree'}"
-            by = "what was recorded when it was pulled" if checked.recorded else "their names in the cache"
+            by = "the digests recorded when it was pulled" if checked.recorded else "their names in the cache"
             typer.echo(one_line(f"{source} ({checked.commit[:12]}): {files} with {by}."))
     if problems or damaged:
         raise LocalspecError(f"{(problems + damaged)[0]}.")
@@ -67,14 +67,14 @@ def _verify_own(name: str) -> list[str]:
     found = inspect(path)
     if found.packing:
         return _verify_imported(name, path, paths)
-    typer.echo(one_line(f"{name}: weights of {size(found.bytes)} are whole, as far as their own headers tell."))
+    typer.echo(one_line(f"{name}: weights of {size(found.bytes)} are complete, judged by their headers."))
     changed = _looked(name, found.weight_files, paths)
     if changed:  # it was perhaps packed from other weights, and those that are here count from now on
         forget(found.weight_files, (mark for _, mark in fingerprints(found.weight_files).values()), paths)
         for file in packed_of(path, "", paths):
             if file.parent == paths.packed:
                 file.unlink(missing_ok=True)
-    return [f"{file} of {name} has changed unseen; it is packed again when it is loaded next" for file in changed]
+    return [f"{file} of {name} has changed unnoticed; it is packed again when it is next loaded" for file in changed]
 
 
 def _verify_imported(name: str, path: Path, paths: Paths) -> list[str]:
@@ -91,8 +91,8 @@ def _verify_imported(name: str, path: Path, paths: Paths) -> list[str]:
         return []
     changed = _looked(name, files, paths, listed=True)
     return [
-        f"{file} of {name} has changed unseen; for the file as it is now delete {name} with `localspec rm {name}`, and "
-        "import it again"
+        f"{file} of {name} has changed unnoticed; to use it as it is now, delete {name} with `localspec rm {name}`, "
+        "and import it again"
         for file in changed
     ]
 
@@ -114,15 +114,15 @@ def _looked(name: str, files: Sequence[Path], paths: Paths, listed: bool = False
         progress.clear()
     for file, one in found.items():
         if one.unseen:
-            typer.echo(one_line(f"{name}: {file} has changed, and its size and what is sampled of it have not."))
+            typer.echo(one_line(f"{name}: {file} has changed, although its size and samples have not."))
         if listed:
             typer.echo(one_line(f"{name}: {file} has sha256 {one.digest}, fingerprint {marks[file]}."))
     if not any(one.unseen for one in found.values()):
         what = counted(len(found), "file")
         if all(one.before == one.digest for one in found.values()):
-            typer.echo(one_line(f"{name}: {what} read, with the same content as at the last reading."))
+            typer.echo(one_line(f"{name}: {what} read, with the same content as last time."))
         else:
-            typer.echo(one_line(f"{name}: {what} read, and noted: from now on every changed byte is noticed here."))
+            typer.echo(one_line(f"{name}: {what} read and recorded: `verify` now notices every changed byte."))
     return [file for file, one in found.items() if one.unseen]
 
 

@@ -25,7 +25,7 @@ def prefill_step(
     cache.keep(range(len(tokens)))
     if last and not output.logits.finite():
         raise LocalspecError(
-            f"The model's answer is not a number ({target.precision}); its weights are damaged, or too large for this "
+            f"The model computes NaN ({target.precision}); its weights are damaged, or too large for this "
             "format: try --dtype fp32, or fetch the model again."
         )
     first_pick = [output.logits.picks([cache.length], sampling)[0]] if last else []

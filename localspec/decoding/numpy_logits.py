@@ -93,7 +93,7 @@ class NumpyLogits:
     def _noisiest(self, row: int, position: int, sampling: Sampling, stream: int | None) -> int:
         scores, ids = _survivors(self.rows[row], sampling)
         if not len(ids):
-            raise LocalspecError("Nothing can be picked from an answer that is not a number.")
+            raise LocalspecError("No token can be picked from logits that are NaN.")
         return int(ids[(scores.astype(np.float64) + sampling.noise(position, ids, stream)).argmax()])
 
 

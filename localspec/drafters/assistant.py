@@ -63,10 +63,10 @@ def layers_of(options: AssistantOptions, target: TransformerConfig, context: int
     """
     sizes, rope, _ = described(options.config, context, "assistant's layers")
     if sizes.family not in ("gemma4_text", "gemma4_unified_text") or sizes.per_layer_inputs[0]:
-        raise UsageMistake(f"The assistant's layers are of the family {sizes.family}, and an assistant has Gemma 4's.")
+        raise UsageMistake(f"The assistant's layers are of the family {sizes.family}, but must be Gemma 4's.")
     if not target.layer_sizes or target.delta is not None or sizes.vocab_size != target.vocab_size:
         raise UsageMistake(
-            f"The assistant is made for a Gemma 4 of {sizes.vocab_size} tokens, and this model is of the family "
+            f"The assistant is made for a Gemma 4 of {sizes.vocab_size} tokens, but this model is of the family "
             f"{target.family} and has {target.vocab_size}; name the model that it was made for."
         )
     lends = {  # by whether it has a window
@@ -80,7 +80,7 @@ def layers_of(options: AssistantOptions, target: TransformerConfig, context: int
         lent = None if layer is None else target.sizes_of(layer)
         if lent is None or (own.num_kv_heads, own.head_dim) != (lent.num_kv_heads, lent.head_dim):
             raise UsageMistake(
-                f"The assistant reads {own.num_kv_heads} key heads of {own.head_dim} channels in a layer, and this "
+                f"The assistant reads {own.num_kv_heads} key heads of {own.head_dim} channels in a layer, but this "
                 f"model has {'none' if lent is None else f'{lent.num_kv_heads} of {lent.head_dim}'} there; name the "
                 "model that it was made for."
             )
@@ -108,7 +108,7 @@ class Drafter(TrainedDrafter):
         if options.clusters:
             self._members = np.asarray(tensors["members"]).reshape(options.clusters, -1)
             if sorted(self._members.reshape(-1).tolist()) != [*range(target.vocab_size)]:
-                raise LocalspecError("'members' does not name each token of the model once; fetch the assistant again.")
+                raise LocalspecError("'members' does not list each token of the model once; fetch the assistant again.")
         self._state: Rows = None  # of the target, which predicted the last token
         self._length = 0  # tokens that were read up to there
         self._trees = PathTrees(self)

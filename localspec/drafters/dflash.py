@@ -76,7 +76,9 @@ def layers_of(options: DFlashOptions, target: TransformerConfig, context: int) -
     """
     sizes, rope, _ = described(options.config, context, "drafter's layers")
     if sizes.family != "qwen3":
-        raise UsageMistake(f"The drafter's layers are of the family {sizes.family}, and {options.KIND} has Qwen3's.")
+        raise UsageMistake(
+            f"The drafter's layers are of the family {sizes.family}, but those of {options.KIND} must be Qwen3's."
+        )
     if (sizes.hidden_size, sizes.vocab_size) != (target.hidden_size, target.vocab_size):
         raise UsageMistake(
             f"The drafter is made for a model of {sizes.hidden_size} channels and {sizes.vocab_size} tokens, and this "

@@ -30,8 +30,8 @@ MANY = 16  # unread tokens, which take clearly longer to read than those of a st
 FORESEEN = 0.25  # the chance of a phrase, above which phrases draft until the small model has read many tokens
 REPLY, SAVED = 64, 0.2  # tokens that a reply is expected to go on for at least; the share of their time drafts save
 AHEAD = 8  # tokens of phrases that the small model reads at once
-COSTS_MORE = "drafts of the small model are expected to cost more than they save"
-READS = "the small model would read the prompt for longer than its drafts are expected to save"
+COSTS_MORE = "the small model's drafts are expected to cost more than they save"
+READS = "the small model would need longer to read the prompt than its drafts are expected to save"
 WIDTH = 4  # candidates of a level: the small model's own pick and its siblings
 
 
@@ -237,7 +237,7 @@ class DraftModel:
             self.forwards[self._rows[-1]] += 1
             self._pace += (len(step.committed) - self._pace) / REMEMBERED
             if not step.hidden.finite():
-                raise LocalspecError("The draft model's answer is not a number.")
+                raise LocalspecError("The draft model computes NaN.")
             self._propose(step, step.path, step.committed, sampling)
             return
         self.inner.rewind(self._cache.length)

@@ -59,7 +59,7 @@ class Eagle3Options:
     def __post_init__(self) -> None:
         for name, fine, hint in (
             ("depth", 1 <= self.depth <= 16, "1 to 16"),
-            ("vocabulary", self.vocabulary >= -1, "0 for all tokens, -1 for what suits, or how many"),
+            ("vocabulary", self.vocabulary >= -1, "0 for all tokens, -1 for automatic, or a number"),
             ("decay", 0 < self.decay <= 1, "above 0 and at most 1"),
             ("states", not self.states or are_places(self.states), f"up to {MOST_PLACES} indices like 2,14,25"),
             ("norms", self.norms in NORMS, f"one of {', '.join(NORMS)}"),
@@ -246,8 +246,8 @@ class Drafter(TrainedDrafter):
         sizes, _ = layer_of(own, options, target.context)
         if sizes.hidden_size != own.hidden_size and not options.embedding:
             raise UsageMistake(
-                f"The drafter is {sizes.hidden_size} channels wide and the model {own.hidden_size}, so it would need "
-                "an embedding of its own; name the model that it was made for."
+                f"The drafter is {sizes.hidden_size} channels wide and the model {own.hidden_size}, so it would "
+                "need its own embedding; name the model that it was made for."
             )
         width, channels = sizes.hidden_size, len(options.places) * own.hidden_size
         queries, keys = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim

@@ -74,7 +74,7 @@ class MedusaOptions:
             ("heads", 1 <= self.heads <= 16, "1 to 16"),
             ("layers", 1 <= self.layers <= 8, "1 to 8"),
             ("tree", self.tree in TREES, f"one of {', '.join(TREES)}"),
-            ("private_rank", 0 <= self.private_rank <= 1024, "0 for none, to 1024"),
+            ("private_rank", 0 <= self.private_rank <= 1024, "0 for none, or up to 1024"),
             ("decay", 0 < self.decay <= 1, "above 0 and at most 1"),
             ("rank", 1 <= self.rank <= MOST_RANK, f"1 to {MOST_RANK}"),
             ("alpha", 0 < self.alpha < float("inf"), "above 0"),

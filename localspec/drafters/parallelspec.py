@@ -67,11 +67,11 @@ class ParallelSpecOptions:
     def __post_init__(self) -> None:
         for name, fine, hint in (
             ("masks", 1 <= self.masks <= MOST_MASKS, f"1 to {MOST_MASKS}"),
-            ("form", self.form in FORMS, f"one out of {', '.join(FORMS)}"),
+            ("form", self.form in FORMS, f"one of {', '.join(FORMS)}"),
             ("layers", 1 <= self.layers <= 8, "1 to 8"),
             ("decay", 0 < self.decay <= 1, "above 0 and at most 1"),
             ("drop", 0 <= self.drop < 1, "0 or more and below 1"),
-            ("correction", 0 <= self.correction <= 1024, "0 for none, to 1024"),
+            ("correction", 0 <= self.correction <= 1024, "0 for none, or up to 1024"),
             ("begin", self.begin in BEGINNINGS, f"one of {', '.join(BEGINNINGS)}"),
         ):
             if not fine:

@@ -75,7 +75,7 @@ class S3DOptions:
         if not kept or named[-1] >= count:
             given = f"skip = {self.skip!r}" if self.skip else f"kept = {self.kept!r}"
             raise UsageMistake(
-                f"{given} of s3d does not fit this model, whose layers are 0 to {count - 1}; keep one of them or more."
+                f"{given} of s3d does not fit this model, whose layers are 0 to {count - 1}; keep at least one."
             )
         return tuple(kept)
 

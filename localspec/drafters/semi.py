@@ -72,7 +72,12 @@ class SemiOptions:
         for name, value, fine, hint in (
             ("depth", self.depth, 1 <= self.depth <= 16, "1 to 16"),
             ("layers", self.layers, self.layers in (1, 2), "1 or 2"),
-            ("vocabulary", self.vocabulary, self.vocabulary >= -1, "0 for all tokens, -1 for what suits, or how many"),
+            (
+                "vocabulary",
+                self.vocabulary,
+                self.vocabulary >= -1,
+                "0 for all tokens, -1 for automatic, or a number",
+            ),
             ("share", self.share, 0 < self.share <= 1, "above 0 and at most 1"),
             ("rank", self.rank, 1 <= self.rank <= MOST_RANK, f"1 to {MOST_RANK}"),
             ("balance", self.balance, 0 < self.balance < 1, "a number between 0 and 1"),
@@ -81,7 +86,7 @@ class SemiOptions:
                 "draft_rank",
                 self.draft_rank,
                 0 <= self.draft_rank <= MOST_DRAFT_RANK,
-                f"0 for all, to {MOST_DRAFT_RANK}",
+                f"0 for all tokens, or up to {MOST_DRAFT_RANK}",
             ),
         ):
             if not fine:

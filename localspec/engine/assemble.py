@@ -131,7 +131,7 @@ def tuning(
     said = yield from replying(target, ASKED, Budget(choice.nodes, costs, target.branches))
     if not said:
         profile.reporter.notice(
-            f"A context of {target.context} tokens has no room to tune how long drafts should be; give a longer one."
+            f"A context of {target.context} tokens is too short to tune the length of drafts; give a longer one."
         )
         return None
     costs_of_both = StepCosts(costs), StepCosts(small.costs)

@@ -208,7 +208,7 @@ class Engine:
                 unasked = auto and choice.draft is not None  # nobody asked for that small model
                 if smaller is None or not (unasked or isinstance(trouble, DoesNotFit)):
                     raise
-                notice(f"{trouble} It is tried once more with less: {smaller.reason}.")
+                notice(f"{trouble} Trying once more with less: {smaller.reason}.")
         unasked = settings.device == "auto" and engine.choice.device == "cpu"
         if unasked and (why := torch_trouble() or engine.choice.idle):  # nobody with a GPU is left there in silence
             notice(f"This runs on the CPU. {why}")
@@ -216,13 +216,13 @@ class Engine:
             notice(f"PyTorch computes with dense weights, slowly: {compiled.missing()}; install localspec again.")
         match engine.target.chat.prompt_loss():
             case "leaves out":
-                notice("the model's chat template leaves out what is asked, so no answer can be about it.")
+                notice("the model's chat template leaves out your prompt, so the model cannot answer it.")
             case "changes":
-                notice("the model's chat template changes what you write, so the model reads another text.")
+                notice("the model's chat template changes your prompt, so the model reads a different text.")
         if not engine.target.chat.tokenizer.chat_template:
-            notice("this model has no chat template, so it goes on with what you write, and may not answer it.")
+            notice("this model has no chat template, so it continues your text and may not answer it.")
         for what in engine.target.generation.get(LEFT_OUT, ()):
-            notice(f"{what} in the model's {GENERATION} is left out, because it is not possible.")
+            notice(f"{what} in the model's {GENERATION} is ignored, because it is not possible.")
         if engine.sampling(settings).rule == "typical":
             notice("with --accept typical the text is not exactly what the model alone would have written.")
         return engine
@@ -479,7 +479,7 @@ class Engine:
         try:
             return (yield from progress_texts(what, measuring))
         except (LocalspecError, MemoryError, RuntimeError, OSError) as trouble:
-            self._reporter.notice(f"{what.removesuffix(' (once)')} failed ({first_line(trouble)}); estimates serve.")
+            self._reporter.notice(f"{what.removesuffix(' (once)')} failed ({first_line(trouble)}); estimates are used.")
             return None
 
     # -- what is kept for later sessions ------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ def fit_conversation(
     first = 1 if len(messages) > 1 and messages[0]["role"] == "system" else 0
     if (length := _length([*messages[:first], messages[-1]])) > longest:
         raise UsageMistake(
-            f"The prompt is {length} characters long, and the context holds {target.context} tokens; shorten it."
+            f"The prompt is {length} characters long, but the context holds {target.context} tokens; shorten it."
         )
     turns = max(0, (len(messages) - first - 1) // 2)  # that can be left out
     # Round the room, so that a small change of free memory leaves out the same turns.
@@ -79,9 +79,7 @@ def fit_conversation(
 
 
 def _overlong(target: Target) -> Overlong:
-    return Overlong(
-        f"The conversation is longer than the model's context, which holds {target.context} tokens; send less of it."
-    )
+    return Overlong(f"The conversation is longer than the model's context of {target.context} tokens; send less of it.")
 
 
 def fit_text(target: Target, text: str, limits: Limits, room: int) -> tuple[list[int], Limits]:
@@ -91,7 +89,7 @@ def fit_text(target: Target, text: str, limits: Limits, room: int) -> tuple[list
     """
     if len(text) > LONGEST_TOKEN * target.context:
         raise UsageMistake(
-            f"The prompt is {len(text)} characters long, and the context holds {target.context} tokens; shorten it."
+            f"The prompt is {len(text)} characters long, but the context holds {target.context} tokens; shorten it."
         )
     prompt = target.chat.tokenizer.encode(text)
     return prompt, _within(target, prompt, limits, room)
@@ -105,7 +103,7 @@ def _within(target: Target, prompt: Sequence[int], limits: Limits, room: int) ->
         return limits
     if len(prompt) >= room:
         raise DoesNotFit(
-            f"The prompt is {len(prompt)} tokens long, and the memory of {target.device} holds {room} now; shorten "
+            f"The prompt is {len(prompt)} tokens long, but the memory of {target.device} now holds {room}; shorten "
             "it, or close other programs."
         )
     return replace(limits, max_tokens=min(limits.max_tokens or room, room - len(prompt)))

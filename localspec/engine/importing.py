@@ -145,13 +145,13 @@ def _register(
     header = registration(gguf_source(model), origin, answers)
     same, known = former is not None and _holds_all(former, model), former is not None and former.header.registered
     if former and not same:
-        reporter.notice(f"{file} was imported by a version that read its metadata in another way; it is read again.")
+        reporter.notice(f"{file} was imported by a version that read its metadata differently; it is read again.")
         _forget(former, paths)
     if former:
         for changed in changed_since_read(files, paths):
             reporter.notice(
-                f"{changed} has changed since it was read whole, but not where samples are taken; `localspec verify "
-                f"{former.header.origin.name}` finds out whether its content has."
+                f"{changed} has a new date or size since it was read, but its samples are the same; `localspec "
+                f"verify {former.header.origin.name}` checks the whole content."
             )
     if not (same and known):
         for sentence in [*model.notices(chat.added_marks()), *_rounding(header)]:
@@ -187,7 +187,7 @@ def _rounding(header: Header) -> list[str]:
         ]
     stored, becomes = " and ".join(sorted(types)), " and ".join(sorted({*types.values()}))
     return [
-        f"There is no kernel for the weights of {header.origin.name} in {stored}; they are rounded to {becomes} once, "
+        f"There is no kernel for {header.origin.name}'s weights in {stored}; they are rounded to {becomes} once, "
         f"and the model takes {size(header.weight_bytes)} of memory."
     ]
 
@@ -208,7 +208,7 @@ def _checked(file: Path) -> Path:
     if not file.is_file():
         raise NotHere(f"There is no file {str(file)!r}; give a GGUF file that is on this machine.")
     if re.search("[\ud800-\udfff]", str(file)):
-        raise LocalspecError(f"The name of {str(file)!r} is not UTF-8, and so cannot be kept; rename it.")
+        raise LocalspecError(f"The name of {str(file)!r} is not UTF-8, so it cannot be saved; rename it.")
     return file
 
 
@@ -288,8 +288,8 @@ def asked_packing(settings: Settings) -> str | None:
     asked: str = settings.dtype if settings.quantize == "auto" else settings.quantize  # as `run` understands them
     if asked not in ("auto", *FILED):
         raise UsageMistake(
-            f"A GGUF file is packed in {' or '.join(FILED)}, and weights in {asked} are asked for; give --quantize "
-            "with one of these, or leave it out."
+            f"A GGUF file is packed in {' or '.join(FILED)}, but you asked for {asked}; give --quantize with one of "
+            "these, or leave it out."
         )
     if asked != "auto" and (missing := compiled.missing()):
         raise LocalspecError(f"A GGUF file is packed by the compiled library, and {missing}.")

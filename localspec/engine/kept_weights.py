@@ -37,7 +37,7 @@ def load_kept(choice: LoadSpec, load: Load, reporter: Reporter) -> "Target":
         before = stamps(weight_files(choice.target.path))
         file, made_of = _place(choice)
     except (LocalspecError, OSError) as trouble:
-        reporter.notice(f"The packed model cannot be kept: {_told(trouble)}.")
+        reporter.notice(f"The packed model cannot be saved: {_told(trouble)}.")
         return load(None)
     if file.exists():
         try:
@@ -54,7 +54,7 @@ def load_kept(choice: LoadSpec, load: Load, reporter: Reporter) -> "Target":
             file.unlink(missing_ok=True)
             raise LocalspecError("its weights changed meanwhile.")
     except (LocalspecError, OSError, MemoryError, RuntimeError) as trouble:
-        reporter.notice(f"The packed model cannot be kept: {_told(trouble)}.")
+        reporter.notice(f"The packed model cannot be saved: {_told(trouble)}.")
     return target
 
 
@@ -84,8 +84,10 @@ def _keep(target: "Target", file: Path, made_of: str, choice: LoadSpec, reporter
     private_directory(file.parent)
     remove_abandoned(file.parent)
     if (needed := target.nbytes) > shutil.disk_usage(file.parent).free or needed > free_memory() // 2:
-        raise LocalspecError(f"it takes {size(needed)} of the disk, and as much of main memory while it is written.")
-    reporter.progress(f"keeping {choice.target.name} as it was packed, once")
+        raise LocalspecError(
+            f"it takes {size(needed)} of the disk, and the same amount of main memory while it is written."
+        )
+    reporter.progress(f"saving {choice.target.name} as packed, once")
     try:
         with FileLock(lock_of(file), timeout=0, mode=0o600):
             try:

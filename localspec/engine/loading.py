@@ -140,8 +140,8 @@ def load_draft_model(draft: LoadSpec | None, target: Target, cache: MeasurementC
     settle_step_form(draft.device, model, cache, profile.subject)
     if not model.forward(DraftTree.chain([0] * 4), model.cache(4), last=True).logits.finite():
         raise LocalspecError(
-            f"The draft model {draft.target.name} gives no numbers ({model.precision}); its weights are damaged, or "
-            "too large for this format: fetch it again."
+            f"The draft model {draft.target.name} computes NaN ({model.precision}); its weights are damaged, or too "
+            "large for this format: fetch it again."
         )
     return LoadedDraftModel(model, profile, profile.costs(draft, model))
 

@@ -37,8 +37,8 @@ def requested_sampling(settings: Settings, generation: Mapping[str, Any], name: 
         origin, spelled = settings.origins.get(name, ""), name.replace("_", "-")
         if origin == TYPED:
             raise UsageMistake(
-                f"{settings.shown(name)} has no effect at temperature 0; {TYPED} temperature 0.7 lets it have one, "
-                f"{TYPED} {spelled} default takes it back."
+                f"{settings.shown(name)} has no effect at temperature 0; {TYPED} temperature 0.7 gives it one, "
+                f"{TYPED} {spelled} default resets it."
             )
         if origin.startswith("--"):
             raise UsageMistake(f"--{spelled} has no effect at temperature 0; leave it out, or give a --temp above 0.")
@@ -55,16 +55,16 @@ def requested_thinking(settings: Settings, chat: ChatTokenizer, model: str, syst
         return settings.think
     origin = settings.origins.get("think", "")
     if origin == TYPED:
-        asked, remedy = f"/think {'on' if settings.think else 'off'}", "/think auto takes it back"
+        asked, remedy = f"/think {'on' if settings.think else 'off'}", "/think auto restores the default"
     elif origin.startswith("--"):
         asked, remedy = origin, "leave it out"
     else:
         return None
     if chat.switch is None:
         raise UsageMistake(
-            f"{asked} has no effect, for the chat template of {model} has no switch for thinking; {remedy}."
+            f"{asked} has no effect, because the chat template of {model} has no switch for thinking; {remedy}."
         )
     raise UsageMistake(
-        f"{asked} has no effect beside a system prompt, where the chat template of {model} has no switch for thinking; "
+        f"{asked} has no effect with a system prompt, because the chat template of {model} has no switch for thinking; "
         f"{remedy}, or the system prompt."
     )

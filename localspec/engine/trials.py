@@ -19,7 +19,7 @@ from localspec.machine.nvidia import nvidia_driver
 PATIENCE = 60.0  # seconds for another process that is at it
 LOOK_SECONDS = 0.2
 ENDS = 2  # so often a process may end in a trial: once is somebody who closes a window
-ENDED = "the program ended each time it was tried; another driver is tried anew"
+ENDED = "the program crashed each time this was tried; it is tried again after a driver update"
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,14 @@ def tried(
     ourselves, until = _process(os.getpid()), time.monotonic() + PATIENCE
     while (found := cache.recall(quantity, subject)) is not None and _alive(found.tried_by, ourselves):
         if time.monotonic() > until:
-            return Verdict(fallback, f"another process is looking whether {what}", passing=True)
-        cache.reporter.progress(f"waiting for another process, which looks whether {what} on this GPU")
+            return Verdict(fallback, f"another process is checking whether {what}", passing=True)
+        cache.reporter.progress(f"waiting for another process, which checks whether {what} on this GPU")
         time.sleep(LOOK_SECONDS)
     ended = 0 if found is None or found.tried_by in ("", ourselves) else found.ended + 1
     if found is not None and (not found.tried_by or ended >= ENDS):
         cache.remember(quantity, subject, found, silent=True)  # it is still of use, and measurements of long ago go
         return found
-    cache.reporter.progress(f"looking whether {what} on this GPU, once")
+    cache.reporter.progress(f"checking once whether {what} on this GPU")
     cache.remember(quantity, subject, Verdict(fallback, ENDED, tried_by=ourselves, ended=ended))
     found = Verdict(fallback, passing=True)
     try:
@@ -131,7 +131,7 @@ def settle_kernels(device: str, cache: MeasurementCache) -> None:
         own_kernels.settle(card, found.why)
         if found.why is not None:
             cache.reporter.notice(
-                f"localspec's own kernels are not used on this GPU, and steps are slower for it: {found.why}."
+                f"localspec's own kernels are not used on this GPU, so steps are slower: {found.why}."
             )
         _settled[device] = found
         cache.remember(LIBRARIES_COMPUTE, versions(device), found.outcome == LIBRARIES, silent=True)
@@ -155,7 +155,7 @@ def settle_step_form(device: str, target: Target, cache: MeasurementCache, subje
         return
     found = tried(cache, STEP_FORM, with_driver(subject), "steps can be recorded", "eager", lambda: _find(target))
     if found.why is not None:
-        cache.reporter.notice(f"steps are not recorded on this GPU, and slower for it: {found.why}.")
+        cache.reporter.notice(f"steps are not recorded on this GPU, and therefore slower: {found.why}.")
     use_step_form(target, cast("StepForm", found.outcome))
 
 
@@ -190,5 +190,5 @@ class RecordingWatch:
         if what in self._told:
             return False
         self._told.add(what)
-        self._cache.reporter.notice(f"{what} not recorded any more, and slower for it: {why}.")
+        self._cache.reporter.notice(f"{what} no longer recorded, and therefore slower: {why}.")
         return True

@@ -95,13 +95,13 @@ def _heads(trained: DrafterCard, checkpoint: Checkpoint, target: _Model) -> Coun
     options: MedusaOptions = _options(trained, checkpoint)
     if options.linear:
         raise UsageMistake(
-            f"The heads in {trained.path} read the root and the state, and heads of other engines read only the state; "
-            "export some that were trained with -O linear=false."
+            f"The heads in {trained.path} read the root and the state, but in other engines heads read only the "
+            "state; export some that were trained with -O linear=false."
         )
     head = "embed_tokens" if target.sizes.tied else "lm_head.weight"
-    notes = ["vLLM 0.32 is the last that reads Medusa heads; it takes the likeliest token of each, and builds no tree."]
+    notes = ["vLLM 0.32 is the last that reads Medusa heads; it uses the likeliest token of each and builds no tree."]
     if options.rank_of_own:
-        notes.append("Every head has a whole vocabulary matrix now: vLLM knows none that several heads share in part.")
+        notes.append("Every head now has a complete vocabulary matrix: vLLM cannot read one that heads share in part.")
 
     def write(directory: Path) -> None:
         write_heads(trained.path / WEIGHTS, options, target.weights[head], directory)
@@ -115,14 +115,14 @@ def _eagle3(engine: Engine, trained: DrafterCard, checkpoint: Checkpoint, target
     options: Eagle3Options = _options(trained, checkpoint)
     if options.config:
         raise UsageMistake(
-            f"The head in {trained.path} is {trained.about.get('published', {}).get('repo', 'a published one')}, which "
-            f"{engine.label} reads itself; give it that."
+            f"The head in {trained.path} is {trained.about.get('published', {}).get('repo', 'a published one')}, "
+            f"which {engine.label} reads directly; give it that head."
         )
     rope = dict(target.config.rope_parameters)
     if rope["rope_type"] not in _ROTATIONS or rope.pop("partial_rotary_factor", 1.0) != 1.0:
         raise UsageMistake(
-            f"The head in {trained.path} rotates as its model does, by '{rope['rope_type']}' or a part of each head, "
-            f"which {engine.label} does not know of a Llama; nearest is a small model, draft_model:MODEL."
+            f"The head in {trained.path} rotates as its model does, by '{rope['rope_type']}' or a part of each "
+            f"head, which {engine.label} does not support for a Llama; the nearest is a small model, draft_model:MODEL."
         )
     theta = rope.pop("rope_theta")
     config = {
@@ -166,15 +166,15 @@ def _parallelspec(engine: Engine, trained: DrafterCard, checkpoint: Checkpoint, 
         tokens = options.masks + 1 if form == "parallel draft model" else 0
     elif target.sizes.layer_sizes or target.sizes.delta:
         raise UsageMistake(
-            f"The layers of this model differ from each other, and those of the drafter in {trained.path} are as one "
-            f"of them, of which {engine.label} has no model; nearest is a small model, draft_model:MODEL."
+            f"The layers of this model differ from each other, and {engine.label} has no model with only the kind "
+            f"that the drafter in {trained.path} has; the nearest is a small model, draft_model:MODEL."
         )
     else:
         sizes = replace(layers_of(target.sizes, options), vocab_size=vocab_size, tied=target.sizes.tied)
         form, content = "draft model", {**target.config.content, **_layers(sizes, target.config.content)}
         notes = (
-            f"Its masks differ from depth to depth, which no engine knows: {engine.label} drafts token by token with "
-            "its layers, beside a copy of the model's embedding and head.",
+            f"Its masks differ by depth, which no other engine supports: {engine.label} drafts token by token with "
+            "its layers, and with a copy of the model's embedding and head.",
         )
 
     def write(directory: Path) -> None:
@@ -203,14 +203,14 @@ def _small_model(
         if target_map(own.config.content, small.path) is not None:
             raise UsageMistake(
                 f"The small model in {small.path} reads the target's states (PARD-2), which {engine.label} does not "
-                "give it; nearest is one that does not, or draft_model:MODEL."
+                "provide; the nearest is one that does not read them, or draft_model:MODEL."
             )
         form, notes = _parallel(engine, small.path, mask_token(own.config, small.path), vocab_size)
         tokens = MODEL_MASKS + 1 if form == "parallel draft model" else 0
     if own.sizes.vocab_size != vocab_size:
         notes += (
-            f"Its embedding has {vocab_size} rows now where it had {own.sizes.vocab_size}, for {engine.label} wants as "
-            "many as the model has.",
+            f"Its embedding has {vocab_size} rows now instead of {own.sizes.vocab_size}, because {engine.label} "
+            "needs as many as the model has.",
         )
 
     def write(directory: Path) -> None:
@@ -225,8 +225,8 @@ def _parallel(engine: Engine, path: Path, mask: int, vocab_size: int) -> tuple[F
     """Return the form of a small model with a mask token, and what is lost with it."""
     if mask >= vocab_size:
         raise UsageMistake(
-            f"The mask token {mask} of the small model in {path} is none of the model's {vocab_size} ids, as "
-            f"{engine.label} wants it; nearest is draft_model:MODEL."
+            f"The mask token {mask} of the small model in {path} is not one of the model's {vocab_size} ids, as "
+            f"{engine.label} needs; the nearest is draft_model:MODEL."
         )
     if "parallel draft model" in engine.forms:
         return "parallel draft model", ()

@@ -81,12 +81,12 @@ def check_path(engine: Engine, path: Path, form: Form) -> None:
     A drafter of this `form` lies in it.
     """
     if one_line(str(path)) != str(path):
-        raise UsageMistake(f"{path} has characters in its name that no command line shows; give another --out.")
+        raise UsageMistake(f"{path} has characters in its name that cannot be typed; give another --out.")
     misread = [word for word in _MISREAD if word in str(path).lower() and not form.startswith(word)]
     if engine.name == "vllm" and misread:
         raise UsageMistake(
-            f"vLLM takes whatever lies in a path with '{misread[0]}' for a drafter of that name, and {path} is one; "
-            "give another --out."
+            f"vLLM takes every path that contains '{misread[0]}' for a drafter of that name, and {path} contains "
+            "it; give another --out."
         )
 
 
@@ -105,14 +105,14 @@ def check_heads(heads: int, kv_heads: int, tensor_parallel: int) -> None:
 def no_counterpart(engine: Engine, drafter: str) -> UsageMistake:
     """Return why an engine has nothing that a drafter could become, and what is nearest to it there."""
     if drafter == "auto":
-        return UsageMistake("auto names no drafter, and which one to export has to be said; name one.")
+        return UsageMistake("auto does not name a drafter to export; name one.")
     if drafter.endswith("+phrases") or "+" in drafter:
         return UsageMistake(
-            f"{engine.label} drafts with one drafter at a time, and '{drafter}' are several; name one of them."
+            f"{engine.label} uses one drafter at a time, but '{drafter}' names several; name one of them."
         )
     kind = kind_of(drafter)
     if kind.name == "none":
-        return UsageMistake("'none' is plain decoding, for which an engine needs no drafter; name another.")
+        return UsageMistake("'none' means plain decoding, so there is no drafter to export; name another.")
     if kind.name in ("phrases", "lookahead"):
         config = {"method": "ngram", "num_speculative_tokens": engine.tokens, "prompt_lookup_max": NGRAM}
         flags = {
@@ -120,8 +120,8 @@ def no_counterpart(engine: Engine, drafter: str) -> UsageMistake:
             "sglang": "python -m sglang.launch_server --model-path MODEL --speculative-algorithm NGRAM",
         }
         return UsageMistake(
-            f"'{kind.name}' has no files that {engine.label} reads, which looks for phrases in the text itself; "
-            f"nearest is {flags[engine.name]}"
+            f"'{kind.name}' has no files that {engine.label} reads, because it finds phrases in the text itself; "
+            f"the nearest is {flags[engine.name]}"
         )
     if kind.takes == "published":
         where = "in the model's own files" if kind.name == "mtp" else "in the repository that it came from"

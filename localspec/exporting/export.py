@@ -48,7 +48,7 @@ def export(engine: str, drafter: str, model: str | None, out: Path, tensor_paral
     named = engine_named(engine)
     out = Path(os.path.abspath(os.path.expanduser(out)))
     if os.path.lexists(out) and not (out.is_dir() and not out.is_symlink() and not any(out.iterdir())):
-        raise UsageMistake(f"{out} is there already, and nothing is overwritten; give another --out.")
+        raise UsageMistake(f"{out} already exists, and nothing is overwritten; give another --out.")
     card = _target_of(drafter, model)
     checkpoint = originals(card.path)
     found = counterpart(named, drafter, card, checkpoint)
@@ -73,12 +73,12 @@ def _target_of(drafter: str, model: str | None) -> TargetCard:
         return resolve(model)
     path = Path(os.path.expanduser(drafter))
     if not path.is_dir():
-        raise UsageMistake(f"Which model '{drafter}' drafts for has to be said; give -m MODEL.")
+        raise UsageMistake(f"Name the model that '{drafter}' drafts for: -m MODEL.")
     if (path / "target" / "config.json").is_file():  # it was changed with the drafter
         return resolve(str(path))
     trained = read_drafter(path)
     if not trained.target:
-        raise UsageMistake(f"The small model in {path} drafts for several models; give -m MODEL for the one it shall.")
+        raise UsageMistake(f"The small model in {path} drafts for several models; choose one with -m MODEL.")
     try:
         return resolve(trained.target)
     except NotHere as missing:

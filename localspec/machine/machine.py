@@ -167,7 +167,7 @@ def torch_trouble() -> str | None:
     if sys.platform == "darwin":
         if platform.machine() == "x86_64" and "Apple" in hardware.cpu_name():
             return (
-                "This Python is made for Intel and runs translated, so torch cannot use the GPU of this Mac: "
+                "This Python is built for Intel and runs under Rosetta, so torch cannot use the GPU of this Mac: "
                 "install a Python for arm64, and localspec with it."
             )
         return None
@@ -180,13 +180,15 @@ def torch_trouble() -> str | None:
         if build.cuda is None:
             return f"{found}, torch {build.version} is a CPU build: {_install(plain, best)}"
         if "cu" + build.cuda.replace(".", "") <= best:
-            return f"{found}, and torch {build.version} sees no GPU: CUDA_VISIBLE_DEVICES or a container may hide it."
+            return (
+                f"{found}, and torch {build.version} sees no GPU: CUDA_VISIBLE_DEVICES or a container may be hiding it."
+            )
         return (
             f"{found}, torch {build.version} is built for CUDA {build.cuda} and needs a newer one: "
             f"{_install(plain, best)}"
         )
     if build.hip is None and Path("/dev/kfd").exists():
-        return f"An AMD GPU is found, and torch {build.version} is not built for it: {_install(plain, 'rocm6.4')}"
+        return f"There is an AMD GPU, but torch {build.version} is not built for it: {_install(plain, 'rocm6.4')}"
     return None
 
 

@@ -47,7 +47,7 @@ class ChatTokenizer:
         ids = self._marked(self.marks.encode(self.render_apart(messages, think=think), self.add_special_tokens))
         if ids and max(ids) >= vocab_size:
             raise LocalspecError(
-                f"The model's tokenizer gives the id {max(ids)}, and its config.json promises a vocab_size of "
+                f"The model's tokenizer gives the id {max(ids)}, but its config.json has a vocab_size of "
                 f"{vocab_size}; fetch the model again."
             )
         return ids
@@ -329,7 +329,7 @@ class ChatTokenizer:
             for token in several:
                 if not isinstance(token, int):
                     raise LocalspecError(
-                        f"The eos_token_id {ids!r} of this model is no token id; fetch the model again."
+                        f"The eos_token_id {ids!r} of this model is not a token id; fetch the model again."
                     )
                 stops.add(token)
         if not self.add_special_tokens:

@@ -51,8 +51,8 @@ def mtp_layer(path: Path) -> MtpLayer:
     if (layers := config.get("mtp_num_hidden_layers", 1)) != 1 or config.get("mtp_use_dedicated_embeddings"):
         what = "an embedding of its own" if layers == 1 else f"mtp_num_hidden_layers = {layers!r}"
         raise LocalspecError(
-            f"{path / 'config.json'} describes an MTP layer with {what}, and localspec computes a single one that "
-            "shares the model's; use another drafter."
+            f"{path / 'config.json'} describes an MTP layer with {what}, but localspec computes only a single one "
+            "that shares the model's; use another drafter."
         )
     shapes = [entry["shape"] for entry in entries.values()]
     offsets = [entry["data_offsets"] for entry in entries.values()]
@@ -73,8 +73,8 @@ def _sum(shapes: Sequence[Sequence[int]], held: int) -> MtpLayer:
 
 def _none(path: Path) -> NotHere:
     return NotHere(
-        f"The files in {path} hold no layer that predicts further ahead ({PREFIX}*), which models of Qwen3.5 are "
-        "published with; fetch them from their publisher, or use another drafter."
+        f"The files in {path} have no MTP layer ({PREFIX}*), which Qwen3.5 is published with; fetch them from the "
+        "publisher, or use another drafter."
     )
 
 
@@ -92,8 +92,8 @@ def check_family(kind: str, architecture: str | None, model: str) -> None:
         return
     if kind == MTP and not comes_with_mtp(architecture):
         raise UsageMistake(
-            f"'{kind}' drafts only for models whose files have a layer that predicts further ahead, which are those of "
-            f"Qwen3.5, and {model} is {architecture}; use another drafter."
+            f"'{kind}' works only with models that have an MTP layer (Qwen3.5), and {model} is {architecture}; use "
+            "another drafter."
         )
     if kind == "assistant" and architecture not in _OF_GEMMA4:
         raise UsageMistake(f"'{kind}' drafts only for Gemma 4, and {model} is {architecture}; use another drafter.")
@@ -168,12 +168,12 @@ def find_drafter(name: str, card: TargetCard, paths: Paths | None = None) -> Dra
             )
         if name in kinds("published"):
             raise NotHere(
-                f"There is no drafter '{name}' for {card.name} here, and localspec trains none; fetch one that others "
-                "publish for this model, by `localspec pull ORG/REPOSITORY`, or use another."
+                f"There is no drafter '{name}' for {card.name} here, and localspec cannot train one; fetch a "
+                "published one with `localspec pull ORG/REPOSITORY`, or use another."
             )
         raise NotHere(
-            f"There is no drafter '{name}' for {card.name} here; "
-            f"make one with `localspec train {name} -m {card.name if card.entry else card.path}`."
+            f"There is no drafter '{name}' for {card.name} here; train one with `localspec train {name} -m "
+            f"{card.name if card.entry else card.path}`."
         )
     named = read_drafter(Path(os.path.abspath(os.path.expanduser(name))))
     if named.revision and not (own := Identity(card.path)).owns(named.weights, named.revision):
@@ -254,7 +254,7 @@ def read_drafter(path: Path) -> DrafterCard:
     file = path / "drafter.json"
     if not file.is_file():
         raise NotHere(
-            f"{path} holds no drafter.json, so it is no trained drafter; give a directory that `localspec train` "
+            f"{path} holds no drafter.json, so it is not a trained drafter; give a directory that `localspec train` "
             f"wrote, a kind ({', '.join(kinds('weights'))}), or draft_model:MODEL for a small model."
         )
     content = _content(file)
@@ -264,14 +264,14 @@ def read_drafter(path: Path) -> DrafterCard:
     version = content.get("format")
     if type(version) is not int or version != FORMAT:  # True is 1, too
         raise LocalspecError(
-            f"{file} is of format {version!r}, and this version reads {FORMAT}; use the version that wrote it."
+            f"{file} is of format {version!r}, but this version reads {FORMAT}; use the version that wrote it."
         )
     if not _are_accuracies(content.get("accuracy_by_depth", [])):
         raise LocalspecError(
             f"accuracy_by_depth in {file} does not list numbers from 0 to 1 for each depth; train the drafter again."
         )
     if wrong := [name for name in ACCEPTANCE if not _is_acceptance(content.get(name))]:
-        raise LocalspecError(f"{wrong[0]} in {file} has no length and nodes that can be; train the drafter again.")
+        raise LocalspecError(f"{wrong[0]} in {file} has no valid length and nodes; train the drafter again.")
     weights = path / "drafter.safetensors"
     if not weights.is_file():
         raise NotHere(f"{path} lacks drafter.safetensors; train the drafter again.")

@@ -277,7 +277,7 @@ TABLE = [
     DrafterKind(
         "phrases", "phrases of this text and of earlier replies", "nothing", _free, has_phrases=True, on_chains=True
     ),
-    DrafterKind("lookahead", "phrases that a Jacobi window beside the text finds", "nothing", _free),
+    DrafterKind("lookahead", "phrases found by a Jacobi window in spare rows", "nothing", _free),
     DrafterKind(
         "layers", "some of the target's own layers: S3D without training", "probe", _layers_seconds, with_experts=False
     ),
@@ -302,11 +302,11 @@ TABLE = [
         on_chains=True, with_experts=False,
     ),
     DrafterKind(
-        "dflash", "a few layers that fill in a block of mask tokens at once", "published",
+        "dflash", "a few layers that draft a block of mask tokens at once", "published",
         _dflash_seconds, size=_dflash_size, states_in="fc.weight", on_chains=True,
     ),
     DrafterKind(
-        "dspark", "a few layers that fill in a block at once, corrected by the token before", "published",
+        "dspark", "a few layers that draft a block at once, each token corrected by the one before", "published",
         _dspark_seconds, size=_dspark_size, states_in="fc.weight", on_chains=True,
     ),
     DrafterKind(
@@ -314,11 +314,11 @@ TABLE = [
         _assistant_seconds,
     ),
     DrafterKind(
-        "mtp", "a layer in the target's own files that predicts further ahead, token after token", "published",
+        "mtp", "the MTP layer in the target's own files, token after token", "published",
         _mtp_seconds, size=_kept_by_a_layer, parameters=_mtp_parameters, on_chains=True,
     ),
     DrafterKind(
-        "draft_model", "a small model of the same tokenizer", "draft model", _draft_model_seconds,
+        "draft_model", "a small model with the same tokenizer", "draft model", _draft_model_seconds,
         searched=lambda parts: (), on_chains=True,
     ),
     DrafterKind(

@@ -173,7 +173,8 @@ def read_entries(file: Path) -> Iterator[Entry]:
             )
         if {"sha256", "fingerprints"} & entry.keys() and "repo" not in entry:
             raise UsageMistake(
-                f"M{of[1:]} has a path, so an imported file cannot be this model; remove sha256, or give it a repo."
+                f"M{of[1:]} has both a path and sha256, which identifies an imported file; remove sha256, or "
+                "replace the path by a repo."
             )
         if ("gguf" in entry or "bytes" in entry) and not {"gguf", "bytes", "repo"} <= entry.keys():
             raise UsageMistake(
@@ -181,7 +182,7 @@ def read_entries(file: Path) -> Iterator[Entry]:
                 "gguf and bytes."
             )
         if "forms" in entry and "repo" not in entry:
-            raise UsageMistake(f"M{of[1:]} has forms and no repo that they are forms of; add that, or remove them.")
+            raise UsageMistake(f"M{of[1:]} has forms but no repo; add a repo, or remove the forms.")
         shape = entry.get("shape")
         yield Entry(
             name=name,

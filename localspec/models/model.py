@@ -102,9 +102,9 @@ def small_model_of(card: TargetCard, *, drafts: bool = False) -> Model:
         parameters = shape.parameters if shape else 0
     if shape is None:
         raise LocalspecError(
-            f"How large the parts of {card.name} are, its config.json does not say; fetch the model again."
+            f"The config.json of {card.name} does not say how large its parts are; fetch the model again."
             if card.here
-            else f"How large {card.name} is, models.toml does not say; add a shape to its entry."
+            else f"models.toml does not say how large {card.name} is; add a shape to its entry."
         )
     if not card.here and card.entry is not None and card.entry.bytes:  # as it is once its GGUF file is here
         return Model(card, shape, parameters, packed=(BLOCKS, *CAN_BE_PACKED), block_bytes=card.entry.bytes)

@@ -55,8 +55,8 @@ def too_large_to_draft(card: TargetCard, paths: Paths | None = None) -> str:
     if other is None or (share := step_bytes(other.path) / step_bytes(card.path)) <= LARGEST_SHARE:
         return ""
     return (
-        f"{other.name}, installed, of the same tokenizer, does not draft for {card.name}: a step of it reads "
-        f"{share:.0%} of the bytes that a step of {card.name} reads, and {LARGEST_SHARE:.0%} are the most that may pay."
+        f"{other.name}, installed, with the same tokenizer, does not draft for {card.name}: its step reads "
+        f"{share:.0%} of the bytes that a step of {card.name} reads; above {LARGEST_SHARE:.0%} drafts do not pay."
     )
 
 
@@ -84,7 +84,7 @@ def _candidates(card: TargetCard, named: OwnDraft | None, paths: Paths | None) -
         with suppress(LocalspecError):  # a name that no path can have
             yield OwnDraft(resolve(str(beside)), f"in the model's directory {BESIDE}")
     if (installed := _installed(card, paths or Paths(home()), LARGEST_SHARE)) is not None:
-        yield OwnDraft(installed, "installed, of the same tokenizer")
+        yield OwnDraft(installed, "installed, with the same tokenizer")
 
 
 def _installed(card: TargetCard, paths: Paths, share: float) -> TargetCard | None:

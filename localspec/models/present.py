@@ -18,7 +18,7 @@ By = Literal["use", "chat", "machine"]
 _ORIGINS: dict[str, str] = {
     "use": "chosen with `localspec use`",
     "chat": "chosen in a chat",
-    "machine": "the best for this machine when it was first needed",
+    "machine": "the best for this machine when a model was first needed",
 }
 
 
@@ -63,7 +63,7 @@ def present_model(settings: Settings, paths: Paths) -> Present:
         return Present(card.name, _ORIGINS[choice.by])
     models = chat_models(paths)
     if len(models) > 1:
-        return Present(None, f"the first prompt takes one of the {len(models)} models here")
+        return Present(None, f"the first prompt chooses one of the {len(models)} models here")
     if models:
         return Present(models[0].name, "the only model here")
     return Present("demo", "no other model is here")

@@ -224,8 +224,8 @@ def resolve(name: str, paths: Paths | None = None) -> TargetCard:
     if card is not None:
         if is_gguf(card.path):
             raise NotHere(
-                f"{name} is entered as {card.path}, and a GGUF file is imported first: `localspec import "
-                f"{card.path}`; then its entry is not needed."
+                f"{name} has the path {card.path}, but a GGUF file must be imported: `localspec import "
+                f"{card.path}`; then it needs no entry."
             )
         if not card.here:
             refuse_damaged(name, paths)
@@ -238,14 +238,14 @@ def resolve(name: str, paths: Paths | None = None) -> TargetCard:
         if not (path / "config.json").exists() and (path / "target" / "config.json").exists():
             path = path / "target"  # a directory of `train`, whose drafter changed its target
         if re.search("[\ud800-\udfff]", str(path)):
-            raise LocalspecError(f"The name of {name!r} is not UTF-8, and weights cannot be read there; rename it.")
+            raise LocalspecError(f"The name of {name!r} is not UTF-8, so weights there cannot be read; rename it.")
         return TargetCard(name, path, license_of(path), "")
     if name and "\0" not in name and is_packed(path):
         return TargetCard(packed_file.read(path).header.origin.name, path, license_of(path), "")
     if name and "\0" not in name and is_gguf(path):
         if (imported := import_of(path, paths or Paths(home()))) is None:
             raise NotHere(
-                f"{name} is a GGUF file that was not imported as it is now; do it with `localspec import {name}`."
+                f"{name} is a GGUF file that changed, or was never imported; import it with `localspec import {name}`."
             )
         own = imported.header.origin
         card = find(own.name, paths)
@@ -265,8 +265,7 @@ def resolve(name: str, paths: Paths | None = None) -> TargetCard:
         raise NotHere(f"There is no file {name!r}; give a GGUF file that is on this machine, or org/repo:TYPE.")
     if name.startswith((".", "/", "~")) or "\\" in name:
         raise NotHere(
-            f"There is no directory {name!r}; give one in the Hugging Face layout, or a name of those that are "
-            f"here: {here}."
+            f"There is no directory {name!r}; give one in the Hugging Face layout, or the name of a model here: {here}."
         )
     if re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w./-]+)?(:[\w.-]+)?", name):
         source = Source.parse(name)
@@ -275,8 +274,8 @@ def resolve(name: str, paths: Paths | None = None) -> TargetCard:
             return TargetCard(str(source), found, license_of(found), "", entry=Entry(str(source), source=source))
         raise NotHere(f"{name!r} is neither a directory nor fetched; fetch it with `localspec pull {name}`.")
     raise NotHere(
-        f"There is no model {name!r}{guess}; give a local directory, or a name of those that are here: "
-        f"{here}. `localspec doctor` tells which ones can be fetched."
+        f"There is no model {name!r}{guess}; give a local directory, or the name of a model here: "
+        f"{here}. `localspec doctor` lists models that you can fetch."
     )
 
 

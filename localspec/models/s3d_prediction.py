@@ -187,8 +187,8 @@ def beside(constants: Constants, measured: Acceptance, timing: Timing, generated
     length, found = acceptance_length(gamma, beta, constants), _length(measured.by_depth)
     draft, verify = timing.draft / timing.plain, timing.verify / timing.plain
     parts = [
-        f"A token of a draft, where all before it were right, is right at rates of {_list(predicted)} by the paper's "
-        f"constants, and was on held-out text at {_list(measured.by_depth)}",
+        f"Acceptance rates by depth: {_list(predicted)} by the paper's constants, {_list(measured.by_depth)} on "
+        "held-out text",
         f"a chain of them makes {length:.2f} tokens an iteration, and {found:.2f}",
     ]
     if generated is not None:

@@ -42,7 +42,7 @@ def mask_token(config: ModelConfig, path: Path) -> int:
         )
     if config.per_layer_inputs[0]:
         raise LocalspecError(
-            f"The layers of {path} read inputs by the id of a token, which its mask token has none of, so this model "
+            f"The layers of {path} read inputs by token id, which its mask token does not have, so this model "
             "cannot draft in parallel here; give another."
         )
     return token

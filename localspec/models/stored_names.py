@@ -106,8 +106,8 @@ def adapted_parts(config: TransformerConfig, layers: Sequence[int], which: str) 
         )
     if any(map(config.is_recurrent, layers)):
         raise UsageMistake(
-            "Some of the model's layers are recurrent, for which there are no adapters; leave out joint and first, and "
-            "train the drafter for the model as it is."
+            "Some of the model's layers are recurrent, for which there are no adapters; leave out joint and first, "
+            "and train only the drafter."
         )
     made_of = weight_map(config)
     for layer in layers:

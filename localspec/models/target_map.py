@@ -39,7 +39,7 @@ class TargetMap:
         if any(not 0 <= place <= num_layers for place in places) or self.states != len(places) * hidden_size:
             raise UsageMistake(
                 f"The small model in {self.file.parent} reads {self.states} channels of the states "
-                f"{', '.join(map(str, self.layers))} of its target, and this one has {num_layers} layers of "
+                f"{', '.join(map(str, self.layers))} of its target, but this one has {num_layers} layers of "
                 f"{hidden_size} channels; name the model that it was made for."
             )
         return places

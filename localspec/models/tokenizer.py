@@ -37,7 +37,7 @@ class Tokenizer:
         self._files = {name: files[name] for name in TOKENIZER_FILES if name in files}
         if "tokenizer.json" not in files:
             raise LocalspecError(
-                f"The model in {path} has no tokenizer.json, the one form of tokenizer that localspec reads; "
+                f"The model in {path} has no tokenizer.json, which localspec needs; "
                 'transformers writes one: python -c "from transformers import AutoTokenizer; '
                 f"AutoTokenizer.from_pretrained('{path}').save_pretrained('{path}')\"."
             )

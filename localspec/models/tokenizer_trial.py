@@ -112,8 +112,8 @@ def _started() -> "subprocess.Popen[bytes]":
         return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=nowhere)
     except OSError as error:
         raise LocalspecError(
-            f"No process can be started for what models bring along ({error.strerror}); close other programs, and make "
-            f"sure that you may run {sys.executable}."
+            f"The process that runs chat templates and tokenizers cannot be started ({error.strerror}); close other "
+            f"programs, and make sure that you may run {sys.executable}."
         ) from error
 
 

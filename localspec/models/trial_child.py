@@ -81,7 +81,7 @@ def _tried_tokenizer(files: dict[str, str], path: Path) -> Tokenizer:
     steps = _steps(tokenizer)
     if not _decodes_in_bounds(steps["decoder"]):
         raise LocalspecError(
-            f"The tokenizer in {path} makes text of ids by an expression, or makes it longer, which may never end and "
+            f"The tokenizer in {path} decodes by a regular expression, or lengthens text, which may never end and "
             "which no known model needs; choose another one."
         )
     special = "".join(token.content for token in list(tokenizer.added_tokens.values())[:100])

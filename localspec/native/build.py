@@ -154,7 +154,7 @@ def build(target: Target, output: Path | None = None, objects: Path = OBJECTS) -
     output = output or HERE / target.library
     sources = sorted(SOURCES.glob("*.cpp"))
     if not sources:
-        raise BuildFailed(f"There are no sources of the native library in {SOURCES}: this is not a source tree.")
+        raise BuildFailed(f"The sources of the native library are not in {SOURCES}: this is not a source tree.")
     using = compiler(target)
     folder = objects / target.name
     folder.mkdir(parents=True, exist_ok=True)

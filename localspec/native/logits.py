@@ -114,7 +114,7 @@ class NativeLogits(NumpyLogits):
         return self._start + row % count * self.rows.strides[0]
 
 
-_NO_NUMBER = "Nothing can be picked from an answer that is not a number."
+_NO_NUMBER = "No token can be picked from logits that are NaN."
 
 
 @lru_cache(maxsize=8)

@@ -105,7 +105,7 @@ def packed_tensors(
     def serves(header: Header) -> bool:
         """Return True. Raise LocalspecError for a header with other tensors than the library reads."""
         if {name: section.tensor for name, section in header.tensors.items()} != planned:
-            raise LocalspecError(f"A packed file of {file} holds other tensors than that; it is made again.")
+            raise LocalspecError(f"A packed file of {file} has unexpected tensors; it will be packed again.")
         return True
 
     def make(made: Path) -> None:
@@ -116,7 +116,7 @@ def packed_tensors(
     try:
         model = PackedModel.open(once(known, make, reporter, serves))
     except (CannotWrite, DoesNotFit) as error:
-        reporter.notice(f"{error} The drafter is packed anew each time it is loaded until then.")
+        reporter.notice(f"{error} Until then the drafter is packed again each time it is loaded.")
         return tensors
     packed = {name: [_matrix(model, f"{name} {n}") for n in range(len(parts))] for name, parts in large.items()}
     return PackedTensors(tensors, packed)

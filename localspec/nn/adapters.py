@@ -90,7 +90,7 @@ class Adapters(nn.Module, Mapping[int, Mapping[str, LoraAdapter]]):
         for part, adapter, rows in self._pairs():
             lora_a, lora_b = tensors.get(part.lora_a), tensors.get(part.lora_b)
             if lora_a is None or lora_b is None:
-                raise LocalspecError(f"The adapters lack {part.name!r}; train them again.")
+                raise LocalspecError(f"The adapters have no {part.name!r}; train them again.")
             if lora_a.shape != (self.rank, part.inputs) or lora_b.shape != (part.size, self.rank):
                 raise LocalspecError(
                     f"The adapter of {part.name!r} has the shapes {list(lora_a.shape)} and {list(lora_b.shape)} where "

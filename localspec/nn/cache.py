@@ -183,7 +183,7 @@ class TextPrefix:
     """Keys and values of texts side by side, in place of a cache: gradients flow through what is read.
 
     They are those of the first forward, until `closed` gives the prefix of later forwards, whose rows follow them and
-    are not kept. Of layers that are not in `layers`, where those are given, nothing is kept.
+    are not kept. Of layers that are not in `layers`, where those are given, nothing is saved.
     """
 
     def __init__(self, layers: Collection[int] | None = None) -> None:

@@ -126,7 +126,7 @@ def _succeeds(code: int, otherwise: str) -> None:
 
 def _driven(code: int, otherwise: str) -> None:
     # By these words a reply knows that there is something that it can do without.
-    _succeeds(code, "the card is out of memory" if code == OUT_OF_MEMORY else otherwise)
+    _succeeds(code, "the GPU is out of memory" if code == OUT_OF_MEMORY else otherwise)
 
 
 @cache

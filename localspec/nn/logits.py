@@ -108,7 +108,7 @@ class TorchLogits:
     def _noisiest(self, row: int, position: int, sampling: Sampling, stream: int | None) -> int:
         scores, ids = (_numpy(part) for part in survivors(self.rows[row], sampling))
         if not len(ids):
-            raise LocalspecError("Nothing can be picked from an answer that is not a number.")
+            raise LocalspecError("No token can be picked from logits that are NaN.")
         # In main memory, wherever the logits are: a logarithm is not the same to the last bit on every device.
         return int(ids[(scores.astype(np.float64) + sampling.noise(position, ids, stream)).argmax()])
 

@@ -37,9 +37,9 @@ def trouble(device: torch.device) -> str | None:
 def not_for(device: torch.device) -> str | None:
     """Return why nobody expects them to be of use there; None on the cards that they are for."""
     if device.type != "cuda" or torch.version.hip is not None or not torch.cuda.is_available():
-        return "they are for NVIDIA's cards"
+        return "they need an NVIDIA GPU"
     if torch.cuda.get_device_capability(device) < LEAST_CAPABILITY:
-        return "they need a card of compute capability 8.0 or more"
+        return "they need a GPU of compute capability 8.0 or more"
     return None
 
 

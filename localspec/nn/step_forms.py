@@ -61,7 +61,7 @@ def _difference(target: Target, form: StepForm) -> str | None:
             if target.step_trouble:
                 return target.step_trouble
             if not all(torch.equal(one, other) for one, other in zip(found, plain, strict=True)):
-                return f"the results of {rows} rows after {length} tokens are not the same to the bit"
+                return f"results of {rows} rows after {length} tokens are not bit-identical"
         return None
     finally:
         target.row_multiple = before

@@ -32,7 +32,7 @@ from localspec.serving.socket_requests import OpenRequest, ReplyRequest
 
 SIGN_SECONDS = 5.0  # a stream gets a comment after this time without an answer, so that its client does not give up
 COMMENT = b": waiting\n\n"  # a comment of server-sent events, which clients ignore
-INSIDE = "Something went wrong inside; what it was stands where the server was started."
+INSIDE = "Internal error; the details are in the output of the server."
 STATUSES: tuple[tuple[type[LocalspecError], int, str, str | None], ...] = (
     (TooMany, 503, "server_error", "too_many_requests"),
     (Overlong, 400, "invalid_request_error", "context_length_exceeded"),
@@ -181,7 +181,7 @@ class Serving:
         try:
             return await asyncio.to_thread(parse_json, body)
         except ValueError as wrong:
-            raise Refused(f"The body is no JSON ({wrong}).") from None
+            raise Refused(f"The body of the request is not JSON ({wrong}).") from None
 
     async def _lines(
         self, ticket: Ticket, box: Mailbox[Answer], ahead: int, left: "asyncio.Future[None]"
@@ -281,9 +281,9 @@ def _parsed(body: bytes, read: Callable[[object], Asked]) -> Asked:
     try:
         value = parse_json(body, without_twins)
     except ValueError as wrong:
-        raise Refused(f"The body is no JSON ({wrong}).") from None
+        raise Refused(f"The body of the request is not JSON ({wrong}).") from None
     if not _is_text(value):
-        raise Refused("A text has half of a surrogate pair, which is no character; correct its \\u escapes.")
+        raise Refused("A text has half of a surrogate pair, which is not a character; correct its \\u escapes.")
     return read(value)
 
 

@@ -84,10 +84,10 @@ def chat_request(body: object) -> Asked:
     for name, off in (("tool_choice", ("none", "auto")), ("function_call", ("none", "auto"))):
         fields.only(name, *off, why="models are given no tools")
     fields.only("parallel_tool_calls", True, False, why="models are given no tools")
-    in_words = "leave it out, say in the prompt what JSON is wanted, and check what comes"
+    in_words = "leave it out, describe the wanted JSON in the prompt, and check the reply"
     fields.only("response_format", {"type": "text"}, why="no reply can be held to a schema", instead=in_words)
-    fields.only("logprobs", False, why="chances are not told")
-    fields.only("top_logprobs", 0, why="chances are not told")
+    fields.only("logprobs", False, why="probabilities are not reported")
+    fields.only("top_logprobs", 0, why="probabilities are not reported")
     fields.only("modalities", ["text"], why="models read and write text")
     fields.only("prediction", why="drafts come from what the engine itself has seen")
     fields.only("verbosity", "medium", why="how long a reply is, the prompt says")
@@ -101,17 +101,17 @@ def text_request(body: object) -> Asked:
     fields = _fields(body)
     text = fields.take("prompt", _prompt)
     if text is None:
-        raise Refused("'prompt' is missing; give the text to go on with.", "prompt")
+        raise Refused("'prompt' is missing; give the text to continue.", "prompt")
     fields.only("suffix", "", why="text is written from left to right")
     fields.only("echo", False, why="a reply is what is new")
     fields.only("best_of", 1, why="one reply is written")
-    fields.only("logprobs", why="chances are not told")
+    fields.only("logprobs", why="probabilities are not reported")
     return _shared(fields, None, text, None, None)
 
 
 def _fields(body: object) -> _Fields:
     if not isinstance(body, dict):
-        raise Refused("The body is not a JSON object; send one.")
+        raise Refused("The body of the request is not a JSON object; send one.")
     return _Fields(dict(body))
 
 
@@ -174,38 +174,38 @@ def without_twins(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 def _text(name: str, value: object) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise Refused(f"'{name}' must be a text, and not {shown(value)}.", name)
+        raise Refused(f"'{name}' must be a text, not {shown(value)}.", name)
     return value
 
 
 def _hint(name: str, value: object) -> None:
     """Check that a field without effect is a text."""
     if not isinstance(value, str):
-        raise Refused(f"'{name}' must be a text, and not {shown(value)}.", name)
+        raise Refused(f"'{name}' must be a text, not {shown(value)}.", name)
 
 
 def _flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
-        raise Refused(f"'{name}' must be true or false, and not {shown(value)}.", name)
+        raise Refused(f"'{name}' must be true or false, not {shown(value)}.", name)
     return value
 
 
 def _number(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise Refused(f"'{name}' must be a number, and not {shown(value)}.", name)
+        raise Refused(f"'{name}' must be a number, not {shown(value)}.", name)
     return float(value)
 
 
 def _truncation(name: str, value: object) -> bool:
     """Return whether no turn may be left out. The values are those of OpenAI's Responses API."""
     if value not in ("auto", "disabled"):
-        raise Refused(f"'{name}' must be 'auto' or 'disabled', and not {shown(value)}.", name)
+        raise Refused(f"'{name}' must be 'auto' or 'disabled', not {shown(value)}.", name)
     return value == "disabled"
 
 
 def _whole(name: str, value: object, least: int = 0) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
-        raise Refused(f"'{name}' must be a whole number of {least} or more, and not {shown(value)}.", name)
+        raise Refused(f"'{name}' must be a whole number of {least} or more, not {shown(value)}.", name)
     return value
 
 
@@ -216,7 +216,7 @@ def _count(name: str, value: object) -> int:
 def _stops(name: str, value: object) -> tuple[str, ...]:
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or len(texts) > MOST_STOPS or not all(isinstance(x, str) and x for x in texts):
-        raise Refused(f"'{name}' must be a text or a list of at most {MOST_STOPS}, none of them empty.", name)
+        raise Refused(f"'{name}' must be a text, or a list of at most {MOST_STOPS} texts, none of them empty.", name)
     return tuple(texts)
 
 
@@ -224,7 +224,7 @@ def _stream_options(name: str, value: object) -> bool:
     """Return whether the last piece includes the usage."""
     options = _Fields(dict(value)) if isinstance(value, dict) else None
     if options is None:
-        raise Refused(f"'{name}' must be an object, and not {shown(value)}.", name)
+        raise Refused(f"'{name}' must be an object, not {shown(value)}.", name)
     usage = options.take("include_usage", _flag, False)
     options.only("include_obfuscation", False, why="nothing hides the length of a piece")
     options.none_left()
@@ -234,14 +234,14 @@ def _stream_options(name: str, value: object) -> bool:
 def _effort(name: str, value: object) -> bool:
     """Return whether the model should think. Degrees of effort are not distinguished."""
     if value not in ("none", "minimal", "low", "medium", "high"):
-        raise Refused(f"'{name}' must be none, minimal, low, medium or high, and not {shown(value)}.", name)
+        raise Refused(f"'{name}' must be none, minimal, low, medium or high, not {shown(value)}.", name)
     return value not in ("none", "minimal")
 
 
 def _template_switch(name: str, value: object) -> bool | None:
     switches = _Fields(dict(value)) if isinstance(value, dict) else None
     if switches is None:
-        raise Refused(f"'{name}' must be an object, and not {shown(value)}.", name)
+        raise Refused(f"'{name}' must be an object, not {shown(value)}.", name)
     found: bool | None = switches.take("enable_thinking", _flag)
     switches.none_left()
     return found
@@ -251,7 +251,7 @@ def _prompt(name: str, value: object) -> str:
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     if not isinstance(value, str) or not value:
-        raise Refused(f"'{name}' must be one text; several, and token ids, are not served here.", name)
+        raise Refused(f"'{name}' must be a single text; lists of texts and token ids are not supported.", name)
     return value
 
 
@@ -260,17 +260,17 @@ def _messages(name: str, value: object) -> list[Message]:
         raise Refused(f"'{name}' must be a list of 1 to {MOST_MESSAGES:,} messages.", name)
     messages = [_message(f"{name}[{place}]", one) for place, one in enumerate(value)]
     if messages[-1]["role"] != "user":
-        raise Refused(f"The last of '{name}' is not the user's, so there is nothing to answer.", name)
+        raise Refused(f"The last message of '{name}' is not the user's, so there is nothing to answer.", name)
     return messages
 
 
 def _message(place: str, value: object) -> Message:
     if not isinstance(value, dict):
-        raise Refused(f"'{place}' must be an object, and not {shown(value)}.", place)
+        raise Refused(f"'{place}' must be an object, not {shown(value)}.", place)
     fields = _Fields(dict(value))
     role = fields.take("role", _text)
     if role not in ("system", "developer", "user", "assistant"):
-        raise Refused(f"'{place}.role' must be system, developer, user or assistant, and not {shown(role)}.", place)
+        raise Refused(f"'{place}.role' must be system, developer, user or assistant, not {shown(role)}.", place)
     content = fields.take("content", lambda _, given: _content(place, given))
     fields.only("name", why="models are told roles, and no names", instead="leave it out, or say it in 'content'")
     fields.only("refusal", why="nothing is refused here")
@@ -292,7 +292,7 @@ def _content(place: str, value: object) -> str:
     parts = []
     for part in value if isinstance(value, list) else [value]:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise Refused(f"'{place}.content' must be text; pictures, sounds and files are not read here.", place)
+            raise Refused(f"'{place}.content' must be text; pictures, sounds and files are not supported.", place)
         parts.append(part["text"])
     return "".join(parts)
 

@@ -26,10 +26,7 @@ from localspec.serving.tabs import Tabs, size_of
 COOKIE = "localspec"
 _CHAT = "/chat/"
 _HOST = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?")
-_NO_KEY = (
-    "This address opens with a key that holds once. Open the last one that the terminal shows in which "
-    "`localspec serve --ui` runs."
-)
+_NO_KEY = "This address works only once. Open the last one shown in the terminal of `localspec serve --ui`."
 # Nothing from elsewhere, no page around it, and no window of its own: a link in a reply is shown and not opened.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; font-src 'self'; img-src data:; "
@@ -105,7 +102,7 @@ class Browser:
         if origins != [b"http://" + hosts[0]] and (origins or scope["type"] == "websocket"):
             return _sentence(403, FOREIGN_ORIGIN)
         if is_socket(scope) or not own:
-            return _sentence(404, "There is no such websocket here.")
+            return _sentence(404, "There is no websocket at this address.")
         if scope["path"] == "/" or self._is_known(scope):
             return None  # the key is looked at where it is taken
         return _sentence(401, _NO_KEY)

@@ -26,7 +26,7 @@ BODY_SECONDS = 30.0
 REST_SECONDS = 2.0  # for who sends a body that was refused
 # Nothing before the host, and nothing after the port: other readers might take another part for the host.
 _AUTHORITY = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9.-]{1,253})(:[0-9]{1,5})?", re.ASCII)
-TOO_LONG = f"The body is longer than {LONGEST_BODY // 2**20} MiB; send less of it."
+TOO_LONG = f"The body of the request is longer than {LONGEST_BODY // 2**20} MiB; send less of it."
 FOREIGN_HOST = "'Host' names another machine; use localhost."
 FOREIGN_ORIGIN = "'Origin' is a page of another site, which may not ask here."
 
@@ -90,7 +90,7 @@ class _Reader:
                 message = await self._receive()
         except TimeoutError:
             self._open = False
-            raise BadBody(408, f"The body did not come within {BODY_SECONDS:.0f} seconds.") from None
+            raise BadBody(408, f"The body of the request did not arrive within {BODY_SECONDS:.0f} seconds.") from None
         self._left -= len(message.get("body", b""))
         if self._left < 0:
             self._open = False
@@ -178,12 +178,12 @@ def serving_key(file: Path, notice: Callable[[str], None] = lambda _: None) -> s
         if stat.S_IMODE(file.stat().st_mode) & 0o077:
             file.chmod(0o600)
             notice(
-                f"others could read {file} until now, and may know the key; delete it, and the next start makes a new "
-                "one."
+                f"other users could read {file} until now and may know the key; delete it, and the next start makes "
+                "a new one."
             )
         return found
     except OSError as error:
-        raise LocalspecError(f"The key cannot be kept in {file} ({error.strerror}); set {SERVE_KEY}.") from error
+        raise LocalspecError(f"The key cannot be saved in {file} ({error.strerror}); set {SERVE_KEY}.") from error
 
 
 def _made(file: Path) -> str:

@@ -37,7 +37,7 @@ class ServerAddress:
         secure = found["scheme"] == "https"
         port = int(found["port"] or (443 if secure else 80))
         if not 0 < port < 2**16:
-            raise UsageMistake(f"{url} names port {port}, and there are 1 to 65535; correct it.")
+            raise UsageMistake(f"{url} names port {port}, but ports are 1 to 65535; correct it.")
         path = (found["path"] or "").rstrip("/") or "/v1"
         return cls(url.rstrip("/"), secure, found["host"].strip("[]"), port, path)
 
@@ -180,7 +180,7 @@ class Link:
 
     def _read(self, response: HTTPResponse) -> None:
         if response.getheader("Content-Encoding", "identity").lower() not in ("identity", ""):
-            raise ValueError("a compressed answer, which was not asked for")
+            raise ValueError("a compressed answer, which was not requested")
         line, total = bytearray(), 0
         while piece := response.read1(PIECE):
             total += len(piece)
@@ -205,19 +205,23 @@ class Link:
     def _said(self, error: Exception) -> LocalspecError:
         where = self._address.url
         if isinstance(error, ssl.SSLCertVerificationError):
-            return LocalspecError(f"{where} shows no certificate that this machine trusts ({error.verify_message}).")
+            return LocalspecError(f"{where} has no certificate that this machine trusts ({error.verify_message}).")
         if isinstance(error, ssl.SSLError):
-            return LocalspecError(f"{where} speaks no TLS ({first_line(error)}); give http:// where that is meant.")
+            return LocalspecError(f"{where} does not speak TLS ({first_line(error)}); give http:// if you mean that.")
         if isinstance(error, socket.gaierror | UnicodeError):
-            return LocalspecError(f"{where} cannot be found; correct the name, or see whether this machine is online.")
+            return LocalspecError(
+                f"{where} cannot be found; correct the name, or check whether this machine is online."
+            )
         if self._socket is None and isinstance(error, OSError):
             why = f"no answer in {CONNECT_SECONDS:.0f} s" if isinstance(error, TimeoutError) else first_line(error)
             return LocalspecError(f"{where} cannot be reached ({why}); start that server, or give another --server.")
         if isinstance(error, HTTPException):
-            return BrokenOff(f"{where} broke off, or speaks no HTTP; ask again, or correct the address.")
+            return BrokenOff(
+                f"{where} closed the connection, or does not speak HTTP; ask again, or correct the address."
+            )
         if isinstance(error, OSError):
-            return BrokenOff(f"{where} broke off ({first_line(error)[:200]}).")
-        return LocalspecError(f"{where} sends {first_line(error)[:200]}; this is no answer that can be read.")
+            return BrokenOff(f"{where} closed the connection ({first_line(error)[:200]}).")
+        return LocalspecError(f"{where} sends {first_line(error)[:200]}, which cannot be read.")
 
 
 class Patience:

@@ -47,7 +47,7 @@ def own_socket(path: Path) -> Iterator[socket.socket]:
             listening.listen(BACKLOG)
             own = _identity(path)
         except Timeout:
-            raise LocalspecError(f"A server of yours is running already; {stop_it(path)}.") from None
+            raise LocalspecError(f"You already have a server running; {stop_it(path)}.") from None
         except OSError as error:
             raise LocalspecError(
                 f"{path} cannot be listened to ({error.strerror or error}); correct its directory, or set "
@@ -73,7 +73,7 @@ def _remove_dead(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(kind):
-        raise LocalspecError(f"{path} is no socket of a server, so it stays where it is; move it away and start again.")
+        raise LocalspecError(f"{path} is not a server's socket, so it stays; move it away and start again.")
     with socket.socket(socket.AF_UNIX) as dead:
         dead.settimeout(CONNECT_SECONDS)
         try:
@@ -83,7 +83,7 @@ def _remove_dead(path: Path) -> None:
             return
         except TimeoutError:  # somebody does listen, and is slow
             pass
-    raise LocalspecError(f"Something listens at {path} already; {stop_it(path)}.")
+    raise LocalspecError(f"Another program already listens at {path}; {stop_it(path)}.")
 
 
 def port_of_this_machine(port: int) -> socket.socket:

@@ -118,7 +118,7 @@ def reconsidered(engine: Engine, settings: Settings, store: Store | None, report
 
     Costs of a busy moment are measured again if the machine is idle, which takes a second or so.
     """
-    if settings.drafter != "auto" or store is None:  # nothing is kept that could tell otherwise
+    if settings.drafter != "auto" or store is None:  # nothing is saved that could tell otherwise
         return engine
     cache, card = MeasurementCache(store, reporter), engine.choice.target
     engine.time_when_idle(cache)

@@ -12,12 +12,12 @@ _HELP = {
     "localspec_prompt_tokens_total": ("counter", "Tokens of prompts, those in the cache included."),
     "localspec_reused_tokens_total": ("counter", "Tokens of prompts that were in the cache already."),
     "localspec_completion_tokens_total": ("counter", "Tokens of replies."),
-    "localspec_steps_total": ("counter", "Forwards of the target after the prompt."),
+    "localspec_steps_total": ("counter", "Forward passes of the target after the prompt."),
     "localspec_drafted_tokens_total": ("counter", "Tokens that drafters proposed."),
-    "localspec_accepted_tokens_total": ("counter", "Those of them that the target took."),
-    "localspec_prefill_seconds_total": ("counter", "Seconds in which prompts were read."),
-    "localspec_decode_seconds_total": ("counter", "Seconds in which replies were written."),
-    "localspec_waiting_requests": ("gauge", "Requests whose turn has not come."),
+    "localspec_accepted_tokens_total": ("counter", "Those of them that the target accepted."),
+    "localspec_prefill_seconds_total": ("counter", "Seconds spent reading prompts."),
+    "localspec_decode_seconds_total": ("counter", "Seconds spent writing replies."),
+    "localspec_waiting_requests": ("gauge", "Requests that wait for their turn."),
     "localspec_loaded_models": ("gauge", "Models that are loaded."),
 }
 

@@ -90,12 +90,12 @@ def lines(place: Path, path: str, body: Mapping[str, Any]) -> Generator[Any, Non
                 buffer += piece
                 if not headed and (end := buffer.find(b"\r\n\r\n")) >= 0:
                     if buffer.split(b" ", 2)[1:2] != [b"200"]:
-                        raise Gone("The server does not answer as localspec serve does.")
+                        raise Gone("The server does not answer like `localspec serve`.")
                     headed, since, piece = True, time.monotonic(), bytes(buffer[end + 4 :])
                     buffer = bytearray(piece)
                 if not headed or b"\n" not in piece:
                     if len(buffer) > (LONGEST_LINE if headed else LONGEST_HEAD):
-                        raise Gone("The server does not answer as localspec serve does.")
+                        raise Gone("The server does not answer like `localspec serve`.")
                     _still(since, HEAD_SECONDS)
                     continue
                 *whole, left = buffer.split(b"\n")
@@ -110,7 +110,7 @@ def lines(place: Path, path: str, body: Mapping[str, Any]) -> Generator[Any, Non
 def _still(since: float, limit: float) -> None:
     """Raise Gone if more than the limit's seconds have passed."""
     if time.monotonic() - since > limit:
-        raise Gone(f"The server has said nothing for {limit:.0f} s.")
+        raise Gone(f"The server has sent nothing for {limit:.0f} s.")
 
 
 def raise_what_is_wrong(line: Mapping[str, Any]) -> None:
@@ -136,7 +136,7 @@ def event_of(line: Mapping[str, Any]) -> Event:
             return Text(text, tuple(tokens), tuple(sources), seconds, steps, drafts, reasoning, thoughts)
         return Done(line["done"], statistics_of(line["statistics"]))
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise Gone("The server does not answer as localspec serve does.") from None
+        raise Gone("The server does not answer like `localspec serve`.") from None
 
 
 def statistics_of(told: Mapping[str, Any]) -> Statistics:

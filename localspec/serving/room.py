@@ -239,7 +239,7 @@ class EngineRoom(threading.Thread):
     def _give_up(self, error: BaseException) -> None:
         """Answer all waiting requests with an error, and end the server."""
         what = one_line(f"{type(error).__name__}: {first_line(error)}")[:LONGEST_FAILURE]
-        self.failure = f"The engines cannot go on ({what}), and the server is being stopped; start it again."
+        self.failure = f"The engines cannot continue ({what}), so the server stops; start it again."
         waiting = self._turns.close()
         for ticket in ([self._under_way] if self._under_way else []) + waiting:
             ticket.deliver(LocalspecError(self.failure))
@@ -303,8 +303,8 @@ class EngineRoom(threading.Thread):
         engine.wanted = lambda: not ticket.gone.is_set()
         if asked.max_tokens is not None and asked.max_tokens > engine.context:
             raise Refused(
-                f"'{asked.limit_field}' is {asked.max_tokens}, and prompt and reply together have {engine.context} at "
-                "most; ask for fewer, or leave it out.",
+                f"'{asked.limit_field}' is {asked.max_tokens}, but prompt and reply together may have "
+                f"{engine.context} tokens; ask for fewer, or leave it out.",
                 asked.limit_field,
             )
         settings = replace(self._settings, origins={}, **asked.sampling)  # flags were meant for all requests

@@ -78,8 +78,8 @@ class Server:
         if not (self.key and self.address.crosses_a_network_in_the_clear):
             return ""
         return (
-            f"the key and what is said go to {self.address.name} unencrypted, for all on the way to read; give "
-            "https:// where it speaks that."
+            f"your key and conversations go to {self.address.name} unencrypted, and others on the network "
+            "can read them; use https:// if the server has it."
         )
 
     def model(self, named: str | None, *, insist: bool) -> str:
@@ -111,10 +111,11 @@ def refusal(url: str, model: str, head: Head, content: bytes, key: str | None) -
     said = f": {words.rstrip('.')}" if words else ""
     if 300 <= status < 400:
         return LocalspecError(
-            f"{url} sends to {one_line(head.place)[:200] or 'another place'}, which is not followed; give that address."
+            f"{url} redirects to {one_line(head.place)[:200] or 'another place'}, which localspec does not follow; "
+            "give that address."
         )
     if status in (401, 403):
-        wanted = "another key than it was told" if key else "a key, and none is set"
+        wanted = "another key than the one given" if key else "a key, but none is set"
         return NotAllowed(f"{url} wants {wanted}{said}; put the right one into LOCALSPEC_SERVER_KEY.")
     error = value.get("error") if isinstance(value, dict) else None
     told = f"{error if isinstance(error, dict) else ''} {words}".lower()
@@ -125,7 +126,7 @@ def refusal(url: str, model: str, head: Head, content: bytes, key: str | None) -
     if status in (400, 413, 422):
         return UsageMistake(f"{url} refuses that{said or f' with status {status}'}.")
     if status in (429, 503):
-        return LocalspecError(f"{url} has no room for another request now{said}; try again later.")
+        return LocalspecError(f"{url} is full{said}; try again later.")
     return LocalspecError(f"{url} answers with status {status}{said}.")
 
 
@@ -142,7 +143,7 @@ def _whole(address: ServerAddress, link: Link) -> tuple[Head, bytes]:
         elif one is not None:
             lines.append(one)
         if time.monotonic() - began > ASK_SECONDS:
-            raise LocalspecError(f"{address.url} has not told its models in {ASK_SECONDS:.0f} s; try again.")
+            raise LocalspecError(f"{address.url} did not list its models within {ASK_SECONDS:.0f} s; try again.")
     assert head is not None
     return head, b"\n".join(lines)
 
@@ -156,8 +157,8 @@ def _models(address: ServerAddress, content: bytes) -> tuple[dict[str, Served], 
     listed = value.get("data") if isinstance(value, dict) else None
     if not isinstance(listed, list):
         raise LocalspecError(
-            f"{address.url} lists no models but {shown(content)}, so it is no OpenAI-compatible server; correct the "
-            "address, which ends in /v1 mostly."
+            f"{address.url} does not list models but {shown(content)}, so it is not an OpenAI-compatible server; "
+            "correct the address, which usually ends in /v1."
         )
     found: dict[str, Served] = {}
     unread = 0

@@ -227,7 +227,7 @@ class ServerEngine:
                 self.reporter.progress(f"waiting for {self.server.address.name}, {patience.waited:.0f} s")
             yield one
             if patience.over:
-                raise Silent(f"{self.server.address.url} has said nothing for {patience.limit:.0f} s; try again.")
+                raise Silent(f"{self.server.address.url} has sent nothing for {patience.limit:.0f} s; try again.")
 
 
 def _place(model: str) -> Path | None:

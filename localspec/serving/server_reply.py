@@ -78,7 +78,7 @@ class Reply:
         forms = {"text/event-stream": messages, "application/json": self._at_once}
         if head.kind not in forms:
             kind = one_line(head.kind)[:80] or "something without a name"
-            raise LocalspecError(f"{where} answers with {kind}, which is no reply; correct the address.")
+            raise LocalspecError(f"{where} answers with {kind}, which is not a reply; correct the address.")
         lines = (one for one in arrivals if not isinstance(one, Head))
         begun = ended = told = False
         try:
@@ -102,7 +102,7 @@ class Reply:
                     self._piece = self._piece._replace(reason="length")
                     break
         except Broken as wrong:
-            raise LocalspecError(f"{where} broke its own form: {wrong}.") from None
+            raise LocalspecError(f"{where} broke the protocol: {wrong}.") from None
         except BrokenOff as gone:
             if begun or isinstance(gone, Silent):
                 raise (_broken_off(where) if begun else gone) from None
@@ -112,28 +112,26 @@ class Reply:
         if not engine.wanted():
             return
         if not ended and self._piece.reason is None:
-            raise _broken_off(where) if begun else NothingCame(f"{where} sent no reply, and not why; ask again.")
+            raise _broken_off(where) if begun else NothingCame(f"{where} sent no reply and no reason; ask again.")
         if event := self._text(Piece(), final=True):
             if not told:
                 told = True
                 yield Prefill(0, 0, self._dropped)
             yield event
         if not begun:
-            raise LocalspecError(f"{where} sent an end and no reply before it; ask again, or name another model.")
+            raise LocalspecError(f"{where} ended without a reply; ask again, or name another model.")
         if self._piece.tool is not None:
             tool = f" {self._piece.tool!r}" if self._piece.tool else ""
-            sentence = f"{where} calls a tool{tool}, which nobody offered and nothing here runs"
+            sentence = f"{where} calls a tool{tool}, but no tool was offered and localspec runs none"
             if not self._said:
                 raise LocalspecError(f"{sentence}; ask in other words, or start that server without tools.")
-            engine.reporter.notice(f"{sentence}; what it said beside that is all of the reply.")
+            engine.reporter.notice(f"{sentence}; only its text is shown.")
         if self._piece.why == "content_filter":
-            engine.reporter.notice(f"the reply was stopped by the filter of {where}: it is cut off.")
+            engine.reporter.notice(f"the filter of {where} cut the reply off.")
         elif self._piece.why:
-            engine.reporter.notice(f"{where} ended the reply for a reason of its own, {self._piece.why!r}.")
+            engine.reporter.notice(f"{where} ended the reply because of {self._piece.why!r}.")
         if self._piece.reason is None:
-            engine.reporter.notice(
-                f"{where} ended the reply and not why: it may be cut off, as by somebody else's prompt."
-            )
+            engine.reporter.notice(f"{where} ended the reply without a reason; it may be cut off.")
         if not told:
             yield Prefill(0, 0, self._dropped)
         statistics = engine.session.statistics = engine.session.so_far = self._statistics()
@@ -150,7 +148,7 @@ class Reply:
         """Return what a server sends too much of, as a part of a sentence. Empty if it does not yet."""
         written = len(self._tokens) or self._pieces
         if self._most is not None and written > PIECES_A_TOKEN * self._most + PIECES_MORE:
-            return f"sends on after the {self._most} tokens that were asked for"
+            return f"sends more than the {self._most} tokens that were requested"
         if self._length > LONGEST_REPLY:
             return f"has sent more than {LONGEST_REPLY // 2**20} MiB of text and no end"
         return ""
@@ -227,7 +225,9 @@ class Reply:
 
 
 def _broken_off(where: str) -> BrokenOff:
-    return BrokenOff(f"{where} broke off in the middle of the reply; ask again, there or with --server off.")
+    return BrokenOff(
+        f"{where} closed the connection in the middle of the reply; ask again, there or with --server off."
+    )
 
 
 class ServerReport:

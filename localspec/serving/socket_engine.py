@@ -151,7 +151,7 @@ class SocketEngine:
             notices = [*map(str, opened["notices"])]
             engine = cls(place, card, opened, settings, load, reporter, chats)
         except (KeyError, TypeError, ValueError):
-            raise Gone("The server does not answer as localspec serve does.") from None
+            raise Gone("The server does not answer like `localspec serve`.") from None
         for sentence in notices:
             reporter.notice(sentence)
         return engine
@@ -308,7 +308,7 @@ class SocketEngine:
                         self._stop(answer, seen, begun)
                         return
                     if not begun and (ahead or time.monotonic() - began > NOTICE_SECONDS):
-                        before = f"localspec serve answers {counted(ahead, 'other')} before this"
+                        before = f"localspec serve answers {counted(ahead, 'other')} first"
                         self._reporter.progress(before if ahead else SILENT)
                     continue
                 raise_what_is_wrong(line)
@@ -331,7 +331,7 @@ class SocketEngine:
                     yield event
             raise Gone("The server is gone.")
         except (KeyError, TypeError, ValueError):
-            raise Gone("The server does not answer as localspec serve does.") from None
+            raise Gone("The server does not answer like `localspec serve`.") from None
         except GeneratorExit:
             self._stop(answer, seen, begun)
             raise
@@ -375,7 +375,7 @@ class SocketEngine:
     def _load_here(self, why: Gone | NotThisOne) -> None:
         if self._chats:
             what = "localspec serve is gone" if isinstance(why, Gone) else str(why).rstrip(".").replace("The", "the", 1)
-            self._reporter.notice(f"{what}, so from here on {self._card.name} answers in this process.")
+            self._reporter.notice(f"{what}, so {self._card.name} answers in this process from now on.")
         self._here = engine = self._load()
         self._replying = False
         self._report.start["engine"], self._report.load_seconds = engine.choice.engine, engine.load_seconds
@@ -408,7 +408,7 @@ def in_this_process(engine: "Answerer") -> "Engine":
     Raises UsageMistake if another server answers, and what loading raises.
     """
     if engine.choice.engine == "server":
-        raise UsageMistake("A server answers, and a race needs a model in this process; give --server off.")
+        raise UsageMistake("A race needs a model in this process, but a server answers; give --server off.")
     return cast("Engine", engine.load_here() if isinstance(engine, SocketEngine) else engine)
 
 

@@ -49,7 +49,7 @@ class OpenRequest:
             settings = config.restored(body.pop("settings"), body.pop("origins"))
             return cls(**body, settings=settings)
         except (AssertionError, KeyError, TypeError, ValueError, AttributeError):
-            raise Refused("This is no request of localspec's own commands.") from None
+            raise Refused("This request does not come from localspec's own commands.") from None
 
     def answer(self, models: LoadedModels, own: Settings) -> dict[str, Any]:
         """Return the description of the engine, which is loaded if necessary.
@@ -90,7 +90,7 @@ class OpenRequest:
         taken = models.taken(self.model, self.path) if other else None
         for name in other:
             if taken is not None and not taken.agrees(name, self.settings):
-                raise Differs(f"The server took another {name}.")
+                raise Differs(f"The server uses another {name}.")
 
 
 # What a server takes by itself where its settings say this.
@@ -124,7 +124,7 @@ class ReplyRequest:
             Sampling(**found.sampling)
             return found
         except (AssertionError, TypeError):
-            raise Refused("This is no request of localspec's own commands.") from None
+            raise Refused("This request does not come from localspec's own commands.") from None
 
     @property
     def rule(self) -> Rule:
@@ -134,9 +134,9 @@ class ReplyRequest:
     def events(self, engine: Engine) -> Any:
         """Return the engine's events. Raises Differs if another server opened it, or it has another drafter by now."""
         if self.server != THIS:
-            raise Differs("The server has begun anew since.")
+            raise Differs("The server has restarted since.")
         if self.drafter not in (None, engine.choice.drafter):
-            raise Differs(f"The server drafts with {engine.choice.drafter} by now.")
+            raise Differs(f"The server drafts with {engine.choice.drafter} now.")
         limits = Limits(self.max_tokens, tuple(self.stop), self.loop_prompt)
         return engine.chat(list(self.messages), Sampling(**self.sampling), limits, self.think)
 

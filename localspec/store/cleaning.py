@@ -74,7 +74,9 @@ def remove_copied(file: Path) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise LocalspecError(f"The copied text in {file} cannot be deleted ({error.strerror}); delete it.") from None
+        raise LocalspecError(
+            f"The copied text in {file} could not be deleted ({error.strerror}); delete the file yourself."
+        ) from None
     return True
 
 

@@ -43,7 +43,7 @@ _REMEDIES = {  # by what is said of why a database cannot be written; the first 
     "full": _MAKE_ROOM,
     "No space": _MAKE_ROOM,
     "quota": _MAKE_ROOM,
-    "I/O": "see whether its disk is full, to change it",
+    "I/O": "check whether its disk is full",
     "": "make it and its directory writable to change it",
 }
 
@@ -104,9 +104,9 @@ class Database:
             reason = reason_of(error)
         readable = open_readable(path, schema) if os.path.isfile(path) else None
         if readable is not None:
-            notice(f"{path} can only be read ({reason}), so nothing new is kept in it.")
+            notice(f"{path} can only be read ({reason}), so nothing new is saved in it.")
             return cls(readable, path, notice, schema, reason)
-        notice(f"{path} cannot be used ({reason}), so what is learned in this session is forgotten at its end.")
+        notice(f"{path} cannot be used ({reason}), so phrases learned in this session are lost at its end.")
         return cls(open_in_memory(schema), path, notice, schema, reason, in_memory=True)
 
     @property
@@ -181,7 +181,7 @@ class Database:
             self._connection, self._identity = connection, identity(self._file)
             came, self.path, self.read_only, self._why = self.path is None, self._file, False, ""
         if came:
-            self._notice(f"{self._file} can be used by now: what was learned and said in this session is kept in it.")
+            self._notice(f"{self._file} can be used again: this session is saved in it.")
 
     def delete(self, work: Work[Result]) -> Result:
         """Do `work`, which deletes, with a mark that its bytes may still be in the file. Raise StoreTrouble."""
@@ -346,10 +346,10 @@ def _remedy(error: sqlite3.DatabaseError) -> str:
     code = code_of(error)
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return (
-            f"was in use by another process for more than {opening.BUSY_SECONDS:.0f} seconds, so nothing more was saved"
+            f"was in use by another process for more than {opening.BUSY_SECONDS:.0f} seconds, so nothing more is saved"
         )
     if code in NO_ROOM:
-        return "could not be read or written, so nothing more was saved: see whether the disk is full"
+        return "could not be read or written, so nothing more is saved: check whether the disk is full"
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
-        return "may not be written, so nothing more was saved: make it and its directory writable"
-    return "cannot be used now, so nothing more was saved"
+        return "may not be written, so nothing more is saved: make it and its directory writable"
+    return "cannot be used now, so nothing more is saved"

@@ -162,7 +162,7 @@ class History:
             else:
                 query = "SELECT max(id) FROM turn WHERE conversation = ?"
                 if newest is not None and connection.execute(query, (number,)).fetchone()[0] not in (None, newest):
-                    raise WentOn(f"Conversation {number} has gone on elsewhere.")
+                    raise WentOn(f"Conversation {number} was continued elsewhere.")
                 update = "UPDATE conversation SET model = ?, system = ?, used = ? WHERE id = ?"
                 connection.execute(update, (*about, number))
                 if source == "chat":
@@ -180,7 +180,7 @@ class History:
     ) -> tuple[int, list[int]]:
         """Save these turns once more, as the beginning of another conversation; return its id and theirs.
 
-        Where there is no conversation `origin` (any more) nothing is kept again that was deleted: id 0, and no turns.
+        Where there is no conversation `origin` (any more) nothing is saved again that was deleted: id 0, and no turns.
         """
         now = time.time()
         rows = [

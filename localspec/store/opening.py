@@ -104,7 +104,7 @@ def replace(
         _drop(new)
         raise
     how = f" {how_to_recover(aside)}" if unfit.suffix == "broken" else ""
-    held = f" with what could be read: {came}" if came else ""
+    held = f" with everything that could be read: {came}" if came else ""
     return aside, f"{path} {unfit} and was set aside as {aside.name}; a new one was begun{held}.{how}"
 
 
@@ -121,7 +121,7 @@ def _carried(path: Path, fresh: sqlite3.Connection, notice: Notice, schema: Sche
         except sqlite3.Error:
             return ""
         if size > SMALL:
-            notice(f"{path} ({shown(size)}) is damaged; copying what can be read of it may take minutes.")
+            notice(f"{path} ({shown(size)}) is damaged; copying the readable part may take minutes.")
         with transaction(fresh):
             return schema.carry_over(source, fresh)
 
@@ -178,7 +178,7 @@ def _checked(connection: sqlite3.Connection, path: Path, notice: Notice, schema:
     if version < 0:
         raise Unfit("broken", f"is broken (it says that its version is {version})", damaged=True)
     if version == 0 and connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-        raise Unfit("broken", "is a database of something else")
+        raise Unfit("broken", "is a database of another program")
     connection.execute("PRAGMA journal_mode = WAL").fetchone()
     _tune(connection)
     if version < newest and (size := content_size(connection)) > SMALL:

@@ -138,18 +138,18 @@ def only_packed(path: Path) -> NotHere:
         return NotHere(moved(header, header.missing))
     if header.registered:
         return NotHere(
-            f"{header.origin.name} is read from a GGUF file, and this needs the model's own weights; fetch those of a "
-            "registered one with `localspec pull NAME --original`."
+            f"{header.origin.name} is read from a GGUF file, and this needs the original weights; fetch those of a "
+            "registered model with `localspec pull NAME --original`."
         )
     if any(name.lower().endswith(".gguf") for name in header.origin.files):
         return NotHere(
-            f"Of {header.origin.name} there is what was imported from GGUF in {packings} alone, which serves the "
-            "CPU engine; for another packing import the file again with --quantize, for all else fetch the model's own "
-            "weights: those of a registered one with `localspec pull NAME --original`."
+            f"{header.origin.name} was imported from GGUF in {packings} only, for the CPU engine. For another "
+            "packing import the file again with --quantize; for anything else fetch the original weights, of a "
+            "registered model with `localspec pull NAME --original`."
         )
     return NotHere(
-        f"Of {header.origin.name} there is its packed form in {packings} alone, and this needs its own weights; "
-        f"fetch them with `localspec pull {header.origin.repo or header.origin.name}`."
+        f"{header.origin.name} is here only packed in {packings}, and this needs its original weights; fetch them "
+        f"with `localspec pull {header.origin.repo or header.origin.name}`."
     )
 
 
@@ -202,7 +202,7 @@ def moved(header: packed_file.Header, missing: Path) -> str:
         what, back = "has changed since it was imported", again(origin)
         back += "" if origin.repo else f", or delete this entry with `localspec rm {origin.name}`"
     else:
-        what, back = "is not there", "put it back, or give `localspec import` the file where it is now"
+        what, back = "is not there", "put it back, or run `localspec import` with its new path"
         back = again(origin) if origin.repo else back
     return f"{origin.name} is read from {missing}, which {what}; {back}."
 
@@ -213,7 +213,9 @@ def _inspect_packed(found: packed_file.PackedFile) -> Checkpoint:
     except (KeyError, ValueError):
         config = None
     if not isinstance(config, dict):
-        raise LocalspecError(f"{found.path} holds no config.json that can be read; delete it, and it is made again.")
+        raise LocalspecError(
+            f"{found.path} holds no config.json that can be read; delete it, and it will be made again."
+        )
     header, packing, held = found.header, found.header.packing, found.path.stat().st_size
     if header.registered:
         packing = packings(found.path)[0]
@@ -233,20 +235,16 @@ def _inspect_packed(found: packed_file.PackedFile) -> Checkpoint:
 def _architecture(config: Mapping[str, Any], path: Path) -> str:
     """Return the architecture that a config.json names. Raises LocalspecError for one that cannot be served."""
     if why := why_not_read(config):
-        raise LocalspecError(f"What is in {path} is {why}.")
+        raise LocalspecError(f"{path} holds {why}.")
     if (kind := kind_of_heads(config)) in ("dflash", "dspark", "assistant"):
         raise LocalspecError(
-            f"What is in {path} is a drafter ({kind}), and no model by itself; fetch it with `localspec pull`, and it "
-            "becomes one of its model's."
+            f"{path} holds a drafter ({kind}), which is not a model by itself; fetch it with `localspec pull`, and "
+            "it becomes a drafter of its model."
         )
     named = config.get("architectures")
     architecture = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else None
     if architecture not in ARCHITECTURES:
-        what = (
-            f"The architecture {architecture} in {path}"
-            if architecture
-            else f"The architecture that {path} does not name"
-        )
+        what = f"The architecture {architecture} in {path}" if architecture else f"The unnamed architecture in {path}"
         raise LocalspecError(f"{what} is not supported; {supported(architecture)}")
     if config.get("model_type") != ARCHITECTURES[architecture]:
         raise LocalspecError(
@@ -315,7 +313,9 @@ def weight_files(path: Path) -> tuple[Path, ...]:
     names = sorted(set(table.values()))
     for name in names:
         if not re.fullmatch(r"[\w.-]{1,200}\.safetensors", name):  # nothing outside the directory, and no pickle
-            raise LocalspecError(f"{index} names {name[:200]!r}, no safetensors file beside it; fetch it again.")
+            raise LocalspecError(
+                f"{index} names {name[:200]!r}, which is not a safetensors file in the same directory; fetch it again."
+            )
         if not (path / name).is_file():
             raise NotHere(f"{path} lacks {name}, which its index names; fetch the missing file.")
     return tuple(path / name for name in names)

@@ -420,7 +420,7 @@ def _read_at(stream: BinaryIO, start: int, count: int, file: Path) -> bytes:
     while count:
         piece = stream.read(count)
         if not piece:
-            raise LocalspecError(f"{file} ends too early, so it is damaged or changes just now; fetch it again.")
+            raise LocalspecError(f"{file} ends too early: it is damaged, or being written; fetch it again.")
         pieces.append(piece)
         count -= len(piece)
     return b"".join(pieces)

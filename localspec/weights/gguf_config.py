@@ -76,7 +76,7 @@ def config(
         windowed = ", ".join(name for name, one in OF_GGUF.items() if one.gguf and one.gguf.windows)
         raise LocalspecError(
             f"The {metadata.file} sets {form.architecture}.attention.sliding_window = {window}, which localspec "
-            f"computes for {windowed} only; choose another."
+            f"computes only for {windowed}; choose another."
         )
     hidden, heads = number("embedding_length"), number("attention.head_count")
     if hidden is None or heads is None:
@@ -137,8 +137,8 @@ def _rotation(
         if not family.partial_rotary:
             partial = ", ".join(name for name, one in OF_GGUF.items() if one.partial_rotary)
             raise LocalspecError(
-                f"The {metadata.file} rotates {rotated} of the {head_dim} channels of a head, which localspec computes "
-                f"for {partial} only; choose another."
+                f"The {metadata.file} rotates {rotated} of the {head_dim} channels of a head, which localspec "
+                f"computes only for {partial}; choose another."
             )
         rope["partial_rotary_factor"] = rotated / head_dim
     kind = (
@@ -243,7 +243,7 @@ def ignored_sampling(metadata: Metadata) -> list[str]:
     """Return a sentence for each value by which the maker samples that is not possible, or that localspec lacks."""
     impossible = (f"general.sampling.{name}" for name in _SAMPLING if _sampled(metadata, name) is None)
     return [
-        f"{key} = {in_short(metadata.values[key])} is left out, because it is not possible."
+        f"{key} = {in_short(metadata.values[key])} is ignored, because it is not possible."
         for key in impossible
         if key in metadata.values
     ] + left_out(metadata)

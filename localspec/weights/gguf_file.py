@@ -152,7 +152,7 @@ class _Reader:
 
     def file(self) -> GgufFile:
         if self._bytes(4) != b"GGUF":
-            raise ValueError("it does not begin as such a file does")
+            raise ValueError("it does not begin like a GGUF file")
         version = self._number("<I")
         if version not in (2, 3):
             big = version in (2 << 24, 3 << 24)

@@ -384,7 +384,7 @@ def check(metadata: Metadata, named: str, own: Mapping[str, Callable[[Any], bool
 def left_out(metadata: Metadata) -> list[str]:
     """Return a sentence for each sampler that the model's maker recommends and localspec lacks."""
     return [
-        f"{key} = {in_short(metadata.values[key])} is left out, because localspec does not have this sampler."
+        f"{key} = {in_short(metadata.values[key])} is ignored, because localspec does not have this sampler."
         for key, off in TASTE.items()
         if key in metadata.values and not all(value in off for value in _by_layer(metadata.values[key]))
     ]

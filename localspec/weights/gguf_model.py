@@ -144,11 +144,11 @@ class GgufModel:
         """Read the headers of a file and of its other parts. Raises LocalspecError, NotHere for a missing part."""
         files = parts_of(path)
         if missing := next((file for file in files if not file.is_file()), None):
-            raise NotHere(f"{missing} is not here, which is a part of this model; put it beside the others.")
+            raise NotHere(f"{missing}, a part of this model, is missing; put it into the same directory as the others.")
         parts = tuple(read(file) for file in files)
         said = parts[0].metadata.get("split.count", 1)
         if type(said) is not int or said not in (0, len(parts)):
-            raise damaged(path, f"it is one of {in_short(said)} parts, and its name does not tell which")
+            raise damaged(path, f"it is one of {in_short(said)} parts, but its name does not say which")
         found, tensors = cls(parts, given), parts[0].metadata.get("split.tensors.count")
         if len(parts) > 1 and tensors is not None and in_short(tensors) != str(len(found.places)):
             raise damaged(path, f"its parts have {len(found.places)} tensors of {in_short(tensors)}")
@@ -231,7 +231,7 @@ class GgufModel:
         said, tied = parse_json(texts["config.json"]), own["tie_word_embeddings"]
         theirs = ModelConfig.of(said)
         if other := differences(ModelConfig.of(own), theirs):
-            raise ValueError(f"it is of another model than the texts beside it: {other}")
+            raise ValueError(f"it comes from another model than the other texts: {other}")
         stored = {name: value for name, value in own.items() if name.startswith("_")}  # how weights lie in the file
         if theirs.tie_word_embeddings == tied and not stored:
             return {**texts}
@@ -257,8 +257,8 @@ class GgufModel:
         found += impossible_roles(self.metadata, len(self.metadata.texts("tokenizer.ggml.tokens") or []))
         found += ends_at_words(self.metadata)
         found += [
-            f"{self.path.name} wants {mark} {'before' if first else 'after'} each prompt, and its chat template writes "
-            "none; it is put there, as llama-server does."
+            f"{self.path.name} wants {mark} {'before' if first else 'after'} each prompt, but its chat template "
+            "leaves it out; localspec adds it, as llama-server does."
             for mark, first in added
         ]
         return found

@@ -55,7 +55,7 @@ def token_of(metadata: Metadata, role: str, count: int) -> int | None:
     if _is_token(index, count):
         return int(index)  # type: ignore[arg-type]
     if role == "eos":
-        raise ValueError(f"{key} = {in_short(index)} is none of {count} tokens")
+        raise ValueError(f"{key} = {in_short(index)} is not one of {count} tokens")
     return None
 
 
@@ -71,7 +71,7 @@ def impossible_roles(metadata: Metadata, count: int) -> list[str]:
         if key.startswith("tokenizer.ggml.") and key.endswith("_token_id") and not _is_token(index, count)
     }
     return [
-        f"{one_line(shown(key))} = {in_short(index)} is left out, because there are {count} tokens."
+        f"{one_line(shown(key))} = {in_short(index)} is ignored, because there are {count} tokens."
         for key, index in outside.items()
         if not (type(index) is int and index in _NO_TOKEN)
     ]
@@ -126,7 +126,7 @@ def ends_at_words(metadata: Metadata) -> list[str]:
     named = {f"tokenizer.ggml.{role}_token_id": token_of(metadata, role, len(tokens)) for role in ("eos", "eot", "eom")}
     words = ordinary(metadata, tokens, types, {index for index in named.values() if index is not None})
     return [
-        f"Replies end at {one_line(shown(tokens[index]))[:40]!r}, an ordinary word, because {key} = {index}."
+        f"Replies will end at {one_line(shown(tokens[index]))[:40]!r}, an ordinary word, because {key} = {index}."
         for key, index in named.items()
         if index is not None and index in words and key in metadata.values
     ]
@@ -195,8 +195,8 @@ def tokenizer_files(metadata: Metadata, vocab_size: int) -> dict[str, Any]:
         raise ValueError(f"its tokenizer has the token {twice[:80]!r} twice")
     if kind not in (*_MERGING, "llama"):
         raise LocalspecError(
-            f"The tokenizer of the {metadata.file} is of the kind {kind[:40]!r}, and localspec reads gpt2, llama and "
-            "gemma4; choose another."
+            f"The tokenizer of the {metadata.file} is of the kind {kind[:40]!r}, but localspec reads only gpt2, "
+            "llama and gemma4; choose another."
         )
     split = _split(metadata) if kind in _MERGING else None
     ids = {ours: token_of(metadata, ours, len(tokens)) for ours in _ROLES}
@@ -392,9 +392,9 @@ def _merges(file: str, tokens: Sequence[str], types: Sequence[int], scores: Sequ
     if len(same):  # the first of the two in a text is merged, whichever it is
         before = merged[np.searchsorted(merged, same[0]) - 1]
         raise LocalspecError(
-            f"The tokenizer of the {file} gives the pieces {pieces[before][:40]!r} and {pieces[same[0]][:40]!r} "
-            "the same score, so that the order of merges depends on the text, which localspec does not compute; "
-            "choose another file."
+            f"The tokenizer of the {file} gives the pieces {pieces[before][:40]!r} and {pieces[same[0]][:40]!r} the "
+            "same score, so the order of merges depends on the text, which localspec does not support; choose "
+            "another file."
         )
     halves = ((encoded[index], cuts[index]) for index in merged.tolist())
     return [(text[:cut].decode(), text[cut:].decode()) for text, cut in halves]

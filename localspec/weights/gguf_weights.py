@@ -124,7 +124,7 @@ def registered_source(header: Header, texts: Mapping[str, bytes], files: Sequenc
     }
     if wanted != {ours: [part.shape for part in parts] for ours, parts in made_of.items()}:
         raise LocalspecError(
-            f"The registration of {name} has other weights than its config.json; {again(header.origin)}."
+            f"The registration of {name} has weights that do not fit its config.json; {again(header.origin)}."
         )
     return _source(config, sizes, made_of, files, texts, header.parameters)
 
@@ -155,8 +155,7 @@ def registered_ahead(path: Path, sizes: TransformerConfig) -> dict[str, list[Ggu
     }
     if wanted != {ours: [part.shape for part in parts] for ours, parts in header.ahead.items()}:
         raise LocalspecError(
-            f"The registration of {header.origin.name} has another layer that predicts further ahead than its model; "
-            f"{again(header.origin)}."
+            f"The registration of {header.origin.name} has an MTP layer of another model; {again(header.origin)}."
         )
     try:
         return {ours: [_tensor(part, files) for part in parts] for ours, parts in header.ahead.items()}

@@ -158,13 +158,15 @@ class PackedModel:
             del wanted["lm_head.weight"]
         for name, parts in wanted.items():
             if not _fits(there.get(name, []), name, sum(rows for _, rows in parts), in_features(name, sizes)):
-                raise self._unusable(f"has no {name} as its config.json tells of it")
+                raise self._unusable(f"has no {name} although its config.json says so")
         if unknown := next((name for name in there if name not in wanted), None):
-            raise self._unusable(f"holds a tensor {unknown!r} that its config.json does not tell of")
+            raise self._unusable(f"holds a tensor {unknown!r} that its config.json does not mention")
         return sizes
 
     def _unusable(self, why: str) -> LocalspecError:
-        return LocalspecError(f"The packed file of {self.header.origin.name} {why}; delete it, and it is made again.")
+        return LocalspecError(
+            f"The packed file of {self.header.origin.name} {why}; delete it, and it will be made again."
+        )
 
     @cached_property
     def _parts(self) -> dict[str, list[tuple[str, Tensor]]]:

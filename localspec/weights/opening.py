@@ -93,7 +93,7 @@ def load(
         origin = Origin(name, revision(path))
         return _opened_or_again(lambda: make(path, packing, origin, threads, reporter, paths), reporter)
     except (CannotWrite, DoesNotFit) as error:
-        reporter.notice(f"{error} The model is packed again each time it is loaded until then.")
+        reporter.notice(f"{error} Until then the model is packed again each time it is loaded.")
         return _in_memory(Source.open(path), Recipe(packing), packing, Origin(name, ""), threads, reporter)
 
 
@@ -125,7 +125,7 @@ def _all_there_is(
     here, registered = forms(path), _registration(path)
     missing = registered.header.missing if registered else None
     if registered and missing and {*here.values()} != {registered.path}:
-        reporter.notice(f"{moved(registered.header, missing)} Until then it answers as it was packed before.")
+        reporter.notice(f"{moved(registered.header, missing)} Until then the earlier packed form answers.")
     file = here.get(packing)
     if registered and file == registered.path:
         file = None
@@ -148,7 +148,7 @@ def _all_there_is(
                 lambda: pack_gguf(source, packing, origin, threads, reporter, paths, others), reporter
             )
         except (CannotWrite, DoesNotFit) as error:
-            reporter.notice(f"{error} The model is packed again each time it is loaded until then.")
+            reporter.notice(f"{error} Until then the model is packed again each time it is loaded.")
     recipe = gguf_recipe(source, packing, drafts)
     return _in_memory(source, recipe, packing, registered.header.origin, threads, reporter)
 
@@ -321,7 +321,7 @@ def once(
             ) from None
         if error.errno == errno.EFBIG:
             raise DoesNotFit(
-                f"A file as large as {file} may not be written; raise the limit of this shell (`ulimit -f unlimited`), "
+                f"{file} is larger than this shell's limit for files; raise that (`ulimit -f unlimited`), "
                 "or set LOCALSPEC_HOME to another disk."
             ) from None
         raise CannotWrite(

@@ -313,7 +313,7 @@ class PackedFile:
 def undamaged(content: bytes, section: Section, what: str) -> bytes:
     """Return the content of a section. Raises DamagedFile where it is not what was written."""
     if joined(hashlib.sha256(content[start:end]).digest() for start, end in section.pieces) != section.digest:
-        raise DamagedFile(f"{what} is damaged; it has to be made again.")
+        raise DamagedFile(f"{what} is damaged; it must be made again.")
     return content
 
 
@@ -342,7 +342,7 @@ def peek(file: Path) -> tuple[PackedFile, int]:
             size = os.fstat(stream.fileno()).st_size
             begin = stream.read(48)
             if len(begin) < 48 or begin[:8] != _MAGIC:
-                raise _damaged(file, "it does not begin as such a file does")
+                raise _damaged(file, "it does not begin like a GGUF file")
             (length,) = struct.unpack("<Q", begin[8:16])
             if not 2 <= length <= min(size - 48, _HEADER_LIMIT):
                 raise _damaged(file, f"its header does not fit in {size} bytes")
@@ -404,7 +404,7 @@ def _same_weights(one: Header, other: Header) -> bool:
 
 
 def _damaged(file: Path, what: str) -> DamagedFile:
-    return DamagedFile(f"The packed file {file} is damaged ({what}); it has to be made again.")
+    return DamagedFile(f"The packed file {file} is damaged ({what}); it must be made again.")
 
 
 @lru_cache(maxsize=16)  # a list of models reads the same headers many times

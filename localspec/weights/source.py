@@ -97,8 +97,8 @@ class Source:
                 finite = is_finite(into, section.tensor)
             if not finite:
                 raise LocalspecError(
-                    f"{ours} of {self.checkpoint.path} holds NaN or inf, which no text can come from; "
-                    "fetch the model again, or choose another."
+                    f"{ours} of {self.checkpoint.path} has NaN or inf, so it cannot write text; fetch the model "
+                    "again, or choose another."
                 )
 
         return fill

@@ -95,13 +95,13 @@ def find_stored(
         for part, rows in parts:
             if found[part].dtype not in NUMPY_TYPES:
                 raise LocalspecError(
-                    f"'{part}' in {checkpoint.path} is of the type {found[part].dtype}, which weights never are; fetch "
-                    "the model again."
+                    f"'{part}' in {checkpoint.path} is of the type {found[part].dtype}, which is not a type of "
+                    "weights; fetch the model again."
                 )
             promised = stored_shape(name, rows, columns)
             if found[part].shape != promised:
                 raise LocalspecError(
-                    f"'{part}' in {checkpoint.path} has the shape {[*found[part].shape]} where config.json promises "
+                    f"'{part}' in {checkpoint.path} has the shape {[*found[part].shape]} but config.json says "
                     f"{[*promised]}; fetch the model again."
                 )
             if columns is None:  # a vector may be stored as a matrix of one row
@@ -186,12 +186,12 @@ def read_config(checkpoint: Checkpoint) -> ModelConfig:
         raise not_computed(error, checkpoint.path, checkpoint.architecture) from None
     except ValueError as error:
         raise LocalspecError(
-            f"The config.json in {checkpoint.path} is not usable ({error}); fetch the model again, or choose another."
+            f"The config.json in {checkpoint.path} cannot be used ({error}); fetch the model again, or choose another."
         ) from None
     if least_parameters(config) > checkpoint.parameters:  # said before anything is built for layers that do not exist
         raise LocalspecError(
             f"{checkpoint.path / 'config.json'} promises {config.num_hidden_layers} layers and a vocabulary of "
-            f"{config.vocab_size}, more than the {checkpoint.parameters} weights there are; fetch the model again."
+            f"{config.vocab_size}, more than its {checkpoint.parameters} weights; fetch the model again."
         )
     return config
 

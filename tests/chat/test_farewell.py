@@ -55,13 +55,13 @@ def test_what_is_not_kept(tmp_path, monkeypatch):
         talk(conversation, Engine("Yes."), "Sorting")
         how = wording("go_localspec_chat_conversation_1")
         typed = wording("what_typed_sent")
-        assert farewell(conversation, "Sorting", "It is full.") == f"“Sorting” is kept, but not {typed}{how}"
+        assert farewell(conversation, "Sorting", "It is full.") == f"“Sorting” is saved, but not {typed}{how}"
         monkeypatch.setattr(store.history, "say", no_room)
         talk(conversation, Engine("Yes."), "again")
-        assert farewell(conversation, "Sorting") == f"“Sorting” is kept, but not its last turn{how}"
+        assert farewell(conversation, "Sorting") == f"“Sorting” is saved, but not its last turn{how}"
         talk(conversation, Engine("Yes."), "again")
         assert farewell(conversation, "Sorting", "It is full.") == (
-            f"“Sorting” is kept, but not its last 2 turns nor {typed}{how}"
+            f"“Sorting” is saved, but not its last 2 turns nor {typed}{how}"
         )
         told: list[str] = []
         new = Conversation(store.history, "demo", notice=told.append)

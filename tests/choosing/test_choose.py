@@ -424,7 +424,7 @@ def test_the_second_choice_is_another_precision_and_there_is_none_below_the_smal
         ({"drafter": "ourobors:demo"}, matching("did_you_mean_ouroboros")),
         (
             {"accept": "rejection"},
-            "those of 'phrases' are not; name one out of eagle3, medusa, parallelspec, s3d, semi",
+            "those of 'phrases' are not; name one of eagle3, medusa, parallelspec, s3d, semi",
         ),
         ({"accept": "rejection", "drafter": "none"}, "those of 'none' are not"),
         ({"accept": "rejection", "drafter": "lookahead+phrases"}, "those of 'lookahead.phrases' are not"),
@@ -513,7 +513,7 @@ def test_nf4_is_no_packing_of_a_processor_that_has_others() -> None:
 def test_a_packing_without_kernels_is_refused_by_its_name(old_gpus: None, packing: str, device: str) -> None:
     bare = machine(gpu(packings=()), cpu(packings=()))
     with pytest.raises(
-        UsageMistake, match=f"--quantize {packing} cannot be had on {device}: .*; use another, none, or"
+        UsageMistake, match=f"--quantize {packing} does not work on {device}: .*; use another, none, or"
     ):
         choose(CARD, Settings(quantize=packing, device=device), bare)
 

@@ -630,7 +630,9 @@ def test_a_license_without_end_is_cut(tmp_path: Path, directory: Path) -> None:
 def test_a_file_in_place_of_a_question_is_told_to_be_given_as_a_model(tmp_path: Path, gguf: Path, command: Any) -> None:
     result = called(tmp_path, *command, gguf.name)
     assert result.returncode == 2 and f"-m {gguf.name}" in sentence(result)
-    assert "no question" not in called(tmp_path, *command, "nothing.gguf", "--no-log", "-n", "1", "-m", "demo").stderr
+    assert (
+        "not a question" not in called(tmp_path, *command, "nothing.gguf", "--no-log", "-n", "1", "-m", "demo").stderr
+    )
 
 
 @pytest.mark.slow

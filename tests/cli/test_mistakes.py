@@ -165,7 +165,7 @@ TRAIN = [
 DATA = [("gone.txt", 2, "cannot be read"), ("empty.txt", 2, "holds no text"), ("binary.txt", 2, "UTF-8")]
 RACE = [
     ("--drafter none", 2, "needs a drafter"),
-    ("--draft-max 0", 2, "--draft-max 0 allows none"),
+    ("--draft-max 0", 2, "--draft-max 0 turns them off"),
     ("--cast nowhere/a.cast", 2, "nowhere/a.cast"),
     ("--drafter fancy", 2, "fancy"),
     ("--temp warm", 2, "--temperature 'warm'"),

@@ -145,7 +145,7 @@ def test_a_small_model_that_nobody_named_costs_no_reply(home, beside, damage):
         (["--drafter", "draft_model:nowhere"], 3, "'nowhere'"),
         (["--drafter", "ouroboros:{other}"], 2, "another tokenizer"),
         (["--drafter", "ouroboros:{damaged}"], 1, wording("damaged_holds_nan_or_inf")),
-        (["--drafter", "ouroboros:{small}+phrases"], 2, "nothing more than"),
+        (["--drafter", "ouroboros:{small}+phrases"], 2, "the same as"),
         (["--drafter", "ouroborus:{small}"], 2, wording("did_you_mean_ouroboros")),
         (["--drafter", "ouroboros:"], 2, "names no model"),
         (["--drafter", "{small}"], 3, "draft_model:MODEL"),

@@ -533,7 +533,7 @@ def test_the_phrases_that_are_kept(talk, home, hello):
     with Store.open(Paths(home).database, pytest.fail) as store:
         store._database.save(lambda connection: connection.execute("UPDATE pool SET model = './hello'"))
     lines = told(talk("/phrases", "/phrases nowhere"), hello)
-    assert all(" → " in line and "(said once, last in “one”)" in line for line in lines[:-1]) and len(lines) > 1
+    assert all(" → " in line and "(used once, last in “one”)" in line for line in lines[:-1]) and len(lines) > 1
     assert lines[-1] == wording("no_phrase_holds_that")
 
 
@@ -707,7 +707,7 @@ def test_a_model_that_cannot_be_had(talk, home, hello, messages, broken, how, co
     assert (result.code, result.out) == (0, "Hello!\nHello!\n")
     _, mistake, *on, _ = told(result, hello)
     assert mistake.startswith("localspec: ") and words in mistake
-    assert on == ([] if how == "damaged" else [f"localspec: {hello.path} goes on."])
+    assert on == ([] if how == "damaged" else [f"localspec: {hello.path} continues."])
     assert [text for _, text in messages[-1]] == ["one", "Hello!", "two"]
     assert kept(home)[0].info.model == str(hello.path)
     result = talk("one", f"/model {name}", "two")
@@ -717,7 +717,7 @@ def test_a_model_that_cannot_be_had(talk, home, hello, messages, broken, how, co
 def test_the_one_before_goes_on_and_not_the_first(talk, home, hello, broken):
     name = broken("no tokenizer")
     result = talk("/model talker", f"/model {name}", "two", arguments=["-n", "3"], terminal=True)
-    assert result.out == "and so on \n" and "localspec: talker goes on." in told(result, hello)
+    assert result.out == "and so on \n" and "localspec: talker continues." in told(result, hello)
     assert kept(home)[0].info.model == "talker"
 
 
@@ -727,7 +727,7 @@ def test_settings_that_the_other_model_cannot_take(talk, models, hello):
     assert (result.code, result.out) == (0, "Hi\nHi\n")
     _, measuring, mistake, on, _ = told(result, own)
     assert measuring == ANNOUNCED
-    assert mistake.startswith(wording("localspec_top_k_effect_2")) and on == f"localspec: {own.path} goes on."
+    assert mistake.startswith(wording("localspec_top_k_effect_2")) and on == f"localspec: {own.path} continues."
 
 
 def test_loading_another_model_can_be_stopped(talk, hello, named, monkeypatch):
@@ -1012,7 +1012,7 @@ def test_who_is_ended_from_outside_is_told_how_to_go_on(somebody, home, endless,
     somebody.type("one\r")
     somebody.wait_for("and so on")
     os.kill(somebody.process.pid, sent)
-    somebody.wait_for("“one” is kept; to go on: localspec chat --conversation ")
+    somebody.wait_for("“one” is saved; continue with: localspec chat --conversation ")
     assert somebody.process.wait(timeout=PATIENCE) == -sent
     (turn,) = kept(home)[0].turns
     assert turn.reason == "interrupted" and turn.reply.count("and so on") > 0

@@ -102,10 +102,10 @@ def test_show_prints_safe_text(database: Path, model_directory: Path) -> None:
     learn(database, "demo", model_directory, phrase([0], (1, 2), [3, 4]), phrase([], (0, 6), [5, 8, 7]))
     assert run("show", "demo").splitlines() == [
         wording("demo_2_phrases_most_useful_first"),
-        "  the⏎ → ␛[2J straße  (said once)",
-        "  the quick brown →  fox jumps  (said once)",
+        "  the⏎ → ␛[2J straße  (used once)",
+        "  the quick brown →  fox jumps  (used once)",
     ]
-    assert run("show", "--limit", "1").splitlines()[1:] == ["  the⏎ → ␛[2J straße  (said once)"]
+    assert run("show", "--limit", "1").splitlines()[1:] == ["  the⏎ → ␛[2J straße  (used once)"]
     output = run("show", "demo", "--limit", "1", "--json")
     assert output.isascii()
     assert json.loads(output) == [
@@ -139,7 +139,7 @@ def packed_model(tmp_path: Path, model_directory: Path) -> Path:
 
 def test_the_phrases_of_an_imported_model_are_words(database: Path, packed_model: Path) -> None:
     learn(database, "small", packed_model, phrase([0], (1, 2), [3, 5]))
-    assert run("show") == "small: 1 phrase, the most useful first.\n  the quick brown →  fox␛[2J  (said once)\n"
+    assert run("show") == "small: 1 phrase, the most useful first.\n  the quick brown →  fox␛[2J  (used once)\n"
     assert json.loads(run("show", "--json"))[0]["text"] == "the quick brown fox\x1b[2J"
 
 
@@ -154,7 +154,7 @@ def test_a_model_that_lies_elsewhere_now_is_found_by_its_name(database, packed_m
     assert "the quick brown →  fox" in run("show", "small")
     assert run("show", "other").splitlines() == [
         wording("other_1_phrase_most_useful_first"),
-        "  0 1 2 → 3  (said once)",
+        "  0 1 2 → 3  (used once)",
     ], "ids mean something else to another tokenizer"
 
 
@@ -174,7 +174,7 @@ def test_without_a_tokenizer_token_ids_are_shown(database, tmp_path, model_direc
     learn(database, "demo", directory, phrase([10], (1, 2), [3, 4]))
     heading, line = run("show").splitlines()
     assert heading.startswith(wording("demo_1_phrase_most_useful_first"))
-    assert line == "  10 1 2 → 3 4  (said once)"
+    assert line == "  10 1 2 → 3 4  (used once)"
     assert json.loads(run("show", "--json"))[0]["text"] is None
 
 
@@ -217,9 +217,9 @@ def test_the_story_of_a_phrase_and_the_end_of_what_a_chat_taught(database: Path,
         store.phrases.learn(pool, [fox, street], conversation=number + 1)
         store.phrases.learn(pool, [fox], [street], conversation=number)
         store.phrases.learn(pool, [], [street])
-        store.phrases.learn(pool, [fox])  # where nothing is kept
+        store.phrases.learn(pool, [fox])  # where nothing is saved
     assert run("show", "demo").splitlines()[1:] == [
-        "  the quick brown →  fox jumps  (said 3 times, last in “A [fox]?␛[2J”)",
+        "  the quick brown →  fox jumps  (used 3 times, last in “A [fox]?␛[2J”)",
         wording("stra_e_said_once_last", number=number + 1),
     ]
     assert [(one["served"], one["conversation"]) for one in json.loads(run("show", "--json"))] == [
@@ -240,13 +240,13 @@ def test_what_a_refused_draft_taught_is_not_called_said(database: Path, model_di
         store.phrases.learn(pool, [fox], conversation=number)
         store.phrases.learn(pool, [], [], [street, fox], conversation=number + 1)
     assert run("show", "demo").splitlines()[1:] == [
-        "   quick brown →  fox jumps  (said once, last in “A fox?”)",
+        "   quick brown →  fox jumps  (used once, last in “A fox?”)",
         wording("stra_e_never_said_learned_from", number=number + 1),
     ]
     assert [json.loads(line)["uses"] for line in run("export").splitlines()] == [1, 0]
     with Store.open(database, lambda sentence: pytest.fail(sentence)) as store:
         store.phrases.learn(pool, [street], conversation=number)
-    assert "the⏎ →  straße  (said once, last in “A fox?”)" in run("show", "demo")
+    assert "the⏎ →  straße  (used once, last in “A fox?”)" in run("show", "demo")
 
 
 def test_clear_asks_at_a_terminal(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -416,7 +416,7 @@ def test_heads_become_a_drafter_beside_their_model(home, tiny, heads):
         result = at(home, hub, "run", "-m", "mine", "--drafter", "medusa", "-n", "8", "--json", "--no-log", "the cat")
         assert result.returncode == 0 and json.loads(result.stdout)["drafter"] == "medusa", result.stderr
         result = at(home, hub, "rm", "mine", "--yes")
-        assert result.returncode == 0 and f"goes too: {directory}" in result.stdout and not directory.exists()
+        assert result.returncode == 0 and f"is deleted too: {directory}" in result.stdout and not directory.exists()
 
 
 @pytest.mark.parametrize("pickled", [True, False])
@@ -431,7 +431,7 @@ def test_an_eagle3_head_becomes_a_drafter_of_its_own_kind(home, tiny, tmp_path, 
     with served(org__base=model_repository(model.path), org__heads=Repository(files)) as hub:
         result = at(home, hub, "pull", "org/heads")
         which = "fetch that" if pickled else "`localspec pull org/base`"  # what older heads do not say
-        assert result.returncode == 0 and f"{which}, then this again" in result.stderr
+        assert result.returncode == 0 and f"{which}, then this command again" in result.stderr
         listed = json.loads(at(home, hub, "list", "--json").stdout)
         assert not any("heads" in one["name"] for one in listed), "a head is no model"
         (home / "config").mkdir()

@@ -254,7 +254,7 @@ def with_config(path: Path, **words: Any) -> Path:
     [
         ({"backbone_hidden_size": 64}, {}, "made for a model of 64 channels, and this one has 48"),
         ({"text_config": {"vocab_size": 300}}, {}, "a Gemma 4 of 300 tokens, .* and has 320"),
-        ({"text_config": {"head_dim": 10}}, {}, "key heads of 10 channels in a layer, and this model has 4 of 12"),
+        ({"text_config": {"head_dim": 10}}, {}, "key heads of 10 channels in a layer, but this model has 4 of 12"),
         ({"text_config": None}, {}, "no text_config"),
         ({"use_ordered_embeddings": True, "num_centroids": 7}, {}, "nearest = 32"),
         ({"use_ordered_embeddings": True, "num_centroids": 33}, {}, "320 tokens are not in 33 clusters"),

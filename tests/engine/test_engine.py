@@ -59,7 +59,7 @@ def test_without_our_library_torch_serves_with_dense_weights_and_says_so(no_libr
     _, events = say(engine, [user("Who are you?")], Limits(12))
     assert list(events[-1].statistics.token_ids) == stock_reply(stock, prompt, 12)
     for packing in ("int8", "int4"):
-        with pytest.raises(UsageMistake, match=f"{packing} cannot be had on cpu: .*no compiled library"):
+        with pytest.raises(UsageMistake, match=f"{packing} does not work on cpu: .*no compiled library"):
             choose(card, Settings(quantize=packing, device="cpu"))
 
 

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("served")
 def served(cuda: str) -> None:
     """Skips where the card is too old for them; where they are wrong, that fails."""
     if torch.cuda.get_device_capability() < own_kernels.LEAST_CAPABILITY:
-        pytest.skip("they need a card of compute capability 8.0 or more")
+        pytest.skip("they need a GPU of compute capability 8.0 or more")
     assert own_kernels.trouble(torch.device("cuda", torch.cuda.current_device())) is None
 
 

@@ -216,7 +216,7 @@ def test_torch_computes_it_with_dense_weights_alone(tiny) -> None:
     for here, device in ((machine(gpu()), "cuda"), (without, "cpu")):
         for packing in ("int8", "int4", "nf4"):
             with pytest.raises(
-                UsageMistake, match=f"{packing} cannot be had on {device}.*: .*dense weights only; use .*none"
+                UsageMistake, match=f"{packing} does not work on {device}.*: .*dense weights only; use .*none"
             ):
                 choose(card, Settings(quantize=packing, device=device), here)
         choice = choose(card, Settings(device=device), here)
@@ -240,7 +240,7 @@ def test_trees_and_layers_without_the_others_are_refused_with_what_to_do(tiny, n
     with pytest.raises(UsageMistake, match=f"'s3d' is not trained for {NAME}, .*recurrent.* eagle3, medusa, par"):
         shadow("s3d", card, {}, choice)
     for kind in (kind for kind in kinds("weights") if kind != "s3d"):
-        with pytest.raises(NotHere, match=f"no drafter '{kind}' for .*make one with `localspec train {kind} -m"):
+        with pytest.raises(NotHere, match=f"no drafter '{kind}' for .*train one with `localspec train {kind} -m"):
             choose(card, Settings(drafter=kind, device="cpu"))
         drafter = shadow(kind, card, {}, choice)
         assert needs(drafter, choice, 64).token > 0 and hours(drafter, 1e-9, 1000) > 0

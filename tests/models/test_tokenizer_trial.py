@@ -275,7 +275,7 @@ def test_where_no_child_can_be_started_the_file_is_not_blamed(unseen, model, mon
         without.setattr(sys, "executable", "/nowhere/python")
         with pytest.raises(
             LocalspecError,
-            match=rf"{matching('no_process_can_be_started')} .* \(No such file or directory\).* /nowhere/python",
+            match=rf"{matching('no_process_can_be_started')} \(No such file or directory\).* /nowhere/python",
         ):
             Tokenizer.open(model)
     assert "Hi" in ChatTokenizer(Tokenizer.open(model)).render(ASKED)

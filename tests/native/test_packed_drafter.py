@@ -108,7 +108,7 @@ def test_what_is_put_together_of_several_is_read_as_it_is(small_ones_too, home, 
     assert same(compute.linear(tensors["a"]), compute.linear(stored["a"]))
     assert same(compute.linears(tensors["three"]), compute.linears(stored["three"]))
     plain = compute.linear(stored["gate_up"])
-    assert same(compute.linear(tensors["gate_up"]), plain), "packed for another use, it is packed anew"
+    assert same(compute.linear(tensors["gate_up"]), plain), "packed for another use, it is packed again"
 
 
 @pytest.mark.slow

@@ -179,7 +179,7 @@ def test_an_answer_without_end_is_none(tmp_path, monkeypatch, head, piece, pause
         listening.listen()
         thread = threading.Thread(target=babble, args=(listening,), daemon=True)
         thread.start()
-        words = "has said nothing" if pause else "does not answer as"
+        words = "has sent nothing" if pause else "does not answer like"
         try:
             with pytest.raises(Gone, match=words), closing(lines(tmp_path / "socket", "/localspec/open", {})) as said:
                 assert set(said) <= {None}

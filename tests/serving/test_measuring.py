@@ -135,7 +135,7 @@ def test_which_servers(tmp_path, prompts):
         twice = bench(tmp_path, "--server", server.url, "--server", server.url)
         assert twice.returncode == 2 and wording("stands_there_twice") in sentence(twice)
         both = bench(tmp_path, "--server", server.url, "--server", "off")
-        assert both.returncode == 2 and "contradicts" in sentence(both)
+        assert both.returncode == 2 and "cannot be combined" in sentence(both)
         here = bench(tmp_path, "--server", "off", "-m", "no-such")
         assert here.returncode == 3 and "no-such" in sentence(here), "the model is looked for here"
 

@@ -87,8 +87,8 @@ def test_models_are_listed_and_told_one_by_one(server, client):
 @pytest.mark.parametrize(
     ("path", "body", "status", "words"),
     [
-        ("/v1/chat/completions", b"{", 400, "no JSON"),
-        ("/v1/chat/completions", b"\xff", 400, "no JSON"),
+        ("/v1/chat/completions", b"{", 400, "not JSON"),
+        ("/v1/chat/completions", b"\xff", 400, "not JSON"),
         ("/v1/chat/completions", b"[" * 100_000, 400, "nested"),
         ("/v1/chat/completions", b'{"seed": ' + b"9" * 10_000 + b"}", 400, "digits"),
         ("/v1/chat/completions", b'{"messages": [{"role": "user", "content": "\\ud800"}]}', 400, "surrogate"),
@@ -361,7 +361,9 @@ def test_what_lies_at_the_sockets_path_and_is_no_socket_stays(tmp_path):
     place = tmp_path / "state" / "serve.sock"
     place.write_text("mine")
     found = localspec(tmp_path, "serve", "-m", "demo")
-    assert found.returncode == 1 and f"{place} is no socket" in sentence(found) and place.read_text() == "mine"
+    assert (
+        found.returncode == 1 and f"{place} is not a server's socket" in sentence(found) and place.read_text() == "mine"
+    )
     kept = localspec(tmp_path, "run", "Hi", "-m", "demo", "-n", "3", "--keep", "1m")
     assert kept.returncode == 0 and kept.stdout and place.read_text() == "mine"
     assert wording("server_stays_behind_process", place=place) in kept.stderr

@@ -36,7 +36,7 @@ def test_a_reply_in_parts_is_read_and_others_than_the_first_are_not(tmp_path):
     [
         ("content_filter", wording("stopped_filter_http")),
         ("abort\x1b", wording("reason_own_abort")),
-        (7, "of its own, '7'"),
+        (7, "because of '7'"),
     ],
 )
 def test_an_end_for_a_reason_that_is_not_usual_is_told(tmp_path, reason, words):

@@ -136,7 +136,7 @@ def test_a_confidence_without_a_bias_has_none(tiny: Make, tmp_path: Path) -> Non
             {"architectures": ["DFlash2DraftModel"], "model_type": "qwen3"},
             "a DFlash drafter of the second form, .* use a DSpark drafter or a DFlash drafter of the first form",
         ),
-        ({"architectures": ["Gemma4AssistantForCausalLM"]}, r"a drafter \(assistant\), and no model by itself"),
+        ({"architectures": ["Gemma4AssistantForCausalLM"]}, r"a drafter \(assistant\), which is not a model by itself"),
         ({"architectures": ["Gemma4UnifiedAssistantForCausalLM"]}, matching("drafter_and_no_model_by_itself")),
         (
             {"architectures": ["DFlashDraftModel"], "speculators_model_type": "dflash"},

@@ -21,7 +21,7 @@ from clocks import PATIENCE
 from command import environment
 from wcwidth import wcwidth
 
-FAREWELL = r"“[^\x00-\x1f]*” is kept; to go on: localspec chat --conversation \d+"
+FAREWELL = r"“[^\x00-\x1f]*” is saved; continue with: localspec chat --conversation \d+"
 LEAVE = "\x1b[?1049l"  # back to the screen of the shell
 RUN = "import sys; from localspec.cli.main import main; sys.exit(main())"
 

@@ -137,7 +137,7 @@ async def test_another_answer_is_asked_for_behind_a_prompt_that_is_on_its_way(ch
         await talked(talk, pilot, "first")
         talk.app._chat.post_message(Prompt.Sent("second"))
         await talk.app.run_action("again", talk.app._chat)
-        await until(pilot, lambda: any("under way" in toast.message for toast in talk.app.toasts))
+        await until(pilot, lambda: any("being written" in toast.message for toast in talk.app.toasts))
         gate.set()
         await until(pilot, lambda: talk.replies() == ["One.", "Two."] and talk.idle())
         assert talk.prompts() == ["first", "second"]

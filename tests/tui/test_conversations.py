@@ -194,12 +194,12 @@ async def test_f2_renames_and_the_top_line_knows(chat):
         await until(pilot, lambda: "[bold]Sea" in talk.screen_text().splitlines()[0])
         await open_list(pilot, talk, first="[bold]Sea (open)")
         await pilot.press("down", "f2")
-        await until(pilot, asked(talk, "What shall"))
+        await until(pilot, asked(talk, "New title"))
         await pilot.press(*"Earlier", "enter")
         await until(pilot, lambda: listed(talk) == ["[bold]Sea (open)", "Earlier"])
         assert marked(talk) == "Earlier"
         await pilot.press("up", "f2")
-        await until(pilot, asked(talk, "What shall"))
+        await until(pilot, asked(talk, "New title"))
         await pilot.press("backspace", "enter")
         await until(pilot, lambda: listed(talk)[0] == "The sea (open)")
         await pilot.press("down", "enter")
@@ -244,7 +244,7 @@ async def test_f8_deletes_what_is_older_after_the_count_and_never_the_open_one(c
         await pilot.press("f8")
         await until(pilot, asked(talk, "30d"))
         await pilot.press("home", "shift+end", *"soon", "enter")
-        await until(pilot, asked(talk, "'soon' is not a length of time"))
+        await until(pilot, asked(talk, "'soon' is not a duration"))
         await pilot.press("home", "shift+end", *"90d", "enter")
         await until(pilot, told(talk, wording("conversation_last_used_before")))
         await pilot.press("f8", "home", "shift+end", *"4w", "enter")
@@ -295,7 +295,7 @@ async def test_what_cannot_be_done_is_told(chat, monkeypatch):
         assert listed(talk) == ["two", "one"]
         history.remove([2])  # elsewhere
         await pilot.press("f2")
-        await until(pilot, asked(talk, "What shall"))
+        await until(pilot, asked(talk, "New title"))
         await pilot.press(*"x", "enter")
         await until(pilot, told(talk, "There is no conversation 2 here"))
 
@@ -346,7 +346,7 @@ async def test_where_there_are_more_than_are_listed_it_is_said(chat, monkeypatch
         assert listed(talk) == ["four", "three", "two"] and wording("older_ones_found_searching") in talk.screen_text()
         await pilot.press(*"one")
         await until(pilot, lambda: listed(talk) == ["one"])
-        assert "Older ones" not in talk.screen_text()
+        assert "older ones" not in talk.screen_text()
 
 
 async def test_conversations_of_pipes_are_listed_after_a_search_only_and_marked(chat):

@@ -260,7 +260,7 @@ def test_leaving_while_the_model_loads(home):
 def test_without_a_log_nothing_that_was_said_is_in_any_file(home):
     prompt = f"Tell me a story about {SECRET} and a dog."
     with chat(home, "-m", "demo", "--temp", "0", "-n", "40", "--no-log") as terminal:
-        terminal.shows("❯", "nothing is kept")
+        terminal.shows("❯", "nothing is saved")
         terminal.send(prompt + "\r")
         terminal.shows("limit of tokens")
         lines = terminal.text.rpartition(prompt)[2].partition("(the reply")[0].splitlines()

@@ -171,7 +171,7 @@ TABLE = {
 
 def keys() -> dict[str, list[str]]:
     """By what they do, in the words of F1: each key of the chat."""
-    found = {"Every command, to search in": [ChatApp.COMMAND_PALETTE_BINDING]}
+    found = {"Search all commands": [ChatApp.COMMAND_PALETTE_BINDING]}
     for one in (*ChatScreen.BINDINGS, *Prompt.LISTED, *ChatApp.BINDINGS):
         if isinstance(one, Binding) and not one.action.startswith("screen."):
             found.setdefault(one.tooltip or one.description, []).extend(one.key.split(","))

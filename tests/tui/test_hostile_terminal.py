@@ -223,7 +223,7 @@ def test_hostile_names_titles_prompts_and_errors(tmp_path):
         terminal.paste(f"and more {HOSTILE}\r\n{COMMANDS}")
         terminal.until(lambda: on_the_screen(terminal, f"and more {ARGUMENT}\n{COMMANDS.replace(NUL, '')}"))
         terminal.send(CTRL_S)
-        terminal.shows("It holds from")
+        terminal.shows("used from")
 
         # Models, one of them broken; and what is told while one is loaded.
         terminal.send(CTRL_O)

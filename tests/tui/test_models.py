@@ -217,7 +217,7 @@ async def test_a_name_of_the_hub_is_looked_up_there(chat, models, offered):
     models("scripted")
     async with talk.playing() as pilot:
         await pilot.press("ctrl+o")
-        await until(pilot, lambda: lines(talk) and "Looking at" not in talk.screen_text())
+        await until(pilot, lambda: lines(talk) and "Checking which" not in talk.screen_text())
         await pilot.press(*"org")
         await until(pilot, lambda: lines(talk) == [wording("nothing_found_org_name_looks_one")])
         await pilot.press("enter", *"/name")

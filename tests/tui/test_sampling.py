@@ -106,7 +106,7 @@ def test_escape_leaves_sampling_as_it_was_and_what_was_typed_comes_back(chat):
         assert wording("what_you_typed") not in talk.screen_text(), "nothing was"
         await opened(pilot)
         await pilot.press(*"1.5", "escape")
-        await until(pilot, lambda: "what you typed is there again with f3." in talk.screen_text())
+        await until(pilot, lambda: "f3 brings back what you typed." in talk.screen_text())
         await say(pilot, "hello")
         await until(pilot, lambda: talk.replies() == ["One."] and talk.idle())
         assert await opened(pilot) == (["1.5"], True)
@@ -139,6 +139,6 @@ async def test_another_answer_that_would_be_the_same_is_drawn(chat, generation, 
         await pilot.press("f5")
         await until(pilot, lambda: talk.replies() == ["Two."] and talk.idle())
         if told:
-            await until(pilot, lambda: "drawn at temperature 0.7" in " ".join(talk.screen_text().split()))
+            await until(pilot, lambda: "sampled at temperature 0.7" in " ".join(talk.screen_text().split()))
         assert ("At temperature 0" in talk.screen_text()) is told
         assert [sampling.temperature for sampling, _ in talk.engine.asked_with] == ([0.0, 0.7] if told else [1.0, 1.0])

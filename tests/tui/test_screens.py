@@ -191,7 +191,7 @@ def test_escape_leaves_the_system_prompt_as_it_was_and_what_was_typed_comes_back
         await until(pilot, back(talk))
         assert wording("what_you_typed") not in talk.screen_text(), "nothing was"
         await pilot.press("ctrl+s", *" Not", "escape")
-        await until(pilot, lambda: "what you typed is there again with ctrl+s." in talk.screen_text())
+        await until(pilot, lambda: "ctrl+s brings back what you typed." in talk.screen_text())
         await talked(talk, pilot, "Hi")
         assert await opened(pilot) == ("Be brief. Not", True)
         await pilot.press("ctrl+z")

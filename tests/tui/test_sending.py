@@ -250,7 +250,7 @@ async def test_files_wait_for_a_prompt_and_are_not_lost_where_it_is_refused(chat
 
 async def test_what_is_not_kept_and_notices_from_the_opening_are_said_at_the_top(chat):
     talk = chat(["Off the record."], settings=Settings(log=False))
-    talk.notices = ["what is said is kept in [a file\x1b[2J]."]
+    talk.notices = ["conversations are saved in [a file\x1b[2J] (only you can read it)."]
     async with talk.playing() as pilot:
         assert wording("nothing_is_kept_2") in talk.screen_text()
         assert wording("what_said_kept_file_2j") in talk.screen_text()

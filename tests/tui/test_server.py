@@ -30,7 +30,7 @@ def test_a_chat_over_a_server(tmp_path):
             assert talk.replies() == ["Hello."] and f"at 127.0.0.1:{server.port}" in screen()
             assert "tok/s" in talk.live and "GiB" not in talk.live
             await pilot.press("ctrl+t")
-            await until(pilot, lambda: "tells too little" in screen())
+            await until(pilot, lambda: "do not report" in screen())
             await pilot.press("escape")
             await say(pilot, "/model other")
             await until(pilot, lambda: "has no model 'other'" in screen())

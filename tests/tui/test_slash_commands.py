@@ -76,5 +76,5 @@ async def test_a_refusal_stands_once_however_often_it_is_asked_for_and_quotes_li
             pilot, lambda: [one.sentence[:27] for one in screen.query(NoticeView)] == ["There is no command '/nonse"]
         )
         screen.post_message(Prompt.Sent("/new " + "y" * 500))
-        await until(pilot, lambda: ["takes nothing" in one.sentence for one in screen.query(NoticeView)] == [True])
+        await until(pilot, lambda: ["takes no text" in one.sentence for one in screen.query(NoticeView)] == [True])
         assert len(screen.query_one(NoticeView).sentence) < 150

@@ -127,7 +127,7 @@ def test_error(chat, looks_as_before, size):
     talk.models["scripted"] = [
         DoesNotFit("scripted needs 14.2 GiB of memory and 3.1 GiB are free; choose a smaller one.")
     ]
-    talk.notices = ["what is said is kept in a file, readable for you alone."]
+    talk.notices = ["conversations are saved in a file (only you can read it)."]
 
     async def story(pilot):
         await until(pilot, lambda: "✗" in talk.screen_text())
@@ -321,7 +321,7 @@ def test_keys(chat, looks_as_before, size):
         await pilot.press("f1")
         await until(pilot, lambda: "Begin a new" in talk.screen_text())
         talk.app.notify(wording("holds_from_next_reply"), markup=False)
-        await until(pilot, lambda: "It holds" in talk.screen_text())
+        await until(pilot, lambda: "used from" in talk.screen_text())
 
     assert looks_as_before(talk, story, size)
 
@@ -342,7 +342,7 @@ def test_finding(chat, looks_as_before, size):
 def test_unkept(chat, looks_as_before, size, monkeypatch):
     def no_room(*_):
         raise NoRoom(
-            "~/localspec.db could not be read or written, so nothing more was saved: see whether the disk is full."
+            "~/localspec.db could not be read or written, so nothing more is saved: check whether the disk is full."
         )
 
     talk = chat(["Hello."], ["I am a model."])

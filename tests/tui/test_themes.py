@@ -60,7 +60,7 @@ async def test_what_is_chosen_in_the_palette_is_kept(chat, tmp_path):
     async with talk.playing() as pilot:
         await choose(pilot, "gruvbox")
         await until(pilot, lambda: talk.app.theme == "gruvbox")
-        await until(pilot, lambda: "Kept in" in talk.screen_text())
+        await until(pilot, lambda: "Saved in" in talk.screen_text())
         assert file.read_text() == '# mine\nseed = 3 # three\ntheme = "gruvbox"\n'
         await choose(pilot, "auto")
         await until(pilot, lambda: talk.app.theme == DARK)
@@ -72,7 +72,7 @@ async def test_what_is_chosen_in_the_palette_is_kept(chat, tmp_path):
     ("settings", "text", "told"),
     [
         (Settings(origins={"theme": "LOCALSPEC_THEME"}), "", wording("localspec_theme_decides_next")),
-        (Settings(), "theme = [broken", "Not kept:"),
+        (Settings(), "theme = [broken", "Not saved:"),
     ],
 )
 async def test_what_is_not_kept_is_told(chat, tmp_path, settings, text, told):

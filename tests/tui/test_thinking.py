@@ -120,7 +120,7 @@ async def test_thinking_is_switched_by_command_and_palette(chat):
         await until(pilot, lambda: "no thinking" in talk.screen_text().splitlines()[0])
         await talked(talk, pilot, "four")
         await say(pilot, "/think default")
-        await until(pilot, lambda: "/think takes on, off, auto or show, and 'default' was given" in talk.screen_text())
+        await until(pilot, lambda: "/think takes on, off, auto or show, not 'default'" in talk.screen_text())
     assert talk.engine.thought == [False, True, None, False]
 
 

@@ -70,7 +70,7 @@ async def test_what_is_to_be_done_stays_in_sight(chat):
         await pilot.press("f2")
         await until(
             pilot,
-            lambda: "It holds from" in talk.screen_text() and wording("leaves_all_as_it_is") in talk.screen_text(),
+            lambda: "used from" in talk.screen_text() and wording("leaves_all_as_it_is") in talk.screen_text(),
         )
 
 
@@ -81,7 +81,7 @@ async def test_where_another_way_is_kept_is_told_once_and_alone(chat):
         await until(pilot, lambda: talk.replies() == ["Reply 1."] and talk.idle())
         assert [sentence[:16] for sentence in told(talk)] == ["At temperature 0"]
         talk.app.clear_notifications()
-        for number, sentences in ((2, ["What was said before stays in conversation 2 (ctrl+r)."]), (3, [])):
+        for number, sentences in ((2, ["The conversation so far stays in conversation 2 (ctrl+r)."]), (3, [])):
             await say(pilot, f"/edit {number}")
             await until(pilot, lambda number=number: talk.replies() == [f"Reply {number}."] and talk.idle())
             assert told(talk) == sentences

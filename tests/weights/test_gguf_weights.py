@@ -500,7 +500,7 @@ def test_a_weight_that_is_no_number_is_refused(directory, tmp_path, paths, name,
     tensors[name] = Stored(bad.kind, bad.shape, number.tobytes() + bad.content[number.nbytes :])
     file = tmp_path / "tiny.gguf"
     file.write_bytes(written(metadata_of(directory("llama"), "gpt-2"), tensors))
-    with pytest.raises(LocalspecError, match=f"{said} of .* holds NaN or inf"):
+    with pytest.raises(LocalspecError, match=f"{said} of .* has NaN or inf"):
         load(registered(file, paths).path, BLOCKS, "", 1, Reporter(), paths)
 
 

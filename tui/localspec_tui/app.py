@@ -45,7 +45,7 @@ class ChatApp(StoppableApp):
     VERTICAL_BREAKPOINTS = [(0, "-low"), (14, "-high")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+q", "quit", "Quit", id="app.quit", priority=True),
-        Binding("ctrl+c", "interrupt", "Copy what is selected, or stop", id="app.interrupt", show=False),
+        Binding("ctrl+c", "interrupt", "Copy the selection, or stop", id="app.interrupt", show=False),
     ]
 
     def __init__(self, engine: EngineThread, settings: Settings, *, first: str | None = None, files: str = "") -> None:

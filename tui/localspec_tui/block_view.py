@@ -324,7 +324,7 @@ class BlockView(LaidOutOnce, Widget):
 
     def action_link(self, href: str) -> None:
         """Show the address of a link. Opening it could send private text that a model put into the address."""
-        self.notify(one_line(unquote(href)), title="The link leads to", markup=False, timeout=10)
+        self.notify(one_line(unquote(href)), title="The link points to", markup=False, timeout=10)
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
         """Explain the word above code while the pointer is on it."""

@@ -26,8 +26,8 @@ def copied(text: str, file: Path | None) -> str:
     if arrived:
         return f"Copied to {' and '.join(arrived)}."
     if file is not None and _to_file(text, file):
-        return f"Sent to the terminal's clipboard. If nothing can be pasted, the text is in {file}"
-    return "Sent to the terminal's clipboard; whether it arrived, pasting shows."
+        return f"Sent to the terminal's clipboard. If you cannot paste it, the text is in {file}"
+    return "Sent to the terminal's clipboard; paste to see whether it arrived."
 
 
 def _to_desktop(text: str) -> bool:
@@ -97,7 +97,7 @@ class CodeCopies:
         at = len(blocks) - 1 - self._back % len(blocks)
         which = blocks[at].language or "code"
         if len(blocks) > 1:
-            which += f", block {at + 1} of {len(blocks)}; once more for the one before"
+            which += f", block {at + 1} of {len(blocks)}; repeat for the one before"
         return blocks[at], which
 
     def copy(self, app: App[Any], source: str) -> None:

@@ -49,12 +49,12 @@ def edited(text: str, command: str | None, leaving: Callable[[], bool]) -> str:
             ) from None
         if code and not leaving():
             how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-            raise LocalspecError(f"The editor {name!r} {how}, so the prompt is as it was.")
+            raise LocalspecError(f"The editor {name!r} {how}, so the prompt is unchanged.")
         try:
             return read_bytes(file, LONGEST).decode("utf-8", "replace").removesuffix("\n")
         except OSError as error:
             raise LocalspecError(
-                f"What the editor {name!r} left cannot be read ({error.strerror}), so the prompt is as it was."
+                f"The text from the editor {name!r} cannot be read ({error.strerror}), so the prompt is unchanged."
             ) from None
 
 
@@ -72,7 +72,7 @@ def edit_prompt(app: App[Any], prompt: TypedText) -> None:
             except LocalspecError as error:
                 mistake = str(error)
     except SuspendNotSupported:
-        mistake = "This terminal cannot be lent to an editor; write in the prompt."
+        mistake = "This terminal cannot run an editor; write in the prompt."
     if mistake:
         app.notify(one_line(mistake), severity="error", markup=False)
     else:

@@ -78,7 +78,7 @@ def effective(settings: Settings) -> dict[str, str]:
     chosen: KeysOf = {}
     for name, keys in asked.items():
         if name not in defaults:
-            raise UsageMistake(f"{origin}: nothing is called {name!r}{nearest(name, defaults)}; correct or remove it.")
+            raise UsageMistake(f"{origin}: there is no action {name!r}{nearest(name, defaults)}; correct or remove it.")
         printable = any(_is_printable(key) for key in defaults[name])
         chosen[name] = tuple(_checked(key, name, origin, printable) for key in keys.split(","))
     for name in chosen:
@@ -100,7 +100,9 @@ def _refuse_collision(name: str, chosen: KeysOf, bound: Iterable[Bound], origin:
         taken = chosen.get(other.name or "", other.keys)
         if key := next((key for key in chosen[name] if key in taken), None):
             called = other.name or other.action
-            raise UsageMistake(f"{origin}: {key} is to be {name} and is {called} already; choose another key for one.")
+            raise UsageMistake(
+                f"{origin}: {key} is assigned to {name} and to {called}; choose another key for one of them."
+            )
 
 
 def _meet(one: str, other: str) -> bool:
@@ -118,7 +120,7 @@ def _checked(key: str, name: str, origin: str, printable: bool) -> str:
     modifiers = sorted({modifier.lower() for modifier in modifiers})
     if not {*modifiers} <= {*MODIFIERS} or not (len(base) == 1 or base in _names()):
         shown = key.strip()[:40]
-        raise UsageMistake(f"{origin}: {name} = {shown!r} is no key{nearest(base, _names())}; give one such as f12.")
+        raise UsageMistake(f"{origin}: {name} = {shown!r} is not a key{nearest(base, _names())}; give one such as f12.")
     full = "+".join([*modifiers, base])
     full = SAME.get(full, full)
     if _is_printable(full) and not printable:

@@ -34,7 +34,7 @@ def run(
     try:
         asked = written(prompt).prompt
         if engine is None:
-            raise UsageMistake("No model is loaded, so none can race.")
+            raise UsageMistake("No model is loaded, so there is no race.")
         lanes, streams = opponents(in_this_process(engine), asked, system, settings)
         with ExitStack() as at_the_end:
             for stream in streams:

@@ -25,7 +25,7 @@ async def _resume(chat: "ChatScreen", number: str) -> None:
         await asyncio.to_thread(chat.conversations.check, int(number))
         chat.conversations.resume(int(number))
     else:
-        raise UsageMistake(f"/resume {number} means nothing; /help lists the commands.")
+        raise UsageMistake(f"/resume {number} is not understood; /help lists the commands.")
 
 
 async def _model(chat: "ChatScreen", name: str) -> None:

@@ -34,8 +34,8 @@ def keep(theme: str, origin: str) -> str:
     try:
         keep_setting(file, "theme", theme)
     except LocalspecError as error:
-        return f"Not kept: {error}"
-    return f"{origin} decides at the next start." if origin.startswith(PREFIX) else f"Kept in {file}."
+        return f"Not saved: {error}"
+    return f"{origin} decides at the next start." if origin.startswith(PREFIX) else f"Saved in {file}."
 
 
 class Themes(ThemeProvider):

@@ -193,8 +193,8 @@ class Turns:
     def notify_stop(self) -> None:
         """Notify that the reply, if there is one, is stopped for something else."""
         if self._outbox.under_way is not None:
-            stays = " What it said stays." if self._conversation.growing else ""
-            self._screen.notify(f"The reply under way was stopped.{stays}", markup=False)
+            stays = " Its text so far stays." if self._conversation.growing else ""
+            self._screen.notify(f"The reply was stopped.{stays}", markup=False)
 
     async def end(self, ended: messages.ReplyEnded) -> None:
         """Show the whole reply, or give the prompt back if none came, and send the next prompt."""
@@ -245,9 +245,9 @@ class Turns:
     def _may_go_back(self) -> bool:
         """Return whether the conversation can continue from an earlier turn now; if not, notify why."""
         if self._outbox.waiting or not self._outbox.ready:
-            self._screen.notify(f"A reply is under way; {self._key('chat.stop')} stops it.", markup=False)
+            self._screen.notify(f"A reply is being written; {self._key('chat.stop')} stops it.", markup=False)
         elif self._conversation.turn_of(None) is None:
-            self._screen.notify("Nothing was said yet.", markup=False)
+            self._screen.notify("This conversation is empty.", markup=False)
         else:
             return True
         return False
@@ -283,7 +283,7 @@ class Turns:
 
     def _show_edited(self) -> None:
         sent, left = self._key("prompt.send"), self._key("chat.back")
-        self._live.show(f"{sent} says this instead · {left} leaves all as it is")
+        self._live.show(f"{sent} replaces the prompt · {left} cancels")
 
     def leave_edited(self) -> None:
         """Leave the edited turn as it is."""

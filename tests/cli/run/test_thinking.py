@@ -90,7 +90,7 @@ def test_a_template_without_a_switch_is_told(run, hello, always, granite, monkey
             run("-m", path, "hi", flag), 2, wording("effect_chat_template", flag=flag), "has no switch", "leave it out"
         )
     refused(
-        run("-m", granite.path, "hi", "--think", "-s", "Be brief."), 2, "--think has no effect beside a system prompt"
+        run("-m", granite.path, "hi", "--think", "-s", "Be brief."), 2, "--think has no effect with a system prompt"
     )
     # What is said for all models holds for those that heed it.
     monkeypatch.setenv("LOCALSPEC_THINK", "off")

@@ -41,29 +41,29 @@ if TYPE_CHECKING:
 DRAFT_SECONDS = 1.0  # of typing are lost at most, should the process be killed
 KEYS: list[BindingType] = [
     # What fits into a narrow footer comes first. What has a tooltip is in the palette too.
-    Binding("escape", "stop", "Stop", tooltip="Stop the reply; what was said stays", id="chat.stop"),
-    Binding("escape", "back", "Back to where one types", id="chat.back", show=False),
+    Binding("escape", "stop", "Stop", tooltip="Stop the reply; the text so far stays", id="chat.stop"),
+    Binding("escape", "back", "Return to the prompt", id="chat.back", show=False),
     Binding("f1", "keys", "Keys", tooltip="Show or hide all keys and commands", id="chat.help"),
-    Binding("ctrl+q", "app.quit", "Quit", tooltip="Leave; what was said stays kept", id="app.quit"),
+    Binding("ctrl+q", "app.quit", "Quit", tooltip="Leave; the conversation is saved", id="app.quit"),
     Binding("ctrl+n", "new", "New", tooltip="Begin a new conversation", id="chat.new"),
-    Binding("ctrl+r", "conversations", "Resume", tooltip="Go on with an earlier conversation", id="chat.resume"),
-    Binding("ctrl+o", "models", "Model", tooltip="Let another model answer", id="chat.models"),
+    Binding("ctrl+r", "conversations", "Resume", tooltip="Continue an earlier conversation", id="chat.resume"),
+    Binding("ctrl+o", "models", "Model", tooltip="Change the model", id="chat.models"),
     Binding("f4", "panel", "Figures", tooltip="Show or hide the panel of figures", id="chat.panel"),
     Binding("ctrl+s", "system", "System", tooltip="Set the system prompt", id="chat.system"),
-    Binding("f5", "again", "Again", tooltip="Another answer to the last prompt", id="chat.again"),
-    Binding("f2", "edit", "Edit", tooltip="Change the last prompt, or the one in focus", id="chat.edit"),
-    Binding("ctrl+t", "xray", "X-ray", tooltip="See who proposed each token of a reply", id="chat.xray"),
+    Binding("f5", "again", "Again", tooltip="Answer the last prompt again", id="chat.again"),
+    Binding("f2", "edit", "Edit", tooltip="Edit the last prompt, or the one in focus", id="chat.edit"),
+    Binding("ctrl+t", "xray", "X-ray", tooltip="Show who proposed each token of a reply", id="chat.xray"),
     Binding("ctrl+l", "copy", "Copy", tooltip="Copy the last reply, or the message in focus", id="chat.copy"),
     Binding("ctrl+f", "find", "Find", tooltip="Find words in this conversation", id="chat.find"),
     Binding("f3", "sampling", "Sampling", tooltip="Change how replies are sampled", id="chat.sampling"),
-    Binding(
-        "f9", "race", "Race", tooltip="Let the model race against itself without drafts", id="chat.race", show=False
-    ),
-    Binding("f8", "phrases", "Phrases", tooltip="See the phrases that are kept", id="chat.phrases", show=False),
+    Binding("f9", "race", "Race", tooltip="Race the model against itself without drafts", id="chat.race", show=False),
+    Binding("f8", "phrases", "Phrases", tooltip="Show the saved phrases", id="chat.phrases", show=False),
     Binding("alt+up", "walk(-1)", "To the message above", id="chat.above", show=False),
     Binding("alt+down", "walk(1)", "To the message below", id="chat.below", show=False),
-    Binding("alt+c", "code", "Code", tooltip="Copy the code of a reply by itself", id="chat.code", show=False),
-    Binding("alt+t", "thoughts", "Thoughts", tooltip="Show or fold what was thought", id="chat.thoughts", show=False),
+    Binding("alt+c", "code", "Code", tooltip="Copy only the code of a reply", id="chat.code", show=False),
+    Binding(
+        "alt+t", "thoughts", "Thoughts", tooltip="Show or fold the model's thoughts", id="chat.thoughts", show=False
+    ),
     Binding("ctrl+g", "editor", "Editor", tooltip="Write in your own editor", id="chat.editor", show=False),
     Binding("pageup", "page(-1)", "Scroll up", id="chat.page_up", show=False),
     Binding("end,ctrl+end", "end", "To the end of the conversation", id="chat.end", show=False),
@@ -323,7 +323,7 @@ class ChatScreen(StableLayout, Screen[None]):
 
     def action_find(self, words: str = "") -> None:
         if not self.finder.open(words):
-            self.notify("Nothing was said yet.", markup=False)
+            self.notify("This conversation is empty.", markup=False)
 
     def action_walk(self, step: int) -> None:
         if not self._conversation.walk(step):
@@ -356,7 +356,7 @@ class ChatScreen(StableLayout, Screen[None]):
 
     def action_thoughts(self) -> None:
         if not self._conversation.toggle_thoughts(self._conversation.chosen):
-            self.notify("Nothing was thought before a reply yet.", markup=False)
+            self.notify("No reply had a thought yet.", markup=False)
 
     async def action_keys(self) -> None:
         if shown := self.query(KeysPanel):
@@ -376,7 +376,7 @@ class ChatScreen(StableLayout, Screen[None]):
     def action_phrases(self, words: str = "") -> None:
         store, card = self._engine.conversation.store, self.models.card
         if store is None or card is None:
-            self.notify("No phrases are kept here.", markup=False)
+            self.notify("No phrases are saved here.", markup=False)
         else:
             from localspec_tui.screens.phrases import PhrasesScreen
 
@@ -385,7 +385,7 @@ class ChatScreen(StableLayout, Screen[None]):
     def action_race(self, prompt: str = "") -> None:
         """Race outside the conversation, while no reply is under way."""
         if self._outbox.waiting or not self._outbox.ready:
-            self.notify("A race waits until no reply is under way and a model is loaded.", markup=False)
+            self.notify("Wait for the reply to finish, then start the race.", markup=False)
         else:
             from localspec_tui.screens.race import RaceScreen
 

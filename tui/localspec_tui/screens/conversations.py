@@ -75,7 +75,7 @@ class ConversationsScreen(AskingScreen[int | None]):
     ]
 
     def __init__(self, history: History, chat: OpenConversation) -> None:
-        super().__init__(_Search(placeholder="Search in what was said", compact=True))
+        super().__init__(_Search(placeholder="Search in conversations", compact=True))
         self._history, self._chat = history, chat
         self._entries: list[_Entry] = []
         self._listed: str | None = None  # what was looked for
@@ -112,7 +112,7 @@ class ConversationsScreen(AskingScreen[int | None]):
         options.add_options(Option(self._line(entry), id=str(entry.info.id)) for entry in entries)
         options.highlighted = 0 if entries else None
         nothing = "Nothing was found." if words.strip() else self._chat.nothing
-        more = "Older ones are found by searching." if len(entries) == LISTED and not words.strip() else ""
+        more = "Search to find older ones." if len(entries) == LISTED and not words.strip() else ""
         self._tell(more if entries else trouble or nothing)
 
     def _do_later(self, seconds: float | None, what: Callable[[], object] = lambda: None) -> None:
@@ -187,7 +187,7 @@ class ConversationsScreen(AskingScreen[int | None]):
     async def action_rename(self) -> None:
         if (entry := self._chosen()) is None:
             return
-        title = await self._asking.text("What shall it be called? Nothing: by its first prompt.", entry.info.title)
+        title = await self._asking.text("New title (empty: its first prompt)", entry.info.title)
         if title is None:
             return
         try:
@@ -222,14 +222,14 @@ class ConversationsScreen(AskingScreen[int | None]):
     async def action_delete(self) -> None:
         if (entry := self._chosen()) is None:
             return
-        opened = " It is open: another one begins." if entry.info.id == self._chat.number() else ""
+        opened = " It was open, so a new one begins." if entry.info.id == self._chat.number() else ""
         if await self._asking.decision(f"Delete “{entry.info.title}” for good?{opened}"):
             await self._delete([entry.info.id])
 
     @work(exclusive=True, group="asking")
     async def action_delete_older(self) -> None:
         self._tell("")
-        question, age = "Delete what was not used for so long (12h, 30d, 4w, 1y):", OLD
+        question, age = "Delete what was not used for this long (12h, 30d, 4w, 1y):", OLD
         while (typed := await self._asking.text(question, age)) is not None:
             try:
                 before, age = time.time() - seconds_of(typed), typed

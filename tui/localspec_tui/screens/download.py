@@ -65,7 +65,7 @@ class DownloadScreen(ClosesOnce, ModalScreen[bool | None]):
 
 def _lines(planned: "Planned") -> Iterator[str]:
     plan = planned.plan
-    here = f"; {size(plan.cached_bytes)} of {size(plan.bytes)} are here already" if plan.cached_bytes else ""
+    here = f"; {size(plan.cached_bytes)} of {size(plan.bytes)} are already here" if plan.cached_bytes else ""
     yield f"{size(plan.disk_free)} are free on the disk{here}."
     for part in plan.parts:
         gated = ", gated: its terms apply to you" if part.gated else ""

@@ -38,7 +38,7 @@ class ModelChoice:
         """Open the list of models."""
         if self.at_a_server:
             self._screen.notify(
-                "A server answers; /model NAME takes another of its models.", title="Models", markup=False
+                "A server answers; /model NAME chooses another of its models.", title="Models", markup=False
             )
             return
         from localspec_tui.screens.models import ModelsScreen
@@ -56,7 +56,7 @@ class ModelChoice:
             self.switch(chosen.card)
 
     def switch(self, card: "TargetCard") -> None:
-        """Let another model answer, or offer to fetch it if it is not here."""
+        """Change the model, or offer to fetch it if it is not here."""
         if not card.here:
             self._download.offer(card.name)
             return
@@ -96,13 +96,13 @@ class ConversationChoice:
     def open(self) -> None:
         """Open the list of earlier conversations."""
         if self.history is None:
-            self._screen.notify("No conversations are kept here.", markup=False)
+            self._screen.notify("No conversations are saved here.", markup=False)
             return
         from localspec_tui.screens.conversations import ConversationsScreen, OpenConversation
 
-        current, nothing = self._engine.conversation, "No conversation is kept here yet."
+        current, nothing = self._engine.conversation, "No conversation is saved here yet."
         if current.store is not None and current.store.path is None:
-            nothing = "What is kept could not be opened when this chat began; leave it and begin again to see that."
+            nothing = "Saved conversations could not be opened when this chat started; start it again to see them."
         now = OpenConversation(lambda: current.now.id, self._start_new, self._top.call, current.has_phrases, nothing)
         self._screen.app.push_screen(ConversationsScreen(self.history, now), self.resume)
 
@@ -133,4 +133,4 @@ class ConversationChoice:
             return
         self._branch_noticed = True
         where = f"conversation {branched.conversation} ({keymap.key(self._screen.app, 'chat.resume')})"
-        self._screen.notify(f"What was said before stays in {where}.", markup=False)
+        self._screen.notify(f"The conversation so far stays in {where}.", markup=False)

@@ -82,7 +82,7 @@ class ModelsScreen(SearchedScreen[Chosen | None]):
         return (self._line,)
 
     def on_mount(self) -> None:
-        self._tell("Looking at what fits this machine …")
+        self._tell("Checking which models fit this machine …")
         self._options.can_focus = False  # one types in the search
         self._follow()
         self.set_interval(LOOK_SECONDS, self._follow)
@@ -134,7 +134,7 @@ class ModelsScreen(SearchedScreen[Chosen | None]):
         answers = (at for at in usable if self._answers(listed[at]))
         options.highlighted = next(same, next(answers, next(iter(usable), None)))
         if not found and self._models:
-            options.add_option(Option("Nothing was found; org/name looks one up at the hub.", disabled=True))
+            options.add_option(Option("Nothing was found; write org/name to look one up at the hub.", disabled=True))
         self.call_after_refresh(self._place_bar)
 
     def _place_bar(self) -> None:

@@ -25,7 +25,7 @@ from localspec_tui.screens.searched import AskingScreen
 from localspec_tui.widgets.typed_text import OneLine
 
 LISTED = 200
-NOTHING = "No phrases are kept for this model yet."
+NOTHING = "No phrases are saved for this model yet."
 
 
 class _Left(Exception):
@@ -46,7 +46,7 @@ class PhrasesScreen(AskingScreen[None]):
     ]
 
     def __init__(self, store: Store, card: TargetCard, words: str = "") -> None:
-        super().__init__(OneLine(words, placeholder="Search in what was said", compact=True))
+        super().__init__(OneLine(words, placeholder="Search in phrases", compact=True))
         self._store, self._card = store, card
         self._kept = Static("", id="kept", markup=False)
         self._stories = Stories(store.history)
@@ -146,7 +146,7 @@ class PhrasesScreen(AskingScreen[None]):
         if (kept := self._chosen()) is None:
             return
         if (conversation := kept.phrase.conversation) is None:
-            self._tell("Nobody knows which chat this one is from: it was not kept.")
+            self._tell("The conversation of this phrase was not saved.")
             return
         forget, pool = self._store.phrases.forget, kept.pool.pool
         count = await asyncio.to_thread(self._store.phrases.count, pool, conversation)

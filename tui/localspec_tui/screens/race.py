@@ -43,7 +43,7 @@ class RaceScreen(ClosesOnce, Screen[None]):
     def __init__(self, engine: EngineThread, prompt: str, proposed: str) -> None:
         super().__init__()
         self._engine, self._prompt = engine, prompt.strip()
-        self._field = _Question(one_line(proposed), placeholder="What shall both be asked?", compact=True)
+        self._field = _Question(one_line(proposed), placeholder="What should both answer?", compact=True)
         self._lanes: Sequence[Lane] = ()
         self._drawn: float | None = None  # seconds of the replay that are shown; None as it happens
         self._verdict: Sequence[str] = ()
@@ -94,9 +94,7 @@ class RaceScreen(ClosesOnce, Screen[None]):
         self._close_field()
         self.query_one("#question", Static).update(Content.assemble(("Race: ", "bold"), one_line(prompt)))
         self.query_one("#verdict", Static).update("")
-        self.query_one("#course", Static).update(
-            "Loading an engine beside the one that answers here, and warming both up …"
-        )
+        self.query_one("#course", Static).update("Loading a second engine for the race, and warming both up …")
         self._racing = True
         self.refresh_bindings()
         self._engine.race(prompt, self.post_message)

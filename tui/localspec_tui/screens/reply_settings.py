@@ -33,7 +33,7 @@ class ReplySettings:
         system = ["system prompt"] if self._system else []
         return self._top.show_set(*system, *self._settings.chosen)
 
-    def _show_change(self, title: str, sentence: str = "It holds from the next reply on.") -> None:
+    def _show_change(self, title: str, sentence: str = "Saved; used from the next reply.") -> None:
         """Notify of a change that is not seen, or that could be taken for one of the reply under way."""
         if not self.show() or self._outbox.under_way is not None:
             self._notify(title, sentence)
@@ -43,7 +43,7 @@ class ReplySettings:
 
     def _notify_of_draft(self, title: str, binding: str) -> None:
         key = keymap.key(self._screen.app, binding)
-        self._notify(title, f"It stays as it was; what you typed is there again with {key}.")
+        self._notify(title, f"Nothing changed; {key} brings back what you typed.")
 
     # -- system prompt ------------------------------------------------------------------------------------------------
 

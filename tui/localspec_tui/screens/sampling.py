@@ -19,8 +19,8 @@ from localspec_tui.widgets.typed_text import OneLine
 if TYPE_CHECKING:
     from localspec.chat.sampling import Line
 
-HEADING = "Sampling from the next reply on; an empty field holds what it shows"
-UNSAVED = "Sampling, as you left it, not saved yet; an empty field holds what it shows"
+HEADING = "Sampling (used from the next reply; leave a field empty for the default)"
+UNSAVED = "Sampling (not saved yet; leave a field empty for the default)"
 
 
 class _Field(OneLine):
@@ -58,7 +58,7 @@ class SamplingScreen(ClosesOnce, ModalScreen[dict[str, str]]):
             for key, value, origin in self._lines:
                 with Horizontal(classes="field"):
                     yield Label(key, markup=False)
-                    now = "as it was when this chat began" if key in self._typed else f"{value} {origin}"
+                    now = "as it was at the start of this chat" if key in self._typed else f"{value} {origin}"
                     yield _Field(fields.get(key, ""), placeholder=now, compact=True, id=key)
             yield Static("", id="mistake", markup=False)
         yield KeysFooter(show_command_palette=False)

@@ -14,7 +14,7 @@ from localspec_tui.widgets.keys_panel import KeysFooter
 from localspec_tui.widgets.typed_text import KeysInOrder, TypedText
 
 HEADING = "System prompt: what the model reads before everything else"
-UNSAVED = "System prompt, as you left it, not saved yet; ctrl+z brings back the one that holds"
+UNSAVED = "System prompt (not saved yet; ctrl+z brings back the one in use)"
 
 
 class Typed(NamedTuple):

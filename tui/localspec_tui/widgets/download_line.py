@@ -49,7 +49,9 @@ class DownloadLine(Widget):
         """Ask the hub what a model would take, then the user, and fetch it."""
         if self._thread is not None:
             name, stopping = self._thread.model, self._thread.given_up
-            state = "is just being stopped: try again in a moment" if stopping else "is under way; one at a time"
+            state = (
+                "is just being stopped: try again in a moment" if stopping else "is running; only one runs at a time"
+            )
             self.notify(f"The download of {one_line(name)} {state}.", markup=False)
             return
         from localspec_tui.fetch_thread import FetchThread

@@ -27,7 +27,7 @@ class _Words(OneLine):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter,up", "look(1)", "Older", id="find.older"),
         Binding("shift+enter,down", "look(-1)", "Newer", id="find.newer"),
-        Binding("escape", "leave", "Back", tooltip="Back to where one was", id="find.leave"),
+        Binding("escape", "leave", "Back", tooltip="Return to the previous place", id="find.leave"),
     ]
 
     def __init__(self, look: Callable[[int], None]) -> None:

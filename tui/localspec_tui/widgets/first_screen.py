@@ -53,8 +53,8 @@ class FirstScreen(Vertical):
 
     def keeps(self, place: Path | None) -> None:
         """Where what is said is kept; None where it is not."""
-        kept = "Kept on this machine alone (--no-log keeps nothing), in"  # a low window may cut the path off
-        self._kept = f"{kept}\n{place}" if place else "Nothing is kept."
+        kept = "Saved only on this machine (--no-log saves nothing), in"  # a low window may cut the path off
+        self._kept = f"{kept}\n{place}" if place else "Nothing is saved."
 
     def expect(self, name: str, starters: Sequence[str]) -> None:
         """Show which model is being loaded."""
@@ -62,7 +62,7 @@ class FirstScreen(Vertical):
         self._offer(starters)
 
     def introduce(self, model: "Introduction") -> None:
-        """Show which model answers from here on."""
+        """Show the model that answers from here on."""
         self._offer(model.starters)
         self._model.update(
             Content.assemble(

@@ -66,7 +66,7 @@ class InColumns:
 def of_the_chat(app: App[Any], bindings: Iterable[object]) -> "KeysPanel":
     """`bindings`: those of the chat's screen."""
     offered = [one for one in bindings if isinstance(one, Binding) and one.action != "back"]
-    palette = Line(keymap.shown(app, Binding(app.COMMAND_PALETTE_BINDING, "")), "Every command, to search in")
+    palette = Line(keymap.shown(app, Binding(app.COMMAND_PALETTE_BINDING, "")), "Search all commands")
     scroll = f"{keymap.key(app, 'chat.page_up')} and {keymap.key(app, 'chat.page_down')} scroll"
     return KeysPanel(
         (f"The chat · {scroll}", [*lines_of(app, (one for one in offered if one.show)), palette]),
@@ -74,7 +74,7 @@ def of_the_chat(app: App[Any], bindings: Iterable[object]) -> "KeysPanel":
             "Commands · type / to see what each does",
             [Line(f"/{one.name} {one.argument}".strip(), "") for one in COMMANDS],
         ),
-        ("Where one types", lines_of(app, (one for one in Prompt.LISTED if not one.action.startswith("screen.")))),
+        ("The prompt", lines_of(app, (one for one in Prompt.LISTED if not one.action.startswith("screen.")))),
         ("The conversation", lines_of(app, [*(one for one in offered if not one.show), *_of_the_app(app)])),
     )
 

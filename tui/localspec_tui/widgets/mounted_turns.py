@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MOUNTED = 10  # turns; each mounted one makes every later frame cost more
 BATCH = 5  # turns more, whenever one scrolls beyond the first
 AROUND = 1  # turn before and after one that is looked for
-MEMORY_LINE = "── the model no longer reads what is above ──"
+MEMORY_LINE = "── the model no longer reads the text above ──"
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Where one types."""
+"""The prompt."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from localspec_tui.widgets.typed_text import KeysInOrder, TypedText
 _EXPECTED = ("cursor_", "page_", "select_", "delete_left", "delete_right", "copy", "cut", "paste")
 # But these, of which not everybody knows how far they reach.
 _TOLD = {
-    "prompt.select_all": "Select all: what is typed next takes its place, and Delete clears it",
+    "prompt.select_all": "Select all the text: typing replaces it, Delete removes it",
     "prompt.delete_to_start_of_line": "Delete to the beginning of the line, then the line break",
 }
 

@@ -134,9 +134,9 @@ class ReplyMarkdown(BlockView):
 
 ENDINGS = {
     "interrupted": "(stopped)",
-    "length": "(the reply ended at its limit of tokens)",
+    "length": "(the reply reached its token limit)",
     "repetition": "(stopped: it repeated itself)",
-    None: "(cut off: localspec was ended while this was written)",
+    None: "(cut off: localspec was stopped while it wrote this)",
 }
 LONG = f"(longer than {LONGEST // 1024} KB, so it is shown as plain text)"
 CONTEXT_FULL = "(the reply ended because the context was full)"
@@ -176,7 +176,9 @@ class ReplyView(MessageView):
         was_plain = self._markdown.is_plain
         await self._markdown.append(text)
         if self._markdown.is_plain and not was_plain:
-            self.notify(f"The reply is longer than {LONGEST // 1024} KB; it goes on as plain text.", markup=False)
+            self.notify(
+                f"The reply is longer than {LONGEST // 1024} KB; the rest is shown as plain text.", markup=False
+            )
 
     async def think(self, reasoning: str) -> None:
         """Append thoughts. The reply must be mounted."""

@@ -20,7 +20,7 @@ NAMES = 13  # columns of a name; those that are longer are cut
 DEPTHS = 8  # the deepest that is drawn
 MOST = 4096  # moments of a reply that are kept: more than seven minutes of them
 
-ASKED = "no drafts, because you chose drafter none; /race shows what they would bring"
+ASKED = "no drafts, because you chose drafter none; /race shows what they would save"
 QUICKEST = "no drafts: plain decoding is fastest here"
 SEE_DRAFTS = "To see drafts: localspec chat --drafter phrases; /race shows both"
 
@@ -138,7 +138,7 @@ def _speed(figures: Figures, rates: Sequence[float], width: int) -> Iterator[Lin
         why = drafting_off(figures.off_reason, drafts=False) or QUICKEST
         yield from _folded(ASKED if figures.plain_asked else f"{why}. {SEE_DRAFTS}", width, "dim")
     elif figures.sources and not figures.off_reason:
-        yield from _folded("nothing was drafted: no phrase of past replies fitted", width, "dim")
+        yield from _folded("nothing was drafted: no phrase from past replies matched", width, "dim")
     if figures.drafts and figures.off_reason:
         yield from _folded(drafting_off(figures.off_reason, drafts=True), width, "$text-warning")
     if figures.reasoning_tokens:

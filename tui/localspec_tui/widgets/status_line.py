@@ -109,8 +109,8 @@ class UnkeptLine(Widget):
 
     def render(self) -> Content:
         what = " and ".join(filter(None, (self._turns, "what is typed" if self._typed else "")))
-        again = "each prompt tries again" if self._turns else self._typed
-        return Content(fitting((f"✗ not kept: {what}", again), self.size.width))
+        again = "each prompt will try again" if self._turns else self._typed
+        return Content(fitting((f"✗ not saved: {what}", again), self.size.width))
 
 
 class TopLine(Widget):
@@ -152,7 +152,7 @@ class TopLine(Widget):
 
     def _facts(self) -> list[tuple[str, str]]:
         """Return the facts that there is room for, each with its style."""
-        kept = () if self._kept else ("nothing is kept",)
+        kept = () if self._kept else ("nothing is saved",)
         facts = (*self._model[:1], *kept), self._badges, self._model[1:]
         shown, room = [], self.size.width - cell_len("localspec")
         for style, parts in zip(("bold", "bold $text-accent", "bold"), facts, strict=True):

@@ -133,8 +133,8 @@ class TypedText(TextArea):
         event.stop()
         event.prevent_default()
         self.notify(
-            f"A prompt has at most {LONGEST:,} characters, and with what you pasted it would have "
-            f"{len(text) + len(self.document.text):,}; save the text to a file, and type @ and its path.",
+            f"A prompt has at most {LONGEST:,} characters, but with what you pasted it would have "
+            f"{len(text) + len(self.document.text):,}; save the text to a file, then type @ and its path.",
             severity="error",
             markup=False,
         )
