@@ -348,7 +348,7 @@ def test_what_has_no_counterpart_names_the_nearest(tmp_path: Path, engine: str, 
     nearest = {
         "phrases": NGRAM[engine],
         "lookahead": NGRAM[engine],
-        "none": "needs no drafter",
+        "none": "no drafter to export",
         "parallelspec": "form=",
     }
     assert nearest.get(kind, "draft_model") in told and not (tmp_path / "out").exists()
