@@ -1,4 +1,4 @@
-"""The acceptance rules: how far down a draft tree the picks of the target lead, and the bonus token after that."""
+"""The acceptance rules: how far down a draft tree the target's picks lead, and which bonus token follows."""
 
 import numpy as np
 import numpy.typing as npt
@@ -11,9 +11,9 @@ Walk = tuple[list[int], int]  # the accepted path, root first, and the bonus tok
 
 
 def walk(tree: DraftTree, picks: Picks) -> Walk:
-    """Walk by the rule `exact`: returns the accepted path, root first, and the bonus token after it.
+    """Return the accepted path, root first, and the bonus token after it, by the rule `exact`.
 
-    The target picks once at each node that is reached; while a child has the picked token, the walk goes down to it.
+    The target picks once at each node that is reached. While a child has the picked token, the walk goes down to it.
     Every committed token is a pick of the target, so the text is the target's own at every temperature, whatever was
     drafted.
     """
@@ -27,11 +27,11 @@ def walk(tree: DraftTree, picks: Picks) -> Walk:
 
 
 def walk_by_rejection(tree: DraftTree, logits: Logits, sampling: Sampling, position: int) -> Walk:
-    """Walk by the rule `rejection` (ParallelSpec, algorithm 1): keeps the target's distribution, not a seed's text.
+    """Walk by the rule `rejection` (ParallelSpec, algorithm 1): it keeps the target's distribution, not a seed's text.
 
-    logits [size, vocab_size] are the target's, `position` that of the root. The children of a node must have been
-    sampled independently from the same `draft_logits`, truncated as the target's own are; equal ones count as often as
-    they were sampled.
+    logits [size, vocab_size] are the target's; `position` is the root's. The children of a node must have been sampled
+    independently from the same `draft_logits`, truncated like the target's. Equal children count as often as they were
+    sampled.
     """
     assert tree.draft_logits is not None
     path = [0]
@@ -46,7 +46,7 @@ def walk_by_rejection(tree: DraftTree, logits: Logits, sampling: Sampling, posit
                 accepted = child
                 break
             residual = (p - q).clip(min=0)
-            p = residual / residual.sum() if residual.sum() > 0 else p  # only rounding leaves nothing
+            p = residual / residual.sum() if residual.sum() > 0 else p  # only rounding errors leave nothing
         if accepted is None:
             with np.errstate(divide="ignore"):
                 return path, int((np.log(p) + sampling.noise(place, np.arange(len(p)))).argmax())
@@ -54,10 +54,10 @@ def walk_by_rejection(tree: DraftTree, logits: Logits, sampling: Sampling, posit
 
 
 def walk_by_typicality(tree: DraftTree, logits: Logits, sampling: Sampling) -> Walk:
-    """Walk by the rule `typical` (Medusa, §3.3.1), which is not lossless: the longest path of typical tokens.
+    """Walk by the rule `typical` (Medusa, §3.3.1): return the longest path of typical tokens. It is not lossless.
 
-    A token is typical with p > min(ε, δ exp(-H(p))) at this temperature, ε and δ those of the sampling; the target's
-    likeliest one always is, and it is the bonus token too. Of equally long paths the likelier one is taken.
+    A token is typical if p > min(ε, δ exp(-H(p))) at this temperature, with ε and δ of the sampling. The target's
+    likeliest token always is; it is also the bonus token. Of equally long paths the likelier one wins.
     """
     rows, greedy_picks = logits.numpy(), logits.argmax()
     reached = {0: (0, 0.0, -1)}  # node -> (depth, log p of the path, parent)
@@ -78,7 +78,7 @@ def walk_by_typicality(tree: DraftTree, logits: Logits, sampling: Sampling) -> W
 
 
 def _log_probabilities(row: npt.NDArray[np.float32], sampling: Sampling) -> tuple[npt.NDArray[np.float64], np.float64]:
-    """Return log p of logits [vocab_size] at this temperature, and what it must exceed to be typical."""
+    """Return log p of logits [vocab_size] at this temperature, and the threshold above which a token is typical."""
     scores = row / np.float64(sampling.temperature)
     scores -= scores.max()
     chances = scores - np.log(np.exp(scores).sum())

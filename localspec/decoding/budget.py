@@ -1,4 +1,4 @@
-"""Decides how many nodes of a draft are verified: as many as pay on this machine, for this text, or none."""
+"""Decides how many nodes of a draft are verified: as many as pay for this text on this machine, or none."""
 
 from collections import deque
 from collections.abc import Callable
@@ -9,20 +9,20 @@ from localspec.decoding.drafter import Step
 from localspec.decoding.observed_costs import ObservedCosts
 from localspec.decoding.tree import DraftTree
 
-ENOUGH = 3  # steps without a draft are believed
-WARM = 3  # steps of an engine, after which all that it computes with is where it is computed with
-INTERRUPTED = 4  # times as long as steps lately: the machine did something else meanwhile
-SOON, OFTEN = 4, 64  # steps after which one without a draft is wanted: of a new reply, twice as many each time, at most
+ENOUGH = 3  # steps without a draft that give a reliable mean
+WARM = 3  # steps of an engine, after which memory and caches are warm
+INTERRUPTED = 4  # times the usual seconds of a step: the machine was busy with something else
+# # steps until one without a draft is wanted: at first, and at most; the interval doubles within a reply
+SOON, OFTEN = 4, 64
 
 
 class PlainTime:
-    """Takes the steps of one reply after another, and knows what plain decoding would have taken for the latest.
+    """A clock of plain decoding: estimates how long it would have taken for the tokens of the latest reply.
 
-    A step without a draft is one of plain decoding, whatever the machine did meanwhile, but for the time in which a
-    draft was looked for and learned from. Steps with a draft are compared with the mean of those, not with a median:
-    on a busy machine few steps take much longer than most, and they would be on one side only. A step costs as many
-    times more after a longer text as `costs` say. Without costs no step without a draft is asked for, and one costs the
-    same after every text.
+    A step without a draft is a step of plain decoding, except for the time spent looking for a draft and learning.
+    Steps with a draft are compared with the mean of those. A median would be biased: on a busy machine a few steps take
+    much longer than most. `costs` say how much more a step costs after a longer text. Without costs no step without a
+    draft is requested, and a step costs the same after every text.
     """
 
     def __init__(self, costs: ForwardCostModel | None) -> None:
@@ -31,7 +31,7 @@ class PlainTime:
         self.begin()
 
     def begin(self) -> None:
-        """Begins a new reply: the machine may be busier than in the one before, or less."""
+        """Begin a new reply: the machine may be more or less busy than before."""
         self._steps = self._last = 0  # of this reply, and the last of them without a draft
         self._wait = SOON
         self._lately: deque[float] = deque(maxlen=REMEMBERED)  # seconds of the last steps, whole
@@ -41,14 +41,14 @@ class PlainTime:
 
     @property
     def wanted(self) -> bool:
-        """Whether the next step should be one without a draft: a percent or so of them, and only while none comes."""
+        """Whether the next step should be one without a draft: about one percent of steps, if none comes by itself."""
         return self._costs is not None and self._steps - self._last >= self._wait
 
     def observe(self, rows: int, context: int, tokens: int, seconds: float, drafting: float) -> None:
         """Record that a step of `rows` rows after `context` tokens committed `tokens`.
 
-        `seconds` are those from the end of the previous step to the end of this one. `drafting` is the part of them in
-        which plain decoding would have had nothing to do.
+        `seconds` run from the end of the previous step to the end of this one. `drafting` is the part of them that
+        plain decoding would not need.
         """
         self._steps += 1
         if rows == 1:
@@ -57,7 +57,8 @@ class PlainTime:
             self._warming -= 1
             return
         self._lately.append(seconds)
-        steady = min(seconds, INTERRUPTED * median(self._lately))  # an interruption would stand on one side, too
+        # # an interruption would distort only one side of the comparison
+        steady = min(seconds, INTERRUPTED * median(self._lately))
         cost = 1.0 if self._costs is None else self._costs.at(1, context)
         self._spent += steady
         if rows == 1:
@@ -69,20 +70,20 @@ class PlainTime:
 
     @property
     def speedup(self) -> float | None:
-        """How many times as fast as plain decoding; None while too few steps without a draft were seen."""
+        """Speedup over plain decoding; None while too few steps without a draft were seen."""
         if self._plain < ENOUGH or self._spent <= 0:
             return None
         return self._plain_seconds * (1 + self._drafted_cost / self._plain_cost) / self._spent
 
 
-DECAY = 0.85  # of the counts of a guess, each time one like it is judged: about seven are remembered
-PRIOR = 0.5  # how many guesses the first estimate counts for
+DECAY = 0.85  # of the counts of a guess when a similar one is judged: about seven are remembered
+PRIOR = 0.5  # guesses that the first estimate counts for
 LOSS = 4.0  # plain steps that drafts may cost more than they save, until speculation is switched off
 RETRY = 1.0  # the same after it was switched off, until drafts pay again
-CHANGE = 1.25  # of what forwards take: a reason that speculation is off for may not hold any more
-RECENT = 0.9  # of the tokens and seconds that a token's worth is taken from, kept at each step
-HARDLY = 0.05  # tokens that a draft saves
-NOTHING = 10.0  # times as much as a draft saves is what it takes: how many times tells nobody more
+CHANGE = 1.25  # factor of forward times: if they change this much, the reason for switching off may no longer hold
+RECENT = 0.9  # share of the tokens and seconds kept at each step, from which a token's worth is computed
+HARDLY = 0.05  # tokens per draft
+NOTHING = 10.0  # above this ratio of a draft's cost to its gain, the number is not shown
 READING = 0.25  # plain steps: a draft that takes longer may have read the text before it
 DECLINED = 8  # steps in a row without a draft, after which the drafter's reason is shown
 REMEMBERED = 9  # steps, whose median is what the next should take
@@ -90,21 +91,20 @@ SOONEST, LATEST = 16, 512  # plain steps until it is tried again: twice as many 
 
 
 class Budget:
-    """Decides what part of a draft is verified: the one whose tokens are worth most more than its rows, or nothing.
+    """A policy that verifies the part of a draft whose tokens are worth most more than its rows, or nothing.
 
-    A token is worth the seconds that one takes at present, in this text and with these drafts. The chance of a node,
-    given its parent, is the drafter's own estimate where it has one. Otherwise it is estimated from who proposed the
-    node, its depth, and its rank among its siblings. Only the target's answers are learned from: every draft is walked
-    along the committed tokens, so one level more is judged than was verified, and a draft that was cut to nothing is
-    still judged by its first guess. That costs no row, and an old estimate never hides a source that has become right
-    again.
+    A token is worth the seconds that one takes now, in this text and with these drafts. The chance of a node, given its
+    parent, is the drafter's estimate if there is one. Otherwise it is estimated from who proposed the node, its depth,
+    and its rank among its siblings. Only the target's answers are learned from. Every draft is walked along the
+    committed tokens, so one level more than was verified is judged, and a draft that was cut to nothing is still judged
+    by its first guess. That costs no row, and a source that becomes right again is noticed.
 
-    Speculation is switched off where steps took longer than plain ones would have for the same tokens. Drafts that
-    take no time and match nothing lose nothing, so they go on.
+    Speculation is switched off if steps took longer than plain ones would have for the same tokens. Drafts that take no
+    time and match nothing lose nothing, so they continue.
 
-    Costs are corrected by what forwards take now (`ObservedCosts`). Without `branches` the target reads chains only:
-    the path of a draft that promises most is verified. Without costs it is a fixed experiment: trees of `most` nodes,
-    no resizing, no switching off as long as they fit. `off_reason` is the reason if `most` is 0.
+    Costs are corrected by the present times of forwards (`ObservedCosts`). Without `branches` the target reads only
+    chains: the most promising path of a draft is verified. Without costs it is a fixed experiment: trees of `most`
+    nodes, never resized or switched off as long as they fit. `off_reason` is the reason if `most` is 0.
     """
 
     def __init__(
@@ -113,24 +113,24 @@ class Budget:
         self._branches, self._always_off = branches, off_reason
         self.most, self._costs = most, None if costs is None else ObservedCosts(costs)
         self._seen: dict[tuple[str | None, int, int], tuple[float, float]] = {}  # (hits, tries); None means all sources
-        # What the last steps took beside draft and forward, with trees and without.
+        # Seconds of recent steps outside of draft and forward, with trees and without.
         self._beside_trees, self._beside_plain = (deque[float](maxlen=REMEMBERED) for _ in range(2))
-        self._lately = (0.0, 0.0)  # tokens, and the seconds that they took by the costs
+        self._lately = (0.0, 0.0)  # recent tokens, and their seconds by the costs
         self._allowed = LOSS
         self.plain = PlainTime(costs if most else None)
         self.begin()
 
     @property
     def nodes(self) -> int:
-        """Nodes that the drafter may propose next: 0 while speculation is off, and where a plain step is wanted."""
+        """Nodes that the drafter may propose next: 0 while speculation is off, or if a plain step is wanted."""
         if self._off or self.plain.wanted or (self._costs is not None and self._costs.wants_plain):
             return 0
         return self.most
 
     def token_seconds(self, context: int) -> float | None:
-        """Return the seconds that a token takes at present, which one more from a draft saves; None without costs.
+        """Return the seconds that a token takes at present, which an accepted draft token saves; None without costs.
 
-        They are those of a machine as quiet as it was when costs were measured, a draft model's costs too.
+        They assume a machine as idle as when costs were measured, as do a draft model's costs.
         """
         if self._costs is None:
             return None
@@ -139,7 +139,7 @@ class Budget:
         return (seconds + plain) / (tokens + 1)
 
     def verify_seconds(self, context: int) -> Callable[[int], float]:
-        """Return the function from rows to the seconds of their verification, on the same quiet machine."""
+        """Return the function from rows to the seconds of their verification, on an equally idle machine."""
         costs = self._costs
         return (lambda rows: 0.0) if costs is None else lambda rows: costs.at(rows, context) / costs.slowness
 
@@ -148,33 +148,35 @@ class Budget:
         self._costs = ObservedCosts(costs)
 
     def begin(self) -> None:
-        """Begin a new reply: what did not pay in the last one may pay in this one."""
-        self._draft, self._context = DraftTree((0,), (-1,)), 0  # the last one, before pruning, and the text before it
+        """Begin a new reply: drafts that did not pay in the last one may pay in this one."""
+        # # the last draft, before pruning, and the length of the text before it
+        self._draft, self._context = DraftTree((0,), (-1,)), 0
         self._off, self._declined = False, 0  # the latter: steps in a row for which the drafter declined to draft
         self.off_reason = self._always_off  # a sentence for the user, from switching off until drafts pay again
         self._catches_up = True  # the first long draft also reads the text before it, so its time is not typical
         self._lost = self._gained = self._paid = (
-            0.0  # plain steps: lost since drafts paid last, and of what and for what
+            0.0  # plain steps: lost since drafts last paid, and the two sums that they come from
         )
-        self._wait, self._interval, self._slowness = 0, SOONEST, 1.0  # until the next try, and how slow it was then
+        # # plain steps until the next try, and the slowness when speculation was switched off
+        self._wait, self._interval, self._slowness = 0, SOONEST, 1.0
         self.plain.begin()
 
     def stop(self, reason: str) -> None:
-        """Allow no tree for the rest of this reply, whatever it would save, not even in a fixed experiment."""
+        """Allow no tree for the rest of this reply, not even in a fixed experiment."""
         self._off, self._wait = True, 0  # so that no wait ends
         self.off_reason = reason if self.most else self._always_off
 
     def take_whole(self, tree: DraftTree, context: int) -> DraftTree:
-        """Return a tree that may not be cut, and that `observe` will judge, after `context` committed tokens."""
+        """Return a tree that may not be cut, after `context` committed tokens; `observe` will judge it."""
         if self._costs is not None:
             self._draft, self._context = tree, context
         return tree
 
     def prune(self, tree: DraftTree, context: int) -> DraftTree:
-        """Return the part of a tree that is worth its rows after `context` committed tokens; the root always is.
+        """Return the part of a tree that is worth its rows after `context` committed tokens. The root always stays.
 
-        Probes have no chance of their own: they stay with the node that they belong to, at the price of their rows, and
-        go where nothing else pays. A tree of probes only is returned as it is.
+        Probes have no chance of acceptance: they stay or go with the node that they belong to, at the price of their
+        rows. A tree of only probes is returned unchanged.
         """
         if self._costs is None:
             return self._computable(tree)
@@ -203,7 +205,7 @@ class Budget:
         return tree if len(nodes) == tree.size else tree.subtree(nodes)
 
     def observe(self, step: Step, beside: float = 0.0) -> None:
-        """Judge the last draft, pruned nodes too, by the committed tokens, as far down as it agreed with them.
+        """Judge the last draft, including pruned nodes, by the committed tokens, as far down as it agreed with them.
 
         `beside` are the seconds of the step outside of draft and forward.
         """
@@ -232,7 +234,7 @@ class Budget:
             node = children.get(token)
 
     def _note_declined(self) -> None:
-        """Take the drafter's reason where it has drafted nothing for a while, until it drafts again."""
+        """Take the drafter's reason after it has drafted nothing for a while, until it drafts again."""
         if self._draft.size > 1:
             if self._declined >= DECLINED and not self._off:
                 self.off_reason = None
@@ -243,7 +245,7 @@ class Budget:
                 self.off_reason = self._draft.declined
 
     def _weigh(self, gained: float, paid: float, slowness: float) -> None:
-        """Weigh what a step gained against what it cost, in plain steps, and switch speculation off or on again."""
+        """Weigh the gain of a step against its cost, in plain steps, and switch speculation off or on."""
         if self._off:
             self._wait -= 1
             changed = max(slowness, self._slowness) > CHANGE * min(slowness, self._slowness)
@@ -291,15 +293,14 @@ class Budget:
         return tree.chain_to(max(tokens, key=tokens.__getitem__))
 
     def _chances(self, tree: DraftTree) -> dict[int, float]:
-        """Return for each node the chance that it and all its ancestors are accepted, not counting probes and what is
-        below.
-        """
-        given, path = {0: 0.0}, {0: 1.0}  # chances, `given` that the parent was accepted, and of the whole `path`
+        """Return the chance that a node and all its ancestors are accepted, by node, without probes and what is below
+        them."""
+        given, path = {0: 0.0}, {0: 1.0}  # chances: `given` the parent was accepted, and of the whole `path`
         for parent, children in enumerate(tree.children):
             if parent not in path:
                 continue
-            # A drafter that was right once tends to go on being right; the other siblings share what is left.
-            rest = max(1 - given[parent], 0.2) / 2  # a source that was never tried has a chance of 0.9 at most
+            # A drafter that was right once tends to stay right; the other siblings share the rest.
+            rest = max(1 - given[parent], 0.2) / 2  # an untried source has a chance of at most 0.9
             for rank, node in enumerate(children.values()):
                 if tree.chance and (own := tree.chance[node]) is not None:
                     given[node], path[node] = own, path[parent] * own

@@ -1,4 +1,4 @@
-"""Turns a drafter's confidence into a chance: how often candidates with such a confidence were right."""
+"""Turns a drafter's confidence into a chance: how often candidates with this confidence were right."""
 
 from bisect import bisect
 from collections.abc import Sequence
@@ -8,15 +8,16 @@ from localspec.decoding.logits import Candidate
 
 EDGES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)  # of the bins of confidence
 DEPTHS, RANKS = 8, 8  # deeper levels and lower ranks count as the last ones
-PRIOR = 4.0  # the drafter's own confidence counts as much as this many candidates
+PRIOR = 4.0  # candidates that the drafter's own confidence counts for
 REMEMBERED = 400.0  # candidates in a bin; beyond that old ones fade
 
 
 class Calibration:
-    """Counts how often candidates were right, by depth, rank and confidence, apart for greedy and sampled text.
+    """A table of how often candidates were right, by depth, rank and confidence, separately for greedy and sampled
+    text.
 
-    A candidate is judged only where its parent was accepted, so the share of right ones estimates the chance that a
-    node is accepted, given its parent is. What stands in the place of a depth is for the drafter to say.
+    A candidate is judged only if its parent was accepted, so the share of right ones estimates the chance that a node
+    is accepted, given its parent is. A drafter may use another number in place of the depth.
     """
 
     def __init__(self) -> None:
@@ -35,24 +36,24 @@ class Calibration:
         return sorted(calibrated, key=lambda candidate: -candidate[1])  # stable: equal ones keep their rank
 
     def judge(self, confidence: float, depth: int, rank: int, greedy: bool, right: bool) -> None:
-        """Judges one candidate whose parent was accepted."""
+        """Record whether a candidate whose parent was accepted was right."""
         key = _key(greedy, depth, rank, confidence)
         before, judged = self._counts.get(key, (0.0, 0.0))
         fading = REMEMBERED / (REMEMBERED + 1) if judged >= REMEMBERED else 1.0
         self._counts[key] = fading * before + right, fading * judged + 1
 
     def learn(self, candidates: Sequence[Candidate], depth: int, greedy: bool, token: int) -> None:
-        """Judges candidates: the target went on with `token` where they were proposed."""
+        """Record that the target continued with `token` where these candidates were proposed."""
         for rank, (drafted, confidence) in enumerate(candidates):
             self.judge(confidence, depth, rank, greedy, drafted == token)
 
     def as_json(self) -> list[Any]:
-        """Return what `from_json` reads, in this or a later process."""
+        """Return the counts for `from_json`."""
         return [[*key, round(right, 2), round(judged, 2)] for key, (right, judged) in self._counts.items()]
 
     @classmethod
     def from_json(cls, stored: Any) -> Self:
-        """Read what `as_json` gave; anything else gives an empty calibration."""
+        """Return the calibration that `as_json` described; an empty one for anything else."""
         calibration = cls()
         try:
             for greedy, depth, rank, level, right, judged in stored or ():

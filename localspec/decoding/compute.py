@@ -1,4 +1,4 @@
-"""What drafters with weights compute with: matrices of their own, and the target's embedding, layers and head."""
+"""The arithmetic of drafters with weights: their matrices, and the target's embedding, layers and head."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ RowFunction = Callable[..., tuple[Rows, ...]]
 
 @dataclass(frozen=True)
 class LowRank:
-    """What adapts a linear layer: y += scale * B (A x); a [rank, in], b [out, rank]."""
+    """A low-rank adapter of a linear layer: y += scale * B (A x); a [rank, in], b [out, rank]."""
 
     a: Floats
     b: Floats
@@ -34,33 +34,33 @@ class LowRank:
 
 
 class Linear(Protocol):
-    """A linear layer: y = x Wᵀ + b, row by row, or another such layer with other weights for each row."""
+    """A linear layer y = x Wᵀ + b, or a stack of them that gives each row its own weights."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its weights."""
+        """Bytes of the weights."""
 
     def __call__(self, x: Rows, /) -> Rows: ...
 
 
 class PackedAdapters(Protocol):
-    """Adapters of a model's layers, as its backend computes with them."""
+    """Adapters of a model's layers, in the form that its backend computes with."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes that they hold."""
+        """Bytes of the adapters."""
 
 
 class RowModel(Protocol):
-    """A transformer as drafters use it: the target's own, or a small one. It reads a chain of rows after a cache."""
+    """A transformer as drafters use it: the target or a small model. It reads a chain of rows after a cache."""
 
     @property
     def sizes(self) -> TransformerConfig:
-        """What its family and its sizes are."""
+        """Family and sizes."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its weights."""
+        """Bytes of the weights."""
 
     def cache(self, slots: int) -> ParkableCache:
         """Return an empty cache with room for `slots` tokens."""
@@ -78,21 +78,21 @@ class RowModel(Protocol):
         layers: Sequence[int] | None = None,
         adapters: PackedAdapters | None = None,
     ) -> Rows:
-        """Read inputs [rows, hidden_size], one after another behind the committed tokens, through some or all layers.
+        """Read inputs [rows, hidden_size], one after another after the committed tokens, through some or all layers.
 
-        Return their states after the final norm [rows, hidden_size]. The cache grows as it must; the rows are not
+        Return their states after the final norm [rows, hidden_size]. The cache grows if needed; the rows are not
         committed.
         """
 
     def read_borrowed(self, inputs: Rows, cache: TokenCache, position: int) -> Rows:
-        """Read inputs [rows, hidden_size], each at this position, by a model whose layers borrow keys and values.
+        """Read inputs [rows, hidden_size], all at this position, with a model whose layers borrow keys and values.
 
-        They attend to the committed tokens of the lender's cache, one at least, and to nothing else. Return their
-        states after the final norm [rows, hidden_size]. The cache stays as it is.
+        They attend only to the committed tokens of the lender's cache, of which there must be at least one. Return
+        their states after the final norm [rows, hidden_size]. The cache stays unchanged.
         """
 
     def forget_rows(self, cache: TokenCache, rows: int, layers: Sequence[int]) -> None:
-        """Remove NaN and inf that these rows of the last `read_rows` left behind the committed tokens."""
+        """Remove NaN and inf that these rows of the last `read_rows` left after the committed tokens."""
 
     def head(self, states: Rows) -> Rows:
         """Return the logits [rows, vocab_size] of states after the final norm."""
@@ -106,11 +106,11 @@ class RowAttention(Protocol):
 
     @property
     def length(self) -> int:
-        """How many rows it holds keys and values of."""
+        """Rows whose keys and values it has."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what it holds."""
+        """Bytes of keys and values."""
 
     def seats(
         self,
@@ -118,38 +118,41 @@ class RowAttention(Protocol):
         seen: Sequence[Sequence[int]] | None = None,
         window: int | None = None,
     ) -> tuple[Any, ...]:
-        """Reserve room for the keys and values of rows behind the others. Return what a call takes.
+        """Reserve room for the keys and values of rows after the others. Return the further arguments of a call.
 
-        Each row sees itself and, without `seen`, all before it. With `seen` it sees the first `seen[row][0]` rows, and
-        those listed after that number. With a `window` it sees no row that stands this many rows before it, or more.
+        Each row sees itself and, without `seen`, all before it. With `seen` it sees the first `seen[row][0]` rows and
+        the rows listed after that number. With a `window` it sees no row that is this many positions before it, or
+        more.
         """
 
     def __call__(self, qkv: Rows, *seats: Any) -> Rows:
-        """Return what rows attend to from their seats, [rows, heads * head_dim], and store their keys and values.
+        """Return the attention output of rows, [rows, heads * head_dim], and store their keys and values at their
+        seats.
 
         qkv [rows, (heads + 2 * key heads) * head_dim] are queries, keys and values, not rotated yet.
         """
 
     def keep(self, kv: Rows, positions: Sequence[int]) -> None:
-        """Store rows that attend to nothing: keys and values [rows, 2 * key heads * head_dim], not rotated yet."""
+        """Store keys and values [rows, 2 * key heads * head_dim], not rotated yet, of rows that attend to nothing."""
 
     def truncate(self, length: int) -> None:
-        """Forgets all but the first `length` rows."""
+        """Discard all but the first `length` rows."""
 
 
 class Compute(Protocol):
-    """The arithmetic of a backend, in the precision of a target's activations. Matrices may be rounded as its are."""
+    """The arithmetic of a backend, in the precision of a target's activations. Matrices may be rounded like the
+    target's."""
 
     @property
     def target(self) -> RowModel:
-        """The target itself."""
+        """The target."""
 
     def stored(
         self, file: Path, tensors: Mapping[str, Array], of: str, reporter: Reporter | None = None
     ) -> Mapping[str, Array]:
-        """Return the tensors of a drafter's file in the form from which layers are made the fastest.
+        """Return the tensors of a drafter's file in the form from which layers are made fastest.
 
-        Trouble with a cached form goes to the `reporter`. `of` is the revision of the model that the drafter was made
+        Problems with a cached form go to the `reporter`. `of` is the revision of the model that the drafter was made
         for. Raises LocalspecError for weights that are NaN or infinite.
         """
 
@@ -166,7 +169,7 @@ class Compute(Protocol):
         """Return n layers, weights [n, out, in] and biases [n, out], one for each of up to n rows."""
 
     def model(self, sizes: TransformerConfig, rope: Rope | None, weights: Mapping[str, Array]) -> RowModel:
-        """Return a small transformer with weights named as in `weight_map`. Without `rope` it has the target's.
+        """Return a small transformer with weights named as in `weight_map`. Without `rope` it rotates like the target.
 
         With `vocab_size` 0 it has neither embedding nor head.
         """
@@ -178,22 +181,21 @@ class Compute(Protocol):
         """
 
     def integers(self, numbers: Sequence[Sequence[int]]) -> Rows:
-        """Return integers [rows, n], which name tokens and rows."""
+        """Return integers [rows, n], which are token ids or row numbers."""
 
     def recorded(self, function: RowFunction, *attentions: RowAttention) -> RowFunction:
-        """Return a function of rows, computed by one call to the device if steps are recorded.
+        """Return a function of rows that is computed by one call to the device if steps are recorded.
 
-        It depends only on numbers in its arguments, which Python need not see, and on keys and values of `attentions`.
-        Each row of a result depends on one row of each argument. If an argument is a single row for all, or others name
-        its rows by their place, it depends on those. A result has as many rows as the first argument, and the next call
-        overwrites it.
+        It may depend only on numbers in its arguments that Python need not see, and on keys and values of `attentions`.
+        Each row of a result depends on one row of each argument, or on a single row for all, or on rows that another
+        argument names by number. A result has as many rows as the first argument, and the next call overwrites it.
         """
 
     def logits(self, rows: Rows) -> Logits:
         """Return `rows` [rows, tokens] as logits."""
 
     def concat(self, arrays: Sequence[Rows], axis: int = 0) -> Rows:
-        """Return arrays joined below each other, or with axis 1 next to each other."""
+        """Return arrays joined below each other, or next to each other with axis 1."""
 
     def repeated(self, row: Rows, count: int) -> Rows:
         """Return a row [1, channels] `count` times, [count, channels]."""
@@ -214,26 +216,26 @@ class Compute(Protocol):
         """Return rows divided by the root of their mean square, to which `eps` is added."""
 
     def attention(self, sizes: TransformerConfig, rope: Rope | None, weights: Mapping[str, Array]) -> RowAttention:
-        """Return the attention of a layer of these sizes. Without `rope` it rotates as the target does.
+        """Return the attention of a layer of these sizes. Without `rope` it rotates like the target.
 
         If queries and keys are normed, `weights` has q_norm and k_norm [head_dim].
         """
 
 
 class DraftableModel(ForwardModel[CacheT], Protocol[CacheT]):
-    """A model for which drafters with weights can draft."""
+    """A model that drafters with weights can draft for."""
 
     tokenizer: Tokenizer
 
     @property
     def compute(self) -> Compute:
-        """What they compute with."""
+        """The arithmetic of the backend."""
 
 
 def rows_seen(
     first: int, rows: int, seen: Sequence[Sequence[int]] | None = None, window: int | None = None
 ) -> npt.NDArray[np.bool_]:
-    """Return [rows, first + rows]: which rows each of those behind the `first` ones sees, as in `RowAttention`."""
+    """Return [rows, first + rows]: which rows each of those after the `first` ones sees, as in `RowAttention`."""
     if seen is None:
         visible = np.tri(rows, first + rows, first, np.bool_)
     else:

@@ -1,4 +1,4 @@
-"""The decode step: draft, prune, verify, walk, keep, observe. The one place where this happens."""
+"""The decode step: draft, prune, verify, walk, keep, observe. All decoding goes through it."""
 
 import time
 from collections.abc import Sequence
@@ -44,14 +44,12 @@ def decode_step(
 ) -> Step:
     """Commit the accepted path of one draft tree, and the bonus token after it.
 
-    1. draft: the drafter proposes a tree below the root, the last committed token;
-    2. prune: the budget cuts it to the nodes that pay;
-    3. verify: one forward of the target over all nodes, each of which sees its ancestors alone;
-    4. walk: from the root down the target's picks, as far as the tree has them;
-    5. keep: the cache keeps the path;
-    6. observe: drafter and budget learn what the target did.
+    1. draft: the drafter proposes a tree below the root, the last committed token; 2. prune: the budget cuts it to the
+    nodes that pay; 3. verify: one forward of the target over all nodes, each of which sees only its ancestors; 4. walk:
+    follow the target's picks down from the root, as far as the tree has them; 5. keep: the cache keeps the path; 6.
+    observe: drafter and budget learn the target's answer.
 
-    The step says how long drafting, pruning included, verification and learning took; a step of prefill does not.
+    The step reports the seconds of drafting with pruning, verification and learning; a step of prefill does not.
     """
     start, began = cache.length, time.perf_counter()
     worth, prices = budget.token_seconds(start), budget.verify_seconds(start)
@@ -62,7 +60,7 @@ def decode_step(
     pruned = time.perf_counter()
     output = _forward(target, tree, cache, drafter)
     picks = _picks(tree, output.logits, start, sampling)
-    greedy_picks = output.logits.argmax()  # which waits for the device
+    greedy_picks = output.logits.argmax()  # waits for the device
     verified = time.perf_counter()
     path, bonus = _walk(tree, output.logits, greedy_picks if picks is None else picks, start, sampling)
     cache.keep(path)
@@ -79,16 +77,16 @@ def decode_step(
 def _forward(
     target: ForwardModel[CacheT], tree: DraftTree, cache: CacheT, drafter: Drafter, last: bool = False
 ) -> ForwardOutput:
-    """Read a tree, and ask for states of inner layers only where the drafter reads some."""
+    """Read a tree. Return states of inner layers only if the drafter reads any."""
     if inner := drafter.target_layers:
         return target.forward(tree, cache, last=last, inner=inner)
     return target.forward(tree, cache, last=True) if last else target.forward(tree, cache)
 
 
 def _picks(tree: DraftTree, logits: Logits, start: int, sampling: Sampling) -> Picks | None:
-    """Return the picks at all nodes where they are sampled and decide alone; the root is at `start`.
+    """Return the picks at all nodes if the rule samples them and needs nothing else; the root is at `start`.
 
-    They are asked for before the device is waited for, so that they come with all else.
+    They are requested before waiting for the device, so that they arrive with everything else.
     """
     if sampling.greedy or sampling.rule == "typical" or _rejects(tree, sampling):
         return None
@@ -100,7 +98,7 @@ def _rejects(tree: DraftTree, sampling: Sampling) -> bool:
 
 
 def _walk(tree: DraftTree, logits: Logits, picks: Picks, start: int, sampling: Sampling) -> tuple[list[int], int]:
-    """Return the accepted path and the bonus token by the rule that was asked for; the root is at `start`."""
+    """Return the accepted path and the bonus token by the rule of the sampling; the root is at `start`."""
     if _rejects(tree, sampling):
         return walk_by_rejection(tree, logits, sampling, start)
     if sampling.rule == "typical":

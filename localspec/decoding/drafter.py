@@ -1,4 +1,4 @@
-"""What every drafter is: it observes what the target did, and proposes a tree of what it may do next."""
+"""The protocol of drafters: a drafter observes the target and proposes a tree of possible next tokens."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ from localspec.decoding.tree import DraftTree
 
 @dataclass(frozen=True)
 class Context:
-    """What a draft may use. `committed` ends with the root; the cache holds all before it, and may be borrowed.
+    """What a draft may use. `committed` ends with the root; the cache holds everything before it, and may be borrowed.
 
-    A part of a draft that takes time is worth it where it saves more: `token_seconds` is what one expected token more
-    is worth on this machine at present (None: a fixed experiment, where time does not matter). `verify_seconds` gives
-    the seconds of a verification by its rows. `covered` are the chances, by depth, that another drafter already
-    proposes all tokens up to there.
+    A part of a draft that takes time pays if it saves more. `token_seconds` is the worth of one more expected token on
+    this machine at present, or None in a fixed experiment, where time does not matter. `verify_seconds` gives the
+    seconds of a verification by its rows. `covered` are the chances, by depth, that another drafter already proposes
+    all tokens up to that depth.
     """
 
     committed: Sequence[int]
     cache: TokenCache
-    nodes: int  # the most that the tree may have, the root not counted
+    nodes: int  # the most nodes of the tree, not counting the root
     sampling: Sampling
     token_seconds: float | None = None
     covered: Sequence[float] = ()
@@ -35,13 +35,13 @@ class Context:
 
 @dataclass(frozen=True)
 class Step:
-    """What the target did: one chunk of prefill, or one decode step.
+    """The target's answer to one chunk of prefill, or to one decode step.
 
     `committed` are the tokens that became final, in order: the accepted nodes and the bonus token; in prefill those of
     the chunk, and after the last chunk the first pick. `hidden` [rows, hidden_size] are the target's states at the rows
-    now in the cache (the chunk, or the path), `inner` those of the layers that the drafter reads, and `greedy_picks`
-    its argmax at every node of the tree, whose `logits` have a row a node. Prefill has no tree and no times, and logits
-    of its last row alone.
+    now in the cache (the chunk, or the path), and `inner` those of the layers that the drafter reads. `greedy_picks`
+    are its argmax at every node of the tree, whose `logits` have one row per node. Prefill has no tree, no times, and
+    logits only of its last row.
     """
 
     committed: Sequence[int]
@@ -49,18 +49,18 @@ class Step:
     tree: DraftTree | None = None
     path: Sequence[int] = ()
     greedy_picks: Sequence[int] = ()
-    draft_seconds: float = 0.0  # until it was known what to verify
+    draft_seconds: float = 0.0  # until it was known which nodes to verify
     verify_seconds: float = 0.0  # from there until the target's picks were known
     logits: Logits | None = None
-    learn_seconds: float = 0.0  # that drafter and budget took to learn from it
+    learn_seconds: float = 0.0  # in which drafter and budget learned from it
     inner: Hidden | None = None
 
 
 @dataclass
 class HeldText:
-    """A drafter's part of a text that was put aside, and what drafters within it hold.
+    """The state of a drafter for a text that was parked, and of the drafters within it.
 
-    `cache` is that of a model of the drafter, and `features` are rows of the target's states, one a token.
+    `cache` belongs to a model of the drafter, and `features` are rows of the target's states, one per token.
     """
 
     cache: ParkableCache | None = None
@@ -69,12 +69,13 @@ class HeldText:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are held."""
+        """Bytes of this state."""
         held = sum(int(row.nbytes) for row in self.features) + (self.cache.nbytes if self.cache else 0)
         return held + sum(one.nbytes for one in self.inner)
 
     def copy(self, length: int) -> "HeldText":
-        """Return what is held of the first `length` tokens, or of fewer. Raises what `TokenCache.copy` does."""
+        """Return a copy of the state after the first `length` tokens, or after fewer. Raises the errors of
+        `TokenCache.copy`."""
         cache = self.cache
         if cache is not None:
             reached = cache.reachable(min(length, cache.length))
@@ -88,23 +89,24 @@ class Drafter(Protocol):
 
     @property
     def target_layers(self) -> Sequence[int]:
-        """Which states of the target it reads in `Step.inner`, by their indices in Hugging Face's hidden_states."""
+        """Indices, in Hugging Face's hidden_states, of the target's states that it reads in `Step.inner`."""
 
     @property
     def nbytes(self) -> int:
-        """Memory the drafter holds beside the target."""
+        """Bytes that the drafter holds in addition to the target."""
 
     def observe(self, step: Step) -> None:
-        """Observe a chunk of prefill or a decode step, after it."""
+        """Observe a chunk of prefill or a decode step."""
 
     def draft(self, context: Context) -> DraftTree:
         """Return a tree whose root is the last committed token, of at most `context.nodes` nodes below it."""
 
     def rewind(self, length: int) -> None:
-        """Forgets what was observed after the first `length` committed tokens; 0 starts afresh."""
+        """Discard everything observed after the first `length` committed tokens; 0 starts from scratch."""
 
     def hand_over(self) -> HeldText:
-        """Return what it holds of the text and could not compute again without the target; holds no text then."""
+        """Return the state that it could not compute again without the target. Afterwards it has no text."""
 
     def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
-        """Goes on from what it handed over, or a copy: `tokens` are the text then. It holds no text before."""
+        """Continue from a state that `hand_over` returned, or from a copy: `tokens` are its text. It had no text
+        before."""

@@ -1,4 +1,5 @@
-"""How exact a model computes trees: is speculative decoding plain decoding, bit for bit? Measured, never claimed."""
+"""The exactness of a model that reads trees: is speculative decoding bit for bit plain decoding? Measured, never
+assumed."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -6,16 +7,16 @@ from typing import Any
 
 from localspec.config import Rule
 
-MULTIPLES = (1, 4, 8, 16)  # what rows may be filled up to a multiple of, the cheapest first
+MULTIPLES = (1, 4, 8, 16)  # rows may be filled up to a multiple of one of these, the cheapest first
 
 
 @dataclass(frozen=True)
 class Exactness:
-    """What the self-test found for trees of up to `widest` rows, root included.
+    """The result of the self-test for trees of up to `widest` rows, root included.
 
-    `bitwise`: no bit differed, with rows filled up to a multiple of `multiple`. Else `largest` is the largest
-    difference of a logit that was seen, relative to the largest logit. If not `checked`, no self-test has run yet, and
-    `bitwise` is only the promise of the engine.
+    `bitwise`: no bit differed, with rows filled up to a multiple of `multiple`. Otherwise `largest` is the largest
+    difference of a logit, relative to the largest logit. If not `checked`, no self-test has run yet, and `bitwise` is
+    only the promise of the engine.
     """
 
     bitwise: bool
@@ -35,7 +36,7 @@ class Exactness:
 
     @classmethod
     def from_json(cls, value: Any) -> "Exactness | None":
-        """Read what `as_json` gave; return None for anything else."""
+        """Return the result that `as_json` described; None for anything else."""
         types = {"bitwise": bool, "widest": int, "multiple": int, "largest": float}
         if not isinstance(value, dict) or {name: type(field) for name, field in value.items()} != types:
             return None
@@ -43,7 +44,7 @@ class Exactness:
         return found if found.widest > 1 and found.multiple in MULTIPLES and 0 <= found.largest < math.inf else None
 
     def word(self, rule: Rule) -> str:
-        """Return how a reply by this rule relates to plain decoding, in JSON: `bitwise`, `numerical` or `unchecked`."""
+        """Return how a reply by this rule relates to plain decoding, in JSON: `bitwise`, `numerical`, `unchecked`."""
         if rule == "exact" and not self.checked:
             return "unchecked"
         return "bitwise" if self.bitwise and rule == "exact" else "numerical"

@@ -1,4 +1,4 @@
-"""Where a reply ends."""
+"""The limits that end a reply."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 class Limits:
     """The limits of a reply: a number of tokens, and strings before which its answer ends.
 
-    With a `loop_prompt` the reply also ends when it loops on one phrase. The limit is higher for a phrase whose words
-    come from that prompt.
+    With a `loop_prompt` the reply also ends when it repeats one phrase without end. More repetitions are allowed for a
+    phrase whose words come from that prompt.
     """
 
     max_tokens: int | None = None

@@ -1,4 +1,4 @@
-"""What decoding is given of a forward: handles of logits and of hidden states, wherever a backend holds them."""
+"""The result of a forward as decoding sees it: handles of logits and hidden states, wherever a backend keeps them."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from localspec.decoding.sampling import Ids, Sampling
 
-LIKELY = 128  # the likeliest ids, which a drafter's candidates are taken from
-Candidate = tuple[int, float]  # a token, and the chance that it is accepted, given that its parent is
+LIKELY = 128  # likeliest ids, from which a drafter's candidates are chosen
+Candidate = tuple[int, float]  # a token, and its chance of acceptance, given its parent is accepted
 
 
 class Hidden(Protocol):
@@ -30,11 +30,11 @@ class Hidden(Protocol):
         """Return the channels [start, stop)."""
 
     def finite(self) -> bool:
-        """Return whether all of them are numbers."""
+        """Return whether all of them are finite numbers."""
 
 
 class Picks(Protocol):
-    """A token by row; it may be computed when it is asked for."""
+    """One token per row; it may be computed only when requested."""
 
     def __getitem__(self, row: int, /) -> int: ...
 
@@ -51,18 +51,18 @@ class Logits(Protocol):
         """Return all of them, [rows, vocab_size]."""
 
     def finite(self) -> bool:
-        """Return whether all of them are numbers."""
+        """Return whether all of them are finite numbers."""
 
     def finite_rows(self, sampling: Sampling) -> int:
-        """Count the rows of a drafter's logits before the first from which nothing can be sampled: NaN, inf, no id."""
+        """Count the rows of a drafter's logits before the first that cannot be sampled: NaN, inf, or no id."""
 
     def argmax(self) -> list[int]:
         """Return the likeliest token of each row."""
 
     def picks(self, positions: Sequence[int], sampling: Sampling) -> Picks:
-        """Return by row the token that is picked for its position, as `Sampling` says.
+        """Return the token picked for the position of each row, as `Sampling` describes.
 
-        A pick raises LocalspecError where NaN leave nothing to pick.
+        Raises LocalspecError if NaN leave nothing to pick.
         """
 
     def candidates(
@@ -71,22 +71,22 @@ class Logits(Protocol):
         """Return the tokens to propose for the position of each row of a drafter's logits.
 
         They are (token, confidence) by row, the most confident first. Greedily they are the likeliest. Otherwise they
-        have the highest log q + noise, the noise of the target's own pick at this position, so that a drafter whose q
-        is the target's p proposes that pick, and sampled text is accepted almost as well as greedy text. `ids` are the
-        tokens that the columns stand for, where a drafter knows only some. Logits that are NaN propose nothing: damaged
-        weights cost speed and never the text.
+        have the highest log q + noise, with the noise of the target's own pick at this position: a drafter whose q is
+        the target's p proposes exactly that pick, so sampled text is accepted almost as often as greedy text. `ids` are
+        the tokens of the columns if a drafter knows only some. Logits that are NaN propose nothing: damaged weights
+        cost speed but never change the text.
         """
 
     def sample(self, row: int, position: int, stream: int, sampling: Sampling) -> int:
-        """Sample a token from a row, with noise that no pick of the target has. Raises what a pick does."""
+        """Sample a token from a row, with noise that no pick of the target uses. Raises the errors of a pick."""
 
     def probabilities(self, row: int, sampling: Sampling) -> npt.NDArray[np.float64]:
-        """Return what a token is sampled from, [vocab_size]: zero for all that truncation removes."""
+        """Return the probabilities that a token is sampled from, [vocab_size]: zero for all that truncation removes."""
 
 
 @dataclass(frozen=True)
 class PicksOnRequest:
-    """Picks of a backend that computes one at a time: only nodes that a walk reaches cost anything."""
+    """Picks of a backend that computes one at a time: only nodes that a walk reaches cost time."""
 
     pick: Callable[[int], int]
 
@@ -102,7 +102,7 @@ def candidates_shown(sampling: Sampling, count: int, vocab_size: int) -> int:
 def choose_candidates(
     tokens: Ids, confidence: npt.NDArray[np.floating], positions: Sequence[int], count: int, sampling: Sampling
 ) -> list[list[Candidate]]:
-    """Return what `Logits.candidates` does of the likeliest tokens [rows, n] and their probabilities, best first."""
+    """Return what `Logits.candidates` does, from the likeliest tokens [rows, n] and probabilities, best first."""
     if not sampling.proposes_likeliest:
         with np.errstate(divide="ignore"):  # a chance may be rounded to zero
             noisy = np.log(confidence.astype(np.float64)) + sampling.noise(positions, tokens)

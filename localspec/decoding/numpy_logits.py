@@ -1,4 +1,4 @@
-"""Logits as an array of numpy: for models that are no backend's, and as the plain form of what backends compute."""
+"""Logits as a numpy array: for models without a backend, and as the reference for backends."""
 
 from collections.abc import Sequence
 
@@ -28,7 +28,7 @@ class NumpyHidden:
         return NumpyHidden(self.rows[:, start:stop])
 
     def finite(self) -> bool:
-        """Return whether all of them are numbers."""
+        """Return whether all of them are finite numbers."""
         return bool(np.isfinite(self.rows).all())
 
 
@@ -50,11 +50,11 @@ class NumpyLogits:
         return self.rows
 
     def finite(self) -> bool:
-        """Return whether all of them are numbers."""
+        """Return whether all of them are finite numbers."""
         return bool(np.isfinite(self.rows).all())
 
     def finite_rows(self, sampling: Sampling) -> int:
-        """Count the rows before the first from which nothing can be sampled."""
+        """Count the rows before the first that cannot be sampled."""
         with np.errstate(over="ignore"):
             finite = np.isfinite(self.rows.max(-1) / np.float32(sampling.temperature)).tolist()
         return finite.index(False) if False in finite else len(finite)
@@ -65,7 +65,7 @@ class NumpyLogits:
         return likeliest
 
     def picks(self, positions: Sequence[int], sampling: Sampling) -> Picks:
-        """Return the picks by row, computed when they are asked for, unless they are greedy."""
+        """Return the picks by row, computed on request unless they are greedy."""
         if sampling.greedy:
             return self.argmax()
         return PicksOnRequest(lambda row: self._noisiest(row, positions[row], sampling, None))
@@ -80,11 +80,11 @@ class NumpyLogits:
         return choose_candidates(likely if ids is None else ids[likely], confidence, positions, count, sampling)
 
     def sample(self, row: int, position: int, stream: int, sampling: Sampling) -> int:
-        """Sample a token from a row, with noise that no pick of the target has."""
+        """Sample a token from a row, with noise that no pick of the target uses."""
         return self._noisiest(row, position, sampling, stream)
 
     def probabilities(self, row: int, sampling: Sampling) -> npt.NDArray[np.float64]:
-        """Return what a token is sampled from, [vocab_size]."""
+        """Return the probabilities that a token is sampled from, [vocab_size]."""
         scores, ids = _survivors(self.rows[row], sampling)
         chances = np.zeros(self.rows.shape[-1])
         chances[ids] = _softmax(scores.astype(np.float64))
@@ -110,7 +110,7 @@ def _softmax(scores: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
 
 
 def _survivors(row: npt.NDArray[np.float32], sampling: Sampling) -> tuple[npt.NDArray[np.float32], Ids]:
-    """Return scores at this temperature, and ids, of the tokens that truncation leaves."""
+    """Return the scores at this temperature, and the ids, of the tokens that truncation leaves."""
     scores, ids = _cooled(row, sampling), np.arange(len(row))
     if sampling.top_k and sampling.top_k < len(scores):
         kept = scores >= np.partition(scores, -sampling.top_k)[-sampling.top_k]

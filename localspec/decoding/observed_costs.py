@@ -26,8 +26,8 @@ class ObservedCosts:
         # The same by the size of their rows (1, 2 to 4, 5 to 8, 9 to 16, …), with the number of each forward.
         self._of: dict[int, deque[tuple[int, float]]] = {}
         self._then: dict[int, float] = {}  # the deviation by size at first, or when plain steps were last looked at
-        self._plain = 0  # plain steps since a look at them was wanted
-        self._factors: dict[int, float] = {}  # by size, until the next forward: a tree asks for each of its nodes
+        self._plain = 0  # plain steps since they were requested
+        self._factors: dict[int, float] = {}  # by size, until the next forward: a tree needs one for each of its nodes
 
     def at(self, rows: int, context: int) -> float:
         """Return the seconds of one forward of `rows` rows after `context` committed tokens."""
@@ -40,7 +40,7 @@ class ObservedCosts:
 
     @property
     def slowness(self) -> float:
-        """How many times longer the last forwards took than their measured costs."""
+        """How many times longer the last forwards took than measured."""
         return median(self._recent) if len(self._recent) >= ENOUGH else 1.0
 
     @property

@@ -26,7 +26,7 @@ class ParkedText:
     tokens: Sequence[int]
     cache: ParkableCache
     held: HeldText
-    since: float = 0.0  # the value of the text that was removed last, at the time when this one was parked
+    since: float = 0.0  # the value of the text that was removed last before this one was parked
     branched: int | None = None  # tokens copied for another text; None once a later prompt shared more than these
 
     @property
@@ -35,7 +35,7 @@ class ParkedText:
         return self.cache.nbytes + self.held.nbytes
 
     def copy(self, length: int, slots: int) -> Self:
-        """Return a copy of its first `length` tokens, with room for `slots`. Raises what `TokenCache.copy` does."""
+        """Return a copy of its first `length` tokens, with room for `slots`. Raises the errors of `TokenCache.copy`."""
         return type(self)(self.tokens[:length], self.cache.copy(length, slots), self.held.copy(length))
 
     def reach(self, prompt: Sequence[int]) -> int:
@@ -123,7 +123,7 @@ class Parked:
         whole = best.cache.length
         leaves = bool(live.cache.length) and live.nbytes <= self.budget
         chance = (self._again + 1) / (self._left + SEEN)
-        # Seconds that each way costs.
+        # The cost of each way, in seconds.
         cutting = chance * self._reading(length, whole)
         copying = best.nbytes * length / max(whole, 1) / self._copying
         reading = self._reading(0, length)

@@ -1,4 +1,4 @@
-"""The settings of sampling, the limits of a reply, and noise that is a function of only (seed, position, token id)."""
+"""The settings of sampling, and noise that is a function of only (seed, position, token id)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,8 +21,8 @@ class Sampling:
     A pick is argmax(log p + Gumbel noise), which is a sample from p; temperature, top-k, top-p and min-p shape p in
     that order. The noise is a function of only (seed, position, token id), so a seed gives the same text with and
     without speculation, whatever the drafter. `rule` says how a draft is accepted; `epsilon` and `delta` are ε and δ of
-    the rule `typical`. `source` says in words where the values come from, except the values that the user has `chosen`,
-    by their names. Raises UsageMistake for impossible values.
+    the rule `typical`. `source` says in words where the values come from, except those that the user has `chosen`,
+    given by name. Raises UsageMistake for impossible values.
     """
 
     temperature: float = 0.0
@@ -58,8 +58,8 @@ class Sampling:
 
     @property
     def proposes_likeliest(self) -> bool:
-        """Whether a drafter should propose what is likely; otherwise what this very noise will pick."""
-        return self.greedy or self.rule == "typical"  # which accepts what is likely, whatever would be sampled
+        """Whether a drafter should propose likely tokens; otherwise those that the target's noise will pick."""
+        return self.greedy or self.rule == "typical"  # `typical` accepts likely tokens, whatever would be sampled
 
     def noise(self, position: int | Sequence[int], ids: Ids, stream: int | None = None) -> npt.NDArray[np.float64]:
         """Return the noise of ids at a position, as `gumbel` does.
@@ -69,7 +69,7 @@ class Sampling:
         return gumbel(self.stream_seed(stream), position, ids)
 
     def stream_seed(self, stream: int | None) -> int:
-        """Return the seed that the noise of a stream is hashed from, 64 bits. Picks of the target have no stream."""
+        """Return the 64-bit seed from which the noise of a stream is hashed. Picks of the target have no stream."""
         return self.seed & _WORD if stream is None else _mixed(self.seed + (1 + stream) * FIRST & _WORD)
 
     def uniform(self, position: int, stream: int) -> float:
@@ -95,7 +95,7 @@ def _uniform(seed: int, positions: Sequence[int], ids: Ids) -> npt.NDArray[np.fl
 
 
 def keys(seed: int, positions: Sequence[int]) -> list[int]:
-    """Return for each position the 64 bits that the noise of all ids there is hashed from."""
+    """Return for each position the 64 bits from which the noise of all ids there is hashed."""
     start = _mixed(seed & _WORD)
     return [_mixed(start + position * STEP & _WORD) for position in positions]
 

@@ -20,13 +20,14 @@ from localspec.models.detokenize import Transcript
 from localspec.models.thinking import Thinking
 from localspec.repetition import EVERY, is_loop
 
-SMALL_CHUNK = CHUNK // 4  # prompt tokens a forward where CHUNK take too much memory
+SMALL_CHUNK = CHUNK // 4  # prompt tokens per forward if CHUNK of them take too much memory
 Result = TypeVar("Result")
 
 
 class Session:
-    """Between replies and after every step, `tokens` are final, and all but the last are in the cache; after a reply
-    that was cut far back, a cache with states may hold fewer.
+    """A conversation whose `tokens` are final between replies and after every step; all but the last are in the cache.
+
+    After a reply that was cut far back, a cache with states may hold fewer.
     """
 
     def __init__(
@@ -37,22 +38,22 @@ class Session:
         thinking: Thinking | None = None,
         parked: Parked | None = None,
     ) -> None:
-        """Without `parked` a text that the next prompt does not go on from is forgotten."""
+        """Without `parked`, a text is discarded unless the next prompt continues it."""
         self.target, self.drafter, self.budget, self.thinking = target, drafter, budget, thinking
         self.parked = parked
         self.tokens: list[int] = []
         self.cache: ParkableCache = target.cache(0)
         self.statistics: Statistics | None = None  # of the last reply, complete or not
-        self.current: _Reply | None = None  # the reply that may change this session: the latest
+        self.current: _Reply | None = None  # the latest reply, which may change this session
 
     def generate(
         self, prompt: Sequence[int], sampling: Sampling, limits: Limits | None = None
     ) -> Generator[Event, None, None]:
-        """Answers a prompt of token ids. A consumer may stop at any event; the session is then as that event left it.
+        """Answer a prompt of token ids. A consumer may stop at any event; the session is then as that event left it.
 
-        What the prompt shares with the tokens of the turns before is not read again. Raises UsageMistake for a prompt
-        that is empty or leaves no room for an answer. Where memory runs out, the reply goes on in smaller steps and
-        without trees, which changes no token; raises DoesNotFit where not even that fits.
+        The prefix that the prompt shares with earlier turns is not read again. Raises UsageMistake for a prompt that is
+        empty or leaves no room for an answer. If memory runs out, the reply continues in smaller steps and without
+        trees, which changes no token; raises DoesNotFit if even that does not fit.
         """
         limits = limits or Limits()
         room = self.target.context - len(prompt)
@@ -69,30 +70,30 @@ class Session:
         return _Reply(self, prompt, sampling, most, limits).events()
 
     def rest(self, seconds: float) -> None:
-        """Says that another reply had its turn for so long: none of that is time of the latest one here."""
+        """Exclude the seconds of another reply's turn from the time of the latest one here."""
         if self.current:
             self.current.began += seconds
 
     @property
     def so_far(self) -> Statistics | None:
-        """The figures of the latest reply, as far as it has come; None before the first."""
+        """The figures of the latest reply so far; None before the first."""
         return self.statistics or (self.current.statistics() if self.current else None)
 
     @property
     def memory(self) -> Memory:
-        """What is held now."""
+        """The memory in use."""
         parked = self.parked.nbytes if self.parked else 0
         peak = peak_memory(self.target.device)
         return Memory(self.target.nbytes, self.drafter.nbytes, self.cache.nbytes, peak, parked)
 
     def rewind(self, length: int) -> None:
-        """Cuts tokens, cache and drafter to the first `length` tokens; the last of them becomes the root again."""
+        """Cut tokens, cache and drafter to the first `length` tokens; the last of them becomes the root again."""
         del self.tokens[length:]
         self.cache.truncate(min(self.cache.length, max(length - 1, 0)))
         self.drafter.rewind(length)
 
     def forget(self) -> None:
-        """Forgets all that was read, parked texts included."""
+        """Discard everything that was read, including parked texts."""
         self.rewind(0)
         if self.parked:
             self.parked.clear()
@@ -127,11 +128,11 @@ class Session:
         except (MemoryError, RuntimeError) as error:
             if not out_of_memory(error):
                 raise
-            self.forget()  # and all is read
+            self.forget()  # and everything is read
 
 
 class _Reply:
-    """One reply in the making: its clock, its counts, its text."""
+    """A reply in progress: its clock, counts and text."""
 
     def __init__(
         self, session: Session, prompt: Sequence[int], sampling: Sampling, max_tokens: int, limits: Limits
@@ -143,13 +144,14 @@ class _Reply:
         self.transcript = Transcript(decode, limits.stop, thinking.parting(prompt) if thinking else None)
         self.tally = Tally()
         self.sources: list[str] = []
-        self.drafts: list[Draft] = []  # that the consumer does not have yet
-        self.began = 0.0  # when it was first asked for an event
+        self.drafts: list[Draft] = []  # not yet passed to the consumer
+        self.began = 0.0  # when its first event was requested
         self.prefill_seconds = self.first_seconds = self.last_seconds = 0.0  # since then: prompt, first, last token
-        self.released = self.thought = 0  # reply tokens that the consumer has, and those of them before the answer
+        # # reply tokens that the consumer has, and how many of them come before the answer
+        self.released = self.thought = 0
         self.thought_seconds = 0.0  # when the last of those came
         self.reused = 0  # prompt tokens that were in the cache
-        self.chunk, self.spare = CHUNK, True  # what memory allows
+        self.chunk, self.spare = CHUNK, True  # as memory allows
 
     def events(self) -> Generator[Event, None, None]:
         session, self.began = self.session, time.perf_counter()
@@ -175,7 +177,7 @@ class _Reply:
             assert session.statistics is not None
             yield Done(reason, session.statistics)
         finally:
-            # The consumer stopped, or a step failed. A stream that is closed after a later reply began changes nothing.
+            # The consumer stopped, or a step failed. Closing a stream after a later reply began changes nothing.
             if session.statistics is None and session.current is self:
                 self._finish(self.released)
 
@@ -232,7 +234,7 @@ class _Reply:
             except (MemoryError, RuntimeError) as error:
                 if not out_of_memory(error):
                     raise
-            # Outside the handler, for an error keeps alive all that its frames hold.
+            # Outside the handler, because an error keeps everything alive that its frames hold.
             self.session.cache.truncate(length)
             self.session.drafter.rewind(len(self.session.tokens))
             freed = self.session.parked is not None and self.session.parked.clear()
@@ -260,7 +262,7 @@ class _Reply:
     # -- tokens and text -----------------------------------------------------------------------------------------------
 
     def _commit(self, tokens: Sequence[int], sources: Sequence[str]) -> tuple[Reason | None, int]:
-        """Commit tokens one by one. Return why the reply ends within them, if it does, and how many were taken."""
+        """Commit tokens one by one. Return why the reply ends within them, if it does, and how many were committed."""
         for taken, (token, source) in enumerate(zip(tokens, sources, strict=True), start=1):
             if token in self.session.target.stop_tokens:
                 self.transcript.finish()
@@ -275,7 +277,7 @@ class _Reply:
         return None, len(tokens)
 
     def _loops(self) -> bool:
-        """Return whether the reply repeats itself without end, judged by its tokens so far and nothing else."""
+        """Return whether the reply repeats itself without end, judged only by its tokens so far."""
         if self.loop_prompt is None or self.transcript.tokens % EVERY:
             return False
         return is_loop(self.transcript.text, self.loop_prompt)
@@ -311,8 +313,8 @@ class _Reply:
         self.session.budget.plain.observe(step.tree.size, context, taken, seconds, drafting)
 
     def _finish(self, reply_tokens: int) -> None:
-        """Lets tokens, cache and drafter end where the text does, the cache one token earlier, and fills statistics."""
-        # Where the reply was stopped while the prompt was read, what was read stays.
+        """Cut tokens, cache and drafter to the end of the text (the cache one token earlier); store the statistics."""
+        # If the reply was stopped while the prompt was read, that part stays.
         self.session.rewind(min(len(self.prompt) + reply_tokens, len(self.session.tokens)))
         self.session.statistics = self.statistics(reply_tokens)
 

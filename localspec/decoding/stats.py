@@ -1,4 +1,4 @@
-"""Counts what happened in one reply, and turns the counts into the figures that are shown."""
+"""Counts the events of one reply, and turns the counts into figures."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ class Tally:
         self.accepted = 0
         self.committed = 0
         self.draft_seconds = self.verify_seconds = 0.0
-        self.rows: Counter[int] = Counter()  # how many forwards had so many
-        self.step_seconds = 0.0  # of both, and of all else that a step does
+        self.rows: Counter[int] = Counter()  # number of forwards by rows
+        self.step_seconds = 0.0  # of both, and of everything else in a step
         self._reached: list[int] = []  # by depth: how often a parent was accepted and had a child
         self._accepted: list[int] = []  # and how often one of its children was accepted
 
     def add(self, step: Step, taken: int) -> None:
-        """Count one decode step, of whose committed tokens the reply has the first `taken`."""
+        """Count one decode step; the reply has the first `taken` of its committed tokens."""
         assert step.tree is not None
         self.steps += 1
         self.drafted += step.tree.size - 1
@@ -52,7 +52,7 @@ class Tally:
 
 
 def step_sources(step: Step) -> list[str]:
-    """Names who proposed each committed token of a decode step; the bonus token is the target's own."""
+    """Return who proposed each committed token of a decode step; the bonus token is the target's own."""
     assert step.tree is not None
     named = step.tree.source or ["drafter"] * step.tree.size
     return [*(named[node] for node in step.path[1:]), "target"]

@@ -1,4 +1,4 @@
-"""The draft tree: the tokens that are proposed after the last committed one, and which token follows which."""
+"""The draft tree: tokens proposed after the last committed one, and their parents."""
 
 import heapq
 from collections.abc import Callable, Sequence
@@ -109,7 +109,7 @@ class DraftTree:
 
     @cached_property
     def children(self) -> list[dict[int, int]]:
-        """token -> node, by parent; of two equal siblings the first, and no probes."""
+        """The nodes by token, for each parent; of two equal siblings the first, and no probes."""
         below: list[dict[int, int]] = [{} for _ in self.tokens]
         for node in range(1, self.size):
             if not (self.probe and self.probe[node]):
@@ -118,10 +118,10 @@ class DraftTree:
 
 
 def best_first_tree(root: int, levels: Sequence[Sequence[Candidate]], nodes: int, source: str) -> DraftTree:
-    """Build the tree of this many nodes with the highest expected acceptance, where candidates depend on depth alone.
+    """Build the tree of this many nodes with the highest expected acceptance, where candidates depend only on depth.
 
     levels[d] are the candidates at depth d + 1, likeliest first. A node's worth is the product of the chances on its
-    path, and the best node is added next (Medusa, §3.3.3, with the chances of this very step).
+    path, and the best node is added next (Medusa, §3.3.3, but with the chances of this step).
     """
     tokens, parents, chances = [root], [-1], [1.0]
     heap: list[tuple[float, int, int, int, int]] = []  # (-worth, order, parent, depth, rank)
@@ -161,12 +161,12 @@ def caterpillar(
     return likeliest_tree(found, nodes, [source] * len(found))
 
 
-# (place of each node's parent among the nodes asked for before, their tokens, their depth) -> candidates of each
+# (index of each node's parent among the nodes expanded before, their tokens, their depth) -> candidates of each
 Expand = Callable[[Sequence[int], Sequence[int], int], Sequence[Sequence[Candidate]]]
 
 
 def grow_tree(root: int, expand: Expand, nodes: int, depth: int, source: str) -> DraftTree:
-    """Build what `best_first_tree` does where candidates depend on the path: `expand` is called once a level.
+    """Build the tree of `best_first_tree` if candidates depend on the path: `expand` is called once per level.
 
     A node is worth less than its parent, so a node that is not among the best so far has no descendant that will be;
     and at most half as many nodes of a level are expanded as the tree may have. Candidates come likeliest first.
@@ -194,7 +194,7 @@ def grow_tree(root: int, expand: Expand, nodes: int, depth: int, source: str) ->
 
 
 def likeliest_tree(found: Sequence[tuple[float, int, int, float]], nodes: int, sources: Sequence[str]) -> DraftTree:
-    """Build the tree of the `nodes` worthiest of (worth, parent, token, chance), the root first.
+    """Build the tree of the `nodes` best of (worth, parent, token, chance), the root first.
 
     Parents come before their children, which are worth no more; `sources` are by node.
     """
@@ -210,11 +210,11 @@ def likeliest_tree(found: Sequence[tuple[float, int, int, float]], nodes: int, s
 
 
 def sampled_tree(root: int, logits: Logits, nodes: int, sampling: Sampling, position: int, source: str) -> DraftTree:
-    """Build a tree for the rule `rejection`: chains side by side, every token sampled independently.
+    """Build a tree for the rule `rejection`: chains side by side, with every token sampled independently.
 
-    logits have a row a depth, the first for `position`. There are as many chains of all depths as the nodes allow;
-    nodes that are left over become samples for the first depth alone. The shape does not depend on what is sampled.
-    Nothing is sampled at a depth whose logits are NaN or inf, nor after it.
+    logits have one row per depth, the first for `position`. There are as many chains of full depth as the nodes allow;
+    the remaining nodes become samples for the first depth. The shape does not depend on the samples. Nothing is sampled
+    at a depth whose logits are NaN or inf, nor after it.
     """
     depths = min(logits.finite_rows(sampling), nodes)
     if not depths:
@@ -231,7 +231,8 @@ def sampled_tree(root: int, logits: Logits, nodes: int, sampling: Sampling, posi
 
 
 def depth_first(parents: Sequence[int]) -> list[int]:
-    """Orders nodes so that each is followed by its first child and all below it: a chain stays together."""
+    """Return the order in which each node is followed by its first child and everything below it, so a chain stays
+    together."""
     below: list[list[int]] = [[] for _ in parents]
     for node in range(1, len(parents)):
         below[parents[node]].append(node)
