@@ -1,1 +1,1 @@
-"""One file a method of drafting; `trained.py` is what drafters with weights have in common, `saved.py` their files."""
+"""One file per method of drafting; `trained.py` is the base of drafters with weights, `saved.py` loads their files."""

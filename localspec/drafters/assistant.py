@@ -57,9 +57,9 @@ class AssistantOptions:
 
 
 def layers_of(options: AssistantOptions, target: TransformerConfig, context: int) -> tuple[TransformerConfig, Rope]:
-    """Return the sizes and the rotation of the assistant's layers, which borrow keys and values of the target's.
+    """Return the sizes and the rotation of the assistant's layers, which borrow the target's keys and values.
 
-    Raises UsageMistake where they are no such layers, or another target's.
+    Raises UsageMistake if they are not such layers, or belong to another target.
     """
     sizes, rope, _ = described(options.config, context, "assistant's layers")
     if sizes.family not in ("gemma4_text", "gemma4_unified_text") or sizes.per_layer_inputs[0]:
@@ -69,7 +69,7 @@ def layers_of(options: AssistantOptions, target: TransformerConfig, context: int
             f"The assistant is made for a Gemma 4 of {sizes.vocab_size} tokens, but this model is of the family "
             f"{target.family} and has {target.vocab_size}; name the model that it was made for."
         )
-    lends = {  # by whether it has a window
+    lends = {  # the lending layers, by whether they have a window
         target.sliding_windows[layer] is not None: layer
         for layer, one in enumerate(target.layer_sizes)
         if one.keys_of is None
@@ -89,7 +89,7 @@ def layers_of(options: AssistantOptions, target: TransformerConfig, context: int
 
 
 class Drafter(TrainedDrafter):
-    """An assistant of Gemma 4 (Google 2026), which keeps nothing of the text but the target's last state."""
+    """An assistant of Gemma 4 (Google 2026). Of the text it holds only the target's last state."""
 
     kind = "assistant"
     Options = AssistantOptions
@@ -109,13 +109,14 @@ class Drafter(TrainedDrafter):
             self._members = np.asarray(tensors["members"]).reshape(options.clusters, -1)
             if sorted(self._members.reshape(-1).tolist()) != [*range(target.vocab_size)]:
                 raise LocalspecError("'members' does not list each token of the model once; fetch the assistant again.")
-        self._state: Rows = None  # of the target, which predicted the last token
-        self._length = 0  # tokens that were read up to there
+        self._state: Rows = None  # the target's state that predicted the last token
+        self._length = 0  # tokens read up to that state
         self._trees = PathTrees(self)
 
     @classmethod
     def tensor_specs(cls, target: DraftableModel[Any], options: AssistantOptions) -> dict[str, TensorSpec]:
-        """List the layers by our names, what is before and after them, the head, and the clusters."""
+        """List the tensors: the layers under our names, the projections before and after them, the head, and the
+        clusters."""
         own, vocabulary = target.compute.target.sizes, target.compute.target.sizes.vocab_size
         sizes, _ = layers_of(options, own, target.context)
         specs = {}
@@ -152,7 +153,7 @@ class Drafter(TrainedDrafter):
     # -- drafting -----------------------------------------------------------------------------------------------------
 
     def observe(self, step: Step) -> None:
-        """Calibrate the last draft along the committed text; keep the state of the last row that was read."""
+        """Calibrate the last draft along the committed text, and store the state of the last row that was read."""
         self._trees.calibrate(step)
         rows = step.hidden.rows
         if len(rows):
@@ -160,18 +161,18 @@ class Drafter(TrainedDrafter):
             self._length += len(rows)
 
     def rewind(self, length: int) -> None:
-        """Forget what follows `length`; the state before it is known again when the target has read on."""
+        """Discard what follows `length`; the state before it is known again after the target's next read."""
         if length < self._length:
             self._state, self._length = None, length
         self._trees.forget()
 
     def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
-        """Go on after a text that the target holds; it has to read a token of it for the state."""
+        """Continue after a text that the target holds; it must read one token of it for the state."""
         self._length = len(tokens)
 
     @QUIET
     def draft(self, context: Context) -> DraftTree:
-        """Return the best tree by the target's keys and values; for the rule `rejection`, chains that it samples."""
+        """Return the best tree by the target's keys and values, or sampled chains for the rule `rejection`."""
         text = len(context.committed) - 1
         self.rewind(text)
         depths = min(self.depth, context.nodes)

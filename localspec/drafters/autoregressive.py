@@ -1,4 +1,4 @@
-"""The empty draft: a tree of the root alone. Plain decoding is this drafter, not another loop."""
+"""The empty draft: a tree of only the root. Plain decoding is this drafter, not another loop."""
 
 from collections.abc import Sequence
 
@@ -8,28 +8,28 @@ from localspec.drafters.ingredients import Ingredients
 
 
 class Autoregressive:
-    """Proposes nothing."""
+    """A drafter that proposes nothing."""
 
     nbytes, target_layers = 0, ()
 
     def observe(self, step: Step) -> None:
-        """Nothing to learn."""
+        """Do nothing: there is nothing to learn."""
 
     def draft(self, context: Context) -> DraftTree:
-        """Return the root alone."""
+        """Return only the root."""
         return DraftTree((context.root,), (-1,))
 
     def rewind(self, length: int) -> None:
-        """Nothing to forget."""
+        """Do nothing: there is no text to discard."""
 
     def hand_over(self) -> HeldText:
-        """Return nothing: it holds no text."""
+        """Return an empty state: it holds no text."""
         return HeldText()
 
     def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
-        """Hold no text."""
+        """Do nothing: it holds no text."""
 
 
 def build(ingredients: Ingredients) -> Autoregressive:
-    """Build the drafter of plain decoding, which takes nothing."""
+    """Build the drafter of plain decoding, which needs no ingredients."""
     return Autoregressive()

@@ -1,4 +1,4 @@
-"""What a mask's row learns of the token that a tree has in its place: a low-rank change of its logits."""
+"""A low-rank correction of a mask's logits by the token that a tree has in the mask's place."""
 
 from collections.abc import Mapping
 
@@ -8,9 +8,9 @@ from localspec.decoding.compute import Array, Compute, Rows
 
 
 class Correction:
-    """What the token before changes in a mask's logits: W B SiLU(N e + b + F s), W the target's head.
+    """The change of a mask's logits by the token before it: W B SiLU(N e + b + F s), where W is the target's head.
 
-    e is the token's embedding, normalised, and s the mask's state. W B [vocab_size, rank] is made once, so that a
+    e is the token's normalised embedding, and s the mask's state. W B [vocab_size, rank] is computed once, so that a
     depth does not read the head.
     """
 
@@ -28,6 +28,6 @@ class Correction:
         return self._near.nbytes + self.far.nbytes + self._out.nbytes
 
     def __call__(self, embeddings: Rows, far: Rows) -> Rows:
-        """Return what is added to the logits [rows, vocab_size] after tokens with these embeddings."""
+        """Return the correction of the logits [rows, vocab_size] after tokens with these embeddings."""
         compute = self._compute
         return self._out(compute.silu(self._near(compute.rms_norm(embeddings)) + far))

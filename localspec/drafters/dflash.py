@@ -1,8 +1,8 @@
-"""DFlash: a few layers fill in a block of mask tokens at once, beside what some of the target's layers say of the text.
+"""DFlash: a few layers draft a block of mask tokens at once, with features made from some of the target's states.
 
-text   a    b    c         root  mask  mask       Each row of the block sees the whole text and the whole block; of
-keys   f_a  f_b  f_c       root  mask  mask       the text there are keys and values alone, made of the target's
-                                 t     t'         states. A mask's state predicts the token in its own place.
+    text   a    b    c         root  mask  mask       Each row of the block sees the whole text and the whole block. The
+    keys   f_a  f_b  f_c       root  mask  mask       text has only keys and values, made from the target's states.
+                                     t     t'         A mask's state predicts the token in its own place.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,13 +30,13 @@ CAUSAL = ("windows", "all", "none")
 
 @dataclass(frozen=True)
 class DFlashOptions:
-    """What a publisher says of such a drafter: `config` is the config.json of its layers, `states` those of the target
-    that it reads, by their indices in Hugging Face's hidden_states, `mask` the mask token's id and `block` the tokens
-    of a block, the root among them.
+    """The publisher's description of a drafter. `config` is the config.json of its layers, and `states` are those of
+    the target that it reads, by their indices in Hugging Face's hidden_states. `mask` is the mask token's id, and
+    `block` the number of tokens of a block, including the root.
 
-    `causal` says in which layers a row of the block sees no row after it: those with a window, all, or none.
-    Embeddings are multiplied by `scale`, logits by `multiplier` and then bent to stay below `cap` (0: not). Raises
-    UsageMistake for impossible values.
+    `causal` says in which layers a row of the block sees no later row: those with a window, all, or none. Embeddings
+    are multiplied by `scale`, logits by `multiplier`, and then bent to stay below `cap` (0: not). Raises UsageMistake
+    for impossible values.
     """
 
     config: str = ""
@@ -72,7 +72,7 @@ class DFlashOptions:
 def layers_of(options: DFlashOptions, target: TransformerConfig, context: int) -> tuple[TransformerConfig, Rope]:
     """Return the sizes and the rotation of the drafter's layers, for texts of `context` tokens.
 
-    Raises UsageMistake where they are no such layers, or another target's.
+    Raises UsageMistake if they are not such layers, or belong to another target.
     """
     sizes, rope, _ = described(options.config, context, "drafter's layers")
     if sizes.family != "qwen3":
@@ -93,7 +93,7 @@ def layers_of(options: DFlashOptions, target: TransformerConfig, context: int) -
 
 
 class Layer:
-    """A decoder layer, whose keys and values of the text are made of features in the place of states."""
+    """A decoder layer whose keys and values of the text are made from features instead of states."""
 
     def __init__(
         self, compute: Compute, sizes: TransformerConfig, rope: Rope, tensors: Mapping[str, Array], name: str
@@ -114,16 +114,16 @@ class Layer:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its weights, and of keys and values."""
+        """Bytes of weights, keys and values."""
         held = [self._q, self._k, self._v, self._o, self._gate, self._up, self._down, self.attention]
         return sum(int(one.nbytes) for one in [*held, *self._norms.values()])
 
     def read_text(self, features: Rows, positions: Sequence[int]) -> None:
-        """Keep keys and values of the text, made of features [rows, hidden_size]."""
+        """Store keys and values of the text, made from features [rows, hidden_size]."""
         self.attention.keep(self._compute.concat([self._k(features), self._v(features)], 1), positions)
 
     def __call__(self, x: Rows, *seats: Any) -> Rows:
-        """Return the states [rows, hidden_size] of a block of that shape; `seats` are attention's."""
+        """Return the states [rows, hidden_size] of a block of that shape; `seats` are the attention's."""
         h = self._norm(x, "input_layernorm")
         qkv = self._compute.concat([self._q(h), self._k(h), self._v(h)], 1)
         x = x + self._o(self.attention(qkv, *seats))
@@ -135,7 +135,7 @@ class Layer:
 
 
 class NormedFeatures(Features):
-    """The target's states at some places, joined by `fc` and normed; a row a token, at the token's own place."""
+    """The target's states at some places, joined by `fc` and normed; one row per token, at the token's own place."""
 
     def __init__(self, compute: Compute, options: DFlashOptions, eps: float, tensors: Mapping[str, Array]) -> None:
         self.layers, self._eps = options.places, eps
@@ -145,7 +145,7 @@ class NormedFeatures(Features):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of matrix and norm, and of what is kept."""
+        """Bytes of matrix, norm and stored rows."""
         return self._fc.nbytes + int(self._norm.nbytes) + super().nbytes
 
     @QUIET
@@ -156,9 +156,9 @@ class NormedFeatures(Features):
 
 
 class Drafter(ParallelDrafter):
-    """DFlash (Z Lab 2026): a block diffusion drafter, all tokens of a block in one forward of a few layers.
+    """DFlash (Z Lab 2026): a block diffusion drafter that computes a block of tokens in one forward of a few layers.
 
-    Its input is the target's embedding of the root and of block − 1 masks, its output, by the target's head, logits
+    Its input is the target's embedding of the root and of block − 1 masks. Its output, by the target's head, are logits
     [block − 1, vocab_size] of the tokens after the root. The candidates of a depth do not depend on each other.
     """
 
@@ -176,7 +176,7 @@ class Drafter(ParallelDrafter):
         ]
         self._features = NormedFeatures(compute, options, self._sizes.rms_norm_eps, tensors)
         self._norm = compute.rows(np.asarray(tensors["norm.weight"])[None])
-        # What the target does to embeddings and logits beside its matrices is no part of this drafter.
+        # The target's other factors of embeddings and logits do not belong to this drafter.
         self._scale = options.scale / own.embed_scale
         self._multiplier = options.multiplier / own.logit_scale
         self._cap = 0.0 if own.logit_cap == options.cap else options.cap
@@ -208,45 +208,45 @@ class Drafter(ParallelDrafter):
 
     @property
     def depth(self) -> int:
-        """The number of tokens of a draft."""
+        """Tokens of a draft."""
         return self.options.block - self.FIRST
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the drafter holds beside the target: weights, keys and values, features."""
+        """Bytes of weights, keys, values and features."""
         return sum(int(one.nbytes) for one in (*self._layers, self._features, self._norm))
 
     @property
     def target_layers(self) -> Sequence[int]:
-        """The states that features are made of."""
+        """The states from which features are made."""
         return self._features.layers
 
     # -- drafting -----------------------------------------------------------------------------------------------------
 
     def observe(self, step: Step) -> None:
-        """Calibrates the last draft; keeps features of the rows now in the target's cache."""
+        """Calibrate the last draft, and store features of the rows now in the target's cache."""
         self.calibrate(step)
         self._features.observe(step)
 
     def rewind(self, length: int) -> None:
-        """Forgets what follows `length`; keys, values and features before it do not depend on that."""
+        """Discard what follows `length`; keys, values and features before it do not depend on that."""
         self._forget_rows(length)
         self._features.truncate(length)
         self.forget_draft()
 
     def hand_over(self) -> HeldText:
-        """Return the features, of which keys and values are computed again."""
+        """Return the features, from which keys and values are computed again."""
         features = self._features.hand_over()
         self.rewind(0)
         return HeldText(features=features)
 
     def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
-        """Goes on from features that were handed over."""
+        """Continue from features that `hand_over` returned."""
         self._features.resume(held.features)
 
     @QUIET
     def draft(self, context: Context) -> DraftTree:
-        """Read what is new of the text, and run one forward over the root and the masks."""
+        """Read the new part of the text, and run one forward over the root and the masks."""
         text = len(context.committed) - 1  # tokens before the root
         self.rewind(text)
         if not context.nodes or not text or len(self._features) != text:
@@ -258,20 +258,20 @@ class Drafter(ParallelDrafter):
             self._forget_rows(text)
 
     def _tree(self, context: Context, logits: Rows, states: Rows) -> DraftTree:
-        """Return the tree that logits [depth, vocab_size] and states [depth, hidden_size] of a block propose."""
+        """Return the tree for logits [depth, vocab_size] and states [depth, hidden_size] of a block."""
         return self.build_tree(context, self.compute.logits(logits))
 
     def _read_text(self, text: int) -> None:
-        """Keep keys and values of tokens that have none yet."""
+        """Store keys and values of tokens that have none yet."""
         while (start := min(layer.attention.length for layer in self._layers)) < text:
             count = min(CHUNK, text - start)
-            features = self._features.of_tokens(start + 1, count)  # which gives those one position before
+            features = self._features.of_tokens(start + 1, count)  # `of_tokens` counts from one position earlier
             for layer in self._layers:
-                layer.attention.truncate(start)  # where memory ran out, others have read more
+                layer.attention.truncate(start)  # if memory ran out, other layers have read more
                 layer.read_text(features, range(start, start + count))
 
     def _predict(self, root: int, text: int) -> tuple[Rows, Rows]:
-        """Return logits [depth, vocab_size] and states [depth, hidden_size] after a root behind so many tokens."""
+        """Return logits [depth, vocab_size] and states [depth, hidden_size] after a root that follows `text` tokens."""
         block = self.options.block
         seats: list[Any] = []
         for layer, window in zip(self._layers, self._sizes.sliding_windows, strict=True):
@@ -291,7 +291,8 @@ class Drafter(ParallelDrafter):
         return self.compute.tanh(logits / self._cap) * self._cap if self._cap else logits, states
 
     def _seen(self, text: int, window: int | None) -> list[list[int]]:
-        """For each row of the block how many rows of the text it sees within a window, and which of the block."""
+        """Return for each row of the block how many rows of the text it sees within a window, and which rows of the
+        block."""
         end, causal = text + self.options.block, self.options.causal
         alone = causal == "all" or (causal == "windows" and window is not None)
         ends = (place + 1 if alone else min(end, place + (window or end)) for place in range(text, end))

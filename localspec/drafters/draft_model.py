@@ -22,13 +22,13 @@ from localspec.drafters.phrases import WithPhrases
 from localspec.errors import LocalspecError
 
 SOURCE = "draft_model"
-PRIOR = 0.8  # how often the next pick is believed to be right at first: 0.7 to 0.97 with published pairs, by the text
-REMEMBERED = 12  # picks, over which that is averaged
-UNUSED = 32  # steps without a draft after which what was believed is half forgotten: untried, it is never seen right
-UNREAD = 2  # tokens that a forward reads where each step is drafted for: after a whole draft was right
-MANY = 16  # unread tokens, which take clearly longer to read than those of a step
+PRIOR = 0.8  # assumed acceptance of the next pick at first: 0.7 to 0.97 with published pairs, depending on the text
+REMEMBERED = 12  # picks in its average
+UNUSED = 32  # steps without a draft after which the average is halfway back to the prior: unused, it could not recover
+UNREAD = 2  # tokens that a forward reads if every step is drafted for and a whole draft was accepted
+MANY = 16  # unread tokens that take clearly longer to read than those of a step
 FORESEEN = 0.25  # the chance of a phrase, above which phrases draft until the small model has read many tokens
-REPLY, SAVED = 64, 0.2  # tokens that a reply is expected to go on for at least; the share of their time drafts save
+REPLY, SAVED = 64, 0.2  # fewest further tokens expected of a reply; share of their time that drafts save
 AHEAD = 8  # tokens of phrases that the small model reads at once
 COSTS_MORE = "the small model's drafts are expected to cost more than they save"
 READS = "the small model would need longer to read the prompt than its drafts are expected to save"
@@ -36,25 +36,25 @@ WIDTH = 4  # candidates of a level: the small model's own pick and its siblings
 
 
 class DraftModel:
-    """Speculative decoding (Leviathan et al. 2023, §2; Chen et al. 2023): drafts what a small model decodes.
+    """Speculative decoding (Leviathan et al. 2023, §2; Chen et al. 2023): drafts the text that a small model decodes.
 
-    The small model samples with the noise that the target's picks will meet, so that sampled text is accepted almost as
-    well as greedy text. It may be accelerated by a drafter of its own, `inner`, with its own budget (Ouroboros, §3.1),
-    which observes what the small model commits. Each token is read once: nothing is read again where a part of a draft
-    was accepted, and where all of it was, its last token is read together with the bonus token. The target has the ids
-    below `vocabulary`.
+    The small model samples with the noise that the target's picks will use, so sampled text is accepted almost as often
+    as greedy text. It may be accelerated by a drafter, `inner`, with its own budget (Ouroboros, §3.1), which observes
+    what the small model commits. Each token is read once: nothing is read again after part of a draft was accepted, and
+    after all of it was, its last token is read together with the bonus token. The target has the ids below
+    `vocabulary`.
 
     Without `costs` of the small model's forwards a draft is the papers' chain, of `length` tokens or as many as there
-    are nodes. With them it is a tree: what else the small model holds likely stands beside its own picks, with
-    calibrated chances, and the chain ends where no longer one is expected to save more than it takes:
+    are nodes. With them it is a tree: other likely tokens of the small model stand next to its picks, with calibrated
+    chances, and the chain ends if no longer one is expected to save more than it takes:
 
-        context   a ─ b ─ c ─ · ─ ·   b and c are picks, d and e the next likely tokens there. Drafting goes on if, for
+        context   a ─ b ─ c ─ · ─ ·   b and c are picks, d and e the next likely tokens. Drafting continues if, for
                   └ d └ e             some number of further picks, chance(b) · chance(c) · (q + q² + …) tokens are
-                                      worth more than these forwards and rows take; q is how often picks are right.
+                                      worth more than these forwards and rows cost; q is how often picks are right.
 
-    Where `inner` proposes phrases, the small model reads them in one forward, and a draft takes fewer. It rests where
-    it would have to read many tokens first, as after a prompt, while phrases foresee the reply, or while the reply is
-    too short to repay that.
+    If `inner` proposes phrases, the small model reads them in one forward, and a draft needs fewer forwards. The small
+    model rests if it would first have to read many tokens, as after a prompt, while phrases predict the reply, or while
+    the reply is too short to repay that.
     """
 
     def __init__(
@@ -71,16 +71,16 @@ class DraftModel:
         self.forwards: Counter[int] = Counter()  # of the small model, by their rows
         self._vocabulary, self._budget, self._costs = vocabulary, budget, costs
         self._cache: ParkableCache = small.cache(0)
-        self._tokens: list[int] = []  # the text, then the draft; the first ones are in the cache
+        self._tokens: list[int] = []  # the text, then the draft; a prefix of them is in the cache
         self._candidates: list[list[Candidate]] = []  # for the place of each token of the draft
         self._failed = False
-        self._confirmed = 0  # so many of them are known to be the text's
+        self._confirmed = 0  # how many of them are known to be text
         self._levels: list[list[Candidate]] = []  # those of the last draft, by depth
-        self._drafted: list[int] = []  # the picks of the last draft
+        self._drafted: list[int] = []  # picks of the last draft
         self._greedy = True
         self._replied = 0  # tokens of this reply
-        self._right = PRIOR  # how often a pick was right lately, where all before it were
-        self._pace = 1.0  # tokens that a forward drafts
+        self._right = PRIOR  # how often a pick was right lately, given that all before it were
+        self._pace = 1.0  # tokens drafted per forward
         self._rows = deque[int](maxlen=REMEMBERED)  # of the last forwards
 
     target_layers = ()
@@ -100,12 +100,12 @@ class DraftModel:
         self._levels, self._drafted = [], []
 
     def rewind(self, length: int) -> None:
-        """Forget tokens after the first `length`; those before are not read again."""
+        """Discard tokens after the first `length`; those before are not read again."""
         self._truncate(length)
         self._confirmed = min(self._confirmed, length)
         self._budget.begin()
         if self._failed:
-            self._truncate(0)  # the NaN or inf that made it fail may be in the cache
+            self._truncate(0)  # NaN or inf in the cache may be why it failed
             self._confirmed, self._failed = 0, False
 
     def hand_over(self) -> HeldText:
@@ -150,11 +150,11 @@ class DraftModel:
                     break
                 try:
                     self._decode(sampling)
-                except LocalspecError:  # nothing can be picked from NaN or inf
+                except LocalspecError:  # NaN or inf: there is no pick
                     self._failed = True
                     break
             pick, level = self._tokens[count + depth], self._candidates[count + depth - self._confirmed]
-            if pick >= self._vocabulary:  # where its vocabulary is padded beyond the target's
+            if pick >= self._vocabulary:  # if its vocabulary is padded beyond the target's
                 break
             self._levels.append(level)
             self._drafted.append(pick)
@@ -168,9 +168,10 @@ class DraftModel:
         return caterpillar(context.root, self._drafted, chances, context.nodes, SOURCE) if chances else alone
 
     def _rests(self, context: Context) -> bool:
-        """Return whether many tokens would have to be read first, without being worth it yet.
+        """Return whether many tokens would have to be read first, and that does not pay yet.
 
-        A reply is expected to go on for as long as it has been, and some more: a short one then loses nothing.
+        A reply is expected to continue for as long as it has lasted, and a little longer: a short reply then loses
+        nothing.
         """
         unread = len(self._tokens) - self._cache.length
         if self._costs is None or context.token_seconds is None or unread <= MANY:
@@ -181,16 +182,16 @@ class DraftModel:
         return reading > SAVED * (REPLY + self._replied) * context.token_seconds
 
     def _pays(self, context: Context, chance: float, depth: int, longest: int) -> bool:
-        """Return whether a longer draft is worth its time; `chance` is that of the picks so far.
+        """Return whether a longer draft is worth its time; `chance` is the chance of the picks so far.
 
-        All lengths are looked at: rows are priced in steps, and the first row of a step costs as much as the last.
-        A text that phrases foresee is mostly one that a draft model foresees: only where they fail does it save.
-        The prompt is read once and for all drafts that follow, so that a draft is not charged for it.
+        All lengths are considered: rows are priced in steps, and the first row of a step costs as much as the last.
+        Text that phrases predict is mostly text that a draft model predicts too: it saves time only where they fail.
+        The prompt is read once for all later drafts, so a draft is not charged for it.
         """
         if self._costs is None or context.token_seconds is None:
             return True
         unread = min(len(self._tokens) - self._cache.length, UNREAD)
-        # A window takes its rows in each forward, phrases only where they match: the fewest are always paid.
+        # A window needs its rows in each forward, phrases only if they match: the fewest are always paid.
         rows = max(unread, min(self._rows, default=1))
         forward = self._costs.at(rows, len(context.committed)) + host_time.STEP
         verified, tokens = context.verify_seconds(depth + 1), 0.0
@@ -261,7 +262,7 @@ class DraftModel:
 
 
 def build(ingredients: Ingredients) -> DraftModel:
-    """Build the draft model, which reads phrases of the pool ahead where those lengthen its drafts, too."""
+    """Build the draft model, which also reads phrases of the pool ahead if those lengthen its drafts."""
     small, vocabulary, costs = ingredients.small, ingredients.target.vocab_size, ingredients.costs
     assert small is not None
     if costs is None or ingredients.fixed or not ingredients.with_phrases:

@@ -29,10 +29,9 @@ MOST_RANK = 4096
 
 @dataclass(frozen=True)
 class DSparkOptions(dflash.DFlashOptions):
-    """`rank` is that of the Markov head (0: none, and rows do not depend on the tokens before them). `confidence` is
-    what the confidence reads: the "state" of a row, "both" this and the Markov head's embedding, or "none". Raises
-    UsageMistake for impossible values.
-    """
+    """`rank` is that of the Markov head (0: none, so rows do not depend on the tokens before them). `confidence` is the
+    input of the confidence: the "state" of a row, "both" the state and the Markov head's embedding, or "none". Raises
+    UsageMistake for impossible values."""
 
     rank: int = 256
     confidence: str = "both"
@@ -88,7 +87,7 @@ class Drafter(dflash.Drafter):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the drafter holds in addition to the target: weights, keys and values, features."""
+        """Bytes of weights, keys, values and features."""
         heads = (self._embedding, self._markov, self._of_state, self._of_token)
         return super().nbytes + sum(int(one.nbytes) for one in heads if one is not None)
 
@@ -97,7 +96,7 @@ class Drafter(dflash.Drafter):
         self._trees.calibrate(step)
 
     def forget_draft(self) -> None:
-        """Drop the last draft's candidates, so that nothing is calibrated by them."""
+        """Discard the last draft's candidates, so that they calibrate nothing."""
         self._trees.forget()
 
     def _tree(self, context: Context, logits: Rows, states: Rows) -> DraftTree:

@@ -68,9 +68,9 @@ class Eagle3Options:
                 raise UsageMistake(f"{name} = {getattr(self, name)!r} of eagle3 is not possible; give {hint}.")
 
     def settled(self, sizes: TransformerConfig) -> Self:
-        """These options for a target of these sizes, its states and its draft vocabulary chosen.
+        """Return these options for a target of these sizes, with states and draft vocabulary chosen.
 
-        Raises UsageMistake for states and tokens that it does not have.
+        Raises UsageMistake for states and tokens that the target does not have.
         """
         vocabulary = self.vocabulary
         if vocabulary < 0:
@@ -95,14 +95,15 @@ class Eagle3Options:
 
 
 def are_places(text: str) -> bool:
-    """Whether this lists indices of states, a few of them."""
+    """Return whether a text lists a few indices of states."""
     parts = text.split(",")
     return len(parts) <= MOST_PLACES and all(part.isascii() and part.isdecimal() and len(part) < 5 for part in parts)
 
 
 def usual_places(num_layers: int) -> tuple[int, int, int]:
-    """The states that EAGLE-3 reads of a target with so many layers: those before a low, a middle and a high one."""
-    if num_layers < 2 * PLACES:  # in so few those of the paper are not in this order
+    """Return the states that EAGLE-3 reads of a target with this many layers: those before a low, a middle and a high
+    one."""
+    if num_layers < 2 * PLACES:  # in so few layers the paper's indices would not ascend
         return num_layers // 4, num_layers // 2, num_layers - 1
     return 2, num_layers // 2, num_layers - 3
 
@@ -110,7 +111,7 @@ def usual_places(num_layers: int) -> tuple[int, int, int]:
 def layer_of(target: TransformerConfig, options: Eagle3Options, context: int) -> tuple[TransformerConfig, Rope | None]:
     """Return the sizes and the rotation (None: the target's) of the drafter's layer, for texts of `context` tokens.
 
-    Raises UsageMistake for a config that describes no such layer, LocalspecError for one that cannot be computed.
+    Raises UsageMistake for a config of another kind of layer, LocalspecError for one that cannot be computed.
     """
     if not options.config:
         return _plain_layer(target), None
@@ -124,7 +125,7 @@ def layer_of(target: TransformerConfig, options: Eagle3Options, context: int) ->
 
 
 def _plain_layer(target: TransformerConfig) -> TransformerConfig:
-    """Return the sizes of a layer as wide as the target's, which has nothing else of what its family has."""
+    """Return the sizes of a layer as wide as the target's, without other features of its family."""
     return TransformerConfig(
         family="llama",
         vocab_size=0,
@@ -144,12 +145,12 @@ def _plain_layer(target: TransformerConfig) -> TransformerConfig:
 
 
 class Layer:
-    """The decoder layer, whose attention reads an embedding and a feature side by side, each normed on its own."""
+    """The decoder layer, whose attention reads an embedding and a feature side by side, each normed separately."""
 
     def __init__(
         self, compute: Compute, sizes: TransformerConfig, rope: Rope | None, tensors: Mapping[str, Array], normed: bool
     ) -> None:
-        """`normed`: it adds to its normed feature, and not to the feature itself."""
+        """With `normed`, the layer adds to its normed feature instead of the feature itself."""
         self._compute, self._eps, self._adds_to_normed = compute, sizes.rms_norm_eps, normed
         self._norms = {
             name: compute.rows(tensors[name][None]) for name in ("embedding_norm", "feature_norm", "mlp_norm")
@@ -164,7 +165,7 @@ class Layer:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its weights, and of keys and values."""
+        """Bytes of weights, keys and values."""
         held = [*self._norms.values(), self._qkv, self._o, self._gate, self._up, self._down, self.attention]
         return sum(int(one.nbytes) for one in held)
 
@@ -181,7 +182,7 @@ class Layer:
 
 
 class JoinedFeatures(Features):
-    """The target's states at some places, joined to a feature by `fc`; kept joined, one row a token."""
+    """The target's states at some places, joined to a feature by `fc`; stored joined, one row per token."""
 
     def __init__(
         self, compute: Compute, options: Eagle3Options, eps: float, tensors: Mapping[str, Array], hidden_size: int
@@ -194,7 +195,7 @@ class JoinedFeatures(Features):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of matrix and norms, and of what is kept."""
+        """Bytes of matrix, norms and stored rows."""
         return self._fc.nbytes + (0 if self._scale is None else int(self._scale.nbytes)) + super().nbytes
 
     @QUIET
@@ -211,10 +212,10 @@ class JoinedFeatures(Features):
 
 
 class Drafter(TrainedDrafter):
-    """EAGLE-3 (Li et al. 2025, §3.1): token after token, each level of a tree in one small batch.
+    """EAGLE-3 (Li et al. 2025, §3.1): token after token, with each level of a tree in one small batch.
 
-    A level's logits are W RMSNorm(s) over the draft vocabulary, s [nodes, hidden_size] the layer's states. Only rows of
-    the text keep keys and values; those of a draft are forgotten with it.
+    A level's logits are W RMSNorm(s) over the draft vocabulary, where s [nodes, hidden_size] are the layer's states.
+    Only rows of the text keep keys and values; those of a draft are discarded with it.
     """
 
     kind = "eagle3"
@@ -240,7 +241,7 @@ class Drafter(TrainedDrafter):
 
     @classmethod
     def tensor_specs(cls, target: DraftableModel[Any], options: Eagle3Options) -> dict[str, TensorSpec]:
-        """List what joins the states, the layer, its norms and head, and the ids of a draft vocabulary."""
+        """List the tensors that join the states, the layer, its norms and head, and the ids of a draft vocabulary."""
         own = target.compute.target.sizes
         options = options.settled(own)
         sizes, _ = layer_of(own, options, target.context)
@@ -275,48 +276,48 @@ class Drafter(TrainedDrafter):
 
     @property
     def depth(self) -> int:
-        """The number of levels of its trees, the root not counted."""
+        """Levels of its trees, not counting the root."""
         return self.options.depth
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the drafter holds beside the target: weights, keys and values, features."""
+        """Bytes of weights, keys, values and features."""
         held = [self._layer, self._features, self._norm, self._head]
         return sum(int(one.nbytes) for one in [*held, *([] if self._embedding is None else [self._embedding])])
 
     @property
     def target_layers(self) -> Sequence[int]:
-        """The states that features are made of."""
+        """The states from which features are made."""
         return self._features.layers
 
     # -- drafting -----------------------------------------------------------------------------------------------------
 
     def observe(self, step: Step) -> None:
-        """Calibrates the last draft along the committed text; keeps features of the rows now in the target's cache."""
+        """Calibrate the last draft along the committed text; store features of the rows now in the target's cache."""
         self._trees.calibrate(step)
         self._features.observe(step)
 
     def rewind(self, length: int) -> None:
-        """Forgets what follows `length`; keys, values and features before it do not depend on that."""
+        """Discard what follows `length`; keys, values and features before it do not depend on that."""
         self._layer.attention.truncate(max(length - 1, 0))  # the first token has no row
         self._features.truncate(length)
         self._trees.forget()
 
     def hand_over(self) -> HeldText:
-        """Return the features, of which keys and values are computed again."""
+        """Return the features, from which keys and values are computed again."""
         features = self._features.hand_over()
         self.rewind(0)
         return HeldText(features=features)
 
     def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
-        """Goes on from features that were handed over."""
+        """Continue from features that `hand_over` returned."""
         self._features.resume(held.features)
 
     @QUIET
     def draft(self, context: Context) -> DraftTree:
-        """Read what is new of the text and return the best tree; for the rule `rejection`, chains that it samples."""
+        """Read the new part of the text and return the best tree, or sampled chains for the rule `rejection`."""
         position = len(context.committed)
-        self.rewind(position - 1)  # the root's row is always computed anew
+        self.rewind(position - 1)  # the root's row is always computed again
         if not context.nodes or position < 2 or len(self._features) != position - 1:
             return DraftTree((context.root,), (-1,))
         attention, sampled = self._layer.attention, context.sampling.rule == "rejection"
@@ -343,10 +344,10 @@ class Drafter(TrainedDrafter):
                 return self._trees.sample(context, logits_of, depths)
             return self._trees.grow(context, logits_of, depths, self._kept)
         finally:
-            attention.truncate(text)  # also of a text whose reading failed
+            attention.truncate(text)  # also after a failed read
 
     def _read_text(self, committed: Sequence[int]) -> Rows:
-        """Read tokens that have no row yet, the root among them; return the root's state [1, hidden_size]."""
+        """Read tokens that have no row yet, including the root; return the root's state [1, hidden_size]."""
         attention = self._layer.attention
         while True:
             start = attention.length + 1
@@ -363,7 +364,7 @@ class Drafter(TrainedDrafter):
         return (self._layer(self._embed(ids[:, 0]), features, *seats),)
 
     def _node_states(self, nodes: Rows, above: Rows, *seats: Any) -> tuple[Rows, ...]:
-        """Return states and logits of nodes [rows, 2]: tokens, and which of the states `above` is the parent's."""
+        """Return states and logits of nodes [rows, 2]: their tokens, and the row of each parent's state in `above`."""
         states = self._layer(self._embed(nodes[:, 0]), self._fed_back(above)[nodes[:, 1]], *seats)
         return states, *self._root_logits(states)
 
@@ -380,7 +381,7 @@ class Drafter(TrainedDrafter):
         return self._normed(states) if self.options.output else states
 
     def _in_full_vocabulary(self, logits: Rows) -> Rows:
-        """Return logits [rows, vocab_size] of those of the draft vocabulary; other tokens are never sampled."""
+        """Return logits [rows, vocab_size] from those of the draft vocabulary; other tokens are never sampled."""
         if self._kept is None:
             return logits
         return self.compute.at_columns(logits, self._kept, self.target.vocab_size)

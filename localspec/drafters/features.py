@@ -1,4 +1,4 @@
-"""What a drafter that reads along keeps of the target's states: a row a token, as they are or mapped to its width."""
+"""The target's states that a drafter stores: one row per token, unchanged or mapped to the drafter's width."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +17,7 @@ class Features:
     A token's feature is the state one position before it, which predicted it; the first token has zeros.
     """
 
-    layers: Sequence[int] = ()  # whose states are read beside the last, as `Drafter.target_layers` says
+    layers: Sequence[int] = ()  # layers whose states are read in addition to the last, as in `Drafter.target_layers`
 
     def __init__(self, compute: Compute) -> None:
         self._compute, self._rows = compute, list[Rows]()
@@ -28,29 +28,29 @@ class Features:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what is kept."""
+        """Bytes of the stored rows."""
         return sum(int(row.nbytes) for row in self._rows)
 
     def observe(self, step: Step) -> None:
-        """Keep the states at the rows that are now in the target's cache."""
+        """Store the states at the rows that are now in the target's cache."""
         rows = self.of(step)
         self._rows += [rows[row : row + 1] for row in range(len(rows))]
 
     def of(self, step: Step) -> Rows:
-        """Return what is kept of a step, [rows, channels]."""
+        """Return the rows to store of a step, [rows, channels]."""
         return step.hidden.rows
 
     def truncate(self, length: int) -> None:
-        """Forgets those of the tokens after the first `length`."""
+        """Discard the features of tokens after the first `length`."""
         del self._rows[length:]
 
     def hand_over(self) -> Sequence[Rows]:
-        """Return the rows that are kept, and keep none then."""
+        """Return the stored rows and store none afterwards."""
         rows, self._rows = self._rows, []
         return rows
 
     def resume(self, rows: Sequence[Rows]) -> None:
-        """Keep these rows, which it or its like handed over."""
+        """Store these rows, which another instance handed over."""
         self._rows = list(rows)
 
     def of_tokens(self, start: int, count: int) -> Rows:
@@ -64,13 +64,13 @@ class Features:
 
 
 class MappedFeatures(Features):
-    """States of some layers, mapped to the width of a small model by a matrix that is a part of it (PARD-2).
+    """States of some layers, mapped to the width of a small model by a matrix that belongs to it (PARD-2).
 
-    They are kept mapped, which takes a row of the small model's width in place of several of the target's.
+    They are stored mapped, which takes one row of the small model's width instead of several of the target's.
     """
 
     def __init__(self, target: DraftableModel[Any], described: TargetMap) -> None:
-        """Raise UsageMistake where the map is of another target, LocalspecError for a file that is damaged."""
+        """Raise UsageMistake if the map is for another target, LocalspecError for a damaged file."""
         sizes, compute = target.compute.target.sizes, target.compute
         self.layers = described.for_target(sizes.num_layers, sizes.hidden_size)
         tensors, scale = StoredTensors(described.file), np.float32(described.scale)
@@ -80,7 +80,7 @@ class MappedFeatures(Features):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the matrix, and of what is kept."""
+        """Bytes of the matrix and of stored rows."""
         return self._map.nbytes + super().nbytes
 
     def of(self, step: Step) -> Rows:
@@ -89,5 +89,5 @@ class MappedFeatures(Features):
         return self._map(step.inner.rows)
 
     def zeros(self, rows: int) -> Rows:
-        """Return what zeros are mapped to: the bias, if there is one."""
+        """Return the image of zeros under the map: the bias, if there is one."""
         return self._map(self._compute.rows(np.zeros((rows, self._states), np.float32)))

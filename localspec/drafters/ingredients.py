@@ -1,4 +1,4 @@
-"""What the file of every drafter that is not trained builds its drafter from, in the function `build`."""
+"""The ingredients from which each drafter without training is built, by the function `build` in its file."""
 
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, fields
@@ -8,29 +8,29 @@ from localspec.choosing.cost import ForwardCostModel
 from localspec.decoding.forward import ForwardModel
 from localspec.drafters.pool import PhrasePool
 
-MOST = 20  # of each hyper-parameter
+MOST = 20  # of each hyperparameter
 
 
 @dataclass(frozen=True)
 class Hyperparameters:
     """How a small model drafts: γ, W, β and K of Ouroboros.
 
-    Without a window the draft is accelerated by the pool alone. The defaults are the paper's recipe for models that
-    agree (table 11), but for the window: how wide one is worth its rows depends on the machine.
+    Without a window the draft is accelerated only by the pool. The defaults are the paper's recipe for models that
+    agree (table 11), except for the window: how wide one is worth its rows depends on the machine.
     """
 
-    draft: int = 14  # tokens that the small model drafts at most
+    draft: int = 14  # most tokens that the small model drafts
     window: int = 0  # columns of its Jacobi window
-    phrase: int = 7  # tokens of a phrase, the first of which is the one it is found by
+    phrase: int = 7  # tokens of a phrase, including the first, by which it is found
     phrases: int = 3  # candidates after a draft, and in each forward of the small model
 
     def as_json(self) -> dict[str, int]:
-        """Return what `from_json` reads."""
+        """Return the values for `from_json`."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, stored: Any) -> Self | None:
-        """Return what was stored; None for anything else, for it can be searched again."""
+        """Return the stored values; None for anything else, because they can be searched again."""
         least = {"draft": 1, "window": 0, "phrase": 2, "phrases": 1}
         names = {field.name for field in fields(cls)}
         if not isinstance(stored, dict) or stored.keys() != names:
@@ -42,11 +42,11 @@ class Hyperparameters:
 
 @dataclass(frozen=True)
 class Ingredients:
-    """What a drafter is built from. `with_phrases`: phrases of the pool will lengthen what is built.
+    """The ingredients of a drafter. `with_phrases`: phrases of the pool will lengthen its drafts.
 
-    A kind that takes a draft model has `small`, the `costs` of its forwards (without them its own trees are never
-    resized), its hyper-parameters and the `parts` of the kind that are used. A `fixed` draft is as long as the tree has
-    room for, whatever it costs.
+    A kind that needs a draft model has `small`, the `costs` of its forwards (without them its trees are never resized),
+    its hyperparameters and the `parts` of the kind that are used. A `fixed` draft is as long as the tree has room for,
+    whatever it costs.
     """
 
     target: ForwardModel[Any]

@@ -1,4 +1,4 @@
-"""Finds the layers with which a target foresees itself best, without training (S3D, §5.3)."""
+"""Finds the layers with which a target best predicts itself, without training (S3D, §5.3)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
 from localspec.models.s3d_prediction import KeptLayers, symmetric
 
-ROWS = 8  # tokens that are read at once: on a CPU they take little longer than one
+ROWS = 8  # tokens read at once: on a CPU they take little longer than one
 RANKS = 4  # of candidates
-TRIED = 6  # layers whose removal is measured, once all were tried: those that mattered least before
-LEAST = 4  # a quarter of the layers is kept at least
-LEAST_READS = 4  # by which two sets of layers are compared
+TRIED = 6  # layers whose removal is measured after all were tried once: those that mattered least
+LEAST = 4  # at least a quarter of the layers is kept
+LEAST_READS = 4  # reads that compare two sets of layers
 NO_BOUND = 2**31  # reads
 
 Text = tuple[Sequence[int], Sequence[int]]  # a prompt, and the target's greedy reply to it
@@ -122,10 +122,10 @@ def _first_reads(replies: Sequence[Text], reads: int) -> list[Text]:
 def agreement(
     target: DraftableModel[Any], replies: Sequence[Text], subsets: Sequence[Sequence[int]]
 ) -> list[KeptLayers]:
-    """Measures how often what some layers say after the target's own words is what the target says.
+    """Measure how often some layers, reading the target's reply, predict its next token.
 
-    Replies are read `ROWS` tokens at once, as a draft that was right so far: the first row sees the text with the keys
-    and values of all layers, and row d also those that the kept layers made of the d rows before it.
+    Replies are read `ROWS` tokens at once, like a draft that was right so far: the first row sees the text with the
+    keys and values of all layers, and row d also those that the kept layers computed of the d rows before it.
     """
     return finished(agreeing(target, replies, subsets))
 
@@ -149,7 +149,7 @@ def agreeing(
             for index, layers in enumerate(subsets):
                 states = model.read_rows(model.embed(tokens), cache, layers)
                 logits = target.compute.logits(model.head(states))
-                positions = range(len(said))  # which matter to sampled tokens alone
+                positions = range(len(said))  # matter only to sampled tokens
                 for row, candidates in enumerate(logits.candidates(positions, RANKS, greedy)):
                     hits[index] += [token == said[row] for token, _ in candidates]
                 reads += 1

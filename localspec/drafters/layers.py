@@ -16,23 +16,23 @@ from localspec.models.s3d_prediction import KeptLayers
 
 KIND = "layers"
 LONGEST = 16  # tokens of a draft
-FIXED = 4  # tokens of a draft in a tree of a fixed size, as far as its ranks can fill it
-REMEMBERED = 24  # drafts, over which accuracy and seconds are averaged
+FIXED = 4  # tokens of a draft in a tree of a fixed size, if its ranks can fill it
+REMEMBERED = 24  # drafts in the averages of accuracy and seconds
 
 
 class Layers:
     """Self-speculative decoding (Zhang et al. 2023; S3D, §2.2) with the target's own keys and values of the text.
 
-    Each draft forward reads one row through the kept layers and adds the likeliest tokens after it to the tree; the
-    next one goes on from the likeliest of them, as long as the chance that a token is accepted there is worth more than
-    another forward costs:
+    Each draft forward reads one row through the kept layers and adds the likeliest tokens after it to the tree. The
+    next one continues from the likeliest of them, as long as the chance that a token is accepted there is worth more
+    than another forward costs:
 
         root ─ a ─ b ─ c      reads root, a, b       a, a', a'' are candidates after the root, a the likeliest
              ├ a'  └ b'
              └ a''
 
-    Seconds are those of the last drafts and verifications. A draft is `fixed` where the size of trees is: then it has
-    as many tokens as fill the tree. It holds no weights and no text; `measured` are the layers that it reads, and how
+    Seconds are those of recent drafts and verifications. A draft is `fixed` if the size of trees is: then it has as
+    many tokens as fill the tree. It holds no weights and no text; `measured` are the layers that it reads, and how
     often they were right.
     """
 
@@ -43,20 +43,20 @@ class Layers:
         self.calibration = Calibration()
         self._fixed = fixed
         self.take(measured)
-        self._step_seconds: deque[float] = deque(maxlen=REMEMBERED)  # of a token of the text, but a plain step at most
+        self._step_seconds: deque[float] = deque(maxlen=REMEMBERED)  # per token of the text, at most a plain step
         self._levels: list[Sequence[Candidate]] = []  # of the last draft, by depth: (token, confidence)
         self._chain: list[Candidate] = []  # and (token, chance) of the likeliest of each
         self._greedy = True
 
     def take(self, measured: KeptLayers) -> None:
-        """Draft with these layers from the next draft on."""
+        """Use these layers from the next draft on."""
         self.kept, self._agreement = measured.layers, measured.agreement
-        # Of a draft forward, in tokens that could be committed in its time.
+        # The price of a draft forward, in tokens that could be committed in its time.
         self._price = len(self.kept) / self.compute.target.sizes.num_layers
         self._draft_seconds: deque[float] = deque(maxlen=REMEMBERED)  # of one draft forward
 
     def observe(self, step: Step) -> None:
-        """Judges the last draft by what the target said, and learns what a token of text costs."""
+        """Judge the last draft by the committed tokens, and learn what a token of text costs."""
         if step.tree is None:
             return
         drafted = zip(self._levels, self._chain, step.committed, strict=False)
@@ -64,7 +64,7 @@ class Layers:
             self.calibration.learn(level, depth, self._greedy, token)
             right = likeliest == token
             self._agreement += (right - self._agreement) / REMEMBERED
-            if not right:  # what follows was drafted after another token
+            if not right:  # the rest was drafted after another token
                 break
         self._forget_draft()
         seconds = (step.draft_seconds + step.verify_seconds) / len(step.committed)
@@ -73,7 +73,7 @@ class Layers:
             self._price = median(self._draft_seconds) / worth
 
     def rewind(self, length: int) -> None:
-        """Forgets the last draft; the drafter holds no text."""
+        """Discard the last draft; the drafter holds no text."""
         self._forget_draft()
 
     def hand_over(self) -> HeldText:
@@ -87,7 +87,7 @@ class Layers:
         self._levels, self._chain = [], []
 
     def draft(self, context: Context) -> DraftTree:
-        """Return the likeliest tree along one chain. The cache is as it was before, and verification overwrites it."""
+        """Return the likeliest tree along one chain. The cache stays unchanged; verification overwrites its rows."""
         cache, start, count = context.cache, context.cache.length, len(context.committed)
         longest = max(FIXED, -(-context.nodes // RANKS)) if self._fixed else LONGEST
         depth = min(context.nodes, longest, self.target.context - count)
@@ -95,7 +95,7 @@ class Layers:
         self._greedy = context.sampling.greedy
         if depth < 1:
             return DraftTree((context.root,), (-1,))
-        reached = 1.0  # the chance that the target comes to the chain's end
+        reached = 1.0  # the chance that the target reaches the chain's end
 
         def expand(parents: Sequence[int], tokens: Sequence[int], level: int) -> Sequence[Sequence[Candidate]]:
             nonlocal reached
@@ -118,9 +118,9 @@ class Layers:
             cache.truncate(start)
 
     def _next(self, context: Context, token: int, level: int) -> Sequence[Candidate]:
-        """Read one row after the cache; return (token, confidence) of what may follow it, the likeliest first.
+        """Read one row after the cache; return (token, confidence) of possible next tokens, the likeliest first.
 
-        There is nothing where the logits are NaN or inf.
+        Return nothing if the logits are NaN or inf.
         """
         began, model = time.perf_counter(), self.compute.target
         states = model.read_rows(model.embed([token]), context.cache, self.kept)

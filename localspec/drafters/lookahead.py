@@ -1,7 +1,7 @@
-"""Lookahead: a Jacobi window beside the text, whose picks become phrases (Fu et al. 2024; Ouroboros, §3.1).
+"""Lookahead: a Jacobi window in spare rows, whose picks become phrases (Fu et al. 2024; Ouroboros, §3.1).
 
-A window of guesses follows the root. Each forward also computes what the model would say after every guess; guesses
-that are taken from the forward before come closer to what the model would really say.
+A window of guesses follows the root. Each forward also computes the model's pick after every guess. Guesses taken from
+the previous forward come closer to the model's real text.
 """
 
 import random
@@ -14,7 +14,7 @@ from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
 
 SOURCE = "window"
-COLUMNS, PHRASE = 8, 4  # of the window beside a target: columns at most, tokens of a phrase
+COLUMNS, PHRASE = 8, 4  # of the window of a target: most columns, tokens of a phrase
 
 
 class Lookahead:
@@ -40,7 +40,7 @@ class Lookahead:
         self._random = random.Random(0)  # noqa: S311  # guesses change the speed, never the text
 
     def observe(self, step: Step) -> None:
-        """Give the pool phrases from the picks at the last level, and move the window on with the text."""
+        """Give the pool phrases from the picks at the last level, and move the window along with the text."""
         if step.tree is None:
             return
         advance = len(step.committed)
@@ -52,7 +52,7 @@ class Lookahead:
                 for guesses in zip(*self._levels, picks, strict=True):
                     self._pool.take([token for token in guesses if token is not None])  # none is None by now
                 del self._levels[0]
-                advance -= 1  # level 1 was one position further on
+                advance -= 1  # level 1 was one position further
             self._levels.append([None if token in self._special else token for token in picks])
         for level in self._levels:
             del level[:advance]
@@ -86,13 +86,13 @@ class Lookahead:
         return DraftTree(tokens, parents, [SOURCE] * len(tokens), [False] + [True] * (len(tokens) - 1))
 
     def _guess(self, text: Sequence[int]) -> int:
-        """Return a random token of the text, a special one only where there is hardly another."""
+        """Return a random token of the text; a special one only if there is hardly any other."""
         tried = (self._random.choice(text) for _ in range(32))
         return next((token for token in tried if token not in self._special), text[-1])
 
 
 def build(ingredients: Ingredients) -> Drafter:
-    """Build the window, which gives the pool phrases; alone it has its own pool, which holds only those."""
+    """Build the window, which gives the pool phrases. Without a pool it has its own, which holds only those."""
     special = ingredients.target.special_tokens
     if ingredients.with_phrases:
         return Lookahead(ingredients.pool, special, COLUMNS, PHRASE)

@@ -33,7 +33,7 @@ SCHEDULES = ("sine", "constant")
 SOFT_BALANCE, TEXT_BALANCE = 0.01, 0.2  # λ₀ by labels
 ADAPTERS_RATE = 0.25  # the learning rate of the target's adapters, as a share of the heads' (§4.0.1)
 TREES = ("confident", "static", "dense", "chain")
-UNMEASURED = [0.5 ** (rank + 1) for rank in range(RANKS)]  # accuracies by rank, where none were measured
+UNMEASURED = [0.5 ** (rank + 1) for rank in range(RANKS)]  # accuracies by rank if none were measured
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class MedusaOptions:
         ):
             if not fine:
                 raise UsageMistake(f"{name} = {getattr(self, name)!r} of medusa is not possible; give {hint}.")
-        if not self.joint and self.balance == SOFT_BALANCE:  # as earlier versions wrote their default
+        if not self.joint and self.balance == SOFT_BALANCE:  # the default as earlier versions wrote it
             object.__setattr__(self, "balance", 0.0)
         refuse_without_joint("medusa", self, JOINT)
 
@@ -152,17 +152,17 @@ class Drafter(ParallelDrafter):
         return sum(layer.nbytes for layer in (*self._blocks, *given, *self._own))
 
     def observe(self, step: Step) -> None:
-        """Calibrates the last draft; keeps the state that predicted the new root, which is that of the last row."""
+        """Calibrate the last draft, and store the state that predicted the new root: that of the last row."""
         self.calibrate(step)
-        self._state = step.hidden.take([len(step.hidden) - 1]).rows  # a copy: a view would keep a whole chunk
+        self._state = step.hidden.take([len(step.hidden) - 1]).rows  # a copy: a view would keep a whole chunk in memory
 
     def rewind(self, length: int) -> None:
-        """Forgets the state; the session reads at least one token before the next draft."""
+        """Discard the state; the session reads at least one token before the next draft."""
         self._state = None
         self.forget_draft()
 
     def draft(self, context: Context) -> DraftTree:
-        """Return the tree of all heads, computed at once; heads that no node would be left for are not computed."""
+        """Return the tree of all heads, computed at once, without heads that no node would be left for."""
         if self._state is None or not context.nodes:
             return DraftTree((context.root,), (-1,))
         logits = self._logits(self._state, context.root, min(context.nodes, self.depth))
@@ -212,7 +212,7 @@ def sparse_tree(accuracies: Sequence[Sequence[float]], nodes: int) -> DraftTree:
 def dense_tree(accuracies: Sequence[Sequence[float]], nodes: int) -> DraftTree:
     """Return Medusa's dense tree (§3.1.2): every product of the first s_k candidates of head k, with the best s_k.
 
-    The best have the most accurate tree of so many nodes at most. The tree's tokens are ranks.
+    The best have the most accurate tree of at most this many nodes. The tree's tokens are ranks.
     """
     best: float = 0.0
     widths: tuple[int, ...] = ()

@@ -10,19 +10,19 @@ from localspec.decoding.calibration import Calibration
 from localspec.decoding.drafter import Context, Drafter, HeldText, Step
 from localspec.decoding.tree import DraftTree, likeliest_tree
 
-REMEMBERED = 24  # drafts, over which what a drafter alone brought is averaged; seconds are the median of as many
+REMEMBERED = 24  # drafts in the average of each drafter's own gain, and in the median of its seconds
 PATIENCE = 16  # drafts of a drafter before it is judged
-SOONEST, LATEST = 16, 512  # steps until one that did not pay drafts again: twice as many each time
+SOONEST, LATEST = 16, 512  # steps until a drafter that did not pay drafts again; doubled each time
 
 
 @dataclass
 class _Share:
-    """What one of the drafters brought and took lately."""
+    """The recent gain and cost of one of the drafters."""
 
     drafts: int  # since it was last judged
-    gain: float  # tokens a draft that no other proposed
+    gain: float  # tokens per draft that no other proposed
     seconds: deque[float]
-    rest: int = 0  # steps in which it does not draft, from now on
+    rest: int = 0  # steps from now on in which it does not draft
     interval: int = SOONEST
 
 
@@ -56,11 +56,11 @@ class Merged:
 
     @property
     def target_layers(self) -> Sequence[int]:
-        """Those of all of them, one after the other."""
+        """The states that any of them reads, one after the other."""
         return [layer for drafter in self.drafters for layer in drafter.target_layers]
 
     def observe(self, step: Step) -> None:
-        """Lets each take in the step, and judges what was proposed and what only one of them did."""
+        """Let each drafter observe the step; judge the proposals, and what only one drafter proposed."""
         start = 0
         for drafter in self.drafters:
             own = step.inner
@@ -82,18 +82,18 @@ class Merged:
                 share.gain += (gain - share.gain) / min(share.drafts, REMEMBERED)
 
     def rewind(self, length: int) -> None:
-        """Lets each forget what follows `length`."""
+        """Let each drafter discard what follows `length`."""
         self._proposed = _Proposals(0)
         for drafter in self.drafters:
             drafter.rewind(length)
 
     def hand_over(self) -> HeldText:
-        """Return what each of them holds."""
+        """Return the states of all drafters."""
         self._proposed = _Proposals(0)
         return HeldText(inner=[drafter.hand_over() for drafter in self.drafters])
 
     def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
-        """Lets each go on from what it handed over."""
+        """Let each drafter continue from its state."""
         for drafter, part in zip(self.drafters, held.inner, strict=True):
             drafter.resume(part, tokens)
 
@@ -114,10 +114,10 @@ class Merged:
         return self._proposed.tree(context.nodes, self.calibration, self._greedy)
 
     def _let_one_rest(self) -> None:
-        """Lets the one rest that brings least for its time, where that is too little.
+        """Let the drafter rest that gains least for its time, if that is too little.
 
-        Whoever rests or comes back, all are judged anew: of two that always agree neither brings anything beside the
-        other, and each does alone.
+        After one rests or returns, all are judged again: of two that always agree neither gains anything in addition to
+        the other, but each does by itself.
         """
         before = [share.rest for share in self._shares]
         for share in self._shares:
@@ -139,7 +139,7 @@ class Merged:
 
 
 class _Proposals:
-    """Nodes by number, the root first and parents before their children, and who proposed them with what chance.
+    """Nodes by number, the root first and parents before children, with their proposers and chances.
 
     Drafters are bits: `by` [nodes] and `drafted` have bit 0 for the first of them.
     """
@@ -148,11 +148,11 @@ class _Proposals:
         self._tokens, self._parents = [root], [-1]
         self._children: list[dict[int, int]] = [{}]  # token -> node
         self._by, self.drafted = [0], 0
-        self._wrong = [0.0]  # the chance that all who proposed it are wrong, were they independent
+        self._wrong = [0.0]  # the chance that all its proposers are wrong, if they were independent
         self._names: list[list[str]] = [[""]]
 
     def add(self, number: int, tree: DraftTree) -> None:
-        """Take in the tree of one drafter; of equal siblings only the first."""
+        """Add the tree of one drafter; of equal siblings only the first."""
         assert not any(tree.probe or ()), "what is a probe of one drafter is none of another"
         self.drafted |= 1 << number
         places = {0: 0}
@@ -170,7 +170,7 @@ class _Proposals:
                     self._names[place].append(name)
 
     def _place(self, parent: int, token: int) -> int:
-        """Return the node with this token below a parent, a new one where there is none."""
+        """Return the node with this token below a parent, adding it if necessary."""
         place = self._children[parent].setdefault(token, len(self._tokens))
         if place == len(self._tokens):
             self._tokens.append(token)
@@ -192,7 +192,7 @@ class _Proposals:
         return likeliest_tree(found, nodes, ["+".join(names) for names in self._names])
 
     def judge(self, committed: Sequence[int], calibration: Calibration, greedy: bool) -> None:
-        """Learns from the tokens that the target went on with, as far down as they were proposed."""
+        """Learn from the tokens that the target committed, as far down as they were proposed."""
         node: int | None = 0
         for token in committed:
             if node is None:

@@ -35,7 +35,7 @@ from localspec.weights.stored import StoredTensor, damaged, find_stored
 
 @dataclass(frozen=True)
 class MtpOptions:
-    """`depth` is the most tokens of a draft; a draft ends sooner where another token would not pay."""
+    """`depth` is the most tokens of a draft, which ends sooner if another token would not pay."""
 
     depth: int = 5
 
@@ -45,10 +45,10 @@ class MtpOptions:
 
 
 class Drafter(TrainedDrafter, OfModel):
-    """Multi-token prediction, one layer that is run once a token, with the target's embedding and head.
+    """Multi-token prediction: one layer that runs once per token, with the target's embedding and head.
 
-    Rows of the text keep keys and values; those of a draft are forgotten with it. A chain is all that a target with
-    recurrent layers reads.
+    Rows of the text keep keys and values; those of a draft are discarded with it. It drafts chains, because a target
+    with recurrent layers reads nothing else.
     """
 
     kind = "mtp"
@@ -71,12 +71,12 @@ class Drafter(TrainedDrafter, OfModel):
 
     @classmethod
     def from_model(cls, path: Path, target: DraftableModel[Any], depth: int | None = None) -> Self:
-        """Return the layer in the files of the target itself. `depth` is the number of tokens of a draft.
+        """Return the layer in the target's own files. `depth` is the number of tokens of a draft.
 
-        Raises LocalspecError where they hold none, or one that is damaged or computed in another way.
+        Raises LocalspecError if they have no such layer, or one that is damaged or computed differently.
         """
         sizes = target.compute.target.sizes
-        mtp_layer(path)  # what is wrong with its config is said before anything is read
+        mtp_layer(path)  # report a wrong config before anything is read
         options = MtpOptions() if depth is None else MtpOptions(min(max(depth, 1), 16))
         if is_packed(path):
             names = {ours: parts[0][0] for ours, parts in ahead_gguf_map(sizes).items()}
@@ -90,7 +90,7 @@ class Drafter(TrainedDrafter, OfModel):
 
     @classmethod
     def tensor_specs(cls, target: DraftableModel[Any], options: MtpOptions) -> dict[str, TensorSpec]:
-        """List the layer, the norms before it, and what joins the two things that it reads."""
+        """List the tensors: the layer, the norms before it, and the matrix that joins its two inputs."""
         sizes, specs = target.compute.target.sizes, {}
         for name, parts in ahead_map(sizes).items():
             rows, columns = sum(rows for _, rows in parts), ahead_features(name, sizes)
@@ -104,19 +104,19 @@ class Drafter(TrainedDrafter, OfModel):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it holds beside the target: weights, keys and values, states."""
+        """Bytes of weights, keys, values and states."""
         held = [*self._norms.values(), self._fc, self._layer, self._cache, self._features]
         return sum(int(one.nbytes) for one in held)
 
     # -- drafting -----------------------------------------------------------------------------------------------------
 
     def observe(self, step: Step) -> None:
-        """Calibrates the last draft along the committed text; keeps states of the rows now in the target's cache."""
+        """Calibrate the last draft along the committed text, and store states of the rows now in the target's cache."""
         self._trees.calibrate(step)
         self._features.observe(step)
 
     def rewind(self, length: int) -> None:
-        """Forgets what follows `length`; keys, values and states before it do not depend on that."""
+        """Discard what follows `length`; keys, values and states before it do not depend on that."""
         self._cache.truncate(min(self._cache.length, max(length - 1, 0)))  # the first token has no row
         self._features.truncate(length)
         self._trees.forget()
@@ -129,16 +129,16 @@ class Drafter(TrainedDrafter, OfModel):
         return held
 
     def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
-        """Goes on from what was handed over."""
+        """Continue from the state that `hand_over` returned."""
         assert held.cache is not None
         self._cache = brought_back(held.cache, self._cache)
         self._features.resume(held.features)
 
     @QUIET
     def draft(self, context: Context) -> DraftTree:
-        """Read what is new of the text and return a chain; for the rule `rejection` one that is sampled."""
+        """Read the new part of the text and return a chain, sampled for the rule `rejection`."""
         position = len(context.committed)
-        self.rewind(position - 1)  # the root's row is always computed anew
+        self.rewind(position - 1)  # the root's row is always computed again
         depths = min(self.depth, context.nodes)
         if not depths or position < 2 or len(self._features) != position - 1:
             return DraftTree((context.root,), (-1,))
@@ -158,7 +158,7 @@ class Drafter(TrainedDrafter, OfModel):
             self._cache.truncate(text)
 
     def _read_text(self, committed: Sequence[int]) -> Rows:
-        """Read tokens that have no row yet, the root among them; return the root's state [1, hidden_size]."""
+        """Read tokens that have no row yet, including the root; return the root's state [1, hidden_size]."""
         while True:
             start = self._cache.length + 1
             tokens = committed[start : start + CHUNK]
@@ -177,7 +177,7 @@ class Drafter(TrainedDrafter, OfModel):
 
 
 class _Read(Mapping[str, Array]):
-    """Our tensors, each read and stacked when it is asked for, as fp32."""
+    """Tensors under our names, each read and stacked on access, as fp32."""
 
     def __init__(self, names: Mapping[str, str], stored: Mapping[str, Sequence[StoredTensor]]) -> None:
         """`names` are those of the first tensor of each, for messages."""
@@ -191,7 +191,7 @@ class _Read(Mapping[str, Array]):
         return whole
 
     def __contains__(self, name: object) -> bool:
-        return name in self._stored  # Mapping's own would read the tensor
+        return name in self._stored  # Mapping's default would read the tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._stored)

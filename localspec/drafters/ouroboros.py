@@ -20,7 +20,7 @@ from localspec.drafters.pool import PhrasePool
 class Pair:
     """A target's special tokens and vocabulary, the small model that drafts for it, and the phrases that they share.
 
-    The phrases hold no id that one of the two models does not know.
+    The phrases have no id that one of the two models does not know.
     """
 
     special: Collection[int]
@@ -32,7 +32,7 @@ class Pair:
 def draft_model(
     pair: Pair, chosen: Hyperparameters, accelerated: bool, costs: ForwardCostModel | None, fixed: bool
 ) -> DraftModel:
-    """Return the small model as a drafter, which drafts by phrases where it is `accelerated` (§3.1).
+    """Return the small model as a drafter, which drafts by phrases if it is `accelerated` (§3.1).
 
     `costs` are those of its own forwards. By them it decides in each step how far to draft, up to γ tokens, and cuts
     its own trees. Without them neither happens. A `fixed` draft is as long as the tree has room for.
@@ -58,10 +58,10 @@ def ouroboros(
 ) -> Drafter:
     """Return Ouroboros: the small model's draft, then K phrases that begin with its last token (§3.2, eqs. 7 to 9).
 
-    The phrases are below the draft's last node, so they matter where the whole draft was accepted, and then the target
+    The phrases are below the draft's last node, so they matter if the whole draft was accepted, and then the target
     adds the token after them. Phrases from verification and from history (§3.3, §3.4) are in the pool. With the part
-    `beside`, which is not in the paper, phrases may also start at the root, which helps where the small model errs at
-    once. Where `costs` decide, those may then be as many and as long as pay.
+    `beside`, which is not in the paper, phrases may also start at the root, which helps if the small model errs at
+    once. With `costs`, those may be as many and as long as pay.
     """
     drafted = draft_model(pair, chosen, "accelerating" in parts, costs, fixed)
     if "lengthening" not in parts:
@@ -73,7 +73,7 @@ def ouroboros(
 
 
 def build(ingredients: Ingredients) -> Drafter:
-    """Build the drafter of these two models, with the parts that are used."""
+    """Build the drafter of these two models with the chosen parts."""
     target, small = ingredients.target, ingredients.small
     assert small is not None
     pair = Pair(target.special_tokens, target.vocab_size, small, ingredients.pool)

@@ -1,4 +1,4 @@
-"""Searches Ouroboros' hyper-parameters for one pair of models on one machine (Zhao et al. 2024, appendix B)."""
+"""Searches Ouroboros' hyperparameters for one pair of models on one machine (Zhao et al. 2024, appendix B)."""
 
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
@@ -24,10 +24,10 @@ RANGES = {
     "draft": (2, 4, 7, 10, 14), "window": (0, 3, 6, 10, 15, 20), "phrase": (4, 5, 6, 7, 8), "phrases": (1, 3, 5)
 }  # fmt: skip
 CONTEXT = 256  # tokens of text at which forwards are priced
-# Times what one row takes. With the paper's recipe a window saves 12 to 18 % of a small model's forwards, measured on
+# Times the cost of one row. With the paper's recipe a window saves 12 to 18 % of a small model's forwards, measured on
 # Qwen2.5-Coder 1.5B and 0.5B. So a search begins with a window whose rows cost less, and tries some that cost more.
 NEARLY_FREE, CHEAP = 1.15, 1.5
-BETTER = 0.99  # of the seconds of the best before: less is no reason to leave a good start
+BETTER = 0.99  # of the best seconds so far: a smaller gain is no reason to leave a good start
 
 Exchange = tuple[Sequence[int], Sequence[int]]  # a prompt, and the target's reply to it
 Build = Callable[[Hyperparameters], tuple[Drafter, DraftModel]]  # returns the drafter, and the draft model in it
@@ -35,9 +35,9 @@ Build = Callable[[Hyperparameters], tuple[Drafter, DraftModel]]  # returns the d
 
 @dataclass(frozen=True)
 class Workload:
-    """Replies that are decoded again, with trees of up to `nodes`, and what the forwards of both models cost.
+    """Replies that are decoded again, with trees of up to `nodes`, and the costs of both models' forwards.
 
-    The target has a `vocabulary` of so many tokens.
+    The target has `vocabulary` token ids.
     """
 
     exchanges: Sequence[Exchange]
@@ -60,17 +60,18 @@ class Replay:
 
     @property
     def seconds(self) -> float:
-        """All of them."""
+        """All seconds together."""
         return self.drafting + self.verifying
 
     @property
     def sums(self) -> list[float]:
-        """Sums as the store orders them: tokens, steps, nodes, seconds of drafting, of verification, of the rest."""
+        """Return the sums in the store's order: tokens, steps, nodes, seconds of drafting, of verification, of the
+        rest."""
         return [float(self.tokens), float(self.steps), float(self.nodes), self.drafting, self.verifying, 0.0]
 
 
 class ReplayCache:
-    """A cache that holds nothing and knows how long the text is."""
+    """A cache that holds only the length of the text."""
 
     nbytes = 0
 
@@ -78,15 +79,15 @@ class ReplayCache:
         self.length = self.capacity = 0
 
     def reserve(self, slots: int, spare: bool = True) -> None:
-        """Nothing takes room."""
+        """Do nothing: it needs no room."""
         self.capacity = max(self.capacity, slots)
 
     def keep(self, path: Sequence[int]) -> None:
-        """Commit as many tokens."""
+        """Commit as many tokens as the path has."""
         self.length += len(path)
 
     def truncate(self, length: int) -> None:
-        """Forgets everything after the first `length` tokens."""
+        """Discard everything after the first `length` tokens."""
         self.length = length
 
     assume = truncate
@@ -112,7 +113,7 @@ class ReplayTarget:
         return ForwardOutput(NumpyLogits(logits), NumpyHidden(np.empty((tree.size, 0), np.float32)))
 
     def aligned(self, tree: DraftTree, start: int) -> DraftTree:
-        """Return the tree itself: where nothing is computed, its number of rows does not matter."""
+        """Return the tree itself: nothing is computed, so its number of rows does not matter."""
         return tree
 
     def cache(self, slots: int) -> ReplayCache:
@@ -120,16 +121,17 @@ class ReplayTarget:
         return ReplayCache()
 
     def encode(self, messages: Sequence[dict[str, str]], think: bool | None = None) -> list[int]:
-        """Return nothing: it has no words."""
+        """Return nothing: it has no tokenizer."""
         return []
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return nothing: it has no words."""
+        """Return nothing: it has no tokenizer."""
         return ""
 
 
 class SimulatedBudget(Budget):
-    """Cuts drafts as in use, and adds up nodes, steps, and the seconds that both models' forwards would take."""
+    """A budget that cuts drafts as in use, and adds up nodes, steps, and the predicted seconds of both models'
+    forwards."""
 
     def __init__(self, workload: Workload, small: DraftModel | None) -> None:
         super().__init__(workload.nodes, workload.target_costs, workload.branches)
@@ -138,7 +140,7 @@ class SimulatedBudget(Budget):
         self._workload, self._small, self._forwards = workload, small, small.forwards.copy() if small else Counter()
 
     def observe(self, step: Step, beside: float = 0.0) -> None:
-        """Observes a step as if drafting had taken what the small model's forwards cost, on a busy machine too."""
+        """Observe a step as if drafting had taken the cost of the small model's forwards, even on a busy machine."""
         before, self._forwards = self._forwards, self._small.forwards.copy() if self._small else Counter()
         new = self._forwards - before
         drafting = sum(times * self._workload.draft_costs.at(rows, CONTEXT) for rows, times in new.items())
@@ -150,7 +152,7 @@ class SimulatedBudget(Budget):
 
 
 def replayed(drafter: Drafter, small: DraftModel | None, workload: Workload) -> Replay:
-    """Return what the workload would come to with this drafter, whose draft model is `small`, if it has one."""
+    """Return the result of the workload with this drafter, whose draft model is `small`, if it has one."""
     return finished(replaying(drafter, small, workload))
 
 
@@ -171,7 +173,7 @@ def replaying(drafter: Drafter, small: DraftModel | None, workload: Workload) ->
             cache.reserve(len(known) + nodes + 1)
             known += decode_step(target, cache, drafter, known, budget, Sampling()).committed
             yield min(tokens + len(known) - len(prompt), everything) / everything
-        tokens += len(reply) - 1  # the first one belongs to prefill, and what is beyond the text to nobody
+        tokens += len(reply) - 1  # the first one belongs to prefill, and tokens beyond the text do not count
     return Replay(
         tokens,
         sum(budget.steps for budget in budgets),
@@ -191,7 +193,7 @@ def starting(costs: ForwardCostModel) -> Hyperparameters:
 
 
 def values(name: str, best: Hyperparameters, costs: ForwardCostModel) -> list[Hyperparameters]:
-    """Return what is tried of one parameter after `best`: all others of its range whose window has cheap rows."""
+    """Return the values of one parameter to try after `best`: all others of its range whose window has cheap rows."""
     tried = [replace(best, **{name: value}) for value in RANGES[name]]
     return [one for one in tried if one != best and (not one.window or _window_price(one, costs) <= CHEAP)]
 
@@ -202,10 +204,10 @@ def _window_price(chosen: Hyperparameters, costs: ForwardCostModel) -> float:
 
 
 def searching(build: Build, workload: Workload, names: Sequence[str]) -> Measuring[Hyperparameters]:
-    """Search the best values of the parameters `names`: one after the other, each with the best found before it
+    """Search the best values of the parameters `names`, one after the other, each with the best found before it
     (appendix B.2, algorithm 1), beginning with a good start.
 
-    It yields after each step of a replay, with the number of values that were tried, and that of all.
+    Yield after each step of a replay, with the number of values tried and of all values.
     """
     costs, left = workload.draft_costs, [*names]
     best, least, done = starting(costs), float("inf"), 0

@@ -5,7 +5,7 @@ The masks follow the root; each row predicts the token one position after it:
     rows        … a b root m1 m2        kept in the drafter's own cache: … a b root, never a mask
     predicts    … b root  +1 +2 +3
 
-A mask's row knows nothing of the token that a tree has in its place. A low-rank correction adds that: a few channels of
+A mask's row does not know the token that a tree has in its place. A low-rank correction adds that: a few channels of
 the token and of the row, which change the row's logits.
 """
 
@@ -88,12 +88,12 @@ class ParallelSpecOptions:
 
     @property
     def rank(self) -> int:
-        """Of the correction."""
+        """The rank of the correction."""
         return 0 if self.form == "model" else self.correction
 
 
 def layers_of(target: TransformerConfig, options: ParallelSpecOptions) -> TransformerConfig:
-    """Return the sizes of a drafter that is no model: layers that attend, without an embedding or a head."""
+    """Return the sizes of a drafter that is not a model: layers that attend, without an embedding or a head."""
     windows, local = target.sliding_windows[-1:] * options.layers, target.local_layers[-1:] * options.layers
     sizes = tuple(replace(one, keys_of=None) for one in target.layer_sizes[-1:]) * options.layers
     return replace(
@@ -104,9 +104,9 @@ def layers_of(target: TransformerConfig, options: ParallelSpecOptions) -> Transf
 
 @dataclass(frozen=True)
 class Published:
-    """A small language model as it was published, its mask token, and bool [vocab_size]: ids that are never drafted.
+    """A published small language model, its mask token, and bool [vocab_size] of ids that are never drafted.
 
-    `features` is what it reads of the target beside tokens (PARD-2), if anything.
+    `features` are the target's states that it reads in addition to tokens (PARD-2), if any.
     """
 
     model: RowModel
@@ -134,7 +134,7 @@ class Drafter(ParallelDrafter, OfModel):
         tensors: Mapping[str, Array],
         published: Published | None = None,
     ) -> None:
-        """A drafter that was published has no `tensors` of its own."""
+        """A published drafter has no `tensors` of its own."""
         super().__init__(target, options, tensors)
         self._model = published.model if published else self._model_of(tensors)
         self._masks = self._model.embed([published.mask]) if published else self.compute.rows(tensors["masks"])
@@ -161,12 +161,12 @@ class Drafter(ParallelDrafter, OfModel):
 
     @classmethod
     def from_model(cls, path: Path, target: DraftableModel[Any], depth: int | None = None) -> Self:
-        """Return the drafter that a published small language model is (PARD): its config.json names a `pard_token`.
+        """Return a published small language model as a drafter (PARD): its config.json names a `pard_token`.
 
-        With a map of the target's states (PARD-2) it is made for one target, and what they say is added to embeddings.
-        `depth` is the number of tokens of a draft, as many as in published figures where none is given.
-        Raises UsageMistake where its tokens are not the target's, or its map is another target's; LocalspecError where
-        it is damaged or no such model.
+        With a map of the target's states (PARD-2) it is made for one target, and the mapped states are added to
+        embeddings. `depth` is the number of tokens of a draft, by default the number of the published figures. Raises
+        UsageMistake if its tokens are not the target's, or its map is for another target; LocalspecError if it is
+        damaged or not such a model.
         """
         config, tokenizer = read_config(inspect(path)), Tokenizer.open(path)
         mask = mask_token(config, path)
@@ -181,9 +181,9 @@ class Drafter(ParallelDrafter, OfModel):
 
     @classmethod
     def tensor_specs(cls, target: DraftableModel[Any], options: ParallelSpecOptions) -> dict[str, TensorSpec]:
-        """List the layers, the masks' embeddings, and what the form has beside them, each once.
+        """List the layers, the masks' embeddings, and the other tensors of the form, each once.
 
-        Raises UsageMistake and LocalspecError for a model that is none.
+        Raises UsageMistake and LocalspecError for a model that is not a drafter.
         """
         own = target.compute.target.sizes
         is_model = options.form == "model"
@@ -209,31 +209,31 @@ class Drafter(ParallelDrafter, OfModel):
 
     @property
     def depth(self) -> int:
-        """The number of tokens of a draft."""
+        """Tokens of a draft."""
         return self.options.masks + 1
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the drafter holds beside the target: weights, cache and features."""
+        """Bytes of weights, cache and features."""
         held = [self._model, self._masks, self._cache]
         held += [one for one in (self._joined, self._never, self._correction, self._features) if one is not None]
         return sum(int(one.nbytes) for one in held)
 
     @property
     def target_layers(self) -> Sequence[int]:
-        """Those that the map of a published model reads."""
+        """The states that the map of a published model reads."""
         return () if self._features is None else self._features.layers
 
     # -- drafting -----------------------------------------------------------------------------------------------------
 
     def observe(self, step: Step) -> None:
-        """Calibrates the last draft; keeps the target's features at the rows that are now in the target's cache."""
+        """Calibrate the last draft, and store the target's features at the rows that are now in the target's cache."""
         (self._trees if self._correction else self).calibrate(step)
         if self._features is not None:
             self._features.observe(step)
 
     def rewind(self, length: int) -> None:
-        """Forgets cached tokens and features after `length`; those before it do not depend on what follows."""
+        """Discard cached tokens and features after `length`; those before it do not depend on what follows."""
         self._cache.truncate(min(self._cache.length, length))
         if self._features is not None:
             self._features.truncate(length)
@@ -241,23 +241,23 @@ class Drafter(ParallelDrafter, OfModel):
         self._trees.forget()
 
     def hand_over(self) -> HeldText:
-        """Return its cache and the features."""
+        """Return the drafter's cache and the features."""
         cache, self._cache = set_aside(self._cache, self._model.cache)
         held = HeldText(cache, self._features.hand_over() if self._features is not None else ())
         self.rewind(0)
         return held
 
     def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
-        """Goes on from what was handed over."""
+        """Continue from the state that `hand_over` returned."""
         assert held.cache is not None
         self._cache = brought_back(held.cache, self._cache)
         if self._features is not None:
             self._features.resume(held.features)
 
     def draft(self, context: Context) -> DraftTree:
-        """Run one forward over the masks and the tokens that are new to the drafter's cache, the root among them."""
+        """Run one forward over the masks and the tokens that are new to the drafter's cache, including the root."""
         nodes, position = context.nodes, len(context.committed)
-        self.rewind(position - 1)  # the root's row is always computed anew
+        self.rewind(position - 1)  # the root's row is always computed again
         has_features = self._features is None or len(self._features) == position - 1
         if not nodes or not has_features:
             return DraftTree((context.root,), (-1,))
@@ -268,7 +268,7 @@ class Drafter(ParallelDrafter, OfModel):
         far = correction.far(states)
 
         def logits_of(parents: Sequence[int], tokens: Sequence[int], depth: int) -> Rows:
-            own = slice(depth, depth + 1)  # of the mask; the root's own row has read the token before
+            own = slice(depth, depth + 1)  # the mask's rows; the root's own row has read the token before
             return logits[own] + correction(self.compute.target.embed(tokens), far[own]) if depth else logits[:1]
 
         if context.sampling.rule == "rejection":
@@ -276,14 +276,14 @@ class Drafter(ParallelDrafter, OfModel):
         return self._trees.grow(context, logits_of, len(logits))
 
     def _predict(self, committed: Sequence[int], masks: int) -> Rows:
-        """Return states [1 + masks, hidden_size] of the root and the masks after it; real rows stay in the cache."""
+        """Return states [1 + masks, hidden_size] of the root and its masks; rows of tokens stay in the cache."""
         while len(committed) - self._cache.length > CHUNK:
             self._read_rows(committed[self._cache.length : self._cache.length + CHUNK], 0)
         new = len(committed) - self._cache.length
         return self._read_rows(committed[self._cache.length :], masks)[new - 1 :]
 
     def _read_rows(self, tokens: Sequence[int], masks: int) -> Rows:
-        """Return states [tokens + masks, hidden_size] of tokens that follow the cache, which then holds them too."""
+        """Return states [tokens + masks, hidden_size] of tokens after the cache, which then has them too."""
         start, count = self._cache.length, len(tokens)
         features = None if self._features is None else self._features.of_tokens(start, count)
         states = self._model.read_rows(self._embed(tokens, masks, features), self._cache)
@@ -293,10 +293,10 @@ class Drafter(ParallelDrafter, OfModel):
     def _embed(self, tokens: Sequence[int], masks: int, features: Rows | None) -> Rows:
         """Return the input [n + masks, hidden_size] of tokens [n] and features [n, hidden_size].
 
-        With EAGLE's form masks have zeros for features (eq. 5); a map's are added to embeddings, and masks have those
-        of the root before them (PARD-2).
+        With EAGLE's form masks have zeros for features (eq. 5). A map's features are added to embeddings, and masks
+        have those of the root before them (PARD-2).
         """
-        if self.options.form == "model":  # one mask for all; and ids that no tokenizer gives
+        if self.options.form == "model":  # one mask for all, and ids that no tokenizer produces
             most, embed = self._model.sizes.vocab_size - 1, self._model.embed
             tokens, after = [min(token, most) for token in tokens], self.compute.repeated(self._masks, masks)
         else:
@@ -309,7 +309,7 @@ class Drafter(ParallelDrafter, OfModel):
         return self._joined(self.compute.concat([self.compute.concat([features, self._features.zeros(masks)]), x], 1))
 
     def _logits(self, states: Rows) -> Rows:
-        """Return logits [rows, the target's vocab_size]; tokens that must not be proposed are impossible."""
+        """Return logits [rows, the target's vocab_size]; tokens that must not be proposed have -inf."""
         if self.options.form != "model":
             return self.compute.target.head(states)
         logits, width = self._model.head(states), self.target.vocab_size
@@ -319,7 +319,7 @@ class Drafter(ParallelDrafter, OfModel):
 
 
 class Renamed(Mapping[str, Array]):
-    """Tensors under other names, each taken from below when it is asked for."""
+    """Tensors under other names, each loaded on access."""
 
     def __init__(self, tensors: Mapping[str, Array], names: Mapping[str, str]) -> None:
         self._tensors = tensors

@@ -1,4 +1,4 @@
-"""Trees of a drafter whose candidates depend on the tokens above them, and what became of those candidates."""
+"""Trees of a drafter whose candidates depend on the tokens above them, and the calibration of those candidates."""
 
 import time
 from collections import deque
@@ -12,27 +12,29 @@ from localspec.decoding.tree import DraftTree, grow_tree
 from localspec.drafters.trained import TrainedDrafter
 
 BRANCHES = 8  # candidates of a node below the first depth
-PRIOR = 0.7  # how often a level is believed at first to hold what comes next, where all above it was right
-REMEMBERED, ENOUGH = 9, 3  # levels of a depth whose seconds are known, and as many as are believed
-JUDGED = 24  # drafts, over which it is averaged how often a level was right
-UNTRIED = 256  # drafts that end before a depth, after which what is known of it may be out of date
-# (place of each node's parent among the nodes asked for before, their tokens, their depth) -> logits of each
+PRIOR = 0.7  # assumed chance at first that a level has the next token, given all above it was right
+# # recent levels of a depth whose seconds are averaged, and the number that gives a reliable average
+REMEMBERED, ENOUGH = 9, 3
+JUDGED = 24  # drafts in the average of how often a level was right
+UNTRIED = 256  # drafts that end before a depth, after which its average may be out of date
+# (index of each node's parent among the nodes expanded before, their tokens, their depth) -> logits of each
 LogitsOf = Callable[[Sequence[int], Sequence[int], int], Rows]
 OverlapsOf = Callable[[Sequence[int], int], Sequence[float]]  # (nodes' tokens, their depth) -> 1 - the total variation
 
 
 class Levels:
-    """Says whether another level of a tree is expected to save more than it takes, by the levels before it."""
+    """A policy that says whether another level of a tree is expected to save more than it costs, judged by earlier
+    levels."""
 
     def __init__(self) -> None:
-        self._right: list[float] = []  # by depth, how often the next token was among those that it proposed
+        self._right: list[float] = []  # by depth, how often the next token was among those proposed
         self._seconds: list[deque[float]] = []
         self._left_out: list[int] = []  # drafts in a row that ended before it
 
     def pays(self, context: Context, depth: int, chance: float, left: int = 1) -> bool:
-        """Return whether a level is worth its time and a row, where `chance` is that of all its paths together.
+        """Return whether a level is worth its time and a row; `chance` is that of all its paths together.
 
-        All numbers of further levels are looked at, `left` at most: rows are priced in steps, and the first row of a
+        All numbers of further levels are considered, up to `left`: rows are priced in steps, and the first row of a
         step costs as much as the last.
         """
         self._know(depth)
@@ -42,7 +44,7 @@ class Levels:
         if self._left_out[depth] >= UNTRIED:
             self._right[depth] = max(self._right[depth], PRIOR)
             taken.clear()
-        # What else the machine does makes a level slower, and a token's worth is that of a quiet one.
+        # A busy machine makes a level slower, but a token's worth assumes an idle one.
         seconds = min(taken) if len(taken) >= ENOUGH else 0.0
         verified, tokens, paying = context.verify_seconds(depth + 1), 0.0, False
         for further in range(1, left + 1):
@@ -54,12 +56,12 @@ class Levels:
         return paying
 
     def took(self, depth: int, seconds: float) -> None:
-        """Take in what a level took."""
+        """Record the seconds of a level."""
         self._know(depth)
         self._seconds[depth].append(seconds)
 
     def judge(self, depth: int, right: bool) -> None:
-        """Take in whether a level proposed the token that came, where all above it was right."""
+        """Record whether a level proposed the committed token, given all above it was right."""
         self._know(depth)
         self._right[depth] += (float(right) - self._right[depth]) / JUDGED
 
@@ -71,10 +73,10 @@ class Levels:
 
 
 class PathTrees:
-    """Builds a drafter's trees level by level, and calibrates its confidence along the text that was committed.
+    """Builds a drafter's trees level by level, and calibrates its confidence along the committed text.
 
-    A tree ends where another level would take longer than it is expected to save. It is a `chain` for a drafter that
-    asks for one, and for a target that reads nothing else.
+    A tree ends if another level would take longer than it is expected to save. It is a `chain` for a drafter that asks
+    for one, and for a target that reads nothing else.
     """
 
     def __init__(self, drafter: TrainedDrafter, chain: bool = False) -> None:
@@ -85,11 +87,11 @@ class PathTrees:
         self._greedy = True
 
     def forget(self) -> None:
-        """Drop the last draft's candidates, so that nothing is calibrated by them."""
+        """Discard the last draft's candidates, so that they calibrate nothing."""
         self._candidates, self._proposed = {}, set()
 
     def calibrate(self, step: Step) -> None:
-        """Calibrates the confidence of the last draft at each node of the committed path."""
+        """Calibrate the confidence of the last draft at each node of the committed path."""
         path: tuple[int, ...] = ()
         for token in step.committed if step.tree is not None else ():
             if path not in self._candidates:
@@ -107,10 +109,11 @@ class PathTrees:
         ids: Ids | None = None,
         overlaps: OverlapsOf | None = None,
     ) -> DraftTree:
-        """Return the best tree of so many levels. `ids` are the tokens of the logits' columns, where not all are.
+        """Return the best tree of at most `depths` levels. `ids` are the tokens of the logits' columns, if not all
+        tokens.
 
-        With `overlaps` a candidate is believed by its probability times the share in which its distribution is expected
-        to be the target's.
+        With `overlaps` a candidate's chance is its probability times the expected overlap of its distribution with the
+        target's.
         """
         drafter, sampling = self._drafter, context.sampling
         self.forget()
@@ -157,9 +160,9 @@ class PathTrees:
     def sample(self, context: Context, logits_of: LogitsOf, depths: int) -> DraftTree:
         """Sample chains side by side for the rule `rejection`, each token given those above it.
 
-        Nodes left over are children of the root, unless there is to be one chain alone. `logits_of` gives logits of the
-        whole vocabulary. The shape does not depend on what is sampled, except that it ends at a depth where some logits
-        are NaN or inf.
+        Nodes left over are children of the root, unless only one chain is wanted. `logits_of` gives logits of the whole
+        vocabulary. The shape does not depend on the samples, except that it ends at a depth where some logits are NaN
+        or inf.
         """
         self.forget()
         compute, depths, position = self._drafter.compute, min(depths, context.nodes), len(context.committed)
@@ -177,7 +180,7 @@ class PathTrees:
                 logits = compute.repeated(logits, width)
             handle = compute.logits(logits)
             sampled.append([handle.sample(chain, position + depth, chain, context.sampling) for chain in range(width)])
-            rows.append(compute.concat([logits]))  # a copy: where levels are recorded, another draft overwrites them
+            rows.append(compute.concat([logits]))  # a copy: if levels are recorded, another draft overwrites them
             parents, tokens = [0] * chains if depth == 0 else list(range(chains)), sampled[-1][:chains]
         if not sampled:
             return DraftTree((context.root,), (-1,))

@@ -1,4 +1,4 @@
-"""Drafting from phrases, alone or at the ends of another drafter's drafts (Ouroboros, §3.2)."""
+"""Drafts from phrases, by themselves or at the ends of another drafter's drafts (Ouroboros, §3.2)."""
 
 import heapq
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.ingredients import Ingredients
 from localspec.drafters.pool import KEY_LENGTH, MATCH_LENGTH, Continuation, PhrasePool, StoredPhrase
 
-Followers = list[tuple[float, Continuation]]  # what may follow a text, with its weight
+Followers = list[tuple[float, Continuation]]  # possible continuations of a text, with their weights
 Path = tuple[int, ...]  # tokens from below the root to a node
 
 
@@ -20,12 +20,12 @@ class WithPhrases:
     """Any drafter, its drafts lengthened by phrases from the pool (Ouroboros, §3.2, eqs. 7 to 9), as one merged tree.
 
     With the empty draft it is the drafter `phrases`, whose drafts are the phrases at the root. It leaves a drafter two
-    thirds of the nodes, puts phrases at the ends of its draft, and where phrases are lacking it lets the drafter go on.
+    thirds of the nodes, puts phrases at the ends of its draft, and lets the drafter continue if there are no phrases.
     With `anywhere`, for drafters such as trained ones that know how likely their nodes are, the best nodes of both are
-    taken, whether phrases at the root or at an end.
+    taken, with phrases at the root or at an end.
 
     At most `max_phrases` phrases are at one end, of at most `phrase_length` tokens; None is as many as there are nodes.
-    A `read_only` pool is written by another drafter, whose text is committed: a draft is no text yet.
+    A `read_only` pool is written by another drafter, whose text is committed: a draft is not text yet.
     """
 
     def __init__(
@@ -40,10 +40,10 @@ class WithPhrases:
         self.inner, self.pool = inner, pool
         self._anywhere, self._read_only = anywhere, read_only
         self._max_phrases, self._phrase_length = max_phrases, phrase_length
-        self.calibration = Calibration()  # of phrases' shares of the weight, by the tokens that match before them
-        self._offered: dict[Path, tuple[list[Candidate], int]] = {}  # to the last draft: (token, share), match
+        self.calibration = Calibration()  # of phrases' shares of the weight, by the length of their match
+        self._offered: dict[Path, tuple[list[Candidate], int]] = {}  # in the last draft: (token, share), match
         self._greedy = True
-        self._draft = DraftTree((0,), (-1,))  # the last one, of which only a part may have been verified
+        self._draft = DraftTree((0,), (-1,))  # the last one, of which only part may have been verified
         self._stored: list[StoredPhrase | None] = []  # by node of the draft
 
     @property
@@ -69,26 +69,26 @@ class WithPhrases:
         self.pool.extend(step.committed)
         node = 0
         for token in step.committed[: max(len(step.path) - 1, 0)]:
-            if token not in self._draft.children[node]:  # below the second of equal siblings, the first cut off
+            if token not in self._draft.children[node]:  # below the second of equal siblings, the first one cut off
                 break
             node = self._draft.children[node][token]
             if stored := self._stored[node]:
                 self.pool.mark_used(stored)
 
     def rewind(self, length: int) -> None:
-        """Forgets what was committed after `length`."""
+        """Discard text after `length`."""
         self.inner.rewind(length)
         if not self._read_only:
             self.pool.rewind(length)
 
     def hand_over(self) -> HeldText:
-        """Return what the inner drafter holds; the pool reads the text again."""
+        """Return the state of the inner drafter; the pool reads the text again."""
         held = self.inner.hand_over()
         self.rewind(0)
         return HeldText(inner=[held])
 
     def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
-        """Goes on from what was handed over."""
+        """Continue from the state that `hand_over` returned."""
         self.inner.resume(held.inner[0], tokens)
         if not self._read_only:
             self.pool.extend(tokens)
@@ -111,21 +111,21 @@ class WithPhrases:
                 self.pool.correct(before, tree.tokens[node], tried[::-1], picks[::-1])
 
     def draft(self, context: Context) -> DraftTree:
-        """Return the inner tree, and below it the likeliest phrases, best first, as far as there are nodes."""
+        """Return the inner tree, and below it the likeliest phrases, best first, while there are nodes."""
         self._greedy, self._offered = context.sampling.greedy, {}
         nodes = context.nodes if self._anywhere else context.nodes - context.nodes // 3
         recent = list(context.committed[-MATCH_LENGTH:])
         known: dict[Path, Followers] = {}
 
         def followers_of(path: Path) -> Followers:
-            """Look up what may follow a path, once: at the root it is asked before the inner draft and after it."""
+            """Look up what may follow a path, once: the root is looked up before and after the inner draft."""
             if path not in known:
                 known[path] = self._followers([*recent, *path], context.nodes) if context.nodes else []
             return known[path]
 
         covered = self._covered(followers_of(()), context.nodes) if self._anywhere else ()
         inner = self.inner.draft(replace(context, nodes=nodes, covered=covered))
-        if inner.size == 1 and not followers_of(()):  # often, so at once
+        if inner.size == 1 and not followers_of(()):  # often, so checked first
             self._draft, self._stored = inner, [None]
             return inner
         builder = _TreeBuilder(inner)
@@ -153,14 +153,14 @@ class WithPhrases:
         while not self._anywhere and not inner.probe and (left := context.nodes + 1 - builder.size) > 0:
             nodes += left
             before, inner = inner.size, self.inner.draft(replace(context, nodes=nodes))
-            if inner.probe or inner.size <= before:  # a window that is asked again is another window
+            if inner.probe or inner.size <= before:  # a window that is requested again is another window
                 break
             builder.grow(inner)
         self._draft, self._stored = builder.build(context.nodes)
         return self._draft
 
     def _covered(self, followers: Followers, nodes: int) -> list[float]:
-        """Return, by depth, the chance that phrases at the root hold all tokens up to there: along the likeliest."""
+        """Return, by depth, the chance that phrases at the root have all tokens of the likeliest path so far."""
         covered: list[float] = []
         path: Path = ()
         chance = 1.0
@@ -172,9 +172,10 @@ class WithPhrases:
         return covered
 
     def _level(self, path: Path, followers: Followers, at: int) -> list[tuple[float, Followers]]:
-        """Group what may follow `path` by its token at `at`: the chance of that token, and who goes on with it.
+        """Group continuations of `path` by their token at `at`: the chance of that token, and the continuations with
+        it.
 
-        The chance is what phrases with such a share of the weight, behind so long a match, were worth before.
+        The chance is the calibrated one for this share of the weight after a match of this length.
         """
         total = sum(weight for weight, _ in followers) + _DOUBT
         groups: dict[int, Followers] = {}
@@ -208,7 +209,7 @@ class WithPhrases:
 class _TreeBuilder:
     """A tree that grows in any order and is built with its likeliest chain first.
 
-    `worth` [nodes] is the chance that a node and all nodes above it are accepted, as far as it is known.
+    `worth` [nodes] is the chance that a node and all nodes above it are accepted, if it is known.
     """
 
     def __init__(self, inner: DraftTree) -> None:
@@ -257,7 +258,7 @@ class _TreeBuilder:
         return node
 
     def left(self, parent: int, token: int) -> float:
-        """Return the chance that what is drafted below a node leaves to another token."""
+        """Return the chance that the drafted children of a node leave to another token."""
         left = 1.0
         for child in self._children[parent]:
             if child < self._inner.size and self._tokens[child] != token:
@@ -265,7 +266,7 @@ class _TreeBuilder:
         return max(left, 0.0)
 
     def grow(self, tree: DraftTree) -> None:
-        """Add the nodes that a longer draft of the same drafter has more."""
+        """Add the additional nodes of a longer draft of the same drafter."""
         ours = [0]
         for node in range(1, tree.size):
             parent, token = ours[tree.parents[node]], tree.tokens[node]
@@ -320,5 +321,5 @@ def _weight(continuation: Continuation) -> float:
 
 
 def build(ingredients: Ingredients) -> WithPhrases:
-    """Build phrases alone: the empty draft, lengthened by the pool's phrases."""
+    """Build the phrases drafter: the empty draft, lengthened by the pool's phrases."""
     return WithPhrases(Autoregressive(), ingredients.pool)

@@ -1,8 +1,8 @@
-"""The phrase pool: what followed the last few tokens before, in this conversation or in earlier sessions.
+"""The phrase pool: earlier continuations of the last few tokens, from this conversation or from earlier sessions.
 
 Its phrases are those of Ouroboros (Zhao et al. 2024): committed text, phrases from verification (§3.3), phrases from
-history (§3.4), which a store keeps across sessions, and those of a Jacobi window (§3.1). A wrong phrase costs time and
-changes no text, for the target verifies it.
+history (§3.4), which a store saves across sessions, and those of a Jacobi window (§3.1). A wrong phrase costs time but
+never changes the text, because the target verifies it.
 """
 
 from collections import OrderedDict
@@ -15,14 +15,14 @@ from localspec.decoding.drafter import Step
 from localspec.decoding.forward import common_prefix
 from localspec.store.phrases import Phrase, pack_key, pack_tokens, unpack_tokens
 
-KEY_LENGTH = 2  # tokens a phrase is looked up by
-MATCH_LENGTH = 8  # tokens that a match may have at most, the key included
+KEY_LENGTH = 2  # tokens by which a phrase is looked up
+MATCH_LENGTH = 8  # most tokens of a match, including the key
 PHRASE_LENGTH = 8  # tokens of a stored phrase
-RECENT_PLACES = 12  # of this conversation that are looked at for one key
-MAX_KEYS = 20_000  # last tokens whose phrases are held at once
-PHRASES_PER_TOKEN = 16  # of those that were learned
+RECENT_PLACES = 12  # of this conversation, considered for one key
+MAX_KEYS = 20_000  # keys whose phrases are in memory at once
+PHRASES_PER_TOKEN = 16  # of learned phrases
 
-StoredPhrase = tuple[int, bytes, bytes]  # key, before, after: as the store writes them
+StoredPhrase = tuple[int, bytes, bytes]  # key, before, after, as in the store
 
 
 class PhraseReader(Protocol):
@@ -33,7 +33,7 @@ class PhraseReader(Protocol):
 
 @dataclass(frozen=True)
 class Continuation:
-    """What may follow: the tokens, the number of tokens that match before them, and where it was seen."""
+    """A possible continuation: its tokens, the length of the match before them, and where it was seen."""
 
     tokens: Sequence[int]
     match: int
@@ -42,25 +42,24 @@ class Continuation:
 
 
 class Harvest(NamedTuple):
-    """What a reply leaves for later sessions: phrases that it said, those of the store that it used, and what the
-    target would have gone on with where a draft was refused, which nobody said.
-    """
+    """What a reply teaches later sessions: phrases that it wrote, phrases of the store that it used, and the target's
+    continuations after refused drafts, which are in no text."""
 
     said: list[StoredPhrase]
     used: list[StoredPhrase]
     refused: list[StoredPhrase]
 
 
-LearnedPhrase = tuple[int | None, tuple[int, ...]]  # the token before the one that it is found by; the phrase
+LearnedPhrase = tuple[int | None, tuple[int, ...]]  # the token before the phrase's key; the phrase
 
 
 class PhrasePool:
     """Phrases of this conversation and of earlier ones, by the two tokens before them.
 
-    No phrase holds an id in `special`, nor one from `vocabulary` on, the number of ids that all models know which are
-    given its phrases: a damaged store must cost no reply. Without a reader the pool starts empty and lives as long as
-    the session. Without `text` nothing is looked up in the conversation itself, and without `verification` nothing is
-    learned from what the target picked for a draft.
+    No phrase has an id in `special`, nor one from `vocabulary` on, the number of ids that all its models know: a
+    damaged store must cost no reply. Without a reader the pool starts empty and lives as long as the session. Without
+    `text` nothing is looked up in the conversation itself, and without `verification` nothing is learned from the
+    target's picks at a draft.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class PhrasePool:
         self._text, self._verification = text, verification
         self.tokens: list[int] = []
         self._by_key: dict[int, list[int]] = {}  # key -> positions in `tokens` of the token after it
-        self._by_token: dict[int, list[int]] = {}  # the same for the last token alone
+        self._by_token: dict[int, list[int]] = {}  # the same, by only the last token
         # By the last token before the phrase, the oldest first.
         self._learned: OrderedDict[int, OrderedDict[LearnedPhrase, None]] = OrderedDict()
         self._from_store: dict[int, list[Phrase]] = {}  # keys that were looked up in the store, found or not
@@ -94,7 +93,7 @@ class PhrasePool:
                 self._by_key.setdefault(pack_key(self.tokens[-2], token), []).append(place)
 
     def rewind(self, length: int) -> None:
-        """Forgets committed text after `length`; phrases learned from it stay, for they are only guesses."""
+        """Discard committed text after `length`; phrases learned from it stay, because they are only guesses."""
         while len(self.tokens) > length:
             place = len(self.tokens)
             token = self.tokens.pop()
@@ -103,10 +102,10 @@ class PhrasePool:
                 _pop(self._by_key, pack_key(self.tokens[-1], token))
 
     def learn(self, step: Step) -> None:
-        """Learns phrases from verification (Ouroboros, §3.3, eq. 10): a rejected token and the target's picks after it.
+        """Learn phrases from verification (Ouroboros, §3.3, eq. 10): a rejected token and the target's picks after it.
 
-        A phrase goes on along the draft as long as the draft is what the target picks; without any agreement there is
-        no phrase.
+        A phrase continues along the draft while the draft has the target's picks; without any agreement there is no
+        phrase.
         """
         tree, accepted = step.tree, set(step.path)
         if tree is None or not self._verification:
@@ -122,7 +121,7 @@ class PhrasePool:
                 self._add(tree.tokens[tree.parents[node]], tree.tokens[node], phrase)
 
     def correct(self, before: int | None, token: int, tried: Sequence[int], picks: Sequence[int]) -> None:
-        """Replace phrases that begin with what was tried after a draft by what the target picked (Ouroboros, §3.3)."""
+        """Replace phrases that begin with tokens tried after a draft by the target's picks (Ouroboros, §3.3)."""
         if self._verification:
             for known, phrase in list(self._learned.get(token, ())):
                 if known in (before, None) and phrase[: len(tried)] == tuple(tried):
@@ -146,10 +145,10 @@ class PhrasePool:
             self._learned.popitem(last=False)
 
     def harvest(self, start: int) -> Harvest:
-        """Return what the reply `tokens[start:]` leaves for later sessions.
+        """Return what the reply `tokens[start:]` teaches later sessions.
 
-        The prompt before `start` is the user's text and is not kept, nor is a phrase learned from verification that
-        holds two neighbouring tokens of it: drafts are copied from the prompt too. Each phrase is returned once.
+        The prompt before `start` is the user's text and is not saved, nor is a phrase learned from verification that
+        has two neighbouring tokens of it: drafts are copied from the prompt too. Each phrase is returned once.
         """
         tokens, phrases = self.tokens, []
         for place in range(start + KEY_LENGTH, len(tokens)):
@@ -166,7 +165,7 @@ class PhrasePool:
         refused = []
         for token, entries in self._learned.items():
             for first, phrase in list(entries):
-                if first is not None:  # a window's phrase may be nothing that the target would say
+                if first is not None:  # a window's phrase may be something that the target would never write
                     del entries[first, phrase]
                     if private.isdisjoint(pairwise((first, token, *phrase))):
                         refused.append((pack_key(first, token), b"", pack_tokens(phrase)))
@@ -178,7 +177,7 @@ class PhrasePool:
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def continuations(self, tail: Sequence[int], ahead: int) -> list[Continuation]:
-        """Return what followed the end of `tail` before, up to `ahead` tokens each.
+        """Return what followed the end of `tail` earlier, up to `ahead` tokens each.
 
         `tail` has at least the last MATCH_LENGTH tokens of the text.
         """
@@ -202,7 +201,7 @@ class PhrasePool:
         return found or self._after_single(tail[-1], ahead)
 
     def mark_used(self, stored: StoredPhrase) -> None:
-        """Mark a phrase of the store that was accepted: it will be the last one to be dropped."""
+        """Mark a phrase of the store that was accepted: it will be dropped last."""
         self._used[stored] = None
         if len(self._used) > MAX_KEYS:
             del self._used[next(iter(self._used))]
@@ -236,14 +235,14 @@ class PhrasePool:
 
     @property
     def nbytes(self) -> int:
-        """A rough count: 24 bytes a token, a hundred an entry of a dictionary."""
+        """Bytes, estimated: 24 per token, 100 per entry of a dictionary."""
         return 24 * len(self.tokens) + 100 * (
             len(self._by_key) + len(self._by_token) + sum(map(len, self._learned.values())) + len(self._from_store)
         )
 
 
 def _pop(places: dict[int, list[int]], key: int) -> None:
-    """Forgets the last position of a key, and a key without any: a session reads many texts."""
+    """Discard the last position of a key, and a key without positions: a session reads many texts."""
     places[key].pop()
     if not places[key]:
         del places[key]

@@ -37,7 +37,7 @@ class S3DOptions:
     depth: int = 4
     skip: str = ""
     kept: str = ""
-    adapters: str = ""  # all, or in the full form none
+    adapters: str = ""  # "all", or "none" in the full form
     rank: int = 16
     alpha: float = 32.0
     full: bool = False
@@ -63,11 +63,11 @@ class S3DOptions:
 
     @property
     def which(self) -> str:
-        """What is adapted: "all", "vko" or "none"."""
+        """The adapted layers: "all", "vko" or "none"."""
         return self.adapters or ("none" if self.full else "all")
 
     def layers(self, count: int) -> tuple[int, ...]:
-        """Return the layers that draft, of `count`. Raises UsageMistake where one does not exist or none is left."""
+        """Return the layers that draft, of `count`. Raises UsageMistake if one does not exist or none is left."""
         if not (self.skip or self.kept):
             return symmetric(count, max(1, count // 2))
         named = _numbers(self.skip, "-") or _numbers(self.kept, ",")
@@ -81,7 +81,7 @@ class S3DOptions:
 
 
 def _numbers(text: str, between: str) -> list[int]:
-    """Return the numbers of a text where they ascend; an empty list where it says anything else."""
+    """Return the numbers of a text if they ascend; an empty list for any other text."""
     parts = [part.strip() for part in text.split(between)]
     numbers = [int(part) for part in parts if part.isascii() and part.isdecimal() and len(part) < 5]
     rising = all(one <= two if between == "-" else one < two for one, two in pairwise(numbers))
@@ -125,29 +125,29 @@ class Drafter(ParallelDrafter):
 
     @property
     def depth(self) -> int:
-        """The number of tokens of a draft."""
+        """Tokens of a draft."""
         return self.options.depth
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the drafter holds beside the target, whose layers are not counted."""
+        """Bytes of the drafter, without the target's layers."""
         return int(self._mask.nbytes) + (self._adapters.nbytes if self._adapters is not None else 0)
 
     def observe(self, step: Step) -> None:
-        """Calibrates the last draft."""
+        """Calibrate the last draft."""
         self.calibrate(step)
 
     def rewind(self, length: int) -> None:
-        """Forgets the last draft; the drafter holds no text."""
+        """Discard the last draft; the drafter holds no text."""
         self.forget_draft()
 
     def draft(self, context: Context) -> DraftTree:
-        """Run one pass of the kept layers (eqs. 5 to 8) and return the likeliest tree of what its rows predict."""
+        """Run one pass of the kept layers (eqs. 5 to 8) and return the likeliest tree of its predictions."""
         logits = self._predict(context)
         return DraftTree((context.root,), (-1,)) if logits is None else self.build_tree(context, logits)
 
     def _predict(self, context: Context) -> Logits | None:
-        """Return logits [rows, vocab_size] of the tokens after the root; None where none can be predicted.
+        """Return logits [rows, vocab_size] of the tokens after the root; None if there is no room for a row.
 
         The rows are written to the cache after the committed tokens, and verification overwrites them.
         """

@@ -1,7 +1,7 @@
-"""How trained drafters are loaded.
+"""Loads trained drafters.
 
-A trained drafter is a directory: `drafter.json` says what it is and which target it was made for, and
-`drafter.safetensors` holds its weights.
+A trained drafter is a directory: `drafter.json` describes it and the target it was made for, and `drafter.safetensors`
+holds its weights.
 """
 
 from importlib import import_module
@@ -32,15 +32,15 @@ def load_drafter(
     depth: int | None = None,
     reporter: Reporter | None = None,
 ) -> TrainedDrafter:
-    """Return the trained drafter of a directory, with the calibration that earlier replies gave it, if any did.
+    """Return the trained drafter of a directory, with the calibration from earlier replies, if there is one.
 
-    `depth` is the number of tokens of a draft that was asked for, which only a published language model can choose.
-    Raises LocalspecError where it is damaged, gone, or does not fit the target; of a small language model as it was
-    published UsageMistake says the latter. What is made again of it, and why, goes to the `reporter`.
+    `depth` is the requested number of tokens of a draft, which only a published language model can choose. Raises
+    LocalspecError if it is damaged, gone, or does not fit the target; a published small language model that does not
+    fit raises UsageMistake. Parts that must be made again, and why, go to the `reporter`.
     """
     class_ = drafter_class(card.kind)
     drafter: TrainedDrafter
-    if issubclass(class_, OfModel) and not (card.path / CARD).is_file():  # a language model as it was published
+    if issubclass(class_, OfModel) and not (card.path / CARD).is_file():  # a published language model
         drafter = class_.from_model(card.path, target, depth)
     else:
         drafter = _read(card, target, reporter or Reporter())
@@ -54,7 +54,7 @@ def _read(card: DrafterCard, target: DraftableModel[Any], reporter: Reporter) ->
     tensors = StoredTensors(file)
     try:
         options = class_.parse_options({**class_.BEFORE, **card.options})
-        # A few bytes of drafter.json can ask for any amount of memory: nothing is allocated for what does not fit.
+        # A few bytes of drafter.json can ask for any amount of memory: check before allocating.
         check_tensors(class_.tensor_specs(target, options), tensors.specs())
         drafter = class_(target, options, target.compute.stored(file, tensors, card.revision, reporter))
     except UsageMistake as mistake:

@@ -23,8 +23,8 @@ from localspec.families.architecture import TransformerConfig
 from localspec.models.stored_names import MOST_RANK
 
 JOINT = ("balance",)  # options that only joint training has
-CHANGING = ("rank", "lm_head")  # and those of training that changes the target, at once or before
-FREQUENT, LARGE = 2**15, 2**16  # tokens of a draft vocabulary, of a model that has more than so many
+CHANGING = ("rank", "lm_head")  # and those of training that changes the target, at the same time or before
+FREQUENT, LARGE = 2**15, 2**16  # tokens of a draft vocabulary, for a model with more than the second number
 MOST_DRAFT_RANK = 4096  # r_q of the paper (§4.2)
 PAPER_WIDTH = 1024  # of W_p h_p and of W_q h_q (appendix A)
 RECENT_MODELS = ("transformer", "lstm", "none")
@@ -99,7 +99,7 @@ class SemiOptions:
         refuse_without_joint("semi", self, JOINT if self.first else (*JOINT, *CHANGING))
 
     def settled(self, vocab_size: int) -> Self:
-        """These options for a target with so many tokens, its draft vocabulary chosen."""
+        """Return these options for a target with this many tokens, with the draft vocabulary chosen."""
         if self.vocabulary >= 0:
             return self
         return replace(self, vocabulary=FREQUENT if vocab_size > LARGE else 0)
@@ -107,7 +107,7 @@ class SemiOptions:
 
 @dataclass(frozen=True)
 class Widths:
-    """How many channels the drafter's parts have: the tiny model's h_q, each half of σ(…), and what leads to a head."""
+    """The widths of the drafter's parts: the tiny model's h_q, each half of σ(…), and the input of a head."""
 
     recent: int
     wide: int
@@ -115,7 +115,7 @@ class Widths:
 
     @classmethod
     def of(cls, sizes: TransformerConfig, options: SemiOptions) -> "Widths":
-        """Of a drafter with these options. Raises UsageMistake for a vocabulary that is larger than the target's."""
+        """Return the widths for these options. Raises UsageMistake for a vocabulary larger than the target's."""
         if options.vocabulary > sizes.vocab_size:
             raise UsageMistake(
                 f"vocabulary = {options.vocabulary} is more than the model's {sizes.vocab_size} tokens; give fewer."
@@ -142,7 +142,7 @@ class RecentModel(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its weights."""
+        """Bytes of the weights."""
 
 
 class Averaged:
@@ -158,7 +158,7 @@ class Averaged:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its weights."""
+        """Bytes of the weights."""
         return self._inner.nbytes + self._outer.nbytes + 4 * len(self._alpha)
 
     def read(self, x: Rows, state: Rows, depth: int) -> tuple[Rows, Rows]:
@@ -178,7 +178,7 @@ class Recurrent:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its weights."""
+        """Bytes of the weights."""
         return sum(cell.nbytes for cell in self._cells)
 
     def read(self, x: Rows, state: Rows, depth: int) -> tuple[Rows, Rows]:
@@ -196,7 +196,7 @@ class Recurrent:
 
 
 class Last:
-    """No model at all: the embedding of the last token (§6.1, zero layers). Nodes have no state."""
+    """No model: only the embedding of the last token (§6.1, zero layers). Nodes have no state."""
 
     state_size = nbytes = 0
 
@@ -254,7 +254,7 @@ class Drafter(TrainedDrafter):
                 raise LocalspecError("'kept' names tokens that the model does not have; train the drafter again.")
             if options.shared:
                 self._copied = self.compute.target.head_rows(self._kept.tolist())
-        self._state: Rows = None  # the target's, which predicted the root
+        self._state: Rows = None  # the target's state that predicted the root
         # The tiny model's [1, state_size] before any token.
         self._initial = self.compute.rows(np.zeros((1, self._recent.state_size), np.float32))
         read = [partial(self._read, depth) for depth in range(options.depth)]
@@ -289,12 +289,12 @@ class Drafter(TrainedDrafter):
 
     @property
     def depth(self) -> int:
-        """The number of levels of its trees, the root not counted."""
+        """Levels of its trees, not counting the root."""
         return self.options.depth
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the drafter holds beside the target."""
+        """Bytes of the drafter."""
         layers = (self._recent, self._far, self._near, self._mixed, self._out, self._copied)
         return sum(layer.nbytes for layer in layers if layer is not None)
 
@@ -303,9 +303,9 @@ class Drafter(TrainedDrafter):
     def _read(self, depth: int, nodes: Rows, far: Rows, above: Rows) -> tuple[Rows, ...]:
         """Read one more token of nodes `depth` positions after the root; return states and draft logits.
 
-        nodes [rows, 2] are tokens, and which of the states `above` is the parent's; far [1, wide] is W_p h_p.
+        nodes [rows, 2] are tokens, and the row of each parent's state in `above`; far [1, wide] is W_p h_p.
         """
-        # Normalised, for with embeddings as small as many targets' the tiny model would learn very slowly.
+        # Normalised, because with embeddings as small as in many targets the tiny model would learn very slowly.
         x = self.compute.rms_norm(self.compute.target.embed(nodes[:, 0]))
         state, recent = self._recent.read(x, above[nodes[:, 1]], depth)
         both = self.compute.concat([self.compute.repeated(far, len(nodes)), self._near(recent)], 1)
@@ -323,17 +323,17 @@ class Drafter(TrainedDrafter):
     # -- drafting -----------------------------------------------------------------------------------------------------
 
     def observe(self, step: Step) -> None:
-        """Keep the state that predicted the new root, and calibrates the last draft along the committed text."""
-        self._state = step.hidden.take([len(step.hidden) - 1]).rows  # a copy: a view would keep a whole chunk
+        """Store the state that predicted the new root, and calibrate the last draft along the committed text."""
+        self._state = step.hidden.take([len(step.hidden) - 1]).rows  # a copy: a view would keep a whole chunk in memory
         self._trees.calibrate(step)
 
     def rewind(self, length: int) -> None:
-        """Forgets the state that predicted the root; the next observation gives another one."""
+        """Discard the state that predicted the root; the next observation gives another one."""
         self._state = None
         self._trees.forget()
 
     def draft(self, context: Context) -> DraftTree:
-        """Return the best tree that the tiny model finds; for the rule `rejection`, chains sampled from it."""
+        """Return the best tree that the tiny model finds, or chains sampled from it for the rule `rejection`."""
         self._trees.forget()
         if self._state is None or not context.nodes:
             return DraftTree((context.root,), (-1,))
@@ -351,7 +351,7 @@ class Drafter(TrainedDrafter):
         return self._trees.grow(context, logits_of, self.depth, self._kept)
 
     def _in_full_vocabulary(self, logits: Rows) -> Rows:
-        """Return logits [rows, vocab_size] of those of the draft vocabulary; other tokens are never sampled."""
+        """Return logits [rows, vocab_size] from those of the draft vocabulary; other tokens are never sampled."""
         if self._kept is None:
             return logits
         return self.compute.at_columns(logits, self._kept, self.target.vocab_size)

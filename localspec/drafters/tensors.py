@@ -1,4 +1,4 @@
-"""A drafter's tensors: what its files must hold, and numbers read from them one tensor at a time."""
+"""A drafter's tensors: the contents that its files must have, and numbers read from them one tensor at a time."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,22 +13,22 @@ from localspec.models.drafter_cards import REMEDY
 from localspec.weights.checkpoint import tensor_headers, tensor_start
 
 FLOATS = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
-_NAMES = {**FLOATS, "BOOL": "bool", "I64": "int64"}  # of types that drafters have, by their names in files
+_NAMES = {**FLOATS, "BOOL": "bool", "I64": "int64"}  # types that drafters have, by their names in files
 _READ_AS = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32, "BOOL": np.bool_, "I64": np.int64}
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """The shape of a tensor, and its type as numpy names it, or as the file does where no drafter has this type."""
+    """The shape of a tensor, and its type as numpy names it, or as the file does if no drafter has this type."""
 
     shape: tuple[int, ...]
     dtype: str = "float32"
 
 
 def check_tensors(expected: Mapping[str, TensorSpec], found: Mapping[str, TensorSpec]) -> None:
-    """Raise LocalspecError where a tensor is missing, superfluous, or of another shape or type than is expected.
+    """Raise LocalspecError if a tensor is missing, superfluous, or of an unexpected shape or type.
 
-    Floating-point weights may be of any precision that they compute in.
+    Floating-point weights may have any precision that they are computed in.
     """
     if missing := sorted(expected.keys() - found.keys()):
         raise LocalspecError(f"{_named(missing)} missing; {REMEDY}.")
@@ -43,21 +43,21 @@ def check_tensors(expected: Mapping[str, TensorSpec], found: Mapping[str, Tensor
 
 
 def _named(names: list[str]) -> str:
-    """Return the first name and the number of the others, with the verb that follows."""
+    """Return the first name, the number of the others, and the verb that follows."""
     return f"'{names[0]}'" + (" is" if len(names) == 1 else f" and {len(names) - 1} more are")
 
 
 class StoredTensors(Mapping[str, Array]):
-    """The tensors of a safetensors file, each read when it is asked for: floating-point numbers as fp32.
+    """The tensors of a safetensors file, each read on access: floating-point numbers as fp32.
 
-    Raises LocalspecError where the file cannot be read or is damaged, and where numbers are NaN or inf.
+    Raises LocalspecError if the file cannot be read or is damaged, or numbers are NaN or inf.
     """
 
     def __init__(self, file: Path) -> None:
         self._file, self._entries, self._start = file, tensor_headers(file, REMEDY), tensor_start(file)
 
     def specs(self) -> dict[str, TensorSpec]:
-        """Return what the file says of its tensors."""
+        """Return the shapes and types that the file states."""
         return {
             name: TensorSpec(tuple(entry["shape"]), _NAMES.get(entry["dtype"], entry["dtype"]))
             for name, entry in self._entries.items()
@@ -83,7 +83,7 @@ class StoredTensors(Mapping[str, Array]):
         return numbers
 
     def __contains__(self, name: object) -> bool:
-        return name in self._entries  # Mapping's own would read the tensor
+        return name in self._entries  # Mapping's default would read the tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)

@@ -1,4 +1,4 @@
-"""What drafters with weights have in common while they draft: options, tensors, trees of drafts made in parallel."""
+"""The base of drafters with weights: options, tensors, and trees of drafts made in parallel."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -19,11 +19,11 @@ from localspec.drafters.tensors import TensorSpec
 from localspec.errors import UsageMistake
 from localspec.models.drafter_cards import RANKS
 
-QUIET = np.errstate(over="ignore", invalid="ignore")  # numbers that are none cost drafts, and are told nobody
+QUIET = np.errstate(over="ignore", invalid="ignore")  # NaN and inf only lose the draft; no warning
 
 
 def refuse_without_joint(kind: str, options: Any, names: Sequence[str]) -> None:
-    """Raise UsageMistake where an option that only joint training has, one of `names`, was given without `joint`."""
+    """Raise UsageMistake if one of `names`, options that only joint training has, was given without `joint`."""
     for option in fields(options):
         value = getattr(options, option.name)
         if option.name in names and value != option.default and not options.joint:
@@ -33,15 +33,15 @@ def refuse_without_joint(kind: str, options: Any, names: Sequence[str]) -> None:
 
 
 class TrainedDrafter(ABC):
-    """A drafter with weights, made for one target. `Options` is a frozen dataclass of what can be chosen.
+    """A drafter with weights, made for one target. `Options` is a frozen dataclass of its choices.
 
-    It computes in the precision of the target's activations, with what the target's backend offers. `accuracies`
-    [depth][rank] is how often the token of that rank was right on held-out text, where that was measured.
+    It computes in the precision of the target's activations, on the target's backend. `accuracies` [depth][rank] is how
+    often the token of that rank was right on held-out text, if that was measured.
     """
 
     kind: ClassVar[str]
     Options: ClassVar[type]
-    BEFORE: ClassVar[Mapping[str, Any]] = {}  # values of options that did not exist when a file was written
+    BEFORE: ClassVar[Mapping[str, Any]] = {}  # values for files written before the option existed
 
     def __init__(self, target: DraftableModel[Any], options: Any, tensors: Mapping[str, Array]) -> None:
         """`tensors` are those that `tensor_specs` lists, floating-point numbers in fp32; each is taken once."""
@@ -60,21 +60,21 @@ class TrainedDrafter(ABC):
     @property
     @abstractmethod
     def depth(self) -> int:
-        """The number of levels of its trees, the root not counted."""
+        """Levels of its trees, not counting the root."""
 
     @property
     def target_layers(self) -> Sequence[int]:
-        """Which states of the target it reads, as `Drafter.target_layers` says; most read the last alone."""
+        """States of the target that it reads, as in `Drafter.target_layers`; most drafters read only the last."""
         return ()
 
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Bytes that the drafter holds beside the target."""
+        """Bytes of the drafter."""
 
     @abstractmethod
     def observe(self, step: Step) -> None:
-        """Take in what a step committed, as `Drafter.observe` does."""
+        """Observe a step, as `Drafter.observe` does."""
 
     @abstractmethod
     def draft(self, context: Context) -> DraftTree:
@@ -82,15 +82,15 @@ class TrainedDrafter(ABC):
 
     @abstractmethod
     def rewind(self, length: int) -> None:
-        """Forgets the text after `length`, as `Drafter.rewind` does."""
+        """Discard the text after `length`, as `Drafter.rewind` does."""
 
     def hand_over(self) -> HeldText:
-        """Return what it holds of the text, as `Drafter.hand_over` does; most hold a draft and no text."""
+        """Return its state of the text, as `Drafter.hand_over` does; most drafters hold only a draft."""
         self.rewind(0)
         return HeldText()
 
     def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
-        """Goes on from what it handed over, as `Drafter.resume` does."""
+        """Continue from a state, as `Drafter.resume` does."""
         assert held.cache is None, "a drafter with a cache takes it back"
 
     @classmethod
@@ -110,16 +110,16 @@ class TrainedDrafter(ABC):
 
 
 class OfModel(ABC):
-    """A drafter that a published language model is, or holds, too: of kinds with a `mask_key`, and MTP."""
+    """A drafter that is a published language model, or a part of one: kinds with a `mask_key`, and MTP."""
 
     @classmethod
     @abstractmethod
     def from_model(cls, path: Path, target: DraftableModel[Any], depth: int | None = None) -> Self:
-        """The drafter of a model's files; `depth` is the number of tokens of a draft, where that was asked for."""
+        """Return the drafter of a model's files; `depth` is the requested number of tokens of a draft."""
 
 
 def _is(value: object, type_: type) -> bool:
-    """Whether an option of this type may have this value; an integer is a float where a float can hold it exactly."""
+    """Return whether an option of this type may have this value; a float may be given as an exact integer."""
     if isinstance(value, bool) or type_ is bool:
         return isinstance(value, bool) and type_ is bool
     return isinstance(value, type_) or (type_ is float and isinstance(value, int) and abs(value) < 2**53)
@@ -134,10 +134,10 @@ class ParallelDrafter(TrainedDrafter):
         self._greedy = True
 
     def build_tree(self, context: Context, logits: Logits, width: int = RANKS) -> DraftTree:
-        """Return the likeliest tree by logits [depths, vocab_size]; by the rule `rejection`, a tree that is sampled.
+        """Return the likeliest tree by logits [depths, vocab_size], or a sampled tree for the rule `rejection`.
 
-        Each depth has `width` candidates; with one of them the tree is a chain, and so it is for a target that reads
-        chains alone.
+        Each depth has `width` candidates. With one of them the tree is a chain, as it is for a target that reads only
+        chains.
         """
         sampling, nodes = context.sampling, context.nodes
         if not self.target.branches:
@@ -157,12 +157,12 @@ class ParallelDrafter(TrainedDrafter):
         return range(len(context.committed), len(context.committed) + len(logits))
 
     def calibrate(self, step: Step) -> None:
-        """Calibrates the confidence of the last draft, at each depth whose parents were all accepted."""
+        """Calibrate the confidence of the last draft, at each depth whose parents were all accepted."""
         if step.tree is not None:
             for depth, (level, token) in enumerate(zip(self._candidates, step.committed, strict=False), start=1):
                 self.calibration.learn(level, depth, self._greedy, token)
         self.forget_draft()
 
     def forget_draft(self) -> None:
-        """Drop the last draft's candidates, so that nothing is calibrated by them."""
+        """Discard the last draft's candidates, so that they calibrate nothing."""
         self._candidates = ()

@@ -1,1 +1,1 @@
-"""A choice becomes a loaded target, a drafter and a pool; what the policy asks about them is measured."""
+"""A choice becomes a loaded target, a drafter and a pool; costs and other properties of the model are measured."""

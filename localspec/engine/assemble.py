@@ -1,4 +1,4 @@
-"""Builds the drafter of a choice from what it takes: weights, a small model, phrases, hyper-parameters."""
+"""Builds the drafter of a choice from its parts: weights, a small model, phrases, hyperparameters."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ from localspec.store.database import StoreTrouble
 from localspec.store.phrases import Phrase
 from localspec.store.store import Store
 
-ASKED = (  # of all kinds: what a small model foresees differs more by the text than by its place in a reply
+ASKED = (  # of all kinds: a small model's acceptance depends more on the text than on the place in a reply
     "Write a Python function that returns the longest word of a sentence, and say how it works.",
     "A train has 8 carriages with 46 seats each, and 125 seats are taken. How many are free?",
     "Tell me a short story about a heron that is afraid of water.",
@@ -47,12 +47,12 @@ ASKED = (  # of all kinds: what a small model foresees differs more by the text 
     "How does a lighthouse differ from a lightship?",
     "Complete this poem: The kettle hums, the window clears,",
 )
-REPLY = 24  # tokens of the replies that hyper-parameters are searched on
+REPLY = 24  # tokens of the replies used to search hyperparameters
 
 
 @dataclass(frozen=True)
 class LoadedDraftModel:
-    """A draft model that was loaded, what was measured of it, and the costs of its forwards."""
+    """A loaded draft model, its measurements, and the costs of its forwards."""
 
     target: Target
     profile: ModelProfile
@@ -69,7 +69,7 @@ def drafter_of(
 ) -> Drafter:
     """Build the drafter that the choice names. `small` is given if its kind needs a small model.
 
-    `own` are drafters that are loaded already: trained ones, and the one that a probe of the target found. Several are
+    `own` are drafters that are already loaded: trained ones, and the one of the target's own layers. Several are
     merged.
     """
     kind, with_phrases = kind_of(choice.drafter), choice.drafter.endswith(WITH_PHRASES)
@@ -83,7 +83,7 @@ def drafter_of(
         )
     if not with_phrases:
         return drafter
-    # A model that drafts knows how likely its tokens are.
+    # A draft model knows how likely its tokens are.
     return WithPhrases(drafter, pool, anywhere=bool(own) or small is not None)
 
 
@@ -101,12 +101,12 @@ def pool_of(
 
 
 def known_hyperparameters(choice: Choice, small: LoadedDraftModel, profile: ModelProfile) -> Hyperparameters:
-    """Return what a search found before for this pair of models, else what suits the costs of the small one."""
+    """Return the result of an earlier search for this pair of models, else values that suit the small model's costs."""
     return searched_hyperparameters(choice, small, profile) or starting(small.costs)
 
 
 def searched_hyperparameters(choice: Choice, small: LoadedDraftModel, profile: ModelProfile) -> Hyperparameters | None:
-    """Return what a search found before for this pair of models; None where none was made."""
+    """Return the result of an earlier search for this pair of models; None if there was none."""
     return profile.recall(_hyperparameters(choice, small))
 
 
@@ -123,10 +123,10 @@ def tuning(
     costs: ForwardCostModel,
     reader: PhraseReader | None = None,
 ) -> Measuring[Hyperparameters | None]:
-    """Search the hyper-parameters that are best for this pair of models, whose forwards were timed, and keep them.
+    """Search the best hyperparameters for this pair of models, whose forwards were timed, and save them.
 
-    Returns None where no reply has room in the context. Each value begins with the phrases of earlier sessions, as in
-    use, but with none of the replies that are decoded again: those it would know by heart.
+    Return None if the context has no room for a reply. Each value starts with the phrases of earlier sessions, as in
+    use, but without the phrases of the replies that are decoded again, which it would know by heart.
     """
     said = yield from replying(target, ASKED, Budget(choice.nodes, costs, target.branches))
     if not said:
@@ -182,10 +182,11 @@ class SavedPhrases:
     def open(
         cls, store: Store, card: TargetCard, tokenizer: str, learn: bool, reporter: Reporter, earlier: str | None = None
     ) -> Self | None:
-        """Return the phrases of a model; None without any if nothing may be kept, or if the store cannot be used.
+        """Return the phrases of a model, or None if nothing may be saved or the store cannot be used.
 
-        `tokenizer` names the tokenizer and the weights, which the tokens belong to, and `earlier` is how an earlier
-        version named them; without it only a pool of the same name or place counts. Trouble with the store is reported.
+        `tokenizer` names the tokenizer and the weights that the tokens belong to, and `earlier` is the name that an
+        earlier version gave them; without it only a pool of the same name or place counts. Problems with the store are
+        reported.
         """
         try:
             pool_id = store.phrases.pool(reference(card), tokenizer, str(card.path), make=learn, earlier=earlier)
@@ -201,7 +202,7 @@ class SavedPhrases:
     def keep(self, pool: PhrasePool, start: int, conversation: int | None) -> bool:
         """Add the phrases of a reply that began at token `start` to the pool, and save them if that is allowed.
 
-        Return False if the store gave trouble, which is reported.
+        Return False after a problem with the store, which is reported.
         """
         if not self.learn or self.store.read_only:
             return True

@@ -1,4 +1,4 @@
-"""The two that compute: our compiled library on CPUs, torch elsewhere. Each is imported only where it is chosen."""
+"""The two backends: the compiled library on CPUs, torch elsewhere. Each is imported only if it is chosen."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -15,11 +15,11 @@ from localspec.models.chat_tokenizer import ChatTokenizer
 
 
 class Target(DraftableModel[Any], Protocol):
-    """A model as it was loaded, whatever computes it."""
+    """A loaded model on any backend."""
 
     config: ModelConfig
     chat: ChatTokenizer
-    generation: Mapping[str, Any]  # generation_config.json: the model's own sampling
+    generation: Mapping[str, Any]  # generation_config.json: the model's recommended sampling
 
     @property
     def read_bytes(self) -> int:
@@ -29,14 +29,14 @@ class Target(DraftableModel[Any], Protocol):
         """Compute with this many cores of the CPU from now on."""
 
     def lend_core(self, lent: bool) -> None:
-        """Leaves a core to another thread of this process, as long as it is `lent`; any thread may say so."""
+        """Leave a core to another thread of this process while it is `lent`; any thread may call this."""
 
 
 def open_target(choice: LoadSpec, reporter: Reporter, beside: Target | None = None) -> Target:
-    """Load a model; on a CPU it shares the threads of the model `beside` it, with which it takes turns.
+    """Load a model. On a CPU it shares the threads of the model `beside` it, and the two take turns.
 
-    Raises LocalspecError for a broken model, UsageMistake for a context that it cannot hold, and what either engine
-    raises where memory runs out.
+    Raises LocalspecError for a broken model, UsageMistake for a context that it cannot have, and the backend's errors
+    if memory runs out.
     """
     if choice.engine == "native":
         from localspec.native.target import NativeTarget
@@ -69,7 +69,7 @@ def open_target(choice: LoadSpec, reporter: Reporter, beside: Target | None = No
 
 
 def find_step_form(target: Target) -> tuple[StepForm, str | None]:
-    """Find the quickest form of a torch target's steps whose bits are right, and why none that is quicker serves."""
+    """Return the fastest form of a torch target's steps whose bits are right, and why no faster form works."""
     from localspec.nn import step_forms
     from localspec.nn.target import Target as TorchTarget
 
@@ -78,7 +78,7 @@ def find_step_form(target: Target) -> tuple[StepForm, str | None]:
 
 
 def use_step_form(target: Target, form: StepForm) -> None:
-    """Lets a torch target compute steps in this form from now on."""
+    """Make a torch target compute steps in this form from now on."""
     from localspec.nn.target import Target as TorchTarget
 
     assert isinstance(target, TorchTarget)
@@ -91,7 +91,7 @@ def fills_rows(target: Any) -> bool:
 
 
 def recording_troubles(target: Target) -> tuple[str | None, str | None]:
-    """Why steps of a torch target, and what drafters compute beside them, are not recorded any more, if they were."""
+    """Return why steps of a torch target, and of drafters, are no longer recorded; None if they still are."""
     from localspec.nn.target import Target as TorchTarget
 
     assert isinstance(target, TorchTarget)
@@ -99,7 +99,8 @@ def recording_troubles(target: Target) -> tuple[str | None, str | None]:
 
 
 def checking_exactness(choice: LoadSpec, target: Target, widest: int) -> Measuring[Exactness]:
-    """Measure how exact a loaded model computes trees of up to `widest` rows, root included; torch without a pause."""
+    """Measure how exactly a loaded model computes trees of up to `widest` rows, root included. In torch without a
+    pause."""
     if choice.engine == "native":
         from localspec.native import exactness as native
         from localspec.native.target import NativeTarget

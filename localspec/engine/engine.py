@@ -1,4 +1,4 @@
-"""The engine: loads what was chosen, applies the chat template, keeps what each reply taught."""
+"""The engine: loads the chosen model and drafter, applies the chat template, and saves what each reply taught."""
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -75,9 +75,9 @@ from localspec.quantities import counted
 from localspec.store.store import Store
 from localspec.weights.checkpoint import inspect
 
-LOOK = 1.0  # seconds in which other programs are looked at: in a moment anything looks busy
+LOOK = 1.0  # seconds of observation of other programs: any shorter moment may look busy
 
-MOST_NAMED = 20  # characters that a notice names
+MOST_NAMED = 20  # characters that one notice lists
 
 Phrases = Literal["user", "readonly", "off"]
 
@@ -90,14 +90,14 @@ def phrases_allowed(settings: Settings) -> Phrases:
 class Engine:
     """One loaded model with one conversation. Use it from one thread at a time.
 
-    With a store, saved measurements are used, and phrases of earlier sessions. The phrases of each reply are saved
-    there unless `phrases` are "readonly" or "off". The `reporter` gets troubles that cost no text, such as a store that
-    cannot be written, and the progress of a slow first load. An engine `beside` this one, with which it takes turns,
-    shares its models as far as `choice` names the same; its target must be the same. Unknown costs are estimated until
-    `measure` measures them; with `measured` that happens here. With `tune` hyper-parameters are searched here, too;
-    without both, `measure` searches them. With `park` texts that were read are parked in free memory, so that a
-    conversation that comes back is not read again. Raises DoesNotFit, LocalspecError for a broken model, UsageMistake
-    if `choice.exact` is impossible.
+    With a store, saved measurements and phrases of earlier sessions are used. The phrases of each reply are saved there
+    unless `phrases` are "readonly" or "off". The `reporter` gets problems that cost no text, such as a read-only store,
+    and the progress of a slow first load. An engine `beside` this one, with which it takes turns, shares its models as
+    far as both choices agree; the target must be the same. Unknown costs are estimated until `measure` measures them;
+    with `measured` that happens here. With `tune`, hyperparameters are searched here, too; without both, `measure`
+    searches them. With `park`, texts that were read are parked in free memory, so that a conversation that comes back
+    is not read again. Raises DoesNotFit, LocalspecError for a broken model, UsageMistake if `choice.exact` is
+    impossible.
     """
 
     def __init__(
@@ -114,20 +114,20 @@ class Engine:
     ) -> None:
         began = time.perf_counter()
         self.choice, self._reporter = choice, reporter or Reporter()
-        # Engines that take turns look at the machine alike, or one would compute with more threads than the other.
+        # Engines that take turns share this, so that both use the same number of threads.
         self._idle_cores: IdleCores = beside._idle_cores if beside else IdleCores(LOOK)
         cache = MeasurementCache(store, self._reporter)
         auto = choice.nodes > 0 and not choice.fixed
-        # The target, and what is measured of it.
+        # The target and its measurements.
         settle_kernels(choice.device, cache)
         self.target: Target = beside.target if beside else load_target(choice, self._reporter)
         self.profile = ModelProfile.of(choice, cache)
         if beside is None:
-            settle_step_form(choice.device, self.target, cache, self.profile.subject)  # before all that is measured
+            settle_step_form(choice.device, self.target, cache, self.profile.subject)  # before all measurements
         self.exactness = known_exactness(choice, self.target, self.profile)
         self._costs = self.profile.costs(choice, self.target) if auto else None
         self._budget = Budget(choice.nodes, self._costs, self.target.branches, choice.off_reason)
-        # What drafts, and how.
+        # The drafter.
         self._layers = load_layers(choice, self.target, self.profile, self._costs)
         own: list[Drafter] = [
             *([self._layers] if self._layers else []),
@@ -145,17 +145,17 @@ class Engine:
         drafts = choice.drafter != "none"  # else no phrase would ever be used
         uses_history = drafts and phrases != "off" and (not kind_of(choice.drafter).parts or "history" in choice.parts)
         self.saved_phrases = self._open_phrases(store, phrases == "user") if store and uses_history else None
-        self.conversation: int | None = None  # where replies are kept: phrases are told apart by it
-        self.wanted: Callable[[], bool] = lambda: True  # asked before events come, which then come often enough
+        self.conversation: int | None = None  # in which replies are saved; its phrases can be deleted by it
+        self.wanted: Callable[[], bool] = lambda: True  # called before events, which then come more often
         reader = self.saved_phrases.read if self.saved_phrases else None
-        # How a small model drafts.
+        # The draft model.
         small = self.draft_model
         self.hyperparameters = Hyperparameters()
         if pair and pair.choice.drafter == choice.drafter:
             self.hyperparameters = pair.hyperparameters
         elif small:
             self.hyperparameters = known_hyperparameters(choice, small, self.profile)
-        # All of it together.
+        # All parts together.
         self.pool = pool_of(choice, self.target, self.draft_model, reader)
         drafter = drafter_of(choice, self.target, self.pool, own, self.draft_model, self.hyperparameters)
         self._reader = reader
@@ -168,7 +168,7 @@ class Engine:
             RecordingWatch(model.device, model, cache, profile.subject) for model, profile in watched
         ]
         self._warned_of_context = False
-        self._unspelled = ""  # characters that a notice has named
+        self._unspelled = ""  # characters that were named in a notice
         if tune:
             for stage in self._tuning(progress_texts):
                 self._reporter.progress(stage)
@@ -185,9 +185,9 @@ class Engine:
         notice: Callable[[str], None] = lambda _: None,
         progress: Callable[[str], None] = lambda _: None,
     ) -> Self:
-        """Return the engine for these settings. They also say whether phrases are used and saved.
+        """Return the engine for these settings, which also say whether phrases are used and saved.
 
-        Raises what `choose` and the engine itself raise.
+        Raises the errors of `choose` and of the engine.
         """
         reporter = Reporter(notice, progress)
         known = Measurements(MeasurementCache(store, reporter), settings.exact, settings.context)
@@ -205,12 +205,12 @@ class Engine:
                 engine = load(choice)
                 break
             except LocalspecError as trouble:
-                unasked = auto and choice.draft is not None  # nobody asked for that small model
+                unasked = auto and choice.draft is not None  # the user did not ask for that small model
                 if smaller is None or not (unasked or isinstance(trouble, DoesNotFit)):
                     raise
                 notice(f"{trouble} Trying once more with less: {smaller.reason}.")
         unasked = settings.device == "auto" and engine.choice.device == "cpu"
-        if unasked and (why := torch_trouble() or engine.choice.idle):  # nobody with a GPU is left there in silence
+        if unasked and (why := torch_trouble() or engine.choice.idle):  # explain why an existing GPU is not used
             notice(f"This runs on the CPU. {why}")
         if (engine.choice.device, engine.choice.engine) == ("cpu", "torch"):
             notice(f"PyTorch computes with dense weights, slowly: {compiled.missing()}; install localspec again.")
@@ -234,12 +234,12 @@ class Engine:
 
     @property
     def revision(self) -> str:
-        """The revision of the target: of its weights, and of the texts that are with them."""
+        """The revision of the target: of its weights, and of its texts."""
         return self.profile.identity.revision
 
     @property
     def parameters(self) -> int:
-        """How many numbers the target's weights are, by the headers of its files."""
+        """Number of the target's weights, by the headers of its files."""
         return inspect(self.choice.target.path).parameters
 
     @property
@@ -248,11 +248,12 @@ class Engine:
         return self.target.context
 
     def count_tokens(self, text: str) -> int:
-        """How many tokens a text is, as part of a prompt."""
+        """Return the number of tokens of a text within a prompt."""
         return len(self.target.chat.tokenizer.encode(text, False))
 
     def cannot_spell(self, messages: Sequence[Message]) -> str:
-        """Return a sentence that names what the model's vocabulary cannot spell of a conversation; else nothing."""
+        """Return a sentence about characters of a conversation that the model's vocabulary cannot spell, or an empty
+        text."""
         return _cannot_spell(self.target.chat.unspelled(messages))
 
     @property
@@ -262,9 +263,8 @@ class Engine:
 
     @property
     def held(self) -> tuple[str, int]:
-        """The device, and the bytes of its memory that go with this engine; of a CPU's, where mappings are free, those
-        of parked texts.
-        """
+        """The device, and the bytes of its memory that become free with this engine. For a CPU, where mapped files are
+        free, only those of parked texts."""
         session, device = self.session, self.choice.device
         held = (session.target.nbytes, session.drafter.nbytes, session.cache.nbytes) if device != "cpu" else ()
         return device, sum(held) + session.memory.parked
@@ -276,36 +276,34 @@ class Engine:
             give_back(self.choice.device)
 
     def hold_threads(self) -> None:
-        """Look at the machine for all engines that share it.
-
-        Until the next look each uses the same number of threads.
-        """
+        """Observe the machine for all engines that share it, which then use the same number of threads until the next
+        call."""
         self._idle_cores.hold()
 
     def report(self, sampling: Sampling, load_seconds: float) -> Report:
-        """Return the report of a reply that is sampled in this way, after the model was loaded in `load_seconds`."""
+        """Return the report of a reply with this sampling, after the model was loaded in `load_seconds`."""
         return Report.before(self, sampling, load_seconds)
 
     def lend_core(self, lent: bool) -> None:
         """Leave a core to the thread that draws the reply while it is `lent`. Any thread of this process may call this.
 
-        A compute thread that loses its core holds up all others; one that rests does not.
+        A compute thread that loses its core delays all others; a thread that rests does not.
         """
         self.target.lend_core(lent)
 
     def sampling(self, settings: Settings) -> Sampling:
-        """Return what was asked for, else the model's default; a fresh seed where none was given."""
+        """Return the sampling of the settings, else the model's defaults, with a fresh seed if none was given."""
         return requested_sampling(settings, self.target.generation, self.choice.target.names)
 
     def thinking(self, settings: Settings, system: str | None = None) -> bool | None:
-        """Return whether the model is to think before it answers; None leaves that to its chat template.
+        """Return whether the model shall think before it answers; None leaves that to its chat template.
 
         Raises UsageMistake for a setting without effect, at all or with this `system` prompt.
         """
         return requested_thinking(settings, self.target.chat, self.choice.target.name, system)
 
     def thinks_by_itself(self, system: str | None = None) -> bool | None:
-        """Return whether the model thinks by default before it answers. None if it has no switch."""
+        """Return whether the model thinks by default before it answers; None if it has no switch."""
         return self.target.chat.thinks_by_itself(system)
 
     def chat(
@@ -342,7 +340,7 @@ class Engine:
         yield from self._answer(prompt, sampling, lower, dropped)
 
     def complete(self, text: str, sampling: Sampling, limits: Limits | None = None) -> Generator[Event, None, None]:
-        """Goes on with a text as it is, without a chat template. Raises UsageMistake for one that is too long."""
+        """Continue a text without a chat template. Raises UsageMistake for a text that is too long."""
         self.target.set_threads(self._idle_cores())
         limits, room = limits or Limits(), self._room()
         try:
@@ -355,9 +353,9 @@ class Engine:
     def _answer(
         self, prompt: list[int], sampling: Sampling, limits: Limits, dropped: int
     ) -> Generator[Event, None, None]:
-        stream = self.session.generate(prompt, sampling, limits)  # what refuses the prompt leaves nothing to keep
+        stream = self.session.generate(prompt, sampling, limits)  # if the prompt is refused, there is nothing to save
         try:
-            with closing(stream):  # a reply that was stopped is settled before its phrases are kept
+            with closing(stream):  # a stopped reply is finished before its phrases are saved
                 for event in stream:
                     match event:
                         case Prefill(done, total):
@@ -386,7 +384,7 @@ class Engine:
 
     @property
     def _slot_bytes(self) -> int:
-        """Bytes of a token in the cache."""
+        """Bytes of one token in the cache."""
         smallest = self.target.cache(1)
         return int(smallest.nbytes // smallest.capacity)
 
@@ -401,17 +399,18 @@ class Engine:
         return Parked(budget, costs, cost.copying(self._device))
 
     def gap(self, tokens: Sequence[int], one: int, other: int) -> float:
-        """By how much the target's logit of token `one` exceeds that of token `other`, after these tokens."""
+        """Return by how much the target's logit of token `one` exceeds that of `other` after these tokens."""
         cache = self.target.cache(len(tokens))
         logits = self.target.forward(DraftTree.chain(tokens), cache, last=True).logits.numpy()[0]
         return float(logits[one] - logits[other])
 
-    # -- what is measured of the model --------------------------------------------------------------------------------
+    # -- measurements of the model
+    # ----------------------------------------------------------------------------------------
 
     def measure(self, tune: bool = True) -> Iterator[str]:
         """Measure what is unknown of this model on this machine, and yield the progress as text.
 
-        With `tune` hyper-parameters are searched then, which takes minutes. To pause, stop iterating: the next call
+        With `tune`, hyperparameters are searched too, which takes minutes. To pause, stop iterating: the next call
         resumes. A measurement that fails is reported, and its value stays unknown.
         """
         self.target.set_threads(self._idle_cores())
@@ -420,7 +419,7 @@ class Engine:
             yield from iter(partial(next, self._untuned, None), None)
 
     def time_when_idle(self, cache: MeasurementCache) -> None:
-        """Time forwards again whose costs are not known of an idle moment, if this is one."""
+        """Time forwards again if the machine is idle now and was not when they were timed."""
         small = self.draft_model
         models = [
             (self.target, self.profile, self._costs),
@@ -451,7 +450,7 @@ class Engine:
                 take_best(self._layers, self.target, layers, self.choice, self._costs)
 
     def _tuning_once(self) -> Iterator[str]:
-        """Search hyper-parameters where no search was made yet and forwards were timed on a quiet machine."""
+        """Search hyperparameters if that was never done and forwards were timed on an idle machine."""
         small = self.draft_model
         timed = small is not None and not (self.profile.untimed or small.profile.untimed)
         if small and timed and searched_hyperparameters(self.choice, small, self.profile) is None:
@@ -460,7 +459,7 @@ class Engine:
     def _tuning(
         self, shown: Callable[[str, Measuring[Hyperparameters | None]], ProgressTexts[Hyperparameters | None]]
     ) -> Iterator[str]:
-        """Search the hyper-parameters of this drafter, if it has some, and draft by them from now on."""
+        """Search the hyperparameters of this drafter, if it has any, and use them from now on."""
         choice, small = self.choice, self.draft_model
         if not (small and self._costs and kind_of(choice.drafter).searched(choice.parts)):
             return
@@ -482,7 +481,8 @@ class Engine:
             self._reporter.notice(f"{what.removesuffix(' (once)')} failed ({first_line(trouble)}); estimates are used.")
             return None
 
-    # -- what is kept for later sessions ------------------------------------------------------------------------------
+    # -- saved for later sessions
+    # -----------------------------------------------------------------------------------------
 
     def _open_phrases(self, store: Store, learn: bool) -> SavedPhrases | None:
         identity, tokenizer = self.profile.identity, self.target.tokenizer.hash
@@ -497,7 +497,7 @@ class Engine:
         if statistics is not None and self._costs and self._costs.timed:
             self._spill_watch.look(statistics, len(self.session.tokens))
         if self.saved_phrases and not self.saved_phrases.keep(self.pool, start, self.conversation):
-            return  # one trouble is waited for, and reported, once
+            return  # one problem is waited for and reported only once
         for quantity, calibration in self._calibrated:
             self.profile.remember(quantity, calibration)
         if statistics is not None:

@@ -11,7 +11,7 @@ from localspec.models.messages import Message, turns_left_out
 
 LONGEST_TOKEN = 256  # characters; a text longer than a context of such tokens is refused before it is tokenized
 LIKELY = 8  # characters per token; a conversation longer than a room of such tokens is not tokenized as a whole
-FRAME = 8  # about as many tokens does a chat template add to a message
+FRAME = 8  # tokens that a chat template adds to a message, about
 STEPS = 8  # the room for a conversation is rounded down to eighths of the context
 
 
@@ -57,7 +57,7 @@ def fit_conversation(
             return target.encode([*messages[:first], *messages[first + 2 * dropped :]], think)
 
     def count(message: Message) -> int:
-        """Return the approximate tokens of a message in a prompt. One that cannot fit is not tokenized."""
+        """Return the approximate tokens of a message in a prompt. A message that cannot fit is not tokenized."""
         if not wanted():
             raise Unwanted
         with given_up_unless(wanted):

@@ -15,28 +15,29 @@ from localspec.machine.hardware import wait_for
 from localspec.machine.memory import free_memory
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
-# Where rows are filled up, one more than such a number costs as much as the next.
+# If rows are filled up, one more than such a number costs as much as the next.
 FILLED_UP = tuple(sorted({*STATIC_ROWS, *(rows + 1 for rows in STATIC_ROWS[1:-1])}))
-# On a GPU these too, where 64 cost hardly more than one: the window of a small model that drafts has so many, and a
-# static shape no more than 64.
+# Also on a GPU, if 64 rows hardly cost more than one. The prefill window of a small draft model has as many rows, and a
+# static shape at most 64.
 WIDE, NEARLY_FREE = (65, 128, 192), 1.3
 NEAR, FAR = 256, 2048  # tokens of context
 MOST_REPETITIONS = 15
-ENOUGH_SECONDS = 1.0  # of repetitions, but two of them at least
-PATIENCE_SECONDS = 3.0  # after so long one is enough, and after a forward that takes so long no more rows are tried
+ENOUGH_SECONDS = 1.0  # of repetitions, but at least two
+# # after this time one repetition is enough; a forward that takes as long ends the increase of rows
+PATIENCE_SECONDS = 3.0
 
 
 def measure_forward_costs(target: Target) -> ForwardCosts:
-    """Measure forwards of 1 to 64 rows or more at two contexts: some seconds at most, longer for very large models."""
+    """Measure forwards of 1 to 64 rows or more at two contexts. It takes a few seconds, or longer for very large
+    models."""
     return finished(timing_forwards(target))
 
 
 def timing_forwards(target: Target) -> Measuring[ForwardCosts]:
-    """Do what `measure_forward_costs` does, and yield after each forward.
+    """Measure like `measure_forward_costs`, and yield after each forward.
 
-    The numbers of rows take turns, so that a busy moment slows them all. A context that does not fit in memory is
-    left out, and so are more rows once a forward takes more than three seconds. Pauses between two forwards do not
-    count.
+    The numbers of rows take turns, so that a busy moment slows them all. A context that does not fit in memory is left
+    out, and so are more rows once a forward takes more than three seconds. Pauses between two forwards do not count.
     """
     device, smallest = target.device, target.cache(1)
     far = max(0, min(FAR, target.context - ROWS[-1]))
@@ -57,7 +58,7 @@ def timing_forwards(target: Target) -> Measuring[ForwardCosts]:
         wait_for(device)
         return time.perf_counter() - start
 
-    time_forward(1, contexts[0])  # the first time, weights may still come from disk
+    time_forward(1, contexts[0])  # at the first time, weights may still come from disk
     spent, repetition, done = 0.0, 0, 0
     while repetition <= MOST_REPETITIONS and spent <= (ENOUGH_SECONDS if repetition > 2 else PATIENCE_SECONDS):
         part = 0
@@ -72,7 +73,7 @@ def timing_forwards(target: Target) -> Measuring[ForwardCosts]:
                 yield Progress(done, turns * len(rows) * len(contexts), min(1.0, turn / turns))
             if timings[n, contexts[-1]][0] > PATIENCE_SECONDS:
                 del rows[rows.index(n) + 1 :]
-        if repetition == 1 and spent <= ENOUGH_SECONDS and rows[-1] == ROWS[-1]:  # all shapes are recorded by now
+        if repetition == 1 and spent <= ENOUGH_SECONDS and rows[-1] == ROWS[-1]:  # all shapes are recorded by then
             one, most = (timings[n, contexts[0]][-1] for n in (1, ROWS[-1]))
             rows += wide if most <= NEARLY_FREE * one else ()
         repetition += 1
@@ -80,7 +81,7 @@ def timing_forwards(target: Target) -> Measuring[ForwardCosts]:
 
 
 def _turns(seconds: float) -> int:
-    """Return how often all rows should take their turn, by the seconds that one turn takes."""
+    """Return how many turns all rows should have, by the seconds of one turn."""
     for turns in range(1, MOST_REPETITIONS + 1):
         if turns * seconds > (ENOUGH_SECONDS if turns > 2 else PATIENCE_SECONDS):
             return turns
@@ -88,16 +89,16 @@ def _turns(seconds: float) -> int:
 
 
 def picks_after(target: Target, cache: Any, tokens: Sequence[int]) -> list[int]:
-    """Return the likeliest token after each of some tokens, which are read in one forward and not kept."""
+    """Return the likeliest token after each of some tokens, which are read in one forward and then discarded."""
     return target.forward(DraftTree.chain(tokens), cache).logits.argmax()
 
 
 def _smoothed(
     rows: Sequence[int], contexts: Sequence[int], timings: dict[tuple[int, int], list[float]]
 ) -> ForwardCosts:
-    """Return medians, without the first of several; none is above that of more rows or of a longer context.
+    """Return medians, without the first of several; none exceeds that of more rows or of a longer context.
 
-    What disturbs a measurement makes it longer, so where two contradict each other the shorter one is right.
+    Disturbances make a measurement longer, so if two contradict each other the shorter one is right.
     """
     seconds: list[list[float]] = []
     longer = [float("inf")] * len(rows)
@@ -112,19 +113,19 @@ def _smoothed(
     return ForwardCosts(tuple(rows), tuple(contexts), tuple(tuple(line) for line in reversed(seconds)))
 
 
-SPILL_FACTOR = 4  # a step that takes more than so many times what was measured: memory has spilt
+SPILL_FACTOR = 4  # a step that takes this many times what was measured: GPU memory has spilled into main memory
 LEAST_STEPS = 8  # in a reply that is judged
 
 
 class SpillWatch:
-    """Warns once when steps on a GPU take many times as long as its forwards did when they were measured."""
+    """A watch that warns once if steps on a GPU take many times as long as measured."""
 
     def __init__(self, device: str, costs: ForwardCostModel | None, reporter: Reporter) -> None:
         self._device, self._reporter = device, reporter
         self._costs = costs if device.startswith("cuda") else None
 
     def look(self, statistics: Statistics, tokens: int) -> None:
-        """Judges a reply, after which the cache holds so many tokens."""
+        """Judge a reply, after which the cache holds this many tokens."""
         if self._costs is None or statistics.steps < LEAST_STEPS:
             return
         usual = self._costs.at(round(1 + statistics.drafted / statistics.steps), tokens)

@@ -1,4 +1,4 @@
-"""GGUF files become models that are read from them: registered once, and then as quick to load as any."""
+"""Imports GGUF files: registers a file once as a model that is read from it, and then loads as fast as any other."""
 
 import hashlib
 import os
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Imported:
-    """A GGUF file is a model of this name now; `new` says whether it was not yet, and `seconds` how long it took.
+    """The result of an import: a GGUF file is a model of this name now. `new` says whether it was registered only now.
 
-    `path` is its registration, or its packed file if a packing was asked for; `bytes` are those of its weights.
+    `path` is its registration, or its packed file if a packing was requested; `bytes` are those of its weights.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Imported:
 
     @property
     def bits(self) -> float:
-        """Bits that a weight takes, on average."""
+        """Average bits per weight."""
         return 8 * self.bytes / max(self.stored_weights, 1)
 
 
@@ -73,13 +73,13 @@ def import_gguf(
     origin: Origin | None = None,
     texts: Mapping[str, bytes] | None = None,
 ) -> Imported:
-    """Register a GGUF file as a model that is read from it, and pack it if a packing is asked for.
+    """Register a GGUF file as a model that is read from it, and pack it if a packing is requested.
 
-    A file that was fetched has an `origin`, with the revision of what was made of the same file before, or none.
-    `texts` are the model's own, in place of those in the file.
+    A file that was fetched has an `origin`, with the revision of an earlier import of the same file, if any. `texts`
+    are the publisher's texts, which replace those in the file.
 
-    Raises UsageMistake for what cannot be had, NotHere, DoesNotFit and LocalspecError for a file that cannot be read or
-    computed, or whose tokenizer or chat template cannot be used.
+    Raises UsageMistake for an impossible packing, NotHere, DoesNotFit, and LocalspecError for a file that cannot be
+    read or computed, or whose tokenizer or chat template cannot be used.
     """
     began, paths = time.perf_counter(), Paths(home())
     found, model, new = _register(file, asked_packing(settings) or BLOCKS, reporter, paths, origin, texts)
@@ -113,9 +113,9 @@ def _register(
     origin: Origin | None = None,
     texts: Mapping[str, bytes] | None = None,
 ) -> tuple[PackedFile, "GgufModel", bool]:
-    """Register a file, unless that was done before. Returns its registration, and whether it is new.
+    """Register a file, unless that was done before. Return its registration, and whether it is new.
 
-    `answers` is the packing that answers by default. Raises what `import_gguf` raises.
+    `answers` is the packing used by default. Raises the errors of `import_gguf`.
     """
     from localspec.weights.gguf_model import GgufModel  # numpy
     from localspec.weights.gguf_weights import gguf_source, registration
@@ -174,7 +174,7 @@ def _chat_of(model: "GgufModel") -> "ChatTokenizer":
 
 
 def _rounding(header: Header) -> list[str]:
-    """Return what to say of a registration with types that have no kernels."""
+    """Return notices about a registration: types without kernels, a file laid out once."""
     from localspec.weights.gguf_weights import is_filed, rounded
 
     types = rounded(header)
@@ -182,7 +182,7 @@ def _rounding(header: Header) -> list[str]:
         return []
     if not types:
         return [
-            f"{header.origin.name} has experts. Before the first reply its weights are laid out in a file of "
+            f"{header.origin.name} has experts. Before the first reply its weights are written to a file of "
             f"{size(header.weight_bytes)}, of which only what is used has to be in memory."
         ]
     stored, becomes = " and ".join(sorted(types)), " and ".join(sorted({*types.values()}))
@@ -193,7 +193,7 @@ def _rounding(header: Header) -> list[str]:
 
 
 def _forget(former: PackedFile, paths: Paths) -> None:
-    """Delete what was packed with former texts and can be made again."""
+    """Delete files that were packed with former texts and can be made again."""
     for one in packed_in(paths.packed):
         if one.header.origin.revision == former.header.origin.revision:
             with suppress(OSError):
@@ -201,7 +201,7 @@ def _forget(former: PackedFile, paths: Paths) -> None:
 
 
 def _checked(file: Path) -> Path:
-    """Return the absolute path of a file. Raises UsageMistake, NotHere and LocalspecError for what cannot be one."""
+    """Return the absolute path of a file. Raises UsageMistake, NotHere and LocalspecError for other paths."""
     file = Path(os.path.abspath(file))
     if file.exists() and not file.is_file():
         raise registry.not_regular(file)
@@ -215,7 +215,7 @@ def _checked(file: Path) -> Path:
 def _name(
     file: Path, held: Mapping[str, tuple[int, str]], digests: Mapping[str, str], reporter: Reporter, paths: Paths
 ) -> str:
-    """Return the name of a model that is new: of the entry that lists its files, if there is one.
+    """Return the name of a new model: that of the entry that lists its files, if there is one.
 
     A notice names the models that were imported from other contents of these files: they stay.
     """
@@ -233,7 +233,8 @@ def _name(
         )
     taken = registry.cards(paths).keys() - every.keys()
     listed = registry.listed_as(digests.values(), paths)
-    names = (old for old, now in registry.renamed(paths).items() if now == listed)  # phrases have the former name
+    # # phrases are saved under the former name
+    names = (old for old, now in registry.renamed(paths).items() if now == listed)
     return next(names, listed) or new_name(file, next(iter(digests.values())), taken, paths, ollama_name(file))
 
 
@@ -245,7 +246,7 @@ def _revision(files: Mapping[str, tuple[int, str]], texts: Mapping[str, bytes], 
 
 
 def _holds_all(packed: PackedFile, model: "GgufModel") -> bool:
-    """Return whether a packed file or a registration has the texts of its model as they are read now."""
+    """Return whether a packed file or a registration has its model's texts as they are read now."""
     texts = packed.header.texts
     return all(name in texts and packed.text(name) == content for name, content in model.texts.items())
 
@@ -259,9 +260,9 @@ def must_stay(file: Path) -> str:
 
 
 def ready(name: str, settings: Settings, reporter: Reporter) -> TargetCard:
-    """Return the model that a name means; a GGUF file is registered if it never was, or has changed or moved.
+    """Return the model that a name means. A GGUF file is registered if it never was, or has changed or moved.
 
-    Raises what `resolve` and `import_gguf` raise.
+    Raises the errors of `resolve` and `import_gguf`.
     """
     name = full_name(name)
     file = Path(os.path.expanduser(name)) if name and "\0" not in name else None
@@ -281,11 +282,11 @@ def ready(name: str, settings: Settings, reporter: Reporter) -> TargetCard:
 
 
 def asked_packing(settings: Settings) -> str | None:
-    """Return the packing that the settings name; None leaves it open.
+    """Return the packing that the settings name; None if they name none.
 
-    Raises UsageMistake for what a GGUF file cannot be packed in, LocalspecError if the library that packs is missing.
+    Raises UsageMistake for a packing that GGUF files cannot have, LocalspecError if the library that packs is missing.
     """
-    asked: str = settings.dtype if settings.quantize == "auto" else settings.quantize  # as `run` understands them
+    asked: str = settings.dtype if settings.quantize == "auto" else settings.quantize  # as `run` interprets them
     if asked not in ("auto", *FILED):
         raise UsageMistake(
             f"A GGUF file is packed in {' or '.join(FILED)}, but you asked for {asked}; give --quantize with one of "

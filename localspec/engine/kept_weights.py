@@ -1,4 +1,4 @@
-"""Weights that were packed for a GPU, kept beside the packed models of the CPU engine and read in their place."""
+"""Weights packed for a GPU, saved next to the packed models of the CPU engine and loaded instead of the originals."""
 
 import shutil
 from collections.abc import Callable, Mapping
@@ -23,13 +23,13 @@ from localspec.weights.packed_files import GPU_SUFFIX, in_all_formats, lock_of, 
 if TYPE_CHECKING:
     from localspec.nn.target import Target
 
-Load = Callable[[Mapping[str, Any] | None], "Target"]  # of weights that are packed already, or of the model's own
+Load = Callable[[Mapping[str, Any] | None], "Target"]  # from packed weights, or from the model's files
 
 
 def load_kept(choice: LoadSpec, load: Load, reporter: Reporter) -> "Target":
-    """Load a model in NF4 from what was kept of it; where there is nothing, from its own files, and keep that.
+    """Load a model in NF4 from its saved packed weights; if there are none, from its files, and save them.
 
-    What cannot be kept is a notice, and costs no answer. Raises what `load` does.
+    If they cannot be saved, that is only a notice. Raises the errors of `load`.
     """
     from localspec.nn.kept_nf4 import KeptWeights
 
@@ -42,7 +42,7 @@ def load_kept(choice: LoadSpec, load: Load, reporter: Reporter) -> "Target":
     if file.exists():
         try:
             return load(KeptWeights(file, made_of, choice.device))
-        except (DamagedFile, KeyError) as trouble:  # a KeyError is a tensor that is missing
+        except (DamagedFile, KeyError) as trouble:  # a KeyError is a missing tensor
             damaged = isinstance(trouble, DamagedFile)
             reporter.notice(str(trouble) if damaged else f"{file} lacks {trouble}; it is made again.")
             with suppress(OSError):
@@ -59,14 +59,14 @@ def load_kept(choice: LoadSpec, load: Load, reporter: Reporter) -> "Target":
 
 
 def kept_damage(file: Path) -> str | None:
-    """Return a clause about what is wrong with such a file. None if every weight agrees with its digest."""
+    """Return a clause about the damage of such a file; None if every weight agrees with its digest."""
     from localspec.nn.kept_nf4 import damage
 
     return damage(file)
 
 
 def _place(choice: LoadSpec) -> tuple[Path, str]:
-    """Return where the packed weights lie or would lie, and what says of which weights they are."""
+    """Return where the packed weights are or would be, and a text that identifies their sources."""
     path, paths = choice.target.path, Paths(home())
     files, revision_now = weight_files(path), revision(path)
     places = []
@@ -78,7 +78,7 @@ def _place(choice: LoadSpec) -> tuple[Path, str]:
 
 
 def _keep(target: "Target", file: Path, made_of: str, choice: LoadSpec, reporter: Reporter) -> None:
-    """Write the packed weights where disk and main memory have room; one process writes, others go on without."""
+    """Write the packed weights if disk and main memory have room. One process writes; others continue without."""
     from localspec.nn.kept_nf4 import former_files, write
 
     private_directory(file.parent)
@@ -96,9 +96,9 @@ def _keep(target: "Target", file: Path, made_of: str, choice: LoadSpec, reporter
             finally:
                 with suppress(OSError):
                     lock_of(file).unlink()
-    except Timeout:  # another process writes it
+    except Timeout:  # another process writes them
         return
-    for former in former_files(file, made_of, str(choice.target.path)):  # nothing else would ever name them
+    for former in former_files(file, made_of, str(choice.target.path)):  # no other code would find them again
         with suppress(OSError):
             former.unlink()
 

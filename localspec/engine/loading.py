@@ -40,7 +40,7 @@ def load_target(choice: LoadSpec, reporter: Reporter, beside: Target | None = No
     Raises DoesNotFit, and LocalspecError for a broken model.
     """
     free = free_memory(choice.device)
-    if choice.loaded_bytes > free:  # else the system would end some process, likely this one
+    if choice.loaded_bytes > free:  # otherwise the system would end some process, probably this one
         raise DoesNotFit(
             f"{choice.target.name} needs {choice.loaded_bytes / 2**30:.1f} GiB of memory and "
             f"{free / 2**30:.1f} GiB are free on {choice.device}; close other programs, or choose a smaller model."
@@ -56,10 +56,10 @@ def load_target(choice: LoadSpec, reporter: Reporter, beside: Target | None = No
 
 
 def known_exactness(choice: Choice, target: Target, profile: ModelProfile) -> Exactness:
-    """Return how exact trees of this choice are on this target, or an unchecked promise for the native engine.
+    """Return how exactly this target computes trees of this choice, or an unchecked promise for the native engine.
 
     With `choice.exact` the self-test runs now. It also runs now in torch, because its result decides how rows are
-    computed. Otherwise it can wait. Raises UsageMistake where `choice.exact` cannot be had.
+    computed. Otherwise it can wait. Raises UsageMistake if `choice.exact` is impossible.
     """
     widest = widest_tree(choice)
     found = profile.exactness(target, widest)
@@ -103,8 +103,8 @@ def calibrated(
 ) -> list[tuple[Quantity[Calibration], Calibration]]:
     """Return the calibrations of all drafters in `drafter`, with the names under which they are saved.
 
-    Those of phrases, of the draft model and of several drafters together are replaced by the saved ones; a trained
-    drafter has its own since it was loaded.
+    Those of phrases, of the draft model and of merged drafters are replaced by the saved ones; a trained drafter has
+    had its own since it was loaded.
     """
     found: list[tuple[Quantity[Calibration], Calibration]] = []
 
@@ -153,14 +153,14 @@ PROMPTS = (
     "List the planets of the solar system in order.",
     "Write a Python function that returns the longest word of a sentence.",
 )
-LONGEST = 8  # draft forwards of a step
-MOST_READS = 600  # reads with some of the layers, in one probe
+LONGEST = 8  # forwards of one draft
+MOST_READS = 600  # reads with some of the layers in one probe
 GUESSED = (0.5, 0.1, 0.05, 0.03)  # acceptance rate of candidates before a probe, by rank
 
 
 @dataclass(frozen=True)
 class _Flat:
-    """Forwards that cost the same whatever their rows: trees of a fixed size are not weighed."""
+    """Costs that do not depend on rows, for trees of a fixed size."""
 
     def at(self, rows: int, context: int) -> float:
         return 1.0
@@ -179,7 +179,7 @@ def probing(target: Target, profile: ModelProfile) -> Measuring[list[KeptLayers]
 
 
 def load_layers(choice: Choice, target: Target, profile: ModelProfile, costs: ForwardCostModel | None) -> Layers | None:
-    """Return the drafter if the choice includes it, with the layers that a probe found, else with outer layers.
+    """Return the drafter of the target's own layers if the choice includes it: the layers of a probe, else outer ones.
 
     Raises UsageMistake for a model of one layer, and for one whose layers cannot draft without the others.
     """
@@ -221,7 +221,7 @@ def best_layers(found: Sequence[KeptLayers], shape: Shape, costs: ForwardCostMod
 
 
 def outer_layers(count: int) -> KeptLayers:
-    """Return the layers to draft with before a probe: three quarters of all, without those in the middle.
+    """Return the layers to draft with before a probe: three quarters of all, without some in the middle.
 
     Their acceptance rate is a guess, which the drafter corrects as it drafts.
     """

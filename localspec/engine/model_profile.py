@@ -1,4 +1,4 @@
-"""What is measured of a model as it was loaded: how exact it is, what its forwards cost, what its replies are like."""
+"""The measurements of a loaded model: how exact it is, what its forwards cost, how its replies were accepted."""
 
 import time
 from collections.abc import Generator
@@ -50,7 +50,7 @@ class ModelProfile:
 
     @classmethod
     def of(cls, choice: LoadSpec, cache: MeasurementCache) -> Self:
-        """Return the profile of a model as this choice loads it. Raises LocalspecError where its files are damaged."""
+        """Return the profile of a model as this choice loads it. Raises LocalspecError if its files are damaged."""
         identity = cache.identity(choice.target.path)
         packing = f"{choice.quantize} above {choice.threshold}" if choice.threshold else choice.quantize
         packing = as_draft(packing) if choice.drafts else packing
@@ -60,19 +60,20 @@ class ModelProfile:
 
     @property
     def reporter(self) -> Reporter:
-        """Where measurements, and trouble with them, are reported."""
+        """The reporter of measurements and of problems with them."""
         return self.cache.reporter
 
     def recall(self, quantity: Quantity[T]) -> T | None:
-        """Return the value that was kept of this model; None where there is none."""
+        """Return the saved value for this model; None if there is none."""
         return self.cache.recall(quantity, self.subject)
 
     def remember(self, quantity: Quantity[T], value: T) -> None:
-        """Keep a value for later sessions."""
+        """Save a value for later sessions."""
         self.cache.remember(quantity, self.subject, value)
 
     def exactness(self, target: Target, widest: int) -> Exactness | None:
-        """Return how exact trees of up to `widest` rows are, and set the target's row multiple; None if unknown."""
+        """Return how exactly trees of up to `widest` rows are computed, and set the target's row multiple; None if
+        unknown."""
         found = self.cache.recall(EXACTNESS, self._exactness_subject(target))
         if found is None or (found.bitwise and found.widest < widest):
             return None
@@ -80,7 +81,8 @@ class ModelProfile:
         return found
 
     def checking(self, choice: LoadSpec, target: Target, widest: int) -> Measuring[Exactness]:
-        """Measure how exact trees of up to `widest` rows are, save it, and set the row multiple of the target."""
+        """Measure how exactly trees of up to `widest` rows are computed, save it, and set the row multiple of the
+        target."""
         found = yield from checking_exactness(choice, target, widest)
         self.cache.remember(EXACTNESS, self._exactness_subject(target), found)
         target.row_multiple = found.multiple
@@ -110,10 +112,10 @@ class ModelProfile:
         return self.cache.measuring(COSTS, self.subject, measure_now)
 
     def add_reply(self, drafter: str, statistics: Statistics) -> None:
-        """Add one reply to what is kept of a drafter, by its `reply_key`."""
+        """Add one reply to the saved figures of a drafter, under its `reply_key`."""
         if statistics.steps and statistics.token_ids:
             sums = with_reply(self.cache.recall(REPLIES, self.replies_subject) or {}, drafter, statistics)
-            # Trouble is not worth a sentence: the next reply will tell as much.
+            # A problem is not worth a sentence: the next reply is as informative.
             self.cache.remember(REPLIES, self.replies_subject, sums, silent=True)
 
 

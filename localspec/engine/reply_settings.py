@@ -1,4 +1,4 @@
-"""What was asked for, and what a model says of itself -> how a reply is sampled."""
+"""Turns settings and a model's recommendations into the sampling of a reply, and into its thinking."""
 
 import secrets
 from collections.abc import Mapping
@@ -12,10 +12,10 @@ from localspec.models.chat_tokenizer import ChatTokenizer
 
 
 def requested_sampling(settings: Settings, generation: Mapping[str, Any], name: str = "") -> Sampling:
-    """Return what was asked for, else what `default_sampling` says; with a fresh seed where none was given.
+    """Return the sampling of the settings, else that of `default_sampling`, with a fresh seed if none was given.
 
-    `generation` is the model's generation_config.json, `name` what the model is called. Raises UsageMistake for what
-    was asked for and has no effect.
+    `generation` is the model's generation_config.json, `name` the model's name. Raises UsageMistake for a setting
+    without effect.
     """
     default = default_sampling(generation, name, settings.think)
     chosen = tuple(key for key in ("temperature", "top_p", "top_k", "min_p") if getattr(settings, key) is not None)
@@ -46,10 +46,10 @@ def requested_sampling(settings: Settings, generation: Mapping[str, Any], name: 
 
 
 def requested_thinking(settings: Settings, chat: ChatTokenizer, model: str, system: str | None = None) -> bool | None:
-    """Whether it is told to think; None leaves that to its chat template.
+    """Return whether the model is asked to think; None leaves that to its chat template.
 
-    Raises UsageMistake where that was asked for of this very model and its template heeds it not, at all or beside this
-    `system` prompt. What stands in config.toml is meant for those models that heed it.
+    Raises UsageMistake if thinking was set for this model and its template ignores it, at all or with this `system`
+    prompt. A setting in config.toml may be ignored.
     """
     if settings.think is None or chat.heeds_switch(system):
         return settings.think

@@ -1,4 +1,4 @@
-"""The JSON object of one reply: who wrote it, how, and its figures."""
+"""The JSON object of one reply: the model, the settings and the figures."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -12,9 +12,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Report:
-    """What is known of a reply before it begins.
+    """The facts about a reply that are known before it begins.
 
-    `start` holds the fields that do not depend on how the reply goes. `exactness` says in words how exact replies are.
+    `start` holds the fields that do not depend on the course of the reply. `exactness` says in words how exact replies
+    are.
     """
 
     start: dict[str, Any]
@@ -47,7 +48,7 @@ class Report:
         return cls(start, engine.exactness.label(sampling.rule), load_seconds)
 
     def of(self, text: str, reasoning: str, reason: str, statistics: Statistics) -> dict[str, Any]:
-        """Return the object, once the reply is over."""
+        """Return the object after the end of the reply."""
         return {
             "text": text,
             "reasoning": reasoning,
@@ -61,7 +62,7 @@ class Report:
         }
 
     def figures(self, statistics: Statistics) -> dict[str, Any]:
-        """Return the times, what speculation did, and the bytes in memory."""
+        """Return the times, the figures of speculation, and the bytes in memory."""
         return figures_of(statistics, self.load_seconds)
 
 
@@ -72,7 +73,7 @@ def sampling_facts(sampling: Any) -> dict[str, Any]:
 
 
 def figures_of(statistics: Statistics, load_seconds: float) -> dict[str, Any]:
-    """Return the times of a reply, what speculation did, and the bytes in memory."""
+    """Return the times of a reply, the figures of speculation, and the bytes in memory."""
     memory = statistics.memory
     return {
         "reused_tokens": statistics.reused_tokens,

@@ -1,4 +1,4 @@
-"""What may end the program, as a driver's error can: tried once, kept, and not tried again where it did."""
+"""Trials of code that may crash the process, such as GPU kernels: tried once, saved, and not repeated after a crash."""
 
 import os
 import time
@@ -16,20 +16,18 @@ from localspec.engine.backends import Target, find_step_form, recording_troubles
 from localspec.machine.hardware import versions
 from localspec.machine.nvidia import nvidia_driver
 
-PATIENCE = 60.0  # seconds for another process that is at it
+PATIENCE = 60.0  # seconds to wait for another process that is trying
 LOOK_SECONDS = 0.2
-ENDS = 2  # so often a process may end in a trial: once is somebody who closes a window
+ENDS = 2  # crashes that settle a trial: one may only be a closed window
 ENDED = "the program crashed each time this was tried; it is tried again after a driver update"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a trial found, and the reason if that is not the best.
+    """The result of a trial, and the reason if that is not the best.
 
-    A `passing` verdict is tried again by the next session.
-
-    `tried_by` is the process that has begun a trial and has not finished. If the trial ended the program, the next
-    process finds this; `ended` processes have ended so before.
+    A `passing` verdict is tried again by the next session. `tried_by` is the process that has begun a trial and has not
+    finished. If the trial ended the process, the next one finds this; `ended` counts such processes.
     """
 
     outcome: str
@@ -40,7 +38,7 @@ class Verdict:
 
 
 def verdict_quantity(name: str, sound: Callable[[Verdict], bool]) -> Quantity[Verdict]:
-    """Return the quantity under which such verdicts are saved. One that is not `sound` is found again."""
+    """Return the quantity under which such verdicts are saved. A verdict that is not `sound` is tried again."""
 
     def read(value: Any) -> Verdict | None:
         found = Verdict(**value)
@@ -56,9 +54,8 @@ def tried(
 ) -> Verdict:  # fmt: skip
     """Return the saved verdict, or the result of `try_out`.
 
-    Return the fallback if another process is trying, or all trials ended their process.
-
-    The progress is "Looking whether `what` on this GPU". Raises what `try_out` does.
+    Return the fallback if another process is trying, or all trials ended their process. The progress is "checking once
+    whether `what` on this GPU". Raises the errors of `try_out`.
     """
     ourselves, until = _process(os.getpid()), time.monotonic() + PATIENCE
     while (found := cache.recall(quantity, subject)) is not None and _alive(found.tried_by, ourselves):
@@ -68,33 +65,33 @@ def tried(
         time.sleep(LOOK_SECONDS)
     ended = 0 if found is None or found.tried_by in ("", ourselves) else found.ended + 1
     if found is not None and (not found.tried_by or ended >= ENDS):
-        cache.remember(quantity, subject, found, silent=True)  # it is still of use, and measurements of long ago go
+        cache.remember(quantity, subject, found, silent=True)  # it is still in use, and old measurements are deleted
         return found
     cache.reporter.progress(f"checking once whether {what} on this GPU")
     cache.remember(quantity, subject, Verdict(fallback, ENDED, tried_by=ourselves, ended=ended))
     found = Verdict(fallback, passing=True)
     try:
         found = try_out()
-    finally:  # also where somebody pressed Ctrl+C
+    finally:  # also after Ctrl+C
         now = cache.recall(quantity, subject)
-        if now is None or now.tried_by in ("", ourselves):  # else another process began at the same moment
+        if now is None or now.tried_by in ("", ourselves):  # otherwise another process began at the same moment
             cache.remember(quantity, subject, found)
     return found
 
 
 def with_driver(subject: str) -> str:
-    """Return what a verdict is valid for. A newer driver is tried again."""
+    """Return the subject for which a verdict is valid. A newer driver is tried again."""
     driver = nvidia_driver()
     return f"{subject} · driver {driver.version if driver else 'unknown'}"
 
 
 def _process(number: int) -> str:
-    """Return a process by its number and start time, because numbers are used again."""
+    """Return a process as its number and start time, because numbers are reused."""
     return f"{number} {psutil.Process(number).create_time()}"
 
 
 def _alive(process: str, ourselves: str) -> bool:
-    """Whether a process other than this one is there."""
+    """Return whether this process runs and is not ours."""
     try:
         return process != ourselves and _process(int(process.split(maxsplit=1)[0])) == process
     except (psutil.Error, ValueError, IndexError):
@@ -107,9 +104,9 @@ _settled: dict[str, Verdict] = {}  # by device
 
 
 def settle_kernels(device: str, cache: MeasurementCache) -> None:
-    """Lets a GPU compute with our own kernels, where a trial finds them right; to be called before a model is loaded.
+    """Let a GPU compute with our kernels if a trial finds them right. Call it before a model is loaded.
 
-    Says once in a process where libraries compute in their place.
+    Report once per process if libraries compute instead.
     """
     if not device.startswith("cuda") or device in _settled:
         return
@@ -147,7 +144,7 @@ STEP_FORM = verdict_quantity("form of steps", lambda found: found.outcome in get
 
 
 def settle_step_form(device: str, target: Target, cache: MeasurementCache, subject: str) -> None:
-    """Let a model on a GPU play recordings of its steps, if a self-check finds that their bits are right.
+    """Let a model on a GPU replay recordings of its steps if a self-check finds their bits right.
 
     The verdict is valid for `subject` and the driver.
     """
@@ -178,7 +175,7 @@ class RecordingWatch:
         self._subject = with_driver(subject) if self._watches else subject
 
     def look(self) -> None:
-        """Check the recordings after a reply, whose text is the same in any form."""
+        """Check the recordings after a reply, whose text is the same in either form."""
         steps, drafts = recording_troubles(self._target) if self._watches else (None, None)
         if steps is not None and self._tell("steps are", steps):
             self._cache.remember(STEP_FORM, self._subject, Verdict("static", steps))
@@ -186,7 +183,7 @@ class RecordingWatch:
             self._tell("what the drafter computes is", drafts)
 
     def _tell(self, what: str, why: str) -> bool:
-        """Says that something is recorded no more, unless that was said."""
+        """Report that something is no longer recorded, unless that was reported before."""
         if what in self._told:
             return False
         self._told.add(what)
