@@ -1,8 +1,8 @@
 """DFlash: a few layers draft a block of mask tokens at once, with features made from some of the target's states.
 
-    text   a    b    c         root  mask  mask       Each row of the block sees the whole text and the whole block. The
-    keys   f_a  f_b  f_c       root  mask  mask       text has only keys and values, made from the target's states.
-                                     t     t'         A mask's state predicts the token in its own place.
+text   a    b    c         root  mask  mask       Each row of the block sees the whole text and the whole block. The
+keys   f_a  f_b  f_c       root  mask  mask       text has only keys and values, made from the target's states.
+                                 t     t'         A mask's state predicts the token in its own place.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,1 +1,1 @@
-"""Tensors in torch: the transformers, their weights and caches, and what trained drafters learn with."""
+"""Tensors in torch: the transformers, their weights and caches, and the base of training drafters."""

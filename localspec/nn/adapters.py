@@ -1,4 +1,4 @@
-"""LoRA adapters of a transformer's linear layers and head: made, and exchanged with peft under its own names."""
+"""LoRA adapters of a transformer's linear layers and head, exchanged with peft under its names."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
@@ -13,7 +13,7 @@ from localspec.nn.transformer import Transformer
 
 
 class Adapters(nn.Module, Mapping[int, Mapping[str, LoraAdapter]]):
-    """Adapters of some layers, by layer and by linear layer, as `Transformer.forward` takes them; and of the head.
+    """Adapters of some layers, by layer and by linear layer, as `Transformer.forward` takes them, and of the head.
 
     In training a share `dropout` of their inputs is zero.
     """
@@ -65,7 +65,7 @@ class Adapters(nn.Module, Mapping[int, Mapping[str, LoraAdapter]]):
 
     @torch.no_grad()
     def change_of(self, name: str) -> torch.Tensor | None:
-        """Return what is added to one of our weights [out, in], by its name in `weight_map`; None for nothing."""
+        """Return the change of one of our weights [out, in], by its name in `weight_map`; None if there is none."""
         adapter = self.head if name == "lm_head.weight" else None
         if name.startswith("layers.") and name.endswith(".weight"):
             _, index, linear, _ = name.split(".")
@@ -86,7 +86,7 @@ class Adapters(nn.Module, Mapping[int, Mapping[str, LoraAdapter]]):
 
     @torch.no_grad()
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load what `tensors` gave. Raises LocalspecError for a tensor that is missing or has another shape."""
+        """Load the result of `tensors`. Raises LocalspecError for a tensor that is missing or has another shape."""
         for part, adapter, rows in self._pairs():
             lora_a, lora_b = tensors.get(part.lora_a), tensors.get(part.lora_b)
             if lora_a is None or lora_b is None:
@@ -101,7 +101,7 @@ class Adapters(nn.Module, Mapping[int, Mapping[str, LoraAdapter]]):
             adapter.lora_B[part.start : part.end, rows] = own.to(adapter.lora_B)
 
     def peft_config(self, base: str) -> dict[str, object]:
-        """Return what adapter_config.json must say for peft to read the same adapters."""
+        """Return the contents of adapter_config.json with which peft reads the same adapters."""
         parts = {part.name.rpartition(".")[2] for part in self._parts}
         return {
             "peft_type": "LORA",
@@ -118,7 +118,7 @@ class Adapters(nn.Module, Mapping[int, Mapping[str, LoraAdapter]]):
         }
 
     def _pairs(self) -> Iterator[tuple[AdaptedPart, LoraAdapter, slice]]:
-        """Yield each projection, the adapter that it is a block of, and the block's rows of A and columns of B."""
+        """Yield each projection, its adapter, and the rows of A and columns of B that form its block."""
         for part in self._parts:
             rows = slice(part.block * self.rank, (part.block + 1) * self.rank)
             yield part, self._adapters[part.layer][part.linear], rows

@@ -14,10 +14,10 @@ from localspec.nn import own_kernels, row_kernels
 Attention = Callable[..., torch.Tensor]  # of queries, keys, values, mask and scale
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
-# With fewer, matrix multiplication takes another path and rounds differently.
+# With fewer rows, matrix multiplication takes another path and rounds differently.
 LEAST_ROWS = 4
 LEAST_SLOTS = 512
-COLUMNS = 16  # of ones: with a single one the product would take another path
+COLUMNS = 16  # of ones: a single one would take another path of the product
 
 
 def fastest(
@@ -34,11 +34,12 @@ def fastest(
 def invariant(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scale: float | None = None
 ) -> torch.Tensor:
-    """Compute attention so that a row's result is the same to the bit alone and in any tree, at any slots.
+    """Compute attention so that a row's result is bit-identical by itself and in any tree, at any slots.
 
     Two fp32 matrix products add up slot after slot, so masked slots add exact zeros wherever they are. The sum of the
-    weights must be taken in the same order, so it is one more product, with ones. Our own kernels sum page by page, and
-    then add the pages' sums: every ancestor must be in the page where it is in plain decoding (`DraftTree.aligned`).
+    weights must be taken in the same order, so it is a further product, with ones. Our own kernels sum page by page,
+    and then add the pages' sums: every ancestor must be in the page where it is in plain decoding
+    (`DraftTree.aligned`).
     """
     if own_kernels.serve(keys, queries, values) and row_kernels.attends(queries, keys, values):
         return row_kernels.attention(queries, keys, values, mask, scale).to(queries.dtype)
@@ -79,7 +80,7 @@ def with_sinks(
 
 
 def gelu(x: torch.Tensor) -> torch.Tensor:
-    """GELU by tanh."""
+    """Return GELU by its tanh approximation."""
     return F.gelu(x, approximate="tanh")
 
 

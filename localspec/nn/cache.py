@@ -1,4 +1,4 @@
-"""Keys and values of all that the target has read; a branch that is kept is moved to its place."""
+"""Keys and values of the committed tokens and of the tree under test; an accepted branch is moved after the text."""
 
 from collections.abc import Collection, Sequence
 from copy import copy
@@ -14,8 +14,8 @@ from localspec.nn.transfer import uploaded
 class KVCache:
     """One slot per token: those below `length` hold the committed tokens in order, those after it the tree under test.
 
-    Slots are allocated in buckets as the text needs them, never for all that a model could hold; attention never looks
-    at fewer than `least`. Layers of one shape lie in one tensor [layers, 2, num_kv_heads, slots, head_dim].
+    Slots are allocated in buckets as the text needs them, never for the longest possible text; attention never reads
+    fewer than `least`. Layers of one shape are in one tensor [layers, 2, num_kv_heads, slots, head_dim].
     """
 
     def __init__(
@@ -26,14 +26,14 @@ class KVCache:
         device: torch.device | str,
         least: int = 0,
     ) -> None:
-        """`shapes` are (num_kv_heads, head_dim) of each layer, None of one that keeps nothing."""
+        """`shapes` are (num_kv_heads, head_dim) by layer; None for a layer without keys and values."""
         self.length = 0
         self.recordings: dict[Any, Any] = {}  # of forwards over these very slots (`StaticForward`)
         self._least = _rounded(least)
         slots = max(_rounded(slots), self._least)
-        # A model may have recurrent layers alone: then one tensor of no layers says how many slots there are.
+        # If a model has only recurrent layers, one tensor of no layers stores the number of slots.
         kinds = list(dict.fromkeys(shape for shape in shapes if shape is not None)) or [(1, 1)]
-        # Zeros, not empty: a masked slot weighs nothing, but nothing times NaN is NaN.
+        # Zeros instead of uninitialised memory: a masked slot has weight 0, but 0 times NaN is NaN.
         self._slots = [
             torch.zeros(shapes.count(kind), 2, kind[0], slots, kind[1], dtype=dtype, device=device) for kind in kinds
         ]
@@ -51,9 +51,9 @@ class KVCache:
         return sum(slots.nbytes for slots in self._slots)
 
     def reserve(self, slots: int, spare: bool = True) -> None:
-        """Make room for `slots` tokens, tree included. Growing copies, so with `spare` it grows by half at least.
+        """Make room for `slots` tokens, tree included. Growing copies, so with `spare` it grows at least by half.
 
-        Raises what torch does where memory runs out; the cache is then unchanged.
+        Raises torch's errors if memory runs out; the cache is then unchanged.
         """
         if slots <= self.capacity:
             return
@@ -67,7 +67,7 @@ class KVCache:
         self.recordings.clear()
 
     def visible(self, rows: int) -> int:
-        """Return how many slots attention looks at when `rows` new tokens follow the committed ones."""
+        """Return how many slots attention reads when `rows` new tokens follow the committed ones."""
         return min(max(_rounded(self.length + rows), self._least), self.capacity)
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -81,7 +81,7 @@ class KVCache:
         return both[0, :, :seen], both[1, :, :seen]
 
     def placing(self, layer: int, rows: int) -> Placing:
-        """Return where `write` puts so many rows."""
+        """Return where `write` puts this many rows."""
         assert self.length + rows <= self.capacity, f"{self.length + rows} slots needed, {self.capacity} allocated"
         return Placing(self.slots_of(layer), self.visible(rows), None, self.length)
 
@@ -110,26 +110,26 @@ class KVCache:
         return torch.cat([slots[:, :, :, places].movedim(3, 0).flatten(1) for slots in self._slots], 1)
 
     def fill(self, generator: torch.Generator) -> None:
-        """Put random keys and values in all slots: for measurements, which need numbers and no text.
+        """Put random keys and values in all slots, for measurements, which need no text.
 
-        They are made where the slots are, for they may be too many to send.
+        They are generated on the cache's device, because they may be too many to send.
         """
         seed = int(torch.randint(2**31, (1,), generator=generator))
         for slots in self._slots:
             slots.normal_(generator=torch.Generator(slots.device).manual_seed(seed))
 
     def forget(self, layer: int, rows: int) -> None:
-        """Put zeros in so many rows of a layer, after the committed tokens."""
+        """Put zeros in this many rows of a layer, after the committed tokens."""
         if place := self._places[layer]:
             self._slots[place[0]][place[1], :, :, self.length : self.length + rows] = 0
 
     def truncate(self, length: int) -> None:
-        """Forgets everything after the first `length` tokens."""
+        """Discard everything after the first `length` tokens."""
         assert 0 <= length <= self.length
         self.length = length
 
     def assume(self, length: int) -> None:
-        """Count the first `length` slots as committed; those that were never written hold zeros."""
+        """Count the first `length` slots as committed; unwritten ones hold zeros."""
         assert 0 <= length <= self.capacity
         self.length = length
 
@@ -138,7 +138,8 @@ class KVCache:
         return min(length, self.length)
 
     def copy(self, length: int, slots: int) -> Self:
-        """Return a cache with the first `length` tokens, and room for `slots`. Raises what torch does."""
+        """Return a cache with the first `length` tokens, and room for `slots`. Raises torch's errors if memory runs
+        out."""
         other = copy(self)
         other.length, other.recordings = length, {}
         room = max(_rounded(max(slots, length)), self._least)
@@ -149,12 +150,12 @@ class KVCache:
 
     @property
     def pinned(self) -> bool:
-        """Whether there are recordings, which hang on these slots."""
+        """Whether there are recordings over these slots."""
         return bool(self.recordings)
 
     @torch.inference_mode()
     def take(self, other: Self) -> bool:
-        """Take over what another cache holds where this one is pinned and has room for it."""
+        """Take over the contents of another cache if this one is pinned and has room for them."""
         if not self.pinned or self.capacity < other.length:
             return False
         for there, here in zip(other._slots, self._slots, strict=True):
@@ -170,20 +171,20 @@ class LentKeys:
         self._cache, self.length = cache, cache.length
 
     def visible(self, rows: int) -> int:
-        """Return as many slots as there are committed tokens: rows see nothing else."""
+        """Return the number of committed tokens: rows see nothing else."""
         return self.length
 
     def of_layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values of one of the lender's layers, [1, num_kv_heads, tokens, head_dim] each."""
+        """Return keys and values of one of the lender's layers, each [1, num_kv_heads, tokens, head_dim]."""
         keys, values = self._cache.slots_of(layer)[:, None, :, : self.length]
         return keys, values
 
 
 class TextPrefix:
-    """Keys and values of texts side by side, in place of a cache: gradients flow through what is read.
+    """Keys and values of texts side by side, used like a cache: gradients flow through what is read.
 
-    They are those of the first forward, until `closed` gives the prefix of later forwards, whose rows follow them and
-    are not kept. Of layers that are not in `layers`, where those are given, nothing is saved.
+    They come from the first forward. `closed` then gives the prefix for later forwards, whose rows follow it and are
+    not stored. If `layers` are given, nothing is saved of other layers.
     """
 
     def __init__(self, layers: Collection[int] | None = None) -> None:
@@ -192,7 +193,8 @@ class TextPrefix:
         self._read: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # [batch, num_kv_heads, length, head_dim] each
 
     def closed(self) -> "TextPrefix":
-        """Return the texts as they were read. This one keeps nothing more, should a gradient read them again."""
+        """Return the texts as they were read. This object stores nothing more, even if a gradient reads the texts
+        again."""
         read = TextPrefix(self._layers)
         read._read, self._layers = self._read, ()
         self._read = {}
@@ -200,11 +202,11 @@ class TextPrefix:
         return read
 
     def visible(self, rows: int) -> int:
-        """Return as many slots as there are tokens and new rows."""
+        """Return the number of tokens and new rows."""
         return self.length + rows
 
     def extended(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the layer's keys and values of the texts followed by those of new rows, [batch, heads, rows, dim]."""
+        """Return the layer's keys and values of the texts, followed by those of new rows, [batch, heads, rows, dim]."""
         if not self.length:
             if self._layers is None or layer in self._layers:
                 self._read[layer] = keys, values

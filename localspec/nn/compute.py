@@ -1,4 +1,4 @@
-"""What drafters compute with where torch computes, as `decoding/compute.py` describes it."""
+"""The arithmetic of drafters in torch, as `decoding/compute.py` describes it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,12 +33,12 @@ from localspec.nn.weights import Weights
 from localspec.weights.checkpoint import inspect
 from localspec.weights.stored import read_config, stored_parts, stored_sizes
 
-LEAST_SIDE, LEAST_WEIGHTS = 64, 2**16  # of a drafter's matrix that is packed
+LEAST_SIDE, LEAST_WEIGHTS = 64, 2**16  # of a drafter's matrix that is worth packing
 
 
 @dataclass(frozen=True)
 class TorchLinear:
-    """y = x Wᵀ + b; weight [out, in], or [n, out, in] where each row has a layer of its own."""
+    """y = x Wᵀ + b; weight [out, in], or [n, out, in] with one layer per row."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
@@ -58,10 +58,10 @@ class TorchLinear:
 
 
 class TorchLinears(TorchLinear):
-    """A layer for each row."""
+    """One layer for each row."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Apply the first layers to as many rows, one each."""
+        """Apply the first layers to as many rows, one layer per row."""
         weight = self.weight[: len(x)]
         if self.bias is not None:
             y = torch.baddbmm(self.bias[: len(x), None], x[:, None], weight.transpose(1, 2))[:, 0]
@@ -91,7 +91,7 @@ class PackedLayer:
 
 @dataclass(frozen=True)
 class PackedLayers:
-    """A layer for each row."""
+    """One layer for each row."""
 
     layers: Sequence[PackedLayer]
 
@@ -101,26 +101,26 @@ class PackedLayers:
         return sum(layer.nbytes for layer in self.layers)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Apply the first layers to as many rows, one each."""
+        """Apply the first layers to as many rows, one layer per row."""
         return torch.cat([layer(x[row : row + 1]) for row, layer in enumerate(self.layers[: len(x)])])
 
 
 @dataclass(frozen=True)
 class TorchHeadRows:
-    """Some rows of a head, of the head's own class."""
+    """Some rows of a head, in the head's own class."""
 
     layer: Callable[[torch.Tensor], torch.Tensor]
     nbytes: int
 
     @torch.inference_mode()
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return their logits of states."""
+        """Return the logits of these rows for some states."""
         return self.layer(x)
 
 
 @dataclass(frozen=True)
 class TorchAdapter:
-    """What an adapter adds to a linear layer."""
+    """The change of a linear layer by an adapter."""
 
     a: torch.Tensor
     b: torch.Tensor
@@ -136,7 +136,7 @@ class TorchAdapters(dict[int, dict[str, TorchAdapter]]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that they hold."""
+        """Bytes of the adapters."""
         return sum(one.a.nbytes + one.b.nbytes for layer in self.values() for one in layer.values())
 
 
@@ -148,17 +148,17 @@ class TorchRowModel:
         self.use_step_form(form)
 
     def use_step_form(self, form: StepForm) -> None:
-        """Read rows in this form from now on; whether they are recorded is for the recorder to say."""
+        """Read rows in this form from now on; the recorder decides whether they are recorded."""
         self.static = None if form == "eager" else StaticForward(self._transformer, self._recorder)
 
     @property
     def sizes(self) -> TransformerConfig:
-        """What its family and its sizes are."""
+        """Family and sizes."""
         return self._transformer.config
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its weights."""
+        """Bytes of the weights."""
         return self._transformer.nbytes
 
     @property
@@ -175,7 +175,7 @@ class TorchRowModel:
         return self._transformer.embed(ids).detach()
 
     def adapters(self, adapters: Mapping[int, Mapping[str, LowRank]]) -> TorchAdapters:
-        """Make adapters fit for `read_rows`."""
+        """Return adapters in the form for `read_rows`."""
         return TorchAdapters(
             {layer: {name: self._adapter(one) for name, one in some.items()} for layer, some in adapters.items()}
         )
@@ -192,7 +192,7 @@ class TorchRowModel:
         layers: Sequence[int] | None = None,
         adapters: PackedAdapters | None = None,
     ) -> torch.Tensor:
-        """Read a chain of rows behind the committed tokens; return their states after the final norm."""
+        """Read a chain of rows after the committed tokens; return their states after the final norm."""
         assert isinstance(cache, KVCache) and isinstance(adapters, TorchAdapters | None)
         rows = len(inputs)
         if self.static is not None and self.static.reads(cache, rows) and not isinstance(cache, StateCache):
@@ -205,7 +205,7 @@ class TorchRowModel:
 
     @torch.inference_mode()
     def read_borrowed(self, inputs: torch.Tensor, cache: TokenCache, position: int) -> torch.Tensor:
-        """Read inputs, each at this position behind another model's tokens; return states after the final norm."""
+        """Read inputs, all at this position, with another model's keys and values; return their final states."""
         assert isinstance(cache, KVCache)
         positions = torch.full((len(inputs),), position, device=self._device)
         nothing = torch.zeros(len(inputs), 0, dtype=torch.bool, device=self._device)
@@ -213,7 +213,7 @@ class TorchRowModel:
         return states
 
     def forget_rows(self, cache: TokenCache, rows: int, layers: Sequence[int]) -> None:
-        """Put zeros there: a masked slot has the weight 0, but 0 times infinity is NaN and would reach the target."""
+        """Write zeros there: a masked slot has the weight 0, but 0 times infinity is NaN and would reach the target."""
         assert isinstance(cache, KVCache)
         for layer in layers:
             cache.forget(layer, rows)
@@ -224,7 +224,7 @@ class TorchRowModel:
         return self._transformer.head(states.to(self._transformer.computes_in))
 
     def head_rows(self, ids: Sequence[int]) -> TorchHeadRows:
-        """Return the part of the head that makes the logits of these tokens."""
+        """Return the part of the head for the logits of these tokens."""
         return TorchHeadRows(*self._transformer.head_of(torch.tensor(ids, device=self._device)))
 
 
@@ -232,13 +232,13 @@ class TorchCompute:
     """Arithmetic in the precision of a transformer's activations, on its device."""
 
     def __init__(self, transformer: Transformer) -> None:
-        # What fails of a drafter's own is no reason to record no steps of the target.
+        # Separate, so that a failing recording of a drafter does not stop those of the target.
         self.recorder, self.draft_recorder = Recorder(), Recorder()
         self._transformer, self.target = transformer, TorchRowModel(transformer, self.recorder)
         self.step_form: StepForm = "eager"
 
     def use_step_form(self, form: StepForm) -> None:
-        """Read rows in this form from now on, as models do that are made later."""
+        """Read rows in this form from now on, also in models that are created later."""
         self.step_form = form
         for recorder in (self.recorder, self.draft_recorder):
             recorder.active, recorder.trouble = form == "captured", None
@@ -251,7 +251,7 @@ class TorchCompute:
     def stored(
         self, file: Path, tensors: Mapping[str, Array], of: str, reporter: Reporter | None = None
     ) -> Mapping[str, Array]:
-        """Return the tensors as they are."""
+        """Return the tensors unchanged."""
         return tensors
 
     def rows(self, values: Floats) -> torch.Tensor:
@@ -260,11 +260,11 @@ class TorchCompute:
 
     @cached_property
     def _packs(self) -> bool:
-        """Whether matrices of drafters are in NF4 like the target's: where our own kernels read a row of it as fast."""
+        """Whether drafters' matrices are in NF4 like the target's: if our own kernels read a row of it as fast."""
         return self._transformer.linear_class is NF4Linear and own_kernels.trouble(self._device) is None
 
     def _packed(self, weight: Floats, bias: Floats | None, silu: bool) -> PackedLayer | None:
-        """Return a layer in NF4; None where it is too small to gain by that, and where none are packed."""
+        """Return a layer in NF4; None if it is too small to gain by that, or nothing is packed."""
         if not self._packs or min(weight.shape) < LEAST_SIDE or weight.size < LEAST_WEIGHTS:
             return None
         return PackedLayer(NF4Linear(self.rows(weight), None if bias is None else self.rows(bias)), silu)
@@ -276,15 +276,15 @@ class TorchCompute:
         return TorchLinear(self.rows(weight), None if bias is None else self.rows(bias), silu)
 
     def linears(self, weights: Floats, biases: Floats | None = None, silu: bool = False) -> TorchLinears | PackedLayers:
-        """Return n layers, weights [n, out, in] and biases [n, out]: a row goes through its own."""
+        """Return n layers, weights [n, out, in] and biases [n, out], one per row."""
         of_each = [None] * len(weights) if biases is None else biases
         packed = [self._packed(weight, bias, silu) for weight, bias in zip(weights, of_each, strict=True)]
-        if found := [one for one in packed if one is not None]:  # all are of one size
+        if found := [one for one in packed if one is not None]:  # all have one size
             return PackedLayers(found)
         return TorchLinears(self.rows(weights), None if biases is None else self.rows(biases), silu)
 
     def model(self, sizes: TransformerConfig, rope: Rope | None, weights: Mapping[str, Array]) -> TorchRowModel:
-        """Return a small transformer in the precision that the target computes in."""
+        """Return a small transformer in the precision of the target's computations."""
         rotary = self._transformer.rotary if rope is None else RotaryEmbedding(rope, self._device)
         tensors = {name: self.rows(weights[name]) for name in weight_map(sizes) if name in weights}
         tensors.setdefault("embed_tokens", tensors["norm"].new_zeros(0, sizes.hidden_size))
@@ -293,7 +293,8 @@ class TorchCompute:
         return TorchRowModel(transformer, self.draft_recorder, self.step_form)
 
     def read_model(self, path: Path, context: int) -> TorchRowModel:
-        """Return the small language model of a directory: in int8 if the target is in few bits, else as fine as it."""
+        """Return the small language model of a directory: in int8 if the target is quantized, else in the target's
+        precision."""
         checkpoint = inspect(path)
         config = read_config(checkpoint)
         sizes = stored_sizes(checkpoint, config)
@@ -310,20 +311,20 @@ class TorchCompute:
         return uploaded(numbers, self._device)
 
     def recorded(self, function: RowFunction, *attentions: RowAttention) -> RowFunction:
-        """Return the function, computed by one call where steps are recorded."""
+        """Return the function, computed by one call if steps are recorded."""
         own = [one for one in attentions if isinstance(one, TorchAttention)]
         return RecordedRows(function, self.draft_recorder, own)
 
     def logits(self, rows: torch.Tensor) -> TorchLogits:
-        """Return what `rows` [rows, tokens] are as logits."""
+        """Return `rows` [rows, tokens] as logits."""
         return TorchLogits(rows)
 
     def concat(self, arrays: Sequence[torch.Tensor], axis: int = 0) -> torch.Tensor:
-        """Return tensors side by side."""
+        """Return the tensors joined."""
         return torch.cat(list(arrays), axis)
 
     def repeated(self, row: torch.Tensor, count: int) -> torch.Tensor:
-        """Return a row so many times, in the memory of the one."""
+        """Return a row `count` times, in the memory of one."""
         return row.expand(count, -1)
 
     def at_columns(self, rows: torch.Tensor, ids: Array, width: int) -> torch.Tensor:

@@ -1,8 +1,8 @@
-"""The picks of all rows of logits, made where the logits are but for their last bits.
+"""Finds the picks of all rows of logits on the device, except for their last bits.
 
-A pick is the argmax of scores and of noise that has 64 bits (`Sampling`), and a logarithm is not the same to the last
-bit on every device. So the device finds the few likely winners in fp32, and main memory says which of them it is, as
-where it looks at all ids. Where that is not certain it says so.
+A pick is the argmax of scores plus noise of 64 bits (`Sampling`), and a logarithm is not bit-identical on every device.
+So the device finds the few likely winners in fp32, and main memory decides between them exactly as if it looked at all
+ids. If that is not certain, the result says so.
 """
 
 import math
@@ -19,19 +19,19 @@ from localspec.decoding.logits import Candidate
 from localspec.decoding.sampling import Sampling
 from localspec.nn.transfer import signed
 
-SHOWN = 8  # contenders of a row
-NARROW = 1024  # the likeliest ids, in which what top-k and top-p leave is looked for
-CLOSE = 1e-3  # beyond what fp32 makes of scores, noise and sums of chances; what is closer is not certain
+SHOWN = 8  # contenders per row
+NARROW = 1024  # likeliest ids, among which top-k and top-p are applied
+CLOSE = 1e-3  # more than the fp32 errors of scores, noise and sums of chances; smaller differences are not certain
 
 
 @dataclass(frozen=True)
 class Contenders:
-    """By row the ids that the pick is among, best first, each [rows, SHOWN]; on a device, or brought from there."""
+    """The ids among which the pick of each row is, best first, each [rows, SHOWN]; on a device or in main memory."""
 
     ids: Any
     scores: Any  # at the temperature
-    before: Any  # the chance of all likelier ids, which top-p looks at; of equals, that before the last of them
-    noisy: Any  # scores with noise, in fp32; -inf where there is none, NaN in rows that are not certain
+    before: Any  # the chance of all likelier ids, for top-p; of equal ids, that before the last of them
+    noisy: Any  # scores with noise, in fp32; -inf for no candidate, NaN in rows that are not certain
 
     def pick(self, row: int, position: int, sampling: Sampling) -> int | None:
         """Return the token that is picked of an array's row; None where another way must tell."""
@@ -66,7 +66,7 @@ def keys_of(positions: Sequence[int], sampling: Sampling) -> list[int]:
 def contenders(logits: torch.Tensor, keys: torch.Tensor, sampling: Sampling) -> Contenders:
     """Find the contenders of rows of logits [rows, vocab_size], for their keys [rows]; no operation waits.
 
-    Raises ValueError where truncation leaves more than they are looked for in, as `findable` says.
+    Raises ValueError if truncation leaves too many ids, as `findable` says.
     """
     if not findable(sampling):
         raise ValueError(sampling)
@@ -82,17 +82,17 @@ def contenders(logits: torch.Tensor, keys: torch.Tensor, sampling: Sampling) -> 
 
 
 def findable(sampling: Sampling) -> bool:
-    """Whether contenders can be found."""
+    """Return whether contenders can be found."""
     return sampling.top_k < NARROW
 
 
 def narrows(sampling: Sampling) -> bool:
-    """Whether truncation leaves few ids; else noise is made for all of them, which takes many passes over a row."""
+    """Return whether truncation leaves few ids; otherwise noise for all of them takes many passes over a row."""
     return sampling.top_k > 0 or sampling.top_p < 1
 
 
 def _of_the_likeliest(scores: torch.Tensor, keys: torch.Tensor, sampling: Sampling) -> Contenders:
-    """Find them where truncation leaves few: top-k, then top-p of what is left, then min-p."""
+    """Find contenders if truncation leaves few ids: top-k, then top-p of the rest, then min-p."""
     width = scores.shape[1]
     count = min(NARROW, width)
     likely = scores.topk(count)
@@ -104,7 +104,7 @@ def _of_the_likeliest(scores: torch.Tensor, keys: torch.Tensor, sampling: Sampli
         kept = values >= values[:, sampling.top_k - 1 : sampling.top_k]
         total = values.masked_fill(~kept, float("-inf")).logsumexp(-1, keepdim=True)
         if count < width:
-            certain = certain & ~kept[:, -1:]  # equals might go on
+            certain = certain & ~kept[:, -1:]  # there may be more equal ids
     chances = (values - total).exp()
     before = chances.cumsum(-1) - chances
     if sampling.top_p < 1:
@@ -120,7 +120,7 @@ def _of_the_likeliest(scores: torch.Tensor, keys: torch.Tensor, sampling: Sampli
 
 
 def _of_equals(values: torch.Tensor, before: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what is `before` the first and the last of those with the same value, which may come in any order."""
+    """Return the sums `before` the first and the last of equal values, whose order is arbitrary."""
     places = torch.arange(values.shape[1], device=values.device).expand_as(values)
     ends = torch.ones_like(values, dtype=torch.bool)
     ends[:, :-1] = values[:, :-1] != values[:, 1:]
@@ -139,10 +139,11 @@ def _best(
 
 
 def _noise(keys: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Return what `gumbel` does of ids [rows, n], in fp32, to a few units in the last place of the noise or of 1."""
+    """Return the noise of `gumbel` for ids [rows, n] in fp32, exact to a few units in the last place of the noise or of
+    1."""
     bits = _shifted(_mixed(ids * signed(host.STEP) + keys[:, None]), 11)
     below = (bits.float() + 0.5) * 2.0**-53
-    above = ((2**53 - 1 - bits).float() + 0.5) * 2.0**-53  # 1 - below, without its rounding
+    above = ((2**53 - 1 - bits).float() + 0.5) * 2.0**-53  # 1 - below, without its rounding error
     waited = torch.where(below < 0.5, -below.log(), -(-above).log1p())
     return -waited.log()
 
@@ -154,5 +155,5 @@ def _mixed(z: torch.Tensor) -> torch.Tensor:
 
 
 def _shifted(z: torch.Tensor, bits: int) -> torch.Tensor:
-    """Shifts an int64 to the right as if it had no sign."""
+    """Shift an int64 to the right as if it were unsigned."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)

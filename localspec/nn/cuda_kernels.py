@@ -1,7 +1,7 @@
-"""Compiles the sources in `cuda/` for an NVIDIA card when they are first needed, caches them, and starts kernels.
+"""Compiles the sources in `cuda/` for an NVIDIA GPU on first use, caches them, and starts kernels.
 
-The compiler is NVRTC, which comes with torch's packages for CUDA, so no toolkit is needed. A function takes some tenths
-of a second, once.
+The compiler is NVRTC, which comes with torch's packages for CUDA, so no toolkit is needed. Compiling a function takes
+some tenths of a second, once.
 """
 
 import ctypes
@@ -21,11 +21,11 @@ from localspec.paths import Paths, private_directory, write_anew
 SOURCES = Path(__file__).parent / "cuda"
 SHARED = "tensor_cores.cuh"
 OUT_OF_MEMORY = 2  # the driver's code
-Argument = torch.Tensor | int | float | None  # a pointer, a C int, a C float, and no pointer
+Argument = torch.Tensor | int | float | None  # a pointer, a C int, a C float, or a null pointer
 
 
 class Module:
-    """A compiled source on a card."""
+    """A compiled source on a GPU."""
 
     def __init__(self, binary: bytes, device: torch.device) -> None:
         self.device, self._handle = device, ctypes.c_void_p()
@@ -45,13 +45,13 @@ class Kernel:
         self._module, self._function, self._device = module, module.function(name), module.device
 
     def __call__(self, grid: Sequence[int], threads: int, *arguments: Argument) -> None:
-        """Start the kernel on the current stream of its card, with this many blocks and threads.
+        """Start the kernel on the current stream of its GPU, with this many blocks and threads.
 
         Raises RuntimeError if CUDA fails.
         """
         passed = [_passed(argument) for argument in arguments]
         places = (ctypes.c_void_p * len(passed))(*(ctypes.addressof(one) for one in passed))
-        with torch.cuda.device(self._device):  # a model may be on another card than the current one
+        with torch.cuda.device(self._device):  # a model may be on another GPU than the current one
             stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
             code = _driver().cuLaunchKernel(self._function, *grid, threads, 1, 1, 0, stream, places, None)
         _driven(code, "it cannot be started")
@@ -67,7 +67,7 @@ def _passed(argument: Argument) -> Any:
 
 @cache
 def compiled(device: torch.device, file: str, name: str, **defined: int) -> Kernel:
-    """Return a function of a source, compiled for a card with these constants. Raises RuntimeError if that fails."""
+    """Return a function of a source, compiled for a GPU with these constants. Raises RuntimeError if that fails."""
     return Kernel(_module(device, file, **defined), name)
 
 
@@ -75,20 +75,20 @@ def compiled(device: torch.device, file: str, name: str, **defined: int) -> Kern
 def _module(device: torch.device, file: str, **defined: int) -> Module:
     with torch.cuda.device(device):
         major, minor = torch.cuda.get_device_capability(device)
-        torch.zeros(1, device=device)  # the driver loads into what torch has opened
+        torch.zeros(1, device=device)  # the driver loads into the context that torch has opened
         text, told = source(file), [f"--gpu-architecture=sm_{major}{minor}", *options(defined)]
-        # torch's version says which compiler, before that is loaded.
+        # torch's version identifies the compiler before that is loaded.
         made_of = [torch.__version__, str(torch.version.cuda), *told, text]
         return Module(kept_or_compiled(made_of, lambda: binary_of(text, told)), device)
 
 
 def digest() -> str:
-    """Says which sources these are."""
+    """Return a digest of the sources."""
     return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(SOURCES.glob("*.cu*")))).hexdigest()[:16]
 
 
 def source(file: str) -> str:
-    """Return a source, preceded by the shared part."""
+    """Return a source after the shared part."""
     return "".join((SOURCES / name).read_text("utf-8") for name in (SHARED, file))
 
 
@@ -98,7 +98,7 @@ def options(defined: Mapping[str, int]) -> list[str]:
 
 
 def binary_of(text: str, told: Sequence[str]) -> bytes:
-    """Compiles a source. Raises RuntimeError, with what the compiler says."""
+    """Compile a source. Raises RuntimeError with the compiler's message."""
     compiler, program = _compiler(), ctypes.c_void_p()
     words = (ctypes.c_char_p * len(told))(*(word.encode() for word in told))
     created = compiler.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"localspec.cu", 0, None, None)
@@ -125,16 +125,16 @@ def _succeeds(code: int, otherwise: str) -> None:
 
 
 def _driven(code: int, otherwise: str) -> None:
-    # By these words a reply knows that there is something that it can do without.
+    # These words let a reply free memory and try again.
     _succeeds(code, "the GPU is out of memory" if code == OUT_OF_MEMORY else otherwise)
 
 
 @cache
 def _compiler() -> Any:
-    """NVRTC, of the version that torch was built with."""
+    """Return NVRTC, of the version that torch was built with."""
     major = str(torch.version.cuda).partition(".")[0]
     name = f"nvrtc64_{major}0_0.dll" if sys.platform == "win32" else f"libnvrtc.so.{major}"
-    # The one beside torch first: a system's own may be older, and not know the card.
+    # torch's own first: the system's may be older and not know the GPU.
     return _library(name, *map(str, _packages().glob(f"nvidia/**/{name}")))
 
 
@@ -156,15 +156,15 @@ def _library(name: str, *places: str) -> Any:
     raise RuntimeError(f"There is no {name} here.")
 
 
-MOST = 256  # files; a model uses some twenty, and other versions leave theirs behind
+MOST = 256  # files; a model uses about twenty, and other versions leave theirs behind
 DIGEST = hashlib.sha256
 SUFFIX = ".cubin"
 
 
 def kept_or_compiled(made_of: Sequence[str], compile_: Callable[[], bytes]) -> bytes:
-    """Return the cached result of these texts, or compile it now and cache it if possible.
+    """Return the cached result for these texts, or compile it now and cache it if possible.
 
-    Raises what `compile_` does.
+    Raises the errors of `compile_`.
     """
     file = Paths(home()).kernels / (DIGEST("\0".join(made_of).encode()).hexdigest() + SUFFIX)
     if (binary := _read(file)) is None:
@@ -177,9 +177,9 @@ def kept_or_compiled(made_of: Sequence[str], compile_: Callable[[], bytes]) -> b
 
 
 def _read(file: Path) -> bytes | None:
-    """Nothing where it is missing or damaged, of which a driver makes what it likes."""
+    """Return a cached file; None if it is missing or damaged, because a driver does not check it."""
     try:
-        content = file.read_bytes() if file.is_file() else b""  # of a pipe one would wait for the other end
+        content = file.read_bytes() if file.is_file() else b""  # reading a pipe would block
     except OSError:
         return None
     digest, binary = content[: DIGEST().digest_size], content[DIGEST().digest_size :]

@@ -1,10 +1,11 @@
-"""Gated DeltaNet (Yang et al. 2024): a layer's tokens read and change a state, in the place of attention.
+"""Gated DeltaNet (Yang et al. 2024): a layer whose tokens read and change a state, instead of attention.
 
 For each value head, with keys k and queries q of length one, values v, and numbers α and β of each token in (0, 1):
 
     S ← α S;   S ← S + k βᵀ(v − Sᵀk);   o = Sᵀq / √(channels of a key)
 
-One token after the other that is, so a row is the same whatever stands beside it; many rows are computed in chunks.
+Tokens are read one after another, so a row's result does not depend on its neighbours. Many rows are computed in
+chunks.
 """
 
 from collections.abc import Mapping
@@ -26,7 +27,7 @@ Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Ten
 
 
 class GatedDeltaNet(nn.Module):
-    """The layer between a norm and the sum with its input. With `exact`, rows are computed one by one throughout."""
+    """The layer between a norm and the sum with its input. With `exact`, rows are always computed one by one."""
 
     def __init__(
         self, sizes: DeltaNet, eps: float, weights: Mapping[str, Any], name: str, linear_class: LayerClass, exact: bool
@@ -43,7 +44,7 @@ class GatedDeltaNet(nn.Module):
         self.dt_bias, self.A_log = parameter("dt_bias"), parameter("A_log")
 
     def forward(self, h: torch.Tensor, cache: StateCache | PlacedChain | None, layer: int) -> torch.Tensor:
-        """Return what rows [batch, n, hidden_size] give, after what the cache holds of this layer."""
+        """Return the layer's output for rows [batch, n, hidden_size] after the tokens of the cache."""
         sizes = self.sizes
         read, gate = torch.split(self.in_proj(h), [sizes.read, sizes.values], -1)
         if cache is not None:
@@ -65,7 +66,7 @@ class GatedDeltaNet(nn.Module):
     ) -> tuple[torch.Tensor, State]:
         """Read rows [n, numbers] after a state; return their values [n, channels], and the state after them.
 
-        Where `real` is given, an int64 without dimensions, rows behind so many change no state.
+        `real`, an int64 scalar tensor, is the number of rows that change the state; later rows do not.
         """
         sizes, count = self.sizes, len(rows)
         mixed, beta, alpha = torch.split(rows, [sizes.channels, sizes.value_heads, sizes.value_heads], -1)
@@ -94,9 +95,10 @@ class GatedDeltaNet(nn.Module):
         return State(0, matrices, rows.new_zeros(sizes.taps - 1, sizes.channels))
 
     def _inputs(self, window: torch.Tensor, beta: torch.Tensor, alpha: torch.Tensor) -> Inputs:
-        """Queries, keys [n, value heads, key_dim], values [n, value heads, value_dim], log α and β [n, value heads].
+        """Return queries, keys [n, value heads, key_dim], values [n, value heads, value_dim], log α and β [n, value
+        heads].
 
-        `window` [taps - 1 + n, channels] are the rows before the convolution, those before the first included.
+        `window` [taps - 1 + n, channels] are the rows before the convolution, including those before the first.
         """
         sizes, count, taps = self.sizes, len(beta), self.conv[:, 0].float()
         mixed = sum(window[tap : tap + count].float() * taps[:, tap] for tap in range(sizes.taps))
@@ -112,12 +114,12 @@ class GatedDeltaNet(nn.Module):
 
 
 def _unit(x: torch.Tensor) -> torch.Tensor:
-    """Vectors of length one."""
+    """Return vectors scaled to length one."""
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + EPS)
 
 
 def _one_by_one(inputs: Inputs, matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the rule as it is written above."""
+    """Compute the rule token by token, as written at the top of this file."""
     values = []
     for q, k, v, decay, beta in zip(*inputs, strict=True):
         matrices = matrices * decay.exp()[:, None, None]
@@ -128,9 +130,8 @@ def _one_by_one(inputs: Inputs, matrices: torch.Tensor) -> tuple[torch.Tensor, t
 
 
 def _in_chunks(inputs: Inputs, matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same by matrix products (Yang et al. 2024, §3.3): in a chunk, what its own rows change is one triangular
-    system.
-    """
+    """Compute the same by matrix products (Yang et al. 2024, §3.3): within a chunk, the changes of its own rows are one
+    triangular system."""
     count = len(inputs[0])
     padding = -count % CHUNK
     # [chunks, value heads, rows, …]

@@ -1,8 +1,8 @@
-"""The self-test of the promise that speculation changes no bit of what the target says.
+"""The self-test of the promise that speculation changes no bit of the target's text.
 
-A row's logits, keys and values must not depend on how many rows are beside it, on what they are, on the slots of its
-ancestors, on how many masked slots attention looks at, or on the number of threads. Whether that holds depends on
-kernels, shapes and precision, so it is measured.
+A row's logits, keys and values must not depend on the number or content of other rows, on the slots of its ancestors,
+on how many masked slots attention reads, or on the number of threads. Whether that holds depends on kernels, shapes and
+precision, so it is measured.
 """
 
 from collections.abc import Sequence
@@ -19,11 +19,11 @@ from localspec.nn.linear import Linear, QuantizedLinear
 from localspec.nn.logits import TorchLogits
 from localspec.nn.target import Target
 
-ALWAYS = 17  # rows: in the invariant form every width up to this is tried, and these wider ones
+ALWAYS = 17  # rows: in the invariant form every width up to this is tried, and the wider ones below
 WIDE = (24, 32, 33, 48, 64, 65)
 SPLIT = (1, 5, 17)  # rows: these widths are tried with every number of threads
-AGAIN = 2  # further paths in the fastest form: of bf16 one alone missed in two of twelve trials what a text then showed
-DEPTH = 6  # tokens of the path that is compared where it is not a chain of all rows
+AGAIN = 2  # further paths in the fastest form: in bf16, one path missed a difference in two of twelve trials
+DEPTH = 6  # tokens of the path that is compared if it is not a chain of all rows
 
 
 def measure(target: Target, widest: int, exact: bool) -> Exactness:
@@ -36,10 +36,10 @@ def measure(target: Target, widest: int, exact: bool) -> Exactness:
     always = {*range(2, ALWAYS + 1), *WIDE} if exact else set()
     widths = sorted({*range(1, widest + 1), *always})
     found, threads, form = Exactness(True, widest), torch.get_num_threads(), target.step_form
-    if form == "captured":  # nobody can look into a recording, whose bits are those of the static form
+    if form == "captured":  # a recording cannot be inspected; its bits are those of the static form
         target.use_step_form("static")
     try:
-        # One row is rounded differently than several, in bf16 so seldom that no short text is sure to show it.
+        # One row is rounded differently than several, in bf16 so rarely that a short text may not show it.
         for multiple in MULTIPLES[1:] if exact else MULTIPLES[:1]:
             target.row_multiple = multiple
             largest = _largest_difference(target, widths)
@@ -55,16 +55,16 @@ def measure(target: Target, widest: int, exact: bool) -> Exactness:
 
 @torch.inference_mode()
 def _largest_difference(target: Target, widths: Sequence[int]) -> float:
-    """Return 0.0 where all bits are the same; stop at the first width where one is not."""
+    """Return 0.0 if all bits are the same; otherwise stop at the first width with a difference."""
     generator = torch.Generator().manual_seed(0)
     vocab_size = target.vocab_size
     paths = torch.randint(vocab_size, (1 + AGAIN, max(*widths, DEPTH)), generator=generator).tolist()
-    # Just before the end of a bucket wide trees see more slots than a single row; and before that of a page.
+    # Just before the end of a bucket, wide trees see more slots than a single row; the same before the end of a page.
     contexts = [2 * BUCKET - DEPTH - target.row_multiple + 1, BUCKET - DEPTH]
     if target.exact:
         contexts.append(-(-2 * BUCKET // target.page) * target.page - DEPTH // 2)
     all_cores = physical_cores()
-    some_cores = range(2, all_cores)  # where other programs are busy, a chat takes as many as are left
+    some_cores = range(2, all_cores)  # if other programs are busy, a chat uses only the remaining cores
     for index, context in enumerate(contexts):
         torch.set_num_threads(all_cores)
         comparison = _Comparison(target, context, paths[0] if index == 0 else paths[0][:DEPTH], generator)
@@ -72,7 +72,7 @@ def _largest_difference(target: Target, widths: Sequence[int]) -> float:
             chain, branch = 0, max(0, min(3, width - 2), width - DEPTH)  # decoys between the root and its path
             branch = branch if target.branches else chain
             trials = {(chain, all_cores), (chain, 1), (branch, all_cores)}
-            if index:  # the first context has shown what depends on the width alone
+            if index:  # the first context has shown effects of the width
                 trials = {(chain, 1) if width % 2 else (branch, all_cores)} if width <= ALWAYS else set()
             elif width in SPLIT:
                 trials |= {(chain, threads) for threads in some_cores}
@@ -88,11 +88,11 @@ def _largest_difference(target: Target, widths: Sequence[int]) -> float:
     return 0.0
 
 
-Rows = list[torch.Tensor]  # what `tree_rows` gives of some nodes, [nodes, …] each
+Rows = list[torch.Tensor]  # the result of `tree_rows`, [nodes, …] each
 
 
 class _Comparison:
-    """A path of tokens after `context` random ones in the cache: what it gives in trees, beside plain decoding."""
+    """A path of tokens after `context` random ones in the cache, computed in trees and by plain decoding."""
 
     def __init__(self, target: Target, context: int, path: Sequence[int], generator: torch.Generator) -> None:
         self.target, self.context, self.path, self.generator = target, context, path, generator
@@ -102,9 +102,9 @@ class _Comparison:
         self.plain = plain_rows(target, self.cache, context, path)
 
     def difference(self, width: int, decoys: int) -> float:
-        """Compare a tree of `width` rows: the root, some decoys below it, the path, and decoys below the root again.
+        """Compare a tree of `width` rows: the root, some decoys below it, the path, and further decoys below the root.
 
-        Returns 0.0 where all bits are the same, else the largest difference of a logit relative to the largest logit.
+        Return 0.0 if all bits are the same, else the largest difference of a logit relative to the largest logit.
         """
         tree, nodes = self._tree(width, decoys)
         rows = tree_rows(self.target, self.cache, tree, nodes)
@@ -112,7 +112,7 @@ class _Comparison:
         if all(torch.equal(ours, theirs) for ours, theirs in zip(rows, plain, strict=True)):
             return 0.0
         largest = float((rows[0].float() - plain[0].float()).abs().max() / self.plain[0].float().abs().max())
-        return max(torch.finfo(torch.float32).tiny, largest)  # in this order, for where only NaN or no logit differs
+        return max(torch.finfo(torch.float32).tiny, largest)  # in this order, in case only NaN or no logit differs
 
     def _tree(self, width: int, decoys: int) -> tuple[DraftTree, list[int]]:
         """Return the tree, as far as it can be exact, and the nodes of its path."""
@@ -132,7 +132,7 @@ class _Comparison:
 
 
 def plain_rows(target: Target, cache: KVCache, context: int, path: Sequence[int]) -> Rows:
-    """Return what `tree_rows` does of tokens that are read one by one after `context` tokens, as in plain decoding."""
+    """Return the result of `tree_rows` for tokens read one by one after `context` tokens, as in plain decoding."""
     cache.assume(context)
     rows = []
     for token in path:
@@ -144,10 +144,10 @@ def plain_rows(target: Target, cache: KVCache, context: int, path: Sequence[int]
 
 
 def tree_rows(target: Target, cache: KVCache, tree: DraftTree, nodes: Sequence[int]) -> Rows:
-    """Return logits of these nodes, their keys and values, and the input of each linear layer for them.
+    """Return logits of these nodes, their keys and values, and their input of each linear layer.
 
-    A quantized layer rounds away most of what differs in its input; what is seldom seen after it in this test would be
-    seen in a long text.
+    A quantized layer rounds most differences of its input away, but those that this test would rarely see show up in
+    long texts.
     """
     inputs_seen = []
 

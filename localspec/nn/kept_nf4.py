@@ -1,6 +1,6 @@
-"""A model in NF4 as one safetensors file, under the names that bitsandbytes gives to the parts of a packed matrix.
+"""Saves a model in NF4 as one safetensors file, under bitsandbytes' names for the parts of a packed matrix.
 
-It is read in the time of its own bytes, a quarter of those that it was made of, and packed no second time.
+Reading it takes the time of its own bytes, a quarter of the original's, and nothing is packed again.
 """
 
 import hashlib
@@ -19,13 +19,13 @@ from localspec.nn.linear_bitsandbytes import NF4Linear, PackedNF4
 from localspec.nn.transformer import Transformer
 from localspec.weights.packed_file import DamagedFile
 
-FORMAT = "2"  # of what is written; another one is made anew
+FORMAT = "2"  # version of the file format; files of other versions are made again
 DIGEST = "sha256"  # of all tensors
 SHAPE = ".shape"  # of a packed matrix before its columns were filled up: int64 [2]
 
 
 def write(transformer: Transformer, file: Path, made_of: str, where: str) -> None:
-    """Write a model whole or not at all; `made_of` says of which weights, and `where` they lie. Raises OSError."""
+    """Write a model whole or not at all; `made_of` identifies its weights, `where` is their place. Raises OSError."""
     tensors: dict[str, torch.Tensor] = {}
     for name, layer in transformer.named_modules():
         if isinstance(layer, NF4Linear):
@@ -51,7 +51,7 @@ def write(transformer: Transformer, file: Path, made_of: str, where: str) -> Non
     except BaseException as error:
         with suppress(OSError):
             partial.unlink()
-        if isinstance(error, SafetensorError):  # which has no number of the system's
+        if isinstance(error, SafetensorError):  # SafetensorError has no errno
             raise OSError(str(error)) from error
         raise
 
@@ -65,7 +65,7 @@ def _digest(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
 
 
 def damage(file: Path) -> str | None:
-    """Read all of such a file; return a clause that says what is wrong with it, None where nothing is."""
+    """Read the whole file; return a clause that says what is wrong with it, or None."""
     try:
         stored: Any = safe_open(file, "pt")
         names, about = stored.keys(), stored.metadata() or {}
@@ -78,7 +78,7 @@ def damage(file: Path) -> str | None:
 
 
 def former_files(file: Path, made_of: str, where: str) -> list[Path]:
-    """Files beside this one of other weights that lay in the same place before."""
+    """Return earlier files next to this one, of other weights from the same place."""
     found = []
     for other in file.parent.glob(f"*{file.suffix}"):
         with suppress(SafetensorError, OSError):
@@ -90,12 +90,12 @@ def former_files(file: Path, made_of: str, where: str) -> list[Path]:
 
 
 class KeptWeights(Mapping[str, Any]):
-    """The weights of such a file by our names, each read straight to its device when it is asked for."""
+    """The weights of such a file by our names, each read directly to its device on access."""
 
     def __init__(self, file: Path, made_of: str, device: str) -> None:
-        """Raise DamagedFile where the file is damaged, or was made of other weights or by another version."""
+        """Raise DamagedFile if the file is damaged, or was made of other weights or by another version."""
         try:
-            stored: Any = safe_open(file, "pt", device=device)  # safetensors gives it no types
+            stored: Any = safe_open(file, "pt", device=device)  # safetensors has no type hints for it
             about = stored.metadata() or {}
         except (SafetensorError, OSError) as error:
             raise DamagedFile(f"{file} is damaged ({error}); it is made again.") from None

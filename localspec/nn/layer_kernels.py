@@ -1,4 +1,4 @@
-"""What stands between a layer's products, on an NVIDIA card: one launch each, where torch takes several."""
+"""The operations between a layer's products on an NVIDIA GPU: one launch each, where torch needs several."""
 
 from dataclasses import dataclass
 
@@ -7,15 +7,14 @@ import torch
 from localspec.nn.cuda_kernels import Kernel, compiled
 
 THREADS = 256
-MOST_HELD = 16  # parts of 16 bytes of a row that a thread keeps
+MOST_HELD = 16  # parts of 16 bytes of a row in a thread's registers
 SMALL = {torch.float32: 4, torch.bfloat16: 8, torch.float16: 8}  # numbers in 16 bytes
 
 
 @dataclass(frozen=True)
 class Placing:
-    """Where new rows go in a cache: keys and values [2, num_kv_heads, slots, head_dim], those that attention looks at,
-    and the first slot, `start` on the device, where it lies there, plus `length`.
-    """
+    """Where new rows go in a cache: keys and values [2, num_kv_heads, slots, head_dim], those that attention reads, and
+    the first slot: `start` on the device, if given, plus `length`."""
 
     slots: torch.Tensor
     visible: int
@@ -24,7 +23,7 @@ class Placing:
 
 
 def fits(x: torch.Tensor) -> bool:
-    """Whether rows of so many numbers can be normed."""
+    """Return whether rows of this width can be normed."""
     each = SMALL.get(x.dtype)
     return each is not None and x.shape[-1] % 8 == 0 and x.shape[-1] <= MOST_HELD * THREADS * each
 
@@ -32,8 +31,8 @@ def fits(x: torch.Tensor) -> bool:
 def add_norm(
     x: torch.Tensor, given: torch.Tensor | None, weight: torch.Tensor, offset: float, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return x plus what is given, if anything is, and its norm (RMSNorm, with `offset` added to the weight)."""
-    # Heads among others are contiguous if there is one row, and the norm of a row must not hang on that.
+    """Return x plus `given`, if any, and its norm (RMSNorm, with `offset` added to the weight)."""
+    # A single row of heads among others is contiguous, and the norm of a row must not depend on that.
     x, given, parts = x.contiguous(), None if given is None else given.contiguous(), x.shape[-1] // SMALL[x.dtype]
     total, normed = x if given is None else torch.empty_like(x), torch.empty_like(x)
     kernel = _kernel(x, "add_norm", HELD=-(-parts // THREADS))
@@ -54,9 +53,9 @@ def gated(both: torch.Tensor, activation: str) -> torch.Tensor:
 def rotate_and_place(
     qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, heads: int, kv_heads: int, placing: Placing
 ) -> torch.Tensor:
-    """Rotates queries and keys of qkv [rows, heads + 2 * kv_heads, head_dim] as `apply_rope` does.
+    """Rotate queries and keys of qkv [rows, heads + 2 * kv_heads, head_dim] as `apply_rope` does.
 
-    Puts keys and values into a cache, and returns the queries, [kv_heads, heads per key head * rows, head_dim].
+    Put keys and values into a cache, and return the queries, [kv_heads, heads per key head * rows, head_dim].
     """
     (rows, every, width), slots = qkv.shape, placing.slots
     grouped = qkv.new_empty(kv_heads, heads // kv_heads * rows, width)

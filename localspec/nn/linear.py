@@ -1,6 +1,6 @@
 """Linear layers: dense ones in the precision of their weight, the base of quantized ones, and packed ones on a CPU.
 
-A forward may bring a LoRA adapter along, which acts in that forward and in no other.
+A forward may bring a LoRA adapter, which acts only in that forward.
 """
 
 from abc import ABC, abstractmethod
@@ -18,10 +18,10 @@ from localspec.models.stored_names import use_stored_names
 
 
 class LoraAdapter(nn.Module):
-    """What an adapter adds to a linear layer: (alpha / rank) B A x (LoRA, Hu et al. 2022).
+    """The change that an adapter adds to a linear layer: (alpha / rank) B A x (LoRA, Hu et al. 2022).
 
-    Our layers are several projections stacked; `blocks` are the rows [start, end) of those that are adapted, each with
-    a pair of its own, so that what is trained here is what the projections' own adapters would be:
+    Our layers are several projections stacked; `blocks` are the rows [start, end) of the adapted ones, each with its
+    own pair, so that training here gives the same adapters as separate projections would:
 
         lora_A [blocks * rank, in]    lora_B [out, blocks * rank]    q │ ■ · ·
                                                                      k │ · ■ ·
@@ -45,15 +45,15 @@ class LoraAdapter(nn.Module):
         use_stored_names(self)
 
     def forward(self, x: torch.Tensor, channels: torch.Tensor | None = None) -> torch.Tensor:
-        """Return what is added to the layer's output, or to some channels of it."""
-        # Masked again where it learns, so that no gradient reaches what lies outside the blocks.
+        """Return the change of the layer's output, or of some of its channels."""
+        # Masked again during training, so that no gradient reaches entries outside the blocks.
         lora_b = self.lora_B * self.block_mask if self.lora_B.requires_grad else self.lora_B
         lora_b = lora_b if channels is None else lora_b[channels]
         x = F.dropout(x.to(self.lora_A.dtype), self.dropout, self.training)
         return F.linear(F.linear(x, self.lora_A), lora_b) * (self.alpha / self.rank)
 
     def product(self) -> torch.Tensor:
-        """Return the change of the weight that the adapter amounts to, [out, in]."""
+        """Return the change of the weight by the adapter, [out, in]."""
         return (self.lora_B * self.block_mask) @ self.lora_A * (self.alpha / self.rank)
 
     @property
@@ -61,7 +61,7 @@ class LoraAdapter(nn.Module):
         return self.lora_A.nbytes + self.lora_B.nbytes
 
 
-Adapter = Callable[[torch.Tensor], torch.Tensor]  # what it adds, by the input of its layer
+Adapter = Callable[[torch.Tensor], torch.Tensor]  # its change, by the input of its layer
 
 
 class Linear(nn.Module):
@@ -96,13 +96,13 @@ class Shaped(Protocol):
 
     @property
     def shape(self) -> torch.Size:
-        """Its output and its input channels."""
+        """Output and input channels."""
 
 
 class QuantizedLinear(nn.Module, ABC):
     """y = x Wᵀ + b with W [out, in] rounded to a few bits: the base of all such layers.
 
-    Gradients flow through x, as through a dense layer with the rounded weight, which itself is frozen.
+    Gradients flow through x, as through a dense layer with the rounded weight, which is frozen.
     """
 
     bias: torch.Tensor | None
@@ -114,7 +114,7 @@ class QuantizedLinear(nn.Module, ABC):
 
     def forward(self, x: torch.Tensor, adapter: Adapter | None = None) -> torch.Tensor:
         if x.requires_grad:
-            apply: Any = _StraightThrough.apply  # torch gives it no types
+            apply: Any = _StraightThrough.apply  # torch has no type hints for it
             y: torch.Tensor = apply(x, self)
         else:
             y = self.compute(x)
@@ -131,19 +131,19 @@ class QuantizedLinear(nn.Module, ABC):
     @property
     @abstractmethod
     def weight(self) -> torch.Tensor:
-        """The rounded weight [out, in], made anew each time."""
+        """The rounded weight [out, in], computed at each access."""
 
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Bytes that the layer holds."""
+        """Bytes of the layer."""
 
 
 LayerClass = type[Linear] | type[QuantizedLinear]
 
 
 class _StraightThrough(torch.autograd.Function):
-    """Kernels for packed weights return no gradient, without complaint; this gives that of the rounded weight."""
+    """The gradient of the rounded weight: kernels for packed weights silently return none."""
 
     @staticmethod
     def forward(context: Any, x: torch.Tensor, layer: QuantizedLinear) -> torch.Tensor:
@@ -157,9 +157,9 @@ class _StraightThrough(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """A weight [out, in] that something else packed into `nbytes` bytes; `unpack` gives the numbers in fp32.
+    """A weight [out, in] that was packed elsewhere into `nbytes` bytes; `unpack` returns the numbers in fp32.
 
-    `rows` gives some rows alone, for weights whose rows lie in their own order.
+    `rows` returns only some rows, for weights whose rows have their own order.
     """
 
     shape: torch.Size
@@ -169,10 +169,10 @@ class PackedWeight:
 
 
 class PackedLinear(QuantizedLinear):
-    """On a CPU: the numbers that our library computes with, made dense for each product and not held.
+    """A layer on a CPU with the numbers that our library computes with, made dense for each product and then dropped.
 
-    Training looks at a target in few bits with it, and the library is compared with it. It takes the time of a dense
-    layer and more: what decodes computes with the packed weight itself. Activations are not rounded.
+    Training a drafter for a quantized target uses it, and the library is compared with it. It takes at least the time
+    of a dense layer: decoding uses the packed weight directly. Activations are not rounded.
     """
 
     def __init__(self, weight: PackedWeight, bias: torch.Tensor | None = None) -> None:
@@ -180,7 +180,7 @@ class PackedLinear(QuantizedLinear):
         self.packed, self.shape, self.bias = weight, weight.shape, bias
 
     def compute(self, x: torch.Tensor) -> torch.Tensor:
-        if not x.numel():  # losses ask so how wide a head is
+        if not x.numel():  # losses ask in this way how wide a head is
             return x.new_empty(*x.shape[:-1], self.shape[0])
         return F.linear(x, self.weight, self.bias)
 

@@ -26,7 +26,7 @@ class LLMInt8Linear(QuantizedLinear):
     """LLM.int8 (Dettmers et al. 2022): W has one scale per output channel, x, in fp16, one scale per row.
 
     Input channels in which any activation reaches `threshold` (6.0 in the paper) are computed in the precision of x.
-    The CPU then waits for the device at every layer, so by default (0.0) there are none.
+    The CPU then waits for the device at every layer, so the default (0.0) has no such channels.
     """
 
     threshold: ClassVar[float] = 0.0
@@ -58,7 +58,7 @@ class LLMInt8Linear(QuantizedLinear):
 
 @dataclass(frozen=True)
 class PackedNF4:
-    """A matrix [out, in] that is packed already: tensors by the ends of the names that bitsandbytes gives them."""
+    """A matrix [out, in] that is already packed: tensors by the suffixes of bitsandbytes' names."""
 
     shape: torch.Size
     parts: Mapping[str, torch.Tensor]
@@ -82,7 +82,7 @@ class NF4Linear(QuantizedLinear):
             packed, state = _functional().quantize_4bit(
                 weight.contiguous(), blocksize=BLOCK, compress_statistics=True, quant_type="nf4"
             )
-        self.packed, self.state = packed, state  # or, where our own kernels read it, in their order:
+        self.packed, self.state = packed, state  # or, if our own kernels read it, in their order:
         self.tiled: row_kernels.TiledNF4 | None = None
         if state.state2.blocksize == SCALES and own_kernels.trouble(packed.device) is None:
             self.packed, state.absmax = row_kernels.tiled(packed, state.absmax, self.shape[0])
@@ -122,7 +122,7 @@ class NF4Linear(QuantizedLinear):
         return weight[:, : self.shape[1]]
 
     def parts(self) -> dict[str, torch.Tensor]:
-        """Return the packed matrix as `PackedNF4` has it."""
+        """Return the packed matrix in the form of `PackedNF4`."""
         packed, state = self._as_packed()
         return {"": packed, **{f".{name}": part for name, part in state.as_dict(packed=True).items()}}
 
@@ -136,14 +136,14 @@ class NF4Linear(QuantizedLinear):
 @cache
 def _functional() -> Any:
     """Import bitsandbytes.functional, with all its operators."""
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # nobody can act on what it says below that
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # users cannot act on its messages below this level
     with _without("kernels"):
         from bitsandbytes import functional
     return functional
 
 
 def adamw_8bit() -> Any:
-    """AdamW with moments in eight bits, a class as torch's own."""
+    """Return AdamW with moments in eight bits, a class like torch's own."""
     _functional()
     with _without("kernels"):
         from bitsandbytes import optim
@@ -152,11 +152,11 @@ def adamw_8bit() -> Any:
 
 @contextmanager
 def _without(module: str) -> Iterator[None]:
-    """Lets no import find a module: with `kernels`, bitsandbytes would fetch code from the network and run it."""
+    """Hide a module from imports: with `kernels`, bitsandbytes would fetch code from the network and run it."""
     missing = object()
     modules: dict[str, Any] = sys.modules
     before = modules.get(module, missing)
-    modules[module] = None  # which import takes for a module that cannot be found
+    modules[module] = None  # import then treats the module as missing
     try:
         yield
     finally:

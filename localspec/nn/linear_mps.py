@@ -1,6 +1,6 @@
-"""Quantized linear layers for Apple's GPUs: weights in eight or four bits, activations as they are.
+"""Quantized linear layers for Apple's GPUs: weights in eight or four bits, activations unchanged.
 
-The operators are torch's own. A CPU has them too, with another packing, so the same layers run there.
+The operators are torch's. A CPU has them too, with another packing, so the same layers run there.
 """
 
 from abc import abstractmethod
@@ -12,8 +12,8 @@ from localspec.nn.linear import QuantizedLinear
 
 EDGE = 32  # the kernels take weights whose sides are multiples of this
 GROUP = 32  # input channels that share a scale and a zero in four bits
-PIECE = 2**18  # weights that are rounded at a time, so that rounding a large weight does not take twice its memory
-TILES = 2  # the smallest value that the packing operator takes; these kernels do not look at it
+PIECE = 2**18  # weights rounded at a time, so that rounding a large weight does not take twice its memory
+TILES = 2  # the smallest value that the packing operator accepts; these kernels ignore it
 
 
 class WeightOnlyLinear(QuantizedLinear):
@@ -29,7 +29,7 @@ class WeightOnlyLinear(QuantizedLinear):
     @staticmethod
     @abstractmethod
     def pack(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what the kernel takes: a packed weight, and scales in the precision of the weight."""
+        """Return the kernel's arguments: a packed weight, and scales in the precision of the weight."""
 
     @abstractmethod
     def multiply(self, rows: torch.Tensor) -> torch.Tensor:
@@ -88,7 +88,7 @@ class Int4WeightOnlyLinear(WeightOnlyLinear):
     def weight(self) -> torch.Tensor:
         outputs, inputs = self.shape
         width = inputs + -inputs % EDGE
-        # Each device packs in an order of its own, so its kernel is asked for the weights.
+        # Each device packs in its own order, so the weights are recovered through the kernel.
         identity = torch.eye(width, dtype=self.precision, device=self.packed.device)
         return self.multiply(identity)[:inputs, :outputs].T
 
@@ -99,17 +99,17 @@ def _levels(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
     least, most = groups.amin(-1), groups.amax(-1)
     scales = ((most - least) / 15).clamp_min_(max(1e-30, limits.tiny * limits.eps)).to(weight.dtype)
     zeros = (least + 8 * scales.float()).to(weight.dtype)
-    first = zeros.float() - 8 * scales.float()  # the value of level 0 now that both are rounded
+    first = zeros.float() - 8 * scales.float()  # the value of level 0 after both were rounded
     levels = ((groups - first[..., None]) / scales.float()[..., None]).round_().clamp_(0, 15)
     return levels.to(torch.uint8).flatten(-2), scales, zeros
 
 
 @torch.no_grad()
 def _per_channel(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Round a weight [out, in] to steps of one scale per output channel: returns int8 [out, in] and scales [out]."""
+    """Round a weight [out, in] to steps of one scale per output channel: return int8 [out, in] and scales [out]."""
     steps, scales = torch.empty_like(weight, dtype=torch.int8), weight.new_empty(len(weight))
     limits, channels = torch.finfo(weight.dtype), max(1, PIECE // weight.shape[1])
-    least = max(1e-30, limits.tiny * limits.eps)  # a channel of zeros has no scale; any other than zero serves it
+    least = max(1e-30, limits.tiny * limits.eps)  # a channel of zeros needs any scale other than zero
     for piece, piece_steps, piece_scales in zip(
         *(torch.split(part, channels) for part in (weight, steps, scales)), strict=True
     ):

@@ -17,9 +17,9 @@ from localspec.nn.transfer import brought, uploaded
 
 @dataclass(frozen=True)
 class TensorOutput:
-    """What one forward computes, as tensors: logits [..., rows, vocab_size], hidden [..., rows, hidden_size].
+    """The result of one forward as tensors: logits [..., rows, vocab_size], hidden [..., rows, hidden_size].
 
-    `inner` [..., rows, places * hidden_size] are the states of inner layers that were asked for.
+    `inner` [..., rows, places * hidden_size] are the requested states of inner layers.
     """
 
     logits: torch.Tensor
@@ -45,12 +45,12 @@ class TorchHidden:
         return TorchHidden(self.rows[:, start:stop])
 
     def finite(self) -> bool:
-        """Return whether all of them are numbers."""
+        """Return whether all of them are finite numbers."""
         return bool(self.rows.isfinite().all())
 
 
 class TorchLogits:
-    """Logits [rows, vocab_size], as `Logits` describes them. Few numbers leave the device: picks, and candidates."""
+    """Logits [rows, vocab_size], as `Logits` describes them. Only picks and candidates leave the device."""
 
     def __init__(self, rows: torch.Tensor) -> None:
         self.rows = rows.detach()
@@ -67,11 +67,11 @@ class TorchLogits:
         return _numpy(self.rows.float())
 
     def finite(self) -> bool:
-        """Return whether all of them are numbers."""
+        """Return whether all of them are finite numbers."""
         return bool(self.rows.isfinite().all())
 
     def finite_rows(self, sampling: Sampling) -> int:
-        """Count the rows before the first from which nothing can be sampled."""
+        """Count the rows before the first that cannot be sampled."""
         finite = (self.rows.float().amax(-1) / sampling.temperature).isfinite().tolist()
         return finite.index(False) if False in finite else len(finite)
 
@@ -81,7 +81,7 @@ class TorchLogits:
         return likeliest
 
     def picks(self, positions: Sequence[int], sampling: Sampling) -> Picks:
-        """Return the picks by row, computed when they are asked for, unless they are greedy."""
+        """Return the picks by row, computed on request unless they are greedy."""
         if sampling.greedy:
             return self.argmax()
         return PicksOnRequest(lambda row: self._noisiest(row, positions[row], sampling, None))
@@ -96,11 +96,11 @@ class TorchLogits:
         return choose_candidates(tokens if ids is None else ids[tokens], confidence, positions, count, sampling)
 
     def sample(self, row: int, position: int, stream: int, sampling: Sampling) -> int:
-        """Sample a token from a row, with noise that no pick of the target has."""
+        """Sample a token from a row, with noise that no pick of the target uses."""
         return self._noisiest(row, position, sampling, stream)
 
     def probabilities(self, row: int, sampling: Sampling) -> npt.NDArray[np.float64]:
-        """Return what a token is sampled from, [vocab_size]."""
+        """Return the probabilities that a token is sampled from, [vocab_size]."""
         scores, ids = (part.cpu() for part in survivors(self.rows[row], sampling))  # not every device has float64
         chances = torch.zeros(self.rows.shape[-1], dtype=torch.float64)
         return _numpy(chances.index_put_((ids,), scores.double().softmax(0)))
@@ -109,19 +109,19 @@ class TorchLogits:
         scores, ids = (_numpy(part) for part in survivors(self.rows[row], sampling))
         if not len(ids):
             raise LocalspecError("No token can be picked from logits that are NaN.")
-        # In main memory, wherever the logits are: a logarithm is not the same to the last bit on every device.
+        # Always in main memory: a logarithm is not bit-identical on every device.
         return int(ids[(scores.astype(np.float64) + sampling.noise(position, ids, stream)).argmax()])
 
 
 def taken(tensor: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
     """Return a copy of these rows, in this order."""
-    if all(row == place for place, row in enumerate(rows)):  # which needs no indices on the device
+    if all(row == place for place, row in enumerate(rows)):  # needs no indices on the device
         return tensor[: len(rows)].clone()
     return tensor.index_select(0, uploaded(rows, tensor.device))
 
 
 def survivors(row: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return scores at this temperature, and ids, of the tokens that truncation leaves of logits [vocab_size]."""
+    """Return scores at this temperature, and ids, of the tokens of logits [vocab_size] that truncation leaves."""
     scores = row.float() / sampling.temperature
     ids = torch.arange(len(scores), device=scores.device)
     if sampling.top_k and sampling.top_k < len(scores):
@@ -131,7 +131,7 @@ def survivors(row: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torc
         kept = nucleus(scores, sampling.top_p)
         scores, ids = scores[kept], ids[kept]
     if sampling.min_p:
-        # p >= min_p * p_max, without the softmax that both sides share.
+        # p >= min_p * p_max, without the softmax that both sides share
         kept = scores >= scores.amax() + math.log(sampling.min_p)
         scores, ids = scores[kept], ids[kept]
     return scores, ids
@@ -140,7 +140,7 @@ def survivors(row: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torc
 def nucleus(scores: torch.Tensor, top_p: float) -> torch.Tensor:
     """Return the indices of the likeliest tokens that together reach `top_p`, with the one that reaches it."""
     total = scores.logsumexp(0)
-    for count in (1024, len(scores)):  # sorting a whole vocabulary takes longer than many a forward
+    for count in (1024, len(scores)):  # sorting a whole vocabulary takes longer than many forwards
         best, order = scores.topk(min(count, len(scores)))
         chances = (best - total).exp()
         kept = chances.cumsum(0) - chances < top_p

@@ -9,19 +9,19 @@ from torch.utils.checkpoint import checkpoint
 
 from localspec.models.drafter_cards import RANKS
 
-ROWS = 1024  # whose logits are in memory at once
-HELD = 2**27  # bytes of logits and their logarithms that are kept for the gradient; more are computed a second time
-ABSENT = -100  # stands for a label that a truncated vocabulary lacks
+ROWS = 1024  # rows whose logits are in memory at once
+HELD = 2**27  # bytes of logits and their logarithms kept for the gradient; beyond that they are computed twice
+ABSENT = -100  # marks a label that a truncated vocabulary lacks
 
 Head = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
 class DepthLoss:
-    """How well tokens were predicted: the loss summed over `count` rows, and how often the right one had which rank.
+    """The result of one depth: the loss summed over `count` rows, and how often the right token had which rank.
 
-    `loss` carries the gradient; hits [RANKS] counts the rows whose label was the likeliest, the second, …; first
-    [rows] tells of each row whether it was the likeliest, in the order in which they were given.
+    `loss` carries the gradient; hits [RANKS] counts the rows whose label was the likeliest, the second, …; first [rows]
+    says of each row whether its label was the likeliest, in the order of the input.
     """
 
     loss: torch.Tensor
@@ -32,9 +32,9 @@ class DepthLoss:
 
 @dataclass(frozen=True)
 class Guess:
-    """What was foreseen at one depth: states [rows, hidden_size], and the head that makes logits of them.
+    """The prediction of one depth: states [rows, hidden_size], and the head that makes logits from them.
 
-    `labels` [rows] are the rows of all labels that they are about, no row twice.
+    `labels` [rows] are the rows of all labels that they predict, no row twice.
     """
 
     states: torch.Tensor
@@ -44,9 +44,9 @@ class Guess:
 
 @dataclass(frozen=True)
 class Likeliest:
-    """The target's likeliest tokens in the place of its whole distribution: ids and their chances, [n, tokens] each.
+    """The target's likeliest tokens instead of its whole distribution: ids and their chances, each [n, tokens].
 
-    The likeliest comes first. Chances are those among all tokens, so that they sum to less than 1.
+    The likeliest comes first. Chances are relative to all tokens, so they sum to less than 1.
     """
 
     ids: torch.Tensor
@@ -69,9 +69,9 @@ def cross_entropy(
     teacher: Head | None = None,
     kept: torch.Tensor | None = None,
 ) -> DepthLoss:
-    """Compare the logits that `head` makes of states [rows, hidden_size] with labels, a row each.
+    """Compare the logits that `head` makes from states [rows, hidden_size] with labels, one per row.
 
-    Labels are what `cross_entropies` takes.
+    Labels are as in `cross_entropies`.
     """
     return cross_entropies(
         [Guess(states, head, torch.arange(len(states), device=states.device))], labels, teacher, kept
@@ -81,13 +81,12 @@ def cross_entropy(
 def cross_entropies(
     guesses: Sequence[Guess], labels: Labels, teacher: Head | None = None, kept: torch.Tensor | None = None
 ) -> list[DepthLoss]:
-    """Compare what was guessed at several depths with the same labels: the teacher's logits are made once for all.
+    """Compare predictions of several depths with the same labels: the teacher's logits are computed once for all.
 
     Labels are token ids [n], or the target's own states [n, hidden_size]. Then `teacher` is the target's head, its
-    whole distribution is the label, and ranks are those of its likeliest token; of `Likeliest` tokens both are as if
-    there were no others. `kept` are the ids of a truncated
-    vocabulary, in the order of the head's rows: the rest of the label's distribution is left out, and a label that is
-    not among them teaches nothing and is never hit.
+    whole distribution is the label, and ranks are those of its likeliest token. With `Likeliest` tokens both are as if
+    there were no others. `kept` are the ids of a truncated vocabulary, in the order of the head's rows: the rest of the
+    label's distribution is left out, and a label outside of it teaches nothing and is never hit.
     """
     orders = [guess.labels.argsort() for guess in guesses]
     guesses = [_sorted(guess, order) for guess, order in zip(guesses, orders, strict=True)]
@@ -123,19 +122,19 @@ def cross_entropies(
 
 
 def _sorted(guess: Guess, order: torch.Tensor) -> Guess:
-    """In the order of its labels."""
+    """Return a guess in the order of its labels."""
     return Guess(guess.states[order], guess.head, guess.labels[order])
 
 
 def _rows(guess: Guess, rows: slice, about: torch.Tensor) -> Guess:
-    """Some rows of a guess, whose labels then are places in `about`."""
+    """Return some rows of a guess, whose labels then are indices into `about`."""
     return Guess(guess.states[rows], guess.head, torch.searchsorted(about, guess.labels[rows]))
 
 
 def _piece(
     guesses: Sequence[Guess], labels: Labels, teacher: Head | None, kept: torch.Tensor | None
 ) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Return the loss, the hits and what was right first of each guess about a few labels."""
+    """Return loss, hits and first hits of each guess for a few labels."""
     chances: Labels | None = None
     if isinstance(labels, Likeliest):
         chances = Likeliest(labels.ids if kept is None else _head_rows(labels.ids, kept), labels.chances)
@@ -152,7 +151,7 @@ def _part(
     guess: Guess, labels: torch.Tensor, chances: Labels | None, kept: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     logits = guess.head(guess.states).float()
-    if len(guess.labels) < len(labels):  # else they are about all of them, and nothing is copied
+    if len(guess.labels) < len(labels):  # otherwise they cover all labels, and nothing is copied
         labels, chances = labels[guess.labels], None if chances is None else chances[guess.labels]
     rows = labels if kept is None else _head_rows(labels, kept)
     if chances is None:
@@ -172,7 +171,7 @@ def _part(
 
 
 def _head_rows(labels: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-    """Return the places of labels in a truncated vocabulary; `ABSENT` for those that are not in it."""
+    """Return the indices of labels in a truncated vocabulary; `ABSENT` for those outside of it."""
     most = torch.cat([kept, labels.flatten()]).max()
     places = torch.full((1 + int(most),), ABSENT, device=kept.device)
     places[kept] = torch.arange(len(kept), device=kept.device)

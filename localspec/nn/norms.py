@@ -1,4 +1,4 @@
-"""Norms of a transformer's rows, by our own kernels where they serve, else by torch."""
+"""Norms of a transformer's rows, by our own kernels if they work, else by torch."""
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ def norm(x: torch.Tensor, weight: torch.Tensor, config: TransformerConfig) -> to
 def added_norm(
     x: torch.Tensor, given: torch.Tensor | None, weight: torch.Tensor, config: TransformerConfig
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return x plus what is given, if anything is, and the norm of that."""
+    """Return x plus `given`, if any, and the norm of the sum."""
     others = (weight,) if given is None else (weight, given)
     alike = all(one.dtype == x.dtype for one in others) and layer_kernels.fits(x)
     if own_kernels.serve(x, *others) and alike:
@@ -23,6 +23,6 @@ def added_norm(
     x = x if given is None else x + given
     if not config.norm_offset:
         return x, F.rms_norm(x, weight.shape, weight, config.rms_norm_eps)
-    # One plus a weight has more digits than bf16 keeps.
+    # One plus a weight has more digits than bf16 can represent.
     wide = F.rms_norm(x.float(), weight.shape, weight.float() + config.norm_offset, config.rms_norm_eps)
     return x, wide.to(x.dtype)

@@ -1,4 +1,4 @@
-"""Whether our own kernels for NVIDIA's cards are of use: they are tried before anything is computed by them."""
+"""Whether our own kernels for NVIDIA GPUs are used: they are tried before anything is computed with them."""
 
 from collections.abc import Callable
 from functools import cache
@@ -10,22 +10,22 @@ from localspec.errors import first_line, out_of_memory
 from localspec.nn import layer_kernels, row_kernels
 from localspec.nn.rotary import apply_rope
 
-LEAST_CAPABILITY = (8, 0)  # of a card: those before it multiply no bf16
-NEAR = 0.02  # how far results in 16 bits may be from those of more, relative
+LEAST_CAPABILITY = (8, 0)  # of a GPU: older ones do not multiply bf16
+NEAR = 0.02  # largest relative difference of 16-bit results from more exact ones
 
 
 _settled: dict[torch.device, str | None] = {}
 
 
 def settle(device: torch.device, why_not: str | None) -> None:
-    """Take what was found before in the place of a trial."""
+    """Use an earlier result instead of a trial."""
     _settled[device] = why_not
     trouble.cache_clear()
 
 
 @cache
 def trouble(device: torch.device) -> str | None:
-    """Return why they are not of use on a device, in words; None where they are."""
+    """Return why the kernels are not used on a device, in words; None if they are."""
     if device in _settled:
         return _settled[device]
     try:
@@ -35,7 +35,7 @@ def trouble(device: torch.device) -> str | None:
 
 
 def not_for(device: torch.device) -> str | None:
-    """Return why nobody expects them to be of use there; None on the cards that they are for."""
+    """Return why the kernels are not meant for a device; None for GPUs that they are meant for."""
     if device.type != "cuda" or torch.version.hip is not None or not torch.cuda.is_available():
         return "they need an NVIDIA GPU"
     if torch.cuda.get_device_capability(device) < LEAST_CAPABILITY:
@@ -44,7 +44,7 @@ def not_for(device: torch.device) -> str | None:
 
 
 def tried(device: torch.device) -> str | None:
-    """Try them on a card that they are for; return what is wrong, None where nothing is. Raises MemoryError."""
+    """Try the kernels on a GPU that they are meant for; return what is wrong, or None. Raises MemoryError."""
     try:
         return _wrong(device)
     except (RuntimeError, OSError, AttributeError, ImportError, ValueError, TypeError) as error:
@@ -54,7 +54,7 @@ def tried(device: torch.device) -> str | None:
 
 
 def serve(x: torch.Tensor, *others: torch.Tensor) -> bool:
-    """Whether they are of use for a tensor, and others that it is computed with: they give no gradient to any."""
+    """Return whether the kernels can compute with these tensors: they compute no gradient for any."""
     if not x.is_cuda or (torch.is_grad_enabled() and any(one.requires_grad for one in (x, *others))):
         return False
     return x.numel() > 0 and trouble(x.device) is None
@@ -62,7 +62,7 @@ def serve(x: torch.Tensor, *others: torch.Tensor) -> bool:
 
 @torch.inference_mode()
 def _wrong(device: torch.device) -> str | None:
-    """Try them; return what is wrong with them, None where nothing is."""
+    """Try the kernels; return what is wrong with them, or None."""
     for what, (compute, expected) in {**_products(device), **_attention(device), **_between(device)}.items():
         together = compute(slice(None))
         if not float((together.float() - expected).norm() / expected.norm()) < NEAR:
@@ -72,7 +72,7 @@ def _wrong(device: torch.device) -> str | None:
     return None
 
 
-# What is computed of some rows, and what all of them should give.
+# The computation of some rows, and the expected result of all rows.
 Trials = dict[str, tuple[Callable[[slice], torch.Tensor], torch.Tensor]]
 
 

@@ -1,4 +1,4 @@
-"""What the names of number formats and packings mean: torch's types, and our classes of linear layers."""
+"""The meaning of number formats and packings in torch: its types, and our classes of linear layers."""
 
 import torch
 import torch.nn.functional as F
@@ -10,12 +10,12 @@ from localspec.nn.linear_bitsandbytes import LLMInt8Linear, NF4Linear
 from localspec.nn.linear_mps import Int4WeightOnlyLinear, Int8WeightOnlyLinear
 from localspec.nn.states import AT_ONCE
 
-# Rows of every product: libraries choose a kernel by their number, and each rounds in its own way.
+# Rows of every product: libraries choose a kernel by their number, and each rounds differently.
 ROWS = 16
 
 
 class InvariantLinear(Linear):
-    """y = x Wᵀ + b with W [out, in]; a prompt of more than 128 rows is read by the library, and the same each time."""
+    """y = x Wᵀ + b with W [out, in]. A prompt of more than 128 rows is left to the library, the same way each time."""
 
     def forward(self, x: torch.Tensor, adapter: Adapter | None = None) -> torch.Tensor:
         rows = x.reshape(-1, x.shape[-1])

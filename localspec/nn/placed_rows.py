@@ -1,4 +1,4 @@
-"""New rows after a cache's committed tokens, whose place is a number on the device."""
+"""New rows after a cache's committed tokens, at a position that is a number on the device."""
 
 from itertools import count
 
@@ -13,21 +13,21 @@ from localspec.nn.states import Advance, HeldStates
 class PlacedRows:
     """What a forward of static shape reads and writes of a cache: the operations are the same for every text's length.
 
-    Rows see the committed tokens, and of each other those that `bits` [rows] names, an int64 for each:
+    Rows see the committed tokens, and of each other the rows in `bits` [rows], an int64 for each:
 
         slots   p p p p│0 1 2 3│. . . .     length 4, four rows, twelve visible slots
         bits    0001 0011 0101 1101         row 3 sees rows 0, 2 and itself
     """
 
     def __init__(self, cache: KVCache, visible: int, length: torch.Tensor, rows: int) -> None:
-        """`length` is an int64 without dimensions; the cache has room for so many rows after it."""
+        """`length` is an int64 scalar tensor; the cache has room for `rows` rows after it."""
         self._cache, self._visible, self._rows = cache, visible, rows
         self._slots = torch.arange(visible, device=length.device)
-        self._own = self._slots - length  # the row whose slot it is, where there is one
+        self._own = self._slots - length  # the row whose slot it is, if any
         self._places = torch.arange(rows, device=length.device) + length
 
     def seen(self, bits: torch.Tensor, positions: torch.Tensor, window: int | None) -> torch.Tensor:
-        """Return bool [rows, visible]: which slots a row sees."""
+        """Return bool [rows, visible]: the slots that a row sees."""
         row = self._own.clamp(0, self._rows - 1)
         own = (self._own >= 0) & (self._own < self._rows)
         seen = (self._own < 0) | (own & ((bits[:, None] >> row) & 1).bool())
@@ -50,31 +50,31 @@ class PlacedRows:
 
 
 class PlacedChain(PlacedRows):
-    """Rows that follow each other, for recurrent layers too: so many are real, and the others change no state."""
+    """Rows that follow each other, also for recurrent layers: only the real ones change the state."""
 
     def __init__(
         self, cache: KVCache, visible: int, length: torch.Tensor, rows: int, real: torch.Tensor, held: HeldStates
     ) -> None:
-        """`real` is an int64 without dimensions; the states after the rows are put where they are `held`."""
+        """`real`, an int64 scalar tensor, is the number of real rows; the states after them are written to `held`."""
         super().__init__(cache, visible, length, rows)
         self._real, self._held, self._layers = real, held, count()
 
     def read(self, layer: int, rows: torch.Tensor, advance: Advance) -> torch.Tensor:
-        """Read rows [n, numbers] of the next recurrent layer after its state; return what they give."""
+        """Read rows [n, numbers] of the next recurrent layer after its state; return its output."""
         place = next(self._layers)
         self._held.rows[place, : len(rows)].copy_(rows)
         return self._held.read(place, len(rows), advance, self._real)
 
 
 def filled_rows(rows: int) -> int:
-    """Return the number of rows, up to 64, to which these are filled up."""
+    """Return the number of rows, up to 64, to which these are padded."""
     return next(filled for filled in STATIC_ROWS if filled >= rows)
 
 
 def filled_slots(slots: int) -> int:
     """Return how many slots attention reads, in steps that grow with the text: at most a quarter too many.
 
-    These numbers are few, so that texts of all lengths share recordings.
+    There are few such numbers, so that texts of all lengths share recordings.
     """
     step = max(BUCKET, (1 << (slots.bit_length() - 1)) // 4)
     return -(-slots // step) * step

@@ -1,4 +1,4 @@
-"""Functions of rows, as drafters have them and a search for picks is: where steps are recorded, one call each."""
+"""Functions of rows that drafters and the search for picks use: one call each if steps are recorded."""
 
 from collections.abc import Hashable, Sequence
 
@@ -10,24 +10,24 @@ from localspec.nn.placed_rows import filled_rows
 from localspec.nn.recording import Function, Recorder, Recording
 from localspec.nn.row_attention import TorchAttention
 
-# Of a function; the one that was not played for longest goes first. A level of a tree has up to five numbers of rows
-# below as many.
+# Per function; the least recently used one is dropped first. A level of a tree has up to five numbers of rows below as
+# many.
 MOST_RECORDINGS = 32
 
 
 class RecordedRows:
     """A function of tensors [rows, …], recorded for every number of rows up to 64 that is a power of two.
 
-    Nothing it does may hang on numbers of theirs that Python would have to see, and no row of its results on rows that
-    are not its own; what its inputs name by their place is among the other inputs. It gives as many rows as the first
-    of its inputs has, and where it is recorded its next call overwrites them.
+    It must not depend on values that Python would have to see, and no row of its results on other rows; what its inputs
+    refer to by index is among the other inputs. It returns as many rows as its first input has, and if it is recorded
+    its next call overwrites them.
     """
 
     def __init__(self, function: Function, recorder: Recorder, attentions: Sequence[TorchAttention] = ()) -> None:
         """`attentions` are those whose keys and values it reads."""
         self._function, self._recorder, self._attentions = function, recorder, attentions
         self._recordings: dict[Hashable, Recording] = {}
-        self._over: list[int] = []  # the keys and values that they are over
+        self._over: list[int] = []  # the versions of the keys and values that they use
         self._unrecorded: set[Hashable] = set()
 
     @torch.inference_mode()

@@ -1,4 +1,4 @@
-"""CUDA graphs: a function of tensors that is recorded once, and played again on other numbers in the same places."""
+"""CUDA graphs: a function of tensors that is recorded once, and replayed on other numbers at the same addresses."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -14,18 +14,18 @@ Function = Callable[..., tuple[torch.Tensor, ...]]
 
 
 class Recording:
-    """A function of tensors on a GPU, without choices that hang on their numbers, recorded.
+    """A function of tensors on a GPU, without control flow that depends on their values, recorded.
 
-    Raises RuntimeError where CUDA cannot record it, or plays it otherwise than it is computed. What it returns lies in
-    `results`, ordinary tensors that hold the numbers until the next recording that shares them is played; the memory
-    between inputs and results is that of all recordings on the device, one after another.
+    Raises RuntimeError if CUDA cannot record it, or its replay gives other bits. The results are in `results`, ordinary
+    tensors that are valid until the next replay of a recording that shares them. All recordings on a device share the
+    memory between inputs and results, one after another.
     """
 
     def __init__(
         self, function: Function, inputs: Sequence[torch.Tensor], results: tuple[torch.Tensor, ...] | None = None
     ) -> None:
         self._inputs = [tensor.clone() for tensor in inputs]
-        found = function(*self._inputs)  # libraries take what they need for themselves at the first call
+        found = function(*self._inputs)  # libraries allocate their own memory at the first call
         self.results = results or tuple(map(torch.empty_like, found))
         self._graph = torch.cuda.CUDAGraph()
 
@@ -40,7 +40,7 @@ class Recording:
             raise RuntimeError("the recorded steps do not give the same bits")
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Plays the recording on tensors like the first ones, or on fewer rows; a GPU is not waited for."""
+        """Replay the recording on tensors like the first ones, or on fewer rows, without waiting for the GPU."""
         for place, tensor in zip(self._inputs, inputs, strict=True):
             place[: len(tensor)].copy_(tensor)
         self._graph.replay()
@@ -48,7 +48,7 @@ class Recording:
 
 
 class Recorder:
-    """Records functions where that is wanted, until it fails; `trouble` is then why."""
+    """Records functions if that is wanted, until it fails; `trouble` is then the reason."""
 
     def __init__(self) -> None:
         self.active = False
@@ -57,7 +57,7 @@ class Recorder:
     def record(
         self, function: Function, inputs: Sequence[torch.Tensor], results: tuple[torch.Tensor, ...] | None = None
     ) -> Recording | None:
-        """Record a function; return None where it cannot be, and where memory is short."""
+        """Record a function; return None if that is impossible, or memory is short."""
         try:
             return Recording(function, inputs, results)
         except RuntimeError as error:
@@ -68,12 +68,13 @@ class Recorder:
 
 @dataclass(frozen=True)
 class _Studio:
-    """Where recordings on a device are made: a stream, and memory that all share, since no two are played at once."""
+    """The stream and the memory in which a device's recordings are made; they share both, since only one runs at a
+    time."""
 
     device: torch.device
     stream: Any
     pool: Any
-    first: Any  # a recording that stays: once all that share such memory are gone, torch takes it for no new one
+    first: Any  # a recording that stays: once all that share the memory are gone, torch does not reuse it
 
 
 @cache
@@ -86,19 +87,20 @@ def _studio(device: torch.device) -> _Studio:
 
 
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))  # NaN is like NaN
+    # # compares NaN as equal
+    return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
 
 
 def _record(graph: Any, function: Callable[[], Any], device: torch.device, stream: Any, pool: Any) -> None:
     with torch.cuda.device(device):
         before = torch.cuda.current_stream()
         try:
-            # Other threads may take memory meanwhile, which concerns no recording.
+            # Other threads may allocate memory meanwhile, which does not affect the recording.
             with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                 function()
-        except BaseException:  # torch comes back neither from the stream nor from the memory of one that fails
+        except BaseException:  # torch leaves stream and memory unusable after a failure
             torch.cuda.set_stream(before)
             with suppress(Exception):
                 torch._C._cuda_endAllocateToPool(device.index, pool)
-            _studio.cache_clear()  # whatever is recorded later gets memory of its own
+            _studio.cache_clear()  # later recordings get their own memory
             raise

@@ -1,4 +1,4 @@
-"""Rotary position embeddings: what is rotated by where a token stands."""
+"""Rotary position embeddings."""
 
 import torch
 
@@ -28,21 +28,21 @@ class RotaryEmbedding:
         return self if self.local is None or not config.is_local(layer) else self.local
 
     def query_factors(self, positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
-        """Return what queries are multiplied by, [(batch,) n, 1, 1]; None where they are not."""
+        """Return the factors of queries, [(batch,) n, 1, 1]; None if there are none."""
         if self._query_factors is None:
             return None
         turns = (positions // self._query_period).clamp(max=len(self._query_factors) - 1)
         return self._query_factors[turns].to(dtype)[..., None, None]
 
     def cos_sin(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and signed sines, [(batch,) n, 1, rotary_dim] each, as `apply_rope` takes them."""
+        """Return cosines and signed sines, each [(batch,) n, 1, rotary_dim], as `apply_rope` takes them."""
         angles = positions.float()[..., None] * self.inv_freq
         cos, sin = angles.cos() * self.attention_scaling, angles.sin() * (self.attention_scaling * self.signs)
         return cos.to(dtype).unsqueeze(-2), sin.to(dtype).unsqueeze(-2)
 
 
 def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotates the first channels of [batch, n, heads, head_dim]; those after `rotary_dim` pass unchanged."""
+    """Rotate the first channels of [batch, n, heads, head_dim]; those after `rotary_dim` pass unchanged."""
     rotary_dim = cos.shape[-1]
     rotary = x if x.shape[-1] == rotary_dim else x[..., :rotary_dim]
     rotated = torch.addcmul(rotary * cos, torch.roll(rotary, rotary_dim // 2, -1), sin)

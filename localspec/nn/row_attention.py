@@ -1,4 +1,4 @@
-"""Attention over rows of a draft with keys and values of its own, by torch: what a drafter's own layers need."""
+"""Attention over the rows of a draft with their own keys and values, in torch, for a drafter's own layers."""
 
 from collections.abc import Mapping, Sequence
 
@@ -26,7 +26,7 @@ class TorchAttention:
         like: torch.Tensor,
         recorder: Recorder,
     ) -> None:
-        """Keys and values are `like` a tensor; where the recorder is active, seats are those of static shapes."""
+        """Keys and values are `like` a tensor; while the recorder is active, seats have static shapes."""
         self._sizes, self._rotary, self._norms, self._recorder = sizes, rotary, norms, recorder
         self.length = self.grown = 0  # rows that it holds; and how often it had to move to larger memory
         self._kept = like.new_zeros(2, sizes.num_kv_heads, 0, sizes.head_dim)  # keys, values
@@ -37,7 +37,7 @@ class TorchAttention:
         return self._kept.nbytes
 
     def truncate(self, length: int) -> None:
-        """Forgets all but the first `length` rows."""
+        """Discard all but the first `length` rows."""
         self.length = min(self.length, length)
 
     def seats(
@@ -46,9 +46,9 @@ class TorchAttention:
         seen: Sequence[Sequence[int]] | None = None,
         window: int | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Make room for rows; return positions and slots, int64 [rows, 2], and what they see, bool [rows, slots].
+        """Make room for rows; return positions and slots, int64 [rows, 2], and visibility, bool [rows, slots].
 
-        Rows that fill up a static shape stand behind them, and each sees itself.
+        Rows that pad a static shape come last, and each sees itself.
         """
         rows, first = len(positions), self.length
         filled, slots = rows, first + rows
@@ -65,7 +65,7 @@ class TorchAttention:
 
     @torch.inference_mode()
     def __call__(self, qkv: torch.Tensor, places: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Return what rows attend to, and keep their keys and values."""
+        """Return the attention output of rows, and store their keys and values."""
         sizes, (rows, slots) = self._sizes, mask.shape
         heads, keys = sizes.num_heads, sizes.num_kv_heads
         q, kv = torch.split(qkv, [heads * sizes.head_dim, 2 * keys * sizes.head_dim], 1)
@@ -82,7 +82,7 @@ class TorchAttention:
 
     @torch.inference_mode()
     def keep(self, kv: torch.Tensor, positions: Sequence[int]) -> None:
-        """Keep keys and values of rows."""
+        """Store keys and values of rows."""
         first, slots = self.length, self.length + len(kv)
         self._reserve(slots)
         turned = self._rotary.cos_sin(uploaded(positions, kv.device), kv.dtype)
@@ -93,7 +93,7 @@ class TorchAttention:
         k, v = kv.view(1, len(kv), 2, self._sizes.num_kv_heads, self._sizes.head_dim).unbind(2)
         k = apply_rope(self._normed(k, "k_norm"), cos, sin)
         for kept, new in zip(self._kept, (k, v), strict=True):
-            # A slot that nobody sees weighs nothing, but nothing times NaN is NaN; a row's own query says it is none.
+            # An unseen slot has weight 0, but 0 times NaN is NaN; NaN still shows in a row's own query.
             kept.index_copy_(1, slots, new[0].transpose(0, 1).nan_to_num(0.0, 0.0, 0.0))
 
     def _normed(self, x: torch.Tensor, name: str) -> torch.Tensor:
@@ -101,7 +101,7 @@ class TorchAttention:
         return x if norm is None else F.rms_norm(x, norm.shape, norm, self._sizes.rms_norm_eps)
 
     def _reserve(self, slots: int) -> None:
-        """Make room for so many rows, and for some more, so that it seldom grows."""
+        """Make room for this many rows, and for some more, so that it seldom grows."""
         if slots > (room := self._kept.shape[2]):
             there = self._kept
             grown = there.new_zeros(*there.shape[:2], max(slots + 64, room + room // 2), there.shape[3])

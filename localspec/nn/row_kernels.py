@@ -1,6 +1,6 @@
-"""Products and attention on an NVIDIA card, in whose results the bits of a row are the same alone and beside others.
+"""Products and attention on an NVIDIA GPU in which a row's bits do not depend on other rows.
 
-In NF4 up to eight rows have the price of one, and sixteen a third more.
+In NF4 up to eight rows cost as much as one, and sixteen a third more.
 """
 
 from collections.abc import Callable
@@ -12,21 +12,21 @@ import torch.nn.functional as F
 
 from localspec.nn.cuda_kernels import Kernel, compiled
 
-ROWS = 64  # at most in one go
-PAGE = 256  # slots that attention sums in one go
+ROWS = 64  # at most in one call
+PAGE = 256  # slots that attention sums at once
 BLOCK = 64  # weights in NF4 that share a scale
-CHANNELS = 16  # that a tensor core makes at a time
-WARPS = 8  # of a block; they share out the inputs, so that bits hang on how many they are
-AHEAD = 2  # pieces of weights in 16 bits that a thread has under way
-BLOCKS = 3  # of a multiprocessor, where what a block prepares serves several channels: as many as fit
-SHARED = 38 * 1024  # bytes of shared memory of such a block, with what CUDA takes of it
-WIDE = 128  # channels for each multiprocessor, from which on there are blocks enough for all
+CHANNELS = 16  # computed by a tensor core at a time
+WARPS = 8  # of a block; they divide the inputs, so the bits depend on their number
+AHEAD = 2  # pieces of 16-bit weights that a thread loads ahead
+BLOCKS = 3  # per multiprocessor, if a block's preparation serves several channels: as many as fit
+SHARED = 38 * 1024  # bytes of shared memory of such a block, including CUDA's share
+WIDE = 128  # channels per multiprocessor from which there are enough blocks for all
 THREADS = 256  # of attention
 FORMATS = (torch.bfloat16, torch.float16)
 
 
 def multiplies(x: torch.Tensor) -> bool:
-    """Whether products of rows like these [rows, in] can be made."""
+    """Return whether products of rows like these [rows, in] can be computed."""
     return x.dtype in FORMATS and x.shape[1] % 8 == 0
 
 
@@ -44,9 +44,9 @@ def dense(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> t
 class TiledNF4:
     """A weight [out, in] in NF4, as `linear_nf4` reads it.
 
-    `packed` [tiles, blocks, 8, 4, 2, 8] and `scales` [tiles, blocks, 8, 2] are bytes, of 16 channels a tile.
-    `scale_code` is what a scale means, `scale_scales` are those of 256 scales in the order of bitsandbytes, `offset` is
-    added to all.
+    `packed` [tiles, blocks, 8, 4, 2, 8] and `scales` [tiles, blocks, 8, 2] are bytes, with 16 channels per tile.
+    `scale_code` is the meaning of a scale, `scale_scales` are those of 256 scales in the order of bitsandbytes, and
+    `offset` is added to all.
     """
 
     packed: torch.Tensor
@@ -58,9 +58,9 @@ class TiledNF4:
 
 
 def tiled(packed: torch.Tensor, scales: torch.Tensor, out: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Put bytes and scales, as bitsandbytes has them of a matrix of so many rows, into the order of `TiledNF4`.
+    """Put bytes and scales of a matrix with this many rows, in the order of bitsandbytes, into that of `TiledNF4`.
 
-    Rows are filled up with zeros to a multiple of 16.
+    Rows are padded with zeros to a multiple of 16.
     """
     blocks = scales.numel() // out
     packed = F.pad(packed.view(out, blocks * BLOCK // 2), (0, 0, 0, -out % CHANNELS))
@@ -78,11 +78,11 @@ def untiled(packed: torch.Tensor, scales: torch.Tensor, out: int) -> tuple[torch
 
 
 def nf4(x: torch.Tensor, weight: TiledNF4, bias: torch.Tensor | None, out: int) -> torch.Tensor:
-    """Return x Wᵀ + b of x [rows, in], in a multiple of 64."""
+    """Return x Wᵀ + b of x [rows, in], where `in` is a multiple of 64."""
 
     def product(x: torch.Tensor, y: torch.Tensor) -> None:
         tiles = _tiles(x)
-        # For two times 16 channels rows, which come from a cache that all blocks share, are read once.
+        # With two times 16 channels, rows, which come from a cache that all blocks share, are read once.
         tall = 2 if tiles == 8 or (tiles == 2 and out >= WIDE * _multiprocessors(x.device)) else 1
         blocks = min(-(-out // (CHANNELS * tall)), _blocks(x.device) * _multiprocessors(x.device))
         kernel = _linear(x, "linear_nf4", TALL=tall)
@@ -95,7 +95,7 @@ def nf4(x: torch.Tensor, weight: TiledNF4, bias: torch.Tensor | None, out: int) 
 
 
 def nf4_dense(weight: TiledNF4, out: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return W [out, in] in one of the 16-bit formats, with the columns that fill up its last block."""
+    """Return W [out, in] in one of the 16-bit formats, including the columns that pad its last block."""
     tiles, blocks = weight.packed.shape[:2]
     dense = weight.packed.new_empty(out, blocks * BLOCK, dtype=dtype)
     kernel = _linear(dense[:1], "linear_nf4", "nf4_dense", TALL=1)
@@ -109,9 +109,9 @@ def nf4_dense(weight: TiledNF4, out: int, dtype: torch.dtype) -> torch.Tensor:
 def attention(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scale: float | None = None
 ) -> torch.Tensor:
-    """Compute what `attention.invariant` does, in the precision of the keys, where every sum is one of fp32.
+    """Compute `attention.invariant` in the precision of the keys, with all sums in fp32.
 
-    A row's ancestors must lie in the page of `PAGE` slots in which they are in plain decoding.
+    A row's ancestors must be in the page of `PAGE` slots where they are in plain decoding.
     """
     (heads, rows, width), slots, device = queries.shape[1:], keys.shape[2], keys.device
     queries, mask, pages = queries.to(keys.dtype).contiguous(), mask.to(keys.dtype).contiguous(), -(-slots // PAGE)
@@ -132,12 +132,12 @@ def attention(
 
 
 def heads_fit(head_dim: int) -> bool:
-    """Whether there is attention for heads of so many channels."""
+    """Return whether there is attention for heads of this many channels."""
     return head_dim % 8 == 0 and head_dim <= 2 * THREADS
 
 
 def attends(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> bool:
-    """Whether `attention` can be computed of these."""
+    """Return whether `attention` can compute with these tensors."""
     width = keys.shape[3]
     alike = keys.stride() == values.stride() and keys.stride()[2:] == (width, 1) and keys.dtype == values.dtype
     return alike and keys.dtype in (torch.float32, *FORMATS) and heads_fit(width) and queries.shape[2] > 0
@@ -151,7 +151,7 @@ def _in_parts(x: torch.Tensor, out: int, product: Callable[[torch.Tensor, torch.
 
 
 def _tiles(x: torch.Tensor) -> int:
-    """Of eight rows each."""
+    """Return the number of tiles of eight rows each."""
     return next(tiles for tiles in (1, 2, 4, 8) if 8 * tiles >= len(x))
 
 
@@ -162,7 +162,7 @@ def _linear(x: torch.Tensor, file: str, name: str = "", **defined: int) -> Kerne
 
 @cache
 def _blocks(device: torch.device) -> int:
-    """How many blocks there are for a multiprocessor; one that had to wait for others would double the time."""
+    """Return how many blocks there are per multiprocessor; one that waits for others would double the time."""
     memory = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_multiprocessor", 2 * SHARED)
     return max(1, min(BLOCKS, memory // SHARED))
 

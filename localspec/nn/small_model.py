@@ -18,27 +18,28 @@ SPREAD = 0.02  # standard deviation of a fresh layer's weights
 
 
 def fresh_weights(config: TransformerConfig, device: torch.device | str) -> Mapping[str, torch.Tensor]:
-    """Weights by our names, in fp32: small random numbers in matrices, zeros in biases, norms that multiply by one."""
+    """Return weights by our names, in fp32: small random numbers in matrices, zeros in biases, norms that multiply by
+    one."""
     weights, one = {}, 1.0 - config.norm_offset
     for name, made_of in weight_map(config).items():
         rows, columns = sum(rows for _, rows in made_of), in_features(name, config)
         if columns is not None:
             weights[name] = torch.randn(rows, columns, device=device) * SPREAD
         else:
-            # Norms of recurrent layers' values are without the offset of the others.
+            # Norms of recurrent layers' values have no offset, unlike the others.
             ones = one if name.endswith("norm") and not name.endswith("value_norm") else 1.0
             weights[name] = torch.full((rows,), ones if name.endswith(("norm", "scalar")) else 0.0, device=device)
         if name.endswith(".conv"):
-            weights[name] = weights[name][:, None]  # each channel has a filter of its own
+            weights[name] = weights[name][:, None]  # each channel has its own filter
     return weights
 
 
 def copied_layers(
     transformer: Transformer, config: TransformerConfig, layers: Sequence[int]
 ) -> Mapping[str, torch.Tensor]:
-    """Weights by our names, in fp32, for layers that begin as these of a transformer; ones in norms.
+    """Return weights by our names, in fp32, for layers that start as copies of a transformer's, with ones in norms.
 
-    Where there are more layers, or others, the rest is fresh. Packed layers give what they were rounded to.
+    Additional or different layers are fresh. Packed layers give their rounded weights.
     """
     weights = dict(fresh_weights(config, transformer.embed_tokens.device))
     for name, fresh in list(weights.items()):
@@ -50,7 +51,8 @@ def copied_layers(
                 there = getattr(there, attribute, None)
             if there is None:
                 continue
-            there = getattr(there, "full_tensor", there.detach)()  # a layer that processes share has parts of them
+            # # a layer that processes share is distributed among them
+            there = getattr(there, "full_tensor", there.detach)()
             assert isinstance(there, torch.Tensor)
             if there.shape == fresh.shape:
                 weights[name] = there.detach().float().clone()
@@ -60,8 +62,8 @@ def copied_layers(
 def read_masked(path: Path, target: Target) -> tuple[Target, int]:
     """Read a small language model with a mask token, in fp32; return it and that token.
 
-    Raises UsageMistake where its ids do not mean what the target's do, LocalspecError where it has no mask token, and
-    what `Target.load` raises.
+    Raises UsageMistake if its ids differ from the target's, LocalspecError if it has no mask token, and the errors of
+    `Target.load`.
     """
     small = Target.load(path, device=str(target.device), dtype=torch.float32)
     token = mask_token(small.config, path)
@@ -72,7 +74,7 @@ def read_masked(path: Path, target: Target) -> tuple[Target, int]:
 def from_config(text: str, target: Target) -> tuple[Transformer, int]:
     """Make the transformer that a config.json describes, with fresh weights; return it and its mask token.
 
-    Raises what `MaskedModel.of` does, before any memory is taken.
+    Raises the errors of `MaskedModel.of` before any memory is allocated.
     """
     described = MaskedModel.of(text, target.context)
     rotary = RotaryEmbedding(described.rope, target.device)

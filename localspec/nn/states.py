@@ -1,7 +1,7 @@
-"""Layers with a state that every token changes, and how tokens are taken back: by earlier states, and what came after.
+"""Layers with a recurrent state, and how tokens are taken back: from earlier states and the rows after them.
 
-A state is no cache: nothing can be cut off it. What a layer read lately is kept, and read again from the nearest state
-before it, in the same order and so with the same bits. A text can branch nowhere: it is read as a chain.
+A state is not a cache: nothing can be cut off it. The rows that a layer read lately are stored, and read again from the
+nearest earlier state, in the same order and so with the same bits. A text cannot branch: it is read as a chain.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,12 +13,12 @@ from localspec.choosing.fit import MOST_CHAINED, STATES
 from localspec.families.architecture import TransformerConfig
 from localspec.nn.cache import KVCache
 
-AT_ONCE = 128  # rows: no draft has more; what is longer is a prompt, and cannot be taken back in part
-KEPT = 128  # rows that can be taken back at least, where they were read a few at a time
+AT_ONCE = 128  # rows: no draft has more; a longer input is a prompt and cannot be taken back in part
+KEPT = 128  # rows that can be taken back at least, if they were read a few at a time
 
 
 class State(NamedTuple):
-    """What a layer knows of the first `length` tokens."""
+    """The state of a layer after the first `length` tokens."""
 
     length: int
     matrices: torch.Tensor  # [value heads, channels of a key, channels of a value], fp32
@@ -26,10 +26,10 @@ class State(NamedTuple):
 
 
 class Advance(Protocol):
-    """Reads rows [n, numbers] after a state, one by one where that is asked for.
+    """A function that reads rows [n, numbers] after a state, one by one on request.
 
-    Returns what the rows give, and the state then. Where `real` is given, an int64 without dimensions, rows behind so
-    many change no state.
+    It returns the output of the rows, and the state after them. `real`, an int64 scalar tensor, is the number of rows
+    that change the state; later rows do not.
     """
 
     def __call__(
@@ -38,16 +38,16 @@ class Advance(Protocol):
 
 
 class HeldStates(NamedTuple):
-    """States of all recurrent layers before and after a forward, and its rows: in memory that stays where it is."""
+    """States of all recurrent layers before and after a forward, and its rows, at fixed addresses."""
 
-    matrices: torch.Tensor  # [layers, …] of those of a State
+    matrices: torch.Tensor  # [layers, …] of `State.matrices`
     tails: torch.Tensor
     rows: torch.Tensor  # [layers, MOST_CHAINED, numbers]
     matrices_after: torch.Tensor
     tails_after: torch.Tensor
 
     def read(self, place: int, count: int, advance: Advance, real: torch.Tensor | None = None) -> torch.Tensor:
-        """Read so many of a layer's rows after its state; return what they give. `real` as in `Advance`."""
+        """Read the first `count` of a layer's rows after its state; return their output. `real` as in `Advance`."""
         before = State(0, self.matrices[place], self.tails[place])
         outputs, after = advance(before, self.rows[place, :count], True, real)
         self.matrices_after[place].copy_(after.matrices)
@@ -60,38 +60,38 @@ class HeldStates(NamedTuple):
 
 
 class LayerStates:
-    """The states of one layer: now, and at some lengths before, the sparser the longer ago.
+    """The states of one layer: the present one, and earlier ones, sparser the further back.
 
         states   │         │       │   │ ││
-        rows                       aaaaaaaa     What came after the states that can be gone back to in small steps.
+        rows                       aaaaaaaa     rows after the first state from which one can return in small steps
 
-    All else that can be gone back to are the states themselves.
+    Otherwise one can return only to the states themselves.
     """
 
     def __init__(self, nothing: State) -> None:
         self._states = [nothing]  # by length
-        self._first = 0  # the length after which rows are kept
-        self._rows = nothing.tail.new_empty(0, 0)  # made where it is needed
+        self._first = 0  # the length after which rows are stored
+        self._rows = nothing.tail.new_empty(0, 0)  # allocated on demand
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are held."""
+        """Bytes of states and rows."""
         return self._rows.nbytes + sum(state.matrices.nbytes + state.tail.nbytes for state in self._states)
 
     def reachable(self, length: int) -> int:
-        """Return the longest text, of at most `length` tokens, that it can go back to; it has read that many."""
+        """Return the longest text, of at most `length` tokens, that it can return to."""
         nearest = max(state.length for state in self._states if state.length <= length)
         return length if nearest >= self._first else nearest
 
     def read(self, length: int, rows: torch.Tensor, advance: Advance) -> torch.Tensor:
-        """Read rows after the first `length` tokens, which it can reach, and forget what it read after those."""
+        """Read rows after the first `length` tokens, which must be reachable, and discard later ones."""
         before = self.at(length, advance)
         outputs, after = advance(before, rows, len(rows) <= AT_ONCE)
         self.took(before, rows, after, advance)
         return outputs
 
     def took(self, before: State, rows: torch.Tensor, after: State, advance: Advance) -> None:
-        """Take in rows that were read after a state, and the state then; forget what it read after the first one."""
+        """Store rows that were read after a state, and the new state; discard what was read after the first one."""
         self._put(before)
         if len(rows) <= AT_ONCE:
             self._keep(before.length, rows, advance)
@@ -101,14 +101,14 @@ class LayerStates:
         self._thin()
 
     def copy(self, length: int) -> "LayerStates":
-        """Return what is known of the first `length` tokens, which it can reach. States are never written to."""
+        """Return the states of the first `length` tokens, which must be reachable. States are never written to."""
         other = LayerStates(self._states[0])
         other._states = [state for state in self._states if state.length <= length]
         other._first, other._rows = min(self._first, length), self._rows.clone()
         return other
 
     def assume(self, length: int) -> None:
-        """Take the latest state as that after `length` tokens."""
+        """Use the latest state as that after `length` tokens."""
         self._states, self._first = [self._states[-1]._replace(length=length)], length
 
     def fill(self, generator: torch.Generator) -> None:
@@ -118,7 +118,7 @@ class LayerStates:
         self._states, self._first = [State(last.length, matrices, tail)], last.length
 
     def at(self, length: int, advance: Advance) -> State:
-        """Return the state after the first `length` tokens, which it can reach."""
+        """Return the state after the first `length` tokens, which must be reachable."""
         nearest = max((state for state in self._states if state.length <= length), key=lambda state: state.length)
         if nearest.length < self._first:  # from here on it is the earliest with rows after it
             assert nearest.length == length, f"{length} tokens are no text that it can go back to"
@@ -129,11 +129,11 @@ class LayerStates:
         return nearest
 
     def _put(self, state: State) -> None:
-        """Add a state, in the place of all that follow it."""
+        """Add a state, replacing all later ones."""
         self._states = [*(one for one in self._states if one.length < state.length), state]
 
     def _keep(self, length: int, rows: torch.Tensor, advance: Advance) -> None:
-        """Keep rows that were read after `length` tokens; where there is no room, those long before them go."""
+        """Store rows that were read after `length` tokens; if there is no room, the oldest ones are dropped."""
         room = KEPT + AT_ONCE
         if not len(self._rows):
             self._rows = rows.new_empty(room, rows.shape[1])
@@ -141,14 +141,14 @@ class LayerStates:
             first, later = length - KEPT, [state for state in self._states if state.length > length - KEPT]
             self._put(self.at(first, advance))
             self._states += later
-            self._rows[:KEPT] = self._rows[first - self._first : length - self._first].clone()  # places overlap
+            self._rows[:KEPT] = self._rows[first - self._first : length - self._first].clone()  # the two ranges overlap
             self._first = first
         self._rows[length - self._first : length - self._first + len(rows)] = rows
 
     def _thin(self) -> None:
-        """Leaves out states where there are too many: each time the one that leaves the smallest gap for its age.
+        """Drop states if there are too many: each time the one that leaves the smallest gap for its age.
 
-        The first stays, so do the last two, and the one from which rows are kept.
+        The first, the last two, and the one from which rows are stored stay.
         """
         while len(self._states) > STATES:
             lengths = [state.length for state in self._states]
@@ -161,9 +161,9 @@ class LayerStates:
 
 
 class StateCache(KVCache):
-    """Keys and values of the layers that attend, and the states of those that do not.
+    """Keys and values of the attention layers, and the states of the recurrent ones.
 
-    `truncate` may forget more than it is told to: `length` says what is left.
+    `truncate` may discard more than requested: `length` says what is left.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class StateCache(KVCache):
         self._nothing, self._numbers = nothing, sizes.read
         self._states = {layer: LayerStates(nothing) for layer in range(config.num_layers) if config.is_recurrent(layer)}
         self._held: HeldStates | None = None
-        self._before: list[State] = []  # what is held, and how many rows were read after it
+        self._before: list[State] = []  # the states in `held`, and the number of rows read after them
         self._read = 0
 
     @property
@@ -186,14 +186,14 @@ class StateCache(KVCache):
         return super().nbytes + held + (sum(one.nbytes for one in self._states.values()) if self.length else 0)
 
     def read(self, layer: int, rows: torch.Tensor, advance: Advance) -> torch.Tensor:
-        """Read rows [n, numbers] of a recurrent layer after the committed tokens; return what they give."""
+        """Read rows [n, numbers] of a recurrent layer after the committed tokens; return its output."""
         self._read = 0
         return self._states[layer].read(self.length, rows, advance)
 
     def hold(self, advances: Sequence[Advance], again: Callable[[HeldStates, int], None]) -> HeldStates:
         """Put the states after the committed tokens where a forward of static shape reads them.
 
-        `advances` are by layer. `again(held, count)` reads the first of the rows again that the last one read.
+        `advances` are by layer. `again(held, count)` reads the first `count` rows of the last forward again.
         """
         held = self._held = self._held or self._memory()
         if self._before and 0 < (count := self.length - self._before[0].length) < self._read:
@@ -210,7 +210,7 @@ class StateCache(KVCache):
         return held
 
     def took(self, count: int, advances: Sequence[Advance]) -> None:
-        """Take in so many rows that a forward read after what was held, and the states that it left."""
+        """Store the first `count` rows that a forward read after `held`, and the states that it left."""
         held = self._held
         assert held is not None
         after = self._after(held, count)
@@ -229,12 +229,12 @@ class StateCache(KVCache):
         return [State(self.length + count, *both) for both in zip(matrices, tails, strict=True)]
 
     def keep(self, path: Sequence[int]) -> None:
-        """Commit the first rows after `length`; others do not follow each other."""
+        """Commit the first rows after `length`; only a chain can be committed."""
         assert list(path) == list(range(len(path))), "recurrent layers read chains alone"
         super().keep(path)
 
     def truncate(self, length: int) -> None:
-        """Forgets everything after the first `length` tokens, and some before them where no state is near."""
+        """Discard everything after the first `length` tokens, and some before if no state is near."""
         super().truncate(self.reachable(length))
 
     def reachable(self, length: int) -> int:
@@ -252,14 +252,14 @@ class StateCache(KVCache):
         return other
 
     def take(self, other: Self) -> bool:
-        """Take over what another cache holds where this one is pinned and has room for it."""
+        """Take over the contents of another cache if this one is pinned and has room for them."""
         if not super().take(other):
             return False
         self._states, self._before, self._read = other._states, [], 0
         return True
 
     def assume(self, length: int) -> None:
-        """Count the first `length` slots as committed, and take the latest state as that after them."""
+        """Count the first `length` slots as committed, and use the latest state as that after them."""
         super().assume(length)
         self._read = 0
         for one in self._states.values():

@@ -1,7 +1,7 @@
-"""Forwards of few rows in static shapes: what differs from step to step are numbers on the device.
+"""Forwards of few rows in static shapes: everything that differs from step to step is a number on the device.
 
-So a GPU's driver can record one and play it again with a single call (`Recording`); the same form runs anywhere without
-that.
+So a GPU's driver can record a forward and replay it by a single call (`Recording`). The same form runs anywhere without
+recording.
 """
 
 import time
@@ -28,61 +28,61 @@ from localspec.nn.step_logits import summary
 from localspec.nn.transfer import signed, uploaded
 from localspec.nn.transformer import Transformer
 
-# Over the slots of one cache; the one that was not played for longest goes first. What forwards cost is measured by all
-# numbers of rows at two contexts in turns.
+# Over the slots of one cache; the least recently used one is dropped first. Measuring costs takes all numbers of rows
+# at two contexts in turns.
 MOST_RECORDINGS = 16
 
 
 class Shape(NamedTuple):
-    """What a forward's operations hang on."""
+    """The numbers that a forward's operations depend on."""
 
     rows: int
-    visible: int  # slots that attention looks at
+    visible: int  # slots that attention reads
     layers: tuple[int, ...] | None
     adapters: int | None  # their id
-    inner: tuple[int, ...]  # states that are wanted
-    embeddings: bool  # in place of token ids, and no logits wanted
+    inner: tuple[int, ...]  # requested states
+    embeddings: bool  # instead of token ids, and no logits are requested
 
 
 class StaticRows(NamedTuple):
-    """What a forward gives, of the rows that were asked for: the summary is that of `step_logits`.
+    """The result of a forward for the requested rows: the summary is that of `step_logits`.
 
-    Where they are recorded, the next forward of as many rows overwrites them.
+    If forwards are recorded, the next one of as many rows overwrites it.
     """
 
     hidden: torch.Tensor
     inner: torch.Tensor | None
     logits: torch.Tensor | None
     summary: torch.Tensor | None
-    once_seconds: float = 0.0  # that later forwards of this shape do not take
+    once_seconds: float = 0.0  # preparation that later forwards of this shape do not need
 
     def kept(self) -> "StaticRows":
-        """Return copies of the states, and of all else what there is."""
+        """Return copies of the states, and everything else unchanged."""
         return self._replace(hidden=self.hidden.clone(), inner=None if self.inner is None else self.inner.clone())
 
 
 class StaticForward:
     """Reads trees and chains of up to 64 rows after the committed tokens of a cache.
 
-    Rows are filled up to a power of two, and slots to one of a few numbers, so that a text of any length takes few
-    shapes. Where the recorder is active each is recorded when it is first met.
+    Rows are padded to a power of two, and slots to one of a few numbers, so that a text of any length needs few shapes.
+    While the recorder is active each shape is recorded on first use.
     """
 
     def __init__(self, transformer: Transformer, recorder: Recorder) -> None:
         self._transformer, self._recorder = transformer, recorder
         self._results: dict[Shape, tuple[torch.Tensor, ...]] = {}
         self._finders: dict[tuple[float, ...], RecordedRows] = {}  # of contenders
-        self._unrecorded: set[Hashable] = set()  # what there was no memory to record
+        self._unrecorded: set[Hashable] = set()  # shapes for whose recording there was no memory
 
     @staticmethod
     def reads(cache: object, rows: int) -> bool:
-        """Whether so many rows after this cache have a static shape; where a state is carried on, few do."""
+        """Return whether this many rows after this cache have a static shape; with recurrent states fewer do."""
         most = MOST_CHAINED if isinstance(cache, StateCache) else STATIC_ROWS[-1]
         return isinstance(cache, KVCache) and 0 < rows <= most
 
     @torch.inference_mode()
     def tree(self, tree: DraftTree, cache: KVCache, inner: Sequence[int] = (), multiple: int = 1) -> StaticRows:
-        """Read the nodes of a tree, whose rows are filled up to a multiple of so many at least."""
+        """Read the nodes of a tree, whose rows are padded at least to a multiple of `multiple`."""
         return self._read(tree.tokens, tree.depth, _bits(tree.parents), cache, multiple, inner=tuple(inner))
 
     @torch.inference_mode()
@@ -93,7 +93,7 @@ class StaticForward:
         layers: Sequence[int] | None,
         adapters: Mapping[int, LayerAdapters] | None,
     ) -> torch.Tensor:
-        """Read embeddings [rows, hidden_size], one after another; return their states, which stay as they are."""
+        """Read embeddings [rows, hidden_size], one after another; return their states, which are not overwritten."""
         rows = len(embeddings)
         depth, bits = range(rows), _bits(range(-1, rows - 1))
         read = self._read([0] * rows, depth, bits, cache, 1, layers=layers, adapters=adapters, embeddings=embeddings)
@@ -101,14 +101,14 @@ class StaticForward:
 
     @torch.inference_mode()
     def contenders(self, logits: torch.Tensor, keys: torch.Tensor, sampling: Sampling) -> Contenders:
-        """Find contenders as `contenders` does; of a single row the operations are recorded, too.
+        """Find contenders as `contenders` does. For a single row the operations are recorded too.
 
-        Where they are, those of a row are overwritten by the next one.
+        The next row then overwrites the result.
         """
         if len(logits) > 1:
             return contenders(logits, keys, sampling)
         form = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
-        if form not in self._finders:  # who changes how text is sampled seldom changes it back
+        if form not in self._finders:  # sampling settings seldom change back
 
             def find(logits: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, ...]:
                 found = contenders(logits, keys, sampling)
@@ -166,7 +166,7 @@ class StaticForward:
     ) -> Function:
         """Return the forward as a function of numbers on the device.
 
-        They are the text's length, how many rows are real, and of all rows token, depth and bits.
+        They are the text's length, the number of real rows, and token, depth and bits of all rows.
         """
 
         def read(numbers: torch.Tensor, *embeddings: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -197,7 +197,7 @@ class StaticForward:
         function: Function,
         inputs: Sequence[torch.Tensor],
     ) -> Recording | None:
-        """Return the recording of a shape over this cache's slots, made at need; None where none can be."""
+        """Return the recording of a shape over this cache's slots, made on demand; None if that is impossible."""
         recordings: dict[Shape, tuple[Recording, object]] = cache.recordings
         if shape in recordings:
             recording, _ = recordings.pop(shape)
@@ -207,32 +207,32 @@ class StaticForward:
                 return None
             made = self._recorder.record(function, inputs, self._results.get(alike))
             if made is None:
-                recordings.clear()  # which gives memory back
-                self._unrecorded.add(alike)  # to try again and again would take longest
+                recordings.clear()  # gives memory back
+                self._unrecorded.add(alike)  # repeated attempts would take longest
                 return None
             recording = made
             self._results[alike] = recording.results
         while len(recordings) >= MOST_RECORDINGS:
             del recordings[next(iter(recordings))]
-        recordings[shape] = recording, adapters  # the latest; while they are held, no others have their id
+        recordings[shape] = recording, adapters  # holding the adapters keeps others from getting their id
         return recording
 
     def _read_again(self, cache: StateCache, held: HeldStates, count: int) -> None:
-        """Lets recurrent layers read the first rows again that they have read last."""
+        """Let recurrent layers read the first rows of their last forward again."""
 
         def again(_: torch.Tensor) -> tuple[torch.Tensor, ...]:
             for place, advance in enumerate(self._advances):
                 held.read(place, count, advance)
-            # By which a recording is compared: copies, since what is held is written again.
+            # The values by which a recording is compared: copies, because `held` is overwritten.
             return held.matrices_after[..., 0].clone(), held.tails_after.clone()
 
-        shape = Shape(count, 0, (), None, (), True)  # of no layers that attend
+        shape = Shape(count, 0, (), None, (), True)  # of no attention layers
         recording = self._recording(shape, cache, None, again, [held.tails]) if self._recorder.active else None
         (recording or again)(held.tails)
 
     @cached_property
     def _advances(self) -> list[Advance]:
-        """How the recurrent layers read rows, layer by layer."""
+        """Return how the recurrent layers read rows, layer by layer."""
         layers = (layer for layer in self._transformer.layers if isinstance(layer, Qwen35Layer))
         return [layer.delta.advance for layer in layers if layer.delta is not None]
 
@@ -242,12 +242,12 @@ class StaticForward:
 
 
 def visible_slots(cache: KVCache, rows: int) -> int:
-    """Return how many slots attention looks at."""
+    """Return how many slots attention reads."""
     return min(filled_slots(cache.visible(rows)), cache.capacity)
 
 
 def _reserve(cache: KVCache, slots: int) -> None:
-    """Make room, and where memory allows for more than that, since growing ends all recordings."""
+    """Make room, and for more if memory allows, because growing ends all recordings."""
     try:
         cache.reserve(slots)
     except (MemoryError, RuntimeError) as error:
@@ -257,7 +257,7 @@ def _reserve(cache: KVCache, slots: int) -> None:
 
 
 def _bits(parents: Sequence[int]) -> list[int]:
-    """Return by row of a tree which rows it sees, itself and its ancestors, as bits."""
+    """Return by row of a tree the rows that it sees, itself and its ancestors, as bits."""
     seen: list[int] = []
     for row, parent in enumerate(parents):
         seen.append((seen[parent] if parent >= 0 else 0) | 1 << row)

@@ -1,4 +1,4 @@
-"""In which form steps are computed on a GPU: the quickest that a self-check finds to have the bits of the plainest."""
+"""Chooses the form of steps on a GPU: the fastest whose bits a self-check finds to equal those of the plainest."""
 
 from collections.abc import Sequence
 
@@ -14,17 +14,17 @@ from localspec.nn.logits import TorchLogits
 from localspec.nn.static_forward import StaticForward
 from localspec.nn.target import Target
 
-# Tokens of text: twice what one recording serves, and then what another one does.
+# Tokens of text: two lengths that share a recording, and one that needs another.
 LENGTHS = (BUCKET - 40, 3, 2 * BUCKET + 1)
 QUICKER: tuple[StepForm, ...] = ("static", "captured")
-FEW = (1, 5, 16)  # rows: of a single token, of a few that are filled up, of a tree
+FEW = (1, 5, 16)  # rows: a single token, a few that are padded, a tree
 SAMPLED = Sampling(0.9, seed=1), Sampling(1.1, top_p=0.9, seed=2), Sampling(0.8, top_k=40, min_p=0.01, seed=3)
 
 
 def find_step_form(target: Target) -> tuple[StepForm, str | None]:
-    """Return the quickest form with the right bits, and why none that is quicker serves; the target then has it.
+    """Return the fastest form with the right bits, and why no faster one works; the target then uses it.
 
-    Raises MemoryError where there is no memory to look; the target then has the form before the one that was looked at.
+    Raises MemoryError if there is no memory for the check; the target then has the last form that was checked.
     """
     form: StepForm = "eager"
     why: str | None = None
@@ -46,13 +46,13 @@ def find_step_form(target: Target) -> tuple[StepForm, str | None]:
 
 @torch.inference_mode()
 def _difference(target: Target, form: StepForm) -> str | None:
-    """Compare a form with the eager one on the same rows; return what is wrong, None where all bits are the same."""
+    """Compare a form with the eager one on the same rows; return what is wrong, or None if all bits are the same."""
     cache, before = target.cache(LENGTHS[-1] + STATIC_ROWS[-1]), target.row_multiple
     try:
         expected = []
         target.use_step_form("eager")
         for rows, length in _cases(cache):
-            target.row_multiple = next(one for one in STATIC_ROWS if one >= rows)  # filled up alike
+            target.row_multiple = next(one for one in STATIC_ROWS if one >= rows)  # padded like the static form
             expected.append(_parts(target, cache, rows, length))
         target.row_multiple = 1
         target.use_step_form(form)
@@ -73,8 +73,9 @@ def _cases(cache: KVCache) -> list[tuple[int, int]]:
 
 
 def _parts(target: Target, cache: KVCache, rows: int, length: int) -> Sequence[torch.Tensor]:
-    """Return all that decoding takes of a tree of so many rows, after so many tokens, and of a draft by two layers."""
-    cache.fill(torch.Generator().manual_seed(rows))  # what came before may have written over some tokens
+    """Return everything that decoding takes of a tree of `rows` rows after `length` tokens, and of a draft by two
+    layers."""
+    cache.fill(torch.Generator().manual_seed(rows))  # an earlier check may have overwritten some tokens
     cache.assume(length)
     tokens = [(37 * row + length) % target.vocab_size for row in range(rows)]
     parents = [-1, *((row - 1) // 2 if target.branches else row - 1 for row in range(1, rows))]
@@ -85,11 +86,11 @@ def _parts(target: Target, cache: KVCache, rows: int, length: int) -> Sequence[t
     numbers = [*output.logits.argmax(), output.logits.finite(), output.hidden.finite()]
     numbers += [picks[row] for picks in picked for row in {0, rows - 1}]
     model, layers = target.compute.target, len(target.transformer.layers)
-    # Where layers read more than embeddings none drafts; and eagerly a draft is not filled up.
+    # If layers read more than embeddings they cannot draft; and eager drafts are not padded.
     if target.branches and not model.sizes.per_layer_inputs[0] and rows in STATIC_ROWS:
         states = model.read_rows(model.embed(tokens), cache, sorted({0, layers - 1}))
         found += [states, cache.rows(range(rows))]
-    if not target.branches:  # what recurrent layers have of a part of the rows is seen by what comes then
+    if not target.branches:  # the effect of part of the rows on recurrent layers shows in the next forward
         cache.keep(range(rows - rows // 2))
         multiple, target.row_multiple = target.row_multiple, 1
         output = target.forward(DraftTree.chain(tokens[:1]), cache)

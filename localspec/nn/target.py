@@ -1,4 +1,4 @@
-"""The target: the model whose distribution is reproduced. It joins a transformer, a tokenizer and their settings."""
+"""The target: the model whose text is reproduced. It joins a transformer, a tokenizer and their settings."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -43,9 +43,9 @@ from localspec.weights.opening import source_of
 
 
 class Target:
-    """The model whose distribution is reproduced.
+    """The model whose text is reproduced.
 
-    `context` is the longest text it will hold, in tokens; it fixes length-dependent position scaling.
+    `context` is the longest text in tokens; it fixes length-dependent position scaling.
     """
 
     def __init__(
@@ -59,8 +59,8 @@ class Target:
     ) -> None:
         self.exact = exact
         self.transformer, self.config, self.tokenizer, self.context = transformer, config, tokenizer, context
-        self.generation = generation  # generation_config.json: the model's own sampling
-        self.row_multiple = 1  # a forward with a cache fills its rows up to a multiple of this many
+        self.generation = generation  # generation_config.json: the model's recommended sampling
+        self.row_multiple = 1  # rows of a forward with a cache are filled up to a multiple of this
         self.chat = ChatTokenizer(tokenizer)
         self.stop_tokens = self.chat.stop_tokens((config.eos_token_id, generation.get("eos_token_id")))
 
@@ -81,9 +81,9 @@ class Target:
     ) -> "Target":
         """Read a model's directory, or the GGUF files that it is read from; `context` is the model's own by default.
 
-        `quantize` is none, int8, int4 or nf4, as far as the device has them; `exact` asks for the form whose rows never
-        depend on each other; `threshold` is that of int8 on CUDA; `each` is called with every layer once it is read;
-        `kept` are the directory's weights as they were packed before. On the device "meta" any model has shapes only.
+        `quantize` is none, int8, int4 or nf4, if the device supports it. `exact` selects the form whose rows never
+        depend on each other; `threshold` is that of int8 on CUDA. `each` is called with every layer once it is read.
+        `kept` are the directory's weights as they were packed earlier. On the device "meta" any model has only shapes.
         Raises LocalspecError for broken, missing or unsupported files, NotHere for a model that is here only packed,
         and UsageMistake for a context that the model cannot hold.
         """
@@ -112,8 +112,8 @@ class Target:
     ) -> ForwardOutput:
         """Read the nodes of a tree, each of which sees the committed tokens and its ancestors; a prompt is a chain.
 
-        With `last` the logits are those of the last row only, all that prefill needs of a long prompt. With `inner`
-        there are the hidden states with these indices, too.
+        With `last` the logits are only those of the last row, which is all that prefill needs. With `inner` the hidden
+        states of these indices are included.
         """
         assert self.branches or is_chain(tree.parents), "recurrent layers read chains alone"
         static = self.compute.target.static
@@ -139,13 +139,13 @@ class Target:
     ) -> TensorOutput:
         """Read new rows: tokens [n] (or [batch, n] without a cache), positions [n], mask bool [n, n].
 
-        Gradients flow where there is no cache. With `last` the logits are those of the last row only. `inner` are the
-        indices of hidden states that are wanted, too; raises LocalspecError for those that there are not.
+        Gradients flow if there is no cache. With `last` the logits are only those of the last row. `inner` are the
+        indices of requested hidden states; raises LocalspecError for missing ones.
         """
         rows = len(positions)
         padding = 0 if cache is None else -rows % self.row_multiple
         if isinstance(cache, StateCache) and rows + padding > AT_ONCE:
-            padding = 0  # a prompt, which is read the same each time, and of whose rows none can be taken back
+            padding = 0  # a prompt, which is always read alike and from which no row can be taken back
         if cache is not None and padding:
             tokens, positions = F.pad(tokens, (0, padding)), torch.cat([positions, positions[:1].expand(padding)])
             own = torch.eye(rows + padding, dtype=torch.bool, device=mask.device)
@@ -162,37 +162,38 @@ class Target:
         return TensorOutput(self.head(hidden)[..., :rows, :], hidden[..., :rows, :], states)
 
     def aligned(self, tree: DraftTree, start: int) -> DraftTree:
-        """Return the part of a tree, after `start` committed tokens, it computes, in the exact form to the bit."""
+        """Return the part of a tree, after `start` committed tokens, that it computes; in the exact form
+        bit-identically."""
         tree = tree if self.branches else tree.first_chain()
         return tree.aligned(start, self.page) if self.exact else tree
 
     @property
     def step_form(self) -> StepForm:
-        """How it computes steps: operation by operation; in static shapes; or by what was recorded of those."""
+        """How it computes steps: operation by operation, in static shapes, or by recordings of those."""
         return self.compute.step_form
 
     def use_step_form(self, form: StepForm) -> None:
-        """Compute steps in this form from now on; so do the models of drafters that are loaded later."""
+        """Compute steps in this form from now on, also in drafters' models that are loaded later."""
         self.compute.use_step_form(form)
 
     @property
     def step_trouble(self) -> str | None:
-        """Why steps are not recorded any more, where they were; None where nothing happened."""
+        """Why steps are no longer recorded; None if nothing failed."""
         return self.compute.recorder.trouble
 
     @property
     def draft_trouble(self) -> str | None:
-        """The same of what drafters compute beside the target's layers."""
+        """The same for computations of drafters outside of the target's layers."""
         return self.compute.draft_recorder.trouble
 
     @property
     def branches(self) -> bool:
-        """Whether it computes trees; recurrent layers read chains alone."""
+        """Whether it computes trees; recurrent layers read only chains."""
         return self.transformer.config.delta is None
 
     @property
     def page(self) -> int:
-        """Return how many slots exact attention sums in one go; 1, which no branch fits, where that is unknown."""
+        """How many slots exact attention sums at once; 1, which fits no branch, if that is unknown."""
         config = self.transformer.config
         fit = all(row_kernels.heads_fit(config.sizes_of(index).head_dim) for index in range(config.num_layers))
         return row_kernels.PAGE if fit and own_kernels.trouble(torch.device(self.device)) is None else 1
@@ -212,7 +213,7 @@ class Target:
 
     @cached_property
     def compute(self) -> TorchCompute:
-        """What drafters with weights compute with."""
+        """The arithmetic of drafters with weights."""
         return TorchCompute(self.transformer)
 
     @property
@@ -221,7 +222,7 @@ class Target:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The precision that it computes in, and that of its cache."""
+        """The precision of its computations and of its cache."""
         return self.transformer.computes_in
 
     @property
@@ -230,7 +231,7 @@ class Target:
         return next(name for name, dtype in DTYPES.items() if dtype == self.dtype)
 
     def set_threads(self, count: int) -> None:
-        """Lets torch compute with so many cores of the CPU from now on."""
+        """Let torch compute with this many cores of the CPU from now on."""
         torch.set_num_threads(count)
 
     def lend_core(self, lent: bool) -> None:
@@ -254,11 +255,11 @@ class Target:
     # -- text ---------------------------------------------------------------------------------------------------------
 
     def encode(self, messages: Sequence[Message], think: bool | None = None) -> list[int]:
-        """Return the token ids of a conversation that waits for the assistant. Raises what `ChatTokenizer` does."""
+        """Return the token ids of a conversation that waits for the assistant. Raises the errors of `ChatTokenizer`."""
         return self.chat.encode(messages, self.vocab_size, think)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of token ids; special tokens have none."""
+        """Return the text of token ids, without special tokens."""
         return self.chat.decode(tokens)
 
     @cached_property
@@ -267,7 +268,7 @@ class Target:
         return self.tokenizer.special_ids | self.stop_tokens
 
     def free(self) -> None:
-        """Lets go of its weights; what is left computes nothing any more."""
+        """Release its weights; it can no longer compute."""
         del self.transformer
         self.__dict__.pop("compute", None)
 
@@ -299,8 +300,8 @@ class Target:
 
 
 def _step_output(rows: StaticRows, last: bool, find: Find) -> ForwardOutput:
-    """Return what a step gives, with the logits of all rows or of the last one."""
-    if last:  # nobody copies what a prompt's rows gave, and the next step would overwrite it
+    """Return the result of a step, with the logits of all rows or of the last one."""
+    if last:  # the rows of a prompt are not copied, and the next step would overwrite them
         rows = rows.kept()
     assert rows.logits is not None and rows.summary is not None
     numbers = StepNumbers(rows.summary)
@@ -311,7 +312,7 @@ def _step_output(rows: StaticRows, last: bool, find: Find) -> ForwardOutput:
 
 
 def is_chain(parents: Sequence[int]) -> bool:
-    """Whether each node but the root is below the one before it."""
+    """Return whether each node but the root is below the one before it."""
     return all(parent == node - 1 for node, parent in enumerate(parents))
 
 

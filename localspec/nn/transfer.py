@@ -1,4 +1,4 @@
-"""Numbers on their way between main memory and a device, each way in one copy: a GPU is waited for once a step."""
+"""Transfers between main memory and a device, each in one copy: a step waits for a GPU only once."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,24 +9,24 @@ import torch
 
 
 def signed(word: int) -> int:
-    """Return 64 bits as the int64 that torch has for them."""
+    """Return 64 bits as torch's int64."""
     return word - 2**64 if word >= 2**63 else word
 
 
 def uploaded(numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.device | str) -> torch.Tensor:
-    """Return integers [n] or [n, m] on a device; a GPU is not waited for."""
+    """Return integers [n] or [n, m] on a device, without waiting for a GPU."""
     return moved(torch.tensor(numbers, dtype=torch.int64), device)
 
 
 def moved(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
-    """Return a small tensor of main memory on a device; a GPU is not waited for."""
+    """Return a small tensor of main memory on a device, without waiting for a GPU."""
     if torch.device(device).type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def brought(*tensors: torch.Tensor) -> list[npt.NDArray[Any]]:
-    """Return tensors of int64, bool or fp32 in main memory, as arrays, by one copy of their words of 32 bits."""
+    """Return tensors of int64, bool or fp32 in main memory, as arrays, by one copy of their 32-bit words."""
     words = [(one.int() if one.dtype == torch.bool else one).flatten().view(torch.int32) for one in tensors]
     flat: npt.NDArray[np.int32] = torch.cat(words).cpu().numpy()
     found, end = [], 0

@@ -1,6 +1,6 @@
-"""One lean decoder-only transformer: embedding, the layers of a family (`layers/`), final norm, head.
+"""A decoder-only transformer: embedding, the layers of a family (`layers/`), final norm, head.
 
-It knows tensors only: no tokenizer, no file, no device choice. Its parameters are called as in `weight_map`.
+It knows only tensors: no tokenizer, no file, no device choice. Its parameters are named as in `weight_map`.
 """
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
@@ -28,7 +28,7 @@ _NO_ADAPTERS: Mapping[int, LayerAdapters] = {}
 
 
 def layer_class(config: TransformerConfig) -> type[LlamaLayer]:
-    """Return the class of a model's layers, by the arithmetic that it has."""
+    """Return the class of a model's layers, by their arithmetic."""
     if config.gated or config.delta is not None:
         return Qwen35Layer
     if config.layer_sizes or config.value_norm or config.layer_scalars or config.per_layer_inputs[0]:
@@ -39,11 +39,9 @@ def layer_class(config: TransformerConfig) -> type[LlamaLayer]:
 class Transformer(nn.Module):
     """Embedding, layers, final norm, head. Weights have our names, as `weight_map` lists them; each is read once.
 
-    They are tensors, and for a `PackedLinear` a `PackedWeight`.
-
-    It computes in the precision of its norms, which is that of a cache too; an embedding may have another.
-    `lm_head_class` is the class of the head, by default that of the other linears. `each` is called with every layer
-    once it is read, before the next one.
+    They are tensors, or `PackedWeight` for a `PackedLinear`. Computations and cache have the precision of the norms; an
+    embedding may have another. `lm_head_class` is the class of the head, by default that of the other linear layers.
+    `each` is called with every layer once it is read, before the next one.
     """
 
     def __init__(
@@ -74,22 +72,22 @@ class Transformer(nn.Module):
         self.lm_head = (lm_head_class or linear_class)(embed_tokens if config.tied else weights["lm_head.weight"])
         if config.tied and isinstance(self.lm_head, Linear):
             self.lm_head.weight = self.embed_tokens
-        self.recomputed = False  # a gradient's layers are computed a second time, and not held until it comes
+        self.recomputed = False  # layers are computed again for the gradient instead of being held until then
         use_stored_names(self)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its weights."""
+        """Bytes of the weights."""
         packed = [layer.nbytes for layer in self.modules() if isinstance(layer, QuantizedLinear)]
         return sum(packed) + sum(parameter.nbytes for parameter in self.parameters())
 
     @property
     def packed(self) -> bool:
-        """Whether weights are rounded to a few bits; a head of another class than the other linears may be dense."""
+        """Whether weights are quantized; a head of another class than the other linear layers may be dense."""
         return issubclass(self.linear_class, QuantizedLinear)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the input embeddings of token ids, [..., hidden_size], in the precision that it computes in."""
+        """Return the input embeddings of token ids, [..., hidden_size], in the precision of its computations."""
         return self.scaled(F.embedding(tokens, self.embed_tokens).to(self.computes_in))
 
     def scaled(self, embeddings: torch.Tensor) -> torch.Tensor:
@@ -103,7 +101,7 @@ class Transformer(nn.Module):
         return self._capped(logits)
 
     def head_of(self, ids: torch.Tensor) -> tuple[Callable[[torch.Tensor], torch.Tensor], int]:
-        """Return the part of the head that makes the logits of these tokens, and its bytes."""
+        """Return the part of the head for the logits of these tokens, and its bytes."""
         part = self.lm_head.rows(ids)
         return lambda states: self._capped(part(self.for_head(states))), part.nbytes
 
@@ -166,7 +164,7 @@ class Transformer(nn.Module):
         return x
 
     def side_by_side(self, found: Mapping[int, torch.Tensor | None], places: Sequence[int]) -> torch.Tensor:
-        """Return states that `inner` got [..., places * hidden_size]. Raises LocalspecError where there are none."""
+        """Return requested states side by side, [..., places * hidden_size]. Raises LocalspecError for missing ones."""
         states = [one for place in places if (one := found[place]) is not None]
         if len(states) < len(places):
             missing = next(place for place in places if found[place] is None)
@@ -174,13 +172,13 @@ class Transformer(nn.Module):
         return torch.cat(states, -1)
 
     def _group(self, layer: int) -> int:
-        """How many heads share a key head."""
+        """Return how many heads share a key head."""
         return self.config.num_heads // self.config.sizes_of(layer).num_kv_heads
 
     def _additive_mask(
         self, mask: torch.Tensor, positions: torch.Tensor, window: int | None, group: int, cache: CacheLike | None
     ) -> torch.Tensor:
-        """[(batch, 1,) group * n, slots]: 0 where a row sees a slot, -inf elsewhere; from the mask and the window."""
+        """Return [(batch, 1,) group * n, slots] by mask and window: 0 if a row sees a slot, -inf otherwise."""
         if isinstance(cache, PlacedRows):
             seen = cache.seen(mask, positions, window)
         else:
@@ -193,7 +191,7 @@ class Transformer(nn.Module):
 def _seen(
     mask: torch.Tensor, positions: torch.Tensor, window: int | None, cache: KVCache | TextPrefix | LentKeys | None
 ) -> torch.Tensor:
-    """bool [(batch,) n, slots]: which slots a row sees."""
+    """Return bool [(batch,) n, slots]: the slots that a row sees."""
     n, committed = positions.shape[-1], cache.length if cache is not None else 0
     slots = cache.visible(n) if cache is not None else n
     seen = torch.zeros(*mask.shape[:-1], slots, dtype=torch.bool, device=mask.device)

@@ -1,6 +1,6 @@
 """Reads the weights in a model's files into our parameters, one at a time.
 
-Each is read straight into memory of its own: mapped files would count as memory for as long as a part of them is held.
+Each is read directly into its own memory: mapped files would count as memory as long as part of them is held.
 """
 
 import ctypes
@@ -15,8 +15,8 @@ from localspec.families.architecture import TransformerConfig, in_features, stor
 from localspec.machine.hardware import physical_cores
 from localspec.weights.stored import StoredTensor
 
-PIECE = 2**18  # numbers that are read at a time where they change their type or device
-BLOCK_PIECE = 2**20  # numbers that are unpacked from blocks at a time, in whole rows
+PIECE = 2**18  # numbers read at a time if they change type or device
+BLOCK_PIECE = 2**20  # numbers unpacked from blocks at a time, in whole rows
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as malloc.h names them
 TYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -26,9 +26,9 @@ TYPES = {
 
 
 def read_stored(stored: StoredTensor, into: torch.Tensor) -> None:
-    """Fill a contiguous tensor, of any type and on any device. Blocks of GGUF files become the numbers they stand for.
+    """Fill a contiguous tensor, of any type and on any device. Blocks of GGUF files are dequantized.
 
-    Raises LocalspecError where the file has changed since its header was read.
+    Raises LocalspecError if the file has changed since its header was read.
     """
     if (dtype := TYPES.get(stored.dtype)) is None:
         columns, whole = prod(stored.shape[1:]), into.view(-1)
@@ -53,10 +53,10 @@ def read_stored(stored: StoredTensor, into: torch.Tensor) -> None:
 
 
 class Weights(Mapping[str, torch.Tensor]):
-    """Our parameters by name, each made of its tensors in files when it is asked for, and not held here.
+    """Our parameters by name, each built from its tensors in files on access, and not held here.
 
-    So a model that is quantized while it is read is never in memory whole, and no other model twice. On torch's meta
-    device nothing is read, and `made_of` may be empty.
+    So a model that is quantized while it is read is never in memory as a whole, and no other model twice. On torch's
+    meta device nothing is read, and `made_of` may be empty.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Weights(Mapping[str, torch.Tensor]):
 
 @contextmanager
 def freed_at_once() -> Iterator[None]:
-    """Lets glibc give freed memory back to the system at once, for as long as the context lasts.
+    """Let glibc return freed memory to the system at once, for as long as the context lasts.
 
     Otherwise pieces that are read, and layers that are quantized one after another, leave holes.
     """
@@ -98,9 +98,9 @@ def freed_at_once() -> Iterator[None]:
     except (OSError, AttributeError, TypeError):  # another system, with another allocator
         yield
         return
-    mallopt(_MMAP_THRESHOLD, 2**17)  # where glibc begins; it raises this as memory is freed
+    mallopt(_MMAP_THRESHOLD, 2**17)  # glibc's initial value; it raises this as memory is freed
     try:
         yield
-    finally:  # what glibc would arrive at where large tensors come and go
+    finally:  # the values that glibc would reach with large tensors
         mallopt(_MMAP_THRESHOLD, 2**25)
         mallopt(_TRIM_THRESHOLD, 2**26)

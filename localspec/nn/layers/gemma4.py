@@ -1,8 +1,8 @@
-"""What Gemma 4 computes in addition to Gemma 3: layers that differ, and inputs of each layer by a token's id.
+"""The arithmetic that Gemma 4 adds to Gemma 3: layers that differ, and inputs of each layer by token id.
 
 Values are normed, without weights. Some layers read the keys and values of an earlier one; in some a single projection
-makes keys and values. After the MLP a layer adds what it makes of its own input of a token, and multiplies its states
-by a number.
+makes keys and values. After the MLP a layer adds a product of its own input of the token, and multiplies its states by
+a number.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ class Gemma4Layer(LlamaLayer):
     """A layer of Gemma 4."""
 
     def read_more(self) -> None:
-        """Read what is after the MLP."""
+        """Read the weights after the MLP."""
         if self.config.per_layer_inputs[0]:
             self.per_layer_input_gate = self.linear("per_layer_input_gate")
             self.per_layer_projection = self.linear("per_layer_projection")
@@ -63,7 +63,7 @@ class Gemma4Layer(LlamaLayer):
         adapter: Adapter | None,
         read: ReadKeys | None,
     ) -> torch.Tensor:
-        """Return what rows get by attention, [batch, n, heads * head_dim]."""
+        """Return the attention output of rows, [batch, n, heads * head_dim]."""
         sizes, heads = self.sizes, self.config.num_heads
         cos, sin, _ = position_embeddings
         own = sizes.num_kv_heads if sizes.keys_of is None else 0
@@ -90,9 +90,9 @@ def layer_inputs(
     projection: Callable[[torch.Tensor], torch.Tensor],
     projection_norm: torch.Tensor,
 ) -> torch.Tensor:
-    """Return what layers read of tokens in addition to their states, [batch, n, layers, channels].
+    """Return the inputs of layers by token, in addition to their states, [batch, n, layers, channels].
 
-    They are the tokens' rows of a table and a projection of their embeddings x.
+    They are the tokens' rows of a table, and a projection of their embeddings x.
     """
     assert not tokens.is_floating_point(), "an embedding does not tell what its layers read"
     width, layers = config.per_layer_inputs[0], config.num_layers
@@ -105,5 +105,5 @@ def layer_inputs(
 
 @cached
 def rounded(number: float, dtype: torch.dtype) -> float:
-    """Return a number with no more digits than a type has."""
+    """Return a number rounded to a type."""
     return float(torch.tensor(number, dtype=dtype))

@@ -1,7 +1,7 @@
 """A layer of Llama: attention and a gated MLP, each after its norm and added to its input.
 
-It is that of most families, which differ by a switch: norms of queries and keys (Qwen3), norms of what attention and
-MLP give (Gemma 3), a factor of what is added (Granite).
+Most families use it and differ by a switch: norms of queries and keys (Qwen3), norms of the outputs of attention and
+MLP (Gemma 3), a factor of the outputs (Granite).
 """
 
 from collections.abc import Mapping
@@ -23,11 +23,11 @@ from localspec.nn.placed_rows import PlacedRows
 from localspec.nn.rotary import apply_interleaved_rope, apply_rope
 from localspec.nn.states import AT_ONCE
 
-# Cosines and sines, as `RotaryEmbedding.cos_sin` gives them, and what queries are multiplied by.
+# Cosines and sines, as `RotaryEmbedding.cos_sin` returns them, and the factors of queries.
 PositionEmbeddings = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 CacheLike = KVCache | PlacedRows | TextPrefix | LentKeys
 LayerAdapters = Mapping[str, Adapter]
-ReadKeys = dict[int, tuple[torch.Tensor, torch.Tensor] | None]  # keys and values by layer, which later layers read too
+ReadKeys = dict[int, tuple[torch.Tensor, torch.Tensor] | None]  # keys and values by layer that later layers read too
 NO_ADAPTERS: LayerAdapters = {}
 
 
@@ -108,8 +108,7 @@ class LlamaLayer(nn.Module):
     ) -> torch.Tensor:
         """Return the states of rows [batch, n, hidden_size] after the layer.
 
-        What a layer reads in addition to its states and its cache is `own_input`, of each token, and `read`, of layers
-        before it; that of Llama reads neither.
+        Other families also use `own_input`, by token, and `read`, of earlier layers.
         """
         h = norm(x, self.input_layernorm, self.config)
         h = self.mix(h, position_embeddings, mask, cache, adapters, read)
@@ -150,7 +149,7 @@ class LlamaLayer(nn.Module):
         adapters: LayerAdapters,
         read: ReadKeys | None,
     ) -> torch.Tensor:
-        """Return what rows get from each other, [batch, n, hidden_size]."""
+        """Return what rows read from each other, [batch, n, hidden_size]."""
         mixed = self.self_attention(h, position_embeddings, mask, cache, adapters.get("qkv_proj"), read)
         output: torch.Tensor = self.o_proj(mixed, adapters.get("o_proj"))
         return output
@@ -164,7 +163,7 @@ class LlamaLayer(nn.Module):
         adapter: Adapter | None,
         read: ReadKeys | None,
     ) -> torch.Tensor:
-        """Return what rows get by attention, [batch, n, heads * head_dim]."""
+        """Return the attention output of rows, [batch, n, heads * head_dim]."""
         heads, kv_heads = self.config.num_heads, self.sizes.num_kv_heads
         cos, sin, factors = position_embeddings
         qkv = self.split_heads(self.qkv_proj(h, adapter))
@@ -196,7 +195,7 @@ class LlamaLayer(nn.Module):
     def with_cached(
         self, k: torch.Tensor, v: torch.Tensor, cache: CacheLike | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keep keys and values of rows; return those of all tokens, [batch, kv_heads, slots, head_dim]."""
+        """Store keys and values of rows; return those of all tokens, [batch, kv_heads, slots, head_dim]."""
         k, v = k.transpose(1, 2), v.transpose(1, 2)
         if isinstance(cache, TextPrefix):
             return cache.extended(self.index, k, v)
@@ -216,9 +215,9 @@ class LlamaLayer(nn.Module):
     def attend(
         self, grouped: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, cache: CacheLike | None
     ) -> torch.Tensor:
-        """Return what queries get of keys and values, [batch, n, heads * head_dim].
+        """Return the attention output of queries, [batch, n, heads * head_dim].
 
-        Training needs a gradient, not bits; prefill reads the same rows with and without speculation.
+        Training needs a gradient instead of exact bits; prefill reads the same rows with and without speculation.
         """
         batch, kv_heads, rows, head_dim = grouped.shape
         heads = self.config.num_heads
@@ -245,7 +244,7 @@ class LlamaLayer(nn.Module):
         return self.gate(*torch.split(both, self.sizes.intermediate_size, -1))
 
     def _to_add(self, h: torch.Tensor, norm_name: str) -> torch.Tensor:
-        """Return what attention or MLP gives, after its norm and its factor where the family has them."""
+        """Return the output of attention or MLP, after its norm and factor if the family has them."""
         scale = self.config.residual_scale
         h = norm(h, getattr(self, norm_name), self.config) if self.config.output_norms else h
         return h if scale == 1 else h * scale

@@ -1,4 +1,4 @@
-"""Layers of Qwen3.5: attention whose output is gated, and in three of four a recurrent state in its place."""
+"""Layers of Qwen3.5: attention whose output is gated, or, in three of four layers, a recurrent state."""
 
 import torch
 
@@ -12,7 +12,7 @@ from localspec.nn.states import StateCache
 
 
 class Qwen35Layer(LlamaLayer):
-    """A layer of Qwen3.5; `delta` is None where it attends."""
+    """A layer of Qwen3.5; `delta` is None if it has attention."""
 
     delta: GatedDeltaNet | None
 
@@ -35,7 +35,7 @@ class Qwen35Layer(LlamaLayer):
         adapters: LayerAdapters,
         read: ReadKeys | None,
     ) -> torch.Tensor:
-        """Return what rows get from each other, or from the state of the rows before them."""
+        """Return what rows read from each other, or from the state of earlier rows."""
         if self.delta is None:
             return super().mix(h, position_embeddings, mask, cache, adapters, read)
         assert isinstance(cache, StateCache | PlacedChain | None), "no drafter has rows of its own in recurrent layers"
@@ -51,7 +51,7 @@ class Qwen35Layer(LlamaLayer):
         adapter: Adapter | None,
         read: ReadKeys | None,
     ) -> torch.Tensor:
-        """Return what rows get by attention times the sigmoid of their gates, [batch, n, heads * head_dim]."""
+        """Return the attention output of rows times the sigmoid of their gates, [batch, n, heads * head_dim]."""
         heads, kv_heads = self.config.num_heads, self.sizes.num_kv_heads
         cos, sin, _ = position_embeddings
         qkv = self.split_heads(self.qkv_proj(h, adapter))  # a query, its gate, a query, its gate, …, keys, values
