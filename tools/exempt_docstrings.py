@@ -29,7 +29,7 @@ AVOIDED = {
     "of their own": "their own, or separate", "so many": "this many, or the number", "is none": "there is no …, or is not",
     "are none": "there are no …, or are not", "alone": "only, or by itself",
 }  # fmt: skip
-_AVOIDED = re.compile(rf"\b({'|'.join(AVOIDED).replace(' ', r'[ ]')})\b", re.IGNORECASE)
+_AVOIDED = re.compile(rf"(?<!there )\b({'|'.join(AVOIDED)})\b", re.IGNORECASE)
 _CODE = re.compile(r"`[^`\n]*`|\bis None\b")
 # data, messages that are checked where they are made, a test of this, and pictures of the program
 _DATA = (
