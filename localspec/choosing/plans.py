@@ -346,7 +346,7 @@ def _rates(precision: Precision, measurements: MeasurementSource) -> Rates:
 def best(
     ranked: Sequence[RunPlan], here: bool = True, allow_plain: bool = True, rule: Literal["auto"] | Rule = "auto"
 ) -> RunPlan | None:
-    """Return the plan to take of those that fit, with the rule that decided. None where nothing fits.
+    """Return the plan to take of those that fit, with the rule that decided; None if nothing fits.
 
     It is the fastest plan. If that one makes memory short, or `rule` says so, it is the plan with the highest M. A more
     complex drafter is taken only if it is clearly better. `here` leaves out plans that could not be loaded now.

@@ -1,4 +1,4 @@
-"""Every registered model on a machine: how it would run there, and which one to take."""
+"""Surveys every registered model on a machine: how it would run there, and which one to take."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -36,17 +36,17 @@ THINKING = 1.5  # times the comfortable speed, for a model that writes its thoug
 
 # -- forms of a download -----------------------------------------------------------------------------------------------
 
-# Types of GGUF files from which these packings come out as near to the publisher's weights as from those weights
-# themselves: docs/figures/q8-0-table.md. Types of fewer bits do not.
+# Types of GGUF files from which these packings come as close to the publisher's weights as when made from those:
+# docs/figures/q8-0-table.md. Types of fewer bits do not.
 SUITED = {"Q8_0": FILED}
 _BLOCK = (34, 32)  # bytes of a block of Q8_0, and its weights
 
 
 def suited_form(entry: Entry, packing: str | None) -> Form | None:
-    """Return the smallest form by the model's own publisher that serves where it is kept in this packing only.
+    """Return the smallest form by the model's own publisher that is good enough to be kept only in this packing.
 
-    None is the original: where anything else is kept, terms must be accepted for it, or a drafter of the entry has to
-    be made with the model's own weights.
+    None means the original: if anything else is kept, if the form has terms to accept, or if a drafter of the entry
+    must be made with the publisher's weights.
     """
     converted = [one for one in entry.drafters if one.kind in kinds(*WEIGHTS) and not kind_of(one.kind).mask_key]
     made = converted or any(one.kind in kinds("weights") and one.source is None for one in entry.drafters)
@@ -61,7 +61,7 @@ def suited_form(entry: Entry, packing: str | None) -> Form | None:
 
 
 def form_bytes(form: Form, entry: Entry) -> int | None:
-    """Return about how many bytes a form is to download; None where the registry does not say it."""
+    """Return about how many bytes the download of a form has; None if the registry does not say."""
     if form.bytes is not None or entry.shape is None:
         return form.bytes
     size, weights = _BLOCK if form.source.gguf == "Q8_0" else (2, 1)
@@ -69,7 +69,7 @@ def form_bytes(form: Form, entry: Entry) -> int | None:
 
 
 def original_bytes(entry: Entry) -> int | None:
-    """Return the same of what `pull` fetches by default: the publisher's own weights in 16 bits, or a GGUF file."""
+    """Return about how many bytes `pull` fetches by default: the publisher's weights in 16 bits, or a GGUF file."""
     return entry.bytes or (2 * entry.shape.parameters if entry.shape else None)
 
 
@@ -78,9 +78,9 @@ def original_bytes(entry: Entry) -> int | None:
 
 @dataclass(frozen=True)
 class ToFetch:
-    """What is missing of a recommendation: about how many `bytes`, None where an entry gives no sizes.
+    """The missing downloads of a recommendation: about how many `bytes`, or None if an entry gives no sizes.
 
-    `drafter`: a published drafter comes too, and its size is not among them, for nobody says it.
+    `drafter`: a published drafter is fetched too. Its size is unknown, and not included.
     """
 
     bytes: int | None
@@ -91,9 +91,9 @@ class ToFetch:
 class Recommendation:
     """The best plan to run a model on a machine, one that fits if any does. Without a plan, `reason` says why.
 
-    `speedup` is the speed with drafts relative to plain decoding in the same precision; None where nothing fits.
-    `pace` is the tokens/s that are predicted from the machine only, so that no choice depends on earlier replies.
-    `passed_over` says why a small model that seems to be meant to draft is not used, `idle` why a GPU is not used.
+    `speedup` is the speed with drafts relative to plain decoding in the same precision; None if nothing fits. `pace` is
+    the tokens/s predicted from the machine only, so that no choice depends on earlier replies. `passed_over` says why a
+    small model that seems meant to draft is not used, `idle` why a GPU is not used.
     """
 
     card: TargetCard
@@ -107,24 +107,24 @@ class Recommendation:
 
     @property
     def gated(self) -> bool:
-        """Whether terms must be accepted before it, or the small model that drafts for it, can be fetched."""
+        """Whether terms must be accepted before it, or its draft model, can be fetched."""
         small = self.plan.candidate.small if self.plan else None
         return any(card.entry is not None and card.entry.gated for card in (self.card, small) if card and not card.here)
 
     @property
     def toy(self) -> bool:
-        """Whether it comes with localspec, to see it work."""
+        """Whether it is the embedded demo model."""
         return self.card.entry is not None and self.card.entry.toy
 
     @property
     def comfort(self) -> float:
-        """How much its quality counts on this machine: in full at a comfortable speed, and smoothly less below it."""
+        """How much its quality counts on this machine: fully at a comfortable speed, and smoothly less below it."""
         thinks = self.card.entry is not None and self.card.entry.thinking in ("always", "switch")
         return float(min(1.0, self.pace / (COMFORTABLE * (THINKING if thinks else 1.0))) ** FALLING)
 
     @property
     def worth(self) -> float:
-        """Its quality as far as it counts on this machine."""
+        """Its quality times its comfort on this machine."""
         return self.quality * self.comfort
 
     @property
@@ -133,7 +133,7 @@ class Recommendation:
 
     @property
     def drafter(self) -> str | None:
-        """The drafter that it would have; `none` is plain decoding, None where there is no plan."""
+        """Its drafter; `none` is plain decoding, None means there is no plan."""
         return None if self.plan is None else self.plan.candidate.name
 
     @property
@@ -143,12 +143,12 @@ class Recommendation:
 
     @property
     def drafts(self) -> bool:
-        """Whether anything should draft, so that `speedup` says something."""
+        """Whether it drafts, so that `speedup` is meaningful."""
         return self.speedup is not None and self.drafter != "none"
 
     @property
     def to_fetch(self) -> ToFetch:
-        """The model in the form that a pull takes, and its drafter, if they are not here."""
+        """The downloads of the model in the form that a pull takes, and of its drafter, if they are not here."""
         candidate = self.plan.candidate if self.plan else None
         missing = [card for card in (self.card, candidate.small if candidate else None) if card and not card.here]
         sizes = [self._download(card.entry) if card is self.card else _original(card.entry) for card in missing]
@@ -171,13 +171,14 @@ def _original(entry: Entry | None) -> int | None:
 def recommendations(
     machine: Machine, measurements: MeasurementSource, here: bool, rule: DrafterRule = "auto"
 ) -> list[Recommendation]:
-    """Return every registered model, the best first: as it could be loaded now, or with all that could be fetched."""
+    """Return every registered model, the best first: as it could be loaded now, or with everything that can
+    be fetched."""
     every = [_of_card(card, machine, measurements, here, rule) for card in known().values() if card.here or not here]
     return sorted(every, key=lambda one: one.quality, reverse=True)
 
 
 def all_ways(here: Sequence[Recommendation], every: Sequence[Recommendation]) -> list[Recommendation]:
-    """Return the models that are here as they are, then all as they could be had, where that differs."""
+    """Return the models that are here, then all models as they could be fetched, if that differs."""
     seen = {one.way for one in here}
     return [*here, *(one for one in every if one.way not in seen)]
 
@@ -203,13 +204,13 @@ def recommend(
     precisions: Callable[[Device], Sequence[Precision]] = natural_precisions,
     rule: DrafterRule = "auto",
 ) -> Recommendation:
-    """Return the recommendation for one model: as it could be loaded now (`here`), or with what could be fetched.
+    """Return the recommendation for one model: as it could be loaded now (`here`), or with fetched parts.
 
-    `precisions` are those in question on a device. Raises NotHere for one that is here only in a packed form, which
+    `precisions` are the candidates on a device. Raises NotHere for a model that is here only in a packed form that
     nothing on this machine computes with.
     """
     fitting: list[tuple[RunPlan, Sequence[RunPlan]]] = []
-    tried: list[tuple[Device, RunPlan]] = []  # what fits on a device, else what takes least there
+    tried: list[tuple[Device, RunPlan]] = []  # the plan that fits on a device, else the smallest one there
     for device in machine.devices:
         if not (open_ones := possible_precisions(model, precisions(as_computed(device, model)))):
             continue
@@ -241,7 +242,7 @@ def recommend(
 
 
 class _OfMachine(NoMeasurements):
-    """What is known of a machine without its models."""
+    """The facts about a machine that do not depend on a model."""
 
     def __init__(self, measurements: MeasurementSource) -> None:
         self._measurements = measurements
@@ -254,7 +255,7 @@ class _OfMachine(NoMeasurements):
 
 
 def _quality(model: Model) -> int:
-    """Return the entry's own figure, else about that of the registered models of this size."""
+    """Return the quality in the entry, else that of registered models of about this size."""
     entry = model.card.entry
     return (entry.quality if entry else 0) or round(12 * (model.parameters / 5e8) ** 0.45)
 
@@ -262,9 +263,9 @@ def _quality(model: Model) -> int:
 def preferred(every: Sequence[Recommendation], prefer: Prefer | None = None) -> Recommendation | None:
     """Return the recommendation to take: the best by quality and comfort of those that fit.
 
-    Quality counts in full from a comfortable speed on, and as much less as a model is slower than that. `prefer` asks
-    for the fastest, for the one that takes least memory, or for the best however slow it is. A model with terms to
-    accept is taken only where no other fits, and a toy only where nothing else does.
+    Quality counts fully from a comfortable speed on, and less for slower models. `prefer` asks for the fastest, for the
+    smallest in memory, or for the best however slow it is. A model with terms to accept is taken only if no other fits,
+    and a toy only if nothing else does.
     """
     fitting = [one for one in every if one.fits]
     possible = [one for one in fitting if not one.toy] or fitting

@@ -1,1 +1,1 @@
-"""How weights are stored: safetensors, GGUF and packed files, and how they are opened."""
+"""Stored weights: safetensors, GGUF and packed files, and how they are opened."""

@@ -1,4 +1,4 @@
-"""Reads what a model's directory in the Hugging Face layout holds, or its packed file: headers, never weights."""
+"""Reads the headers of a model's directory in the Hugging Face layout, or of its packed file, but never weights."""
 
 import hashlib
 import json
@@ -29,17 +29,17 @@ TOKENIZER_FILES = (
 AROUND = "_around_prompts"  # key in tokenizer_config.json, which localspec writes for a GGUF file
 
 
-# What tensors of a language model are called inside of one that reads pictures too, by this and by later conventions.
+# Prefixes of a language model's tensors within a multimodal model, by two conventions.
 _LANGUAGE_MODEL = {"language_model.": "", "model.language_model.": "model."}
 _OTHER_SENSES = ("vision_tower.", "multi_modal_projector.", "audio_tower.", "embed_vision.", "embed_audio.")
-# Parts that are not computed here: what sees and hears, and the layer of Qwen3.5 that predicts a token further ahead.
+# Parts that are not computed here: vision and audio, and the MTP layer of Qwen3.5.
 _OTHERS = (*_OTHER_SENSES, *(f"model.{name}" for name in _OTHER_SENSES), "model.visual.", "mtp.")
 
-CAN_BE_PACKED = ("int8", "int4", "none")  # what a model that is read from GGUF files can be made into
+CAN_BE_PACKED = ("int8", "int4", "none")  # packings for a model that is read from GGUF files
 
 PICKLED_INDEX = "pytorch_model.bin.index.json"
 HEAD_PREFIX = "medusa_head."  # of the tensors of Medusa heads inside a whole model
-FETCH = "fetch it again"  # what helps a damaged model
+FETCH = "fetch it again"  # the remedy for a damaged model
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _SAMPLES, _SAMPLE_BYTES = 64, 256
 _MOST_DIMENSIONS = 8
@@ -50,7 +50,7 @@ _ITEM_BITS = {"BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "I16": 16
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What is known of a model's directory, or packed file, without reading the weights."""
+    """The facts about a model's directory, or packed file, that are known without reading the weights."""
 
     path: Path
     config: Mapping[str, Any]
@@ -59,12 +59,12 @@ class Checkpoint:
     parameters: int
     bytes: int  # of the weight files
     embedding: int = 0  # how many of the parameters are the input embedding
-    packing: str = ""  # that answers, of a packed file or a registration; empty for a directory
+    packing: str = ""  # the default packing of a packed file or a registration; empty for a directory
     stored_weights: int = 0  # of a packed file; more than the parameters if its head repeats the embedding
 
     @property
     def held(self) -> str:
-        """The bytes of its weights in words, with the bits per weight of one that is read from its GGUF files."""
+        """The bytes of its weights in words, with the bits per weight if it is read from its GGUF files."""
         if not self.packing:
             return size(self.bytes)
         bits = self.bits if self.packing == packed_file.BLOCKS else None
@@ -72,7 +72,7 @@ class Checkpoint:
 
     @property
     def bits(self) -> float:
-        """Bits that a weight takes, on average."""
+        """Average bits per weight."""
         return 8 * self.bytes / max(self.stored_weights or self.parameters, 1)
 
     @property
@@ -83,9 +83,9 @@ class Checkpoint:
 
 
 def inspect(path: Path) -> Checkpoint:
-    """Read what a directory in the Hugging Face layout holds, or a packed file.
+    """Read the headers of a directory in the Hugging Face layout, or of a packed file.
 
-    Raises NotHere where there is no model, LocalspecError where it is damaged or of a kind that cannot be served.
+    Raises NotHere if there is no model, LocalspecError if it is damaged or of an unsupported kind.
     """
     if is_packed(path):
         try:
@@ -107,7 +107,7 @@ def inspect(path: Path) -> Checkpoint:
 
 
 def text_name(name: str) -> str:
-    """Return the name of a tensor in a model that is only a language model."""
+    """Return the name of a tensor in a text-only model."""
     for prefix, own in _LANGUAGE_MODEL.items():
         if name.startswith(prefix):
             return own + name.removeprefix(prefix)
@@ -115,17 +115,18 @@ def text_name(name: str) -> str:
 
 
 def is_of_language(name: str) -> bool:
-    """Return whether a tensor belongs to the language model: not to other senses, nor to heads that draft."""
+    """Return whether a tensor belongs to the language model, not to vision, audio or draft heads."""
     return not name.startswith((HEAD_PREFIX, *_OTHERS))
 
 
 def is_packed(path: Path) -> bool:
-    """Whether this is a packed file, and no directory."""
+    """Return whether this is a packed file, not a directory."""
     return path.suffix == packed_file.SUFFIX and path.is_file()
 
 
 def originals(path: Path) -> Checkpoint:
-    """Inspects a model whose own weights are needed. Raises NotHere for a packed file, and what `inspect` raises."""
+    """Inspect a model whose original weights are needed. Raises NotHere for a packed file, and the errors
+    of `inspect`."""
     if is_packed(path):
         raise only_packed(path)
     return inspect(path)
@@ -154,10 +155,10 @@ def only_packed(path: Path) -> NotHere:
 
 
 def packings(path: Path) -> tuple[str, ...]:
-    """Return the packings that the model of a packed file can be loaded in, first the one that answers.
+    """Return the packings in which the model of a packed file can be loaded, the default first.
 
-    A model that is read from its GGUF files can be had in all of them. Raises NotHere where its files are missing and
-    it was never packed.
+    A model that is read from its GGUF files can have all of them. Raises NotHere if its files are missing and it was
+    never packed.
     """
     here = packed_file.forms(path)
     if packed_file.BLOCKS not in here:
@@ -175,7 +176,7 @@ def packings(path: Path) -> tuple[str, ...]:
 
 
 def damaged(path: Path, error: LocalspecError) -> LocalspecError:
-    """Return what to say of a packed file that is damaged: how to get rid of it, and how its model comes again."""
+    """Return the error for a damaged packed file: how to delete it, and how to get the model again."""
     try:
         origin = packed_file.peek(path)[0].header.origin
     except LocalspecError:
@@ -189,14 +190,14 @@ def damaged(path: Path, error: LocalspecError) -> LocalspecError:
 
 
 def again(origin: packed_file.Origin) -> str:
-    """Return a clause that says how a model that was pulled or imported comes again."""
+    """Return a clause that says how to get a pulled or imported model again."""
     if origin.repo:
         return f"fetch it again with `localspec pull {origin.repo}`"
     return f"import it again with `localspec import {next(iter(origin.files), 'FILE')}`"
 
 
 def moved(header: packed_file.Header, missing: Path) -> str:
-    """Return what to say where a file of a registration is missing, or has changed."""
+    """Return the error text for a file of a registration that is missing or has changed."""
     origin = header.origin
     if missing.is_file():
         what, back = "has changed since it was imported", again(origin)
@@ -233,7 +234,7 @@ def _inspect_packed(found: packed_file.PackedFile) -> Checkpoint:
 
 
 def _architecture(config: Mapping[str, Any], path: Path) -> str:
-    """Return the architecture that a config.json names. Raises LocalspecError for one that cannot be served."""
+    """Return the architecture that a config.json names. Raises LocalspecError for an unsupported one."""
     if why := why_not_read(config):
         raise LocalspecError(f"{path} holds {why}.")
     if (kind := kind_of_heads(config)) in ("dflash", "dspark", "assistant"):
@@ -257,8 +258,8 @@ def _architecture(config: Mapping[str, Any], path: Path) -> str:
 def revision(path: Path) -> str:
     """Return 40 hexadecimal digits that change with config.json, tokenizer.json, and names and contents of weights.
 
-    Of each file's weights a few thousand are read, evenly spaced, since training changes all of them a little. Raises
-    what `inspect` raises. A packed file has that of the directory it was made of.
+    A few thousand evenly spaced bytes of each file of weights are read, because training changes all weights a little.
+    Raises the errors of `inspect`. A packed file has the revision of its directory.
     """
     if is_packed(path):
         return packed_file.read(path).header.origin.revision
@@ -312,7 +313,7 @@ def weight_files(path: Path) -> tuple[Path, ...]:
         raise LocalspecError(f"{index} holds no weight_map; fetch it again.")
     names = sorted(set(table.values()))
     for name in names:
-        if not re.fullmatch(r"[\w.-]{1,200}\.safetensors", name):  # nothing outside the directory, and no pickle
+        if not re.fullmatch(r"[\w.-]{1,200}\.safetensors", name):  # only files in this directory, and no pickle
             raise LocalspecError(
                 f"{index} names {name[:200]!r}, which is not a safetensors file in the same directory; fetch it again."
             )
@@ -329,7 +330,7 @@ def _bytes(file: Path, limit: int = TEXT_LIMIT) -> bytes:
 
 
 def read_json(file: Path, remedy: str = FETCH) -> object:
-    """Read a JSON file. Raises LocalspecError, which ends in the remedy, where it is damaged."""
+    """Read a JSON file. Raises LocalspecError, ending in the remedy, if it is damaged."""
     try:
         content: object = parse_json(_bytes(file, JSON_LIMIT).decode())
     except ValueError as error:
@@ -375,7 +376,7 @@ def _samples(file: Path, start: int) -> bytes:
 def tensor_headers(file: Path, remedy: str = FETCH) -> dict[str, Any]:
     """Read a header's tensors: name -> dtype, shape, data_offsets.
 
-    Raises LocalspecError, which ends in the remedy, where the file is damaged or its download was cut short.
+    Raises LocalspecError, ending in the remedy, if the file is damaged or its download was cut short.
     """
     header = _header(file, remedy)
     present = file.stat().st_size - 8 - len(header)
@@ -402,14 +403,14 @@ def tensor_headers(file: Path, remedy: str = FETCH) -> dict[str, Any]:
 
 
 def tensor_start(file: Path) -> int:
-    """Return the byte of a safetensors file that data_offsets count from. Raises what `tensor_headers` raises."""
+    """Return the byte of a safetensors file from which data_offsets count. Raises the errors of `tensor_headers`."""
     return 8 + len(_header(file))
 
 
 def license_of(path: Path) -> str | None:
     """Return the license in the front matter of the directory's README.md, else the name of a license file.
 
-    A packed file says it itself.
+    A packed file stores it.
     """
     if is_packed(path):
         own = packed_file.peek(path)[0].header.origin.license
@@ -436,7 +437,7 @@ TEXTS = ("config.json", "generation_config.json", *TOKENIZER_FILES)
 
 
 def read_texts(path: Path) -> dict[str, bytes]:
-    """Return the files of a model that are not weights, by name. Raises LocalspecError where one cannot be read."""
+    """Return the files of a model that are not weights, by name. Raises LocalspecError if one cannot be read."""
     return {name: _text(path / name) for name in TEXTS if (path / name).is_file()}
 
 

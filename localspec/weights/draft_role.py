@@ -7,10 +7,10 @@ measured gain.
 from localspec.families.architecture import TABLES
 from localspec.weights.packed_file import BLOCKS, RECORDS, Header, Tensor, bits
 
-# Replies rarely need more than the first ids of a vocabulary and what was read: common tokens have low ids.
+# Replies rarely need more than the first ids of a vocabulary and the ids that were read: common tokens have low ids.
 FIRST_TOKENS, READ_TOKENS = 2**15, 2**12
-_COARSE, HEAD_BLOCKS = "Q4_0", "Q5_0"  # of layers, and of a short head: widths are any multiple of 32
-_MOST_BITS = 5.0  # of a weight in blocks that stay as they are
+_COARSE, HEAD_BLOCKS = "Q4_0", "Q5_0"  # of layers, and of a short head: they suit any width that is a multiple of 32
+_MOST_BITS = 5.0  # of a weight whose blocks are not rounded again
 
 
 def head_tokens(vocab_size: int) -> int:
@@ -25,17 +25,17 @@ def draft_blocks(stored: str) -> str:
 
 
 def is_coarser(quantize: str, vocab_size: int, engine: str) -> bool:
-    """Return whether a model is loaded in another form when it drafts."""
+    """Return whether a model is loaded in another form for drafting."""
     return engine == "native" and (quantize == BLOCKS or head_tokens(vocab_size) > 0)
 
 
 def as_draft(quantize: str) -> str:
-    """Return the name of this form, by which measurements of it are kept."""
+    """Return the name of this form, under which its measurements are saved."""
     return f"{quantize} as a draft model"
 
 
 def draft_bytes(header: Header, vocab_size: int) -> int:
-    """Return the bytes of a registered model's weights where it drafts; 0 if they cannot be computed in blocks."""
+    """Return the bytes of a registered model's weights as a draft model; 0 if they cannot be computed in blocks."""
     if not header.weight_bytes:
         return 0
     few, found = head_tokens(vocab_size), 0
@@ -51,6 +51,6 @@ def draft_bytes(header: Header, vocab_size: int) -> int:
 
 
 def draft_in_words(numbers: str, vocab_size: int) -> str:
-    """Return what a draft model is, of which `numbers` are known: `4.0 bits per weight, 36,864 of 151,936 tokens`."""
+    """Return the description of a draft model with `numbers` bits: `4.0 bits per weight, 36,864 of 151,936 tokens`."""
     few = head_tokens(vocab_size)
     return ", ".join([numbers] * bool(numbers) + [f"{few:,} of {vocab_size:,} tokens"] * bool(few))

@@ -37,8 +37,8 @@ from localspec.weights.checkpoint import (
 from localspec.weights.packed_file import Progress, forms, read
 
 Stamp = list[int]  # bytes, nanoseconds of the last change of its content and of anything about it, inode
-Known = tuple[Stamp, str, str]  # a file as it was then, its SHA-256, its fingerprint (empty from earlier versions)
-SETTLED = 2 * 10**9  # nanoseconds: file systems count time coarsely, so what changed just now may change unseen
+Known = tuple[Stamp, str, str]  # a file at that time, its SHA-256, its fingerprint (empty from earlier versions)
+SETTLED = 2 * 10**9  # nanoseconds: file times are coarse, so a file changed this recently may change again unnoticed
 _PIECE = 2**22  # bytes read at once
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -46,7 +46,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 def weight_digests(
     files: Sequence[Path], paths: Paths, threads: int = 1, progress: Progress = lambda done, total: None
 ) -> dict[str, str]:
-    """Return the sha256 of each file by its name; read those that are not known or may have changed.
+    """Return the sha256 of each file by its name; read those that are unknown or may have changed.
 
     Raises LocalspecError for a file that cannot be read.
     """
@@ -60,10 +60,9 @@ def weight_digests(
 
 
 def known_digests(files: Sequence[Path], paths: Paths) -> dict[str, str]:
-    """Return the sha256 of each file by its name, where it is known without reading the file.
+    """Return the sha256 of each file by its name, if it is known without reading the file.
 
-    The common cache's name for a file counts until the file changes.
-    Raises LocalspecError for a file that is not there.
+    The Hugging Face cache's name for a file counts until the file changes. Raises LocalspecError for a missing file.
     """
     known, now = _remembered(paths), stamps(files)
     found = _without_reading(files, known, now)
@@ -73,7 +72,7 @@ def known_digests(files: Sequence[Path], paths: Paths) -> dict[str, str]:
 
 
 def _without_reading(files: Sequence[Path], known: Mapping[str, Known], now: Mapping[str, Stamp]) -> dict[Path, str]:
-    """Return the digests that the common cache names files by, or that are remembered of files as they are now."""
+    """Return the digests in the Hugging Face cache's names, or remembered of unchanged files."""
     found = {}
     for file in files:
         before = known.get(os.path.realpath(file))
@@ -86,11 +85,12 @@ def _without_reading(files: Sequence[Path], known: Mapping[str, Known], now: Map
 
 @dataclass(frozen=True)
 class Looked:
-    """What reading a whole file found: its SHA-256, that of its last reading (empty before the first), its change."""
+    """The result of reading a whole file: its SHA-256, that of its last reading (empty before the first),
+    its change."""
 
     digest: str
     before: str
-    unseen: bool  # it differs from the last reading, and nothing else says so
+    unseen: bool  # it differs from the last reading although its stamp or fingerprint does not
 
 
 def look(
@@ -99,12 +99,12 @@ def look(
     paths: Paths,
     progress: Progress = lambda done, total: None,
 ) -> dict[str, Looked]:
-    """Read all files, and compare them with what was remembered of them. Return what was found, by their names.
+    """Read all files, and compare them with their last readings. Return the results by name.
 
     A change is unseen if size, times and inode stayed, or if the fingerprint stayed, wherever the file was when it was
-    last read. `fingerprints` are those of the files now, by name. Other files are known as they are from now on; one
-    that changed unseen stays known as it was, until `forget` is called. Raises LocalspecError for a file that cannot be
-    read.
+    last read. `fingerprints` are those of the files now, by name. Other files are remembered as they are from now on;
+    one that changed unseen keeps its old record until `forget` is called. Raises LocalspecError for a file that cannot
+    be read.
     """
     known, now, found = _remembered(paths), stamps(files), {}
     learned: dict[str, Known] = {}
@@ -122,7 +122,7 @@ def look(
 
 
 def changed_since_read(files: Sequence[Path], paths: Paths) -> list[Path]:
-    """Return those files whose size, times or inode are not what they were when their SHA-256 was found."""
+    """Return the files whose size, times or inode changed since their SHA-256 was computed."""
     known, now = _remembered(paths), stamps(files)
     return [
         file for file in files if (before := known.get(os.path.realpath(file), ([],))[0]) and before != now[file.name]
@@ -130,7 +130,7 @@ def changed_since_read(files: Sequence[Path], paths: Paths) -> list[Path]:
 
 
 def forget(files: Iterable[Path], fingerprints: Iterable[str], paths: Paths) -> None:
-    """Forget what these files held, and what files with these fingerprints held."""
+    """Forget the records of these files, and of files with these fingerprints."""
     gone, known = {*map(os.path.realpath, files), *fingerprints}, _remembered(paths)
     if gone & known.keys():
         with suppress(OSError):
@@ -138,12 +138,12 @@ def forget(files: Iterable[Path], fingerprints: Iterable[str], paths: Paths) -> 
 
 
 def digest_of(mark: str, paths: Paths) -> str:
-    """Return the SHA-256 that a file with this fingerprint had when it was read; empty if none was."""
+    """Return the SHA-256 of the file with this fingerprint at its last reading; empty if there was none."""
     return _remembered(paths).get(mark, ([], "", ""))[1]
 
 
 def stamps(files: Sequence[Path]) -> dict[str, Stamp]:
-    """Return what changes with a file, by its name. Raises LocalspecError for one that is not there."""
+    """Return the stamps of files, by name. Raises LocalspecError for a missing file."""
     try:
         found = {file.name: file.stat() for file in files}
     except OSError as error:
@@ -152,17 +152,18 @@ def stamps(files: Sequence[Path]) -> dict[str, Stamp]:
 
 
 def stamp(found: os.stat_result) -> Stamp:
-    """Return what changes with a file."""
+    """Return the stamp of a file: what changes with it."""
     return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
 
 
 def settled(stamp: Stamp) -> bool:
-    """Return whether a further change of a file is sure to change its stamp, because it was not changed just now."""
+    """Return whether a further change of a file will certainly change its stamp, because its last change is
+    not recent."""
     return all(abs(time.time_ns() - moment) > SETTLED for moment in stamp[1:3])
 
 
 def _named(file: Path) -> str:
-    """Return the sha256 that the common cache names a file by; empty for other files."""
+    """Return the sha256 in the Hugging Face cache's name of a file; empty for other files."""
     try:
         name = os.path.basename(os.readlink(file))
     except OSError:
@@ -190,7 +191,7 @@ def _read(files: Sequence[Path], threads: int, progress: Progress) -> dict[Path,
         except OSError as error:
             raise _unreadable(error) from None
         finally:
-            stop.set()  # who interrupts does not wait for the end of a large file
+            stop.set()  # an interrupt does not wait for the end of a large file
 
 
 def _unreadable(error: OSError) -> LocalspecError:
@@ -205,7 +206,7 @@ def _file(paths: Paths) -> Path:
 
 
 def _remembered(paths: Paths) -> dict[str, Known]:
-    """Return what is known of files, by where they are, and by fingerprint. What cannot be read is nothing."""
+    """Return the records of files, by path and by fingerprint. An unreadable record counts as missing."""
     try:
         content = parse_json(read_bytes(_file(paths))) if _file(paths).is_file() else {}
         return {str(place): (list(said[0]), str(said[1]), "".join(said[2:])) for place, said in content.items()}
@@ -214,15 +215,15 @@ def _remembered(paths: Paths) -> dict[str, Known]:
 
 
 def _remember(learned: Mapping[str, Known], paths: Paths) -> None:
-    """Add what was learned, and forget files that are gone. Where it cannot be kept, they are read again.
+    """Add new records, and drop those of files that are gone. If they cannot be saved, the files are read again.
 
-    Of a file that changed just now only digest and fingerprint are kept: its times do not tell a further change.
+    For a file that changed recently only digest and fingerprint are saved: its times would not show a further change.
     """
     new = {place: one if settled(one[0]) else ([], one[1], one[2]) for place, one in learned.items()}
     learned = {place: one for place, one in new.items() if one[0] or one[2]}
     if not learned:
         return
-    with suppress(OSError):  # two processes at once: what one of them learned is read again
+    with suppress(OSError):  # with two processes at once, the records of one are lost and its files read again
         every = {**_remembered(paths), **learned}
         private_directory(paths.packed)
         here = {place: one for place, one in every.items() if place == one[2] or os.path.exists(place)}
@@ -230,7 +231,7 @@ def _remember(learned: Mapping[str, Known], paths: Paths) -> None:
 
 
 DIGITS = 40  # of a fingerprint; a SHA-256 has 64
-HEADER = 24 * MIB  # bytes from the start of a file that are all read: the largest headers of GGUF have 20 MiB
+HEADER = 24 * MIB  # bytes from the start of a file that are read entirely: the largest headers of GGUF have 20 MiB
 SAMPLES, SAMPLE_BYTES = 1024, 64  # of the rest of a file
 RUN = 32  # neighbouring weights that are sampled together; no block of any type has fewer
 _PLACES, _LARGE = 4, 2**16  # samples of a tensor with at least 2**16 weights; a smaller tensor has one
@@ -242,13 +243,13 @@ Values = Callable[[str, Sequence[int], int], bytes]  # (tensor, first weight of 
 def file_fingerprint(file: Path) -> str:
     """Return 40 hexadecimal digits that change with the size, the header and 1024 samples of a file.
 
-    A process reads a file again only if it changed, or had changed just before. Raises LocalspecError for what cannot
-    be read, is empty, or becomes shorter meanwhile.
+    A process reads a file again only if it changed, or had changed recently. Raises LocalspecError for a file that
+    cannot be read, is empty, or becomes shorter meanwhile.
     """
     digest = hashlib.sha256()
     try:
         found = file.stat()
-        if not stat.S_ISREG(found.st_mode):  # to open a pipe is to wait for a writer
+        if not stat.S_ISREG(found.st_mode):  # opening a pipe would wait for a writer
             raise LocalspecError(f"{file} cannot be read, because it is not a regular file; give a file of weights.")
         if not found.st_size:
             raise LocalspecError(f"{file} is empty; fetch it again.")
@@ -274,12 +275,12 @@ def file_fingerprint(file: Path) -> str:
 
 
 def fingerprints(files: Sequence[Path]) -> dict[str, tuple[int, str]]:
-    """Return the bytes and the fingerprint of each file, by its name. Raises what `file_fingerprint` raises."""
+    """Return the bytes and the fingerprint of each file, by its name. Raises the errors of `file_fingerprint`."""
     return {file.name: (file.stat().st_size, file_fingerprint(file)) for file in files}
 
 
 def identified(files: Sequence[Path], paths: Paths) -> dict[str, tuple[int, str]]:
-    """Return the bytes of each file, and its SHA-256 where all are known without reading, else its fingerprint."""
+    """Return the bytes of each file, and its SHA-256 if all are known without reading, else its fingerprint."""
     known = known_digests(files, paths)
     if len(known) < len(files):
         return fingerprints(files)
@@ -292,10 +293,10 @@ def recognised(
     paths: Paths,
     progress: Progress = lambda done, total: None,
 ) -> bool:
-    """Return whether these are the files that an `Origin.files` names, under whatever names.
+    """Return whether these are the files that an `Origin.files` lists, whatever their names.
 
-    Earlier versions wrote SHA-256 digests: files of the same sizes are read for those, unless theirs are known. Raises
-    LocalspecError for a file that cannot be read.
+    Earlier versions wrote SHA-256 digests: files of the same sizes are read to compare those, unless theirs are known.
+    Raises LocalspecError for a file that cannot be read.
     """
     sizes = [file.stat().st_size for file in files if file.is_file()]
     if sorted(sizes) != sorted(size for size, _ in held.values()):
@@ -307,7 +308,7 @@ def recognised(
 
 
 class Identity:
-    """A model by what drafters, phrases and measurements of it are filed under."""
+    """The identity of a model, under which its drafters, phrases and measurements are saved."""
 
     def __init__(self, path: Path) -> None:
         """`path` is its directory, or a packed file."""
@@ -315,25 +316,25 @@ class Identity:
 
     @cached_property
     def weights(self) -> str:
-        """The fingerprint of its weights. Raises what `checkpoint.inspect` raises."""
+        """The fingerprint of its weights. Raises the errors of `checkpoint.inspect`."""
         return weights_fingerprint(self.path)
 
     @cached_property
     def revision(self) -> str:
-        """What earlier versions filed everything under. Raises what `checkpoint.inspect` raises."""
+        """The identity in earlier versions. Raises the errors of `checkpoint.inspect`."""
         return revision(self.path)
 
     def owns(self, *filed: object) -> bool:
-        """Return whether something that is filed under these names belongs to the model."""
+        """Return whether something saved under these names belongs to the model."""
         return self.weights in filed or self.revision in filed
 
 
 def weights_fingerprint(path: Path) -> str:
-    """Return 40 hexadecimal digits that change with the weights of a model and with nothing else.
+    """Return 40 hexadecimal digits that change only with the weights of a model.
 
-    Neither names of files, nor how tensors are divided among them, nor texts count. A packed file has that of what it
-    was made of. If it was made by an earlier version, and so were the other packings of its weights, its revision
-    stands in. Raises what `checkpoint.inspect` raises.
+    File names, the distribution of tensors among files, and texts do not count. A packed file has the fingerprint of
+    its original weights. If it was made by an earlier version, and so were the other packings of its weights, its
+    revision is used. Raises the errors of `checkpoint.inspect`.
     """
     if is_packed(path):
         origin = read(path).header.origin
@@ -366,10 +367,10 @@ def weights_fingerprint(path: Path) -> str:
 
 
 def sampled_weights(shapes: Mapping[str, tuple[int, ...]], values: Values) -> str:
-    """Return the fingerprint of weights, by the names and shapes that their tensors have in the Hugging Face layout.
+    """Return the fingerprint of weights, by the names and shapes of their tensors in the Hugging Face layout.
 
-    `values` reads samples, as little-endian fp32. A head that is the embedding once more is left out, because files
-    differ in whether they repeat it.
+    `values` reads samples, as little-endian fp32. A head that repeats the embedding is left out, because files differ
+    in whether they store it.
     """
     digest, table = hashlib.sha256(b"weights\n"), (shapes.get(_TABLE), b"")
     for name, shape in sorted(shapes.items(), key=lambda one: (one[0] != _TABLE, one[0])):
@@ -393,7 +394,7 @@ def _firsts(weights: int, columns: int) -> list[int]:
 
 
 def _floats(stored: bytes, dtype: str) -> bytes:
-    """Return numbers of a safetensors type as fp32; those of rarer types stay as they are stored."""
+    """Return numbers of a safetensors type as fp32; rarer types stay as they are stored."""
     if dtype == "BF16":
         found = bytearray(2 * len(stored))
         found[2::4], found[3::4] = stored[::2], stored[1::2]
@@ -405,7 +406,7 @@ def _floats(stored: bytes, dtype: str) -> bytes:
 
 
 def _header_bytes(stream: BinaryIO, size: int) -> int:
-    """Return how many bytes from the start of a file are read whole."""
+    """Return how many bytes from the start of a file are read entirely."""
     begin = stream.read(9)
     if len(begin) == 9 and begin[8:] == b"{":  # safetensors
         length = 8 + int(struct.unpack("<Q", begin[:8])[0])
@@ -414,7 +415,7 @@ def _header_bytes(stream: BinaryIO, size: int) -> int:
 
 
 def _read_at(stream: BinaryIO, start: int, count: int, file: Path) -> bytes:
-    """Read a part of a file. Raises LocalspecError where the file ends too early."""
+    """Read a part of a file. Raises LocalspecError if the file ends too early."""
     stream.seek(start, os.SEEK_SET)
     pieces = []
     while count:

@@ -1,4 +1,4 @@
-"""The metadata of a GGUF file as the config.json of the family that it is of."""
+"""Turns the metadata of a GGUF file into the config.json of its family."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ _SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p":
 
 
 def architecture(metadata: Metadata) -> Gguf:
-    """Return how the family of a file is stored. Raises LocalspecError for one that localspec does not compute."""
+    """Return how the family of a file is stored. Raises LocalspecError for an unsupported one."""
     found = _family(metadata).gguf
     assert found is not None
     return found
@@ -38,7 +38,7 @@ def _family(metadata: Metadata) -> Family:
 
 @dataclass(frozen=True)
 class _File:
-    """What a family reads of a file; see `families.family.GgufFile`."""
+    """The part of a file that a family reads; see `families.family.GgufFile`."""
 
     metadata: Metadata
     named: str
@@ -57,10 +57,10 @@ class _File:
 def config(
     metadata: Metadata, shapes: Mapping[str, Sequence[int]], factors: Callable[[str], list[float]]
 ) -> dict[str, Any]:
-    """Return the content of a config.json, by the metadata and the shapes of the tensors.
+    """Return the content of a config.json, from the metadata and the shapes of the tensors.
 
-    `factors` reads a small tensor by its name. Raises ValueError, with a clause, for what is missing or not possible,
-    and LocalspecError for what localspec does not compute.
+    `factors` reads a small tensor by its name. Raises ValueError, with a clause, for missing or impossible values, and
+    LocalspecError for anything that localspec does not compute.
     """
     family, form = _family(metadata), architecture(metadata)
     file = _File(metadata, form.architecture, shapes, factors)
@@ -72,7 +72,7 @@ def config(
     window, context = number("attention.sliding_window") or None, number("context_length")
     if window and context and window >= context:
         window = None
-    if window and not form.windows:  # the converter writes it for no other, and llama.cpp ignores it
+    if window and not form.windows:  # the converter writes it for no other family, and llama.cpp ignores it
         windowed = ", ".join(name for name, one in OF_GGUF.items() if one.gguf and one.gguf.windows)
         raise LocalspecError(
             f"The {metadata.file} sets {form.architecture}.attention.sliding_window = {window}, which localspec "
@@ -130,7 +130,7 @@ def _rotation(
     shapes: Mapping[str, Sequence[int]],
     factors: Callable[[str], list[float]],
 ) -> dict[str, Any]:
-    """How positions are rotated: rope_parameters."""
+    """Return rope_parameters: how positions are rotated."""
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": number("rope.freq_base") or 10000.0}
     rotated = number("rope.dimension_count") or head_dim
     if rotated != head_dim:
@@ -143,7 +143,7 @@ def _rotation(
         rope["partial_rotary_factor"] = rotated / head_dim
     kind = (
         metadata.text(f"{form.architecture}.rope.scaling.type") or "linear"
-    )  # as llama.cpp takes a factor without a type
+    )  # llama.cpp treats a factor without a type as linear
     factor = number("rope.scaling.factor") or number("rope.scale_linear") or 1.0
     if kind == "none":
         factor = 1.0
@@ -166,7 +166,7 @@ def _rotation(
         return [each * factor for each in factors(name)]
 
     rope |= {"attention_factor": scaling} if by_channel or scaling != 1 else {}
-    if "rope_freqs.weight" in shapes:  # what llama3 makes of its frequencies, channel by channel
+    if "rope_freqs.weight" in shapes:  # llama3's frequencies, channel by channel
         each = divided("rope_freqs.weight")
         return {**rope, "rope_type": "longrope", "short_factor": each, "long_factor": each,
                 "original_max_position_embeddings": context}  # fmt: skip
@@ -185,9 +185,9 @@ def _rotation(
 
 
 def _check_yarn(form: Gguf, metadata: Metadata, growth: float) -> None:
-    """Raise LocalspecError for values of YaRN with which llama.cpp and the model's own code differ.
+    """Raise LocalspecError for values of YaRN where llama.cpp and the model's own code differ.
 
-    llama.cpp does not read them for these architectures. `growth` is by how much YaRN usually scales attention.
+    llama.cpp does not read them for these architectures. `growth` is the factor by which YaRN usually scales attention.
     """
     for name, usual in {"ext_factor": (1, -1), "attn_factor": (growth,), "beta_fast": (32,), "beta_slow": (1,),
                         "log_multiplier": (0,)}.items():  # fmt: skip
@@ -200,9 +200,10 @@ def _check_yarn(form: Gguf, metadata: Metadata, growth: float) -> None:
 
 
 def differences(one: ModelConfig, other: ModelConfig) -> str:
-    """In what two configurations are those of different models, in a clause; empty where they may be of the same.
+    """Return a clause about the difference of two configurations of different models; empty if it may be the same
+    model.
 
-    Contexts and what a tokenizer says may differ, and numbers by as much as fp32 rounds them.
+    Contexts and tokenizer settings may differ, and numbers by fp32 rounding.
     """
     names = (
         "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
@@ -217,14 +218,14 @@ def differences(one: ModelConfig, other: ModelConfig) -> str:
 
 
 def _same_in_gguf(one: ModelConfig, other: ModelConfig) -> bool:
-    """Return whether two families have the same files in GGUF, or are the language models in the same larger ones."""
+    """Return whether two families have the same files in GGUF, or are the text parts of the same multimodal models."""
     first, second = (FAMILIES[config.model_type] for config in (one, other))
     larger = ({*family.classes.values(), *family.inside} for family in (first, second))
     return (first.gguf is not None and first.gguf is second.gguf) or bool(set.intersection(*larger))
 
 
 def generation_config(metadata: Metadata) -> dict[str, Any]:
-    """Return the content of a generation_config.json: which tokens end a reply, and how the model samples."""
+    """Return the content of a generation_config.json: the tokens that end a reply, and the recommended sampling."""
     said = {theirs: _sampled(metadata, name) for name, theirs in _SAMPLING.items()}
     named = {NAME: " ".join(filter(None, map(metadata.label, ("general.basename", "general.name")))) or None}
     known = {name: value for name, value in {**said, **named}.items() if value is not None}
@@ -232,15 +233,15 @@ def generation_config(metadata: Metadata) -> dict[str, Any]:
 
 
 def _sampled(metadata: Metadata, name: str) -> Any:
-    """Return how the maker samples; None where the file does not say, or what it says is not possible."""
+    """Return a recommended sampling value; None if the file has none, or an impossible one."""
     value = metadata.values.get(f"general.sampling.{name}")
     if name == "top_k" and type(value) is int and value < 0:
-        return 0  # llama.cpp and the Hugging Face code take less than one token as all
+        return 0  # llama.cpp and the Hugging Face code treat less than one token as all
     return value if possible(_SAMPLING[name], value) else None
 
 
 def ignored_sampling(metadata: Metadata) -> list[str]:
-    """Return a sentence for each value by which the maker samples that is not possible, or that localspec lacks."""
+    """Return a sentence for each recommended sampling value that is impossible, or that localspec lacks."""
     impossible = (f"general.sampling.{name}" for name in _SAMPLING if _sampled(metadata, name) is None)
     return [
         f"{key} = {in_short(metadata.values[key])} is ignored, because it is not possible."

@@ -1,10 +1,10 @@
-"""GGUF files: the header, where each tensor lies, and what numbers its blocks stand for.
+"""GGUF files: the header, the places of tensors, and the numbers in their blocks.
 
     "GGUF" │ version, 4 bytes │ tensors, 8 bytes │ keys, 8 bytes │ keys and values │ tensors │ padding │ their bytes
 
-Nothing that a file says of itself is believed. Every length is compared with what is left of the file before
-anything of that length is made, and nothing is mapped: a mapped file that somebody cuts short ends the process.
-(llama.cpp's docs/gguf.md, versions 2 and 3.)
+Nothing in a file is trusted. Every length is compared with the rest of the file before memory of that length is
+allocated, and nothing is mapped: truncating a mapped file would end the process. (llama.cpp's docs/gguf.md, versions 2
+and 3.)
 """
 
 import os
@@ -46,15 +46,15 @@ BLOCKS: dict[int, Block] = {
     23: Block("IQ4_XS", 256, 136), 29: Block("IQ1_M", 256, 56), 34: Block("TQ1_0", 256, 54),
     35: Block("TQ2_0", 256, 66), 39: Block("MXFP4", 32, 17), 40: Block("NVFP4", 64, 36),
 }  # fmt: skip
-# Types that no weights are stored in, or that the package gguf does not read, for a sentence about them.
+# Types that weights never have, or that the package gguf does not read, for error messages.
 NAMES = {9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 41: "Q1_0", 42: "Q2_0"}
 
 
 def floats(block: Block, stored: Any) -> Floats:
-    """Return the numbers that whole blocks stand for, one after another, as ggml's dequantize_row finds them."""
+    """Return the numbers in whole blocks, one after another, as ggml's dequantize_row computes them."""
     from gguf import GGMLQuantizationType, quants
 
-    with np.errstate(all="ignore"):  # a hostile file has scales that are not finite
+    with np.errstate(all="ignore"):  # a hostile file may have scales that are not finite
         numbers = quants.dequantize(np.frombuffer(stored, np.uint8), GGMLQuantizationType[block.name])
     return numbers.reshape(-1)
 
@@ -71,10 +71,11 @@ _PIECE = 4 * MIB  # bytes that are read at a time
 
 
 class Texts:
-    """An array of texts as the file stores them, each after its length: Python's objects take ten times that memory."""
+    """An array of texts in the file's encoding, each after its length: Python objects would take ten times
+    that memory."""
 
     def __init__(self, content: bytes, ends: "array[int]") -> None:
-        """`ends` are the places in `content` where texts end."""
+        """`ends` are the offsets in `content` where texts end."""
         self._content, self._ends = content, ends
 
     def __len__(self) -> int:
@@ -94,7 +95,7 @@ class Texts:
             return decoded("surrogateescape")
 
     def tolist(self) -> list[str]:
-        """Return the texts, with lone surrogates for bytes that are not UTF-8. Everybody gets the same list."""
+        """Return the texts, with lone surrogates for bytes that are not UTF-8. All callers share one list."""
         return self._decoded
 
 
@@ -103,7 +104,7 @@ Value = str | int | float | bool | Texts | npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor lies: its first byte, its shape as matrices have it (rows first), and how its rows are stored."""
+    """The place of a tensor: its first byte, its shape as a matrix (rows first), and the type of its rows."""
 
     start: int
     shape: tuple[int, ...]
@@ -116,7 +117,7 @@ class Place:
 
 @dataclass(frozen=True)
 class GgufFile:
-    """One file: metadata by key, tensors by their names in it."""
+    """One file: metadata by key, tensors by name."""
 
     path: Path
     metadata: dict[str, Value]
@@ -125,9 +126,9 @@ class GgufFile:
 
 
 def read(path: Path) -> GgufFile:
-    """Read a header. Raises LocalspecError for a file that cannot be read, is no GGUF, or contradicts itself."""
+    """Read a header. Raises LocalspecError for a file that cannot be read, is not GGUF, or contradicts itself."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # to open a pipe is to wait for a writer
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for a writer
             raise LocalspecError(f"{path} cannot be read, for it is not a file.")
         with path.open("rb", buffering=0) as stream:
             return _Reader(path, stream).file()
@@ -142,13 +143,13 @@ def damaged(path: Path, what: str) -> LocalspecError:
 
 
 class _Reader:
-    """Reads one header from its beginning. Raises ValueError, with a clause, for what cannot be."""
+    """Reads one header from its beginning. Raises ValueError, with a clause, for anything impossible."""
 
     def __init__(self, path: Path, stream: BinaryIO) -> None:
         self._path, self._stream = path, stream
         self._size = os.fstat(stream.fileno()).st_size
         self._most, self._texts_left = min(self._size, _HEADER_LIMIT), _MOST_TEXTS
-        self._content, self._at = bytearray(), 0  # what was read so far, and how much of it was understood
+        self._content, self._at = bytearray(), 0  # what was read so far, and how much of it was parsed
 
     def file(self) -> GgufFile:
         if self._bytes(4) != b"GGUF":
@@ -177,7 +178,7 @@ class _Reader:
     def _placed(
         self, found: dict[str, tuple[int, tuple[int, ...], Block]], metadata: dict[str, Value]
     ) -> dict[str, Place]:
-        """Return where tensors lie: after the header, aligned, in the order of the table, and without gaps."""
+        """Return the places of tensors: after the header, aligned, in the order of the table, and without gaps."""
         step = metadata.get("general.alignment", 32)
         if type(step) is not int or not 8 <= step <= 2**20 or step & (step - 1):
             raise ValueError(f"an alignment of {str(step)[:40]} bytes")
@@ -206,7 +207,7 @@ class _Reader:
             )
         if not all(1 <= size <= self._size * block.weights for size in sizes) or sizes[0] % block.weights:
             raise ValueError(f"the tensor {name!r} has the sizes {sizes} in {block.name}")
-        return offset, tuple(reversed(sizes)), block  # the first of a file varies fastest
+        return offset, tuple(reversed(sizes)), block  # GGUF lists the fastest-varying dimension first
 
     def _value(self) -> Value:
         kind = self._number("<I")
@@ -229,7 +230,7 @@ class _Reader:
     def _texts(self, count: int) -> Texts:
         content, start, ends = self._content, self._at, array("I")
         length_at, size, here, at = _LENGTH.unpack_from, _LENGTH.size, len(content), start
-        for _ in range(count):  # 300,000 in usual files
+        for _ in range(count):  # 300,000 in common files
             if at + size > here:
                 here = self._fetch(at, size)
             length = length_at(content, at)[0]
@@ -250,7 +251,7 @@ class _Reader:
         return np.frombuffer(content, "u1").astype(bool) if kind == 7 else np.frombuffer(content, dtype)
 
     def _text(self, longest: int = _HEADER_LIMIT) -> str:
-        """Read a text. What is not UTF-8 becomes lone surrogates, and matters only to those who need the text."""
+        """Read a text. Bytes that are not UTF-8 become lone surrogates, and matter only if the text is used."""
         length = self._number("<Q")
         if length > longest:
             raise ValueError(f"a name of {length} bytes")
@@ -268,7 +269,7 @@ class _Reader:
         return bytes(self._content[start:end])
 
     def _fetch(self, at: int, count: int) -> int:
-        """Read on until `count` bytes from `at` on are there. Return how many bytes of the file are there then."""
+        """Read on until `count` bytes from `at` on are available. Return how many bytes of the file were read."""
         if count > self._most - at:
             raise ValueError(f"{count} bytes are to follow where {self._most - at} are left, or may be")
         while len(self._content) < at + count:

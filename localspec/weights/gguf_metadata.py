@@ -307,7 +307,7 @@ class Metadata:
         return self._of(key, (int, float), value)
 
     def by_layer(self, key: str) -> list[Any] | None:
-        """Return the numbers or Booleans of an array, or the one that is there, as a list."""
+        """Return the numbers or Booleans of an array, or a single value, as a list."""
         value: Any = self.values.get(key)
         if value is None or isinstance(value, np.ndarray):
             return None if value is None else value[:_MOST_LAYERS].tolist()
@@ -319,7 +319,7 @@ class Metadata:
         return found
 
     def texts(self, key: str) -> Sequence[str] | None:
-        """Return an array of texts, which everybody gets the same list of."""
+        """Return an array of texts; all callers share one list."""
         found: Texts | list[str] | None = self._of(key, (Texts, list))
         return found.tolist() if isinstance(found, Texts) else found
 
@@ -363,7 +363,7 @@ def check(metadata: Metadata, named: str, own: Mapping[str, Callable[[Any], bool
         prefix, _, name = key.partition(".")
         if prefix != named:
             continue
-        # An array has one value for each layer. None, which passes no check, stands for an empty one or one of texts.
+        # An array has one value per layer. None, which fails every check, stands for an empty array or one of texts.
         values = _by_layer(value)
         values = [None] if isinstance(value, Texts) or not values else values
         if name in used:

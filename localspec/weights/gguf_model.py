@@ -1,4 +1,4 @@
-"""A model in GGUF files: its parts, the texts that a directory in the Hugging Face layout would have, its tensors."""
+"""A model in GGUF files: its parts, its tensors, and the texts of the equivalent Hugging Face directory."""
 
 import json
 import re
@@ -28,21 +28,21 @@ from localspec.weights.gguf_tokens import ends_at_words, impossible_roles, token
 from localspec.weights.packed_files import parts_of
 from localspec.weights.stored import StoredTensor
 
-_PIECE = 2**20  # weights that are unpacked at a time
+_PIECE = 2**20  # weights that are dequantized at a time
 _FUSED = "ffn_gate_up_exps"  # gates and ups of each expert in one tensor, as newer converters write them
 _TABLE, _HEAD = "token_embd.weight", "output.weight"
 _SAMPLES = 64  # rows in which head and embedding are compared
-_ALIKE = 0.9  # least cosine of a head and an embedding with the same numbers; two bits a weight bring it to 0.95
+_ALIKE = 0.9  # least cosine of a head and an embedding with the same numbers; two bits per weight give 0.95
 _BESIDE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # part of the configuration
 
 
 @dataclass(frozen=True)
 class GgufTensor(StoredTensor):
-    """A tensor in blocks. Where it has `head_rows`, those of each head are stored in pairs of neighbouring channels.
+    """A tensor in blocks. With `head_rows`, the rows of each head are stored in pairs of neighbouring channels.
 
-    `change` is what was done to each number of a vector before it was stored. Where it is stored in parts with as many
-    rows of another tensor between them, `every` is how many rows a part has. It is of no type that the packer reads as
-    it is stored, so that it asks for `floats`.
+    `change` was applied to each number of a vector before it was stored. If `every` is not 0, parts of that many rows
+    are stored, each followed by as many rows of another tensor. Such a tensor has a type that the packer cannot read
+    directly, so that it calls `floats`.
     """
 
     block: Block
@@ -63,7 +63,7 @@ class GgufTensor(StoredTensor):
         return None
 
     def floats(self, first: int, count: int) -> npt.NDArray[np.float32]:
-        """Return the `count` weights of whole rows from the `first` on, in the order of the Hugging Face layout."""
+        """Return `count` weights of whole rows from `first` on, in the order of the Hugging Face layout."""
         columns = prod(self.shape[1:])
         row, end = first // columns, (first + count) // columns
         found = np.empty((end - row, columns), np.float32)
@@ -79,7 +79,8 @@ class GgufTensor(StoredTensor):
         return found.reshape(-1)
 
     def samples(self, firsts: Sequence[int], count: int) -> bytes:
-        """Return `count` weights from each of `firsts` on as fp32; all of a sample lie in one row and one block.
+        """Return `count` weights from each of `firsts` on as fp32; all weights of a sample are in one row and one
+        block.
 
         Raises LocalspecError for a file that changed or cannot be read.
         """
@@ -114,7 +115,7 @@ class GgufTensor(StoredTensor):
         if self.change == "plus one":
             return found - np.float32(1)
         if self.change == "-exp":
-            with np.errstate(all="ignore"):  # a hostile file has positive ones
+            with np.errstate(all="ignore"):  # a hostile file may have positive ones
                 return np.log(-found)
         return found
 
@@ -131,9 +132,9 @@ def _samples(parts: Sequence[GgufTensor], firsts: Sequence[int], count: int) -> 
 
 @dataclass(frozen=True)
 class GgufModel:
-    """Every part of a model; the first one has the metadata of all.
+    """All parts of a model; the first one has the metadata of all.
 
-    `given` are the texts of the same model as its publisher has them, in place of those that the metadata make.
+    `given` are the publisher's own texts of the model, which replace those made from the metadata.
     """
 
     parts: tuple[GgufFile, ...]
@@ -170,13 +171,13 @@ class GgufModel:
 
     @cached_property
     def parameters(self) -> int:
-        """The number of its weights. A head that is the embedding once more, in whatever type, does not count."""
+        """Number of its weights. A head that repeats the embedding, in whatever type, does not count."""
         left_out = (*_BESIDE, *self._ahead, *([_HEAD] if self._repeats_embedding() else []))
         return sum(prod(place.shape) for name, (_, place) in self.places.items() if name not in left_out)
 
     @cached_property
     def _ahead(self) -> frozenset[str]:
-        """The tensors of layers that predict tokens further ahead, which are counted after those of the model."""
+        """The tensors of MTP layers, which are numbered after the model's own."""
         named = self.metadata.text("general.architecture")
         layers = (self.metadata.number(f"{named}.{key}") or 0 for key in ("block_count", "nextn_predict_layers"))
         first = next(layers) - next(layers)
@@ -184,7 +185,7 @@ class GgufModel:
         return frozenset(name for name, layer in found if layer and int(layer[1]) >= first)
 
     def _repeats_embedding(self) -> bool:
-        """Return whether the head has the numbers of the embedding, by samples. Rounding to few bits is allowed for."""
+        """Return whether the head has the numbers of the embedding, judged by samples that allow for rounding."""
         shapes = [self.places[name][1].shape if name in self.places else () for name in (_TABLE, _HEAD)]
         if shapes[0] != shapes[1] or len(shapes[0]) != 2:
             return False
@@ -201,15 +202,15 @@ class GgufModel:
 
     @property
     def types(self) -> tuple[str, ...]:
-        """How its weights are stored, each type once; vectors are not counted."""
+        """The types of its matrices, each once."""
         return tuple(sorted({place.block.name for _, place in self.places.values() if len(place.shape) > 1}))
 
     @cached_property
     def texts(self) -> dict[str, bytes]:
-        """What a directory of this model would hold beside its weights, by name.
+        """The files other than weights of the equivalent directory, by name.
 
-        Raises LocalspecError for a model that localspec does not compute, metadata that cannot be meant, and texts that
-        were given and are of another model.
+        Raises LocalspecError for a model that localspec does not compute, for impossible metadata, and for given texts
+        of another model.
         """
         shapes = {name: place.shape for name, (_, place) in self.places.items()}
         try:
@@ -227,29 +228,30 @@ class GgufModel:
         }
 
     def _given(self, texts: Mapping[str, bytes], own: Mapping[str, Any]) -> dict[str, bytes]:
-        """Return the texts that were given, but that a head of its own is where the file has one. Raises ValueError."""
+        """Return the given texts, adapted if the file has a separate head. Raises ValueError."""
         said, tied = parse_json(texts["config.json"]), own["tie_word_embeddings"]
         theirs = ModelConfig.of(said)
         if other := differences(ModelConfig.of(own), theirs):
             raise ValueError(f"it comes from another model than the other texts: {other}")
-        stored = {name: value for name, value in own.items() if name.startswith("_")}  # how weights lie in the file
+        # # how weights are stored in the file
+        stored = {name: value for name, value in own.items() if name.startswith("_")}
         if theirs.tie_word_embeddings == tied and not stored:
             return {**texts}
         return {**texts, "config.json": json.dumps({**said, "tie_word_embeddings": tied, **stored}).encode()}
 
     @cached_property
     def config(self) -> ModelConfig:
-        """Raises LocalspecError where `texts` does, and for sizes that are not possible."""
+        """The configuration. Raises LocalspecError as `texts` does, and for impossible sizes."""
         try:
             return ModelConfig.of(json.loads(self.texts["config.json"]))
         except ValueError as error:
             raise damaged(self.path, str(error)[:200]) from None
 
     def notices(self, added: Sequence[tuple[str, bool]]) -> list[str]:
-        """Return what becomes of metadata that are not followed, or that change prompts unlike the model's own files.
+        """Return notices about metadata that are ignored, or that change prompts unlike the model's own files.
 
-        `added` are the marks that the tokenizer adds to prompts, and whether they come first. Raises what `texts`
-        raises.
+        `added` are the marks that the tokenizer adds to prompts, and whether they come first. Raises the errors of
+        `texts`.
         """
         if self.given is not None:
             return []
@@ -269,13 +271,13 @@ class GgufModel:
 
     @cached_property
     def weights(self) -> str:
-        """The fingerprint of its weights, which is that of a directory with the same numbers.
+        """The fingerprint of its weights, equal to that of a directory with the same numbers.
 
-        Raises what `tensors` raises, and LocalspecError for files that change meanwhile.
+        Raises the errors of `tensors`, and LocalspecError for files that change meanwhile.
         """
         sizes = TransformerConfig.of(self.config)
         stored, shapes = self.tensors(sizes), {}
-        places: dict[str, tuple[str, int]] = {}  # of ours in which it is, from which weight on
+        places: dict[str, tuple[str, int]] = {}  # our parameter and the first weight of each tensor
         for ours, parts in weight_map(sizes).items():
             columns, row = in_features(ours, sizes), 0
             for name, rows in parts:
@@ -290,9 +292,9 @@ class GgufModel:
         return sampled_weights(shapes, values)
 
     def tensors(self, sizes: TransformerConfig) -> dict[str, list[GgufTensor]]:
-        """Every tensor that the model is made of, by the parameter of ours that it is stacked into.
+        """Return the tensors of the model, by our parameter that each is stacked into.
 
-        Raises LocalspecError for one that is missing, of another shape than promised, or that nothing here computes.
+        Raises LocalspecError for a tensor that is missing, has an unexpected shape, or is not supported.
         """
         found: dict[str, list[GgufTensor]] = {}
         taken = {*_BESIDE, *self._ahead, *unread(sizes)}
@@ -315,9 +317,9 @@ class GgufModel:
         return found
 
     def ahead(self, sizes: TransformerConfig) -> dict[str, list[GgufTensor]]:
-        """Return the layer that predicts a token further ahead, by our parameters; nothing where there is none.
+        """Return the tensors of the MTP layer, by our parameters; nothing if there is no such layer.
 
-        One of another form than localspec computes, as with an embedding of its own, is left out.
+        A layer that localspec does not compute, as with its own embedding, is left out.
         """
         if not self._ahead:
             return {}
@@ -333,7 +335,7 @@ class GgufModel:
         return found
 
     def _form(self, name: str, ours: str, sizes: TransformerConfig) -> tuple[int, str]:
-        """Return in which form a tensor is stored: rows of a head that lie in pairs, and what was done to numbers."""
+        """Return how a tensor is stored: the rows of a head that are in pairs, and the change of its numbers."""
         changes = architecture(self.metadata).changes
         change = changes.get(re.sub(r"^blk\.\d+\.|\.(weight|bias)$", "", name), "")
         if change == "pairs":

@@ -1,4 +1,4 @@
-"""How text is split before merges, by the name of a pre-tokenizer (`tokenizer.ggml.pre`) in a GGUF file.
+"""The splitting of text before merges, by the name of a pre-tokenizer (`tokenizer.ggml.pre`) in a GGUF file.
 
 The names are those of llama.cpp's src/llama-vocab.cpp, as of November 2026. The expressions are those of the models'
 own tokenizer.json. llama.cpp simplifies some: `tests/weights/test_peer_ids.py` lists where its ids differ.
@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Split:
-    """A way to split text, and what else is the same in all models that split so.
+    """A way to split text, and other settings that all models with this way share.
 
-    Each expression splits the parts that the former ones left. A part that matches is not split by itself.
+    Each expression splits the parts that the former ones left. A part that matches is not split further.
     """
 
     expressions: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""The tokenizer's files from the metadata of a GGUF file, and the tokens with a role, as llama.cpp finds them."""
+"""Makes the tokenizer's files from the metadata of a GGUF file, and finds tokens with a role as llama.cpp does."""
 
 import math
 import secrets
@@ -159,9 +159,10 @@ _MOST_MERGES = 2**20  # the largest published vocabulary, o200k of GPT-4o and gp
 _MERGED = 0.9  # the least share of words that merges make; in published vocabularies it is all or nearly all
 _LONGEST_TEMPLATE = 2**20  # characters; published ones have some thousands
 _LONGEST_PIECE = 2**7  # characters of a token that others are merged to
-_MOST_WAYS = 2**27  # the sum of the squares of their bytes, a second of computing; Gemma's 262,144 have 14 million
+# # the sum of the squares of their bytes, about a second of computing; Gemma's 262,144 tokens have 14 million
+_MOST_WAYS = 2**27
 _ROLES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
-_OF_PHI_3 = {"<|user|>", "<|assistant|>", "<|end|>"}  # marks after which its tokenizer swallows blanks
+_OF_PHI_3 = {"<|user|>", "<|assistant|>", "<|end|>"}  # marks after which its tokenizer drops blanks
 _STEPS = [
     {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
     {"type": "Strip", "content": " ", "start": 1, "stop": 0},
@@ -169,9 +170,9 @@ _STEPS = [
 
 
 def tokenizer_files(metadata: Metadata, vocab_size: int) -> dict[str, Any]:
-    """tokenizer.json and tokenizer_config.json as objects, and the chat template as a text where there is one.
+    """Return tokenizer.json and tokenizer_config.json as objects, and the chat template as a text if there is one.
 
-    Raises ValueError, with a clause, for what is missing or not possible, LocalspecError for a kind that is not known.
+    Raises ValueError, with a clause, for missing or impossible values, LocalspecError for an unsupported kind.
     """
     kind, count = metadata.text("tokenizer.ggml.model"), metadata.count("tokenizer.ggml.tokens")
     if not kind or not count:
@@ -200,7 +201,7 @@ def tokenizer_files(metadata: Metadata, vocab_size: int) -> dict[str, Any]:
         )
     split = _split(metadata) if kind in _MERGING else None
     ids = {ours: token_of(metadata, ours, len(tokens)) for ours in _ROLES}
-    # A word with a role ends a reply or pads it; as a special token it would be taken out of every text.
+    # A word with a role ends a reply or pads it; as a special token it would be removed from every text.
     words = ordinary(metadata, tokens, types, [index for index in ids.values() if index is not None])
     roles = {_ROLES[ours]: tokens[index] for ours, index in ids.items() if index is not None and index not in words}
     steps = _pieces(metadata, tokens, types, roles) if split is None else _merging(metadata, tokens, types, split)
@@ -224,9 +225,9 @@ def tokenizer_files(metadata: Metadata, vocab_size: int) -> dict[str, Any]:
 def _added(
     metadata: Metadata, tokens: Sequence[str], types: Sequence[int], roles: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """Return the tokens that a text is searched for before it is split."""
+    """Return the tokens that are searched for in a text before it is split."""
     marks = {token for token, kind in zip(tokens, types, strict=True) if kind != _NORMAL}
-    swallow = marks >= _OF_PHI_3  # as its own files say; llama.cpp looks for "phi-3" in the name
+    swallow = marks >= _OF_PHI_3  # as its own files have it; llama.cpp looks for "phi-3" in the name
     kept, named = {"<unk>", "<s>", "<|endoftext|>"}, {*roles.values()}
     return [
         {
@@ -240,12 +241,12 @@ def _added(
 
 
 def _vocabulary(tokens: Sequence[str], types: Sequence[int]) -> dict[str, int]:
-    """Tokens by what they spell; what pads a vocabulary spells nothing."""
+    """Return the ids of tokens by their spelling; padding tokens are left out."""
     return {token: index for index, (token, kind) in enumerate(zip(tokens, types, strict=True)) if kind != _UNUSED}
 
 
 def _with_marks(begin: Sequence[int], end: Sequence[int], tokens: Sequence[str]) -> dict[str, Any] | None:
-    """Return what sets these tokens before and after a text that has no chat template around it."""
+    """Return the step that adds these tokens before and after a text without a chat template."""
     if not begin and not end:
         return None
 
@@ -283,9 +284,9 @@ def _split(metadata: Metadata) -> Split:
 
 
 def _merging(metadata: Metadata, tokens: Sequence[str], types: Sequence[int], split: Split) -> dict[str, Any]:
-    """Tokens that merges make: of bytes, as GPT-2 began it, or of characters, as Gemma 4 has it."""
-    one = {token: token for token in tokens}  # each spelling once in memory
-    made_by: dict[tuple[str, str], str] = {}  # of a pair that is there twice, the first counts
+    """Return the model of merges: of bytes, as in GPT-2, or of characters, as in Gemma 4."""
+    one = {token: token for token in tokens}  # each spelling only once in memory
+    made_by: dict[tuple[str, str], str] = {}  # of equal pairs, the first counts
     for merge in metadata.texts("tokenizer.ggml.merges") or []:
         at = merge.find(" ", 1)  # the first token may begin with a space
         left, right = merge[:at], merge[at + 1 :]
@@ -340,7 +341,7 @@ def _isolating(expression: str) -> dict[str, Any]:
 def _pieces(
     metadata: Metadata, tokens: Sequence[str], types: Sequence[int], roles: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Pieces of SentencePiece's BPE with scores: what is not among them is spelled in bytes."""
+    """Return SentencePiece's BPE model, with scores; other characters are spelled in bytes."""
     scores = metadata.numbers("tokenizer.ggml.scores")
     if scores is None or len(scores) != len(tokens):
         raise ValueError(f"{len(tokens)} tokens have {len(scores or [])} scores")
@@ -365,11 +366,11 @@ def _pieces(
 
 
 def _merges(file: str, tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Return the pair that makes each piece, the piece of the best score first.
+    """Return the pair that makes each piece, the piece with the best score first.
 
     SentencePiece merges the two neighbours that make the best piece, of equal ones the first. So the text of a piece
-    always becomes the same two pieces before it becomes one, whatever stands around it: no other pair is needed.
-    Raises ValueError for pieces that take too long, LocalspecError for those that no list puts into an order.
+    always becomes the same two pieces before it becomes one, in any context: no other pair is needed. Raises ValueError
+    for pieces that take too long, LocalspecError for pieces that no list of merges can order.
     """
     normal = [index for index, kind in enumerate(types) if kind == _NORMAL and tokens[index]]
     if long := next((tokens[index] for index in normal if len(tokens[index]) > _LONGEST_PIECE), None):
@@ -389,7 +390,7 @@ def _merges(file: str, tokens: Sequence[str], types: Sequence[int], scores: Sequ
         check(library().ls_piece_cuts(b"".join(encoded), *at, seed, address(cuts)))
     merged = np.flatnonzero(cuts)
     same = merged[1:][costs[merged[1:]] == costs[merged[:-1]]]
-    if len(same):  # the first of the two in a text is merged, whichever it is
+    if len(same):  # the earlier of the two in a text is merged, so their order depends on it
         before = merged[np.searchsorted(merged, same[0]) - 1]
         raise LocalspecError(
             f"The tokenizer of the {file} gives the pieces {pieces[before][:40]!r} and {pieces[same[0]][:40]!r} the "
@@ -401,7 +402,8 @@ def _merges(file: str, tokens: Sequence[str], types: Sequence[int], scores: Sequ
 
 
 def _cut(piece: str, costs: Mapping[bytes, float]) -> int:
-    """Return what the library's `ls_piece_cuts` finds: the byte at which the two parts of a piece meet; 0 for none."""
+    """Return the result of the library's `ls_piece_cuts`: the byte at which the two parts of a piece meet;
+    0 if none."""
     parts = [letter.encode() for letter in piece]
     while len(parts) > 2:
         ways = [costs.get(left + right, math.inf) for left, right in pairwise(parts)]

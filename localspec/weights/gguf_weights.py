@@ -1,4 +1,4 @@
-"""A model in GGUF files: registered, and then packed like any other, or opened in the blocks of its files."""
+"""Registers a model in GGUF files, and reads it from there: packed like any other, or in the blocks of its files."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -27,7 +27,7 @@ _TYPES = {block.name: block for block in BLOCKS.values()}
 
 
 def rounded(header: Header) -> dict[str, str]:
-    """Return the types of a registration's matrices that have no kernels, and what each of them is rounded to."""
+    """Return the types without kernels of a registration's matrices, and the type that each is rounded to."""
     wide = (part for parts in header.blocks.values() for part in parts if len(part.shape) > 1)
     return {part.type: stand_in(part.type, part.shape[1]) or FILED[0] for part in wide if part.type not in BLOCK_TYPES}
 
@@ -41,7 +41,7 @@ def is_filed(header: Header) -> bool:
 
 
 def gguf_source(model: GgufModel) -> Source:
-    """Look at headers. Raises LocalspecError for what cannot be computed."""
+    """Read headers. Raises LocalspecError for a model that localspec does not compute."""
     config = model.config
     if least_parameters(config) > model.parameters:
         raise damaged(model.path, f"it promises {config.num_hidden_layers} layers and has {model.parameters} weights")
@@ -68,12 +68,12 @@ def _source(
 
 
 def registration(source: Source, origin: Origin, answers: str = IN_BLOCKS) -> Header:
-    """Return what is kept of a model that is read from its files: texts, and where each weight lies.
+    """Return the registration of a model that is read from its files: its texts, and the places of its weights.
 
-    `answers` is the packing that was asked for.
+    `answers` is the requested packing.
     """
     numbers = {file: number for number, file in enumerate(source.checkpoint.weight_files)}
-    names = weight_map(source.sizes)  # without a head that is the embedding
+    names = weight_map(source.sizes)  # without a head that repeats the embedding
     blocks = {name: tuple(_part(one, numbers) for one in source.made_of[name]) for name in names}
     held = source.header(origin, IN_BLOCKS, gguf_recipe(source, IN_BLOCKS)).block_bytes
     texts = {name: len(text) for name, text in source.texts.items()}
@@ -98,7 +98,7 @@ def _part(tensor: StoredTensor, numbers: Mapping[Path, int]) -> BlockPart:
 
 
 def files_of(found: PackedFile) -> list[Path]:
-    """Return the GGUF files of a registration. Raises NotHere for one that is missing, or changed."""
+    """Return the GGUF files of a registration. Raises NotHere for a missing or changed one."""
     header = found.header
     known = {Path(name): mark for name, (_, mark) in header.origin.files.items()}
     gone = header.missing or next((file for file, mark in known.items() if file_fingerprint(file) != mark), None)
@@ -108,7 +108,7 @@ def files_of(found: PackedFile) -> list[Path]:
 
 
 def registered_source(header: Header, texts: Mapping[str, bytes], files: Sequence[Path]) -> Source:
-    """Return a registered model as the packer reads it. Raises LocalspecError for a header that cannot be meant."""
+    """Return a registered model as the packer reads it. Raises LocalspecError for an impossible header."""
     name = header.origin.name
     try:
         config = ModelConfig.of(parse_json(texts["config.json"]))
@@ -130,7 +130,7 @@ def registered_source(header: Header, texts: Mapping[str, bytes], files: Sequenc
 
 
 def _tensor(part: BlockPart, files: Sequence[Path]) -> GgufTensor:
-    """Return a tensor of a file. Raises ValueError for one whose bytes do not fit its type and shape."""
+    """Return a tensor of a file. Raises ValueError if its bytes do not fit its type and shape."""
     block, rows = _TYPES[part.type], part.shape[0]
     whole = part.shape[-1] % block.weights == 0 and (len(part.shape) == 2 or block.weights == 1)
     heads = not part.head_rows or (rows % part.head_rows == 0 and part.head_rows % 2 == 0)
@@ -143,9 +143,9 @@ def _tensor(part: BlockPart, files: Sequence[Path]) -> GgufTensor:
 
 
 def registered_ahead(path: Path, sizes: TransformerConfig) -> dict[str, list[GgufTensor]]:
-    """Return the tensors of the layer that predicts a token further ahead, of a registered model of these sizes.
+    """Return the tensors of the MTP layer of a registered model of these sizes.
 
-    Raises NotHere where there is none, or where a file is missing, and LocalspecError for one that cannot be meant.
+    Raises NotHere if it has none or a file is missing, and LocalspecError for an impossible one.
     """
     found = read(path)
     header, files = found.header, files_of(found)
@@ -166,7 +166,8 @@ def registered_ahead(path: Path, sizes: TransformerConfig) -> dict[str, list[Ggu
 
 
 def gguf_recipe(source: Source, packing: str, drafts: bool = False) -> Recipe:
-    """As any model is packed, but that the groups of 32 of Q8_0 stay: packing finds their scales again, bit for bit."""
+    """Return the recipe of any model, except that the groups of 32 of Q8_0 stay: packing finds the same
+    scales again."""
     kept = (name for name, parts in source.made_of.items() if all(_is_q8_0(part) for part in parts))
     return Recipe(packing, frozenset(kept), drafts)
 

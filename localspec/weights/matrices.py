@@ -1,4 +1,4 @@
-"""Matrices as the compiled library computes with them: packed in panels, or in blocks, and stacks of blocks."""
+"""Matrices in the forms that the compiled library computes with: in panels, in blocks, and stacks of blocks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,9 +30,9 @@ _ALIGNMENT = 64  # bytes
 
 @dataclass(frozen=True)
 class PackedMatrix:
-    """A weight [out, inputs] and its packed bytes, wherever they lie: in a mapped file, or in memory of their own.
+    """A weight [out, inputs] and its packed bytes, in a mapped file or in separate memory.
 
-    `format` is fp32, bf16, int8 or int4; `group` inputs share a scale, and it is 0 where there are no scales.
+    `format` is fp32, bf16, int8 or int4; `group` inputs share a scale, and it is 0 without scales.
     """
 
     data: npt.NDArray[np.uint8]
@@ -49,9 +49,10 @@ class PackedMatrix:
         group: int = 0,
         interleave: bool = False,
     ) -> "PackedMatrix":
-        """Pack weights [out, inputs] of fp32, fp16, or bf16 as uint16; `interleave` is for gate and up, stacked.
+        """Pack weights [out, inputs] of fp32, fp16, or bf16 as uint16; `interleave` is for stacked gate and up
+        projections.
 
-        Raises LocalspecError for a format that is not possible; int4 is only read, as earlier versions wrote it.
+        Raises LocalspecError for an impossible format; int4 in this form is only read from earlier versions.
         """
         weights = np.ascontiguousarray(weights)
         out, inputs = weights.shape
@@ -63,18 +64,18 @@ class PackedMatrix:
 
     @classmethod
     def empty(cls, out: int, inputs: int, format: str, group: int = 0) -> "PackedMatrix":  # noqa: A002
-        """Return room for a matrix, in separate memory. Raises LocalspecError for a format that is not possible."""
+        """Return room for a matrix, in separate memory. Raises LocalspecError for an impossible format."""
         if not (size := library().ls_packed_bytes(out, inputs, FORMATS[format], group)):
             raise LocalspecError(f"A matrix of {out} by {inputs} in {format} cannot be packed by {group}.")
         return cls(room(size), out, inputs, format, group)
 
     def struct(self, bias: npt.NDArray[np.float32] | None = None) -> Matrix:
-        """As the library takes it; who keeps the structure keeps this and the bias too."""
+        """Return the library's structure. Its holder must also keep this object and the bias alive."""
         return Matrix(address(self.data), address(bias), self.out, self.inputs, FORMATS[self.format], self.group)
 
     @property
     def nbytes(self) -> int:
-        """Return its bytes."""
+        """Bytes of the matrix."""
         return self.data.nbytes
 
     def unpack(self, interleave: bool = False) -> npt.NDArray[np.float32]:
@@ -84,12 +85,12 @@ class PackedMatrix:
         return weights
 
     def rows(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Return the numbers of some output channels, [n, inputs]; nothing may be interleaved."""
+        """Return the numbers of some output channels, [n, inputs], of a matrix that is not interleaved."""
         return matrix_rows(self.struct(), ids)
 
 
 def matrix_rows(matrix: Matrix, ids: Sequence[int]) -> npt.NDArray[np.float32]:
-    """Return the weights of some rows, [n, inputs]. Raises LocalspecError for rows that are not there."""
+    """Return the weights of some rows, [n, inputs]. Raises LocalspecError for missing rows."""
     numbers, weights = int32(ids), np.empty((len(ids), matrix.inputs), np.float32)
     check(library().ls_rows(matrix, len(numbers), address(numbers), address(weights)))
     return weights
@@ -97,7 +98,7 @@ def matrix_rows(matrix: Matrix, ids: Sequence[int]) -> npt.NDArray[np.float32]:
 
 @dataclass(frozen=True)
 class BlockMatrix:
-    """A weight [out, inputs] in blocks of a `type` of BLOCK_TYPES; each value of a file stays as it is."""
+    """A weight [out, inputs] in blocks of a `type` of BLOCK_TYPES; all values stay as in the file."""
 
     data: npt.NDArray[np.uint8]
     out: int
@@ -106,25 +107,25 @@ class BlockMatrix:
 
     @classmethod
     def pack(cls, rows: npt.NDArray[np.uint8], inputs: int, type: str, head_rows: int = 0) -> "BlockMatrix":  # noqa: A002
-        """Pack rows [out, bytes] of a file in memory of their own. Raises what `empty` and `fill` raise."""
+        """Pack rows [out, bytes] of a file into separate memory. Raises the errors of `empty` and `fill`."""
         packed = cls.empty(len(rows), inputs, type)
         packed.fill(rows, head_rows=head_rows)
         return packed
 
     @classmethod
     def empty(cls, out: int, inputs: int, type: str) -> "BlockMatrix":  # noqa: A002
-        """Return room for a matrix. Raises LocalspecError for sizes that are not possible."""
+        """Return room for a matrix. Raises LocalspecError for impossible sizes."""
         return cls(room(packed_bytes(out, inputs, type)), out, inputs, type)
 
     @property
     def panels(self) -> int:
-        """Return how many panels of 16 rows there are, the last of which may have fewer."""
+        """Number of panels of 16 rows, the last of which may have fewer."""
         return -(-self.out // BLOCK_PANEL)
 
     def fill(self, rows: npt.NDArray[np.uint8], first: int = 0, end: int | None = None, head_rows: int = 0) -> None:
-        """Fill panels [first, end) with what belongs there of all rows [out, bytes] of a file; threads may share them.
+        """Fill panels [first, end) from the rows [out, bytes] of a file; several threads may share the panels.
 
-        Where the file has the rows of heads in pairs of neighbours, `head_rows` is how many a head has. Raises
+        If the file has the rows of heads in pairs of neighbours, `head_rows` is the rows of a head. Raises
         LocalspecError for a scale that is NaN or inf, and for rows of another size.
         """
         packing = BlocksPacking(address(rows), rows.nbytes, BLOCK_TYPES[self.type], self.out, self.inputs, head_rows)
@@ -133,7 +134,7 @@ class BlockMatrix:
     def fill_rounded(
         self, weights: npt.NDArray[Any], importance: npt.NDArray[np.float32] | None = None, source: str = ""
     ) -> None:
-        """Fill it with weights [out, inputs] of fp32, fp16, or bf16 as uint16, which are rounded to its type.
+        """Fill it with weights [out, inputs] of fp32, fp16, or bf16 as uint16, rounded to its type.
 
         `source` names the format of bits that are given as uint16 and are not bf16. `importance` [inputs] weighs the
         squared errors. Raises LocalspecError for a weight that is NaN or inf, and for a type without rounding.
@@ -152,35 +153,35 @@ class BlockMatrix:
         check(library().ls_blocks_round(packing, BLOCK_TYPES[self.type], address(self.data), 0, self.panels))
 
     def numbers(self) -> npt.NDArray[np.float32]:
-        """Return the weights that it stands for, [out, inputs]."""
+        """Return its weights as numbers, [out, inputs]."""
         return BlockStack((self,)).rows(range(self.out))
 
 
 @dataclass(frozen=True)
 class BlockStack:
-    """A weight whose rows are those of its parts, one after another. Types may differ, and inputs are the same."""
+    """A weight whose rows are those of its parts, one after another. Types may differ; inputs are the same."""
 
     parts: tuple[BlockMatrix, ...]
 
     @property
     def out(self) -> int:
-        """Return how many rows all parts have."""
+        """Rows of all parts."""
         return sum(part.out for part in self.parts)
 
     @property
     def inputs(self) -> int:
-        """Return how many inputs each part has."""
+        """Inputs of each part."""
         return self.parts[0].inputs
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all parts."""
+        """Bytes of all parts."""
         return sum(part.data.nbytes for part in self.parts)
 
     def struct(self, bias: npt.NDArray[np.float32] | None = None) -> Matrix:
-        """Return it as the library takes it; who keeps the structure keeps this and the bias too.
+        """Return the library's structure. Its holder must also keep this object and the bias alive.
 
-        Raises LocalspecError for more parts than the library takes, and for parts that differ in their inputs.
+        Raises LocalspecError for too many parts, and for parts that differ in their inputs.
         """
         if not 0 < len(self.parts) <= MOST_PARTS or {part.inputs for part in self.parts} != {self.inputs}:
             widths = ", ".join(str(part.inputs) for part in self.parts)
@@ -196,13 +197,13 @@ class BlockStack:
 
 
 def room(count: int) -> npt.NDArray[np.uint8]:
-    """Return bytes in memory that begin where matrices may, in large pages where there are any."""
-    spare = np.empty(count + _ALIGNMENT, np.uint8)  # numpy asks for large pages where it takes so much
+    """Return memory whose start is aligned for matrices, in large pages if possible."""
+    spare = np.empty(count + _ALIGNMENT, np.uint8)  # numpy asks for large pages for allocations of this size
     return spare[-spare.ctypes.data % _ALIGNMENT :][:count]
 
 
 def packed_bytes(out: int, inputs: int, type: str) -> int:  # noqa: A002
-    """Return how many bytes a matrix takes. Raises LocalspecError for sizes that are not possible."""
+    """Return how many bytes a matrix takes. Raises LocalspecError for impossible sizes."""
     if not (size := int(library().ls_blocks_bytes(BLOCK_TYPES[type], out, inputs))):
         raise LocalspecError(library().ls_error().decode())
     return size

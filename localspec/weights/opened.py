@@ -1,4 +1,4 @@
-"""Packed models written, and mapped or held in memory for the library to compute with."""
+"""Writes packed models, and maps them or holds them in memory for the library to compute with."""
 
 import hashlib
 import mmap
@@ -25,21 +25,22 @@ from localspec.weights.packed_file import BLOCKS, Header, Progress, Section, Ten
 from localspec.weights.packed_files import partial_of
 from localspec.weights.stored import RowsOf
 
-Fill = Callable[[str, Section, int, memoryview], None]  # name, section, first byte of the piece, where it goes
+Fill = Callable[[str, Section, int, memoryview], None]  # name, section, first byte of the piece, destination
 
 
 def write(file: Path, header: Header, fill: Fill, threads: int, progress: Progress) -> None:
-    """Write a file whole or not at all: under another name, to the disk, then renamed. Only one may write it at a time.
+    """Write a file whole or not at all: under another name, flushed to disk, then renamed. Only one process may write
+    it.
 
-    `fill` is called for each piece, by several threads. Raises OSError, and CannotRead where it cannot be read back.
+    `fill` is called for each piece, by several threads. Raises OSError, and CannotRead if it cannot be read back.
     """
     partial = partial_of(file)
     start, lock, held = len(header.encoded()), threading.Lock(), threading.local()
     largest = max((min(one.piece, one.bytes) for one in header.sections.values()), default=0)
     try:
         with os.fdopen(os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "r+b", buffering=0) as stream:
-            os.chmod(partial, 0o600)  # a umask may have taken what it takes to read it back
-            stream.write(f"{os.getpid()}\n".encode())  # for those who wait, until the header is there
+            os.chmod(partial, 0o600)  # a umask may have removed the permission to read it back
+            stream.write(f"{os.getpid()}\n".encode())  # for waiting processes, until the header is written
 
             def put(name: str, section: Section, first: int, end: int) -> bytes:
                 if not hasattr(held, "buffer"):
@@ -58,7 +59,7 @@ def write(file: Path, header: Header, fill: Fill, threads: int, progress: Progre
             stream.write(header.with_digests(digests).encoded())
             stream.truncate(start + header.section_bytes)
             os.fsync(stream.fileno())
-        read(partial)  # what cannot be read again must not look finished
+        read(partial)  # a file that cannot be read back must not look finished
         os.replace(partial, file)
         _flush_directory(file.parent)
     except BaseException:
@@ -70,7 +71,8 @@ def write(file: Path, header: Header, fill: Fill, threads: int, progress: Progre
 def _each_piece(
     header: Header, put: Callable[[str, Section, int, int], bytes], threads: int, progress: Progress
 ) -> dict[str, str]:
-    """Has every piece put in its place, which returns the piece's digest. Returns the digests of the sections."""
+    """Put every piece in its place by calling `put`, which returns the piece's digest. Return the digests
+    of the sections."""
     done, lock = 0, threading.Lock()
 
     def work(name: str, section: Section, first: int, end: int) -> bytes:
@@ -90,7 +92,7 @@ def _each_piece(
         try:
             ended, _ = wait(everything, return_when=FIRST_EXCEPTION)
             for job in ended:
-                job.result()  # raises what went wrong
+                job.result()  # raises the error of the job
         finally:
             for job in everything:
                 job.cancel()
@@ -98,7 +100,7 @@ def _each_piece(
 
 
 def _flush_directory(directory: Path) -> None:
-    """Has the disk know the new name, too; Windows does so by itself."""
+    """Flush the new name to disk, too; Windows does so automatically."""
     if os.name == "posix":
         handle = os.open(directory, os.O_RDONLY)
         try:
@@ -109,16 +111,16 @@ def _flush_directory(directory: Path) -> None:
 
 @dataclass(frozen=True)
 class PackedModel:
-    """A model whose weights can be computed with: in any packing, in a mapped file or in memory."""
+    """A model in any packing that can be computed with, in a mapped file or in memory."""
 
     header: Header
     content: mmap.mmap | npt.NDArray[np.uint8]
     start: int  # of the sections, in bytes
-    head_rows: RowsOf | None = None  # of a head that was left in the model's file
+    head_rows: RowsOf | None = None  # of a head that stays in the model's file
 
     @classmethod
     def open(cls, file: Path) -> "PackedModel":
-        """Map a file, which several processes can share. Raises what `packed_file.read` raises."""
+        """Map a file, which several processes can share. Raises the errors of `packed_file.read`."""
         found = read(file)
         with file.open("rb") as stream:
             return cls(found.header, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ), found.start)
@@ -132,13 +134,13 @@ class PackedModel:
         def put(name: str, section: Section, first: int, end: int) -> bytes:
             piece = whole[section.offset + first : section.offset + end]
             fill(name, section, first, piece)
-            return b"" if section.tensor else hashlib.sha256(piece).digest()  # nobody verifies weights in memory
+            return b"" if section.tensor else hashlib.sha256(piece).digest()  # weights in memory are never verified
 
         return cls(header.with_digests(_each_piece(header, put, threads, progress)), content, 0)
 
     @cached_property
     def config(self) -> ModelConfig:
-        """Raises LocalspecError where the model's config.json is not usable."""
+        """The configuration. Raises LocalspecError if the model's config.json cannot be used."""
         try:
             return ModelConfig.of(parse_json(self.texts["config.json"]))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -146,14 +148,14 @@ class PackedModel:
 
     @cached_property
     def sizes(self) -> TransformerConfig:
-        """The sizes, whose head is always there.
+        """The sizes, always with a head.
 
-        Raises LocalspecError for a config.json that is not usable, or that tells of other weights than there are.
+        Raises LocalspecError for a config.json that cannot be used, or that does not fit the weights.
         """
         sizes = replace(TransformerConfig.of(self.config), tied=False)
         there, wanted = self._parts, weight_map(sizes)
         if "embed_tokens" not in there:
-            del wanted["embed_tokens"]  # which is the head
+            del wanted["embed_tokens"]  # it is the head
         if self.head_rows:
             del wanted["lm_head.weight"]
         for name, parts in wanted.items():
@@ -180,9 +182,9 @@ class PackedModel:
 
     @cached_property
     def tensors(self) -> dict[str, PackedMatrix | BlockStack | npt.NDArray[Any]]:
-        """The weights by the names of `weight_map`, where they lie: matrices, and arrays for all that is not packed.
+        """The weights by the names of `weight_map`, in place: matrices, and arrays for everything that is not packed.
 
-        Numbers of bf16 are given as uint16. Embedding and head are always there: one object where the file has one.
+        Numbers of bf16 are uint16. Embedding and head are always included: as one object if the file has only one.
         """
         found = {name: self._tensor(name, parts) for name, parts in self._parts.items()}
         if "embed_tokens" not in found and "lm_head.weight" in found:
@@ -208,7 +210,7 @@ class PackedModel:
         return sum(section.bytes for section in self.header.tensors.values())
 
     def view(self, name: str) -> memoryview:
-        """Return the bytes of a section. Raises KeyError for a name that is not there."""
+        """Return the bytes of a section. Raises KeyError for a missing name."""
         section = self.header.sections[name]
         whole = memoryview(self.content) if isinstance(self.content, mmap.mmap) else self.content.data
         return whole[self.start + section.offset :][: section.bytes]
@@ -224,7 +226,8 @@ class PackedModel:
 
 
 def _fits(parts: list[tuple[str, Tensor]], name: str, out: int, inputs: int | None) -> bool:
-    """Return whether a parameter lies as the transformer reads it here: sizes are all that the library knows of it."""
+    """Return whether a parameter has the form that the transformer reads: sizes are all that the library
+    knows of it."""
     if not parts:
         return False
     tensor = parts[0][1]

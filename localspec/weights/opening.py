@@ -1,4 +1,4 @@
-"""A model in its packed form, found on this machine or made."""
+"""Opens a model in a packing: finds its packed form on this machine, or makes it."""
 
 import errno
 import hashlib
@@ -61,8 +61,8 @@ from localspec.weights.packed_files import (
 from localspec.weights.recipe import Recipe
 from localspec.weights.source import Source
 
-PAUSE = 1.0  # seconds between two reports of how far packing is
-_ROOM = 320 * MIB  # address space that threads and the tokenizer take at most; without it they end the process, or hang
+PAUSE = 1.0  # seconds between two reports of packing progress
+_ROOM = 320 * MIB  # most address space that threads and the tokenizer take; without it they end the process, or hang
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -77,12 +77,10 @@ def load(
 ) -> PackedModel:
     """Return a model in int8, int4, bf16 or fp32; `path` is its directory, or a packed file.
 
-    One that is registered can be had in the blocks of its GGUF files, too, or in coarser ones where it `drafts`.
-
-    A packed file is made where there is none, or a damaged one; whether its weights are whole, only `verify` looks.
-    Where none can be written, the model is packed in memory, with a notice; bf16 and fp32 always are. Raises
-    LocalspecError for a model that cannot be packed, DoesNotFit where memory runs out, and NotHere for a packed file
-    that is in another packing.
+    A registered model can also be opened in the blocks of its GGUF files, or in coarser ones if it `drafts`. A packed
+    file is made if it is missing or damaged; only `verify` checks whether its weights are intact. If none can be
+    written, the model is packed in memory, with a notice; bf16 and fp32 always are. Raises LocalspecError for a model
+    that cannot be packed, DoesNotFit if memory runs out, and NotHere for a packed file in another packing.
     """
     name = name or path.name
     if is_packed(path):
@@ -105,7 +103,7 @@ def _opened(file: Path) -> PackedModel:
 
 
 def _opened_or_again(made: Callable[[], Path], reporter: Reporter) -> PackedModel:
-    """Map a file that was made or found. If its texts are damaged, it is made again."""
+    """Map a file that was made or found. If its texts are damaged, make it again."""
     file = made()
     try:
         return _opened(file)
@@ -118,7 +116,7 @@ def _opened_or_again(made: Callable[[], Path], reporter: Reporter) -> PackedMode
 def _all_there_is(
     path: Path, packing: str, threads: int, reporter: Reporter, paths: Paths, drafts: bool
 ) -> PackedModel:
-    """Open a model that is here packed, or registered and read from its GGUF files, in this packing.
+    """Open a model that is here only packed, or registered and read from its GGUF files, in this packing.
 
     Raises NotHere for a packing that it is not here in.
     """
@@ -143,7 +141,7 @@ def _all_there_is(
     if packing in FILED or (packing == BLOCKS and is_filed(registered.header)):
         try:
             origin = registered.header.origin
-            others = of_same_weights(path) if packing == BLOCKS else []  # made when the GGUF file lay elsewhere
+            others = of_same_weights(path) if packing == BLOCKS else []  # made when the GGUF file was elsewhere
             return _opened_or_again(
                 lambda: pack_gguf(source, packing, origin, threads, reporter, paths, others), reporter
             )
@@ -154,7 +152,7 @@ def _all_there_is(
 
 
 def _registration(path: Path) -> PackedFile | None:
-    """Return what was registered of the weights of a packed file, if they are read from GGUF files."""
+    """Return the registration of a packed file's weights, if they are read from GGUF files."""
     return next((one for one in map(read, {path, *forms(path).values()}) if one.header.registered), None)
 
 
@@ -164,9 +162,10 @@ def _source(registered: PackedFile) -> Source:
 
 
 def source_of(path: Path) -> Source:
-    """Look at a model's own weights: in its directory, or in the GGUF files that it is read from.
+    """Read the headers of a model's original weights: in its directory, or in the GGUF files that it is read from.
 
-    Of one that is here only packed, `made_of` is empty. Raises what `Source.open` and `registered_source` raise.
+    For a model that is here only packed, `made_of` is empty. Raises the errors of `Source.open` and
+    `registered_source`.
     """
     if not is_packed(path):
         return Source.open(path)
@@ -181,7 +180,7 @@ def source_of(path: Path) -> Source:
 
 
 def register(header: Header, texts: Mapping[str, bytes], reporter: Reporter, paths: Paths) -> Path:
-    """Write a registration, unless it is there already, and return its file. Raises what `once` raises."""
+    """Write a registration, unless it already exists, and return its file. Raises the errors of `once`."""
 
     def fill(name: str, section: Section, first: int, into: memoryview) -> None:
         into[:] = texts[name][first : first + len(into)]
@@ -191,7 +190,7 @@ def register(header: Header, texts: Mapping[str, bytes], reporter: Reporter, pat
         for name, section in header.texts.items()
     }
 
-    def same(known: Header) -> bool:  # whoever registered the file at the same time may have named it otherwise
+    def same(known: Header) -> bool:  # another process may have registered the file under another name at the same time
         origin = replace(header.origin, name=known.origin.name)
         return known == replace(header.with_digests(digests), origin=origin)
 
@@ -210,10 +209,10 @@ def pack_gguf(
     paths: Paths,
     others: Sequence[Path] = (),
 ) -> Path:
-    """Return the packed file of a model in int8, int4 or blocks. Make it if neither it nor one of `others` serves.
+    """Return the packed file of a model in int8, int4 or blocks. Make it if neither it nor one of `others` is usable.
 
-    A file in blocks is also made again if it has other types than this version rounds to. Raises what `once` raises,
-    and LocalspecError where the files change meanwhile.
+    A file in blocks is also made again if its types differ from those of this version. Raises the errors of `once`, and
+    LocalspecError if the files change meanwhile.
     """
     files = source.checkpoint.weight_files
     before, header = stamps(files), source.header(origin, packing, gguf_recipe(source, packing))
@@ -249,11 +248,11 @@ def make(
     *,
     only_copy: bool = False,
 ) -> Path:
-    """Return a model's packed file, which is made where there is none, or a damaged one; older int8 serves, too.
+    """Return a model's packed file, making it if it is missing or damaged; an older int8 file is accepted, too.
 
-    Where `origin` names a commit it is the file of that commit: another with the same weights has other texts. One
-    process makes it, others wait. `only_copy` says that its weights will be deleted then. Raises CannotWrite,
-    DoesNotFit where the disk has no room, and LocalspecError for a model that cannot be packed.
+    If `origin` names a commit, it is the file of that commit: another commit with the same weights has other texts. One
+    process makes it, others wait. `only_copy` says that the original weights will be deleted. Raises CannotWrite,
+    DoesNotFit if the disk has no room, and LocalspecError for a model that cannot be packed.
     """
 
     paths, before = paths or Paths(home()), stamps(weight_files(path))
@@ -270,7 +269,7 @@ def make(
             file.unlink(missing_ok=True)
             raise LocalspecError(f"The weights of {origin.name} in {path} changed while they were packed; try again.")
         with suppress(OSError):
-            for former in former_forms(origin, packing, paths):  # nothing else would ever name them
+            for former in former_forms(origin, packing, paths):  # no other code would find them again
                 former.unlink(missing_ok=True)
 
     return once(in_all_formats(origin, packing, paths, only_copy=only_copy), make_it, reporter, serves)
@@ -279,7 +278,7 @@ def make(
 def with_files(origin: Origin, path: Path, paths: Paths, reporter: Reporter | None = None) -> Origin:
     """Add the weight files of a directory, which name its packed files.
 
-    Where the same weights were packed before, the files stay as they are named there.
+    If the same weights were packed before, the files keep the names from then.
     """
     files, show = weight_files(path), _shown(f"reading the weights of {origin.name}", reporter or Reporter())
     for one in packed_files(paths):
@@ -295,9 +294,9 @@ def once(
     reporter: Reporter,
     serves: Callable[[Header], bool] = lambda header: True,
 ) -> Path:
-    """Return the first of these files that can be read and `serves`; otherwise have one process make the first one.
+    """Return the first of these files that can be read and `serves`; otherwise let one process make the first one.
 
-    A notice says why one is made again. Raises CannotWrite, DoesNotFit, and what `make_it` raises.
+    A notice says why one is made again. Raises CannotWrite, DoesNotFit, and the errors of `make_it`.
     """
     file = known[0]
     try:
@@ -306,13 +305,13 @@ def once(
         private_directory(file.parent)
         remove_abandoned(file.parent)
         with locked(file, reporter, f"writes {file.name}"):
-            if found := _sound(known, Reporter(), serves):  # another process made it meanwhile
+            if found := _sound(known, Reporter(), serves):  # another process has made it meanwhile
                 return found
             make_it(file)
             remove_outdated(file)
     except Stalled as error:
         raise CannotWrite(f"{str(error.strerror)[:1].upper()}{str(error.strerror)[1:]}.") from None
-    except CannotRead as error:  # what was just written
+    except CannotRead as error:  # the file that was just written
         raise CannotWrite(f"{error}") from None
     except OSError as error:
         if error.errno in _NO_ROOM:
@@ -331,7 +330,7 @@ def once(
 
 
 def _sound(known: Sequence[Path], reporter: Reporter, serves: Callable[[Header], bool]) -> Path | None:
-    """Return the first of these files that is there, can be read and serves."""
+    """Return the first of these files that exists, can be read and is usable."""
     for file in known:
         try:
             if file.exists() and serves((found := read(file)).header):
@@ -349,8 +348,8 @@ def _make(path: Path, file: Path, packing: str, origin: Origin, threads: int, re
 
 
 def write_with_room(file: Path, header: Header, fill: Fill, threads: int, progress: Progress) -> None:
-    """Write a packed file. Raises OSError, and DoesNotFit before it begins where the disk has no room."""
-    partial_of(file).unlink(missing_ok=True)  # of a process that was killed; its bytes count as free
+    """Write a packed file. Raises OSError, and DoesNotFit in advance if the disk has no room."""
+    partial_of(file).unlink(missing_ok=True)  # left by a killed process; its bytes count as free
     needed, free = len(header.encoded()) + header.section_bytes, shutil.disk_usage(file.parent).free
     if needed > free:
         raise DoesNotFit(
@@ -363,7 +362,7 @@ def write_with_room(file: Path, header: Header, fill: Fill, threads: int, progre
 def _in_memory(
     source: Source, recipe: Recipe, packing: str, origin: Origin, threads: int, reporter: Reporter
 ) -> PackedModel:
-    """Pack a model into memory. Raises DoesNotFit, and LocalspecError where its files change meanwhile."""
+    """Pack a model into memory. Raises DoesNotFit, and LocalspecError if its files change meanwhile."""
     header, files = source.header(origin, packing, recipe), source.checkpoint.weight_files
     before = stamps(files)
     progress = (
@@ -373,7 +372,7 @@ def _in_memory(
     )
     try:
         model = PackedModel.in_memory(header, source.filler({}), threads, progress)
-        np.empty(_ROOM, np.uint8)  # given back at once: it is there for what follows, which would end the process
+        np.empty(_ROOM, np.uint8)  # given back at once: later allocations of this size that fail would end the process
     except (OSError, MemoryError) as error:
         raise DoesNotFit(
             f"{origin.name} takes {size(header.section_bytes)} of memory in {packing}, which are not free; choose a "
@@ -392,7 +391,7 @@ def packing_told(name: str, packing: str, reporter: Reporter) -> Progress:
 
 
 def _shown(what: str, reporter: Reporter) -> Progress:
-    """Report that something is done, and how far, if that takes a while."""
+    """Report that something is being done, with its progress if it takes a while."""
     last = monotonic()
 
     def show(done: int, total: int) -> None:

@@ -2,11 +2,11 @@
 
     magic, 8 bytes │ length of the header, 8 bytes │ sha256 of the header, 32 bytes │ header, JSON │ sections ...
 
-A model that is read from its GGUF files has such a file without tensors: its registration. The header says where the
-weights lie in the GGUF files. If some are in types without kernels, a second file has all of them in blocks.
+A model that is read from its GGUF files has such a file without tensors: its registration. The header has the places of
+the weights in the GGUF files. If some have types without kernels, a second file has all of them in blocks.
 
-Sections are tensors and texts. Each begins at a multiple of 4096 bytes, counted from the first one after the header.
-A section is written and read back in pieces; its digest is the sha256 of the sha256 of its pieces, one after another.
+Sections are tensors and texts. Each begins at a multiple of 4096 bytes, counted from the first one after the header. A
+section is written and read back in pieces; its digest is the sha256 of the sha256 of its pieces, one after another.
 """
 
 import hashlib
@@ -29,19 +29,19 @@ from localspec.outside_files import TEXT_LIMIT, parse_json
 from localspec.paths import Paths
 
 SUFFIX = ".packed"
-PARTIAL = ".partial"  # the end of the name of a file that is being written
-FORMAT = 2  # of these files; those of lower numbers stay readable, and have no blocks
+PARTIAL = ".partial"  # suffix of a file that is being written
+FORMAT = 2  # of these files; earlier ones stay readable, and have no blocks
 BLOCKS: Final = (
-    "blocks"  # the packing of weights that stay in the blocks of GGUF files; and the layout of matrices in blocks
+    "blocks"  # the packing of weights that stay in the blocks of GGUF files, and the layout of matrices in blocks
 )
-LAYOUTS = (1,)  # of the tensors' bytes, which can be computed with: localspec/native/src/layout.h
+LAYOUTS = (1,)  # supported layouts of the tensors' bytes: localspec/native/src/layout.h
 PANEL = 32  # output channels
-PIECE, TEXT_PIECE = 2**21, 2**24  # bytes at most of a tensor, but for a single panel that is larger, and of a text
+PIECE, TEXT_PIECE = 2**21, 2**24  # most bytes of a tensor's piece, unless a single panel is larger, and of a text's
 _MAGIC, _ALIGNMENT = b"LSPACKED", 4096
 _HEADER_LIMIT, _LARGEST = 2**26, 2**26  # bytes of a header; channels of a tensor
 _MOST_PIECES = 2**20  # of a section
 _ITEM_BITS = {"fp32": 32, "bf16": 16, "int8": 8, "int4": 4}
-# Of a type of blocks: inputs and lines of 64 bytes of a record of 16 rows (localspec/native/src/block_layout.h).
+# By type of blocks: inputs, and lines of 64 bytes, of a record of 16 rows (localspec/native/src/block_layout.h).
 RECORDS = {
     "Q4_0": (64, 9), "Q4_1": (32, 5), "Q5_0": (64, 11), "Q5_1": (32, 6), "Q8_0": (64, 17), "Q2_K": (256, 21),
     "Q3_K": (256, 28), "Q4_K": (256, 36), "Q5_K": (256, 44), "Q6_K": (256, 53), "IQ4_NL": (64, 9),
@@ -51,11 +51,11 @@ CHANGES = ("plus one", "-exp")  # of the numbers of a vector
 BLOCK_PANEL, _LINE = 16, 64  # rows of a panel of blocks; bytes
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _REVISION = re.compile(r"[0-9a-f]{40}")
-Progress = Callable[[int, int], None]  # bytes that are done, and bytes in all
+Progress = Callable[[int, int], None]  # bytes done, and bytes in all
 
 
 class DamagedFile(LocalspecError):
-    """A packed file is not what was written."""
+    """A packed file differs from what was written."""
 
 
 class CannotRead(LocalspecError):
@@ -68,10 +68,10 @@ class UnreadableFormat(LocalspecError):
 
 @dataclass(frozen=True)
 class Tensor:
-    """How a weight [out, inputs] lies in memory: packed in panels of 32 output channels, or row by row.
+    """How a weight [out, inputs] is stored: packed in panels of 32 output channels, or row by row.
 
-    `group` inputs share a scale; it is 0 where there are no scales. A vector is one row. Of a matrix in blocks this is
-    one part: some rows, in panels of 16, and `format` is the type of the blocks.
+    `group` inputs share a scale; it is 0 without scales. A vector is one row. Of a matrix in blocks this is one part:
+    some rows, in panels of 16, and `format` is the type of the blocks.
     """
 
     layout: Literal["panels", "rows", "blocks"]
@@ -95,7 +95,7 @@ class Tensor:
 
     @property
     def panels(self) -> int:
-        """Return how many panels, or rows, there are."""
+        """Number of panels, or rows."""
         return self.out if self.layout == "rows" else -(-self.out // (BLOCK_PANEL if self.layout == BLOCKS else PANEL))
 
     @property
@@ -105,7 +105,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Section:
-    """A tensor or a text of a file; `offset` counts from where the sections begin."""
+    """A tensor or a text of a file; `offset` counts from the first section."""
 
     offset: int
     bytes: int
@@ -115,18 +115,18 @@ class Section:
 
     @property
     def pieces(self) -> list[tuple[int, int]]:
-        """[start, end) of each piece, in bytes of this section."""
+        """Return [start, end) of each piece, in bytes of this section."""
         return [(start, min(start + self.piece, self.bytes)) for start in range(0, self.bytes, self.piece)]
 
 
 @dataclass(frozen=True)
 class BlockPart:
-    """Where some rows of a parameter lie in a GGUF file.
+    """The place of some rows of a parameter in a GGUF file.
 
-    `file` is its number among the files of the origin, and `type` the name of a type of GGUF. A vector has one size.
-    Where `head_rows` is not 0, the rows of each head are stored in pairs of neighbouring channels. `change` says what
-    was done to each number of a vector before it was stored, if anything: "plus one", or "-exp". Where `every` is not
-    0, parts of this many rows are stored, each followed by as many rows of another tensor.
+    `file` is its index among the files of the origin, and `type` the name of a type of GGUF. A vector has one size. If
+    `head_rows` is not 0, the rows of each head are stored in pairs of neighbouring channels. `change` was applied to
+    each number of a vector before it was stored, if it is set: "plus one", or "-exp". If `every` is not 0, parts of
+    that many rows are stored, each followed by as many rows of another tensor.
     """
 
     file: int
@@ -141,12 +141,12 @@ class BlockPart:
 
 @dataclass(frozen=True)
 class Origin:
-    """What a file was made of: the model's name, its revision as `checkpoint.revision` gives it, and where it is from.
+    """The origin of a file: the model's name, its revision as `checkpoint.revision` returns it, and its source.
 
-    `repo` and `commit` are empty for a model that was not fetched. `files` are the weight files by name: bytes, and
-    the SHA-256 (64 digits) or the fingerprint (40 digits) of each; those of a registration are absolute paths, in the
-    order of the parts. `weights` is the fingerprint of the weights, which everything that is made of them inherits; it
-    is empty in files of earlier versions.
+    `repo` and `commit` are empty for a model that was not fetched. `files` are the weight files by name: bytes, and the
+    SHA-256 (64 digits) or the fingerprint (40 digits) of each; those of a registration are absolute paths, in the order
+    of the parts. `weights` is the fingerprint of the weights, which all packed forms inherit; it is empty in files of
+    earlier versions.
     """
 
     name: str
@@ -160,11 +160,11 @@ class Origin:
 
 @dataclass(frozen=True)
 class Header:
-    """All that a file says before its sections.
+    """The header of a file.
 
     Only a registration has `blocks`: the parts of each parameter. Its `weight_bytes` are what the weights take in
-    memory, and 0 if they cannot be computed in blocks. `answers` is the packing that answers where none is asked for.
-    `ahead` are the parts of a layer that predicts a token further ahead, if its files have one that is computed.
+    memory, and 0 if they cannot be computed in blocks. `answers` is the default packing. `ahead` are the parts of an
+    MTP layer, if its files have one that is supported.
     """
 
     origin: Origin
@@ -183,7 +183,7 @@ class Header:
     def plan(
         cls, origin: Origin, packing: str, parameters: int, tensors: Mapping[str, Tensor], texts: Mapping[str, int]
     ) -> "Header":
-        """Lays out the sections; `texts` are their lengths in bytes. Digests are not known yet."""
+        """Lay out the sections; `texts` are their lengths in bytes. Digests are not known yet."""
         at, placed = 0, {}
         for name, tensor in [*tensors.items(), *((name, None) for name in texts)]:
             size = texts[name] if tensor is None else tensor.bytes
@@ -199,44 +199,44 @@ class Header:
 
     @property
     def section_bytes(self) -> int:
-        """Bytes of all sections, and of what lies between them."""
+        """Bytes from the first section to the end of the last."""
         return max((section.offset + section.bytes for section in self.sections.values()), default=0)
 
     @property
     def registered(self) -> bool:
-        """Return whether the weights are in GGUF files, and not here."""
+        """Whether the weights are in GGUF files, and not here."""
         return self.packing == BLOCKS and not self.tensors
 
     @property
     def block_bytes(self) -> int:
-        """Return what the weights take in memory in blocks, and 0 if nothing is known of that."""
+        """Bytes that the weights take in memory in blocks; 0 if that is unknown."""
         return self.weight_bytes or sum(section.bytes for section in self.tensors.values())
 
     @property
     def stored_weights(self) -> int:
-        """Return how many weights there are: of a head that repeats the embedding a model has the parameters once."""
+        """Number of stored weights: a head that repeats the embedding is counted, unlike in the parameters."""
         return sum(math.prod(part.shape) for parts in self.blocks.values() for part in parts) or self.parameters
 
     @property
     def outdated(self) -> bool:
-        """Return whether this is in int4 of an earlier version, which loses more of a model than today's.
+        """Whether this is in int4 of an earlier version, which loses more of a model than today's.
 
-        It answers where the weights are not here; where they are, the model is packed again.
+        It is used if the original weights are not here; otherwise the model is packed again.
         """
         return self.packing == "int4" and self.format == 1
 
     @property
     def missing(self) -> Path | None:
-        """The first GGUF file of a registration that is not there, or not as long as it was; None if all are."""
+        """The first GGUF file of a registration that is missing, or has another length; None if there is none."""
         for name, (size, _) in self.origin.files.items() if self.registered else ():
             if not (file := Path(name)).is_file() or file.stat().st_size != size:
                 return file
         return None
 
     def encoded(self) -> bytes:
-        """Return the file up to where the sections begin. Its length does not depend on the digests."""
+        """Return the file up to the first section. Its length does not depend on the digests."""
         said = asdict(self)
-        said["weights"] = said["origin"].pop("weights")  # earlier versions refuse an origin with more in it
+        said["weights"] = said["origin"].pop("weights")  # earlier versions refuse an origin with more fields
         for part in (part for parts in (*said["blocks"].values(), *said["ahead"].values()) for part in parts):
             for key in ("change", "every"):
                 if not part[key]:
@@ -295,7 +295,7 @@ class PackedFile:
         return undamaged(content, section, f"{name} in {self.path}")
 
     def verify(self, progress: Progress = lambda done, total: None) -> list[str]:
-        """Read all of it and compare every section with its digest. Returns a clause for each that is damaged."""
+        """Read the whole file and compare every section with its digest. Return a clause for each damaged one."""
         done, problems = 0, []
         with self.path.open("rb") as stream:
             for name, section in self.header.sections.items():
@@ -311,7 +311,7 @@ class PackedFile:
 
 
 def undamaged(content: bytes, section: Section, what: str) -> bytes:
-    """Return the content of a section. Raises DamagedFile where it is not what was written."""
+    """Return the content of a section. Raises DamagedFile if it differs from what was written."""
     if joined(hashlib.sha256(content[start:end]).digest() for start, end in section.pieces) != section.digest:
         raise DamagedFile(f"{what} is damaged; it must be made again.")
     return content
@@ -323,9 +323,9 @@ def _bytes(stream: BinaryIO, start: int, count: int) -> bytes:
 
 
 def read(file: Path) -> PackedFile:
-    """Read what a file says of itself, and whether it is as long as it says.
+    """Read the header of a file, and check its length.
 
-    Raises DamagedFile, UnreadableFormat, and CannotRead where it cannot be read at all.
+    Raises DamagedFile, UnreadableFormat, and CannotRead if it cannot be read at all.
     """
     found, size = peek(file)
     if size != found.start + found.header.section_bytes:
@@ -334,9 +334,9 @@ def read(file: Path) -> PackedFile:
 
 
 def peek(file: Path) -> tuple[PackedFile, int]:
-    """Return what a file says of itself, and its length, which may be wrong. Raises what `read` raises."""
+    """Return the header of a file, and its length, which may be wrong. Raises the errors of `read`."""
     try:
-        if not stat.S_ISREG(file.stat().st_mode):  # to open a pipe is to wait for a writer
+        if not stat.S_ISREG(file.stat().st_mode):  # opening a pipe would wait for a writer
             raise CannotRead(f"{file} cannot be read, for it is not a file.")
         with file.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size
@@ -363,7 +363,7 @@ def peek(file: Path) -> tuple[PackedFile, int]:
 
 
 def forms(file: Path) -> dict[str, Path]:
-    """Return the packings in which the model of a packed file is here: this one, and those of its weights."""
+    """Return the packings in which the model of a packed file is here: this file's, and those of the same weights."""
     here, found = [(peek(file)[0].header, file)], dict[str, Path]()
     here += [(read(other).header, other) for other in of_same_weights(file)]
     for header, one in sorted(here, key=_last_choice):
@@ -372,15 +372,16 @@ def forms(file: Path) -> dict[str, Path]:
 
 
 def _last_choice(one: tuple[Header, Path]) -> tuple[bool, bool, bool]:
-    """Return what sorts files of one packing: a registration is first while its GGUF files are there, else last."""
+    """Return the sort key of files of one packing: a registration is first while its GGUF files are there,
+    else last."""
     header = one[0]
     return header.outdated, header.missing is not None, not header.registered
 
 
 def of_same_weights(file: Path) -> list[Path]:
-    """Return the packed files of the weights that this one is of, which can be read.
+    """Return the readable packed files of the same weights as this one.
 
-    They are in the same directory, or in the other one that localspec keeps packed files in.
+    They are in the same directory, or in the other directory of packed files.
     """
     own, paths = peek(file)[0].header, Paths(home())
     ours = (paths.imports, paths.packed)
@@ -394,7 +395,7 @@ def of_same_weights(file: Path) -> list[Path]:
 
 
 def _same_weights(one: Header, other: Header) -> bool:
-    """Return whether both are of the same weights; the files of a registration have fingerprints, and may move."""
+    """Return whether both have the same weights; the files of a registration have fingerprints, and may move."""
     if one.origin.revision != other.origin.revision:
         return False
     if one.registered or other.registered:
@@ -407,14 +408,14 @@ def _damaged(file: Path, what: str) -> DamagedFile:
     return DamagedFile(f"The packed file {file} is damaged ({what}); it must be made again.")
 
 
-@lru_cache(maxsize=16)  # a list of models reads the same headers many times
+@lru_cache(maxsize=16)  # a list of models reads the same headers repeatedly
 def _parsed(text: bytes) -> Header:
-    """Return what the text of a header means. Raises what `_header` raises."""
+    """Return the parsed text of a header. Raises the errors of `_header`."""
     return _header(parse_json(text))
 
 
 def _header(said: Any) -> Header:
-    """Return what a header means. Raises ValueError and its like for one that cannot be meant, UnreadableFormat."""
+    """Return the parsed header. Raises ValueError and similar errors for an impossible one, UnreadableFormat."""
     for name, known in (("format", range(1, FORMAT + 1)), ("layout", LAYOUTS)):
         if _count(said[name]) not in known:
             raise UnreadableFormat(
@@ -458,7 +459,7 @@ def _header(said: Any) -> Header:
 
 
 def _registered(said: Any, files: list[tuple[int, str]]) -> dict[str, Any]:
-    """Return what only a registration says. Whether types and sizes agree is seen where the weights are read."""
+    """Return the fields of a registration. Whether types and sizes agree is checked when the weights are read."""
     blocks, ahead = (_block_parts(said.get(key, {}), files) for key in ("blocks", "ahead"))
     if said["answers"] not in (BLOCKS, *_ITEM_BITS):
         raise ValueError
@@ -515,5 +516,5 @@ def _is_count(value: object) -> bool:
 def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError
-    value.encode()  # ValueError for what is no text
+    value.encode()  # ValueError for what is not text
     return value

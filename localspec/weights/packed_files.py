@@ -1,7 +1,7 @@
-"""The packed models on this machine, those imported from GGUF files, and GGUF files that other programs keep.
+"""The packed models on this machine, those imported from GGUF files, and GGUF files of other programs.
 
-Packed files that can be made again from weights on this machine are in the cache directory. The others are in the
-data directory.
+Packed files that can be made again from weights on this machine are in the cache directory. The others are in the data
+directory.
 """
 
 import errno
@@ -25,26 +25,27 @@ from localspec.weights.checkpoint import revision
 from localspec.weights.fingerprint import recognised
 from localspec.weights.packed_file import BLOCKS, FORMAT, PARTIAL, SUFFIX, Origin, PackedFile, Progress, read
 
-LOOK = 0.5  # seconds after which it is reported that another process has a lock
-STALLED = 30.0  # seconds after which a process that writes nothing is waited for no more
+LOOK = 0.5  # seconds after which a wait for another process is reported
+STALLED = 30.0  # seconds after which a process that writes nothing is no longer waited for
 
-GPU_SUFFIX = ".safetensors"  # of what was packed for a GPU, which another library reads
-FILED = ("int8", "int4")  # packings that are kept on disk; dense ones are read about as fast from the model's own files
-ROUNDED = "rounded"  # in the name of a file in blocks, for a registration whose types have not all kernels
+GPU_SUFFIX = ".safetensors"  # of files packed for a GPU, which another library reads
+# # packings that are saved on disk; dense ones are read about as fast from the model's own files
+FILED = ("int8", "int4")
+ROUNDED = "rounded"  # in the name of a file in blocks, for a registration with types without kernels
 
 
-_BEGIN = 2**16  # bytes of a packed file, in which the name of its model is
+_BEGIN = 2**16  # bytes of a packed file in which the name of its model is
 
 
 class Stalled(OSError):
-    """Another process holds a lock and does nothing."""
+    """Another process holds a lock and makes no progress."""
 
 
 def in_all_formats(origin: Origin, packing: str, paths: Paths, *, only_copy: bool = False) -> list[Path]:
     """Return the possible paths of a packed form, in the format of any version; a new file is written to the first.
 
-    `only_copy` says that the user may delete the weights. The name has a digest of all files, because a revision
-    samples the weights only.
+    `only_copy` says that the user may delete the weights. The name has a digest of all files, because a revision only
+    samples the weights.
     """
     weights = hashlib.sha256(json.dumps(sorted(origin.files.items())).encode()).hexdigest()[:16]
     stem = f"{origin.revision}-{packing}-{weights}"
@@ -54,7 +55,7 @@ def in_all_formats(origin: Origin, packing: str, paths: Paths, *, only_copy: boo
 
 
 def remove_outdated(file: Path) -> None:
-    """Delete the file that an earlier version made in the place of this one, which is whole."""
+    """Delete the file of an earlier version that this complete one replaces."""
     for former in range(1, FORMAT):
         stem = file.name.removesuffix(f"-{FORMAT}{SUFFIX}")
         with suppress(LocalspecError, OSError):
@@ -63,7 +64,7 @@ def remove_outdated(file: Path) -> None:
 
 
 def kept_for_gpus(paths: Paths) -> list[tuple[str, str, Path]]:
-    """Return what was packed for GPUs: revision of the model, packing and precision as in nf4-bf16, file."""
+    """Return the files packed for GPUs: revision of the model, packing and precision as in nf4-bf16, file."""
     found = []
     for file in _files(paths.packed, f"*{GPU_SUFFIX}"):
         revision, _, rest = file.stem.partition("-")
@@ -72,9 +73,9 @@ def kept_for_gpus(paths: Paths) -> list[tuple[str, str, Path]]:
 
 
 def former_forms(origin: Origin, packing: str, paths: Paths) -> list[Path]:
-    """Return the packed forms of weights that lay in the same directory before these; its whole path is their name.
+    """Return the packed forms of earlier weights in the same directory; the directory's whole path is their name.
 
-    A name that is no path may be that of several directories, and what was pulled belongs to its source.
+    Other names may belong to several directories, and pulled models belong to their source.
     """
     if origin.repo or not os.path.isabs(origin.name):
         return []
@@ -85,7 +86,7 @@ def former_forms(origin: Origin, packing: str, paths: Paths) -> list[Path]:
 
 
 def rank(one: PackedFile) -> tuple[bool, float]:
-    """Return what sorts the packed files of a model: its registration comes last, after the latest of the others."""
+    """Return the sort key of a model's packed files: its registration comes last, after the latest of the others."""
     return one.header.registered, one.path.stat().st_mtime
 
 
@@ -96,7 +97,7 @@ def files_in_use(paths: Paths, but: Collection[Path] = ()) -> set[str]:
 
 
 def packed_files(paths: Paths) -> list[PackedFile]:
-    """Every packed model that can be read, sorted by name and packing."""
+    """Return every packed model that can be read, sorted by name and packing."""
     found = {one.path.name: one for place in _places(paths) for one in packed_in(place)}
     return sorted(found.values(), key=lambda one: (one.header.origin.name, one.header.packing, one.path))
 
@@ -111,7 +112,7 @@ def packed_in(directory: Path) -> list[PackedFile]:
 
 
 def unreadable(paths: Paths) -> dict[Path, str]:
-    """Return the packed files that cannot be read, and why not."""
+    """Return the packed files that cannot be read, and why."""
     found = {}
     for file in (file for place in _places(paths) for file in _files(place, f"*{SUFFIX}")):
         try:
@@ -127,9 +128,9 @@ def _places(paths: Paths) -> tuple[Path, Path]:
 
 
 def damaged_of(name: str, paths: Paths) -> Path | None:
-    """Return a packed file that cannot be read and may be the model of this name; None without one.
+    """Return an unreadable packed file that may be the model of this name, or None.
 
-    What is left of it has the name, or no name at all.
+    Its readable part has the name, or no name at all.
     """
     quoted = json.dumps(name, ensure_ascii=False).encode("utf-8", "surrogatepass")
     for file in unreadable(paths):
@@ -141,9 +142,10 @@ def damaged_of(name: str, paths: Paths) -> Path | None:
 
 
 def packed_of(path: Path, source: str, paths: Paths) -> list[Path]:
-    """Every packed file of the model in this directory, readable or not, finished or not; and those of its source.
+    """Return every packed file of the model in this directory, readable or not, finished or not, and those of its
+    source.
 
-    `source` is org/repo[@revision], or empty; the directory need not be there.
+    `source` is org/repo[@revision], or empty; the directory need not exist.
     """
     found = [one.path for one in packed_files(paths) if source and one.header.origin.repo == source]
     with suppress(LocalspecError):
@@ -153,7 +155,7 @@ def packed_of(path: Path, source: str, paths: Paths) -> list[Path]:
 
 
 def other_source(file: Path, sources: Collection[str]) -> str:
-    """The source that a packed file was pulled for, where it is none of these; empty else. It is that one's alone."""
+    """Return the source that a packed file was pulled for, if it is not one of these; else an empty text."""
     with suppress(LocalspecError):
         repo = read(file).header.origin.repo
         return "" if repo in sources else repo
@@ -162,9 +164,9 @@ def other_source(file: Path, sources: Collection[str]) -> str:
 
 @contextmanager
 def locked(file: Path, reporter: Reporter, what: str) -> Iterator[None]:
-    """Hold the lock of a file; report that another process does `what` while it is waited for.
+    """Hold the lock of a file; while waiting, report that another process does `what`.
 
-    Its lock file goes with the lock: a process that waits notices that, and makes another one. Raises Stalled where the
+    Its lock file is deleted with the lock: a waiting process notices that, and makes another one. Raises Stalled if the
     other process writes nothing for a while, and OSError.
     """
     from filelock import FileLock, Timeout
@@ -193,12 +195,12 @@ def locked(file: Path, reporter: Reporter, what: str) -> Iterator[None]:
 
 
 def partial_of(file: Path) -> Path:
-    """Where a file lies while it is written."""
+    """Return the path of a file while it is written."""
     return file.with_name(file.name + PARTIAL)
 
 
 def _writer(partial: Path) -> str:
-    """Return which process writes a file, if it says so at the beginning of the file."""
+    """Return which process writes a file, if the start of the file names it."""
     with suppress(OSError), partial.open("rb") as stream:
         if number := re.match(rb"(\d{1,10})\n", stream.read(16)):
             return f"process {number[1].decode()}"
@@ -211,29 +213,29 @@ def lock_of(file: Path) -> Path:
 
 
 def remove_abandoned(*directories: Path) -> int:
-    """Delete what processes were writing that were killed, and their locks. Return the bytes of it."""
+    """Delete unfinished files and locks of killed processes. Return the freed bytes."""
     from filelock import FileLock, Timeout
 
     freed = 0
     every = (file for directory in directories for file in _files(directory, "*"))
     for file in {one.with_suffix("").with_suffix(SUFFIX) for one in every if one.suffix in (PARTIAL, ".lock")}:
         lock, partial = lock_of(file), partial_of(file)
-        with suppress(OSError, Timeout), FileLock(lock, timeout=0, mode=0o600):  # else somebody writes it
+        with suppress(OSError, Timeout), FileLock(lock, timeout=0, mode=0o600):  # otherwise a process is writing it
             if partial.is_file():
                 count = partial.stat().st_size
                 partial.unlink()
                 freed += count
-            lock.unlink()  # who waits for it sees that it is gone, and takes another
+            lock.unlink()  # a waiting process sees that it is gone, and makes another
     return freed
 
 
 def packed_bytes(paths: Paths) -> int:
-    """Bytes of all files in the directories of packed models."""
+    """Return the bytes of all files in the directories of packed models."""
     return sum(file.stat().st_size for place in _places(paths) for file in _files(place, "*"))
 
 
 def _files(directory: Path, pattern: str) -> list[Path]:
-    """Return what is there under such a name; nothing where the directory cannot be read."""
+    """Return the files that match a pattern; nothing if the directory cannot be read."""
     try:
         return [file for file in sorted(directory.glob(pattern)) if file.is_file()]
     except OSError:
@@ -246,14 +248,14 @@ _MOST_PARTS = 1000
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a file is called like a GGUF file."""
+    """Return whether a file has the name of a GGUF file."""
     return path.suffix.lower() == _SUFFIX and path.is_file()
 
 
 def begins_as_gguf(path: Path) -> bool:
-    """Whether a file, whatever it is called, begins as a GGUF file does."""
+    """Return whether a file, whatever its name, begins like a GGUF file."""
     try:
-        if path.is_file():  # to open a pipe is to wait for a writer
+        if path.is_file():  # opening a pipe would wait for a writer
             with path.open("rb") as stream:
                 return stream.read(4) == b"GGUF"
     except OSError:
@@ -262,7 +264,7 @@ def begins_as_gguf(path: Path) -> bool:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """The files of a model, by the name of one of them: NAME-00001-of-00003.gguf; a file alone is all there is."""
+    """Return the files of a model, from the name of one of them: NAME-00001-of-00003.gguf; or just this file."""
     numbered = _PART.fullmatch(path.name)
     if not numbered or not 1 <= int(numbered[2]) <= int(numbered[3]) <= _MOST_PARTS:
         return [path]
@@ -271,17 +273,17 @@ def parts_of(path: Path) -> list[Path]:
 
 
 def came_from_gguf(files: Collection[str]) -> bool:
-    """Return whether a packed model was made of these files of GGUF; one that was imported has absolute paths."""
+    """Return whether a packed model was made from GGUF files; an imported one has absolute paths."""
     return bool(files) and all(name.lower().endswith(_SUFFIX) or os.path.isabs(name) for name in files)
 
 
 def imports(paths: Paths) -> dict[str, PackedFile]:
-    """The packed models that were imported, by name; of several the one that is read from its files, or made last."""
+    """Return the imported models by name; of several forms, the registration, or else the newest."""
     return {one.header.origin.name: one for one in sorted(_imported(paths), key=rank)}
 
 
 def import_of(path: Path, paths: Paths, progress: Progress = lambda done, total: None) -> PackedFile | None:
-    """Return what was imported from a file as it is now, wherever it lay then; None where nothing was.
+    """Return the import of a file as it is now, wherever it was then; None if there is none.
 
     A registration comes before packed files. Raises LocalspecError for a file that cannot be read.
     """
@@ -299,7 +301,7 @@ def new_name(path: Path, digest: str, taken: Collection[str], paths: Paths, call
     """Return the name of a model that is imported from a file: that of the file, or `called`.
 
     If another model has this name, the digest is added. `taken` are the names of models that were not imported. A file
-    that changed since an earlier version packed it is another model, because the weights of then may be nowhere else.
+    that changed since an earlier version packed it is another model, because its former weights may exist nowhere else.
     """
     numbered = _PART.fullmatch(path.name)
     stem = numbered[1] if numbered else called or path.stem
@@ -312,14 +314,14 @@ def _imported(paths: Paths) -> list[PackedFile]:
     return [one for one, origin in every if not origin.repo and came_from_gguf(origin.files)]
 
 
-MOST_FILES = 10_000  # that are looked at in one folder
+MOST_FILES = 10_000  # examined in one folder
 _OLLAMA_MODEL = "application/vnd.ollama.image.model"
 _MANIFEST_BYTES = 2**20
 
 
 @dataclass(frozen=True)
 class FoundModel:
-    """A model in GGUF. `path` is its file, or the first of its parts. `name` is what its program calls it."""
+    """A model in GGUF. `path` is its file, or the first of its parts. `name` is its name in its program."""
 
     path: Path
     name: str
@@ -328,7 +330,7 @@ class FoundModel:
 
 
 def kept_by_others() -> list[FoundModel]:
-    """Return the models that LM Studio and Ollama keep in their usual places, by name."""
+    """Return the models of LM Studio and Ollama in their usual places, by name."""
     home = Path(os.path.expanduser("~"))
     lm_studio = [home / ".lmstudio" / "models", home / ".cache" / "lm-studio" / "models"]
     ollama = [home / ".ollama" / "models", Path("/usr/share/ollama/.ollama/models")]
@@ -342,8 +344,8 @@ def kept_by_others() -> list[FoundModel]:
 def models_below(folder: Path, program: str = "") -> list[FoundModel]:
     """Return the models in GGUF in a folder and the folders below it, by name.
 
-    Projectors of images (`mmproj-…`), which are no models, are left out. So are models of which a part is missing.
-    Ollama's folder of models has no file names: its manifests name them.
+    Projectors of images (`mmproj-…`), which are not models, and models with missing parts are left out. Ollama's folder
+    has no file names: its manifests name the models.
     """
     found = {one.path: one for one in _ollama(folder, program or "Ollama")}
     for path in _files_below(folder):
@@ -355,7 +357,7 @@ def models_below(folder: Path, program: str = "") -> list[FoundModel]:
 
 
 def ollama_name(file: Path) -> str | None:
-    """Return the name of the model that Ollama keeps in a file, as NAME-TAG; None for any other file."""
+    """Return Ollama's name for the model in a file, as NAME-TAG; None for any other file."""
     if not file.name.startswith("sha256-") or file.parent.name != "blobs":
         return None
     named = (one.name for one in _ollama(file.parent.parent, "Ollama") if one.path == file)

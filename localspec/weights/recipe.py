@@ -1,4 +1,4 @@
-"""How a model is packed: which tensor in which format, and in four bits in which blocks."""
+"""The recipe of a packing: the format of each tensor, and in four bits the type of blocks."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,16 +7,16 @@ from localspec.families.architecture import TABLES, TransformerConfig
 from localspec.weights.draft_role import draft_blocks
 from localspec.weights.packed_file import BLOCKS, RECORDS, Tensor, bits, block_inputs
 
-MOST_BITS = 5.5  # of a weight in blocks of a GGUF file, which stay as they are where a model is packed in four bits
+MOST_BITS = 5.5  # of a weight in blocks of a GGUF file that are not rounded again when a model is packed in four bits
 
 
 @dataclass(frozen=True)
 class Recipe:
     """How a model is packed: in int8, int4, bf16, fp32 or blocks.
 
-    In int4 matrices are in blocks of the types that `block_type` chooses. In blocks they have those of their file, or
-    their stand-ins. Matrices without such a type are in int8. In int8 matrices that are `narrow` have groups of 32.
-    Blocks of a model that `drafts` are coarser, except in tables.
+    In int4 matrices are in blocks of the types that `block_type` chooses. In blocks they have the types of their file,
+    or stand-ins. Matrices without such a type are in int8. In int8 matrices that are `narrow` have groups of 32. Blocks
+    of a model that `drafts` are coarser, except in tables.
     """
 
     packing: str
@@ -66,14 +66,15 @@ class Recipe:
         return Tensor("panels", "int8", out, inputs, 32 if inputs % 64 or name in self.narrow else 64)
 
 
-_USUAL, _FINER = ("Q4_K", "Q5_0"), ("Q6_K", "Q8_0")  # the second of each for widths that the first does not divide
+# # the second of each pair is for widths that the first does not divide
+_USUAL, _FINER = ("Q4_K", "Q5_0"), ("Q6_K", "Q8_0")
 
 
 def block_type(name: str, part: int, layers: int, inputs: int) -> str | None:
-    """Return the type of blocks for a part of our parameter `name`; None where no type divides its inputs.
+    """Return the type of blocks for a part of our parameter `name`; None if no type divides its inputs.
 
-    What loses most is finer, as in llama.cpp's Q4_K_M: the head, and in half of the `layers` values and the projection
-    down. Matrices of what layers read in addition to their states are small, so four bits would save next to nothing.
+    The most sensitive matrices are finer, as in llama.cpp's Q4_K_M: the head, and in half of the `layers` the value and
+    down projections. Matrices of additional layer inputs are small, so four bits would save next to nothing.
     """
     types = _FINER if _loses_most(name, part, layers) else _USUAL
     return next((one for one in types if inputs % block_inputs(one) == 0), None)
@@ -121,7 +122,7 @@ STAND_INS: Mapping[str, str] = {
     "TQ1_0": "Q4_K", "TQ2_0": "Q4_K", "IQ1_S": "Q4_K", "IQ1_M": "Q6_K", "IQ2_XXS": "Q5_0", "IQ2_XS": "Q6_K",
     "IQ2_S": "Q6_K", "IQ3_XXS": "Q5_0", "IQ3_S": "Q5_0", "NVFP4": "Q6_K", "F16": "Q8_0", "BF16": "Q8_0", "F32": "Q8_0",
 }  # fmt: skip
-_ANY_WIDTH = "Q8_0"  # for rows that are no whole number of the blocks above
+_ANY_WIDTH = "Q8_0"  # for rows that are not a whole number of the blocks above
 
 
 def stand_in(name: str, columns: int) -> str | None:

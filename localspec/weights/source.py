@@ -1,4 +1,4 @@
-"""A model as it is packed: the tensors that each parameter is made of, read and packed a piece at a time."""
+"""A model as the packer reads it: the tensors of each parameter, read and packed a piece at a time."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
@@ -23,27 +23,28 @@ from localspec.weights.packed_file import BLOCK_PANEL, BLOCKS, PANEL, Header, Or
 from localspec.weights.recipe import Recipe, part_rows
 from localspec.weights.stored import RowsOf, StoredTensor, read_config, rows_in_file, stored_parts, stored_sizes
 
-_SOURCES = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}  # what the library packs as it is stored
+_SOURCES = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}  # formats that the library packs directly
 _HALF = PANEL // 2  # channels of gate, and of up, in a panel
 Importance = Mapping[str, npt.NDArray[np.float32]]  # by parameter: a weight for each input channel
 
 
 @dataclass(frozen=True)
 class Source:
-    """A model's directory as it is packed: sizes, the tensors that each parameter is stacked from, its texts."""
+    """The input of packing: a model's sizes, the tensors that each parameter is stacked from, and its texts."""
 
     checkpoint: Checkpoint
     config: ModelConfig
     sizes: TransformerConfig
     made_of: Mapping[str, list[StoredTensor]]
     texts: Mapping[str, bytes]
-    ahead: Mapping[str, list[GgufTensor]] = field(default_factory=dict)  # of a layer that predicts further ahead
+    ahead: Mapping[str, list[GgufTensor]] = field(default_factory=dict)  # of an MTP layer
 
     @classmethod
     def open(cls, path: Path) -> "Source":
-        """Look at a directory in the Hugging Face layout and read no weights, but to tell a head from an embedding.
+        """Open a directory in the Hugging Face layout without reading weights, except to compare a head with the
+        embedding.
 
-        Raises NotHere and LocalspecError for files that are missing, damaged, or of a kind that cannot be computed.
+        Raises NotHere and LocalspecError for files that are missing, damaged, or unsupported.
         """
         checkpoint = inspect(path)
         config = read_config(checkpoint)
@@ -54,7 +55,7 @@ class Source:
         return cls(checkpoint, config, sizes, made_of, read_texts(path))
 
     def header(self, origin: Origin, packing: str, recipe: Recipe) -> Header:
-        """Return what a packed file of this model will hold. An embedding that is the head is there once."""
+        """Return the header of a packed file of this model. An embedding that is also the head is stored once."""
         tensors: dict[str, Tensor] = {}
         for name, parts in self.made_of.items():
             if name == "lm_head.weight" and self.head_rows(recipe):
@@ -70,7 +71,8 @@ class Source:
         return Header.plan(origin, packing, self.checkpoint.parameters, tensors, texts)
 
     def head_rows(self, recipe: Recipe) -> RowsOf | None:
-        """Return what reads rows of the head, if it stays in the model's file: that of a draft model in blocks may."""
+        """Return the reader of rows of the head, if it stays in the model's file, as it may for a draft
+        model in blocks."""
         if not recipe.drafts or recipe.packing != BLOCKS or self.sizes.tied or not head_tokens(self.sizes.vocab_size):
             return None
         return rows_in_file(self.made_of["lm_head.weight"][0])
@@ -79,7 +81,7 @@ class Source:
         return part_rows(name, [part.shape[0] for part in self.made_of[name]], self.sizes)
 
     def filler(self, importance: Importance) -> Callable[[str, Section, int, memoryview], None]:
-        """Return what fills a piece of a section with what belongs there; several threads may call it."""
+        """Return the function that fills a piece of a section; several threads may call it."""
 
         def fill(name: str, section: Section, first: int, into: memoryview) -> None:
             if section.tensor is None:
@@ -109,7 +111,7 @@ def _type(part: StoredTensor) -> str | None:
 
 
 def _fill_rows(parts: list[StoredTensor], tensor: Tensor, first: int, into: memoryview) -> bool:
-    """Fill rows of an embedding, or of a vector that may be stacked from several. Return whether all are numbers."""
+    """Fill rows of an embedding, or of a vector that may be stacked from several. Return whether all are finite."""
     if len(parts) == 1:
         item = 2 if tensor.format == "bf16" else 4
         if parts[0].dtype == "BF16" and tensor.format == "bf16":
@@ -131,7 +133,7 @@ def _fill_blocks(
     into: memoryview,
     importance: npt.NDArray[np.float32] | None,
 ) -> bool:
-    """Fill panels of a part with the blocks of its file, or with others. Return whether all weights are numbers.
+    """Fill panels of a part with the blocks of its file, or with others. Return whether all weights are finite.
 
     `above` are the rows of the parts before it.
     """
@@ -155,7 +157,7 @@ def _fill_blocks(
 
 
 def _blocks(part: StoredTensor, row: int, count: int) -> npt.NDArray[np.uint8]:
-    """Return rows of a tensor as their file has them, those of heads in our order."""
+    """Return rows of a tensor as stored in its file, with those of heads in our order."""
     assert isinstance(part, GgufTensor)
     heads, of_row = part.head_rows or 1, part.bytes // part.shape[0]
     before = row % heads
@@ -196,7 +198,7 @@ def fill_panels(
 
 
 def is_finite(piece: memoryview, tensor: Tensor) -> bool:
-    """Return whether a piece of a packed tensor holds numbers only. Panels in bf16, never filed, are not looked at."""
+    """Return whether a piece of a packed tensor is finite. Panels in bf16 are not checked: they are never saved."""
     if tensor.layout == "rows" and tensor.format == "bf16":
         return bool(((np.frombuffer(piece, np.uint16) & 0x7F80) != 0x7F80).all())
     if tensor.format == "fp32":
@@ -204,11 +206,12 @@ def is_finite(piece: memoryview, tensor: Tensor) -> bool:
     if not tensor.group:
         return True
     records = np.frombuffer(piece, np.uint8).reshape(-1, tensor.panel_bytes // -(-tensor.inputs // tensor.group))
-    return bool(np.isfinite(records[:, : 2 * PANEL].copy().view(np.float16)).all())  # where a weight is none, its scale
+    # # if a weight is NaN or inf, so is its scale
+    return bool(np.isfinite(records[:, : 2 * PANEL].copy().view(np.float16)).all())
 
 
 def _rows(parts: Sequence[StoredTensor], ranges: list[tuple[int, int]], inputs: int) -> tuple[npt.NDArray[Any], str]:
-    """Rows [from, to) of tensors that are stacked, one range after another, and their format for the library."""
+    """Return rows [from, to) of stacked tensors, one range after another, and their format for the library."""
     same = len({part.dtype for part in parts}) == 1 and parts[0].dtype in _SOURCES
     source = _SOURCES[parts[0].dtype] if same else "fp32"
     rows = np.empty((sum(to - start for start, to in ranges), inputs), np.float32 if source == "fp32" else np.uint16)

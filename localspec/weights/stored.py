@@ -1,4 +1,4 @@
-"""The tensors in a model's safetensors files: where each lies, and whether all are there that config.json promises."""
+"""The tensors in a model's safetensors files: their places, and a check that they fit config.json."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -19,12 +19,12 @@ from localspec.families.table import FAMILIES
 from localspec.weights.checkpoint import Checkpoint, tensor_headers, tensor_start, text_name
 
 _PIECE = 2**20  # numbers that are compared at a time
-NUMPY_TYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16}  # whose bits bf16's are
+NUMPY_TYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16}  # bf16 is read by its bits
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor is in a file: its first byte, its shape, the name of its type in safetensors, its bytes in all."""
+    """The place of a tensor in a file: its first byte, its shape, its type in safetensors, its bytes in all."""
 
     file: Path
     start: int
@@ -33,7 +33,7 @@ class StoredTensor:
     bytes: int
 
     def read(self, into: memoryview, first: int = 0) -> None:
-        """Fill bytes with the tensor's from `first` on. Raises LocalspecError for one changed or unreadable."""
+        """Fill bytes with the tensor's from `first` on. Raises LocalspecError for a changed or unreadable file."""
         try:
             with FileIO(self.file) as stream:
                 stream.seek(self.start + first)
@@ -46,7 +46,7 @@ class StoredTensor:
             raise cannot_read(self.file, error) from error
 
     def floats(self, first: int, count: int) -> npt.NDArray[np.float32]:
-        """Return `count` numbers from the `first` on, as fp32. Raises LocalspecError for a type that is not known."""
+        """Return `count` numbers from `first` on, as fp32. Raises LocalspecError for an unknown type."""
         if self.dtype not in NUMPY_TYPES:
             raise damaged(self.file, f"a tensor is of the type {self.dtype}")
         numbers = np.empty(count, NUMPY_TYPES[self.dtype])
@@ -61,15 +61,15 @@ def damaged(file: Path, what: str) -> LocalspecError:
 
 
 def stored_tensors(checkpoint: Checkpoint, config: TransformerConfig) -> dict[str, StoredTensor]:
-    """Find every tensor that the model is made of, by its Hugging Face name.
+    """Return every tensor of the model, by its Hugging Face name.
 
-    Raises LocalspecError for tensors that are missing or have another shape than config.json promises.
+    Raises LocalspecError for missing tensors, and for shapes that differ from config.json.
     """
     return find_stored(checkpoint, weight_map(config), lambda name: in_features(name, config))
 
 
 def stored_parts(checkpoint: Checkpoint, config: TransformerConfig) -> dict[str, list[StoredTensor]]:
-    """Return the tensors that each of our parameters is stacked from. Raises what `stored_tensors` raises."""
+    """Return the tensors that each of our parameters is stacked from. Raises the errors of `stored_tensors`."""
     stored = stored_tensors(checkpoint, config)
     return {name: [stored[part] for part, _ in parts] for name, parts in weight_map(config).items()}
 
@@ -79,9 +79,9 @@ def find_stored(
     made_of: Mapping[str, Sequence[tuple[str, int]]],
     columns_of: Callable[[str], int | None],
 ) -> dict[str, StoredTensor]:
-    """Find the tensors, with their rows, that each of ours is made of; `columns_of` ours is None for a vector.
+    """Return the tensors, with their rows, of each of our parameters; `columns_of` ours is None for a vector.
 
-    Raises what `stored_tensors` raises.
+    Raises the errors of `stored_tensors`.
     """
     names = frozenset(part for parts in made_of.values() for part, _ in parts)
     found = _find(checkpoint, names)
@@ -110,16 +110,16 @@ def find_stored(
 
 
 def stored_sizes(checkpoint: Checkpoint, config: ModelConfig) -> TransformerConfig:
-    """Return the sizes of a model whose files may hold a head that config.json does not tell of.
+    """Return the sizes of a model, with a separate head if the files have one that config.json does not mention.
 
-    What the files hold is what counts, as for the stock model. Raises what `TransformerConfig.of` raises.
+    The files decide, as in transformers. Raises the errors of `TransformerConfig.of`.
     """
     sizes = TransformerConfig.of(config)
     return replace(sizes, tied=False) if sizes.tied and _own_head(checkpoint) else sizes
 
 
 def _own_head(checkpoint: Checkpoint) -> bool:
-    """Return whether the weights hold a head that is not the embedding, though config.json says the two are one."""
+    """Return whether the weights have a head that differs from the embedding, though config.json ties them."""
     found = list(_find(checkpoint, frozenset(("lm_head.weight", "model.embed_tokens.weight"))).values())
     if len(found) < 2:
         return False
@@ -167,7 +167,7 @@ def _stored(file: Path, start: int, entry: dict[str, Any]) -> StoredTensor:
 
 
 def read_config(checkpoint: Checkpoint) -> ModelConfig:
-    """Read config.json. Raises LocalspecError for one that is not usable or not possible."""
+    """Read config.json. Raises LocalspecError if it cannot be used or is impossible."""
     family = FAMILIES.get(str(checkpoint.config.get("model_type")))
     if family is not None and family.gguf_only:
         raise LocalspecError(
@@ -188,7 +188,8 @@ def read_config(checkpoint: Checkpoint) -> ModelConfig:
         raise LocalspecError(
             f"The config.json in {checkpoint.path} cannot be used ({error}); fetch the model again, or choose another."
         ) from None
-    if least_parameters(config) > checkpoint.parameters:  # said before anything is built for layers that do not exist
+    # # checked before anything is allocated for layers that do not exist
+    if least_parameters(config) > checkpoint.parameters:
         raise LocalspecError(
             f"{checkpoint.path / 'config.json'} promises {config.num_hidden_layers} layers and a vocabulary of "
             f"{config.vocab_size}, more than its {checkpoint.parameters} weights; fetch the model again."
@@ -201,7 +202,7 @@ RowsOf = Callable[[Sequence[int]], Floats]  # rows of the whole head, by token
 
 
 def rows_in_file(tensor: StoredTensor) -> RowsOf:
-    """Return what reads rows of a tensor from its file."""
+    """Return the reader of rows of a tensor in its file."""
     columns = tensor.shape[1]
 
     def rows_of(tokens: Sequence[int]) -> Floats:
