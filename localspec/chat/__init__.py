@@ -1,1 +1,1 @@
-"""Conversations, how a chat begins, and the figures that are shown while it goes on."""
+"""Conversations, how a chat begins, and the figures shown during it."""

@@ -1,4 +1,4 @@
-"""Who answers a chat: an engine in this process, or a server. What a chat asks of either, and nothing more."""
+"""The protocol of what answers a chat: an engine in this process, or a server."""
 
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Sampled(Protocol):
-    """How a reply is sampled. None is what a server decides and has not told."""
+    """The sampling of a reply. None is a value that a server decides and does not report."""
 
     @property
     def greedy(self) -> bool: ...
@@ -33,7 +33,7 @@ class Sampled(Protocol):
 
 
 class Chosen(Protocol):
-    """In which form a model answers; an empty text, 0 and no `pace` are what nobody told."""
+    """The form in which a model answers; an empty text, 0 and no `pace` are unknown."""
 
     @property
     def engine(self) -> str: ...
@@ -52,13 +52,13 @@ class Chosen(Protocol):
 
 
 class Labelled(Protocol):
-    """How exact replies are."""
+    """A label that says how exact replies are."""
 
     def label(self, rule: Rule, /) -> str: ...
 
 
 class Spoken(Protocol):
-    """The reply under way, or the last one."""
+    """The current reply, or the last one."""
 
     @property
     def statistics(self) -> Statistics | None: ...
@@ -69,10 +69,10 @@ class Spoken(Protocol):
 
 
 class Answerer(Protocol):
-    """It has one conversation at a time. Use it from one thread."""
+    """A protocol with one conversation at a time. Use it from one thread."""
 
-    conversation: int | None  # where replies are kept
-    wanted: Callable[[], bool]  # asked while one waits for another machine; False ends the reply, as closing it does
+    conversation: int | None  # in which replies are saved
+    wanted: Callable[[], bool]  # called while waiting for another machine; False ends the reply, as closing it does
 
     @property
     def choice(self) -> Chosen: ...

@@ -1,4 +1,4 @@
-"""Texts that go before what is typed: `@path` in a prompt, `--file`, and what is piped in."""
+"""Texts that precede the typed prompt: `@path` in a prompt, `--file`, and piped text."""
 
 import os
 import re
@@ -14,12 +14,12 @@ from localspec.text import one_line
 
 GIVEN = "the files of --file"
 LONGEST = 4 * MIB  # bytes of one file: more than any context
-LINE, LINES, LONG = "\n", 8, 1000  # how many lines or characters of a prompt one does not see all of
-PIECE = 20_000  # characters that are counted at a time: others want the interpreter meanwhile
-# Behind a letter it is an e-mail address.
+LINE, LINES, LONG = "\n", 8, 1000  # lines and characters beyond which part of a prompt is hidden
+PIECE = 20_000  # characters counted at a time, so that other threads get the interpreter
+# After a letter it is an e-mail address.
 _MENTION = re.compile(r'(?<![\w@])(\\?)@(?:"([^"\n]+)"|([^\s"]+))')
 _CLOSING = ".,;:!?)]}'"
-# Written like this it is meant as a file, also where none is there.
+# Written like this it is meant as a file, even if there is none.
 _PATH = re.compile(
     r"(?:~|\.\.?)?/.*|[\w./~-]+\."
     r"(?:c|cpp|css|csv|go|h|html|ini|java|js|json|log|md|py|rs|rst|sh|sql|tex|toml|ts|txt|xml|yaml|yml)"
@@ -27,12 +27,12 @@ _PATH = re.compile(
 
 
 def joined(*parts: str) -> str:
-    """Texts with blank lines between; those without any character are left out."""
+    """Return texts joined by blank lines; texts without characters are left out."""
     return "\n\n".join(text for part in parts if (text := part.strip("\r\n")).strip())
 
 
 class Written(NamedTuple):
-    """A prompt: what was typed, the text of files before it with a blank line at its end, and their names and sizes."""
+    """A prompt: the typed text, the text of files before it with a blank line at its end, and their names and sizes."""
 
     typed: str
     before: str = ""
@@ -40,16 +40,16 @@ class Written(NamedTuple):
 
     @property
     def prompt(self) -> str:
-        """What the model reads."""
+        """The text that the model reads."""
         return self.before + self.typed
 
     @property
     def figures(self) -> dict[str, Any]:
-        """What the history keeps of it beside the prompt, so that it can be told apart again."""
+        """The figures that the history saves to divide the prompt again."""
         return {"typed_from": len(self.before), "files": list(self.files)} if self.before else {}
 
     def behind(self, text: str, *names: str) -> "Written":
-        """Return the same prompt behind more text of files."""
+        """Return the same prompt after further text of files."""
         ahead = joined(text)
         return Written(self.typed, f"{ahead}\n\n{self.before}", (*names, *self.files)) if ahead else self
 
@@ -62,8 +62,8 @@ def written_in(turn: Turn) -> Written:
 def with_piped(instruction: str, piped: str, files: str = "") -> Written:
     """Return the prompt of `run`: files, piped text and an instruction, of which some may be empty.
 
-    Piped text stands in a fence before the instruction. Where the instruction also preceded it, a model of 0.5 B
-    continued with a copy of the text. The text without an instruction stays as it is.
+    Piped text is in a fence before the instruction. If the instruction also preceded it, a model of 0.5 B continued
+    with a copy of the text. Text without an instruction stays unchanged.
     """
     typed, beside = joined(instruction), joined(piped)
     if not typed:
@@ -91,8 +91,8 @@ class _Mention(NamedTuple):
 def written(text: str) -> Written:
     r"""Return the typed text with the files that it names: `@path`, `@"path with spaces"`; `\@path` names none.
 
-    It reads the disk. A name that is not of a file and does not look like one is text. Raises UsageMistake for all
-    files that are missing, unreadable, or not text.
+    It reads the disk. A name that is not a file and does not look like one is text. Raises UsageMistake for all files
+    that are missing, unreadable, or not text.
     """
     found = list(_mentions(text))
     texts, troubles = dict[str, str](), []
@@ -111,16 +111,16 @@ def written(text: str) -> Written:
 
 
 def measured(text: str, count: Callable[[str], int] | None, context: int, *, seen: bool = False) -> list[str]:
-    """Return sentences about a text before it is sent: its length if it is not fully visible, and the files that it
-    names, with sizes and tokens, or what is wrong with them.
+    """Return sentences about a text before it is sent: its length if part of it is hidden, and the files that it names,
+    with sizes and tokens, or their problems.
 
     It reads the disk. Without a `count` of tokens there is no model yet, and `context` is not mentioned. `seen` means
-    that all of the text is visible, however long.
+    that the whole text is visible, however long.
     """
     said, tokens = [], 0
     found = [one for one in _mentions(text) if not one.escaped]
     if found and found[-1].end == len(text) and not _is_there(found[-1].name):
-        found.pop()  # it is still being typed
+        found.pop()  # still being typed
     names = dict.fromkeys(one.name for one in found)
     for name in names:
         try:
@@ -142,12 +142,12 @@ def measured(text: str, count: Callable[[str], int] | None, context: int, *, see
 
 
 def is_long(text: str) -> bool:
-    """Whether a field of a few lines shows only a part of it."""
+    """Return whether a field of a few lines shows only part of it."""
     return len(text) > LONG or text.count(LINE) >= LINES
 
 
 def counted_tokens(text: str, count: Callable[[str], int]) -> int:
-    """Return the number of tokens of a text, counted by pieces, which may be a token or so more than at once."""
+    """Return the number of tokens of a text, counted by pieces, which may be about one more than at once."""
     return sum(count(text[start : start + PIECE]) for start in range(0, len(text), PIECE))
 
 
@@ -156,7 +156,7 @@ def _mentions(text: str) -> Iterator[_Mention]:
         escaped, quoted, bare = found[1] == "\\", found[2], found[3]
         names = [quoted] if quoted else [bare, bare.rstrip(_CLOSING)]
         name = next((name for name in names if name and _is_there(name)), None)
-        # In a line of a program it stands behind a quote or a bracket.
+        # In a line of a program it follows a quote or a bracket.
         if name is None and not text[: found.start()][-1:].strip() and (quoted or _PATH.fullmatch(names[-1])):
             name = names[-1]
         if name is not None:
@@ -169,7 +169,7 @@ def _is_there(name: str) -> bool:
 
 
 class _Unread(Exception):
-    """A file of which there is no text; the message is a clause that says why."""
+    """A file without readable text; the message is a clause that says why."""
 
 
 def _refusal(clauses: Sequence[str]) -> str:

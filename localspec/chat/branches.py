@@ -6,26 +6,26 @@ from typing import NamedTuple, Protocol
 from localspec.store.conversations import ConversationInfo, Saved, Turn
 from localspec.text import one_line
 
-SHOWN = 40  # characters of what was asked or answered
-CONTEXT = 12  # of them, at most, before the first that differs
+SHOWN = 40  # characters of a prompt or an answer
+CONTEXT = 12  # of them, at most, before the first difference
 
-Parting = tuple[Turn | None, Turn | None]  # the first turn of each that is unlike the other's, if it has one
+Parting = tuple[Turn | None, Turn | None]  # the first turn of each that differs from the other's, if any
 
 
 class Branches(Protocol):
-    """The history, as far as it is asked here."""
+    """The part of the history that is used here."""
 
     def partings(self, pairs: Sequence[tuple[int, int]]) -> Mapping[tuple[int, int], Parting]: ...
 
 
 class Row(NamedTuple):
-    """A conversation in a list. `family` is the id of the one that it and others went on from."""
+    """A conversation in a list. `family` is the id of the one that it and others are branches of."""
 
     info: ConversationInfo
     family: int
-    below: bool = False  # it stands below another one of its family
-    says: str = ""  # what tells it from the others of its family
-    named: bool = False  # it stands below another one, and was given a title of its own
+    below: bool = False  # listed below another one of its family
+    says: str = ""  # its difference from the others of its family
+    named: bool = False  # below another one, with its own title
 
     @property
     def name(self) -> str:
@@ -90,7 +90,7 @@ def _root(info: ConversationInfo, known: Mapping[int, ConversationInfo]) -> int:
 
 
 def _pair(info: ConversationInfo, family: Sequence[ConversationInfo]) -> tuple[int, int] | None:
-    """With which other one it is compared: what it went on from, else what went on from it last."""
+    """Return the other conversation to compare it with: its origin, else its latest branch."""
     if info.branch_of is not None:
         return info.id, info.branch_of
     child = next((other.id for other in family if other.branch_of == info.id), None)
@@ -121,7 +121,7 @@ def _beginning(text: str, other: str = "") -> str:
 
 def by_present_names(infos: Iterable[ConversationInfo]) -> list[ConversationInfo]:
     """Return these conversations with the present names of their models."""
-    from localspec.models.registry import renamed  # which the first paint need not wait for
+    from localspec.models.registry import renamed  # not needed for the first paint
 
     names = renamed()
     return [info._replace(model=names.get(info.model, info.model)) for info in infos]

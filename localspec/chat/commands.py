@@ -1,4 +1,4 @@
-"""The slash commands of a chat: one list for the full screen and for `--plain`, and how a typed line is read."""
+"""The slash commands of a chat: one list for the full screen and for `--plain`, and the reading of a typed line."""
 
 import os
 import re
@@ -12,11 +12,11 @@ from localspec.errors import LocalspecError, UsageMistake
 from localspec.store.conversations import ConversationInfo
 from localspec.text import one_line, safe
 
-QUOTED = 40  # characters of what was typed
+QUOTED = 40  # characters of the typed text
 
 
 class Command(NamedTuple):
-    """What one types after the slash, what may follow it (empty: nothing), and what it does."""
+    """The name after the slash, its arguments (empty: none), and its effect."""
 
     name: str
     argument: str
@@ -45,7 +45,7 @@ COMMANDS = (
     Command("quit", "", "leave"),
 )
 
-# What other programs call them.
+# Names in other programs.
 ALIASES = {"bye": "quit", "exit": "quit", "clear": "new", "?": "help"}
 ELSEWHERE = {
     "show": "/set shows how replies are sampled, /system the system prompt, /model the models.",
@@ -62,14 +62,14 @@ def listed() -> str:
 
 
 class Said(NamedTuple):
-    """A line as it was meant: a command by its name with what follows it, or with an empty name a prompt."""
+    """A line as it was meant: a command by its name with its argument, or with an empty name a prompt."""
 
     command: str
     rest: str
 
 
 def is_command(line: str) -> bool:
-    """Whether a line is meant as a command, be it one or not."""
+    """Return whether a line is meant as a command, even an unknown one."""
     return line.startswith("/") and not line.startswith("//")
 
 
@@ -81,7 +81,7 @@ def read(line: str) -> Said:
         return Said("", line[1:])
     word, *rest = line.rstrip().split(maxsplit=1)
     name = ALIASES.get(word[1:], word[1:])
-    if name == "set" and rest and rest[0].split(maxsplit=1)[0] == "system":  # as Ollama has it
+    if name == "set" and rest and rest[0].split(maxsplit=1)[0] == "system":  # as in Ollama
         name, rest = "system", rest[0].split(maxsplit=1)[1:]
     found = next((command for command in COMMANDS if command.name == name), None)
     if found is None and name in ELSEWHERE:
@@ -95,25 +95,25 @@ def read(line: str) -> Said:
 
 
 def _quoted(text: str) -> str:
-    """Return enough of a word to recognise it."""
+    """Return the start of a word, enough to recognise it."""
     return repr(text if len(text) <= QUOTED else f"{text[:QUOTED]}…")
 
 
-MOST = 50  # of anything: who looks for one among more types a letter
+MOST = 50  # of any kind: a user who looks for one among more types a letter
 _PATH = re.compile(r'(?<![\w\\@])@(?:"([^"\n]*)|([^\s"]*))$')
 
 Known = Mapping[str, "Sequence[Entry]"]
 
 
 class Entry(NamedTuple):
-    """What could be typed, and what it is."""
+    """A possible text, and its description."""
 
     text: str
     about: str
 
 
 class Choice(NamedTuple):
-    """What would stand before the cursor, how it is shown, and what it does."""
+    """A completion: the text before the cursor, how it is shown, and its effect."""
 
     line: str
     shown: str
@@ -121,13 +121,13 @@ class Choice(NamedTuple):
 
 
 class Conversations(Branches, Protocol):
-    """The history, as far as it is asked here."""
+    """The part of the history that is used here."""
 
     def conversations(self, limit: int, among: Callable[[ConversationInfo], bool]) -> Sequence[ConversationInfo]: ...
 
 
 def needed(before: str) -> str | None:
-    """Which list `choices` needs where this stands before the cursor, as `look_up` names it; None where none."""
+    """Return the list that `choices` needs for this text before the cursor, as `look_up` names it; None if none."""
     if _is_command(before):
         word, space, _ = before.partition(" ")
         return word[1:] if space and word in ("/resume", "/model") else None
@@ -142,7 +142,7 @@ def look_up(need: str, history: Conversations | None) -> list[Entry]:
             found = rows(history, history.conversations(MOST, lambda info: info.for_a_chat)) if history else ()
             return [Entry(str(row.info.id), row.name) for row in found]
         if need == "model":
-            from localspec.models import registry  # which the first paint need not wait for
+            from localspec.models import registry  # not needed for the first paint
 
             models = registry.installed()
             here = [Entry(card.name, card.description) for card, got in models if not isinstance(got, LocalspecError)]
@@ -171,7 +171,7 @@ def choices(before: str, known: Known) -> list[Choice]:
 
 
 def is_begun(before: str) -> bool:
-    """Whether a command or a path stands there, even one that nothing is known of yet."""
+    """Return whether a command or a path begins there, even an unknown one."""
     return _is_command(before) or _PATH.search(before) is not None
 
 

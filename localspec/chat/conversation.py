@@ -1,4 +1,5 @@
-"""A conversation: its turns so far, saved in the store while they are spoken, and the request to a model to go on."""
+"""A conversation: its turns so far, saved in the store while they are written, and the request to a model
+to continue."""
 
 import time
 from collections.abc import Callable, Generator, Mapping
@@ -25,8 +26,8 @@ ELSEWHERE = (
     "This conversation is also open in another window, which does not show what you say here. Whoever "
     "writes second continues in a separate conversation."
 )
-Resumed = int | Literal["last", "last of run"]  # which conversation to go on with; "last" is for a chat
-SAVE_SECONDS = 1.0  # at most so many seconds of a reply are lost when its process is killed
+Resumed = int | Literal["last", "last of run"]  # the conversation to continue; "last" is for a chat
+SAVE_SECONDS = 1.0  # most seconds of a reply that are lost when its process is killed
 
 
 def saved_conversation(history: History | None, which: Resumed) -> Saved:
@@ -46,11 +47,11 @@ def saved_conversation(history: History | None, which: Resumed) -> Saved:
 
 
 class Conversation:
-    """The turns so far, the one under way included. Use it from one thread at a time.
+    """The turns so far, including the current one. Use it from one thread at a time.
 
-    With a history every turn is saved in it while it is spoken; that a history cannot be written is reported through
-    `notice`, and costs no reply. What could not be saved is tried again with the next turn, in its order: a
-    conversation with gaps would be worse to come back to than one that ends early.
+    With a history every turn is saved while it is written. A failure to save is reported through `notice`, and costs no
+    reply. A turn that could not be saved is tried again with the next one, in order: a conversation with gaps would be
+    worse than one that ends early.
     """
 
     def __init__(
@@ -64,18 +65,18 @@ class Conversation:
         self.id: int | None = None
         self.model, self.system = model, system
         self.turns: list[Turn] = []
-        self.source = source  # where new turns are entered: in a chat, by `run`
+        self.source = source  # where new turns come from: a chat, or `run`
         self._origin: int | None = None  # the saved conversation that this one is a branch of
-        self._before: Conversation | None = None  # the one that it is another way of, until something came of it
-        self._siblings: list[Turn] = []  # other answers in the place of its turn number `_branched_at`
+        self._before: Conversation | None = None  # the conversation it branched from, until it has a new answer
+        self._siblings: list[Turn] = []  # other answers in place of its turn number `_branched_at`
         self._branched_at = -1
-        self.came_out_the_same = False  # the last answer is one of those
+        self.came_out_the_same = False  # the last answer equals one of those
         self._called = ""  # its title when it was resumed
-        self._counted_by = model  # the model whose tokens the figures of the last turn count
+        self._counted_by = model  # the model whose tokens are counted in the figures of the last turn
         self._history, self._notice = history, notice
-        self._unkept_from: int | None = None  # the first turn that could not be kept, or not all of it
-        self._trouble = ""  # why not, last
-        self._taken_back: int | None = None  # a saved turn without an answer, in the place of which the next one comes
+        self._unkept_from: int | None = None  # the first turn that could not be saved completely
+        self._trouble = ""  # the last reason
+        self._taken_back: int | None = None  # a saved turn without an answer, which the next one replaces
 
     @classmethod
     def resume(
@@ -128,7 +129,7 @@ class Conversation:
             return []
         said = [(turn.prompt, turn.reply) for turn in self.turns[:turns]]
         found: list[Turn] = []
-        with suppress(StoreTrouble):  # a branch too many costs nothing
+        with suppress(StoreTrouble):  # an unnecessary branch costs nothing
             infos = self._history.conversations()
             origin = next((info.branch_of for info in infos if info.id == self.id), None)
             family = {self.id} if origin is None else {self.id, origin}
@@ -150,7 +151,7 @@ class Conversation:
                 self._history.take_back(self.id)
             except StoreTrouble as trouble:
                 self._notice(f"Conversation {self.id}, which is empty, could not be deleted: {trouble}")
-        if before is not None and self.came_out_the_same:  # that seed was tried, too: the next answer takes another
+        if before is not None and self.came_out_the_same:  # that seed was tried: the next answer uses another
             turn = before.turns[self._branched_at]
             tried = {**turn.figures, "seed": self.turns[-1].figures.get("seed")}
             before.turns[self._branched_at] = replace(turn, figures=tried)
@@ -159,7 +160,7 @@ class Conversation:
         return before
 
     def instruct(self, system: str | None) -> None:
-        """Its system prompt from the next reply on, which is kept at once where the conversation is."""
+        """Set the system prompt from the next reply on, and save it at once if the conversation is saved."""
         self.system = system
         if self._history is not None and self._unkept_from is None and self.id is not None:
             try:
@@ -212,7 +213,7 @@ class Conversation:
 
     @property
     def tokens(self) -> int:
-        """How many tokens the last answer and all before it were; 0 where that is not known of this model."""
+        """Tokens of the last answer and everything before it; 0 if unknown for this model."""
         last = next((turn.figures for turn in reversed(self.turns) if turn.reply), {})
         counts = [last.get(name) for name in ("prompt_tokens", "completion_tokens")]
         known = self._counted_by == self.model and all(type(count) is int and count > 0 for count in counts)
@@ -284,7 +285,7 @@ class Conversation:
                         self.came_out_the_same = self._before is not None and bool(reply) and answer in others
                     yield event
         finally:
-            if turn is not None and turn.reason is None:  # the consumer stopped asking, or the engine failed
+            if turn is not None and turn.reason is None:  # the consumer stopped, or the engine failed
                 figures = kept_figures(engine.session.statistics, sampling) if engine.session.statistics else {}
                 figures = {**turn.figures, **figures}
                 self._save(replace(turn, reply=reply, reason="interrupted", figures=figures, reasoning=reasoning))
@@ -296,7 +297,7 @@ class Conversation:
         for turn in self.turns:
             if turn.reply:
                 answer = {"role": "assistant", "content": turn.reply}
-                if turn.reasoning:  # a chat template may ask for it
+                if turn.reasoning:  # a chat template may use it
                     answer["reasoning_content"] = turn.reasoning
                 messages += ({"role": "user", "content": turn.prompt}, answer)
         return messages
@@ -321,7 +322,7 @@ class Conversation:
         return turn
 
     def _entitle(self) -> None:
-        """By what was typed first: else it would be called by the text of a file."""
+        """Set the title from the typed part of the first prompt, without the text of files."""
         if len(self.turns) == 1 and self.turns[0].typed_from and self.id is not None and not self._called:
             with suppress(UsageMistake, StoreTrouble):
                 self.rename(title_of(self.turns[0].typed))
@@ -360,7 +361,7 @@ class Conversation:
             self._notice(ELSEWHERE)
 
     def _save_branch(self, history: History, origin: int) -> None:
-        """Save a branch, which begins with the turns so far, and go on in it."""
+        """Save a branch, which begins with the turns so far, and continue in it."""
         number, turns = history.branch(origin, self.turns, model=self.model, system=self.system, source=self.source)
         self.id, self._origin = number or None, None
         if number:
@@ -398,7 +399,7 @@ class Conversation:
                 self._trouble = str(trouble)
 
     def _leave(self) -> None:
-        """Another one goes on in its place."""
+        """Do what is necessary before another conversation takes its place."""
         self.keep_rest()
         if words := self.unkept_words:
             self._notice(f"“{self.title}” loses {words}, which could not be saved: {self.trouble}")
@@ -442,4 +443,4 @@ class Conversation:
 def _filled_context(statistics: "Statistics", limits: "Limits | None") -> bool:
     """Return whether a reply that reached a limit filled the context."""
     most = limits.max_tokens if limits is not None else None
-    return most is None or 0 < statistics.tokens < most  # 0: nobody told
+    return most is None or 0 < statistics.tokens < most  # 0: unknown

@@ -1,4 +1,4 @@
-"""A conversation as a Markdown document, and a file of its own for it."""
+"""A conversation as a Markdown document, and a new file for it."""
 
 import os
 import re
@@ -19,7 +19,7 @@ _LONGEST_NAME = 60
 
 
 def as_markdown(found: Saved) -> str:
-    """All of a conversation, safe for a terminal."""
+    """Return the whole conversation, safe for a terminal."""
     parts = [f"# {found.info.title}"]
     if found.system:
         parts.append(f"## System\n\n{_with_closed_fence(found.system)}")
@@ -33,12 +33,12 @@ def as_markdown(found: Saved) -> str:
 
 
 def _quoted(reasoning: str) -> str:
-    """Return a thought as a quotation, whose marks have no effect outside of it."""
+    """Return a thought as a quotation, whose markup has no effect outside of it."""
     return "\n".join(f"> {line}".rstrip() for line in ["*Thought:*", "", *safe(reasoning).split("\n")])
 
 
 def _with_closed_fence(text: str) -> str:
-    """`text` made safe; where it breaks off in a code block, that is ended, so that what follows is not code too."""
+    """Return `text` made safe; an open code block is closed, so that what follows is not code too."""
     text, fence = safe(text), ""
     for line in text.split("\n"):
         found = _FENCE.match(line)
@@ -57,9 +57,9 @@ def proposed_file(title: str, directory: Path) -> str:
 
 
 def write_new(text: str, name: str) -> Path:
-    """Write a text to a file that is not there yet, readable for its owner alone; return its path.
+    """Write a text to a new file, readable only for its owner; return its path.
 
-    Raises UsageMistake where it cannot, above all where there is something of that name.
+    Raises UsageMistake if that fails, above all if the file already exists.
     """
     if not name.strip() or "\0" in name:
         raise UsageMistake("A file needs a name; give one.")

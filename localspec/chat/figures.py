@@ -1,4 +1,4 @@
-"""The figures of a reply, also of the current one, as facts. `wording.py` puts them into words."""
+"""The figures of a reply, also of the current one. `wording.py` puts them into words."""
 
 import time
 from collections import Counter
@@ -14,7 +14,7 @@ from localspec.quantities import precision_in_words
 if TYPE_CHECKING:
     from localspec.chat.answerer import Answerer, Sampled
 
-ENOUGH, TOKENS = 8, 16  # steps, and tokens of a reply, before which a speedup would be chance
+ENOUGH, TOKENS = 8, 16  # steps, and tokens of a reply, below which a speedup would be chance
 
 
 def known_speedup(statistics: Statistics) -> float | None:
@@ -51,48 +51,46 @@ def _thinking(statistics: Statistics) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class HeldMemory:
-    """Bytes on the device that answers: what is held for which purpose, the most ever held, and what is left."""
+    """Bytes on the device that answers: in use by purpose, the peak, and what is free."""
 
     target: int = 0
     drafter: int = 0
     cache: int = 0
     peak: int = 0
-    free: int | None = None  # None where nobody knows
+    free: int | None = None  # None if unknown
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What is known of the reply under way, or of the last one. None is what is not known (yet), and never zero.
+    """The figures of the current reply, or of the last one. None means unknown (so far), never zero.
 
-    Before anything was said, there are the model's alone: `context`, `precision` and `memory`.
+    Before the first reply there are only those of the model: `context`, `precision` and `memory`.
     """
 
-    reading: tuple[int, int] | None = None  # tokens of the prompt that were read, of so many, while they are read
+    reading: tuple[int, int] | None = None  # tokens of the prompt read so far, and all, while they are read
     tokens: int = 0  # of the reply
     reasoning_tokens: int = 0  # of those, the ones before the answer
-    reasoning_seconds: float = 0.0  # in which they came
-    seconds: float = 0.0  # since it was asked for
-    tokens_per_second: float | None = None  # of decoding alone, from the first token on
-    pieces_per_second: float | None = (
-        None  # in which a server sends text, while it has not told how many tokens that is
-    )
+    reasoning_seconds: float = 0.0  # seconds of those
+    seconds: float = 0.0  # since the request
+    tokens_per_second: float | None = None  # only of decoding, from the first token on
+    pieces_per_second: float | None = None  # pieces of text per second, until a server reports tokens
     speedup: float | None = (
-        None  # over plain decoding, as timed in passing; below 1 where drafts cost more than they save
+        None  # over plain decoding, timed during the reply; below 1 if drafts cost more than they save
     )
-    saved_seconds: float | None = None  # against plain decoding; below 0 where drafts cost more than they save
-    acceptance_length: float | None = None  # tokens a step of the model
-    acceptance_by_depth: tuple[float, ...] = ()  # chance that a token drafted at depth 1, 2, … is right
+    saved_seconds: float | None = None  # compared with plain decoding; below 0 if drafts cost more than they save
+    acceptance_length: float | None = None  # tokens per step of the model
+    acceptance_by_depth: tuple[float, ...] = ()  # chance that a token drafted at depth 1, 2, … is accepted
     used: int = 0  # tokens of the context, prompt and reply
-    context: int = 0  # tokens that it holds; 0 where a server does not tell
+    context: int = 0  # tokens that it can hold; 0 if a server does not report it
     drafts: bool = True  # whether anything may be drafted at all
-    plain_asked: bool = False  # nothing is, because somebody asked for that
-    off_reason: str | None = None  # why nothing is drafted any more, a sentence
+    plain_asked: bool = False  # nothing is drafted, because the user chose that
+    off_reason: str | None = None  # why nothing is drafted any more, as a sentence
     sources: Mapping[str, int] = field(default_factory=dict)  # tokens of the reply by who proposed them
     exactness: str = ""  # `Exactness.label` of the rule: a key of `wording.SAMENESS`
-    device: str = ""  # that computes: "cpu", "cuda:0", or the address of a server
+    device: str = ""  # the computing device: "cpu", "cuda:0", or the address of a server
     precision: str = ""  # of the weights: "int8", "nf4", "bf16" …
     memory: HeldMemory = HeldMemory()
-    sampling: str = ""  # how the reply is sampled and where that comes from, in words
+    sampling: str = ""  # the sampling of the reply and its source, in words
 
 
 def memory_begins(answered: Sequence[bool], dropped: int) -> int:
@@ -107,7 +105,7 @@ def memory_begins(answered: Sequence[bool], dropped: int) -> int:
     return read[dropped] if dropped < len(read) else len(answered)
 
 
-MEMORY_SECONDS = 1.0  # between looks at free memory, which are slow
+MEMORY_SECONDS = 1.0  # between queries of free memory, which are slow
 
 
 class LiveStats:
@@ -117,10 +115,10 @@ class LiveStats:
     """
 
     def __init__(self, engine: "Answerer", rule: Rule = "exact", used: int = 0, *, plain_asked: bool = False) -> None:
-        """Begin with the `used` tokens of the conversation that goes on, if they are known."""
+        """Begin with the `used` tokens of the conversation that continues, if they are known."""
         self._engine, self._rule, self._plain_asked = engine, rule, plain_asked
-        self.sampling = ""  # how replies are sampled, in words
-        self._free = -MEMORY_SECONDS, 0  # when it was looked at, and what was found
+        self.sampling = ""  # the sampling of replies, in words
+        self._free = -MEMORY_SECONDS, 0  # when it was queried, and the result
         self._begin()
         self._used = used
 
@@ -175,7 +173,7 @@ class LiveStats:
 
     def _memory(self) -> HeldMemory:
         held = self._engine.session.memory
-        if held is None:  # it is not in this machine, or nobody tells
+        if held is None:  # it is on another machine, or unknown
             return HeldMemory()
         when, free = self._free
         if time.monotonic() - when >= MEMORY_SECONDS:

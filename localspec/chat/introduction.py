@@ -1,4 +1,4 @@
-"""Which model answers, how well it can be expected to, and what one may begin with."""
+"""The introduction of a model to its user: size, speed, expected quality, and prompts to start with."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,8 +19,8 @@ STARTERS = (
     "Make this more polite: send me the report today.",
 )
 ELSEWHERE = "It answers on a server: everything you write goes there. Conversations are saved here."
-TINY = 100e6  # parameters, up to which a model answers none of those prompts
-# What models of up to so many parameters are good for, as a rule.
+TINY = 100e6  # parameters up to which a model can answer none of those prompts
+# What models of up to this many parameters are usually good for.
 EXPECTATIONS = (
     (TINY, "A tiny model: it writes sentences, and is wrong most of the time."),
     (1e9, "A very small model: fluent and often wrong; check what it says."),
@@ -33,19 +33,19 @@ TOY = "A toy for trying localspec without a network; do not rely on anything it 
 
 @dataclass(frozen=True)
 class Introduction:
-    """What a person should know of a model before the first prompt."""
+    """The facts that a user should know about a model before the first prompt."""
 
     name: str
-    parameters: int  # 0 of a model that is elsewhere
+    parameters: int  # 0 for a model on another machine
     precision: str
     device: str
-    pace: tuple[str, ...]  # how fast it can be expected to answer, in the words of the list of models
+    pace: tuple[str, ...]  # the expected speed, in the words of the list of models
     toy: bool
     starters: tuple[str, ...]
 
     @property
     def facts(self) -> str:
-        """Size, precision, device, pace."""
+        """Size, precision, device, speed."""
         if not self.parameters:
             return self.device
         return " · ".join((f"{parameters_words(self.parameters)} parameters", self.precision, self.device, *self.pace))
@@ -59,7 +59,7 @@ class Introduction:
 
 
 def introduction(engine: "Answerer", card: TargetCard) -> Introduction:
-    """Introduces the model of an engine."""
+    """Return the introduction of an engine's model."""
     choice, entry = engine.choice, card.entry
     return Introduction(
         name=card.name,
@@ -73,12 +73,12 @@ def introduction(engine: "Answerer", card: TargetCard) -> Introduction:
 
 
 def expected_starters(card: TargetCard, elsewhere: bool) -> tuple[str, ...]:
-    """Those of a model that is not loaded yet, as the head of its files tells its size. `elsewhere`: at a server."""
+    """Return the starters for a model that is not loaded yet, by the size in its headers. `elsewhere`: on a server."""
     if elsewhere or _own_starters(card):
         return _own_starters(card) or STARTERS
     try:
         return _starters_for(inspect(card.path).parameters)
-    except LocalspecError:  # loading it will tell
+    except LocalspecError:  # loading it will report the error
         return ()
 
 
@@ -90,15 +90,15 @@ def _own_starters(card: TargetCard) -> tuple[str, ...]:
     return card.entry.starters if card.entry else ()
 
 
-UNSEEN = dict.fromkeys((0x200B, 0x2060, 0xFEFF))  # characters of no width that join and shape nothing
+UNSEEN = dict.fromkeys((0x200B, 0x2060, 0xFEFF))  # characters without width that join and shape nothing
 
 
 def farewell(conversation: Conversation, title: str, unsent: str = "") -> str | None:
-    """Return one line that says what is saved, how to go on, and what is lost. None if there is nothing to say.
+    """Return one line that says what is saved, how to continue, and what is lost; None if there is nothing to say.
 
-    `unsent` is the reason why a text that was typed and not sent is lost, if it is.
+    `unsent` is the reason why an unsent draft is lost, if it is.
     """
-    called = f"“{title.translate(UNSEEN)}”"  # it goes to a shell, from where it may be copied
+    called = f"“{title.translate(UNSEEN)}”"  # it is printed to a shell, from where it may be copied
     typed = "what was typed and not sent"
     if conversation.lasts:
         lost = [*filter(None, (conversation.unkept_words, typed if unsent else ""))]

@@ -1,4 +1,4 @@
-"""The phrases that are kept, as a person reads them: what was said after what, how often, where, and of what use."""
+"""The saved phrases in readable form: their text, how often they were used, where, and with what success."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,11 +25,11 @@ class KeptPhrase(NamedTuple):
     pool: PoolInfo
     phrase: Phrase
     text: str | None
-    line: str  # context → what followed, safe
+    line: str  # context → continuation, safe
 
     @property
     def name(self) -> tuple[int, bytes, bytes]:
-        """What the store knows it by, within its pool."""
+        """Its key in the store, within its pool."""
         return self.phrase[:3]
 
 
@@ -40,7 +40,7 @@ def pools_of(store: Store, card: TargetCard) -> list[PoolInfo]:
 
 
 def kept_phrases(pool: PoolInfo, phrases: Iterable[Phrase], decode: Decode, words: str = "") -> Iterator[KeptPhrase]:
-    """Yield the phrases of a pool whose line holds all the words."""
+    """Yield the phrases of a pool whose line contains all the words."""
     wanted = words.casefold().split()
     for phrase in phrases:
         before, after = (*unpack_tokens(phrase.before), *unpack_key(phrase.key)), unpack_tokens(phrase.after)
@@ -51,7 +51,7 @@ def kept_phrases(pool: PoolInfo, phrases: Iterable[Phrase], decode: Decode, word
 
 
 def reader(pool: PoolInfo) -> tuple[Decode, str]:
-    """Return what turns a pool's token ids into text, and otherwise why it cannot, in a sentence."""
+    """Return the decoder of a pool's token ids, and if there is none the reason, as a sentence."""
     try:
         tokenizer = _tokenizer(pool.path) or _namesake(pool)
     except NotHere:
@@ -64,7 +64,7 @@ def reader(pool: PoolInfo) -> tuple[Decode, str]:
 
 
 def decoder(path: str | None) -> Decode:
-    """Return what turns token ids into text by the tokenizer of a directory or packed file; None where it cannot."""
+    """Return the decoder of a directory's or packed file's tokenizer; None if it has none."""
     with suppress(LocalspecError):
         if tokenizer := _tokenizer(path):
             return _decode_by(tokenizer)
@@ -76,7 +76,7 @@ def _ids_only(tokens: Sequence[int]) -> None:
 
 
 def _tokenizer(path: str | None) -> "Tokenizer | None":
-    """Return the tokenizer of a model; None where there is no model. Raises LocalspecError."""
+    """Return the tokenizer of a model; None if there is no model. Raises LocalspecError."""
     if path is None or not (os.path.isfile(path) or os.path.isfile(os.path.join(path, "tokenizer.json"))):
         return None
     from localspec.models.chat_tokenizer import tokenizer_of
@@ -85,9 +85,9 @@ def _tokenizer(path: str | None) -> "Tokenizer | None":
 
 
 def _namesake(pool: PoolInfo) -> "Tokenizer | None":
-    """Return the tokenizer of the model that has the pool's name, where it still gives the same ids.
+    """Return the tokenizer of the model with the pool's name, if it still gives the same ids.
 
-    A model that was imported again, or moved, lies elsewhere. Raises LocalspecError.
+    A model that was imported again, or moved, is in another place. Raises LocalspecError.
     """
     tokenizer = _tokenizer(str(resolve(pool.model).path))
     return tokenizer if tokenizer and tokenizer.hash == pool.tokenizer.split("-")[0] else None
@@ -106,7 +106,7 @@ def _line(context: Sequence[int], after: Sequence[int], text: str | None, decode
     start = decode(context)
     if text is None or start is None:
         return f"{' '.join(map(str, context))} → {' '.join(map(str, after))}"
-    # Decoded alone, what followed would lose its first space with some tokenizers.
+    # Decoded by itself, the continuation would lose its first space with some tokenizers.
     rest = text[len(start) :] if text.startswith(start) else decode(after) or ""
     return safe(f"{start} → {rest}").replace("\n", "⏎").replace("\t", "⇥")
 
@@ -119,7 +119,7 @@ class Stories:
         self._titles: dict[int, str] = {}
 
     def of(self, phrase: Phrase) -> str:
-        """Return how often a phrase was said, where last, and in how many replies it was guessed right."""
+        """Return how often a phrase was used, where last, and in how many replies its draft was accepted."""
         said = "used once" if phrase.uses == 1 else f"used {phrase.uses:,} times"
         if not phrase.uses:
             said = "never used, learned from a refused draft"
@@ -129,7 +129,7 @@ class Stories:
         return f"{said}{where}{served}"
 
     def title(self, conversation: int) -> str:
-        """How a conversation is named."""
+        """Return the title of a conversation."""
         if conversation not in self._titles:
             try:
                 info = self._history.info(conversation)

@@ -1,4 +1,4 @@
-"""The models one can choose from in a chat: those that are here, those that could be fetched, those that do not fit."""
+"""The models to choose from in a chat: those here, those that could be fetched, and those that do not fit."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,10 +27,9 @@ Place = Literal["here", "elsewhere", "too large"]
 
 @dataclass(frozen=True)
 class Choosable:
-    """A model of the list: its `title`, and what is to be known about it, the most important first.
+    """A model of the list: its `title`, and facts about it, the most important first.
 
-    `usable`: it can be chosen, which fetches it if it is elsewhere. `gated`: its terms must be accepted at the hub
-    first.
+    `usable`: it can be chosen, which fetches it if necessary. `gated`: its terms must be accepted at the hub first.
     """
 
     card: TargetCard
@@ -39,12 +38,12 @@ class Choosable:
     about: tuple[str, ...]
     usable: bool = True
     gated: bool = False
-    default: bool = False  # it answers where none is named
-    recommended: bool = False  # as `localspec doctor` does
+    default: bool = False  # used if no model is named
+    recommended: bool = False  # by `localspec doctor`
 
     @property
     def heading(self) -> str:
-        """The title, whether it is the default or recommended, and that it is gated, which nobody shall overlook."""
+        """The title, with marks for the default, a recommendation, and gated models."""
         marks = [
             *(["default"] if self.default else []),
             *(["recommended"] if self.recommended else []),
@@ -53,7 +52,7 @@ class Choosable:
         return f"{self.title} ({'; '.join(marks)})" if marks else self.title
 
     def matches(self, words: str) -> bool:
-        """Whether all of these words are in what is said of it."""
+        """Return whether all of these words are in its text."""
         said = " ".join((self.heading, *self.about, self.card.entry.publisher if self.card.entry else "")).casefold()
         return all(word in said for word in words.casefold().split())
 
@@ -74,12 +73,10 @@ def all_models(
 ) -> tuple[list[Choosable], bool]:
     """Return the models here, then those that fit this machine and could be fetched, then those that do not fit.
 
-    Return also whether the speed of this machine was ever measured.
-
-    They are those of `localspec doctor`, but nothing is measured, because a reply may be under way: only saved
-    measurements are used. `current` is the present model, which holds `held` bytes of a device's memory; they are free
-    for another. `pace` is its speed in words from when it was loaded. Drafters are taken by `rule`. Raises
-    LocalspecError if models.toml cannot be read.
+    Return also whether the speed of this machine was ever measured. They are those of `localspec doctor`, but nothing
+    is measured, because a reply may be running: only saved measurements are used. `current` is the present model, which
+    holds `held` bytes of a device's memory; they are free for another. `pace` is its speed in words from when it was
+    loaded. Drafters are taken by `rule`. Raises LocalspecError if models.toml cannot be read.
     """
     with user_store(lambda _: None, create=False) as store:
         measurements = Measurements(MeasurementCache(store), quiet=True)
@@ -110,7 +107,7 @@ def all_models(
 
 
 def repository(name: str) -> Choosable | None:
-    """Return a repository of the hub as a model that could be fetched, if the name stands for one."""
+    """Return a repository of the hub as a model that could be fetched, if the name is one."""
     try:
         source = Source.parse(name.strip())
     except LocalspecError:
@@ -122,7 +119,7 @@ def repository(name: str) -> Choosable | None:
 def named(name: str) -> TargetCard:
     """Return the model of this name, which may have to be fetched.
 
-    Raises what `registry.resolve` raises of any other.
+    Raises the errors of `registry.resolve` for any other name.
     """
     try:
         return registry.named_card(full_name(name))
@@ -151,7 +148,7 @@ def in_lines(models: Sequence[Choosable], current: TargetCard) -> Iterator[str]:
 
 
 def _without(machine: Machine, name: str, held: int) -> Machine:
-    """Return the machine as it is after the present model has made room."""
+    """Return the machine as it would be without the present model."""
     devices = (replace(one, free=one.free + held) if one.name == name else one for one in machine.devices)
     return replace(machine, devices=tuple(devices))
 
@@ -183,12 +180,12 @@ def _here(current: TargetCard | None, paces: Mapping[str, tuple[str, ...]]) -> I
 
 
 def _parts(what: Checkpoint) -> tuple[str, ...]:
-    """Return how large a model is, with the packing of one that was imported."""
+    """Return the size of a model, with the packing if it was imported."""
     return f"{amount(what.parameters)} parameters", what.held
 
 
 def _pace(one: Recommendation, answers: bool) -> tuple[str, ...]:
-    """Tokens a second and the part that speculation has in it; of one that does not fit, why."""
+    """Return the tokens per second and the share of speculation; for a model that does not fit, the reason."""
     if one.plan is None:
         return ()
     if not one.fits:
@@ -204,7 +201,7 @@ def _too_large(one: Recommendation) -> str:
 
 
 def _elsewhere(one: Recommendation) -> Choosable | None:
-    """Return what could be fetched: models, and drafters for models that are here."""
+    """Return a possible download: a model, or a drafter for a model that is here."""
     card, needed = one.card, one.to_fetch
     if card.here:
         if not one.fits or not (needed.bytes or needed.drafter):

@@ -1,4 +1,4 @@
-"""How replies are sampled, changed while one chats: `/set`; and whether the model thinks first: `/think`."""
+"""`/set`: settings of sampling that change during a chat; and `/think`: whether the model thinks first."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from localspec.store.store import Store
 
 KEYS = tuple(name.replace("_", "-") for name in SAMPLING)
-THINK = "think"  # changed in the same way, and no matter of sampling
-DEFAULT = "default"  # typed as a value, it takes a change back
-TRIES = 1000  # a seed up to this much above the setting is one of another answer
-WARMER, NARROWER = 0.7, 0.9  # temperature and top-p of another answer where replies are greedy
-FIRST_SAMPLED = "sampling shown"  # key of the store for models whose sampling notice was shown
+THINK = "think"  # changed in the same way, but not a setting of sampling
+DEFAULT = "default"  # typed as a value, it restores the default
+TRIES = 1000  # a seed up to this much above the setting belongs to another answer
+WARMER, NARROWER = 0.7, 0.9  # temperature and top-p of another answer if replies are greedy
+FIRST_SAMPLED = "sampling shown"  # key in the store for models whose sampling notice was shown
 _shown_for: set[str] = set()  # names of models whose notice this process showed
 _SHOWN_WITH = {
     "temperature": None,
@@ -38,7 +38,7 @@ class Sampler(Protocol):
     """A loaded model."""
 
     def sampling(self, settings: Settings, /) -> "Sampled":
-        """How it is sampled with these settings. Raises UsageMistake where they contradict the model."""
+        """Return the sampling with these settings. Raises UsageMistake if they contradict the model."""
         ...
 
     def thinking(self, settings: Settings, /) -> bool | None:
@@ -47,7 +47,7 @@ class Sampler(Protocol):
 
 
 class Line(NamedTuple):
-    """One setting: its key, what holds now, and since when."""
+    """One setting: its key, its present value, and where that comes from."""
 
     key: str
     value: str
@@ -55,7 +55,7 @@ class Line(NamedTuple):
 
 
 class ChatSettings:
-    """The settings of a chat: those that it began with, and what was typed since. It may be used from any thread."""
+    """The settings of a chat: the initial ones, and those typed since. Any thread may use it."""
 
     def __init__(self, first: Settings) -> None:
         self.first = self.now = first
@@ -102,7 +102,7 @@ class ChatSettings:
         return [*think, *(f"{key} {_shown(value)}" for key, value in values if value is not None)]
 
     def reset(self) -> None:
-        """Take back all that was typed: a new conversation begins as the chat did."""
+        """Restore the initial settings: a new conversation begins as the chat did."""
         self.now, self.typed = self.first, {}
 
     def another(self, figures: Mapping[str, Any] | None, model: Sampler) -> Settings:
@@ -161,13 +161,13 @@ def first_sampled(card: "TargetCard", sampled: "Sampled", store: "Store | None",
     if store is not None and settings.log:
         from localspec.store.database import StoreTrouble  # the first paint of a chat does not wait for it
 
-        with suppress(StoreTrouble):  # then it is shown once more
+        with suppress(StoreTrouble):  # otherwise it is shown once more
             store.measurements.remember(FIRST_SAMPLED, card.name, 1)
     return f"{card.name} samples at {sampling_words(sampled)}. `--temp 0` gives the same answer every time."
 
 
 def split(rest: str) -> tuple[str, str]:
-    """Return the key and the value after `/set`, each of them empty where it is missing: `top-k 5` or `top-k=5`."""
+    """Return the key and the value after `/set`, each empty if it is missing: `top-k 5` or `top-k=5`."""
     key, _, value = re.sub(r"^([\w-]+)=", r"\1 ", rest.strip()).partition(" ")
     return key, value.strip()
 
@@ -232,7 +232,7 @@ class Thinker(Protocol):
 
     @property
     def choice(self) -> "Chosen":
-        """In which form it answers."""
+        """The form in which it answers."""
         ...
 
     def thinking(self, settings: Settings, system: str | None = None, /) -> bool | None:
@@ -268,8 +268,8 @@ def why_empty(turn: Turn, settings: Settings, model: Thinker, system: str | None
 
 
 def filled_context(turn: Turn, settings: Settings) -> bool:
-    """Whether a reply that ended at a limit did so where the context was full."""
-    return settings.max_tokens is None or 0 < turn.figures["completion_tokens"] < settings.max_tokens  # 0: nobody told
+    """Return whether a reply that ended at a limit did so because the context was full."""
+    return settings.max_tokens is None or 0 < turn.figures["completion_tokens"] < settings.max_tokens  # 0: unknown
 
 
 def asked(rest: str) -> str:
@@ -281,20 +281,21 @@ def asked(rest: str) -> str:
 
 
 class State(NamedTuple):
-    """Whether a model thinks before it answers, and what `/think` takes for the other way."""
+    """Whether a model thinks before it answers, and the argument of `/think` that changes it."""
 
     sentence: str
     other: str
 
 
 def state(settings: Settings, model: Thinker, system: str | None) -> State:
-    """How it is now. Raises UsageMistake where what was asked for has no effect."""
+    """Return the present state. Raises UsageMistake if a setting has no effect."""
     told, by_itself = model.thinking(settings, system), model.thinks_by_itself(system)
     if by_itself is None and model.choice.engine == "server":
         now = "auto" if told is None else "on" if told else "off"
         return State(f"The server is asked for it and may ignore it: /think {now}.", "off" if told else "on")
     if by_itself is None:
-        return State("The chat template of this model has no switch for thinking.", "on")  # which is then refused
+        # # that command is then refused
+        return State("The chat template of this model has no switch for thinking.", "on")
     thinks = by_itself if told is None else told
     now = "auto" if told is None else "on" if told else "off"
     others = " and ".join(f"/think {word}" for word in WORDS if word != now)

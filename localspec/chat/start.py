@@ -1,4 +1,4 @@
-"""What `run` and `chat` begin with: the model, the store, and a new conversation or the one to go on with."""
+"""The start of `run` and `chat`: the model, the store, and a new conversation or the one to continue."""
 
 import os
 import time
@@ -39,9 +39,9 @@ DEMO = (
 
 
 class StartedChat(NamedTuple):
-    """What a chat needs before its model is loaded.
+    """The parts of a chat that exist before its model is loaded.
 
-    The store is None if nothing is saved now and nothing was before.
+    The store is None if nothing is saved now and nothing was saved before.
     """
 
     card: TargetCard
@@ -72,7 +72,7 @@ def start_chat(
         store = at_the_end.enter_context(user_store(notice, create=False))
         found = saved_conversation(store.history if store else None, resume)
     card = (who or _named_model)(settings, found, Reporter(notice, progress))
-    if store is None:  # what was measured on this machine is kept there too
+    if store is None:  # measurements of this machine are saved there too
         store = at_the_end.enter_context(user_store(notice, create=settings.log))
     card = card or _unnamed_model(settings, store, Reporter(notice, progress), instead=found is not None)
     history = store.history if store is not None and settings.log else None
@@ -91,7 +91,8 @@ def start_chat(
 
 
 def chosen_model(settings: Settings, store: Store | None, reporter: Reporter) -> TargetCard:
-    """Return the model of the settings, else the saved choice, else one found here. Raise what `start_chat` does."""
+    """Return the model of the settings, else the saved choice, else one found here. Raises the errors of
+    `start_chat`."""
     move_only_copies(Paths(environment.home()), reporter)
     return _named_model(settings, None, reporter) or _unnamed_model(settings, store, reporter)
 
@@ -140,7 +141,7 @@ def _ready(name: str, settings: Settings, reporter: Reporter) -> TargetCard:
     name = full_name(name)
     if "\0" in name or not is_gguf(Path(os.path.expanduser(name))):
         return registry.resolve(name)
-    from localspec.engine.importing import ready  # what packs it takes its time
+    from localspec.engine.importing import ready  # what packs it takes time to import
 
     return ready(name, settings, reporter)
 

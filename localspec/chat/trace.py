@@ -1,4 +1,4 @@
-"""Who proposed each token of a reply, and which drafts were refused. It is stored compactly, and read on demand."""
+"""A trace of who proposed each token of a reply, and which drafts were refused. Stored compactly, decoded on demand."""
 
 from array import array
 from bisect import bisect_right
@@ -15,11 +15,11 @@ from localspec.quantities import counted
 from localspec.text import safe
 
 Decode = Callable[[Sequence[int]], str]
-CONTEXT = 4  # tokens before a draft that are decoded with it: some tokenizers drop the blank before a first word
+CONTEXT = 4  # tokens before a draft that are decoded with it: some tokenizers drop the space before a first word
 
 
 class Piece(NamedTuple):
-    """Tokens that make text together: nearly always one; where one ends within a character, it and those after it."""
+    """Tokens that form text together: nearly always one; more if one ends within a character."""
 
     first: int  # token of the reply
     after: int
@@ -27,7 +27,7 @@ class Piece(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """One way to go on that was drafted and refused: its likeliest chain, and how many tokens were drafted in all."""
+    """A refused continuation: its likeliest chain, and how many tokens were drafted in all."""
 
     tokens: tuple[int, ...]
     sources: tuple[str, ...]
@@ -36,33 +36,33 @@ class Refused(NamedTuple):
 
 @dataclass(frozen=True)
 class Place:
-    """One token of a reply. The step that brought it, from 1 (0: the reading of the prompt), has `first` to `after`."""
+    """One token of a reply. Its step, from 1 (0: the reading of the prompt), has the tokens `first` to `after`."""
 
     token: int
     source: str
     step: int
     first: int
     after: int
-    drafted: int  # tokens that the step had drafted
+    drafted: int  # drafted tokens of the step
     refused: tuple[Refused, ...]  # at this place
 
 
 class Trace:
-    """One reply. One thread takes its events; any thread may read what there is."""
+    """The trace of one reply. One thread adds its events; any thread may read."""
 
     def __init__(self, prompt: str = "", decode: Decode = lambda _: "") -> None:
         self.prompt, self.decode = prompt, decode
-        self.turn = 0  # its id in the history, if it is kept
-        self.ended = self.untold = False  # untold: a server answered, and does not tell what this is about
+        self.turn = 0  # its id in the history, if it is saved
+        self.ended = self.untold = False  # untold: a server answered that does not report this
         self.tokens = array("I")
-        self._sources = array("H")  # by token: numbers in `_names`
+        self._sources = array("H")  # by token: indices into `_names`
         self._names: list[str] = []
-        self._known: dict[str, int] = {}  # by name: its number
-        self._ends = array("I", [1])  # by step: how many tokens there are after it; that of the prompt brings one
+        self._known: dict[str, int] = {}  # the index of each name
+        self._ends = array("I", [1])  # by step: the number of tokens after it; the prompt's step gives one
         # Of all steps, one after the other: nodes of the trees, and nodes on the accepted paths.
         self._nodes, self._parents, self._proposers = array("I"), array("H"), array("H")
         self._paths = array("H")
-        self._corrected = bytearray()  # by step: whether something else was drafted where its last token stands
+        self._corrected = bytearray()  # by step: whether another token was drafted in place of its last one
         self._node_ends, self._path_ends = array("I", [0]), array("I", [0])
 
     def take(self, event: Event) -> None:
@@ -75,7 +75,7 @@ class Trace:
 
     def _add(self, draft: Draft) -> None:
         names = draft.sources or ["drafter"] * len(draft.tokens)
-        numbers = [0, *(number + 1 for number in self._numbers(names[1:]))]  # 0: the root, and what proposes nothing
+        numbers = [0, *(number + 1 for number in self._numbers(names[1:]))]  # 0: the root, which proposes nothing
         last = draft.path[-1]
         corrected = last in draft.parents
         if draft.probe:
@@ -104,33 +104,33 @@ class Trace:
 
     @property
     def steps(self) -> int:
-        """The steps after the reading of the prompt."""
+        """Number of steps after the reading of the prompt."""
         return len(self._ends) - 1
 
     def counts(self) -> dict[str, int]:
-        """Tokens by who proposed them, most first."""
+        """Tokens by proposer, most first."""
         counted = Counter(self._sources[: len(self.tokens)]).most_common()
         return {self._names[number]: count for number, count in counted}
 
     def source(self, token: int) -> str:
-        """Who proposed a token."""
+        """Return who proposed a token."""
         return self._names[self._sources[token]]
 
     def corrected(self, token: int) -> bool:
-        """Whether the model itself said this token where another had been drafted."""
+        """Return whether the model picked this token where another had been drafted."""
         step = bisect_right(self._ends, token)
         return 0 < step < len(self._ends) and token == self._ends[step] - 1 and bool(self._corrected[step - 1])
 
     @property
     def corrections(self) -> int:
-        """How many tokens the model itself said where another had been drafted."""
+        """Number of tokens that the model picked where another had been drafted."""
         return sum(self._corrected[: max(bisect_right(self._ends, len(self.tokens)) - 1, 0)])
 
     def place(self, token: int) -> Place:
-        """All about one token."""
+        """Return everything about one token."""
         step = bisect_right(self._ends, token)
         first = self._ends[step - 1] if step else 0
-        if step == len(self._ends):  # a reply from elsewhere, which says nothing of its drafts
+        if step == len(self._ends):  # a server's reply without drafts
             return Place(token, self.source(token), step, token, token + 1, 0, ())
         after = min(self._ends[step], len(self.tokens))
         if not step:
@@ -175,20 +175,20 @@ class Trace:
 
 
 class Pieces:
-    """The text of a reply by token, as far as there is one: `grow` adds what came since."""
+    """The text of a reply by token, as far as it is known: `grow` adds the new part."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace, self._detokenizer = trace, Detokenizer(self._decode)
         self._taken = 0  # tokens
-        self._first, self._text = 0, ""  # of those that do not end with a character yet
+        self._first, self._text = 0, ""  # of those that do not yet end with a whole character
         self.all: list[Piece] = []
 
     def _decode(self, tokens: Sequence[int]) -> str:
-        return self._trace.decode(tokens)  # it may be told later on
+        return self._trace.decode(tokens)  # the server may send it later
 
     @property
     def behind(self) -> bool:
-        """Whether there is more than was taken."""
+        """Return whether there is more text than was added."""
         open_end = self._trace.ended and self._first < self._taken
         return self._taken < len(self._trace.tokens) or open_end
 
@@ -228,19 +228,19 @@ def overview(trace: Trace) -> str:
 
 
 def proposers(trace: Trace) -> Iterator[tuple[str, str]]:
-    """Everybody who proposed tokens, and how many in words, the most first."""
+    """Yield all proposers of tokens, with counts in words, the most first."""
     total = len(trace.tokens)
     for source, count in trace.counts().items():
         yield source, f"{source_name(source)} {count} ({count / total:.0%})"
 
 
 def visible(text: str) -> str:
-    """Safe, in one line, and in quotes: blanks count."""
+    """Return a text safe, in one line, and in quotes: spaces count."""
     return '"' + safe(text).replace("\n", "⏎").replace("\t", "⇥") + '"'
 
 
 def about(trace: Trace, piece: Piece) -> Iterator[str]:
-    """Sentences on a piece of a reply: what it is, its step, and what was refused where it stands."""
+    """Yield sentences about a piece of a reply: its proposer, its step, and the refused drafts in its place."""
     place = trace.place(piece.first)
     total, several = len(trace.tokens), piece.after - piece.first > 1
     which = f"tokens {piece.first + 1}–{piece.after} together" if several else f"token {piece.first + 1}"

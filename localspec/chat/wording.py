@@ -1,4 +1,4 @@
-"""What a person reads of the figures of a reply: plain names, the most important first."""
+"""The words for the figures of a reply: plain names, the most important first."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -7,8 +7,8 @@ from localspec.chat.figures import TOKENS, Figures
 from localspec.quantities import counted, short_pace, speedup
 from localspec.text import one_line
 
-WARM = 0.7  # a temperature at which raising it further is no remedy
-LARGEST = 1e9  # of a figure that means something
+WARM = 0.7  # at this temperature raising it does not help
+LARGEST = 1e9  # the largest figure that is meaningful
 SOURCES = {
     "target": "the model", "phrases": "past replies", "prompt": "this chat", "drafter": "the drafter",
     "draft_model": "draft model", "ouroboros": "draft model", "s3d": "own layers", "layers": "own layers",
@@ -29,19 +29,19 @@ def source_name(source: str) -> str:
 
 
 def gain(ratio: float | None) -> str:
-    """Return what drafts bring to a reply: `1.6× faster`, `2 % slower`; nothing where that is unknown or too little."""
+    """Return the gain of drafts in a reply: `1.6× faster`, `2 % slower`; empty if unknown or too small."""
     words = "" if ratio is None else speedup(ratio)
     return "" if words == "as fast" else words
 
 
 def tokens_a_step(tokens: float | None) -> str:
-    """Return `3.1 tokens/step`; nothing where that is unknown, or one, as without drafts."""
+    """Return `3.1 tokens/step`; empty if unknown, or one, as without drafts."""
     words = f"{tokens or 1:.1f}"
     return "" if words == "1.0" else f"{words} tokens/step"
 
 
 def context_share(used: int, context: int) -> str:
-    """Return how full the context is: `context 1 %`; nothing where that is unknown."""
+    """Return how full the context is: `context 1 %`; empty if unknown."""
     return f"context {max(1, round(100 * used / context))} %" if used and context else ""
 
 
@@ -65,7 +65,7 @@ def shares(sources: Mapping[str, int]) -> list[tuple[str, float]]:
 
 
 def seconds_words(seconds: float) -> str:
-    """`under 0.1 s`, `4.1 s`, `41 s`, `2 min 5 s`."""
+    """Return `under 0.1 s`, `4.1 s`, `41 s`, `2 min 5 s`."""
     if seconds < 0.05:
         return "under 0.1 s"
     if seconds < 9.95:
@@ -75,19 +75,19 @@ def seconds_words(seconds: float) -> str:
 
 
 def thought(tokens: int, seconds: float, *, still: bool = False) -> str:
-    """`thought for 3.1 s, 214 tokens`; or `thinking for …` while it goes on."""
+    """Return `thought for 3.1 s, 214 tokens`; or `thinking for …` while it continues."""
     words = "thinking" if still else "thought"
     return f"{words} for {seconds_words(seconds)}, {counted(tokens, 'token')}"
 
 
 def kept_thought(kept: Mapping[str, Any]) -> str:
-    """Return the same by the figures that were saved with a reply; `thought` without any."""
+    """Return the same from the figures saved with a reply; `thought` without any."""
     tokens, seconds = _figure(kept.get("reasoning_tokens")), _figure(kept.get("reasoning_s"))
     return "thought" if tokens is None or seconds is None else thought(int(tokens), seconds)
 
 
 def summary(kept: Mapping[str, Any]) -> str:
-    """Return the line below a reply, by the figures that were saved with it: `4.1 s · 248 tokens · 2.4× faster`.
+    """Return the line below a reply, from the figures saved with it: `4.1 s · 248 tokens · 2.4× faster`.
 
     They may come from another version, or from a file that somebody changed: an invalid figure is left out.
     """
@@ -99,7 +99,7 @@ def summary(kept: Mapping[str, Any]) -> str:
         parts.append(seconds_words(first + decoding))
     if tokens:
         parts.append(f"{tokens:,.0f} token{'' if tokens == 1 else 's'}")
-    if ratio and (tokens is None or tokens >= TOKENS):  # earlier versions kept chance, too
+    if ratio and (tokens is None or tokens >= TOKENS):  # earlier versions saved chance figures, too
         parts.append(gain(ratio))
     return " · ".join(filter(None, parts))
 
@@ -127,7 +127,7 @@ def _figure(value: object) -> float | None:
 
 
 def in_words(figures: Figures) -> Iterator[str]:
-    """Yield the parts of the line below a reply, where there is no panel for the rest."""
+    """Yield the parts of the line below a reply, if there is no panel for the rest."""
     speed = figures.tokens_per_second
     parts = (
         "" if speed is None else short_pace(speed),

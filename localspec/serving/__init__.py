@@ -1,1 +1,1 @@
-"""The same over HTTP: the API that OpenAI's clients speak, for one engine and whoever on this machine has the key."""
+"""The chat over HTTP: OpenAI's API, for one engine and every program on this machine that has the key."""

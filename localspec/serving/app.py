@@ -1,4 +1,4 @@
-"""The addresses: what is asked of each, and what it answers."""
+"""The addresses of the server and their answers."""
 
 import asyncio
 import json
@@ -51,11 +51,11 @@ class Silent(Enum):
 
 
 class Serving:
-    """The application over one engine room. `first` is the model that answers where none is named."""
+    """The application over one engine room. `first` is the model that answers if none is named."""
 
     def __init__(self, room: EngineRoom, first: TargetCard) -> None:
         self._room, self._first = room, first
-        self._replying: dict[str, Ticket] = {}  # to the user's own commands, by name
+        self._replying: dict[str, Ticket] = {}  # replies to the user's own commands, by name
         routes = [
             Route("/v1/models", self.models),
             Route("/v1/models/{name:path}", self.model),
@@ -78,7 +78,7 @@ class Serving:
 
     async def models(self, request: Request) -> Response:
         """Return the models that a request can name."""
-        here = await asyncio.to_thread(models_here, self._first)  # it looks all over the disk
+        here = await asyncio.to_thread(models_here, self._first)  # it searches the disk
         return self._json({"object": "list", "data": [*map(_listed, here.values())]})
 
     async def model(self, request: Request) -> Response:
@@ -137,11 +137,12 @@ class Serving:
         """Put a request in the queue; the mailbox receives the answers. Raises TooMany."""
         box = Mailbox[Answer](left)
         ticket = Ticket(asked, client, size, box.deliver)
-        left.add_done_callback(lambda _: ticket.gone.set())  # also where the request itself is cancelled
+        left.add_done_callback(lambda _: ticket.gone.set())  # also if the request itself is cancelled
         self._room.ask(ticket)
         return ticket, box
 
-    # -- the user's own commands, which come through the socket alone -------------------------------------------------
+    # -- the user's own commands, which come only through the socket
+    # ------------------------------------------------------
 
     def _to_own(self, read: Callable[[object], OpenRequest | ReplyRequest]) -> Callable[[Request], Any]:
         async def answer(request: Request) -> Response:
@@ -159,7 +160,7 @@ class Serving:
         return answer
 
     async def say_more(self, request: Request) -> Response:
-        """Of a reply under way: in which conversation it is kept, or that it is to be stopped."""
+        """Take further information about a running reply: its conversation, or that it is to stop."""
         said = await self._from_own(request)
         ticket = self._replying.get(request.path_params["name"])
         if ticket is not None and isinstance(said, dict):
@@ -230,7 +231,7 @@ class Serving:
 
 
 class _LastWord(Response):
-    """A refusal while the body still comes, of which the rest is thrown away."""
+    """A refusal while the body still arrives; the rest of the body is discarded."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sentence = bytes(self.body).decode()
@@ -367,7 +368,7 @@ def _piece(shape: Shape, answer: Answer, usage: bool) -> tuple[bytes, bool]:
 
 def _own_line(answer: Answer) -> tuple[bytes, bool]:
     """Return the line for an answer to one of the user's own commands, and whether it is the last one."""
-    if isinstance(answer, Line):  # the last of a reply, or all of an engine
+    if isinstance(answer, Line):  # the last of a reply, or everything about an engine
         return _line(answer.value), bool(answer.value.keys() & {"kept", "server"})
     if isinstance(answer, Exception):
         known = answer if isinstance(answer, LocalspecError) else LocalspecError("Something went wrong.")

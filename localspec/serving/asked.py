@@ -1,4 +1,4 @@
-"""What a client asks for, out of the JSON of its request. Whatever cannot be done is refused, and nothing ignored."""
+"""Reads the JSON of a client's request. Anything unsupported is refused, and nothing is ignored."""
 
 import json
 import math
@@ -16,7 +16,7 @@ MOST_MESSAGES = 10_000
 
 
 class Refused(UsageMistake):
-    """A request that says what cannot be done. `field` is the key that does."""
+    """A refusal of a request. `field` is the key that caused it."""
 
     def __init__(self, sentence: str, field: str | None = None) -> None:
         super().__init__(sentence)
@@ -25,7 +25,8 @@ class Refused(UsageMistake):
 
 @dataclass(frozen=True)
 class Asked:
-    """One request. `messages` of a conversation, or a `text` to go on with; `sampling` holds what was set of it."""
+    """One request. `messages` of a conversation, or a `text` to continue; `sampling` has the settings that
+    were given."""
 
     model: str | None
     messages: Sequence[Message] | None
@@ -37,14 +38,14 @@ class Asked:
     stream: bool = False
     usage_in_stream: bool = False
     client: str | None = None
-    limit_field: str = "max_tokens"  # in which the limit was sent
+    limit_field: str = "max_tokens"  # the name under which the limit was sent
     think_field: str = "reasoning_effort"
     whole: bool = True  # refuse a conversation that is longer than the context; if False, leave out its oldest turns
 
 
 @dataclass
 class _Fields:
-    """The keys of a request that were not looked at yet, and those that are `known` to be served."""
+    """The keys of a request that were not read yet, and the `known` ones that are supported."""
 
     left: dict[str, Any]
     known: set[str] = field(default_factory=set)
@@ -298,6 +299,6 @@ def _content(place: str, value: object) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a short form of a value in a request, for a message: as JSON has it, a text as Python escapes it."""
+    """Return a short form of a value in a request, for a message: as JSON, with texts as Python escapes them."""
     words = repr(value) if isinstance(value, str) else json.dumps(value)
     return words if len(words) <= 60 else f"{words[:57]}…"

@@ -1,4 +1,4 @@
-"""The chat in a browser: its page, a websocket for every tab, and who is let in."""
+"""The chat in a browser: its page, a websocket for every tab, and access control."""
 
 import hmac
 import re
@@ -27,7 +27,7 @@ COOKIE = "localspec"
 _CHAT = "/chat/"
 _HOST = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?")
 _NO_KEY = "This address works only once. Open the last one shown in the terminal of `localspec serve --ui`."
-# Nothing from elsewhere, no page around it, and no window of its own: a link in a reply is shown and not opened.
+# Nothing from elsewhere, no frame around it, and no new windows: a link in a reply is shown but not opened.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; font-src 'self'; img-src data:; "
     "connect-src ws://{host}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -43,7 +43,7 @@ _HEADERS = {
 
 
 def page_files() -> Path:
-    """Where textual-serve keeps the terminal that runs in a page. Raises UsageMistake where it is not installed."""
+    """Return the directory of textual-serve's page. Raises UsageMistake if it is not installed."""
     found = find_spec("textual_serve")
     if found is None or found.origin is None or find_spec("wsproto") is None:
         raise UsageMistake(f"--ui needs libraries that are not installed; {install_extra('ui')}.")
@@ -53,8 +53,8 @@ def page_files() -> Path:
 class Browser:
     """A layer in front of the API. `/` takes the one-time key, and the chat's files are below a path that it opens.
 
-    That path belongs to one browser, and so does its cookie: cookies know no ports, and for `/` any other server of
-    this machine could be sent it. After a key has been used, `tell` is called with the next one.
+    That path and its cookie belong to one browser: cookies ignore ports, and a cookie for `/` could be sent to any
+    other server of this machine. After a key has been used, `tell` is called with the next one.
     """
 
     def __init__(self, api: ASGIApp, chats: Tabs, tell: Callable[[str], None]) -> None:
@@ -92,7 +92,8 @@ class Browser:
 
         await (refused or self._app)(scope, receive, answer)
 
-    # -- who is let in ------------------------------------------------------------------------------------------------
+    # -- access
+    # -----------------------------------------------------------------------------------------------------------
 
     def _refused(self, scope: Scope, own: bool) -> Response | None:
         headers = headers_of(scope)
@@ -104,7 +105,7 @@ class Browser:
         if is_socket(scope) or not own:
             return _sentence(404, "There is no websocket at this address.")
         if scope["path"] == "/" or self._is_known(scope):
-            return None  # the key is looked at where it is taken
+            return None  # the key is checked where it is used
         return _sentence(401, _NO_KEY)
 
     def _is_known(self, scope: Scope) -> bool:
@@ -122,7 +123,8 @@ class Browser:
         answer.set_cookie(COOKIE, cookie, path=f"{_CHAT}{name}", httponly=True, samesite="strict")
         return answer
 
-    # -- what they are shown ------------------------------------------------------------------------------------------
+    # -- pages
+    # ------------------------------------------------------------------------------------------------------------
 
     async def _show(self, request: Request) -> Response:
         if self._chats.full:

@@ -1,4 +1,4 @@
-"""Who is let in: with the key, from this machine, and by no page of a browser that was not meant."""
+"""Access control: with the key, from this machine, and from no unexpected page of a browser."""
 
 import asyncio
 import hmac
@@ -23,8 +23,8 @@ from localspec.serving.replies import error
 LOCAL = ("localhost", "127.0.0.1", "::1")
 LONGEST_BODY = 8 * 2**20  # bytes
 BODY_SECONDS = 30.0
-REST_SECONDS = 2.0  # for who sends a body that was refused
-# Nothing before the host, and nothing after the port: other readers might take another part for the host.
+REST_SECONDS = 2.0  # for a client that still sends a refused body
+# Nothing before the host, and nothing after the port: other parsers might take another part for the host.
 _AUTHORITY = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9.-]{1,253})(:[0-9]{1,5})?", re.ASCII)
 TOO_LONG = f"The body of the request is longer than {LONGEST_BODY // 2**20} MiB; send less of it."
 FOREIGN_HOST = "'Host' names another machine; use localhost."
@@ -32,12 +32,12 @@ FOREIGN_ORIGIN = "'Origin' is a page of another site, which may not ask here."
 
 
 class Guard:
-    """Stands before an ASGI application. What comes through the user's own socket needs no key: its mode is one.
+    """A guard in front of an ASGI application. Requests through the user's own socket need no key: its file mode
+    protects it.
 
-    Without a `key` nothing else is let in.
-
-    A page of a browser can send requests to this machine, and a name that its owner lets point here makes them look
-    like its own (DNS rebinding): so `Host` must be a name of this machine, and so must `Origin`, which browsers send.
+    Without a `key` nothing else is let in. A page in a browser can send requests to this machine, and a domain name
+    that points here makes them look like its own (DNS rebinding). So `Host` must be a name of this machine, and so must
+    `Origin`, which browsers send.
     """
 
     def __init__(self, app: ASGIApp, key: str | None) -> None:
@@ -76,7 +76,7 @@ class BadBody(HTTPException):
 
 
 class _Reader:
-    """Receives a body, as long as it is neither too long nor too slow."""
+    """A reader of a body that is neither too long nor too slow."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive, self._left, self._open = receive, LONGEST_BODY, True
@@ -84,7 +84,7 @@ class _Reader:
 
     async def __call__(self) -> Message:
         if not self._open:
-            return await self._receive()  # which tells when the client goes
+            return await self._receive()  # it returns when the client leaves
         try:
             async with asyncio.timeout_at(self._until):
                 message = await self._receive()
@@ -100,7 +100,7 @@ class _Reader:
 
 
 def headers_of(scope: Scope) -> dict[bytes, list[bytes]]:
-    """Every value of each header, by its name in small letters."""
+    """Return all values of each header, by its name in lower case."""
     headers: dict[bytes, list[bytes]] = {}
     for name, value in scope["headers"]:
         headers.setdefault(name.lower(), []).append(value)
@@ -108,7 +108,7 @@ def headers_of(scope: Scope) -> dict[bytes, list[bytes]]:
 
 
 def is_socket(scope: Scope) -> bool:
-    """Whether the request came through the user's own socket."""
+    """Return whether the request came through the user's own socket."""
     server = scope.get("server")
     return server is not None and server[1] is None
 
@@ -125,7 +125,7 @@ def _origin(value: bytes) -> str:
 
 
 def _length(value: bytes) -> int:
-    """Of at most 20 digits; any other was refused before."""
+    """Return the length of at most 20 digits; others were refused before."""
     return int(value) if value.isdigit() else 0
 
 
@@ -135,12 +135,12 @@ def _bearer(value: bytes) -> bytes:
 
 
 async def refuse(send: Send, status: int, sentence: str, kind: str, rest: Receive | None = None) -> None:
-    """Answers, and lets go; what is left of a body is thrown away where `rest` brings it."""
+    """Answer and close; the rest of a body is discarded if `rest` reads it."""
     body = json.dumps(error(sentence, kind)).encode()
     headers: list[Any] = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
-    if rest is not None:  # a connection that is closed while its client still sends loses the answer, too
+    if rest is not None:  # closing the connection while the client still sends would lose the answer
         await send({"type": "http.response.body", "body": body, "more_body": True})
         body = b""
         with suppress(TimeoutError):

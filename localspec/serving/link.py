@@ -1,4 +1,4 @@
-"""Where a server is, and one request to it: the answer comes line by line, of limited length, in limited time."""
+"""The address of a server, and one request to it: the answer comes line by line, of limited length, in limited time."""
 
 import importlib
 import socket
@@ -16,12 +16,12 @@ from localspec.environment import server_key
 from localspec.errors import LocalspecError, UsageMistake, first_line
 from localspec.setting_checks import SERVER_URL
 
-KEYRING = "localspec"  # the service under which the system's keyring may hold the key, by the address
+KEYRING = "localspec"  # the service under which the system's keyring may have the key, by address
 
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """An address as it is shown, and its parts; `base` is the path that all others begin with."""
+    """An address as shown, and its parts; `base` is the path that all others begin with."""
 
     url: str
     secure: bool
@@ -49,7 +49,7 @@ class ServerAddress:
 
     @property
     def crosses_a_network_in_the_clear(self) -> bool:
-        """Whether others could read what is sent there."""
+        """Return whether others on the network could read what is sent."""
         return not self.secure and self.host not in ("localhost", "::1") and not self.host.startswith("127.")
 
 
@@ -77,15 +77,15 @@ def _kept(url: str) -> str | None:
 
 
 CONNECT_SECONDS = 10.0
-TICK = 0.2  # seconds between two looks at whether an answer is still wanted
+TICK = 0.2  # seconds between checks whether an answer is still wanted
 LONGEST_LINE = 2**20  # bytes
 LONGEST_ANSWER = 64 * 2**20
 PIECE = 2**16
-AHEAD = 256  # lines that may wait for whoever reads them
+AHEAD = 256  # lines that may wait for their reader
 
 
 class BrokenOff(LocalspecError):
-    """The connection ended, or the server fell silent, before the answer did."""
+    """The connection ended, or the server fell silent, before the end of the answer."""
 
 
 class Silent(BrokenOff):
@@ -93,15 +93,15 @@ class Silent(BrokenOff):
 
 
 class NothingCame(BrokenOff):
-    """A reply was begun, and ended with nothing in it."""
+    """A reply was begun, and ended without content."""
 
 
 class Head(NamedTuple):
-    """What comes before the body of an answer."""
+    """The part of an answer before its body."""
 
     status: int
-    kind: str  # media type, in small letters
-    place: str  # where it sends to instead
+    kind: str  # media type, in lower case
+    place: str  # the target of a redirect
 
 
 class Link:
@@ -127,7 +127,7 @@ class Link:
         self.close()
 
     def close(self) -> None:
-        """Nothing more is wanted: the server learns that the client is gone."""
+        """Close the connection, so that the server learns that the client is gone."""
         self._closed.set()
         if (open_socket := self._socket) is not None:
             with suppress(OSError):
@@ -158,7 +158,7 @@ class Link:
             connection = self._connection()
             connection.connect()
             self._socket = connection.sock
-            connection.sock.settimeout(None)  # whoever reads has the clock
+            connection.sock.settimeout(None)  # the reader has the clock
             connection.request("GET" if self._body is None else "POST", self._path, self._body, self._headers)
             with connection.getresponse() as response:
                 kind = response.getheader("Content-Type", "").partition(";")[0].strip().lower()
@@ -225,27 +225,27 @@ class Link:
 
 
 class Patience:
-    """How long one waits, from now on or from the last thing that came."""
+    """A limit on waiting, counted from now or from the last arrival."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self.renew()
 
     def renew(self, seconds: float | None = None) -> None:
-        """Something came; `seconds` are waited for the next."""
+        """Restart the clock after an arrival; wait `seconds` for the next."""
         self._began, self._seconds = time.monotonic(), self._seconds if seconds is None else seconds
 
     @property
     def waited(self) -> float:
-        """Seconds since something came."""
+        """Return the seconds since the last arrival."""
         return time.monotonic() - self._began
 
     @property
     def over(self) -> bool:
-        """Whether that is too long."""
+        """Return whether the limit is exceeded."""
         return self.waited > self._seconds
 
     @property
     def limit(self) -> float:
-        """Seconds that are waited at most."""
+        """Return the limit in seconds."""
         return self._seconds

@@ -1,4 +1,4 @@
-"""Where a server listens: a socket of its user's own, and a port of this machine where one was asked for."""
+"""Where a server listens: a socket of its user, and a port of this machine if one was requested."""
 
 import asyncio
 import os
@@ -21,10 +21,10 @@ from localspec.paths import private_directory
 from localspec.serving.over_socket import CONNECT_SECONDS, process_at, stop_it
 
 HOST = "127.0.0.1"
-LONGEST_PATH = 100  # bytes of a socket's: the system's own limit is 104 to 108
-GRACE_SECONDS = 3  # for replies under way, when the server is stopped
+LONGEST_PATH = 100  # bytes of a socket's path: the system's limit is 104 to 108
+GRACE_SECONDS = 3  # for running replies, when the server stops
 BACKLOG = 512
-LONGEST_MESSAGE = 8 * 2**20  # bytes of what a browser sends at once: a paste
+LONGEST_MESSAGE = 8 * 2**20  # bytes that a browser sends at once: a paste
 
 
 @contextmanager
@@ -81,7 +81,7 @@ def _remove_dead(path: Path) -> None:
         except ConnectionRefusedError:
             path.unlink()
             return
-        except TimeoutError:  # somebody does listen, and is slow
+        except TimeoutError:  # a slow process listens
             pass
     raise LocalspecError(f"Another program already listens at {path}; {stop_it(path)}.")
 
@@ -91,7 +91,7 @@ def port_of_this_machine(port: int) -> socket.socket:
     listening = socket.socket(socket.AF_INET)
     try:
         if sys.platform != "win32":
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # not a port that a server just left
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # not a port that a server has just left
         listening.bind((HOST, port))
         listening.listen(BACKLOG)
     except OSError as error:
@@ -103,7 +103,7 @@ def port_of_this_machine(port: int) -> socket.socket:
 def serve(
     app: ASGIApp, sockets: Sequence[socket.socket], started: Callable[[], None], *, websockets: bool = False
 ) -> None:
-    """Answers until SIGINT or SIGTERM, `websockets` too where they are wanted; calls `started` when it listens."""
+    """Answer until SIGINT or SIGTERM, with `websockets` if wanted; call `started` once it listens."""
 
     class Ours(Connection):
         most = connections_of_others()
@@ -125,9 +125,9 @@ def serve(
 
 @contextmanager
 def _ended_in_peace() -> Iterator[None]:
-    """SIGTERM and a terminal that is closed end the server as they should, and nothing is left undone.
+    """Let SIGTERM and a closed terminal end the server properly.
 
-    When uvicorn has ended, it sends the process once more what ended it.
+    After uvicorn has ended, it sends the process the same signal again.
     """
     quiet = {signal.SIGTERM: lambda *_: None, signal.SIGHUP: lambda *_: signal.raise_signal(signal.SIGTERM)}
     before = {number: signal.signal(number, handler) for number, handler in quiet.items()}
@@ -138,14 +138,14 @@ def _ended_in_peace() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-LOOK_SECONDS = 10.0  # twice that at most is a connection open on which nothing is asked
+LOOK_SECONDS = 10.0  # a connection without a request stays open for at most twice this time
 ENOUGH_FILES = 4096
 
 
 def connections_of_others() -> int:
-    """How many connections to the port there may be: half of the files that a process may have open.
+    """Return how many connections to the port are allowed: half of the files that a process may have open.
 
-    The limit is raised first, where it is low and may be.
+    A low limit is raised first, if possible.
     """
     if sys.platform == "win32":
         return ENOUGH_FILES // 2
@@ -160,18 +160,18 @@ def connections_of_others() -> int:
 
 
 class Connection(H11Protocol):
-    """One of a client; through the user's own socket, `client` names the process that it belongs to."""
+    """A connection of a client; through the user's own socket, `client` names its process."""
 
-    most = ENOUGH_FILES // 2  # to the port at a time
+    most = ENOUGH_FILES // 2  # to the port at the same time
     other = False  # whether it is to the port
-    _seen: object = ...  # the request of the look before; None where there was none
+    _seen: object = ...  # the request at the previous check; None if there was none
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start to watch the connection."""
         super().connection_made(transport)
         connection = transport.get_extra_info("socket")
         if connection.family == getattr(socket, "AF_UNIX", None):
-            # Requests of one program wait behind each other, and not before another's.
+            # Requests of one program wait for each other, and do not overtake those of others.
             self.client = (f"process {number}", 0) if (number := process_at(connection)) else None
         else:
             self.other = True
@@ -181,8 +181,8 @@ class Connection(H11Protocol):
         self.loop.call_later(LOOK_SECONDS, self._look)
 
     def _look(self) -> None:
-        """Close a connection on which no request had a complete head between two looks."""
-        if self.transport.is_closing() or self.transport.get_protocol() is not self:  # or it is a websocket now
+        """Close a connection on which no request had a complete head between two checks."""
+        if self.transport.is_closing() or self.transport.get_protocol() is not self:  # or it is now a websocket
             return
         if self.conn.their_state is h11.IDLE and self._seen is self.cycle:
             self.transport.close()

@@ -1,4 +1,4 @@
-"""The models that are loaded: by name, the one used last at the end; let go after a time, or for another one's sake."""
+"""The loaded models, by name, the most recently used last; unloaded after a time, or to make room for another."""
 
 import gc
 import time
@@ -25,21 +25,21 @@ from localspec.store.store import Store
 from localspec.weights.checkpoint import inspect
 from localspec.weights.stored import read_config
 
-QUIET_SECONDS = 1.0  # in which nobody asked, before one looks whether another drafter would do better
+QUIET_SECONDS = 1.0  # without requests, before another drafter is considered
 BETWEEN_LOOKS = 60.0  # seconds
-MOST_HEARD = 100  # sentences: who asks over HTTP reads none of them
+MOST_HEARD = 100  # notices: HTTP clients read none of them
 
 
 @dataclass
 class Loaded:
-    """One engine, and when it was last used."""
+    """One engine, and the time of its last use."""
 
     engine: Engine
     load_seconds: float
     used: float
-    notices: tuple[str, ...] = ()  # what was said when it was loaded
-    heard: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_HEARD))  # what is said since
-    looked: float = float("-inf")  # when it was last asked whether another drafter would do better
+    notices: tuple[str, ...] = ()  # from loading
+    heard: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_HEARD))  # since then
+    looked: float = float("-inf")  # when another drafter was last considered
     doubted: bool = False  # whether it was used since then
 
     def touch(self) -> None:
@@ -60,13 +60,13 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Taken:
-    """What is loaded, or would be, for a model; `context` in tokens."""
+    """The choices for a model that is loaded or would be; `context` in tokens."""
 
     choice: Choice
     context: int
 
     def agrees(self, name: str, asked: Settings) -> bool:
-        """Whether it has the value of this setting that was asked for. Raises what `requested_drafter` does."""
+        """Return whether this setting has the requested value. Raises the errors of `requested_drafter`."""
         if name == "drafter":
             found = requested_drafter(asked, self.choice.target)
             small = None if found.small is None else found.small.card.path
@@ -118,7 +118,7 @@ def reconsidered(engine: Engine, settings: Settings, store: Store | None, report
 
     Costs of a busy moment are measured again if the machine is idle, which takes a second or so.
     """
-    if settings.drafter != "auto" or store is None:  # nothing is saved that could tell otherwise
+    if settings.drafter != "auto" or store is None:  # without saved measurements the choice would not change
         return engine
     cache, card = MeasurementCache(store, reporter), engine.choice.target
     engine.time_when_idle(cache)
@@ -135,7 +135,7 @@ def reconsidered(engine: Engine, settings: Settings, store: Store | None, report
             return engine
         kept = phrases_allowed(settings)
         return Engine(again, store=store, phrases=kept, reporter=reporter, beside=engine, park=True)
-    except LocalspecError:  # nobody asked for it: what answers goes on answering
+    except LocalspecError:  # this is optional: the present engine continues
         return engine
 
 
@@ -149,7 +149,7 @@ def machine_without(engines: Iterable[Engine]) -> Machine:
 
 
 class LoadedModels:
-    """Use it from one thread: that of the engines."""
+    """The loaded models. Use it from one thread, that of the engines."""
 
     def __init__(
         self, settings: Settings, first: TargetCard, store: Store | None, keep_alive: float, reporter: Reporter,
@@ -197,11 +197,9 @@ class LoadedModels:
         return found, time.monotonic() - began
 
     def taken(self, name: str, path: str) -> "Taken":
-        """Return what that engine has chosen where the settings left it open, or would choose.
+        """Return the choices of that engine for settings left open, or those it would make.
 
-        No model is loaded for this.
-
-        Raises what `exactly` raises.
+        No model is loaded for this. Raises the errors of `exactly`.
         """
         card = self._exact_card(name, path)
         if card.name in self._loaded:
@@ -262,11 +260,11 @@ class LoadedModels:
         machine = machine_without(self._loaded[name].engine for name in names)
         try:
             return _would_choose(self._settings, card, self._store, self._reporter, machine).device
-        except LocalspecError:  # which opening it tells
+        except LocalspecError:  # opening it will report the error
             return None
 
     def rest(self, waited_for: Callable[[], bool] = lambda: False) -> float | None:
-        """Do the work of idle moments: unload unused models, measure others, perhaps give them another drafter.
+        """Do the work of idle moments: unload unused models, measure others, perhaps change their drafter.
 
         Measuring pauses when somebody has `waited_for` a reply. Return the seconds until there is more to do, if there
         will be.
@@ -291,10 +289,10 @@ class LoadedModels:
         if one.engine is not before:
             device = before.choice.device
             del before
-            gc.collect()  # an engine and its session name each other
+            gc.collect()  # an engine and its session refer to each other
             give_back(device)
 
     def _let_go(self, name: str) -> None:
         device = self._loaded.pop(name).engine.choice.device
-        gc.collect()  # an engine and its session name each other
+        gc.collect()  # an engine and its session refer to each other
         give_back(device)

@@ -1,4 +1,4 @@
-"""How fast servers are: the same prompts to each in turn, by the clock of this process and their counts of tokens."""
+"""The speed of servers: the same prompts to each in turn, by the clock of this process and their counts of tokens."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -15,8 +15,8 @@ from localspec.events import Done, Text
 from localspec.serving.server import TooLong
 from localspec.serving.server_engine import ServerEngine
 
-SHORTEST = 0.05  # seconds: what comes faster may have waited somewhere, and come all at once
-WARM_UP = ("Hi", 4)  # no prompt of the bench: a server may keep what it has read
+SHORTEST = 0.05  # seconds: text that comes faster may have been buffered and sent at once
+WARM_UP = ("Hi", 4)  # not a prompt of the bench: a server may cache it
 
 
 class Reply(NamedTuple):
@@ -28,7 +28,7 @@ class Reply(NamedTuple):
     text: str
     tokens: int
     at_first: int
-    first: float  # seconds until then
+    first: float  # seconds until the first text
     rest: float  # and from then on
     told: bool = True
 
@@ -40,13 +40,13 @@ class Reply(NamedTuple):
 
     @property
     def whole(self) -> float:
-        """Tokens a second from the question on."""
+        """Return the tokens per second from the question on."""
         return self.tokens / (self.first + self.rest) if self.text else 0.0
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What every server is asked: all prompts `repeat` times, for at most `max_tokens` a reply."""
+    """The task of every server: all prompts `repeat` times, with at most `max_tokens` per reply."""
 
     prompts: Sequence[Prompt]
     max_tokens: int
@@ -56,10 +56,10 @@ class Asked:
 def measure(
     engines: Sequence[ServerEngine], asked: Asked, settings: Settings, progress: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Measures all servers; returns the report.
+    """Measure all servers; return the report.
 
-    Prompts that one of them has no room for are left out of all. Raises UsageMistake where that is so of each prompt,
-    and what `ServerEngine.chat` raises.
+    Prompts that one of them has no room for are left out of all. Raises UsageMistake if no prompt is left, and the
+    errors of `ServerEngine.chat`.
     """
     for engine in engines:
         progress(f"warming up {engine.server.address.name}")
@@ -104,7 +104,7 @@ def measure(
 
 
 def _names(engines: Sequence[ServerEngine]) -> list[str]:
-    """Host and port of each; the whole address of those of which that would name several."""
+    """Return host and port of each; the whole address of those that would share a name."""
     short = [engine.server.address.name for engine in engines]
     long = [engine.server.address.url for engine in engines]
     return [url if short.count(name) > 1 else name for name, url in zip(short, long, strict=True)]

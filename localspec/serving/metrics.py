@@ -1,4 +1,4 @@
-"""Figures of all replies so far, as Prometheus reads them."""
+"""Figures of all replies so far, in Prometheus' format."""
 
 import threading
 from collections import Counter
@@ -23,19 +23,19 @@ _HELP = {
 
 
 class Metrics:
-    """It may be used from any thread."""
+    """Counters that any thread may use."""
 
     def __init__(self) -> None:
         self.loaded: Sequence[Mapping[str, Any]] = ()  # models, as `localspec ps` shows them
         self._lock, self._counts, self._statuses = threading.Lock(), Counter[str](), Counter[int]()
 
     def answered(self, status: int) -> None:
-        """One request was answered with this status."""
+        """Count a request that was answered with this status."""
         with self._lock:
             self._statuses[status] += 1
 
     def count(self, reply: Statistics) -> None:
-        """One reply is over."""
+        """Count a finished reply."""
         found = {
             "prompt_tokens": reply.prompt_tokens,
             "reused_tokens": reply.reused_tokens,
@@ -51,7 +51,7 @@ class Metrics:
                 self._counts[f"localspec_{name}_total"] += value  # type: ignore[assignment]
 
     def text(self, waiting: int) -> str:
-        """All of them, in the text format of Prometheus."""
+        """Return all figures in the text format of Prometheus."""
         with self._lock:
             values = {name: {"": self._counts[name]} for name, (kind, _) in _HELP.items() if kind == "counter"}
             values["localspec_requests_total"] = {f'{{status="{at}"}}': n for at, n in sorted(self._statuses.items())}

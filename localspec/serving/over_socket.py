@@ -1,6 +1,7 @@
-"""Requests to a server of this user through its socket, and what the lines of its answers mean.
+"""Requests to a server of this user through its socket, and the meaning of the lines in its answers.
 
-A few lines over a socket: a command that answers at once imports neither an HTTP library nor a tokenizer.
+It needs only a few lines over a socket, so that a command that answers at once imports neither an HTTP library nor a
+tokenizer.
 """
 
 import json
@@ -19,21 +20,21 @@ from localspec import errors
 from localspec.errors import LocalspecError
 from localspec.events import Done, Draft, Event, Memory, Prefill, Statistics, Text
 
-LOOK = 0.2  # seconds between two looks at whether an answer is still wanted
+LOOK = 0.2  # seconds between checks whether an answer is still wanted
 CONNECT_SECONDS = 1.0
-HEAD_SECONDS = 8.0  # until the server takes a request, and from a line's first byte to its last: one that hangs is none
-SIGN_SECONDS = 10.0  # after which a server that answers others, or loads its model, says once more who is before
-SILENT_SECONDS = 120.0  # without even that: one that loads its model may be slow to say it
+HEAD_SECONDS = 8.0  # until the server takes a request, and from a line's first byte to its last
+SIGN_SECONDS = 10.0  # after which a busy or loading server reports again who is first
+SILENT_SECONDS = 120.0  # without even such a report: a loading server may be slow to send it
 LONGEST_HEAD, LONGEST_LINE = 2**16, 2**26  # bytes
 _SOL_LOCAL, _LOCAL_PEERPID = 0, 2  # macOS
 
 
 class Gone(LocalspecError):
-    """The server ended, or never was."""
+    """The server has ended, or never existed."""
 
 
 class NotThisOne(LocalspecError):
-    """The server would not answer as an engine of this process."""
+    """The server would not answer like an engine of this process."""
 
 
 def process_at(connection: Any) -> int | None:
@@ -66,7 +67,7 @@ def stop_it(place: Path) -> str:
 def lines(place: Path, path: str, body: Mapping[str, Any]) -> Generator[Any, None, None]:
     """Yield the lines of the server's answer; None after each `LOOK` in which nothing came. Raises Gone."""
     content = json.dumps(body).encode()
-    # HTTP/1.0: the answer comes as it is, and ends where the connection does.
+    # HTTP/1.0: the answer is not chunked, and ends with the connection.
     head = f"POST {path} HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     try:
         with socket.socket(socket.AF_UNIX) as connection:
@@ -75,7 +76,8 @@ def lines(place: Path, path: str, body: Mapping[str, Any]) -> Generator[Any, Non
             connection.settimeout(HEAD_SECONDS)
             connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
             connection.settimeout(LOOK)
-            buffer, headed, since = bytearray(), False, time.monotonic()  # since the last line, or this one began
+            # # since the last line, or the start of this one
+            buffer, headed, since = bytearray(), False, time.monotonic()
             while True:
                 try:
                     piece = connection.recv(2**16)
@@ -140,7 +142,7 @@ def event_of(line: Mapping[str, Any]) -> Event:
 
 
 def statistics_of(told: Mapping[str, Any]) -> Statistics:
-    """Figures of a reply as `asdict` wrote them."""
+    """Return the figures of a reply, as `asdict` wrote them."""
     known = {one.name: told[one.name] for one in fields(Statistics) if one.name in told}
     known["rows"] = {int(rows): count for rows, count in told["rows"].items()}
     known["memory"] = Memory(**told["memory"])

@@ -1,4 +1,4 @@
-"""What a server sends of a reply, read as hostile as it may be: pieces of text, who proposed them, figures."""
+"""Reads a server's reply, which may be hostile: pieces of text, who proposed them, figures."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -10,12 +10,12 @@ from localspec.outside_files import parse_json
 from localspec.text import one_line, safe, shortened
 
 LONGEST_WORDS = 300  # characters of a server's own sentence
-DEEPEST = 64  # places of a draft whose chances are told
-MOST_SOURCES = 100  # names of who proposed tokens
+DEEPEST = 64  # depths of drafts with reported chances
+MOST_SOURCES = 100  # names of proposers
 _REASONS: Mapping[object, Reason] = {
     **dict.fromkeys(("length", "max_tokens"), "length"),
     **dict.fromkeys(("stop", "eos", "eos_token", "stop_sequence", "end_turn"), "stop"),
-    **dict.fromkeys(("tool_calls", "function_call"), "stop"),  # which is told by the name of the tool
+    **dict.fromkeys(("tool_calls", "function_call"), "stop"),  # reported under the name of the tool
 }
 END = b"[DONE]"
 
@@ -25,21 +25,21 @@ class Broken(LocalspecError):
 
 
 class GaveUp(LocalspecError):
-    """What a server says went wrong there, in the middle of a reply."""
+    """An error that a server reports in the middle of a reply."""
 
 
 class Piece(NamedTuple):
-    """What one message of a server adds."""
+    """The content of one message of a server."""
 
     text: str = ""
     reasoning: str = ""
     reason: Reason | None = None  # why the reply is over
     usage: Mapping[str, Any] = {}
-    own: Mapping[str, Any] = {}  # what only localspec tells
-    timings: Mapping[str, Any] = {}  # what only llama-server does
-    tool: str | None = None  # the name of one that is called, perhaps empty
-    why: str = ""  # its own word for a reason that is none of the usual ones
-    chosen: bool = False  # whether it is a piece of the reply at all
+    own: Mapping[str, Any] = {}  # fields that only localspec sends
+    timings: Mapping[str, Any] = {}  # fields that only llama-server sends
+    tool: str | None = None  # the name of a called tool, perhaps empty
+    why: str = ""  # its word for an unusual reason
+    chosen: bool = False  # whether it is part of the reply at all
 
 
 class Told:
@@ -51,28 +51,28 @@ class Told:
         self._held = [count(held.get(f"{name}_bytes")) for name in ("target", "drafter", "cache", "peak")]
 
     def time(self, name: str) -> float:
-        """One of the times, or a speed."""
+        """Return one of the times, or a speed."""
         return number(self._timings.get(name)) or 0.0
 
     def counted(self, name: str) -> int:
-        """One of the counts of speculation."""
+        """Return one of the counts of speculation."""
         return count(self.speculation.get(name)) or 0
 
     @property
     def by_depth(self) -> tuple[float, ...]:
-        """The chances of drafts by depth."""
+        """Return the acceptance of drafts by depth."""
         found = self.speculation.get("acceptance_by_depth")
         return tuple(number(one) or 0.0 for one in found[:DEEPEST]) if isinstance(found, list) else ()
 
     @property
     def memory(self) -> Memory:
-        """What that process holds."""
+        """Return the memory of that process."""
         target, drafter, cache, peak = (one or 0 for one in self._held)
         return Memory(target, drafter, cache, peak)
 
 
 def read_piece(content: bytes) -> Piece:
-    """Read one message, of a stream or all of a reply. Raises Broken, GaveUp for what the server refuses."""
+    """Read one message of a stream, or a whole reply. Raises Broken, GaveUp for a refusal by the server."""
     try:
         value = parse_json(content)
     except ValueError:
@@ -85,7 +85,7 @@ def read_piece(content: bytes) -> Piece:
     choices = [] if choices is None else choices
     if not isinstance(choices, list) or not all(isinstance(one, dict) for one in choices):
         raise Broken(f"what should be a piece of a reply is {shown(content)}")
-    # One reply was asked for: what has another number is none of it.
+    # One reply was requested: one with another number does not belong to it.
     first: Mapping[str, Any] = next((one for one in choices if one.get("index") in (0, None)), {})
     said = _object(first.get("delta")) or _object(first.get("message"))
     reason = first.get("finish_reason") or None  # some have an empty text until the end

@@ -1,4 +1,4 @@
-"""Replies as OpenAI's clients read them; what only this engine knows stands under `localspec`."""
+"""Replies in the format of OpenAI's clients; figures that only this engine has are under `localspec`."""
 
 import json
 import time
@@ -17,7 +17,7 @@ def error(message: str, kind: str, *, param: str | None = None, code: str | None
 
 
 class Shape:
-    """The form of one reply: of a conversation, or of a text that goes on."""
+    """The form of one reply: of a conversation, or of a continued text."""
 
     def __init__(self, chat: bool, model: str, version: str, start: Mapping[str, Any]) -> None:
         self._chat = chat

@@ -1,4 +1,4 @@
-"""The one thread that uses the engines: it takes requests in turn, and hands what comes of them to who asked."""
+"""The thread that uses the engines: it takes requests in turn, and delivers their results to the clients."""
 
 import asyncio
 import threading
@@ -27,7 +27,8 @@ One = TypeVar("One")
 
 
 class Mailbox(Generic[One]):
-    """Of one client. It is made and read on the event loop; `deliver` may be called on any thread, and does not wait.
+    """The mailbox of one client. It is made and read on the event loop; any thread may call `deliver`, which does not
+    wait.
 
     `left` is done when the client is gone.
     """
@@ -36,7 +37,7 @@ class Mailbox(Generic[One]):
         self._loop, self._left = asyncio.get_running_loop(), left
         self._arrived: deque[One] = deque()
         self._something = asyncio.Event()
-        self._waits = False  # whether the reader has to be woken
+        self._waits = False  # whether the reader must be woken
         left.add_done_callback(lambda _: self._something.set())
 
     def deliver(self, one: One) -> None:
@@ -44,7 +45,7 @@ class Mailbox(Generic[One]):
         self._arrived.append(one)
         if self._waits:
             self._waits = False
-            with suppress(RuntimeError):  # the loop is closed: nobody reads any more
+            with suppress(RuntimeError):  # the loop is closed: there is no reader
                 self._loop.call_soon_threadsafe(self._something.set)
 
     async def next(self) -> One | None:
@@ -54,13 +55,13 @@ class Mailbox(Generic[One]):
                 return None
             self._something.clear()
             self._waits = True
-            if not self._arrived:  # what came just before knew nothing of a reader
+            if not self._arrived:  # an item that came just before could not know of a reader
                 await self._something.wait()
             self._waits = False
         return self._arrived.popleft()
 
     def rest(self) -> list[One]:
-        """All that has come since; without waiting."""
+        """Return everything that has arrived, without waiting."""
         return [self._arrived.popleft() for _ in range(len(self._arrived))]
 
 
@@ -69,7 +70,7 @@ class TooMany(LocalspecError):
 
 
 class Turns(Generic[One]):
-    """It may be used from any thread. `most` wait at once, and `most_bytes` of them together."""
+    """A queue by client that any thread may use. At most `most` items wait, with at most `most_bytes` together."""
 
     def __init__(self, most: int, most_bytes: int) -> None:
         self._most, self._most_bytes, self._changed = most, most_bytes, threading.Condition()
@@ -100,7 +101,7 @@ class Turns(Generic[One]):
             one, size = queue.popleft()
             self._count, self._bytes = self._count - 1, self._bytes - size
             if queue:
-                self._queues[client] = queue  # behind the others
+                self._queues[client] = queue  # after the others
             return one
 
     @property
@@ -108,7 +109,7 @@ class Turns(Generic[One]):
         return self._closed
 
     def close(self) -> list[One]:
-        """Nothing more is taken; returns what waited."""
+        """Close the queue; return the waiting items."""
         with self._changed:
             self._closed = True
             waiting = [one for queue in self._queues.values() for one, _ in queue]
@@ -117,15 +118,15 @@ class Turns(Generic[One]):
             return waiting
 
 
-WAITING, WAITING_BYTES = 1000, 256 * 2**20  # of requests at most
+WAITING, WAITING_BYTES = 1000, 256 * 2**20  # most waiting requests
 CLOSE_SECONDS = 5.0
-LONGEST_FAILURE = 200  # letters of what ended the engines
+LONGEST_FAILURE = 200  # characters of the engines' last error
 STOPPED = "The server is being stopped."
 
 
 @dataclass(frozen=True)
 class Begun:
-    """The prompt is being read; by whom the reply will be written."""
+    """The prompt is being read; this is how and by whom the reply will be written."""
 
     model: str
     start: Mapping[str, Any]
@@ -133,7 +134,7 @@ class Begun:
 
 @dataclass(frozen=True)
 class Ended:
-    """The reply is over, with its figures."""
+    """The reply is finished, with its figures."""
 
     done: Done
     figures: Mapping[str, Any]
@@ -151,21 +152,21 @@ Answer = Begun | Text | Ended | Line | Exception
 
 @dataclass(frozen=True)
 class Ticket:
-    """One request that waits or is answered. `deliver` is called on the engines' thread, and must not wait."""
+    """A request that waits or is being answered. `deliver` is called on the engines' thread, and must not wait."""
 
     asked: Asked | OpenRequest | ReplyRequest
     client: str
     size: int  # bytes
     deliver: Callable[[Answer], None]
-    gone: threading.Event = field(default_factory=threading.Event)  # set by who asked and left
-    named: "Queue[int | None]" = field(default_factory=Queue)  # in which conversation a reply is kept
-    stopped: threading.Event = field(default_factory=threading.Event)  # no more of it is wanted but its figures
+    gone: threading.Event = field(default_factory=threading.Event)  # set when the client has left
+    named: "Queue[int | None]" = field(default_factory=Queue)  # the conversation in which a reply is saved
+    stopped: threading.Event = field(default_factory=threading.Event)  # only the figures are still wanted
 
 
 class EngineRoom(threading.Thread):
     """The thread of the engines. It calls `opening`, which opens what they need; what it enters is closed at the end.
 
-    After `idle` seconds without a request, `end` is called, once. It is also called if the thread cannot go on; then
+    After `idle` seconds without a request, `end` is called, once. It is also called if the thread cannot continue; then
     `failure` is the sentence that says why.
     """
 
@@ -191,7 +192,7 @@ class EngineRoom(threading.Thread):
 
     @property
     def ahead(self) -> int:
-        """Requests that are answered before one that came now, if the clients of all are one."""
+        """Return how many requests come before a new one, if all clients are the same."""
         return self.waiting + (self._under_way is not None)
 
     def ask(self, ticket: Ticket) -> None:
@@ -286,7 +287,7 @@ class EngineRoom(threading.Thread):
                     if isinstance(event, Done):
                         self.metrics.count(event.statistics)
                         break
-                if asked.kept:  # before the phrases of the reply are
+                if asked.kept:  # before the phrases of the reply are saved
                     with suppress(Empty):
                         engine.conversation = ticket.named.get(timeout=0 if ticket.gone.is_set() else NAMED_SECONDS)
         finally:
@@ -294,7 +295,7 @@ class EngineRoom(threading.Thread):
         loaded.touch()
         for sentence in loaded.news():
             ticket.deliver(Line({"notice": sentence}))
-        found = engine.session.statistics if began else None  # else those of another reply
+        found = engine.session.statistics if began else None  # otherwise those of another reply
         ticket.deliver(Line({"kept": None if found is None else asdict(found)}))
 
     def _reply(self, models: LoadedModels, ticket: Ticket, asked: Asked) -> None:
@@ -350,5 +351,5 @@ class EngineRoom(threading.Thread):
 
 
 def _named(sentence: str, asked: Mapping[str, Any]) -> str | None:
-    """Which of the fields that were sent a sentence on sampling is about, if it is one of them."""
+    """Return the field of the request that a sentence on sampling is about, if any."""
     return next((name for name in asked if name in sentence.replace("-", "_")), None)

@@ -1,4 +1,4 @@
-"""A server that was asked for: what it is, which models it has, and what its refusals mean here."""
+"""A server named by the user: its program, its models, and the meaning of its refusals."""
 
 import time
 from collections.abc import Mapping
@@ -14,10 +14,10 @@ from localspec.serving.pieces import count, shown, words_of
 from localspec.text import one_line
 
 OK = 200
-ASK_SECONDS = 30.0  # until a server has told its models
+ASK_SECONDS = 30.0  # until a server has listed its models
 MOST_MODELS = 1000
 LISTED = 10  # models that a sentence names
-# By what they say owns their models.
+# By the owner in their lists of models.
 _PROGRAMS = {
     "localspec": "localspec",
     "vllm": "vLLM",
@@ -29,19 +29,19 @@ _OVERFLOWS = ("context_length_exceeded", "exceed_context_size", "context length"
 
 
 class Served(NamedTuple):
-    """A model of a server: who owns it, by its own word, and the tokens it reads; 0 where it does not say."""
+    """A model of a server: its owner, as the server says, and its context in tokens; 0 if not reported."""
 
     owner: str
     context: int
 
 
 class TooLong(UsageMistake):
-    """The server has no room for so long a conversation and its reply."""
+    """The server has no room for a conversation of this length and its reply."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """A server that answered at this address a moment ago. This many entries of its list of models are unreadable."""
+    """A server that answered at this address just now, with the number of unreadable entries in its list of models."""
 
     address: ServerAddress
     key: str | None
@@ -50,7 +50,7 @@ class Server:
 
     @classmethod
     def open(cls, url: str) -> Self:
-        """Asks it for its models; one that has no list of them has none here. Raises LocalspecError, NotAllowed."""
+        """Ask it for its models; a server without a list has none here. Raises LocalspecError, NotAllowed."""
         address = ServerAddress.of(url)
         key = key_for(address)
         with Link(address, f"{address.base}/models", headers=_headers(key)) as link:

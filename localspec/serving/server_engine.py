@@ -1,4 +1,4 @@
-"""A server that answers in place of an engine of this process: what it sends becomes the same events."""
+"""A server in place of an engine of this process: its messages become the same events."""
 
 import json
 import os
@@ -33,9 +33,9 @@ from localspec.store.store import Store
 from localspec.text import one_line
 from localspec.weights.checkpoint import revision
 
-FIRST_SECONDS = 600.0  # until the first text: it may load its model, and others may be before us
+FIRST_SECONDS = 600.0  # until the first text: it may be loading its model, or answering others
 NEXT_SECONDS = 120.0  # from one piece to the next
-FIRST_TOLD, TOLD_AGAIN = 2.0, 10.0  # seconds of silence until it is told, and told again
+FIRST_TOLD, TOLD_AGAIN = 2.0, 10.0  # seconds of silence until they are reported, and reported again
 
 
 @dataclass
@@ -100,7 +100,7 @@ class ServerEngine:
     def _decode(self, tokens: Sequence[int]) -> str:
         assert self._path is not None
         told = str(self.told.get("revision"))
-        if told not in self._decoders:  # only now: most replies are never looked at so closely
+        if told not in self._decoders:  # only now: most replies are never inspected so closely
             same = revision(self._path) == told
             self._decoders[told] = decoder(os.fspath(self._path) if same else None)
         return self._decoders[told](tokens) or ""
@@ -111,7 +111,7 @@ class ServerEngine:
         return self
 
     def label(self, rule: Rule) -> str:
-        """How exact its replies are, by its own word; an empty text where it says nothing of that."""
+        """Return how exact its replies are, as the server says; empty if it does not."""
         told = word(self.told.get("exactness"))
         return told if told in SAMENESS else ""
 
@@ -231,7 +231,7 @@ class ServerEngine:
 
 
 def _place(model: str) -> Path | None:
-    """Where a model of this name is on this machine."""
+    """Return where a model of this name is on this machine."""
     try:
         return registry.resolve(model).path
     except LocalspecError:
@@ -239,12 +239,12 @@ def _place(model: str) -> Path | None:
 
 
 class NamedServer:
-    """The server that the settings name. It is asked which models it has when a chat starts."""
+    """The server that the settings name. It is asked for its models when a chat starts."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._server: Server | None = None
-        self.start = partial(start_chat, settings, who=self._card)  # raises what `Server.open` raises, too
+        self.start = partial(start_chat, settings, who=self._card)  # raises the errors of `Server.open`, too
 
     def load(
         self,
@@ -260,7 +260,7 @@ class NamedServer:
         return ServerEngine(server, server.model(card.name, insist=True), Reporter(notice, progress))
 
     def named(self, name: str) -> TargetCard:
-        """One of its models. Raises NotHere."""
+        """Return one of its models. Raises NotHere."""
         server = self._open(Reporter())
         return named_there(server.model(name, insist=True), f"at {server.address.url}")
 

@@ -1,4 +1,4 @@
-"""One reply of a server, as it comes: its events, its figures, and its JSON object."""
+"""One reply of a server as it arrives: its events, its figures, and its JSON object."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from localspec.serving.server_engine import ServerEngine, ServerSampling
 
 
-LONGEST_REPLY = 2**20  # characters: no model says as much, and nobody reads it
+LONGEST_REPLY = 2**20  # characters: no model writes as much, and nobody reads it
 PIECES_A_TOKEN, PIECES_MORE = 8, 64  # some servers send a token in several pieces, letter by letter
 _TOLD = (
     "revision",
@@ -46,31 +46,31 @@ _TOLD = (
 
 
 class Reply:
-    """One reply, as it comes.
+    """A reply that arrives from a server.
 
-    `most` tokens were asked for, and `heard` is called when something is said. What a server sends beyond that many,
-    or without end, is not read.
+    `most` tokens were requested, and `heard` is called when text arrives. Anything beyond that many, or without end, is
+    not read.
     """
 
     def __init__(
         self, engine: "ServerEngine", dropped: int, most: int | None = None, heard: Callable[[], None] = lambda: None
     ) -> None:
         self._engine, self._most, self._heard = engine, most, heard
-        self._left_out = self._dropped = dropped  # turns left out here, and with those that the server left out
-        self._pieces = self._length = 0  # those in which something is said, and characters
+        self._left_out = self._dropped = dropped  # turns left out here, and including those that the server left out
+        self._pieces = self._length = 0  # pieces with text, and characters
         self._began = time.perf_counter()
         self._first = self._last = 0.0  # seconds until then
         self._tokens: list[int] = []
         self._sources: dict[str, int] = {}
         self._thoughts, self._said = 0, False
         self._thought_until = 0.0
-        self._piece = Piece()  # what was told so far beside the text
+        self._piece = Piece()  # what was reported so far in addition to the text
         self._thinking = pieces.ThinkingInText(told_apart=engine.server.ours)
 
     def events(self, arrivals: Iterator[Head | bytes | None]) -> Iterator[Event]:
         engine, where = self._engine, self._engine.server.address.url
         head = next((one for one in arrivals if isinstance(one, Head)), None)
-        if head is None:  # not wanted any more
+        if head is None:  # no longer wanted
             return
         if head.status != OK:
             content = b"\n".join(one for one in arrivals if isinstance(one, bytes))
@@ -93,7 +93,7 @@ class Reply:
                     self._heard()
                     self._pieces, self._length = self._pieces + 1, self._length + len(piece.text + piece.reasoning)
                 if event := self._text(piece):
-                    if not told:  # only now is it sure that there is a reply
+                    if not told:  # only now is it certain that there is a reply
                         told = True
                         yield Prefill(0, 0, self._dropped)
                     yield event
@@ -145,7 +145,7 @@ class Reply:
             yield END
 
     def _without_end(self) -> str:
-        """Return what a server sends too much of, as a part of a sentence. Empty if it does not yet."""
+        """Return the part of a sentence that says what the server sends too much of; empty so far."""
         written = len(self._tokens) or self._pieces
         if self._most is not None and written > PIECES_A_TOKEN * self._most + PIECES_MORE:
             return f"sends more than the {self._most} tokens that were requested"
@@ -243,7 +243,7 @@ class ServerReport:
 
     @property
     def start(self) -> dict[str, Any]:
-        """What of it does not depend on how the reply went."""
+        """Return the fields that do not depend on the course of the reply."""
         told = self._engine.told
         names = ("revision", "drafter", "device", "dtype", "quantize", "exactness", "accept", "lossless")
         seed = told.get("seed") if self._sampling.seed is None else self._sampling.seed
@@ -253,7 +253,7 @@ class ServerReport:
         return {"model": self._engine.model, **of_model, "engine": "server", "seed": seed, "sampling": sampling}
 
     def of(self, text: str, reasoning: str, reason: str, statistics: Statistics) -> dict[str, Any]:
-        """All of it, once the reply is over."""
+        """Return the whole object, after the reply."""
         counted = statistics.told_tokens is None or statistics.told_tokens > 0
         return {
             "text": text,

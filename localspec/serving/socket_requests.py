@@ -1,6 +1,6 @@
 """Requests of this user's commands to a server over its socket: an engine as they would load it, event by event.
 
-Both ends are the same version, so events are sent as they are, and both ends change together.
+Both ends are the same version, so events are sent unchanged, and both ends change together.
 """
 
 import os
@@ -19,18 +19,18 @@ from localspec.models.messages import Message
 from localspec.serving.asked import Refused
 from localspec.serving.loaded import LoadedModels
 
-NAMED_SECONDS = 1.0  # for the conversation to be named, which is done with the first event
-FIGURES_SECONDS = 0.1  # between figures of a reply under way: a chat shows no more of them
-THIS = os.urandom(16).hex()  # this server and no later one, which may load models otherwise
+NAMED_SECONDS = 1.0  # for the conversation to be named, which happens with the first event
+FIGURES_SECONDS = 0.1  # between figures of a running reply: a chat shows no more of them
+THIS = os.urandom(16).hex()  # this server and no later one, which may load models differently
 
 
 class Differs(LocalspecError):
-    """This is no server that could answer as the command itself would."""
+    """This server could not answer as the command itself would."""
 
 
 @dataclass(frozen=True)
 class OpenRequest:
-    """A command wants an engine for this model with these settings."""
+    """A request for an engine of this model with these settings."""
 
     version: str
     isa: str | None
@@ -39,7 +39,7 @@ class OpenRequest:
     settings: Settings
     system: str | None
     keep: float | None = None  # seconds for which the server is to stay
-    chat: bool = False  # which finds out by itself how replies are sampled: that changes while one chats
+    chat: bool = False  # a chat works out its sampling itself, because that changes during it
 
     @classmethod
     def of(cls, body: object) -> "OpenRequest":
@@ -93,13 +93,13 @@ class OpenRequest:
                 raise Differs(f"The server uses another {name}.")
 
 
-# What a server takes by itself where its settings say this.
+# The values that a server chooses itself if its settings have these.
 _CHOSEN: Mapping[str, Any] = {"context": None, "drafter": "auto", "device": "auto", "dtype": "auto", "quantize": "auto"}
 
 
 @dataclass(frozen=True)
 class ReplyRequest:
-    """A command wants a reply."""
+    """A request for a reply."""
 
     model: str
     path: str
@@ -108,12 +108,12 @@ class ReplyRequest:
     max_tokens: int | None
     stop: Sequence[str]
     think: bool | None
-    name: str  # by which it says more later on
+    name: str  # under which it sends more later
     kept: bool  # whether it will name the conversation
-    server: str  # that opened the engine
-    live: bool = False  # whether drafts are looked at, and figures while the reply comes
-    loop_prompt: str | None = None  # of a reply that is stopped where it repeats itself without end
-    drafter: str | None = None  # that was named: one that the server took by itself may be another one by now
+    server: str  # the server that opened the engine
+    live: bool = False  # whether drafts are shown, and figures during the reply
+    loop_prompt: str | None = None  # of a reply that is stopped if it repeats itself without end
+    drafter: str | None = None  # the named drafter; one that the server chose itself may have changed by now
 
     @classmethod
     def of(cls, body: object) -> "ReplyRequest":
@@ -128,11 +128,11 @@ class ReplyRequest:
 
     @property
     def rule(self) -> Rule:
-        """How drafts are accepted."""
+        """Return the rule of acceptance."""
         return Sampling(**self.sampling).rule
 
     def events(self, engine: Engine) -> Any:
-        """Return the engine's events. Raises Differs if another server opened it, or it has another drafter by now."""
+        """Return the engine's events. Raises Differs if another server opened it, or its drafter has changed."""
         if self.server != THIS:
             raise Differs("The server has restarted since.")
         if self.drafter not in (None, engine.choice.drafter):
@@ -142,7 +142,7 @@ class ReplyRequest:
 
 
 def form(engine: Engine, rule: Rule) -> dict[str, Any]:
-    """In which form an engine answers, which may change between two replies, and what it holds."""
+    """Return the form in which an engine answers, which may change between two replies, and its memory."""
     choice = engine.choice
     return {
         "choice": {
@@ -162,7 +162,7 @@ def form(engine: Engine, rule: Rule) -> dict[str, Any]:
 
 
 class EventLines:
-    """Events of one reply as JSON, with drafts and figures only if somebody looks at them."""
+    """The events of one reply as JSON, with drafts and figures only if they are shown."""
 
     def __init__(self, engine: Engine, live: bool) -> None:
         self._engine, self._live, self._figured_at = engine, live, 0.0
