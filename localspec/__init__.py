@@ -6,7 +6,7 @@ The public names are resolved when they are first used: importing `localspec` im
 import os
 from importlib import import_module
 
-TYPE_CHECKING = False  # typing's own takes 10 ms to import, in which Ctrl+C would be answered with a traceback
+TYPE_CHECKING = False  # importing typing's takes 10 ms, in which Ctrl+C would show a traceback
 if TYPE_CHECKING:
     from localspec.choosing.choice import Choice
     from localspec.decoding.limits import Limits
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Read by OpenMP when torch is imported: threads that spin while they wait starve every other program, and us.
+# OpenMP reads it when torch is imported: threads that spin while they wait slow down every other program, and this one.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 _HOME = {
@@ -62,7 +62,7 @@ def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module 'localspec' has no attribute {name!r}")
     value: object = getattr(import_module(_HOME[name]), name)
-    globals()[name] = value  # the next look-up does not come here
+    globals()[name] = value  # the next look-up finds it at once
     return value
 
 

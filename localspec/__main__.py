@@ -16,7 +16,7 @@ def run() -> int:
             signal.signal(signal.SIGINT, end_at_once)
         encoding = sys.modules.get("localspec.models.encoding")  # most commands never encode anything
         if encoding is not None and encoding.is_left_behind():
-            os._exit(code)  # the interpreter would take its modules away from a thread that it cannot stop
+            os._exit(code)  # the interpreter would unload modules under a thread that it cannot stop
     except KeyboardInterrupt:
         end_at_once()
     return code

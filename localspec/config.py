@@ -20,11 +20,11 @@ from localspec.setting_checks import HOTTEST, Check
 from localspec.text import shortened
 
 PREFIX = "LOCALSPEC_"
-_NO_SETTINGS = (HOME, ISA, SERVE_KEY, SERVER_KEY, REAL_MODELS)  # though they begin so
-TYPED = "/set"  # the origin of what was typed in a chat
-SIMILAR = 0.7  # of 1, between a mistyped name and what was meant; less suggests `race` for `create`
+_NO_SETTINGS = (HOME, ISA, SERVE_KEY, SERVER_KEY, REAL_MODELS)  # variables with the prefix that are not settings
+TYPED = "/set"  # the origin of values typed in a chat
+SIMILAR = 0.7  # of 1, between a mistyped name and its correction; a lower value suggests `race` for `create`
 LONGEST_SHOWN = 80  # characters of a value in a sentence about it
-_LONGEST = 4 * MIB  # bytes of a file that a person writes by hand
+_LONGEST = 4 * MIB  # bytes of a file that is written by hand
 
 Rule = Literal["exact", "rejection", "typical"]
 
@@ -33,8 +33,8 @@ Rule = Literal["exact", "rejection", "typical"]
 class Row:
     """A row of the table of settings: everything that differs between two of them.
 
-    `help` is shown with the flag, and `flags` are its further spellings. `loads` says whether an engine is loaded by
-    this setting, so that a server with another value cannot answer. `per_reply` says whether `/set` changes it.
+    `help` is shown with the flag, and `flags` are its further spellings. `loads` says whether the setting affects how
+    an engine is loaded, so that a server with another value cannot answer. `per_reply` says whether `/set` changes it.
     """
 
     check: Check
@@ -53,7 +53,7 @@ _PARTS = ("accelerating", "lengthening", "beside", "verification", "history")
 
 @dataclass(frozen=True)
 class Settings:
-    """The values that one command works with. `None` leaves a value to the model.
+    """The values for one command. `None` leaves a value to the model.
 
     Flags, variables, config.toml, `/set` and their checks follow from the rows of this table.
     """
@@ -147,12 +147,12 @@ class Settings:
 
     @property
     def elsewhere(self) -> str | None:
-        """The address of the server that answers; None where a model in this process does."""
+        """The address of the server that answers; None if a model in this process does."""
         return None if self.server == "off" else self.server
 
     @property
     def plain(self) -> bool:
-        """Whether plain decoding was asked for."""
+        """Whether plain decoding was requested."""
         return self.drafter == "none" or self.draft_max == 0
 
     def by_flag(self, name: str) -> bool:
@@ -182,7 +182,7 @@ LOADED_BY = tuple(name for name, row in TABLE.items() if row.loads)
 SAMPLING = tuple(name for name, row in TABLE.items() if row.per_reply)
 
 
-# -- where values come from --------------------------------------------------------------------------------------------
+# -- origins of values -------------------------------------------------------------------------------------------------
 
 
 def load(
@@ -280,12 +280,12 @@ def read_toml(file: Path) -> dict[str, object]:
         line = int(place[1]) if place else source.count(b"\n") + 1  # "at end of document"
         what = re.sub(r" \(at .*\)$", "", message)
         raise UsageMistake(f"{file}, line {line}: this is not TOML ({what}); correct the line.") from None
-    except ValueError as error:  # digits that Python does not convert, or more depth than it can follow
+    except ValueError as error:  # digits that Python does not convert, or nesting that is too deep
         raise UsageMistake(f"{file} cannot be read ({error}); make it simpler.") from None
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """' (did you mean …?)' with the most similar of `names`, or nothing."""
+    """Return ' (did you mean …?)' with the most similar of `names`, or an empty text."""
     spelled = {known.lower().replace("-", "_"): known for known in names}
     wanted = name.lower().replace("-", "_")
     sure = [one for one in spelled if _surely_meant(wanted, one)]
@@ -294,7 +294,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def _surely_meant(wanted: str, name: str) -> bool:
-    """Return whether a name has the same letters in another order, or one of the two begins with the other."""
+    """Return whether two names have the same letters in another order, or one begins with the other."""
     begins = min(len(wanted), len(name)) > 2 and (name.startswith(wanted) or wanted.startswith(name))
     return begins or (len(wanted) > 1 and sorted(wanted) == sorted(name))
 
@@ -305,9 +305,7 @@ def _as_typed(value: object, text: str) -> str:
 
 
 def _shown(value: object) -> str:
-    """Return a value as the user wrote it, shortened, and without what precedes the host of an address: perhaps a
-    key.
-    """
+    """Return a value as the user wrote it, shortened, and without the user info in an address, which may be a key."""
     if isinstance(value, str):
         value = re.sub(r"(?<=://)[^/]*@", "…@", value)
     shown = str(value).lower() if isinstance(value, bool) else repr(value) if isinstance(value, str) else str(value)
@@ -318,9 +316,10 @@ _TABLE = re.compile(r"\s*\[")
 
 
 def keep_setting(file: Path, name: str, value: str) -> None:
-    """Set `name` to the text `value`, atomically and readable for its owner only. The target of a link is written.
+    """Set `name` to the text `value`, atomically, with a file readable only for its owner. The target of a link is
+    written.
 
-    Raises UsageMistake if the file is invalid, is written in a way that this does not understand, or cannot be written.
+    Raises UsageMistake if the file is invalid, cannot be edited safely, or cannot be written.
     """
     before = read_toml(file)
     if before.get(name) == value:

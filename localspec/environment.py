@@ -1,4 +1,4 @@
-"""What the environment says that is no setting: where things are, secrets, the terminal, what other programs share."""
+"""Facts from the environment that are not settings: directories, secrets, the terminal, and shared variables."""
 
 import os
 from collections.abc import Mapping, MutableMapping
@@ -10,7 +10,7 @@ ISA = "LOCALSPEC_ISA"
 SERVE_KEY = "LOCALSPEC_SERVE_KEY"
 SERVER_KEY = "LOCALSPEC_SERVER_KEY"
 REAL_MODELS = "LOCALSPEC_REAL_MODELS"  # the directory of the models that tests use; tools/real_models.py
-TAB_DRIVER = "localspec_tui.tab:TabDriver"  # what Textual draws with in a tab of a browser, by its own variable
+TAB_DRIVER = "localspec_tui.tab:TabDriver"  # Textual's driver in a tab of a browser, by its own variable
 
 
 def home(environ: Mapping[str, str] | None = None) -> Path | None:
@@ -20,9 +20,8 @@ def home(environ: Mapping[str, str] | None = None) -> Path | None:
 
 
 def instruction_set(environ: Mapping[str, str] | None = None) -> str | None:
-    """Return the instructions that LOCALSPEC_ISA prescribes to our compiled library, or None for the best of this
-    CPU.
-    """
+    """Return the instruction set that LOCALSPEC_ISA prescribes for our compiled library, or None for the
+    best of this CPU."""
     return (os.environ if environ is None else environ).get(ISA) or None
 
 
@@ -43,32 +42,32 @@ def server_key(environ: Mapping[str, str] | None = None) -> str | None:
 
 
 def dumb_terminal(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether the terminal says that it cannot move its cursor."""
+    """Return whether the terminal says that it cannot move its cursor."""
     return (os.environ if environ is None else environ).get("TERM") == "dumb"
 
 
 def in_a_tab(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether a tab of a browser stands for the terminal (`localspec serve --ui`)."""
+    """Return whether a tab of a browser takes the place of the terminal (`localspec serve --ui`)."""
     return (os.environ if environ is None else environ).get("TEXTUAL_DRIVER") == TAB_DRIVER
 
 
 def inside_tmux(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether the terminal is a window of tmux, which has a buffer of its own to copy to."""
+    """Return whether the terminal is a window of tmux, which has its own buffer for copying."""
     return bool((os.environ if environ is None else environ).get("TMUX"))
 
 
 def in_screen(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether the terminal is a window of GNU screen, which sends answers to what was not asked."""
+    """Return whether the terminal is a window of GNU screen, which sends unrequested answers."""
     return bool((os.environ if environ is None else environ).get("STY"))
 
 
 def terminal_kind(environ: Mapping[str, str] | None = None) -> str:
-    """Return the kind of terminal by its own word."""
+    """Return the kind of terminal, from TERM."""
     return (os.environ if environ is None else environ).get("TERM", "")
 
 
 def light_background(environ: Mapping[str, str] | None = None) -> bool | None:
-    """Whether the terminal says in COLORFGBG that it is light; None where it says nothing."""
+    """Return whether COLORFGBG says that the terminal is light; None if it does not say."""
     ground = (os.environ if environ is None else environ).get("COLORFGBG", "").rpartition(";")[2]
     return int(ground) in (7, *range(9, 16)) if ground.isdecimal() and int(ground) < 16 else None
 
@@ -80,7 +79,7 @@ def editor(environ: Mapping[str, str] | None = None) -> str | None:
 
 
 def kernel_settings(environ: Mapping[str, str] | None = None) -> list[str]:
-    """Return the variables, NAME=value, that make torch's libraries take other kernels, and so give other last bits."""
+    """Return the variables, NAME=value, that make torch's libraries choose other kernels, and so change last bits."""
     environ = os.environ if environ is None else environ
     names = (
         "DNNL_MAX_CPU_ISA",
@@ -93,7 +92,7 @@ def kernel_settings(environ: Mapping[str, str] | None = None) -> list[str]:
 
 @dataclass(frozen=True)
 class HubPlaces:
-    """Where the Hugging Face client looks, by the variables that all programs with this cache share."""
+    """The places of the Hugging Face client, from the variables that all programs with this cache share."""
 
     cache: Path
     """The common cache of models."""
@@ -103,7 +102,7 @@ class HubPlaces:
     """Whether the user forbids any request."""
 
 
-_AROUND = " \t\r\n'\""  # what files of variables leave around a value
+_AROUND = " \t\r\n'\""  # characters that files of variables leave around a value
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
 
@@ -117,7 +116,7 @@ def network_variables(ending: str = "", environ: Mapping[str, str] | None = None
 
 
 def hub_places(environ: Mapping[str, str] | None = None) -> HubPlaces:
-    """Return the client's places by these variables. The client reads them once, when it is imported."""
+    """Return the client's places from these variables. The client reads them once, when it is imported."""
     environ = os.environ if environ is None else environ
 
     def place(*names: str, default: str) -> str:
@@ -135,15 +134,16 @@ def hub_places(environ: Mapping[str, str] | None = None) -> HubPlaces:
 
 
 def quiet_hub(environ: MutableMapping[str, str] | None = None) -> None:
-    """Switch off the Hugging Face client's telemetry, updates and advice, and tidy its variables, before its import.
+    """Switch off the Hugging Face client's telemetry, updates and advice, and clean its variables, before its import.
 
-    Files come over HTTP, where a break is resumed and every byte passes our checks; HF_HUB_DISABLE_XET=0 allows Xet.
+    Files come over HTTP, where an interrupted download is resumed and every byte passes our checks;
+    HF_HUB_DISABLE_XET=0 allows Xet.
     """
     environ = os.environ if environ is None else environ
     for name in ("HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_UPDATE_CHECK", "HF_HUB_DISABLE_SYMLINKS_WARNING"):
         environ[name] = "1"
     environ.setdefault("HF_HUB_DISABLE_XET", "1")
-    for name in ("HF_ENDPOINT", "HF_TOKEN", *_PROXIES, *map(str.upper, _PROXIES)):  # the client takes them as they are
+    for name in ("HF_ENDPOINT", "HF_TOKEN", *_PROXIES, *map(str.upper, _PROXIES)):  # the client does not clean them
         if name in environ and not (value := environ[name].strip(_AROUND)):
             del environ[name]
         elif name in environ:
@@ -151,7 +151,7 @@ def quiet_hub(environ: MutableMapping[str, str] | None = None) -> None:
 
 
 def install_extra(extra: str) -> str:
-    """Return what a person does to install an optional part. localspec is not on PyPI, so it needs the checkout."""
+    """Return the command that installs an optional part. localspec is not on PyPI, so it needs the checkout."""
     return (
         f"run `uv tool install '.[{extra}]'`, or `pip install '.[{extra}]'` in its environment, in localspec's checkout"
     )

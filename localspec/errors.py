@@ -1,4 +1,4 @@
-"""The errors that a person can do something about: one sentence and an exit code each."""
+"""Errors that a user can act on: one sentence and an exit code each."""
 
 import errno
 import re
@@ -10,13 +10,13 @@ _NUMBER = re.compile(r"\[(?:Errno|WinError) -?\d+\] ?")
 
 
 class LocalspecError(Exception):
-    """A runtime failure. Its message is one sentence: what was wrong, with the value, and what to do."""
+    """A runtime failure. Its message is one sentence: what is wrong, with the value, and what to do."""
 
     exit_code = 1
 
 
 class UsageMistake(LocalspecError):
-    """A flag, a setting or an argument has a value that it cannot have."""
+    """A flag, a setting or an argument has an impossible value."""
 
     exit_code = 2
 
@@ -28,7 +28,7 @@ class NotHere(LocalspecError):
 
 
 class DoesNotFit(LocalspecError):
-    """More memory or disk is needed than there is."""
+    """More memory or disk is needed than available."""
 
     exit_code = 4
 
@@ -40,7 +40,7 @@ class NotAllowed(LocalspecError):
 
 
 def first_line(error: BaseException | str) -> str:
-    """Return the first line of another library's message without the number of an error, or its type if it has none."""
+    """Return the first line of another library's message without its error number, or its type if it is empty."""
     return (_NUMBER.sub("", str(error)).strip().splitlines() or [type(error).__name__])[0]
 
 
@@ -55,9 +55,9 @@ def no_more_files(error: BaseException) -> str:
 
 
 def cannot_read(file: Path, error: OSError) -> LocalspecError:
-    """Return the sentence for a file that cannot be read for lack of permission.
+    """Return the error for a file that cannot be read for lack of permission.
 
-    It is not damaged, so not fetched again.
+    It is not damaged, so it is not fetched again.
     """
     what = "its permissions" if isinstance(error, PermissionError) else "that"
     return LocalspecError(
@@ -66,12 +66,12 @@ def cannot_read(file: Path, error: OSError) -> LocalspecError:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether this error means that memory ran out; torch has an exception of its own for that on CUDA only.
+    """Return whether this error means that memory ran out; torch has a separate exception for that only on CUDA.
 
     A thread that cannot be started has no room for its stack, or there are too many: either way others must end first.
     """
     torch = sys.modules.get("torch")
-    if isinstance(error, OSError):  # of a file that is mapped
+    if isinstance(error, OSError):  # of a mapped file
         return error.errno == errno.ENOMEM
     if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
         return True

@@ -1,72 +1,72 @@
-"""What the engine reports to its consumer: a generator of these is the only way that results leave it."""
+"""The events of a reply: the engine is a generator of these, and reports nothing in any other way."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-TUNING = "tuning drafts (once)"  # the progress of a search of hyper-parameters, which takes minutes
-SLACK = 1.05  # by which a measured speedup may exceed what is possible: clocks, and medians of few
+TUNING = "tuning drafts (once)"  # the progress of a search of hyperparameters, which takes minutes
+SLACK = 1.05  # factor by which a measured speedup may exceed the possible one: clocks, and medians of few
 
 Reason = Literal["stop", "length", "interrupted", "repetition"]
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that are held, and the most that this process ever held."""
+    """Bytes in use, and the peak of this process."""
 
     target: int
     drafter: int
     cache: int
     peak: int
-    parked: int = 0  # of the caches of texts that may be gone on with
+    parked: int = 0  # of the caches of texts that may be continued
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """The figures of one reply. Times are in seconds; tokens/s counts decoding only, from the first token on."""
+    """The figures of one reply. Times are in seconds; tokens/s counts only decoding, from the first token on."""
 
-    token_ids: tuple[int, ...]  # of the reply, the stop token left out
+    token_ids: tuple[int, ...]  # of the reply, without the stop token
     prompt_tokens: int
-    reused_tokens: int  # of the prompt, those in a cache already
+    reused_tokens: int  # tokens of the prompt that were already in a cache
     prefill_seconds: float
     first_token_seconds: float
     decode_seconds: float
-    draft_seconds: float  # of the decode seconds, those of the drafter
-    verify_seconds: float  # and those of the target's forwards
-    step_seconds: float  # and those of whole steps, in which whoever reads the text had no part
+    draft_seconds: float  # the drafter's part of the decode seconds
+    verify_seconds: float  # the part of the target's forwards
+    step_seconds: float  # the part of whole steps, without the time of the reader of the text
     tokens_per_second: float
     steps: int  # target forwards after prefill
-    acceptance_length: float  # τ: tokens committed per target forward, bonus included
-    acceptance_by_depth: tuple[float, ...]  # chance that a node at depth 1, 2, ... is accepted, given its parent was
+    acceptance_length: float  # τ: tokens committed per target forward, including the bonus token
+    acceptance_by_depth: tuple[float, ...]  # chance that a node at depth 1, 2, ... is accepted, given its parent is
     drafted: int
     accepted: int
-    sources: Mapping[str, int]  # reply tokens by who proposed them; "target" = bonus tokens
+    sources: Mapping[str, int]  # reply tokens by proposer; "target" = bonus tokens
     off_reason: str | None  # why speculation is off at the end of the reply
     memory: Memory
-    rows: Mapping[int, int] = field(default_factory=dict)  # how many forwards verified so many rows, root included
-    # What plain decoding would have taken instead of `decode_seconds`, by plain steps that were timed in passing; None
-    # where too few were seen.
+    rows: Mapping[int, int] = field(default_factory=dict)  # number of forwards by their rows, root included
+    # The seconds of plain decoding for the same tokens, by plain steps timed during the reply; None if there were too
+    # few.
     plain_seconds: float | None = None
-    reasoning_tokens: int = 0  # of the reply, those before the answer: what was thought, and its marks
+    reasoning_tokens: int = 0  # of the reply, those before the answer: thoughts, and their marks
     reasoning_seconds: float = 0.0  # from the end of the prompt to the answer
-    dropped_turns: int = 0  # of the conversation, which the model did not read: the context is full
-    told_tokens: int | None = None  # of the reply, where a server told how many they were and not which
+    dropped_turns: int = 0  # turns of the conversation that the model did not read, because the context is full
+    told_tokens: int | None = None  # of the reply, if a server reported only their number
 
     @property
     def tokens(self) -> int:
-        """How many tokens the reply was; 0 also where nobody told."""
+        """Tokens of the reply; 0 if unknown."""
         return len(self.token_ids) if self.told_tokens is None else self.told_tokens
 
     @property
     def unanswered(self) -> bool:
-        """Whether nothing but thinking came of it."""
+        """Whether the reply has only thoughts."""
         return 0 < self.reasoning_tokens == self.tokens
 
     @property
     def speedup(self) -> float | None:
-        """How many times as fast as plain decoding it came; below 1 where drafting cost more than it saved.
+        """Speedup over plain decoding; below 1 if drafting cost more than it saved.
 
-        None also where it is above what so many tokens a step can bring: too little was seen, or the machine changed.
+        None also if it exceeds what its tokens per step allow: too little was measured, or the machine changed.
         """
         if not self.plain_seconds or self.decode_seconds <= 0:
             return None
@@ -76,7 +76,8 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Prefill:
-    """How many prompt tokens the target has read so far. `dropped` turns were left out, for the context is full."""
+    """The number of prompt tokens that the target has read so far. `dropped` turns were left out, because the context
+    is full."""
 
     done: int
     total: int
@@ -84,11 +85,11 @@ class Prefill:
 
 
 class Draft(NamedTuple):
-    """The draft tree of one decode step, and what became of it: to be looked at by whoever wants to, at any time.
+    """The draft tree of one decode step, and which of it was accepted; it may be inspected at any time.
 
-    Node 0 is the root, the token before the step; parents precede their children. `path` are the nodes that were
-    accepted, the root first; the step brought their tokens and one more of the target's own. A `probe` node is no
-    proposal. `sources` name who proposed each node, where that is known.
+    Node 0 is the root, the token before the step; parents precede their children. `path` are the accepted nodes, the
+    root first; the step committed their tokens and a bonus token. A `probe` node is not a proposal. `sources` names who
+    proposed each node, if known.
     """
 
     tokens: Sequence[int]
@@ -100,15 +101,13 @@ class Draft(NamedTuple):
 
 @dataclass(frozen=True)
 class Text:
-    """What one decode step added: its text, token ids, who proposed each, seconds since the reply began.
+    """The text of one decode step, with token ids, who proposed each, and seconds since the reply began.
 
-    The text is as the model wrote it: `text.safe` is for whatever draws it. What stands between the marks of
-    thinking is `reasoning`, and not part of the text.
-
-    A step whose text is held back, because it may be half a character or the start of a stop string, has no event of
-    its own: the next event brings its tokens too. `steps` counts the target's forwards so far, without prefill, and
-    `drafts` are those of the steps since the event before: the tokens of a reply are one of prefill, then those of each
-    step in turn.
+    The text is as the model wrote it: `text.safe` makes it safe to draw. Text between the marks of thinking is
+    `reasoning`, and not part of the text. A step whose text is held back, because it may be half a character or the
+    start of a stop string, has no event: the next event includes its tokens. `steps` counts the target's forwards so
+    far, without prefill, and `drafts` are those of the steps since the previous event: the tokens of a reply are one of
+    prefill, then those of each step in turn.
     """
 
     text: str
@@ -118,7 +117,7 @@ class Text:
     steps: int
     drafts: tuple[Draft, ...] = ()
     reasoning: str = ""
-    reasoning_tokens: int = 0  # of the tokens, the first so many came before the answer
+    reasoning_tokens: int = 0  # how many of the tokens come before the answer
 
 
 @dataclass(frozen=True)
@@ -133,7 +132,7 @@ Event = Prefill | Text | Done
 
 
 def possible(speedup: float, limit: float) -> bool:
-    """Whether a speedup, or a quantile of several, is within the limit, or the same quantile of their limits."""
+    """Return whether a speedup, or a quantile of several, is within the limit, or the same quantile of their limits."""
     return speedup <= SLACK * limit
 
 
@@ -143,7 +142,7 @@ def _ignore(sentence: str) -> None:
 
 @dataclass(frozen=True)
 class Reporter:
-    """How a person is kept informed: troubles that cost no text through `notice`, what takes a while by `progress`."""
+    """The sink of messages for the user: problems that cost no text go to `notice`, long waits to `progress`."""
 
     notice: Callable[[str], None] = _ignore
     progress: Callable[[str], None] = _ignore

@@ -1,1 +1,1 @@
-"""The same prompts, plain and speculative, side by side on this machine."""
+"""Compares the same prompts with and without drafts on this machine."""

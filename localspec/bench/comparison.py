@@ -1,4 +1,4 @@
-"""Runs every row on every prompt, one after the other: what is compared ran side by side, on one loaded target."""
+"""Runs every row on every prompt in turns, on one loaded target, so that the results can be compared."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ from localspec.weights.draft_role import draft_in_words
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: what is loaded, the nodes that were asked for, and the acceptance rule."""
+    """One line of the table: the loaded engine, the requested nodes, and the acceptance rule."""
 
     choice: Choice
     nodes: int | Literal["auto"]
@@ -54,11 +54,11 @@ def bench(
 ) -> dict[str, Any]:
     """Measure all rows and return the report.
 
-    Hyper-parameters of draft models are taken from `store`, and searched with `tune` only.
-    Raise UsageMistake if no prompt leaves room for an answer in the context.
+    Hyperparameters of draft models are taken from `store`, and searched only with `tune`. Raises UsageMistake if no
+    prompt leaves room for an answer in the context.
     """
     with TemporaryDirectory() as place, Store.open(Path(place) / "localspec.db", progress) as own:
-        # A store of its own, for costs are measured once and not for every engine; it holds no phrases.
+        # A separate store, because costs are measured once and not for every engine; it has no phrases.
         load = partial(Engine, store=own, phrases="off", reporter=Reporter(progress=progress), measured=True)
         paired = partial(load, tune=tune) if store is None else partial(load, store=store, tune=tune)
         return _compare(compared, settings, load, paired, progress)
@@ -97,7 +97,7 @@ def _compare(
             "cores": hardware.physical_cores(),
             "memory": psutil.virtual_memory().total,
             "bandwidth": round(bandwidth),
-            "others": round(others, 2),  # cores that other programs kept busy
+            "others": round(others, 2),  # cores that other programs used
         },
         "model": choice.target.name,
         "revision": engine.revision,
@@ -106,7 +106,7 @@ def _compare(
         "dtype": choice.dtype,
         "quantize": choice.quantize,
         "bits_per_weight": round(choice.bits, 3) or None,
-        "exactness": max(exactness),  # the weaker one of the two
+        "exactness": max(exactness),  # the weaker of the two
         "prompts": len(fitting),
         "left_out": len(prompts) - len(fitting),
         "repeat": compared.repeat,
@@ -136,7 +136,7 @@ def _firsts(
 ) -> list[Engine]:
     """Return an engine for each choice. Those with one draft model share it, and the settings found for the pair."""
     made: dict[int, Engine] = {}
-    # What is fixed comes last: it has the window and the phrases that a search finds.
+    # Fixed sizes come last: they use the window and the phrases that a search finds.
     for number, choice in sorted(enumerate(choices), key=lambda one: one[1].fixed):
         alike = [one for one in made.values() if one.choice.draft == choice.draft]
         same = [one for one in alike if one.choice.drafter == choice.drafter]
@@ -150,7 +150,7 @@ def _firsts(
 
 
 def _paired(engine: Engine) -> dict[str, Any]:
-    """Return the draft model of a row and its hyper-parameters, or nothing if it has none."""
+    """Return the draft model of a row and its hyperparameters, or nothing if it has none."""
     draft = engine.choice.draft
     if draft is None:
         return {}
@@ -175,10 +175,9 @@ def run_rows(
 ) -> list[list[Statistics]]:
     """Return the replies of each row to all prompts, `repeat` times; `sampling` is by row.
 
-    No further turn begins once `until`, called with the number of those that are over, returns true.
-
-    Each reply comes from a new engine, because text learned in one reply would make the next one faster. After each
-    turn the `timer` measures what rows cost. `before_turn` runs before each turn.
+    No further turn begins once `until`, called with the number of finished turns, returns true. Each reply comes from a
+    new engine, because text learned in one reply would make the next one faster. After each turn the `timer` measures
+    the costs of rows. `before_turn` runs before each turn.
     """
     began = time.monotonic()
     for number, (engine, own) in enumerate(zip(engines, sampling, strict=True), start=1):
@@ -187,7 +186,7 @@ def run_rows(
     replies: list[list[Statistics]] = [[] for _ in engines]
     turns = repeat * len(prompts)
     for number, (turn, row) in enumerate(in_turns(range(len(engines)), turns)):
-        each = (time.monotonic() - began) / (len(engines) + number)  # of the replies so far, the warm-up's too
+        each = (time.monotonic() - began) / (len(engines) + number)  # of the replies so far, including the warm-up's
         seconds = each * (len(engines) * turns - number)
         progress(f"prompt {turn + 1} of {turns}, {left_words(seconds)}")
         if number % len(engines) == 0:

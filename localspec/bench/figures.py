@@ -12,8 +12,8 @@ from localspec.engine.backends import Target
 from localspec.engine.forward_timing import ROWS, picks_after
 from localspec.events import Statistics, possible
 
-CONTEXT = 256  # tokens before a timed forward, where the model holds as many
-ROUNDS = 3  # each time somebody looks
+CONTEXT = 256  # tokens before a timed forward, if the model can hold as many
+ROUNDS = 3  # at each look
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ def of_row(
 ) -> dict[str, Any]:
     """Return the figures of one row of the report. A figure is None if nothing was measured for it.
 
-    `replies` and `plain` hold all prompts once or several times over, in the same order; `categories` names the kind of
-    each prompt. A decode step reads `read_bytes` from memory, at `bandwidth` bytes a second. Comparisons with plain
+    `replies` and `plain` have all prompts once or several times, in the same order; `categories` are the kinds of the
+    prompts. A decode step reads `read_bytes` from memory, at `bandwidth` bytes per second. Comparisons with plain
     decoding are made for each reply, and their median is given, never a ratio of two medians. Texts are compared if
     they are `comparable`: rules other than `exact` give other texts. With the `costs` of this run's forwards,
     `speedup_limit` is the most that the acceptance lengths allow; a speedup above it is not `reliable`.
@@ -182,7 +182,8 @@ def _acceptance_length(replies: Sequence[Statistics]) -> float | None:
 
 
 def _acceptance_by_depth(replies: Sequence[Statistics]) -> list[float]:
-    """Of all replies: each counts by the nodes it drafted, and the share of them that got to that depth."""
+    """Return acceptance by depth over all replies: each counts by its drafted nodes and the share that
+    reached that depth."""
     depths: list[list[tuple[float, float]]] = []
     for reply in replies:
         reached = float(reply.drafted)
@@ -207,5 +208,5 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 def rounded(value: float | None) -> float | None:
-    """To four places."""
+    """Return the value to four decimals."""
     return None if value is None else round(value, 4)

@@ -1,4 +1,4 @@
-"""The report as a drawing: tokens/s of each row as a bar, in SVG, or PNG where a library for it is installed."""
+"""Draws the report: tokens/s of each row as a bar, in SVG, or in PNG if a library for it is installed."""
 
 from collections.abc import Sequence
 from html import escape
@@ -108,7 +108,7 @@ def figure_of_servers(report: dict[str, Any]) -> str:
 
 
 class Bar(NamedTuple):
-    """One of a drawing: its name, its tokens/s, and what stands behind that."""
+    """One bar of a drawing: its name, its tokens/s, and the text after it."""
 
     name: str
     speed: float

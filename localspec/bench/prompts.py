@@ -19,9 +19,10 @@ class Prompt:
 
 
 def read(file: Path) -> list[Prompt]:
-    """Read JSONL, {"turns": ["…"]} or {"prompt": "…"} a line with optional "id" and "category", or a prompt a line.
+    """Read JSONL, {"turns": ["…"]} or {"prompt": "…"} per line with optional "id" and "category", or one prompt per
+    line.
 
-    Raise UsageMistake for a file that is neither, or holds no prompt.
+    Raises UsageMistake for a file that is neither, or has no prompt.
     """
     try:
         lines = decoded(read_bytes(file, pipe=True)).split("\n")
@@ -46,7 +47,7 @@ def _from_json(line: str, place: str, number: str) -> Prompt:
     text = turns[0] if isinstance(turns, list) and turns else None
     if not isinstance(text, str) or not text.strip():
         raise UsageMistake(f'{place}: there is no prompt; write {{"prompt": "…"}} or {{"turns": ["…"]}}.')
-    text = text.encode("utf-8", "replace").decode()  # a lone surrogate is no text, and no tokenizer takes it
+    text = text.encode("utf-8", "replace").decode()  # a lone surrogate is not text, and no tokenizer accepts it
     return Prompt(str(entry.get("id", number)), str(entry.get("category", "text")), text)
 
 

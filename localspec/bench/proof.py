@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 TEMPERATURE = 0.8
 
-# Every kind of text that drafts from phrases do well with, and badly: both must leave the reply as it was.
+# Kinds of text that suit drafts from phrases and kinds that do not: both must leave the reply unchanged.
 PROMPTS = (
     "Who are you?",
     "Tell me a short story about a lighthouse keeper and a storm.",
@@ -52,7 +52,7 @@ class Divergence:
     """The first place where two replies to the same prompt differ; a text of None is the end of the reply.
 
     `gap` is by how much the target's logit of the plain token exceeds that of the other. `repeatable`: plain decoding
-    gives the same reply again, so it is speculation that changed it.
+    gives the same reply again, so speculation has changed it.
     """
 
     prompt: int  # from 1
@@ -64,7 +64,7 @@ class Divergence:
     repeatable: bool
 
     def sentence(self, precision: str) -> str:
-        """Return what differs where, and what to do about it."""
+        """Return where the texts differ, and what to do about it."""
         one, other = (
             "the end" if text is None else json.dumps(text, ensure_ascii=False)
             for text in (self.plain, self.speculative)
@@ -80,9 +80,9 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Proof:
-    """How many of the `replies` are the `same` with and without speculation, until the first `divergence` if any.
+    """The number of `replies` that are the `same` with and without speculation, until the first `divergence` if any.
 
-    `rows` is the widest forward, `drafted` and `accepted` count tokens.
+    `rows` is the widest forward; `drafted` and `accepted` count tokens.
     """
 
     model: str
@@ -103,25 +103,25 @@ class Proof:
 
     @property
     def precision(self) -> str:
-        """In which precision it was proved, and how exact that is."""
+        """The precision of the proof, and how exact it is."""
         return f"{precision_in_words(self.dtype, self.quantize, self.bits_per_weight)}, {self.exactness}"
 
 
 def prove(model: str, settings: "Settings", prompts: int, max_tokens: int, reporter: Reporter) -> Proof:
-    """Asks for every reply with and without speculation, until two differ.
+    """Compare every reply with and without speculation, until two differ.
 
-    Raises UsageMistake where nothing would be drafted, and what loading raises.
+    Raises UsageMistake if nothing would be drafted, and the errors of loading.
     """
     card = ready(model, settings, reporter)
     inspect(card.path)
     reporter.progress(f"loading {card.name}")
 
-    # From here on torch is needed, and takes a second to import.
+    # torch is needed from here on; importing it takes a second.
     from localspec import Engine
     from localspec.store.store import Store
 
     choice = _choice(card, settings, reporter)
-    # A store of its own: phrases of this proof are used in it, and nothing of it is kept.
+    # A separate store: phrases of this proof are used in it, and nothing of it is saved.
     with TemporaryDirectory() as place, Store.open(Path(place) / "localspec.db", reporter.notice) as store:
         plain = Engine(replace(choice, drafter="none", nodes=0), store=store, reporter=reporter)
         speculative = Engine(choice, store=store, reporter=reporter, beside=plain)
@@ -137,7 +137,7 @@ def prove(model: str, settings: "Settings", prompts: int, max_tokens: int, repor
     return Proof(
         model=card.name, revision=plain.revision, drafter=choice.drafter, device=choice.device, engine=choice.engine,
         dtype=choice.dtype, quantize=choice.quantize, bits_per_weight=round(choice.bits, 3) or None,
-        exactness="bitwise",  # else the engine would have refused
+        exactness="bitwise",  # otherwise the engine would have refused
         rows=choice.nodes + 1, replies=replies, same=compared // 2, drafted=drafted, accepted=accepted,
         divergence=divergence,
     )  # fmt: skip
@@ -161,7 +161,7 @@ def _choice(card: TargetCard, settings: "Settings", reporter: Reporter) -> "Choi
 
 
 class _Case(NamedTuple):
-    """One reply that is asked for: the number of its prompt, from 1, the prompt, and how tokens are sampled."""
+    """One reply to compare: the number of its prompt, from 1, the prompt, and the sampling."""
 
     number: int
     prompt: str
@@ -171,7 +171,8 @@ class _Case(NamedTuple):
 def _pairs(
     plain: "Engine", speculative: "Engine", prompts: int, max_tokens: int
 ) -> Iterator[tuple[_Case, "Statistics", "Statistics"]]:
-    """Every reply, greedy and seeded, of plain decoding and of speculation; the latter twice, so as to know phrases."""
+    """Yield every reply, greedy and seeded, of plain decoding and of speculation; the latter twice, so that it knows
+    phrases."""
     from localspec import Sampling
 
     for index in range(prompts):
@@ -187,7 +188,7 @@ def _pairs(
 def _reply(engine: "Engine", case: _Case, max_tokens: int) -> "Statistics":
     from localspec import Done, Limits
 
-    engine.session.rewind(0)  # both shall have read the same: what is compared is speculation alone
+    engine.session.rewind(0)  # both start from the same text, so that only speculation differs
     *_, done = engine.chat([{"role": "user", "content": case.prompt}], case.sampling, Limits(max_tokens))
     assert isinstance(done, Done)
     return done.statistics
@@ -205,7 +206,7 @@ def _divergence(
     place = next(place for place, (one, other) in enumerate(both) if one != other)
     ends = sorted(plain.target.stop_tokens)
     ones, others = ([token] if token is not None else ends for token in both[place])
-    # The session holds the tokens of `again`, which up to the place where they differ are those of both.
+    # The session has the tokens of `again`, which are the same up to the difference.
     prefix = plain.session.tokens[: expected.prompt_tokens + place]
     gap = max(min(plain.gap(prefix, one, other) for other in others) for one in ones)
     texts = [None if token is None else safe(plain.target.decode([token])) for token in both[place]]

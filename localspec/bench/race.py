@@ -1,4 +1,4 @@
-"""A race: one prompt answered plainly and speculatively, step by step in turns, each against its own clock."""
+"""A race: one prompt answered with and without drafts, step by step in turns, each against its own clock."""
 
 import time
 from collections.abc import Generator, Iterator, Sequence
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from localspec.choosing.choice import Choice
     from localspec.models.messages import Message
 
-FEWEST = 16  # tokens after the first one; over fewer the clock of one step decides
+FEWEST = 16  # tokens after the first one; with fewer the time of a single step decides
 
 
 @dataclass(frozen=True)
 class Moment:
-    """What one step added, and when: seconds of this lane's own work since it was asked."""
+    """The text that one step added, and the seconds of this lane's own work until then."""
 
     seconds: float
     text: str
@@ -30,16 +30,16 @@ class Moment:
 
 @dataclass
 class Lane:
-    """One of two that race: its name, its reply so far, and the seconds that it has worked."""
+    """One of the two lanes of a race: its name, its reply so far, and the seconds that it has worked."""
 
     name: str
     moments: list[Moment] = field(default_factory=list)
     seconds: float = 0.0
-    statistics: Statistics | None = None  # when it has come to its end
-    _thinks: bool = False  # whether the last words were thought
+    statistics: Statistics | None = None  # once it has finished
+    _thinks: bool = False  # whether the last text was a thought
 
     def add(self, event: Text) -> None:
-        """Add the text of a step. Thoughts stand before the answer."""
+        """Add the text of a step. Thoughts come before the answer."""
         self._thinks = self._thinks or bool(event.reasoning)
         text = event.reasoning
         if event.text:
@@ -53,11 +53,10 @@ class Lane:
         return "".join(moment.text for moment in seen), sum(moment.tokens for moment in seen)
 
     def decoding(self, seconds: float | None = None) -> float | None:
-        """Return the seconds since the first token, this many after the question, or now.
+        """Return the seconds since the first token, `seconds` after the question, or now.
 
-        None while the prompt is read.
-
-        They end with the last token. Tokens/s and × refer to them, because both lanes read the same prompt.
+        None while the prompt is read. They end with the last token. Tokens/s and speedup refer to them, because both
+        lanes read the same prompt.
         """
         if not self.moments or (seconds is not None and seconds < self.moments[0].seconds):
             return None
@@ -66,14 +65,14 @@ class Lane:
 
     @property
     def tokens_per_second(self) -> float:
-        """Return the tokens per second of decoding, from the first token on; 0 before there is a second one."""
+        """Return the tokens per second of decoding, from the first token on; 0 before the second one."""
         passed = self.decoding() or 0.0
         return sum(moment.tokens for moment in self.moments[1:]) / passed if passed > 0 else 0.0
 
 
 @dataclass(frozen=True)
 class Result:
-    """The end of a race: how many times as fast the second lane was, from the first token on, and where texts part."""
+    """The result of a race: the speedup of the second lane from the first token on, and where the texts differ."""
 
     speedup: float | None
     parted: int | None  # the number of the first token that differs, from 1
@@ -87,7 +86,7 @@ class Result:
 def race(lanes: Sequence[Lane], streams: Sequence[Generator[Event, None, None]]) -> Iterator[Lane]:
     """Advance the lane whose clock is behind until both are done. Yield it after each event.
 
-    So both meet the same machine, and each shows at any time what it would show if it ran without the other.
+    So both share the state of the machine, and each shows what it would show if it ran by itself.
     """
     running = dict(enumerate(streams))
     while running:
@@ -105,7 +104,7 @@ def race(lanes: Sequence[Lane], streams: Sequence[Generator[Event, None, None]])
 
 
 def result(plain: Lane, speculative: Lane) -> Result:
-    """Return what came of a race that is over. Speeds of replies without drafts, or of few tokens, are not compared."""
+    """Return the result of a finished race. Speeds of replies without drafts, or of few tokens, are not compared."""
     assert plain.statistics is not None and speculative.statistics is not None
     one, other = plain.statistics.token_ids, speculative.statistics.token_ids
     parted = None
@@ -123,7 +122,7 @@ def result(plain: Lane, speculative: Lane) -> Result:
     return Result(speeds[1] / speeds[0], parted)
 
 
-LONGEST = 256  # tokens of a reply, where no number is given
+LONGEST = 256  # tokens of a reply, if no number is given
 
 
 def that_drafts(choice: "Choice") -> "Choice":
@@ -140,16 +139,16 @@ def racers(
     limits: "Limits",
     think: bool | None = None,
 ) -> "tuple[list[Lane], list[Generator[Event, None, None]]]":
-    """Two lanes and their replies, about to begin on one target, which is warmed up.
+    """Return two lanes and their replies, ready to start on one target, which is warmed up.
 
-    `drafting` has seen nothing, and its choice is one `that_drafts`.
+    `drafting` has read nothing, and its choice comes from `that_drafts`.
     """
     from localspec import Engine, Limits
 
     alone = replace(drafting.choice, drafter="none", nodes=0, trained=(), draft=None)
     tokens = drafting.target.encode(messages, think)
     engines = [Engine(alone, phrases="off", beside=drafting), drafting]
-    for _ in engines[0].session.generate(tokens, sampling, Limits(2)):  # the target's weights come from disk
+    for _ in engines[0].session.generate(tokens, sampling, Limits(2)):  # the target's weights may still come from disk
         pass
     engines[0].session.rewind(0)
     lanes = [Lane("plain decoding"), Lane(f"with {one_line(drafting.choice.drafter)}")]
@@ -160,7 +159,7 @@ def racers(
 def opponents(
     engine: "Engine", prompt: str, system: str | None, settings: Settings
 ) -> "tuple[list[Lane], list[Generator[Event, None, None]]]":
-    """Who races, on the target of this engine, which stays as it is: what drafts in the race is another one's."""
+    """Return the lanes on the target of this engine, which stays unchanged: another engine drafts in the race."""
     from localspec import Engine, Limits
 
     limits = Limits(settings.max_tokens or LONGEST, settings.stop)

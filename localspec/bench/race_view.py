@@ -1,4 +1,4 @@
-"""How a race looks: two columns of text that grow, drawn into a terminal or into a recording."""
+"""The look of a race: two growing columns of text, drawn into a terminal or into a recording."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -11,29 +11,29 @@ from localspec.bench.race import Lane
 from localspec.marks import bar, wrapped
 from localspec.quantities import counted
 
-LEAST_COLUMNS, MOST_COLUMNS, AROUND = 24, 160, 10  # and lines around the text: six, and what is said at the end
-TEXT_LINES = 16  # of a reply, at most; the last ones are seen
-PAUSE = 1 / 20  # seconds between two pictures
-READING = "reading…"  # the prompt; it fits into the narrowest column
+LEAST_COLUMNS, MOST_COLUMNS, AROUND = 24, 160, 10  # AROUND: lines around the text, six and the sentences at the end
+TEXT_LINES = 16  # most lines of a reply; the last ones are shown
+PAUSE = 1 / 20  # seconds between two frames
+READING = "reading…"  # shown while the prompt is read; it fits into the narrowest column
 LIVE = "race: both take turns, step by step"
 REPLAY, REPLAYED = "replay at true speed", "replayed at true speed"
-LINGER = 2.0  # seconds that the last picture of a recording stays
+LINGER = 2.0  # seconds that the last frame of a recording stays
 
 
 class Size(TypedDict):
-    """Of a terminal, in characters."""
+    """The size of a terminal, in characters."""
 
     columns: int
     lines: int
 
 
 def fits(size: Size) -> bool:
-    """Whether a picture has room in such a terminal."""
+    """Return whether a frame has room in such a terminal."""
     return size["columns"] >= LEAST_COLUMNS and size["lines"] > AROUND
 
 
 def frame(lanes: Sequence[Lane], size: Size, seconds: float | None = None) -> list[str]:
-    """Return the lines of one picture: the present state, or the state after this many seconds of each lane's clock.
+    """Return the lines of one frame: the present state, or the state after this many seconds of each lane's clock.
 
     They fit into a terminal of any size, which may have shrunk: a line that is too long would continue in the next one.
     """
@@ -48,7 +48,7 @@ def frame(lanes: Sequence[Lane], size: Size, seconds: float | None = None) -> li
 
 
 def ends(lanes: Sequence[Lane]) -> float:
-    """When the replay is over: seconds since its start."""
+    """Return when the replay is over, in seconds since its start."""
     return max(lane.seconds for lane in lanes)
 
 
@@ -77,7 +77,7 @@ def _column(lane: Lane, width: int, height: int, seconds: float | None) -> list[
 
 
 def _figures(tokens: int, decoding: float | None) -> str:
-    """Tokens, and the seconds from the first of them on: what × compares."""
+    """Return the tokens, and the seconds from the first of them on, which the speedup compares."""
     return READING if decoding is None else f"{counted(tokens, 'token')}, {_seconds(decoding)}"
 
 
@@ -86,24 +86,24 @@ def _seconds(seconds: float) -> str:
 
 
 def moments(lanes: Sequence[Lane]) -> Iterator[float]:
-    """When the race is to be drawn again, to be seen at true speed, both lanes at once: seconds since its start."""
+    """Yield when to redraw the replay, in seconds since its start, so that both lanes run at true speed."""
     end = ends(lanes)
     times = {0.0, *(moment.seconds for lane in lanes for moment in lane.moments), *(lane.seconds for lane in lanes)}
     shown = -PAUSE
     for now, later in pairwise([*sorted(times), end + PAUSE]):
-        if now - shown >= PAUSE or later > now + PAUSE or now == end:  # what comes sooner is in the next one
+        if now - shown >= PAUSE or later > now + PAUSE or now == end:  # earlier changes are shown in the next frame
             shown = now
             yield now
 
 
 def redrawn(lines: Sequence[str], before: int) -> str:
-    """Return the output that replaces a picture of this many lines."""
+    """Return the output that replaces a frame of this many lines."""
     up = f"\x1b[{before}A" if before else ""
     return up + "".join(f"\r\x1b[K{line}\n" for line in lines)
 
 
 def whole_screen(lines: Sequence[str]) -> str:
-    """Return the output that replaces everything on the screen with a picture."""
+    """Return the output that replaces everything on the screen with a frame."""
     return "\x1b[H" + "\r\n".join(f"\x1b[K{line}" for line in lines) + "\x1b[J"
 
 

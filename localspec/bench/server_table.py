@@ -1,4 +1,4 @@
-"""The report on servers as a person reads it: a sentence, bars, then the figures."""
+"""The report on servers as text: a sentence, bars, then the figures."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ AGAIN = "· prompts were repeated, and servers may have cached them: then the fi
 
 
 def of(report: dict[str, Any], width: int = WIDTH) -> str:
-    """All that a report says, sentences and bars in lines of so many columns; of the figures each is needed."""
+    """Return the whole report, with sentences and bars at most `width` columns wide; the table may be wider."""
     rows = report["rows"]
     lines = [*wrapped(sentence(rows), width), "", *_bars(rows, width), "", *wrapped(label(report), width)]
     lines += ["", *columns(_heads(rows), [_row(row, len(rows) > 1) for row in rows])]
@@ -27,7 +27,7 @@ def of(report: dict[str, Any], width: int = WIDTH) -> str:
 
 
 def label(report: dict[str, Any]) -> str:
-    """Return a label with what all were asked."""
+    """Return the label of the report: the task of all servers."""
     sampling = f"temperature {report['temperature']:g}" if report["temperature"] else "greedy"
     return (
         counted(report["prompts"], "prompt")

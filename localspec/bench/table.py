@@ -19,9 +19,9 @@ _MEANINGS = (
     (("M",), "speedup ÷ relative memory"),
     (("same",), "replies with the tokens of plain decoding"),
 )
-_FIRST_LEFT_OUT = ("limit", "host", "verify", "draft", "M")  # of the table's columns, where a terminal is narrow
-LEAST_NAME = 16  # columns of the name before them, which is cut where it is longer
-BUSY = 0.25  # cores that other programs may keep busy without a word
+_FIRST_LEFT_OUT = ("limit", "host", "verify", "draft", "M")  # columns that a narrow terminal leaves out, in this order
+LEAST_NAME = 16  # columns of the name before them, which may be cut
+BUSY = 0.25  # cores that other programs may use without a notice
 MOST_CATEGORIES, MOST_COLUMNS = 12, 4
 LONGEST_BAR, SHORTEST_BAR = 36, 4  # columns
 
@@ -79,7 +79,7 @@ def _details(report: dict[str, Any], width: int) -> list[str]:
 
 
 def label(report: dict[str, Any]) -> str:
-    """In what precision, and on what, everything was measured."""
+    """Return the precision and the machine of the measurements."""
     precision = precision_in_words(report["dtype"], report["quantize"], report.get("bits_per_weight"))
     sampling = f"temperature {report['temperature']:g}, seed {report['seed']}" if report["temperature"] else "greedy"
     return (
@@ -102,7 +102,7 @@ def sentence(rows: Sequence[dict[str, Any]]) -> str:
     if not known:
         return f"Plain decoding gave {plain:.1f} tokens/s while other programs disturbed it, so no speedup is reliable."
     best = max(known, key=lambda row: row["speedup"])
-    # Each figure is a median by itself, so they need not divide.
+    # Each figure is a separate median, so they need not divide.
     speeds = f"the medians are {best['tokens_per_second']:.1f} and {plain:.1f} tokens/s"
     ratio = speedup(best["speedup"])
     if not ratio.endswith("faster"):
@@ -112,7 +112,7 @@ def sentence(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _drafts(row: dict[str, Any]) -> bool:
-    """Whether it is another thing than plain decoding, which auto may choose."""
+    """Return whether a row is not plain decoding, which auto may choose."""
     return bool(row["nodes"]) and row["drafter"] != "none"
 
 
@@ -145,7 +145,7 @@ def row_name(row: dict[str, Any]) -> str:
 
 
 def _form(row: dict[str, Any]) -> str:
-    return f" ({row['draft_form']})" if row.get("draft_form") else ""  # which earlier reports lack
+    return f" ({row['draft_form']})" if row.get("draft_form") else ""  # earlier reports lack it
 
 
 def _hyperparameters(row: dict[str, Any]) -> str:
@@ -215,7 +215,7 @@ def _mark(row: dict[str, Any]) -> str:
 
 
 def _beyond(speedup: float | None, limit: float | None) -> bool:
-    """Whether it is more than what was drafted allows."""
+    """Return whether a speedup exceeds what its acceptance allows."""
     return speedup is not None and limit is not None and not possible(speedup, limit)
 
 
@@ -234,7 +234,7 @@ def _above_memory(row: dict[str, Any]) -> bool:
 
 
 def _remarks(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Return the meaning of the marks at single figures, if there are any."""
+    """Yield the meanings of the marks at single figures, if there are any."""
     if any(map(_above_memory, rows)):
         yield (
             "* More than 100 % of the memory's bandwidth: the processor's caches hold part of this model, or the "
@@ -286,7 +286,7 @@ def _name(row: dict[str, Any]) -> str:
 
 
 def columns(heads: Sequence[str], lines: Sequence[Sequence[str]], width: int = WIDTH) -> list[str]:
-    """Aligned; the first column is cut where the whole would be too wide."""
+    """Return aligned columns; the first one is cut if the table would be too wide."""
     lines = [[one_line(cell) for cell in line] for line in (heads, *lines)]
     first, *rest = _widths(lines)
     first = max(1, min(first, width - sum(rest) - len(rest)))
@@ -298,7 +298,7 @@ def _widths(lines: Sequence[Sequence[str]]) -> list[int]:
 
 
 def wrapped(text: str, width: int = WIDTH) -> list[str]:
-    """As lines of at most so many columns."""
+    """Return a text in lines of at most `width` columns."""
     return textwrap.wrap(one_line(text), width)
 
 
@@ -308,5 +308,5 @@ def number(value: float | None, digits: int = 2) -> str:
 
 
 def interval(quartiles: Sequence[float] | None, digits: int) -> str:
-    """From the lower to the upper quartile."""
+    """Return a range from the lower to the upper quartile."""
     return "" if quartiles is None else f"{quartiles[0]:.{digits}f}–{quartiles[1]:.{digits}f}"

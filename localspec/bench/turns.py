@@ -1,4 +1,4 @@
-"""Who comes when: what is compared takes turns, so that whatever else happens on the machine happens to all."""
+"""Turns: rows that are compared take turns, so that disturbances affect all of them."""
 
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ TURN = 0.05  # seconds of work: a step or two of a large model, the whole reply 
 
 
 def in_turns(contenders: Sequence[T], turns: int) -> Iterator[tuple[int, T]]:
-    """Every contender once a turn; who comes first changes from turn to turn."""
+    """Yield every contender once per turn; the first one changes from turn to turn."""
     for turn in range(turns):
         first = turn % len(contenders)
         for contender in (*contenders[first:], *contenders[:first]):
@@ -32,10 +32,10 @@ def on_its_own_clock(session: "Session", events: Generator[Event, None, None]) -
 
 
 def side_by_side(replies: Mapping[str, Generator[Event, None, None]], turn: float = TURN) -> dict[str, Statistics]:
-    """Lets them be written together, and returns what each measured.
+    """Run the replies together and return the figures of each.
 
-    Who has the fewest tokens has the next turn of so many seconds. So a machine that becomes slower for a while is
-    slower for the same part of every text.
+    The one with the fewest tokens has the next turn of `turn` seconds. So if a machine becomes slower for a while, it
+    is slower for the same part of every text.
     """
     tokens, done = dict.fromkeys(replies, 0), dict[str, Statistics]()
     with ExitStack() as at_the_end:
@@ -55,5 +55,5 @@ def side_by_side(replies: Mapping[str, Generator[Event, None, None]], turn: floa
 
 
 def left_words(seconds: float) -> str:
-    """How long it will still take."""
+    """Return how long the rest will take."""
     return f"{seconds:.0f} s left" if seconds <= 90 else f"{seconds / 60:.0f} min left"

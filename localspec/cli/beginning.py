@@ -1,4 +1,4 @@
-"""What `run` and `chat --plain` begin with: who answers, here or at a server, and the conversation."""
+"""The start of `run` and `chat --plain`: the answering engine or server, and the conversation."""
 
 import json
 import os
@@ -56,9 +56,9 @@ class Begun(NamedTuple):
     progress: Progress
 
     def for_chat(self, settings: Settings, card: TargetCard) -> Answerer:
-        """Who answers as this model: the server that was named, a server of this user, else an engine of this process.
+        """Return the engine for this model: the named server, a server of this user, or an engine of this process.
 
-        Raises what `Engine.open` and `NamedServer.load` raise.
+        Raises the errors of `Engine.open` and `NamedServer.load`.
         """
         if self.server is not None:
             return self._there(self.server, settings, card)
@@ -89,7 +89,7 @@ class Begun(NamedTuple):
                 return SocketEngine.open(place, card, settings, system, reporter, here, keep)
             if keep:
                 trouble = leave_behind(settings, card, keep, reporter)
-                with suppress(Gone):  # also after trouble: another process may have been quicker
+                with suppress(Gone):  # also after a failure: another process may have been faster
                     return SocketEngine.open(place, card, settings, system, reporter, here, keep)
                 trouble = trouble or "It ended before it had loaded the model."
                 reporter.notice(f"no server was started, so this process answers. {trouble}")
@@ -103,19 +103,19 @@ class Begun(NamedTuple):
         return server.load(settings, card, store=self.chat.store, notice=notice, progress=progress)
 
     def _here(self, settings: Settings, card: TargetCard) -> "Engine":
-        self.progress.show(f"loading {card.name}")  # and not before: a server has loaded it mostly
+        self.progress.show(f"loading {card.name}")  # not earlier: a server has mostly loaded it already
 
-        from localspec import Engine  # torch, perhaps: a second
+        from localspec import Engine  # may import torch, which takes a second
 
         notice, progress = self.progress.notice, self.progress.show
         return Engine.open(settings, card, store=self.chat.store, notice=notice, progress=progress)
 
 
 def begin(settings: Settings, resume: Resumed | None, at_the_end: ExitStack, progress: Progress) -> Begun:
-    """Start a chat with the model that the settings name. Raises what `start_chat` and `NamedServer.start` raise."""
+    """Start a chat with the model of the settings. Raises the errors of `start_chat` and `NamedServer.start`."""
     if settings.elsewhere is None:
         return Begun(start_chat(settings, resume, at_the_end, progress.notice, progress.show), None, progress)
-    from localspec.serving.server_engine import NamedServer  # what opens connections
+    from localspec.serving.server_engine import NamedServer  # opens connections
 
     server = NamedServer(settings)
     return Begun(server.start(resume, at_the_end, progress.notice, progress.show), server, progress)
@@ -143,7 +143,7 @@ def leave_behind(settings: Settings, card: TargetCard, seconds: int, reporter: R
     """
     reporter.progress("starting localspec serve")
     length = f"{seconds}s"
-    with tempfile.TemporaryFile() as errors:  # no pipe: the server outlives whoever would read it
+    with tempfile.TemporaryFile() as errors:  # not a pipe: the server outlives its reader
         process = subprocess.Popen(
             [sys.executable, "-m", "localspec", "serve", "--idle", length, "--keep-alive", length],
             cwd=os.path.abspath(os.sep), env=_environment(settings, card), stdin=subprocess.DEVNULL,
@@ -155,7 +155,7 @@ def leave_behind(settings: Settings, card: TargetCard, seconds: int, reporter: R
             while time.monotonic() < until:
                 if select.select([stream], [], [], LOOK)[0]:
                     said += (piece := os.read(stream.fileno(), 2**12))
-                    if b"\n" in said:  # all of its line: it would be ended by a pipe that nobody reads
+                    if b"\n" in said:  # a whole line: writing to a pipe without a reader would end the server
                         return ""
                     if not piece:
                         errors.seek(0)
@@ -171,7 +171,7 @@ def _last_sentence(said: bytes) -> str:
 
 
 def _environment(settings: Settings, card: TargetCard) -> dict[str, str]:
-    """Return the variables of this process, and those that make a server load a model as this process would."""
+    """Return this process's variables, with those that make a server load a model as this process would."""
     known = {f"{PREFIX}{name.upper()}": _written(getattr(settings, name)) for name in LOADED_BY}
     own = {**known, f"{PREFIX}MODEL": registry.reference(card)}
     home = {} if environment.home() is None else {environment.HOME: str(environment.home())}

@@ -119,12 +119,12 @@ def bench(
     with user_store(progress.notice, create=False) as store:
         card = chosen_model(settings, store, progress.reporter)
         known = Measurements(MeasurementCache(store, progress.reporter), settings.exact, settings.context)
-        for name, size in combinations:  # plain decoding first, in whose precision and on whose device all are
+        for name, size in combinations:  # plain decoding first; all others have its precision and device
             rule = settings.accept if size else "exact"
             own = replace(settings, drafter=name, draft_max=size or "auto", accept=rule)
             choice = choose(card, own, measurements=known)
             settings = config.narrowed(settings, choice.device, choice.dtype, choice.quantize)
-            choices[choice.drafter, choice.draft, size] = choice  # "auto" and the drafter it stands for are one
+            choices[choice.drafter, choice.draft, size] = choice  # "auto" and the drafter that it chose are one
     if tune and not any(choice.draft for choice in choices.values()):
         paired = ", ".join(kinds("draft model"))
         raise UsageMistake(f"--tune has no effect without a draft model; name one of {paired}.")
@@ -132,7 +132,7 @@ def bench(
         raise UsageMistake(f"--tune has no effect with --nodes {nodes}, which fixes drafts; add auto.")
 
     progress.show("loading the libraries")
-    from localspec.bench import comparison  # it needs torch, which takes a second to import
+    from localspec.bench import comparison  # needs torch, which takes a second to import
 
     rows = [
         comparison.Row(choice, size, settings.accept if size else "exact") for (*_, size), choice in choices.items()
@@ -149,7 +149,7 @@ def bench(
 
 
 def _width(as_json: bool) -> int:
-    """Of the table: of the terminal that it is read at, if it is not very wide."""
+    """Return the width of the table: that of the terminal, if it is not very wide."""
     return min(table.WIDTH, window(sys.stderr if as_json else sys.stdout)[0] or table.WIDTH)
 
 
@@ -167,7 +167,7 @@ def _draw(svg: str, file: Path) -> None:
 
 
 def _combinations(drafters: str, nodes: str) -> list[tuple[str, Size]]:
-    """Plain decoding, and every drafter with every number of nodes."""
+    """Return plain decoding, and every drafter with every number of nodes."""
     sizes: list[Size] = []
     for word in _words("--nodes", nodes):
         if word != "auto" and not (word.isdecimal() and 1 <= int(word) <= MOST_NODES):
@@ -208,8 +208,9 @@ def addresses(given: Sequence[str], settings: Settings) -> list[str]:
 def measured(
     urls: Sequence[str], settings: Settings, prompts: Sequence[Prompt], max_tokens: int, repeat: int, progress: Progress
 ) -> dict[str, Any]:
-    """Return the report. Raises what `measure` and `Server.open` do, NotHere for a model that a server lacks."""
-    from localspec.serving.measuring import Asked, measure  # what opens connections
+    """Return the report. Raises the errors of `measure` and `Server.open`, and NotHere for a model that a
+    server lacks."""
+    from localspec.serving.measuring import Asked, measure  # opens connections
 
     try:
         engines = [_engine(url, settings, progress) for url in urls]

@@ -44,7 +44,7 @@ def chat(
 
 
 def _model_or_prompt(flags: SharedFlags, word: str) -> tuple[SharedFlags, str | None, str]:
-    """Read the full name of a model here as `-m`, and all else as a prompt; with a hint where a model may be meant.
+    """Take the full name of a model here as `-m`, and anything else as a prompt, with a hint if it may be a model.
 
     Unlike in `run`, a prefix is not enough for a model, because no prompt follows it and a single word may be one.
     """

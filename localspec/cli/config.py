@@ -44,7 +44,7 @@ def config(
 
 def _check_chat(settings: Settings) -> None:
     """Raise UsageMistake for a theme or keys that the chat refuses."""
-    if settings.origins["theme"] != "default" or settings.keymap:  # what draws the chat takes long to import
+    if settings.origins["theme"] != "default" or settings.keymap:  # importing the terminal interface is slow
         from localspec_tui import keymap, themes
 
         themes.check(settings)

@@ -1,4 +1,4 @@
-"""What commands print in the same form: JSON, tables; and how they ask before they delete."""
+"""Output in a form that commands share: JSON and tables; and questions before deletions."""
 
 import json
 import os
@@ -17,24 +17,25 @@ from localspec.errors import UsageMistake
 from localspec.marks import no_room
 from localspec.text import one_line
 
-LEAST = 8  # columns of the beginning of what is cut
-_SPEAKER = "localspec: "  # before what it says to standard error, in the line of its first word
-# What may be copied to a shell, in a sentence or at its end.
+LEAST = 8  # columns of the beginning of a cut cell
+_SPEAKER = "localspec: "  # precedes messages on standard error, in the line of the first word
+# Text that may be copied to a shell, within a sentence or at its end.
 _WHOLE = re.compile(f"^{_SPEAKER}|`[^`]*`|(?<!^{_SPEAKER})(?<=: )localspec .*")
 
 
 def print_json(value: object) -> None:
-    """One line of plain ASCII: escapes keep control characters from the terminal and every character in the data."""
+    """Print one line of plain ASCII: escapes keep control characters from the terminal and every character
+    in the data."""
     typer.echo(json.dumps(value))
 
 
 def table(
     rows: Sequence[Sequence[str]], right: Container[int] = (), width: int | None = None, whole: Container[int] = ()
 ) -> list[str]:
-    """Aligned columns below their heads, those numbered in `right` to the right.
+    """Return aligned columns below their heads, those numbered in `right` aligned to the right.
 
-    Where a line would be too wide the last columns are left out, as far as not even their beginning has room, or all of
-    it for those in `whole`; a line says which.
+    If a line would be too wide, the last columns are left out that have no room even for their beginning (for those in
+    `whole`, for all of it); a line names them.
     """
     rows = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
@@ -59,7 +60,7 @@ def table(
 def folded(line: str, width: int | None, indent: int = 0) -> list[str]:
     """Break a line between words if it is too wide. Indent the parts after the first one.
 
-    Paths and commands stay whole: if one is wider than a line the terminal breaks it, which copying undoes.
+    Paths and commands stay whole: if one is wider than a line the terminal breaks it, and copying joins it again.
     """
     if width is None:
         return [line]
@@ -74,12 +75,12 @@ def once_more(lines: Sequence[str], height: int | None) -> list[str]:
 
 
 def seen() -> bool:
-    """Whether a person reads standard output, and not a program."""
+    """Return whether standard output is read by a person, not by a program."""
     return _is_terminal(sys.stdout)
 
 
 def window(stream: TextIO | None) -> tuple[int | None, int | None]:
-    """Columns and lines of the terminal that a person reads a stream at; None where a program does, or unknown."""
+    """Return columns and lines of the terminal of a stream; None if a program reads it, or if unknown."""
     if stream is sys.stdout:
         return shutil.get_terminal_size() if seen() else (None, None)
     with suppress(OSError):
@@ -90,7 +91,7 @@ def window(stream: TextIO | None) -> tuple[int | None, int | None]:
 
 
 def width() -> int | None:
-    """Columns of the terminal that a person reads standard output at; None where a program does."""
+    """Return the columns of the terminal of standard output; None if a program reads it."""
     return window(sys.stdout)[0]
 
 

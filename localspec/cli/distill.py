@@ -60,7 +60,7 @@ def distill(
         card = chosen_model(settings, store, progress.reporter)
         progress.show(f"loading {card.name}")
 
-        # From here on a model may be loaded by torch, which takes seconds to import.
+        # A model may be loaded by torch from here on; importing it takes seconds.
         from localspec.training.answering import Way, answerer
         from localspec.training.distill import Distiller
 
@@ -88,7 +88,7 @@ def distill(
 
 
 def _announce(distiller: "Distiller", progress: Progress) -> None:
-    """Says what is left out, what is there already, and how long the rest will take."""
+    """Report what is left out, what is already done, and how long the rest will take."""
     if distiller.too_long:
         progress.notice(f"{distiller.too_long} prompts are too long for the model's context and are left out.")
     if distiller.answered:

@@ -37,8 +37,8 @@ from localspec.weights.packed_files import (
     remove_abandoned,
 )
 
-MOST_FOUND = 5  # models of other programs that the page names
-BUSY = 0.25  # cores that other programs may keep busy without a word
+MOST_FOUND = 5  # models of other programs that the page lists
+BUSY = 0.25  # cores that other programs may use without a notice
 
 app = typer.Typer()
 
@@ -51,7 +51,7 @@ def doctor(
         str | None,
         typer.Option("--prove", metavar="MODEL", help="Show that speculation changes no token of this model here."),
     ] = None,
-    exact: Annotated[str | None, typer.Option("--exact", metavar="MODEL", hidden=True)] = None,  # its older name
+    exact: Annotated[str | None, typer.Option("--exact", metavar="MODEL", hidden=True)] = None,  # its former name
     limit: Annotated[int | None, whole_number("--limit", help="Number of prompts; 20.")] = None,
     max_tokens: Annotated[int | None, whole_number("--max-tokens", "-n", help="Tokens of each reply; 64.")] = None,
     settings: Settings,
@@ -117,15 +117,15 @@ class _Survey:
     recommendations: list[Recommendation]
     chosen: Recommendation | None
     recommended: Recommendation | None
-    ungated: Recommendation | None  # of those that anybody can fetch
+    ungated: Recommendation | None  # of those that are not gated
     packed: "_Packed"
-    found: list[FoundModel]  # of other programs, and not imported
-    others: float  # cores that other programs kept busy meanwhile
+    found: list[FoundModel]  # of other programs, not imported
+    others: float  # cores that other programs used meanwhile
 
 
 @dataclass(frozen=True)
 class _Packed:
-    """How many packed models there are, where, and the bytes of those directories."""
+    """The number of packed models, their directories, and the bytes in those."""
 
     path: Path
     imports: Path
@@ -143,7 +143,7 @@ def _survey(settings: Settings) -> _Survey:
     with ExitStack() as at_the_end:
         at_the_end.callback(progress.clear)
         progress.show("looking at this machine")
-        # What is measured now is saved there.
+        # Measurements are saved there.
         store = at_the_end.enter_context(user_store(progress.notice, create=settings.log))
         measurements = Measurements(MeasurementCache(store, progress.reporter), settings.exact, settings.context)
         machine = this_machine(measurements.bandwidth)
@@ -265,7 +265,7 @@ def _busy(survey: _Survey) -> bool:
 
 
 def _advice(survey: _Survey) -> Iterator[str]:
-    """Yield what to do, in a sentence or two, and why a GPU would be idle."""
+    """Yield advice in a sentence or two, and why a GPU would be idle."""
     chosen, best = survey.chosen, survey.recommended
     if best is None:
         yield "No registered model fits here."
@@ -327,7 +327,7 @@ def _machine(survey: _Survey) -> Iterator[str]:
 
 def _table(recommendations: list[Recommendation], verbose: bool, width: int | None) -> list[str]:
     rows = [
-        ["MODEL", "FITS", "TOKENS/S", "DRAFTS", "M", "DOWNLOAD", "BY"],  # a narrow terminal lacks the last ones
+        ["MODEL", "FITS", "TOKENS/S", "DRAFTS", "M", "DOWNLOAD", "BY"],  # a narrow terminal leaves out the last ones
         *([one.card.name + " *" * one.gated, *_cells(one)] for one in recommendations),
     ]
     if not verbose:

@@ -1,4 +1,4 @@
-"""`localspec history`: the conversations kept here, and how to be rid of them."""
+"""`localspec history`: the saved conversations, and how to delete them."""
 
 import shutil
 import time
@@ -28,7 +28,7 @@ from localspec.text import one_line
 app = typer.Typer(help="List, search, show, export or delete saved conversations.", invoke_without_command=True)
 
 WHAT = "conversations"
-SHOWN = 1000  # of `list` without --limit: more nobody reads
+SHOWN = 1000  # by `list` without --limit
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON value on standard output.")]
 
@@ -70,7 +70,7 @@ def list_conversations(
         shown = [row for row in shown if row.info in infos]
         typer.echo("\n".join(_table(shown, time.time(), shutil.get_terminal_size().columns)))
         return
-    for info in infos:  # for programs, as ever
+    for info in infos:  # for programs
         typer.echo(_title_line(info))
 
 
@@ -157,7 +157,8 @@ def rm(
             return
         removed = store.history.remove([info.id for info in infos], everything)
         drafts = store.drafts.remove_left() if drafts else 0
-        also = ", and the text that was copied last" if remove_copied(copied) else ""  # it may be of any of them
+        # # it may come from any conversation
+        also = ", and the text that was copied last" if remove_copied(copied) else ""
         typer.echo(f"Deleted {_counts(removed, drafts)}{also}.")
         if store.history.unfinished:
             tell(f"localspec: {store.history.unfinished}")
@@ -168,7 +169,7 @@ def rm(
 def _to_delete(
     history: History | None, conversations: Sequence[int] | None, before: float | None
 ) -> list[ConversationInfo]:
-    """Those of these ids, else those last used before that moment, else all of them."""
+    """Return the conversations with these ids, else those last used before that moment, else all."""
     if conversations:
         return [found.info for found in _saved(history, conversations)]
     if history is None:
@@ -196,7 +197,7 @@ def _all_saved(history: History | None) -> Iterator[Saved]:
     if history is not None:
         for number in sorted(info.id for info in history.conversations()):
             found = history.read(number)
-            if found is not None:  # not deleted meanwhile by another process
+            if found is not None:  # another process may have deleted it meanwhile
                 yield found
 
 

@@ -1,4 +1,4 @@
-"""Ctrl+C while a reply is written, and other signals that end a program while a large file is written."""
+"""Handles Ctrl+C while a reply is written, and other signals that end a program while it writes a large file."""
 
 import os
 import signal
@@ -10,10 +10,11 @@ INTERRUPTED = 130
 
 
 class Interrupt:
-    """The first Ctrl+C lets the step under way finish, so that text and tokens agree; the second one stops at once.
+    """A context in which the first Ctrl+C waits for the current step, so that text and tokens agree; the second stops
+    at once.
 
-    With `ends_too` SIGTERM and SIGHUP stop what is inside as the first one does, however many come, for a logout sends
-    both; once all is left they end the process, and whoever waits for it learns what ended it.
+    With `ends_too`, SIGTERM and SIGHUP also stop the body, however often they come, because a logout sends both. After
+    the context they end the process, so that its parent learns the signal.
     """
 
     def __init__(self, ends_too: bool = False) -> None:
@@ -23,7 +24,7 @@ class Interrupt:
 
     def __enter__(self) -> Self:
         self._before = signal.getsignal(signal.SIGINT)
-        self._ours = self._before is signal.default_int_handler  # nohup and the like ignore it
+        self._ours = self._before is signal.default_int_handler  # nohup and similar programs ignore it
         if self._ours:
             signal.signal(signal.SIGINT, self._ask)
         for number in self._ends:
@@ -41,7 +42,7 @@ class Interrupt:
     def _ask(self, number: int, _: object) -> None:
         if ends := number in self._ends:
             self._ended = self._ended or number
-        # It is remembered, for a library may swallow the exception.
+        # It is stored, because a library may swallow the exception.
         first, self.asked = not self.asked, True
         if not (self.wait_for_step if first else ends):
             raise KeyboardInterrupt
@@ -49,9 +50,9 @@ class Interrupt:
 
 @contextmanager
 def cleared_up_when_ended() -> Iterator[None]:
-    """Has SIGTERM and SIGHUP end what is inside as an error does, so that nothing half written stays, and then all.
+    """Let SIGTERM and SIGHUP end the body like an error, so that no half-written file stays, and then the process.
 
-    nohup and the like ignore them, and go on doing so.
+    Under nohup and similar programs, which ignore them, they stay ignored.
     """
     ended: list[int] = []
 
@@ -68,15 +69,15 @@ def cleared_up_when_ended() -> Iterator[None]:
         for number in mine:
             signal.signal(number, signal.SIG_DFL)
         if ended:
-            signal.raise_signal(ended[0])  # whoever waits for this process learns what ended it
+            signal.raise_signal(ended[0])  # the parent process learns the signal
 
 
 def _ending() -> list[int]:
-    """Return the signals that end a program by default. nohup and similar programs have some of them ignored."""
+    """Return the signals that end a program by default. nohup and similar programs ignore some of them."""
     names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     return [number for name in names if signal.getsignal(number := getattr(signal, name)) is signal.SIG_DFL]
 
 
 def end_at_once(*_: object) -> NoReturn:
-    """End the process without a word: nothing is left to be done, or nothing was begun."""
+    """End the process silently: nothing is left to do."""
     os._exit(INTERRUPTED)

@@ -1,4 +1,4 @@
-"""A line typed at a terminal: edited, brought back by the arrow keys, completed by Tab; elsewhere just read."""
+"""A line typed at a terminal: edited, recalled by the arrow keys, completed by Tab; elsewhere just read."""
 
 import re
 import sys
@@ -14,13 +14,13 @@ from localspec.errors import UsageMistake
 from localspec.outside_files import MIB
 from localspec.text import one_line
 
-HELD_BACK = 24  # characters that are held back until their word ends; Thai has no blanks
+HELD_BACK = 24  # characters that are held back until their word ends; Thai has no spaces
 _PARTS = re.compile(r"\n| +|[^\n ]+")
 _FENCES = ("```", "~~~")
 
 
 class WordWrap:
-    """Text that is broken between words, for lines of this many `columns`. None leaves it as it is.
+    """Text that is broken between words, for lines of `columns`. None leaves it unchanged.
 
     Code between fences stays whole, so that it can be copied.
     """
@@ -64,7 +64,7 @@ class WordWrap:
         shown = ""
         for character in part:
             self._word += character
-            if cell_len(character) > 1 or len(self._word) > HELD_BACK:  # Chinese is broken anywhere
+            if cell_len(character) > 1 or len(self._word) > HELD_BACK:  # Chinese may be broken anywhere
                 shown += self.flush()
         return shown
 
@@ -75,11 +75,11 @@ LookUp = Callable[[str], Sequence[Entry]]
 
 
 def read_line(mark: str, look_up: LookUp) -> str:
-    """One line, without its end. Raises EOFError, UsageMistake."""
+    """Return one line, without its end. Raises EOFError, UsageMistake."""
     if sys.stdin is None:
         raise EOFError
     if sys.stdin.isatty() and sys.stdout is not None and sys.stdout.isatty():
-        with suppress(ImportError):  # Windows edits lines by itself
+        with suppress(ImportError):  # Windows has its own line editing
             _complete_with(look_up, mark)
         return input(mark)
     try:
@@ -94,7 +94,7 @@ def read_line(mark: str, look_up: LookUp) -> str:
 
 
 class Completer:
-    """As readline asks: for one match after the other of the same line."""
+    """The completions of a line, one at a time, as readline requests them."""
 
     def __init__(self, look_up: LookUp) -> None:
         self._look_up = look_up
@@ -118,6 +118,6 @@ def _complete_with(look_up: LookUp, mark: str) -> None:
         print(mark + readline.get_line_buffer(), end="", flush=True)
 
     readline.set_completer(completer)
-    readline.set_completer_delims("")  # the whole line is completed, not its last word
+    readline.set_completer_delims("")  # complete the whole line, not its last word
     readline.set_completion_display_matches_hook(show)
     readline.parse_and_bind("bind ^I rl_complete" if "libedit" in (readline.__doc__ or "") else "tab: complete")

@@ -56,7 +56,7 @@ def list_models(
             }
         else:
             bits = round(found.bits, 3) if found.packing == BLOCKS else None
-            gone = read(card.path).header.missing if found.packing else None  # another packing may still answer
+            gone = read(card.path).header.missing if found.packing else None  # another packing may still be usable
             missing = str(gone) if gone else None
             row |= {"parameters": found.parameters, "bytes": found.bytes, "bits_per_weight": bits, "missing": missing}
         row |= {
@@ -83,7 +83,7 @@ def list_models(
     if as_json:
         print(json.dumps(rows, indent=2))
         return
-    a_count, bytes_ = (amount, size) if width() else ("{:,}".format, "{:,}".format)  # programs get every digit
+    a_count, bytes_ = (amount, size) if width() else ("{:,}".format, "{:,}".format)  # programs get exact numbers
     lines = [
         [
             row["name"] if not width() else f"{'*' if row['present'] else ' '} {row['name']}",
@@ -102,7 +102,7 @@ def list_models(
 
 
 def _forms(row: dict[str, Any], bytes_: Callable[[int], str]) -> str:
-    """Return how a model's weights are held, if not only in its own files, and which file of them is missing."""
+    """Return how a model's weights are stored, if not only in its own files, and which file of them is missing."""
     missing = [f"missing: {row['missing']}"] if row["missing"] else []
     bits = row["bits_per_weight"]
     in_blocks = [precision_in_words("", BLOCKS, bits)] if bits else []

@@ -1,4 +1,4 @@
-"""The table of commands, and the one place where an error becomes a sentence and an exit code."""
+"""The table of commands; the only place where an error becomes a sentence and an exit code."""
 
 import errno
 import io
@@ -18,14 +18,14 @@ from typer.main import get_command
 
 import localspec
 from localspec.cli.interrupt import INTERRUPTED
-from localspec.cli.progress import say  # at once: where memory or files have run out it could not be imported
+from localspec.cli.progress import say  # early: it could not be imported after memory or files ran out
 from localspec.config import nearest
 from localspec.environment import home
 from localspec.errors import LocalspecError, no_more_files, out_of_memory
 from localspec.paths import Paths, private_directory, write_anew
 from localspec.text import one_line
 
-# Every command's help is here, so that `localspec --help` and completion import none of them.
+# All help texts are here, so that `localspec --help` and completion import no command.
 COMMANDS = {
     "chat": "Chat in the terminal.",
     "run": "Print one answer; for pipelines.",
@@ -51,7 +51,7 @@ COMMANDS = {
     "uninstall": "Delete everything that localspec keeps on this machine.",
 }
 ALIASES = {"ls": "list", "models": "list"}
-# What other programs have as commands.
+# Commands of other programs.
 _ELSEWHERE = {
     "create": "`localspec import FILE.gguf` makes a model of a GGUF file; `localspec config` shows the system prompt.",
     "search": "`localspec doctor` lists the models that you can fetch, `localspec history search` finds conversations.",
@@ -67,7 +67,7 @@ _LONGEST = 1500  # characters of a sentence: names and values may be of any leng
 
 
 class Commands(TyperGroup):
-    """Imports localspec/cli/<command>.py when that command is used, and not before."""
+    """A group that imports localspec/cli/<command>.py only when that command is used."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -90,7 +90,7 @@ class Commands(TyperGroup):
             one.params = [param for param in one.params if not (param.name or "").endswith("_completion")]
             _light(one)
         if isinstance(command, TyperGroup):
-            command.no_args_is_help = False  # a whole page is no error message
+            command.no_args_is_help = False  # a whole help page is not an error message
         return command
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -106,7 +106,7 @@ def _light(command: Any) -> Any:
 
 
 def _without_pydantic(param: Any) -> Any:
-    """Have text and values with a parser read without Pydantic, whose import takes 80 ms. Return the parameter."""
+    """Have text and values with a parser read without Pydantic, which takes 80 ms to import. Return the parameter."""
     typers = param.get_runtime_param
 
     class Reader:
@@ -166,10 +166,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if sys.stdout is None:
         sys.stdout = open(os.devnull)  # noqa: SIM115  # it was closed, so writing to it is an error
     if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character is no reason to stop
+        sys.stdout.reconfigure(errors="replace")  # a character that the terminal lacks is no reason to stop
     try:
         code = _run(sys.argv[1:] if arguments is None else list(arguments))
-        sys.stdout.flush()  # an error is reported here, not at the end of the interpreter
+        sys.stdout.flush()  # errors are reported here, not at the end of the interpreter
     except BrokenPipeError:
         code = READER_GONE
     except KeyboardInterrupt:
@@ -212,7 +212,7 @@ def _run(arguments: list[str]) -> int:
                 "There is not enough memory for this; close other programs, or choose a smaller model or context.", 4
             )
         if isinstance(error, OSError) and error.filename is None and error.errno in _NO_ROOM:
-            raise  # an open stream failed, and the only one that commands write to is standard output
+            raise  # an open stream failed, and commands write to none but standard output
         if said := no_more_files(error):
             return _say(said)
         if isinstance(error, OSError) and error.filename is not None and error.strerror:
@@ -231,14 +231,14 @@ def _usage_error(error: TyperException) -> str:
 
 
 def _say(sentence: str, code: int = 1) -> int:
-    """Print a sentence without the middle of a long one: it begins with what was wrong and ends with what to do."""
+    """Print a sentence without the middle of a long one: it begins with the problem and ends with the remedy."""
     said = one_line(sentence)
     say(said if len(said) <= _LONGEST else f"{said[: _LONGEST // 2]} … {said[-_LONGEST // 2 :]}")
     return code
 
 
 def _keep_traceback(error: BaseException) -> str:
-    """Write where it happened, without messages: these may quote a prompt. Return the file, or why there is none."""
+    """Save a traceback without messages, which may quote a prompt. Return the file, or why there is none."""
     text, link = f"localspec {localspec.__version__}, Python {sys.version.split()[0]}\n", error
     while link is not None:
         name = f"{type(link).__module__}.{type(link).__qualname__}"

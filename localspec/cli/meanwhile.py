@@ -75,9 +75,9 @@ def measure_now(engine: Any, progress: Progress) -> None:
 
 
 def measure_new(name: str, settings: Settings, progress: Progress) -> None:
-    """Measure a new model as a chat would load it, so that its first reply drafts on figures.
+    """Measure a new model as a chat would load it, so that its first reply has measured costs.
 
-    Without a terminal nothing is measured: a script goes on at once, and estimates serve it. Trouble costs a notice.
+    Without a terminal nothing is measured: a script continues at once with estimates. Failures only cause a notice.
     """
     if sys.stderr is None or not sys.stderr.isatty():
         return

@@ -41,8 +41,8 @@ class SharedFlags:
     """The flags that `run` and `chat` share."""
 
     settings: Settings
-    files: str  # their texts
-    resume: int | Literal["last"] | None  # which conversation to go on with
+    files: str  # the text of files
+    resume: int | Literal["last"] | None  # the conversation to continue
 
     def with_model(self, name: str) -> "SharedFlags":
         """Return the same flags with `-m NAME`."""
@@ -53,7 +53,7 @@ class SharedFlags:
 def load_settings(flags: Mapping[str, Any]) -> Settings:
     """Return the settings with these flags, for a command that computes here, and limit this process to their threads.
 
-    Raises what `config.load` does, and UsageMistake for more threads than there are cores.
+    Raises the errors of `config.load`, and UsageMistake for more threads than there are cores.
     """
     settings = config.load(flags=flags)
     if settings.threads is not None:
@@ -64,10 +64,10 @@ def load_settings(flags: Mapping[str, Any]) -> Settings:
 
 
 def takes_settings(*names: str, **helps: str | tuple[str, str]) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Give a command the flags of these settings, in the place of its argument `settings`.
+    """Give a command the flags of these settings, in place of its argument `settings`.
 
-    `helps` replaces the help of some of them, or the values that it shows and the help. The command gets what
-    `load_settings` returns.
+    `helps` replaces the help of some of them, or the shown values and the help. The command gets the result of
+    `load_settings`.
     """
 
     def decorate(command: Callable[..., T]) -> Callable[..., T]:
@@ -78,7 +78,7 @@ def takes_settings(*names: str, **helps: str | tuple[str, str]) -> Callable[[Cal
 
 
 def takes_shared_flags(command: Callable[..., int]) -> Callable[..., int]:
-    """Give a command the flags that `run` and `chat` share, in the place of its argument `flags`."""
+    """Give a command the flags that `run` and `chat` share, in place of its argument `flags`."""
     shared = inspect.signature(_shared_flags).parameters.values()
     return _with_flags(command, "flags", list(shared), _shared_flags)
 
@@ -95,7 +95,7 @@ def _with_flags(
         return command(**{name: build(**given)}, **values)
 
     wrapped: Any = wraps(command)(with_flags)
-    del wrapped.__wrapped__  # typer would look through it
+    del wrapped.__wrapped__  # typer would follow it
     keyword = inspect.Parameter.KEYWORD_ONLY  # these may stand in any order
     wrapped.__signature__ = inspect.Signature([one.replace(kind=keyword) for one in parameters])
     wrapped.__annotations__ = {one.name: one.annotation for one in parameters}
@@ -175,7 +175,7 @@ def refuse_rule_without_effect(settings: Settings) -> None:
 
 
 def _refuse_without_effect(settings: Settings) -> None:
-    """Raise UsageMistake for a flag that means nothing where a server answers.
+    """Raise UsageMistake for a flag without effect when a server answers.
 
     A value from a file or a variable is meant for models of this process.
     """

@@ -1,4 +1,4 @@
-"""`localspec chat --plain`: a conversation line by line, without cursor tricks."""
+"""`localspec chat --plain`: a conversation line by line, without cursor movements."""
 
 import gc
 import sys
@@ -46,11 +46,11 @@ A line that ends in \\ goes on in the next one. Ctrl+C stops a reply, Ctrl+D lea
 From a pipe or a file, a line that is refused ends the chat (exit code 2), and what comes after it is not read."""
 WARMER = "/set temperature 0.7 makes answers vary"
 LISTED = 20
-LONG = 1000  # tokens: reading so many takes seconds
+LONG = 1000  # tokens that take seconds to read
 
 
 def converse(flags: SharedFlags, prompt: str | None) -> int:
-    """Read prompts from standard input until it ends, and answer each. Raises what opening the model raises."""
+    """Read prompts from standard input until it ends, and answer each. Raises the errors of opening the model."""
     progress = _LineProgress()
     if isinstance(sys.stdin, TextIOWrapper):  # bytes that are not text are no reason to stop
         sys.stdin.reconfigure(encoding=None if sys.stdin.isatty() else "utf-8-sig", errors="replace")
@@ -69,12 +69,12 @@ def converse(flags: SharedFlags, prompt: str | None) -> int:
             spoken.keep_rest()
             if sys.stderr is not None and sys.stderr.isatty() and (words := farewell(spoken, spoken.title)):
                 typing = sys.stdin is not None and sys.stdin.isatty()
-                tell(f"\n{words}" if typing and not talk.left else words)  # the mark may stand alone
+                tell(f"\n{words}" if typing and not talk.left else words)  # the mark may be on the line by itself
     return 0
 
 
 class _LineProgress(Progress):
-    """At a terminal, a line for each stage: a screen reader may read an overwritten one out again and again."""
+    """A line for each stage at a terminal: a screen reader may read an overwritten line again and again."""
 
     def show(self, what: str) -> None:
         if sys.stderr is not None and sys.stderr.isatty():
@@ -97,7 +97,7 @@ class _Talk:
 
     def _load(self, card: registry.TargetCard) -> "Answerer":
         engine = self._begun.for_chat(self._settings.first, card)
-        if taken_back := self._settings.fit(engine):  # what this model cannot do is reported before the first prompt
+        if taken_back := self._settings.fit(engine):  # report what this model cannot do before the first prompt
             self._progress.notice(taken_back)
         return engine
 
@@ -108,12 +108,12 @@ class _Talk:
 
     @property
     def conversation(self) -> Conversation:
-        """The one that is spoken now."""
+        """The current conversation."""
         return self._conversation
 
     @property
     def left(self) -> bool:
-        """Whether a command ended it, and not the end of the input."""
+        """Whether a command ended it, not the end of the input."""
         return self._left
 
     # -- lines --------------------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ class _Talk:
         self._recall()
 
     def listen(self, prompt: str | None) -> None:
-        """Answers prompts until the input ends or /quit."""
+        """Answer prompts until the input ends or /quit."""
         if prompt is not None and prompt.strip():
             tell(safe(f"> {prompt}"))
             self._answer(prompt)
@@ -143,7 +143,7 @@ class _Talk:
                 tell("\nCtrl+D ends.")
             except LocalspecError as error:
                 if not sys.stdin.isatty():
-                    raise  # a script shall not take what follows for the answer
+                    raise  # a script must not take the next output for the answer
                 self._progress.notice(str(error))
                 if self._engine is None:
                     self._progress.notice(f"{self._card.name} continues.")
@@ -216,7 +216,7 @@ class _Talk:
             self._conversation = self._conversation.resume_other(found)
             self._recall()
             return
-        script = piped()  # which may go on with what a script said, too
+        script = piped()  # which may also continue conversations of scripts
         infos = history.conversations(LISTED, lambda info: script or info.for_a_chat) if history else []
         for row in rows(history, infos) if history else []:
             tell(f"{'  ' * row.below}{one_line(f'{row.info.id}: {row.indented} ({row.info.turns})')}")
@@ -238,7 +238,7 @@ class _Talk:
         self._answer_as(card)
 
     def _answer_as(self, card: registry.TargetCard) -> None:
-        self._engine = None  # if this one fails, the next prompt loads the one before
+        self._engine = None  # if this one fails, the next prompt loads the previous one
         gc.collect()  # two may not fit at once
         self._engine = self._load(card)
         self._card, self._conversation.model = card, registry.reference(card)
@@ -278,7 +278,7 @@ class _Talk:
         self._instead(text)
 
     def _instead(self, prompt: str | None) -> None:
-        """Goes on from before the last prompt that was answered, with this one or the same."""
+        """Continue from before the last answered prompt, with this prompt or the same."""
         before, turns = self._conversation, self._conversation.answered - 1
         if turns < 0:
             raise UsageMistake("There is no reply yet; say something first.")
@@ -369,21 +369,21 @@ class _Talk:
     # -- answers ------------------------------------------------------------------------------------------------------
 
     def _answer(self, line: str) -> None:
-        """Asks what was typed, with the text of the files that it names."""
+        """Send the typed prompt, with the text of the files that it names."""
         prompt, engine = written(line), self._loaded()
         for about in measured(line, engine.count_tokens, engine.context, seen=True):
             tell(one_line(f"+ {about}"))
         self._answer_written(prompt)
 
     def _answer_written(self, prompt: Written, before: Mapping[str, Any] | None = None) -> None:
-        """Asks it; with the figures of a reply `before`, for another answer instead."""
+        """Send a prompt; with the figures of a reply `before`, request another answer instead."""
         from localspec import Done, Limits, Prefill, Text
 
         engine = self._loaded()
         settings = self._settings.another(before, engine)
         trace = Trace(prompt.typed, engine.decode or str)
         live = LiveStats(engine, settings.accept)
-        watched = sys.stdout.isatty()  # a program gets the whole of a loop
+        watched = sys.stdout.isatty()  # a program gets a repeating reply to its end
         limits = Limits(settings.max_tokens, settings.stop, loop_prompt=prompt.typed if watched else None)
         prompt = prompt.behind(self._files, GIVEN)
         sampling, think = engine.sampling(settings), engine.thinking(settings, self._conversation.system)
@@ -427,7 +427,7 @@ class _Talk:
                             how = why_empty(turn, settings, engine, self._conversation.system) or how
                     if interrupt.asked:
                         raise KeyboardInterrupt
-        finally:  # what went wrong has a line of its own
+        finally:  # the error gets a separate line
             print(wrap.flush(), end="" if ended == "\n" else "\n", flush=True)
         trace.ended = True
         self._trace = trace if trace.tokens else self._trace

@@ -1,4 +1,4 @@
-"""`localspec pool`: the phrases learned here, and how to be rid of them."""
+"""`localspec pool`: the learned phrases, and how to delete them."""
 
 import os
 import sys
@@ -28,7 +28,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON value on standard
 
 
 class Shown(NamedTuple):
-    """One phrase as a person or a script sees it; `text` is None where the model's tokenizer is not here."""
+    """One phrase as it is shown; `text` is None if the model's tokenizer is not here."""
 
     model: str
     before: tuple[int, ...]
@@ -117,7 +117,7 @@ def clear(
 def export(model: Model = None) -> None:
     """Print all phrases as JSON lines: model, before, key, after, text, uses, served, conversation.
 
-    `uses` counts how often the phrase was said; 0: never, it comes from a refused draft.
+    `uses` counts how often the phrase was used; 0: it comes from a refused draft.
     """
     with store_if_any(WHAT) as store:
         for pool in _pools_of(store, model):
@@ -134,7 +134,7 @@ def _pools_of(store: Store | None, model: str | None) -> list[PoolInfo]:
     ]
     if model is None:
         return pools
-    spelt = {model, os.path.abspath(os.path.expanduser(model))}  # a directory of one's own is kept by its whole path
+    spelt = {model, os.path.abspath(os.path.expanduser(model))}  # a directory is stored by its absolute path
     if card := find(model):
         spelt |= {card.name, str(card.path)}
     chosen = [pool for pool in pools if pool.model in spelt or pool.path in spelt]
@@ -145,7 +145,7 @@ def _pools_of(store: Store | None, model: str | None) -> list[PoolInfo]:
 
 
 def _best(store: Store | None, pool: PoolInfo, limit: int) -> tuple[list[KeptPhrase], str]:
-    """Return a pool's most useful phrases, and why they are token ids, where they are."""
+    """Return a pool's most useful phrases, and why they are token ids, if they are."""
     decode, why_ids = reader(pool)
     phrases = kept_phrases(pool, store.phrases.most_useful(pool.pool) if store else (), decode)
     return list(islice(phrases, min(limit, sys.maxsize))), why_ids

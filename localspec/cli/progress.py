@@ -27,7 +27,7 @@ def say(sentence: str) -> None:
         tell(line)
 
 
-WAIT_SECONDS = 8.0  # a longer wait gets one line where no line can be overwritten
+WAIT_SECONDS = 8.0  # a longer wait gets one line if no line can be overwritten
 
 
 class Progress:

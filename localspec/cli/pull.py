@@ -98,7 +98,7 @@ def pull(
             for event in events:
                 progress.clear()
                 if dry_run:
-                    assert isinstance(event, Planned | NothingToFetch)  # which come first
+                    assert isinstance(event, Planned | NothingToFetch)  # these come first
                     _print_plan(name, event, as_json)
                     return
                 _print(name, event, progress)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-RECORDED = Size(columns=80, lines=24)  # where there is no terminal
+RECORDED = Size(columns=80, lines=24)  # if there is no terminal
 
 
 @app.command("race")
@@ -74,7 +74,7 @@ def race_command(
         card, store, _ = start_chat(quiet, None, at_the_end, progress.notice, progress.show)
         progress.show(f"loading {card.name}")
 
-        from localspec import Engine, Limits  # which needs torch on a GPU, and takes a second to import
+        from localspec import Engine, Limits  # needs torch on a GPU, which takes a second to import
 
         drafting = Engine.open(quiet, card, store=store, notice=progress.notice, progress=progress.show)
         if not drafting.choice.nodes:
@@ -117,7 +117,7 @@ def _folded(told: Sequence[str], columns: int | None) -> list[str]:
 
 
 def _show(lanes: Sequence[Lane], steps: Iterator[Lane]) -> None:
-    """Lets them race, as it happens and then once more at true speed."""
+    """Show the race live, then again at true speed."""
     shown = 0.0
     for _ in steps:
         if time.monotonic() - shown > PAUSE or all(lane.statistics for lane in lanes):
@@ -134,16 +134,16 @@ def _draw(lanes: Sequence[Lane], seconds: float | None = None) -> None:
 
 
 def terminal_size() -> Size:
-    """Of the terminal that standard output is."""
+    """Return the size of the terminal of standard output."""
     columns, lines = shutil.get_terminal_size()
     return Size(columns=columns, lines=lines)
 
 
 @contextmanager
 def _own_screen() -> Iterator[None]:
-    """One without a cursor, which leaves the terminal's as it was: a new size moves pictures to where none erases them.
+    """Use the terminal's alternate screen without a cursor: resizing would shift frames beyond the reach of erasing.
 
-    That one comes back whatever happens.
+    The normal screen returns whatever happens.
     """
     with cleared_up_when_ended():
         print("\x1b[?1049h\x1b[?25l", end="", flush=True)

@@ -68,7 +68,7 @@ def rm(
         except NotHere as error:
             forget_what_is_gone(source)
             if source == own_source(name) and not packed_of(NOWHERE, str(source), paths) and not cached_gguf(source):
-                raise  # its drafters may be another one's too
+                raise  # its drafters may belong to another model too
             missing.append(error)
     packed = _packed(removals, sources, paths)
     used = files_in_use(paths, packed)
@@ -115,7 +115,7 @@ def rm(
 
 
 def _remove_packed(name: str, paths: Paths, yes: bool, phrases: bool) -> None:
-    """Delete the packed forms of a model that was not fetched, which itself stays, or a packed file that is named."""
+    """Delete the packed forms of a model that was not fetched, which itself stays, or a named packed file."""
     if is_gguf(file := Path(os.path.expanduser(name))) and import_of(file, paths) is None:
         raise NotHere(f"{name} is a GGUF file of which nothing is saved here; delete the file yourself.")
     given = Path(os.path.abspath(os.path.expanduser(name)))
@@ -129,7 +129,7 @@ def _remove_packed(name: str, paths: Paths, yes: bool, phrases: bool) -> None:
             raise UsageMistake(
                 f"{path} is not in {paths.imports}, where localspec keeps its files; delete it yourself."
             )
-        whole = is_packed(Path(os.path.expanduser(name)))  # one file that is named, or what was imported
+        whole = is_packed(Path(os.path.expanduser(name)))  # a named file, or an import
         every = [path] if whole else _without_others(sorted({path, *of_same_weights(path)}), [])
         mine, what = every, str(path) if whole else name
     else:
@@ -178,14 +178,15 @@ def _registration(file: Path) -> Header | None:
 
 
 def _packed(removals: list[Removal], sources: list[Source], paths: Paths) -> list[Path]:
-    """Return the packed files of what is removed, and of sources that are here in no other form."""
+    """Return the packed files of the removed models, and of sources that are here in no other form."""
     found = {file for removal in removals for file in packed_of(removal.path, str(removal.source), paths)}
     found |= {file for source in sources for file in packed_of(NOWHERE, str(source), paths)}
     return _without_others(sorted(found), [str(source) for source in sources])
 
 
 def _without_others(files: list[Path], sources: list[str]) -> list[Path]:
-    """Leaves out, and says so, what was pulled for another source of the same weights: it may be all there is of it."""
+    """Leave out packed files pulled for another source of the same weights, and report them: they may be
+    its only copy."""
     others = {file: other for file in files if (other := other_source(file, sources))}
     for file, other in others.items():
         typer.echo(one_line(f"{other}, packed, has the same weights and stays: {file}"))
@@ -216,7 +217,7 @@ def _removal_lines(removal: Removal, name: str) -> list[str]:
 
 
 def _users(source: Source, name: str) -> list[str]:
-    """Other registered models that need this repository."""
+    """Return other registered models that need this repository."""
     entries = {card.name: card.entry for card in cards().values() if card.entry is not None}
 
     def needs(entry: Entry) -> bool:
@@ -243,7 +244,7 @@ class Learned:
     pools: tuple[PoolInfo, ...] = ()
     conversations: int = 0
     drafters: tuple[Path, ...] = ()
-    former: Mapping[str, str] = field(default_factory=dict)  # present names by names that are shown no more
+    former: Mapping[str, str] = field(default_factory=dict)  # present names by former names
 
     @classmethod
     def of(cls, names: Collection[str], files: Collection[Path]) -> "Learned":
@@ -302,7 +303,7 @@ def forget_tokenizer(path: Path) -> None:
 
 
 def _drafters_outside(names: Collection[str]) -> tuple[Path, ...]:
-    """Return the trained drafters that are not in the directory of their model, and so outlive it."""
+    """Return the trained drafters outside of their model's directory, which outlive it."""
     found = set[Path]()
     for name in names:
         with suppress(LocalspecError):

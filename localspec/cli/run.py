@@ -93,7 +93,7 @@ def _answer(flags: SharedFlags, question: Written, output: "_Output", stats: boo
         engine = begun.for_reply(settings, card, keep)
         engine.wanted = lambda: not interrupt.asked
         load_seconds = time.perf_counter() - began
-        watched = isinstance(output, _Plain) and sys.stdout.isatty()  # a program gets the whole of a loop
+        watched = isinstance(output, _Plain) and sys.stdout.isatty()  # a program gets a repeating reply to its end
         sampling = engine.sampling(settings)
         limits = Limits(settings.max_tokens, settings.stop, loop_prompt=question.prompt if watched else None)
         report = engine.report(sampling, load_seconds)
@@ -103,7 +103,7 @@ def _answer(flags: SharedFlags, question: Written, output: "_Output", stats: boo
         progress.clear()
         progress.show("waiting for the reply")
         events = conversation.ask(engine, question.prompt, sampling, limits, question.figures, think)
-        at_the_end.callback(events.close)  # it needs the store to the last
+        at_the_end.callback(events.close)  # it needs the store until the end
 
         def end(reason: str, statistics: "Statistics") -> None:
             progress.clear()
@@ -146,7 +146,7 @@ def _answer(flags: SharedFlags, question: Written, output: "_Output", stats: boo
                     case Done(reason, statistics):
                         end(reason, statistics)
                         return 0
-            raise KeyboardInterrupt  # a server that was waited for in vain
+            raise KeyboardInterrupt  # the server did not answer
         except KeyboardInterrupt:
             progress.clear()
             events.close()  # settles the session and saves the turn
@@ -193,13 +193,13 @@ def _prompt(argument: str | None, files: str) -> Written:
 
 
 def _figures(report: dict[str, Any], exactness: str, ratio: float | None, sampling: str) -> str:
-    """Return the lines of --stats: how fast the reply was, then how it came about."""
+    """Return the lines of --stats: the speed of the reply, then its origin."""
     lines = (_speed(report, ratio), [*_origin(report, exactness), sampling])
     return "\n".join(" · ".join(filter(None, parts)) for parts in lines)
 
 
 def _speed(report: dict[str, Any], ratio: float | None) -> Iterator[str]:
-    """Yield what is known of the speed: a server may not report all."""
+    """Yield the known figures of the speed: a server may not report all."""
     timings = report["timings"]
     if timings["tokens_per_second"] is not None:
         yield short_pace(timings["tokens_per_second"])
@@ -215,7 +215,7 @@ def _speed(report: dict[str, Any], ratio: float | None) -> Iterator[str]:
 
 
 def _origin(report: dict[str, Any], exactness: str) -> Iterator[str]:
-    """Yield who proposed the tokens, what computed them, and how exact they are."""
+    """Yield who proposed the tokens, the backend, and how exact the reply is."""
     sources = report["speculation"]["sources"] or {}
     yield share_words(sources) if len(sources) > 1 else ""
     precision = precision_in_words(report["dtype"] or "", report["quantize"] or "none", report["bits_per_weight"])
@@ -228,9 +228,9 @@ def _origin(report: dict[str, Any], exactness: str) -> Iterator[str]:
 
 
 class _Output:
-    """Where a reply goes. `reply` is all of its text so far, and `reasoning` all that was thought."""
+    """The destination of a reply. `reply` is its text so far, and `reasoning` its thoughts."""
 
-    streams = True  # whether the answer is seen as it comes
+    streams = True  # whether the answer is shown as it comes
 
     def __init__(self) -> None:
         self.reply = self.reasoning = ""
@@ -239,7 +239,7 @@ class _Output:
         """Show that the prompt is accepted, and being read."""
 
     def step(self, event: Text) -> None:
-        """One decode step."""
+        """Show one decode step."""
         self.reply += event.text
         self.reasoning += event.reasoning
 
@@ -276,7 +276,7 @@ class _Object(_Output):
 
 
 class _Stream(_Output):
-    """One JSON object a line: start, a step each, end."""
+    """One JSON object per line: start, one per step, end."""
 
     def start(self, report: Report) -> None:
         self._print({"event": "start", **report.start})

@@ -66,9 +66,9 @@ def serve(
         raise LocalspecError(
             "`localspec serve` needs sockets that only their user can open, which Windows lacks; use WSL."
         )
-    progress = Progress(names_waits=False)  # nobody waits for a server that answers
+    progress = Progress(names_waits=False)  # a server that answers shows no waits
 
-    # From here on an engine is needed, and what speaks HTTP.
+    # An engine and an HTTP server are needed from here on.
     from localspec.chat.start import chosen_model
     from localspec.serving.app import Serving
     from localspec.serving.guard import Guard, serving_key
@@ -81,18 +81,19 @@ def serve(
         from localspec.serving.browser import Browser, page_files
         from localspec.serving.tabs import Tabs
 
-        page_files()  # before a model is looked for
+        page_files()  # before a model is searched for
         port = port or 0
     paths = Paths(home())
     with ExitStack() as at_the_end:
         sockets = [at_the_end.enter_context(own_socket(paths.socket))]
-        key = None  # the socket needs none
+        key = None  # the socket needs no key
         if port is not None:
             sockets.append(at_the_end.enter_context(port_of_this_machine(port)))
             key = serving_key(paths.serving_key, progress.notice)
         store = at_the_end.enter_context(user_store(progress.notice, create=settings.log))
         card = chosen_model(settings, store, progress.reporter)
-        would_take(settings, card, store, progress.reporter)  # what cannot run ends here, and not each request
+        # # report an impossible configuration here, not at each request
+        would_take(settings, card, store, progress.reporter)
 
         def opening(_: ExitStack) -> "LoadedModels":
             return LoadedModels(settings, card, store, alive, progress.reporter)
@@ -105,7 +106,7 @@ def serve(
         url = f"http://{HOST}:{sockets[1].getsockname()[1]}" if port is not None else ""
 
         def open_by(one_time: str) -> None:
-            with suppress(OSError, ValueError):  # nobody reads any more
+            with suppress(OSError, ValueError):  # there may be no reader any more
                 print(f"{url}/?key={one_time} (the chat in a browser; it opens once)", flush=True)
 
         browser = None

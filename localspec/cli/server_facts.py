@@ -1,4 +1,4 @@
-"""localspec doctor --server URL: what the server is that answers there."""
+"""localspec doctor --server URL: facts about the server at an address."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -16,14 +16,15 @@ if TYPE_CHECKING:
 
 
 def tell_server(url: str, others: Mapping[str, object], as_json: bool) -> int:
-    """Asks it for its models, and prints what that says. Raises what `Server.open` does, UsageMistake for `others`."""
+    """Ask a server for its models, and print what it reports. Raises the errors of `Server.open`, UsageMistake for
+    `others`."""
     for name in others:
         flag = "--" + name.replace("_", "-")
         raise UsageMistake(f"{flag} has no effect with --server, which is about another machine; leave {flag} out.")
     address = config.load(flags={"server": url}).elsewhere
     if address is None:
         raise UsageMistake("--server off names no server to check; give an address, or leave --server out.")
-    from localspec.serving.server import Server  # what opens connections
+    from localspec.serving.server import Server  # opens connections
 
     found = Server.open(address)
     if as_json:

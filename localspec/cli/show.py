@@ -36,7 +36,7 @@ app = typer.Typer()
 
 Facts = dict[str, str | int | float | list[str] | None]
 _ONLY_KNOWN = ("weights", "draft", "draft_form", "draft_origin", "passed_over", "auto", "idle")  # most lack them
-_ONLY_JSON = ("rule", "M")  # which the line `auto` has, too
+_ONLY_JSON = ("rule", "M")  # the line `auto` has them, too
 
 
 @app.command()
@@ -123,7 +123,7 @@ def _announced_facts(card: TargetCard) -> Facts:
 
 
 def _choice_facts(card: TargetCard) -> Facts:
-    """Return what `auto` would take now and why, by the settings and by earlier measurements.
+    """Return what `auto` would choose now and why, by the settings and by earlier measurements.
 
     If the model is not here, drafters that would be fetched with it count.
     """
@@ -150,7 +150,7 @@ def _rated(taken: Choice | RunPlan | None, m: float | None) -> Facts:
 
 
 def _entry_facts(entry: Entry) -> Facts:
-    """Where a model comes from, in which forms, and which drafters are known for it."""
+    """Return where a model comes from, its forms, and its known drafters."""
     source = source_here(entry) or entry.source
     pulled = record(source) if source else None
     return {
@@ -167,14 +167,14 @@ def _entry_facts(entry: Entry) -> Facts:
 
 
 def _packed_facts(card: TargetCard, known: Facts) -> Facts:
-    """Where a packed file is from, and what the template in it says, as far as it is not known yet."""
+    """Return the origin of a packed file, and facts from its template, if they are not known yet."""
     from localspec.models.chat_tokenizer import ChatTokenizer  # the tokenizers library
     from localspec.models.tokenizer import Tokenizer
 
     packed = read(card.path)
     origin = packed.header.origin
     thinking = known.get("thinking")
-    with suppress(LocalspecError):  # which is told when the model is loaded
+    with suppress(LocalspecError):  # the error is reported when the model is loaded
         texts = {name: packed.text(name) for name in packed.header.texts}
         thinking = thinking or ChatTokenizer(Tokenizer.decoded(texts, card.path)).thinks
     file = next(iter(origin.files), None) if card.imported_as else None
@@ -187,7 +187,7 @@ def _packed_facts(card: TargetCard, known: Facts) -> Facts:
 
 
 def form_in_words(one: Form) -> str:
-    """Another form of a model in words."""
+    """Return another form of a model in words."""
     about = f", {size(one.bytes)}" if one.bytes else ""
     return f"{one.source}, by {one.publisher or 'unknown'}, license {one.license or 'unknown'}{about}"
 

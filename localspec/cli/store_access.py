@@ -1,4 +1,4 @@
-"""What the commands about kept text have in common: the store, if there is one, and what was set aside."""
+"""Access to the store for the commands about saved text, and reports of files that were set aside."""
 
 import errno
 import os
@@ -18,11 +18,11 @@ from localspec.text import one_line
 
 @contextmanager
 def store_if_any(what: str, raise_damage: bool = True) -> Iterator[Store | None]:
-    """Yield the store of this user, for the sake of the phrases or the conversations: `what`.
+    """Yield the store of this user, for its phrases or conversations: `what`.
 
-    None if it does not exist yet, since looking must not make one. Raise StoreTrouble, also where there may be one that
-    cannot be reached: then nobody knows that nothing is saved. Damage that is found after opening raises it too, unless
-    `raise_damage` is False.
+    None if it does not exist yet, because looking must not create one. Raises StoreTrouble, also if there may be one
+    that cannot be reached: nobody could then know that nothing is saved. Damage that is found after opening raises it
+    too, unless `raise_damage` is False.
     """
     if why := _out_of_reach(database := Paths(environment.home()).database):
         raise StoreTrouble(f"{database} cannot be reached ({why}), so its {what} cannot be shown or deleted.")
@@ -35,7 +35,7 @@ def store_if_any(what: str, raise_damage: bool = True) -> Iterator[Store | None]
 
 
 def _out_of_reach(database: Path) -> str:
-    """Why nobody can tell whether it is there; nothing where that can be told."""
+    """Return why it is unknown whether the file exists; empty if that is known."""
     for place in (database, *database.parents):
         if os.path.islink(place) and not os.path.exists(place):
             return f"{place} is a link to a missing file"
@@ -48,12 +48,12 @@ def _out_of_reach(database: Path) -> str:
 
 
 def report_files_set_aside(what: str) -> None:
-    """Names the damaged files that were set aside: whether to keep them is the user's choice."""
+    """Report the damaged files that were set aside: the user decides whether to keep them."""
     database = Paths(environment.home()).database
     files = {file.name: file for file in sorted(database.parent.glob(f"{database.name}.*"))}
     for name, file in files.items():
         if any(name == f"{other}{part}" for other in files for part in PARTS):
-            continue  # it is told with the file that it belongs to
+            continue  # it is reported with its database
         parts = " and ".join(part for part in PARTS if f"{name}{part}" in files)
         which = f"it, with its {parts}," if parts else "it"
         sentence = f"localspec: {file} was set aside and may also hold {what}; delete {which} to remove them."

@@ -1,4 +1,4 @@
-"""The texts that commands are given, as arguments, in files or through pipes."""
+"""The texts given to commands as arguments, in files or through pipes."""
 
 import re
 import sys
@@ -13,13 +13,14 @@ LONGEST = 64 * MIB  # bytes of a prompt: far more than the longest context
 
 
 def valid_text(argument: str) -> str:
-    """Return the argument without lone surrogates, which stand for bytes that are not text: no tokenizer takes them."""
+    """Return the argument without lone surrogates, which stand for bytes that are not text: no tokenizer
+    accepts them."""
     return re.sub("[\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", argument)
 
 
 def asked(argument: str) -> str:
-    """Return a prompt as it was given. Raises UsageMistake for the name of a GGUF file, which was meant as a model."""
-    from localspec.weights.packed_files import is_gguf  # a twentieth of what happens before the chat's first paint
+    """Return a prompt unchanged. Raises UsageMistake for the name of a GGUF file, which was meant as a model."""
+    from localspec.weights.packed_files import is_gguf  # takes a twentieth of the time before the chat's first paint
 
     prompt = valid_text(argument)
     if "\0" not in prompt and len(prompt) < 4096 and is_gguf(Path(prompt).expanduser()):
@@ -55,7 +56,7 @@ def read_file(file: Path) -> str:
 
 
 def piped_text() -> str | None:
-    """All of standard input, or None where that is a terminal or closed. Raises UsageMistake."""
+    """Return all of standard input, or None if it is a terminal or closed. Raises UsageMistake."""
     if sys.stdin is None or sys.stdin.isatty():
         return None
     progress = Progress()

@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-MOST = 10**9  # steps or tokens: what is more is a slip, and floats lose count of it
+MOST = 10**9  # steps or tokens: a larger number is a slip, and floats are not exact there
 LONGEST = 10**6  # hours or passes
 KINDS = [f"{row.name}: {row.label}" for row in TABLE if row.takes == "weights"]
 PRECISION = ("device", "dtype", "quantize")
-BATCH, RATE = 4096, 1e-3  # where neither was given
+BATCH, RATE = 4096, 1e-3  # if neither was given
 HISTORY: Literal["history"] = "history"
 SPARK = 16  # of the last losses, in the line of progress
-FEW = 1000  # tokens, on which a share is within two per cent or so
+FEW = 1000  # tokens below which a share is known only to about two percent
 
 
 def _output_directory(text: str) -> Path:
@@ -145,7 +145,7 @@ def train(
         progress.show("reading text")
         examples = [] if own else read_examples(files)
 
-        # From here on torch is needed, and takes seconds to import.
+        # torch is needed from here on; importing it takes seconds.
         from localspec.training.job import Job, Request
         from localspec.training.options import parse_options
 
@@ -201,7 +201,8 @@ def train(
 
 
 def _own_words(data: Sequence[str], more: Sequence[Path], keep_answers: bool) -> Literal["", "prompts", "history"]:
-    """Return what the model answers: the user's history, or the prompts that ship. Empty if text was given."""
+    """Return the source of prompts for the model: the user's history, or the shipped prompts. Empty if text
+    was given."""
     if more and not data:
         raise UsageMistake(f"{more[0]} is given without --data; write --data {more[0]}.")
     if HISTORY in data and len(data) + len(more) > 1:
@@ -241,7 +242,7 @@ def _take(course: "Course", interrupt: Interrupt, progress: Progress) -> "tuple[
 
 
 def _goes_on() -> bool:
-    """Ask whether to train what should not pay, where somebody can be asked."""
+    """Ask whether to train a drafter that should not pay, if there is a terminal."""
     return not console.at_a_terminal() or typer.confirm("Train it anyway?", default=False)
 
 
@@ -281,7 +282,7 @@ def _check_numbers(above_zero: Mapping[str, float | None], batch: int, at_once: 
 
 
 def _run(job: "Job", interrupt: Interrupt, progress: Progress) -> bool:
-    """Trains and shows each step; returns whether it came to its end, for Ctrl+C stops it after a step."""
+    """Train and show each step; return whether it finished, because Ctrl+C stops it after a step."""
     interrupt.wait_for_step = True
     losses: deque[float] = deque(maxlen=SPARK)
     for seen in job.run(lambda: interrupt.asked):
@@ -309,7 +310,7 @@ def _show_step(progress: Progress, seen: Any, losses: Sequence[float], first: bo
 
 
 def _drawn(report: dict[str, Any]) -> str:
-    """Yield the curve of the loss, if standard output is a terminal."""
+    """Return the curve of the loss, if standard output is a terminal."""
     if not console.seen():
         return ""
     from localspec.training import curves
@@ -361,7 +362,7 @@ def _duration(seconds: float) -> str:
 
 
 def _model_to_train_for(settings: Settings, progress: Progress) -> registry.TargetCard:
-    """Return the model to train for; a notice names one that no flag names."""
+    """Return the model to train for; a notice names a model that no flag names."""
     with user_store(progress.notice, create=False) as store:
         card = chosen_model(settings, store, progress.reporter)
     progress.clear()
@@ -381,7 +382,7 @@ def _public_name(card: registry.TargetCard) -> str:
 def _command(
     kind: str, card: registry.TargetCard, data: Sequence[Path | str], options: Sequence[str], given: Mapping[str, Any]
 ) -> str:
-    """Return the command as it can be typed again, but without directories, which are private."""
+    """Return the command to type again, without directories, which are private."""
     words = ["localspec", "train", kind, "-m", _public_name(card)]
     words += ["--data", *(Path(one).name for one in data)] if data else []
     words += [word for option in options for word in ("-O", option)]

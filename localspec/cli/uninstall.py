@@ -27,7 +27,7 @@ app = typer.Typer()
 
 _DATABASE = re.compile(
     r"(\.[a-z]+-\d+)?(-wal|-shm|-journal|-lock|-open)*"
-)  # after its name; one set aside has a number
+)  # after its name; a file set aside has a number
 _PACKED = re.compile(r"\.(packed|safetensors|lock|new|partial|part)\b|^\.|^digests\.json$")
 
 PROGRAM = (
@@ -36,10 +36,10 @@ PROGRAM = (
 
 
 class Place(NamedTuple):
-    """A file or directory that localspec writes. `private`: it may hold text of the user, or a secret.
+    """A file or directory that localspec writes. `private`: it may have text of the user, or a secret.
 
     Of a link only the link is deleted. With `followed` its target is deleted, too: only localspec writes such a file.
-    With `names`, files directly in the directory that are called otherwise are of other programs, and stay.
+    With `names`, files directly in the directory with other names belong to other programs, and stay.
     """
 
     path: Path
@@ -61,7 +61,7 @@ class Place(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A place that exists, with the bytes that its deletion frees. `unreadable`: some directory cannot be read."""
+    """An existing place, with the bytes that its deletion frees. `unreadable`: some directory cannot be read."""
 
     place: Place
     bytes: int
@@ -70,7 +70,7 @@ class Found(NamedTuple):
 
     @classmethod
     def of(cls, place: Place) -> "Found":
-        """Look into a place, once."""
+        """Inspect a place once."""
         failures: list[OSError] = []
         foreign: tuple[Path, ...] = ()
         try:
@@ -258,7 +258,7 @@ def _delete(place: Place) -> None:
 
 
 def _refuse_unreadable(paths: Paths) -> None:
-    """Raise OSError if one of the directories cannot be looked into: what is in it would seem not to be there."""
+    """Raise OSError if one of the directories cannot be read: its content would seem to be missing."""
     for root in places_of(paths):
         with suppress(FileNotFoundError, NotADirectoryError):
             for name in os.listdir(root):

@@ -45,7 +45,7 @@ def verify_model(
             checked = _checked(source)
         except NotHere:
             if source == model and not packed_of(NOWHERE, str(source), Paths(home())):
-                raise  # its drafters may be another one's too
+                raise  # its drafters may belong to another model too
             continue
         for problem in checked.problems:
             typer.echo(one_line(f"{source}: {problem}"))
@@ -62,14 +62,14 @@ def verify_model(
 
 
 def _verify_own(name: str) -> list[str]:
-    """Read the weights of a model that was not fetched; return a clause for each file that changed unseen."""
+    """Read the weights of a model that was not fetched; return a clause for each file that changed unnoticed."""
     path, paths = resolve(name).path, Paths(home())
     found = inspect(path)
     if found.packing:
         return _verify_imported(name, path, paths)
     typer.echo(one_line(f"{name}: weights of {size(found.bytes)} are complete, judged by their headers."))
     changed = _looked(name, found.weight_files, paths)
-    if changed:  # it was perhaps packed from other weights, and those that are here count from now on
+    if changed:  # it may have been packed from other weights; the present ones count from now on
         forget(found.weight_files, (mark for _, mark in fingerprints(found.weight_files).values()), paths)
         for file in packed_of(path, "", paths):
             if file.parent == paths.packed:
@@ -78,9 +78,9 @@ def _verify_own(name: str) -> list[str]:
 
 
 def _verify_imported(name: str, path: Path, paths: Paths) -> list[str]:
-    """Read the GGUF files of an import; return a clause for each that changed unseen.
+    """Read the GGUF files of an import; return a clause for each that changed unnoticed.
 
-    Raises NotHere for a file of a registration that is missing or has changed, though a packing may still answer.
+    Raises NotHere for a file of a registration that is missing or has changed, though a packing may still be usable.
     """
     from localspec.weights.gguf_weights import files_of  # numpy
 
@@ -98,9 +98,9 @@ def _verify_imported(name: str, path: Path, paths: Paths) -> list[str]:
 
 
 def _looked(name: str, files: Sequence[Path], paths: Paths, listed: bool = False) -> list[str]:
-    """Read files, print what was found, and return the names of those that changed unseen.
+    """Read files, print the result, and return the names of those that changed unnoticed.
 
-    `listed` prints what an entry in models.toml lists.
+    `listed` also prints what an entry in models.toml lists.
     """
     progress, marks = Progress(), {file: mark for file, (_, mark) in fingerprints(files).items()}
     try:

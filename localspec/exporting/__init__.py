@@ -1,1 +1,1 @@
-"""Drafters of ours in the layouts that inference engines read."""
+"""Exports our drafters in the layouts of other inference engines."""

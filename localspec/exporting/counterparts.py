@@ -1,4 +1,4 @@
-"""What a drafter of ours becomes for an engine: heads, or a small model that drafts, in parallel or not."""
+"""The counterpart of our drafter in an engine: heads, or a small model that drafts, in parallel or not."""
 
 import os
 import shutil
@@ -34,28 +34,28 @@ from localspec.outside_files import parse_json
 from localspec.weights.checkpoint import Checkpoint, originals
 from localspec.weights.stored import read_config, stored_parts, stored_sizes
 
-_ROTATIONS = ("default", "linear", "llama3", "yarn")  # that a Llama of the engines has
+_ROTATIONS = ("default", "linear", "llama3", "yarn")  # rotations that the engines' Llama supports
 _SHARED = (
     "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size",
     "max_position_embeddings", "rms_norm_eps",
 )  # fmt: skip
-LICENCES = ("LICENSE*", "NOTICE*")  # go where the weights go
+LICENCES = ("LICENSE*", "NOTICE*")  # copied along with the weights
 
 
 @dataclass(frozen=True)
 class Counterpart:
-    """What an engine reads in place of a drafter, and how it is written into an empty directory."""
+    """The counterpart of a drafter in an engine, and how it is written into an empty directory."""
 
     form: Form
-    tokens: int  # of a draft; 0: as many as the engine likes
+    tokens: int  # of a draft; 0: the engine decides
     write: Callable[[Path], None]
-    heads: tuple[tuple[int, int], ...] = ()  # of its attention, which cards share, and their key heads
-    notes: tuple[str, ...] = ()  # what a user should know, in sentences
+    heads: tuple[tuple[int, int], ...] = ()  # its attention heads, which GPUs share, and their key heads
+    notes: tuple[str, ...] = ()  # notes for the user, as sentences
 
 
 @dataclass(frozen=True)
 class _Model:
-    """A language model's weights by our names, in the precision of its files; none is read before it is asked for."""
+    """A language model's weights by our names, in the precision of its files; each is read on access."""
 
     config: ModelConfig
     sizes: TransformerConfig
@@ -72,9 +72,9 @@ class _Model:
 
 
 def counterpart(engine: Engine, drafter: str, card: TargetCard, checkpoint: Checkpoint) -> Counterpart:
-    """Return what a drafter becomes. Raises UsageMistake if the engine has no counterpart.
+    """Return the counterpart of a drafter. Raises UsageMistake if the engine has none.
 
-    `checkpoint` is the target's own files. Raises what `named_drafter` does, and LocalspecError for damaged files.
+    `checkpoint` is the target's own files. Raises the errors of `named_drafter`, and LocalspecError for damaged files.
     """
     spec, target = named_drafter(drafter, card), _Model.of(checkpoint)
     if spec.small is not None and spec.drafter == "draft_model":
@@ -111,7 +111,7 @@ def _heads(trained: DrafterCard, checkpoint: Checkpoint, target: _Model) -> Coun
 
 
 def _eagle3(engine: Engine, trained: DrafterCard, checkpoint: Checkpoint, target: _Model) -> Counterpart:
-    """Return a head that was trained here. A published one is there already, in the layout of its publisher."""
+    """Return a head that was trained here. A published one already exists in its publisher's layout."""
     options: Eagle3Options = _options(trained, checkpoint)
     if options.config:
         raise UsageMistake(
@@ -131,7 +131,7 @@ def _eagle3(engine: Engine, trained: DrafterCard, checkpoint: Checkpoint, target
         "rope_scaling": None if rope["rope_type"] == "default" else rope,
         **{name: getattr(target.config, name) for name in _SHARED},
         "eagle_aux_hidden_state_layer_ids": [*options.places],  # vLLM: as in hidden_states
-        # SGLang: by the layers that they leave
+        # SGLang: the layers before those states
         "eagle_config": {
             "eagle_aux_hidden_state_layer_ids": [place - 1 for place in options.places], "use_aux_hidden_state": True,
         },
@@ -147,9 +147,10 @@ def _eagle3(engine: Engine, trained: DrafterCard, checkpoint: Checkpoint, target
 
 
 def _parallelspec(engine: Engine, trained: DrafterCard, checkpoint: Checkpoint, target: _Model) -> Counterpart:
-    """Return a small model. One that was trained here drafts in parallel; layers on the target's embedding lose that.
+    """Return a small model. One that was trained here drafts in parallel; layers on the target's embedding do not keep
+    that.
 
-    Engines have one mask token for all depths, and the layers' masks differ.
+    Engines have one mask token for all depths, but the layers' masks differ.
     """
     options: ParallelSpecOptions = _options(trained, checkpoint)
     if options.form == "eagle":
@@ -182,7 +183,7 @@ def _parallelspec(engine: Engine, trained: DrafterCard, checkpoint: Checkpoint, 
         for name in weight_map(sizes):
             own = stored.get(f"model.{stored_name(name)}")
             weights[name] = target.weights[name] if own is None else own.to(target.dtype)
-        if options.form == "model":  # the mask has a row of its own beside the embedding
+        if options.form == "model":  # the mask has a separate row next to the embedding
             weights["embed_tokens"][content["pard_token"]] = (stored["masks"][0] / sizes.embed_scale).to(target.dtype)
         _write_model(directory, sizes, weights, {**content, "dtype": _name(target.dtype)}, checkpoint, vocab_size)
         if options.form != "model":
@@ -194,7 +195,7 @@ def _parallelspec(engine: Engine, trained: DrafterCard, checkpoint: Checkpoint, 
 def _small_model(
     engine: Engine, small: Checkpoint, checkpoint: Checkpoint, target: _Model, parallel: bool
 ) -> Counterpart:
-    """Return a small model as others published or trained it. `parallel` means that it has a mask token."""
+    """Return a small model that others published or trained. `parallel` means that it has a mask token."""
     own, vocab_size, tokens = _Model.of(small), target.sizes.vocab_size, 0
     compare_stored(small.path, own.sizes.vocab_size, checkpoint.path, vocab_size)
     form: Form = "draft model"
@@ -241,7 +242,7 @@ def _write_model(
     checkpoint: Checkpoint,
     vocab_size: int,
 ) -> None:
-    """With the target's tokenizer, whose tokens are the same: SGLang compares the two whole."""
+    """Write a model with the target's tokenizer, whose tokens are the same: SGLang compares the whole vocabularies."""
     write_model(sizes, weights, content, vocab_size, directory)
     Tokenizer.open(checkpoint.path).save(directory)
 
@@ -274,7 +275,7 @@ def _layers(sizes: TransformerConfig, content: Mapping[str, Any]) -> dict[str, A
         "max_window_layers": count if window is None else 0,
     }
     others["no_rope_layers"] = [int(not sizes.is_local(layer)) for layer in range(count)]
-    windowed = ("layer_types",) if content["model_type"] == "gemma3_text" else ()  # which has a pattern without them
+    windowed = ("layer_types",) if content["model_type"] == "gemma3_text" else ()  # it has a pattern without them
     return said | {name: value for name, value in others.items() if name in content or name in windowed}
 
 

@@ -1,4 +1,4 @@
-"""What inference engines read as a drafter, which command serves it, and what is nearest to a drafter that they lack.
+"""The drafters that inference engines read, the commands that serve them, and the nearest substitute for others.
 
 As of vLLM 0.33.0 and SGLang 0.5.23, whose sources were read.
 """
@@ -15,8 +15,9 @@ from localspec.text import one_line
 
 Form = Literal["medusa heads", "eagle3 head", "parallel draft model", "draft model"]
 
-NGRAM = 4  # tokens at most that an engine looks for in the text before
-_MISREAD = ("eagle-", "eagle3", "dflash", "dspark")  # in a path, by which vLLM takes any model for another method's
+NGRAM = 4  # most tokens that an engine searches for in the text before
+# # parts of a path by which vLLM takes any model for another method's
+_MISREAD = ("eagle-", "eagle3", "dflash", "dspark")
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Engine:
     name: str
     label: str
     forms: tuple[Form, ...]
-    tokens: int  # of a draft of a draft model, which could make as many as one likes
+    tokens: int  # of a draft by a draft model, which could be of any length
 
 
 ENGINES = {
@@ -37,7 +38,7 @@ ENGINES = {
 
 @dataclass(frozen=True)
 class Served:
-    """What a command serves: a model, by its repository with a `revision` or its directory, and what drafts for it."""
+    """The model that a command serves, by its repository with a `revision` or its directory, and its drafter."""
 
     model: str
     revision: str
@@ -62,7 +63,7 @@ def command(engine: Engine, served: Served) -> list[str]:
         algorithm = "EAGLE3" if served.form == "eagle3 head" else "STANDALONE"
         words += ["--speculative-algorithm", algorithm, "--speculative-draft-model-path", str(served.drafter)]
         words += ["--speculative-num-steps", str(served.tokens), "--speculative-eagle-topk", "1"]
-        words += ["--speculative-num-draft-tokens", str(served.tokens + 1)]  # the one before them included
+        words += ["--speculative-num-draft-tokens", str(served.tokens + 1)]  # including the one before them
         return words + (["--tp-size", str(parallel)] if parallel > 1 else [])
     method = {"medusa heads": "medusa", "eagle3 head": "eagle3"}.get(served.form, "draft_model")
     config: dict[str, Any] = {"method": method, "model": str(served.drafter), "num_speculative_tokens": served.tokens}
@@ -71,14 +72,14 @@ def command(engine: Engine, served: Served) -> list[str]:
     words = ["vllm", "serve", served.model, *revision]
     if parallel > 1:
         words += ["--tensor-parallel-size", str(parallel)]
-        config["draft_tensor_parallel_size"] = parallel  # vLLM refuses a draft model with another
+        config["draft_tensor_parallel_size"] = parallel  # vLLM refuses another value for a draft model
     return [*words, "--speculative-config", json.dumps(config)]
 
 
 def check_path(engine: Engine, path: Path, form: Form) -> None:
-    """Raise UsageMistake for a directory that an engine would misread by its name, or that no command could name.
+    """Raise UsageMistake for a directory that an engine would misread by its name, or that cannot be typed.
 
-    A drafter of this `form` lies in it.
+    It has a drafter of this `form`.
     """
     if one_line(str(path)) != str(path):
         raise UsageMistake(f"{path} has characters in its name that cannot be typed; give another --out.")
@@ -91,9 +92,9 @@ def check_path(engine: Engine, path: Path, form: Form) -> None:
 
 
 def check_heads(heads: int, kv_heads: int, tensor_parallel: int) -> None:
-    """Raise UsageMistake where this many cards cannot share the attention heads of a model.
+    """Raise UsageMistake if this many GPUs cannot share the attention heads of a model.
 
-    Key heads are copied where there are more cards than heads.
+    Key heads are copied if there are more GPUs than heads.
     """
     if heads % tensor_parallel or (kv_heads % tensor_parallel and tensor_parallel % kv_heads):
         raise UsageMistake(
@@ -103,7 +104,7 @@ def check_heads(heads: int, kv_heads: int, tensor_parallel: int) -> None:
 
 
 def no_counterpart(engine: Engine, drafter: str) -> UsageMistake:
-    """Return why an engine has nothing that a drafter could become, and what is nearest to it there."""
+    """Return the error for a drafter without counterpart in an engine, with the nearest substitute there."""
     if drafter == "auto":
         return UsageMistake("auto does not name a drafter to export; name one.")
     if drafter.endswith("+phrases") or "+" in drafter:

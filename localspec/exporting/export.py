@@ -26,7 +26,7 @@ from localspec.weights.stored import read_config
 
 @dataclass(frozen=True)
 class Exported:
-    """A drafter as it was written: its directory, of so many `bytes`, and the words of the command that serves it."""
+    """A written drafter: its directory, its `bytes`, and the words of the command that serves it."""
 
     engine: str
     form: Form
@@ -36,14 +36,14 @@ class Exported:
     bytes: int
     tokens: int  # of a draft
     command: tuple[str, ...]
-    notes: tuple[str, ...]  # what a user should know, in sentences
+    notes: tuple[str, ...]  # notes for the user, as sentences
 
 
 def export(engine: str, drafter: str, model: str | None, out: Path, tensor_parallel: int = 1) -> Exported:
-    """Write what `drafter` names, for a model or the one it was trained for, to a directory that is new or empty.
+    """Write the drafter `drafter`, for a model or the one it was trained for, to a directory that is new or empty.
 
-    Raises UsageMistake for what has no counterpart in that engine, and for a directory that holds something; NotHere
-    and LocalspecError for models and drafters that are missing or damaged, and DoesNotFit where the disk is full.
+    Raises UsageMistake for a drafter without counterpart in that engine, and for a directory that is not empty; NotHere
+    and LocalspecError for models and drafters that are missing or damaged, and DoesNotFit if the disk is full.
     """
     named = engine_named(engine)
     out = Path(os.path.abspath(os.path.expanduser(out)))
@@ -68,13 +68,13 @@ def export(engine: str, drafter: str, model: str | None, out: Path, tensor_paral
 
 
 def _target_of(drafter: str, model: str | None) -> TargetCard:
-    """Return the model that was named, or the one that a directory of `train` says it belongs to."""
+    """Return the named model, or the one that a directory of `train` belongs to."""
     if model is not None:
         return resolve(model)
     path = Path(os.path.expanduser(drafter))
     if not path.is_dir():
         raise UsageMistake(f"Name the model that '{drafter}' drafts for: -m MODEL.")
-    if (path / "target" / "config.json").is_file():  # it was changed with the drafter
+    if (path / "target" / "config.json").is_file():  # a target that was changed together with the drafter
         return resolve(str(path))
     trained = read_drafter(path)
     if not trained.target:
@@ -94,7 +94,7 @@ def _served_as(card: TargetCard) -> tuple[str, str]:
 
 
 def _left_behind(out: Path) -> Iterator[Path]:
-    """Return what killed exports to this place left next to it. Running ones keep theirs."""
+    """Return the remains of killed exports next to this place. Running ones keep theirs."""
     for left in out.parent.glob(f".{glob.escape(out.name)}.*.new"):
         process = left.name.split(".")[-2]
         if process.isdecimal() and (int(process) == os.getpid() or not psutil.pid_exists(int(process))):
@@ -103,9 +103,9 @@ def _left_behind(out: Path) -> Iterator[Path]:
 
 @contextmanager
 def _whole(out: Path) -> Iterator[Path]:
-    """Yield a directory next to `out` that takes its place once it is written. Nothing else stays, whatever happens.
+    """Yield a directory next to `out` that replaces it once it is written. Nothing else stays, whatever happens.
 
-    For its owner alone, as trained drafters are: what they learnt from may be private.
+    Only its owner can read it, like trained drafters: their training text may be private.
     """
     new: Path | None = None
     try:
@@ -117,7 +117,7 @@ def _whole(out: Path) -> Iterator[Path]:
             new.mkdir()
             yield new
             if out.is_dir():
-                out.rmdir()  # which it was looked at for: it is empty
+                out.rmdir()  # it is empty, as checked before
             new.rename(out)
     except (OSError, SafetensorError) as error:
         error_type, remedy = (DoesNotFit, "make room") if full(error) else (LocalspecError, "correct that")

@@ -20,7 +20,7 @@ from localspec.drafters.medusa import MedusaOptions
 from localspec.errors import LocalspecError
 from localspec.families.architecture import TransformerConfig, weight_map
 
-SHARD = 2**31  # bytes of a file, about: what is held in memory at a time
+SHARD = 2**31  # bytes of a file, about: the memory held at a time
 _INDEX = "model.safetensors.index.json"
 _OF_VOCABULARY = ("embed_tokens", "lm_head.weight")
 
@@ -30,7 +30,8 @@ Named = tuple[str, torch.Tensor]
 def write_heads(drafter: Path, options: MedusaOptions, vocabulary: torch.Tensor, directory: Path) -> None:
     """Write the Medusa heads in a drafter's file; `vocabulary` [vocab_size, hidden_size] is the target's matrix.
 
-    They get the precision of that matrix. Heads that change it have one of their own each, for no engine knows changes.
+    They get the precision of that matrix. Heads that change the matrix each get a separate one, because no engine
+    supports changes.
     """
     vocab_size, hidden_size = vocabulary.shape
     shared = not options.private and not options.rank_of_own
@@ -79,7 +80,7 @@ def write_eagle3(
 ) -> None:
     """Write the EAGLE-3 head in a drafter's file, in the precision that `config` names.
 
-    `sizes` are those of the target, for which it was trained; it has no embedding of its own.
+    `sizes` are those of its target; the head has no separate embedding.
     """
     dtype: torch.dtype = getattr(torch, config["dtype"])
     with safe_open(drafter, framework="pt") as opened:
@@ -114,8 +115,8 @@ def write_model(
 ) -> None:
     """Write a language model of these sizes with its `weights` by our names, in their precision.
 
-    `config` is what its config.json says. It gets as many ids as its target has, which engines insist on: ids that it
-    lacks, or has too many, are those that fill up vocabularies. Tokenizer files are not written.
+    `config` is its config.json. It gets as many ids as its target has, which engines require: missing or surplus ids
+    are padding. Tokenizer files are not written.
     """
     _write(directory, _model(sizes, weights, vocab_size))
     _write_config(directory, {**config, "vocab_size": vocab_size, "tie_word_embeddings": sizes.tied})
@@ -132,7 +133,7 @@ def _model(sizes: TransformerConfig, weights: Mapping[str, torch.Tensor], vocab_
 
 
 def _write(directory: Path, tensors: Iterator[Named]) -> None:
-    """Write tensors to files of some size, with an index where there are several.
+    """Write tensors to files of limited size, with an index if there are several.
 
     Raises LocalspecError for NaN and inf, before a server does.
     """
@@ -152,7 +153,7 @@ def _write(directory: Path, tensors: Iterator[Named]) -> None:
         if held and size + tensor.nbytes > SHARD:
             flush()
             size = 0
-        held[name] = tensor.detach().clone(memory_format=torch.contiguous_format)  # a file holds no views
+        held[name] = tensor.detach().clone(memory_format=torch.contiguous_format)  # safetensors accepts no views
         size, total = size + tensor.nbytes, total + tensor.nbytes
     flush()
     if len({*table.values()}) == 1:
