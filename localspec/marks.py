@@ -47,7 +47,7 @@ def means(values: Sequence[float], most: int) -> list[float]:
 
 
 def curve(values: Sequence[float], height: int) -> list[str]:
-    """Lines, from the top: a column a value, each as high as it is above the least."""
+    """Return lines from the top: one column per value, as high as the value is above the least."""
     low, high = min(values), max(values)
     levels = [1 + round((8 * height - 1) * (value - low) / (high - low)) if high > low else 1 for value in values]
     return [
@@ -56,7 +56,7 @@ def curve(values: Sequence[float], height: int) -> list[str]:
     ]
 
 
-# Each as wide as what it stands for: who lays out a line does not know.
+# Each as wide as its original, because layouts do not know the difference.
 _MARKS = {
     "▁▂▃": ".",
     "▄▅▆▇█▌▐▋▊▉▀▰▮░▒▓■◼▓": "#",
@@ -83,7 +83,7 @@ _MARKS = {
     "τ": "t",
     "\N{NO-BREAK SPACE}": " ",
 }
-_WIDE = {"🔎": "> "}  # before what one looks for
+_WIDE = {"🔎": "> "}  # before a search text
 _TABLE = str.maketrans({**{mark: drawn for marks, drawn in _MARKS.items() for mark in marks}, **_WIDE})
 
 

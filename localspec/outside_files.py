@@ -1,4 +1,5 @@
-"""Reads files that others wrote: only files, and only so much of them; JSON and TOML without what would never end."""
+"""Reads files that others wrote: only regular files of limited size; JSON and TOML with limits on nesting
+and numbers."""
 
 import errno
 import json
@@ -12,10 +13,10 @@ from typing import Any
 
 MIB = 2**20
 TEXT_LIMIT = 256 * MIB  # bytes of a text file of a model; the largest vocabularies take 40 MiB
-JSON_LIMIT = 64 * MIB  # of what is read as JSON
-DATA_LIMIT = 8192 * MIB  # of texts to learn from
+JSON_LIMIT = 64 * MIB  # of JSON
+DATA_LIMIT = 8192 * MIB  # of training texts
 _MOST_DIGITS = 100  # of a whole number: it still fits in a float
-_MOST_DOTS = 1000  # one after the other in a key: tomllib takes time by their square
+_MOST_DOTS = 1000  # in a row in a key: tomllib takes quadratic time
 _PART = rb"""(?:[\w-]{1,99}|"[^"\n]{0,99}"|'[^'\n]{0,99}')[ \t]{0,9}\.[ \t]{0,9}"""
 _LONG_KEY = re.compile(rb"(?<![\w.'\"-])(?:" + _PART + rb"){%d}" % _MOST_DOTS)
 
@@ -23,8 +24,8 @@ _LONG_KEY = re.compile(rb"(?<![\w.'\"-])(?:" + _PART + rb"){%d}" % _MOST_DOTS)
 def read_bytes(file: Path, limit: int = TEXT_LIMIT, *, pipe: bool = False) -> bytes:
     """Return the content of a regular file, or with `pipe` also what comes through a pipe, at most `limit` bytes.
 
-    Raises OSError, with a clause for a person as its `strerror`, also for what is longer or of another kind: to open a
-    pipe is to wait for its writer, and a device may have no end.
+    Raises OSError, with a clause for the user as its `strerror`, also for longer content or another kind of file:
+    opening a pipe would wait for its writer, and a device may have no end.
     """
     waits = 0 if pipe else getattr(os, "O_NONBLOCK", 0)
     descriptor = os.open(file, os.O_RDONLY | waits | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
@@ -35,7 +36,8 @@ def read_bytes(file: Path, limit: int = TEXT_LIMIT, *, pipe: bool = False) -> by
         if not (stat.S_ISREG(mode) or (pipe and stat.S_ISFIFO(mode))):
             raise OSError(errno.EINVAL, "it is no regular file", str(file))
         parts, left = [], limit + 1
-        while left and (part := stream.read(min(left, max(size + 1, 2**16)))):  # makes room for all it is asked for
+        # # reserves room for everything that it asks for
+        while left and (part := stream.read(min(left, max(size + 1, 2**16)))):
             parts.append(part)
             left -= len(part)
     if not left:
@@ -44,9 +46,9 @@ def read_bytes(file: Path, limit: int = TEXT_LIMIT, *, pipe: bool = False) -> by
 
 
 def decoded(content: bytes) -> str:
-    """Return text, without the mark that some programs of Windows begin it with.
+    """Return text, without the byte-order mark of some Windows programs.
 
-    Raises ValueError for what is none, with what is to be said of it.
+    Raises ValueError, with a clause, for bytes that are not text.
     """
     try:
         text = content.decode("utf-8-sig")
@@ -58,9 +60,9 @@ def decoded(content: bytes) -> str:
 
 
 def parse_json(content: bytes | str, pairs: Callable[[list[tuple[str, Any]]], dict[str, Any]] | None = None) -> Any:
-    """Return what JSON says, with objects as `pairs` makes them.
+    """Return parsed JSON, with objects as `pairs` makes them.
 
-    Raises ValueError, also for what is nested too deeply or a number of too many digits.
+    Raises ValueError, also for deep nesting or a number of too many digits.
     """
     try:
         return json.loads(content, parse_int=_integer, object_pairs_hook=pairs)
@@ -69,15 +71,15 @@ def parse_json(content: bytes | str, pairs: Callable[[list[tuple[str, Any]]], di
 
 
 def parse_toml(source: bytes) -> dict[str, Any]:
-    """Return what TOML says. Raises ValueError as `parse_json` does, a tomllib.TOMLDecodeError where it is no TOML."""
+    """Return parsed TOML. Raises ValueError as `parse_json` does, tomllib.TOMLDecodeError if it is not TOML."""
     if _LONG_KEY.search(source):
         raise ValueError(f"a key has more than {_MOST_DOTS} dots")
     try:
-        return tomllib.loads(source.decode("utf-8-sig"))  # some editors on Windows begin with a mark
+        return tomllib.loads(source.decode("utf-8-sig"))  # some editors on Windows begin with a byte-order mark
     except RecursionError:
         raise ValueError("lists or tables are nested too deeply") from None
     except ValueError as error:
-        if "integer string conversion" in str(error):  # Python's own limit, told to programmers
+        if "integer string conversion" in str(error):  # Python's own limit, whose message is for programmers
             raise ValueError("a number has too many digits") from None
         raise
 

@@ -1,4 +1,4 @@
-"""Every path the program owns. Nothing here is created until somebody writes to it."""
+"""Every path that the program owns. Nothing is created before it is written to."""
 
 import os
 import stat
@@ -15,7 +15,7 @@ _PLATFORM = PlatformDirs("localspec", appauthor=False)
 
 @dataclass(frozen=True)
 class Paths:
-    """Where the files are: below `home` if it is given, else where this platform keeps such things."""
+    """The places of files: below `home` if it is given, else where this platform keeps such files."""
 
     home: Path | None = None
 
@@ -49,7 +49,7 @@ class Paths:
 
     @property
     def copied(self) -> Path:
-        """The last text that was copied where no clipboard could be reached."""
+        """The text copied last when no clipboard could be reached."""
         return self.data_dir / "copied.txt"
 
     @property
@@ -59,12 +59,12 @@ class Paths:
 
     @property
     def former_names(self) -> Path:
-        """Names of deleted imports that conversations and phrases still hold."""
+        """Names of deleted imports that conversations and phrases still refer to."""
         return self.data_dir / "former-names.json"
 
     @property
     def last_notice(self) -> Path:
-        """The last notice of the model that answers, so that it comes once a day."""
+        """The last notice about the answering model, so that it appears once a day."""
         return self.state_dir / "last-notice.txt"
 
     @property
@@ -73,7 +73,7 @@ class Paths:
 
     @property
     def answers(self) -> Path:
-        """What models answered to the prompts that ship, and said of it, for drafters to learn from."""
+        """Models' answers to the shipped prompts, as training data for drafters."""
         return self.data_dir / "answers"
 
     @property
@@ -96,17 +96,17 @@ class Paths:
 
     @property
     def kernels(self) -> Path:
-        """What was compiled for GPUs."""
+        """Code compiled for GPUs."""
         return self.cache_dir / "kernels"
 
     @property
     def serving_key(self) -> Path:
-        """What requests over TCP must bring."""
+        """The key for requests over TCP."""
         return self.data_dir / "serving.key"
 
     @property
     def socket(self) -> Path:
-        """Where `localspec serve` listens for its own user."""
+        """The socket of `localspec serve` for its own user."""
         return self.state_dir / "serve.sock"
 
     @property
@@ -115,11 +115,11 @@ class Paths:
 
 
 def private_directory(path: Path) -> Path:
-    """Make `path` and its missing parents with mode 0700; one that exists is closed to others. Raises OSError."""
+    """Make `path` and its missing parents with mode 0700; an existing one is closed to others. Raises OSError."""
     _make(path)
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:
-        with suppress(PermissionError):  # somebody else's directory stays as its owner wants it
+        with suppress(PermissionError):  # another user's directory stays as it is
             path.chmod(mode & 0o700)
     return path
 
@@ -129,16 +129,16 @@ def _make(path: Path) -> None:
         _make(path.parent)
     try:
         path.mkdir(mode=0o700)
-    except FileExistsError:  # by another process meanwhile, or `missing/..`, which is none of ours
+    except FileExistsError:  # created by another process meanwhile, or `missing/..`, which is not ours
         if not path.is_dir():
             raise
     else:
-        if stat.S_IMODE(path.stat().st_mode) & 0o700 != 0o700:  # a umask took what its owner needs to enter it
+        if stat.S_IMODE(path.stat().st_mode) & 0o700 != 0o700:  # a umask removed permissions that its owner needs
             path.chmod(0o700)
 
 
 def write_anew(file: Path, content: bytes, mode: int = 0o600) -> None:
-    """Replace or make a file so that no reader sees a part of it. Remove what killed processes left of that.
+    """Replace or make a file so that no reader sees part of it. Remove remains of killed processes.
 
     Raises OSError; then the previous content is still there.
     """
@@ -162,7 +162,7 @@ def write_anew(file: Path, content: bytes, mode: int = 0o600) -> None:
 
 
 def _is_left(writer: str) -> bool:
-    """Whether the process that wrote this, by the number that it begins with, is not there any more."""
+    """Return whether the process whose number this begins with no longer exists."""
     import psutil  # seldom needed
 
     process = writer.partition("-")[0]
@@ -171,14 +171,15 @@ def _is_left(writer: str) -> bool:
 
 @contextmanager
 def private_files() -> Iterator[None]:
-    """Whatever this process writes meanwhile, its libraries included, is readable for its owner alone."""
+    """Make all files that this process writes meanwhile, also by its libraries, readable only for its owner."""
     with _without(0o077):
         yield
 
 
 @contextmanager
 def own_files() -> Iterator[None]:
-    """Whatever this process writes meanwhile nobody but its owner may write; who may read it is up to the umask."""
+    """Make all files that this process writes meanwhile writable only for its owner; the umask decides who
+    may read them."""
     with _without(0o022):
         yield
 

@@ -1,4 +1,4 @@
-"""Sizes, counts and times as a person reads them, and a length of time as a person writes it."""
+"""Sizes, counts and times in readable form, and the parsing of durations."""
 
 import re
 from collections import deque
@@ -15,7 +15,7 @@ _SHORT = {"s": 1, "second": 1, "m": 60, "minute": 60, "h": 3600, "hour": 3600}
 
 
 def size(count: float) -> str:
-    """Bytes as a person reads them."""
+    """Return bytes in readable form."""
     power = 0
     while count >= 1024 and power < len(_UNITS) - 1:
         count, power = count / 1024, power + 1
@@ -23,7 +23,7 @@ def size(count: float) -> str:
 
 
 def amount(count: int) -> str:
-    """Parameters as a person reads them: `1.7 B`, `494 M`."""
+    """Return parameters in readable form: `1.7 B`, `494 M`."""
     for unit, name in ((1e9, "B"), (1e6, "M")):
         if count >= unit:
             return f"{count / unit:.3g} {name}"
@@ -31,12 +31,12 @@ def amount(count: int) -> str:
 
 
 def counted(count: int, what: str) -> str:
-    """`1 phrase`, `1,234 phrases`."""
+    """Return a count with its noun: `1 phrase`, `1,234 phrases`."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def tokens_a_second(speed: float) -> str:
-    """`61.3 tokens/s`, or `2,437 tokens/s`."""
+    """Return `61.3 tokens/s`, or `2,437 tokens/s`."""
     return f"{speed:,.1f} tokens/s" if speed < 100 else f"{speed:,.0f} tokens/s"
 
 
@@ -47,24 +47,23 @@ def short_pace(speed: float) -> str:
 
 def expected_pace(speed: float, measured: bool) -> str:
     """Return the speed of a model, not of one reply: `61.3 tokens/s` if measured, `about 61.3 tokens/s` if
-    predicted.
-    """
+    predicted."""
     return tokens_a_second(speed) if measured else f"about {tokens_a_second(speed)}"
 
 
 def precision_in_words(dtype: str, quantize: str, bits: float | None) -> str:
-    """Return in which numbers weights are held; `bits` of each on average are known of those in blocks only."""
+    """Return the precision of weights; their average `bits` are known only for those in blocks."""
     return f"{bits:.1f} bits per weight" if bits else dtype if quantize in ("none", "") else quantize
 
 
 def pace_in_words(speed: float, measured: bool, ratio: float | None) -> tuple[str, ...]:
-    """Return the pace, and how much faster drafts make it, where they change anything."""
+    """Return the speed, and the speedup by drafts if they change anything."""
     pace, gain = expected_pace(speed, measured), speedup(ratio or 1.0)
     return (pace,) if gain == "as fast" else (pace, f"{gain} with drafts")
 
 
 def m_words(m: float, rule: str) -> str:
-    """Return the cost-effectiveness M of a drafter, and what it was chosen by: `M 1.07, chosen by speed`."""
+    """Return the cost-effectiveness M of a drafter, and the rule that chose it: `M 1.07, chosen by speed`."""
     return f"M {m:.2f}, chosen by {'M' if rule == 'memory' else rule}"
 
 
@@ -77,7 +76,7 @@ def speedup(ratio: float) -> str:
 
 
 def parameters_words(count: int) -> str:
-    """`7.6 million`, `1.7 billion`."""
+    """Return `7.6 million`, `1.7 billion`."""
     for unit, name in ((10**9, "billion"), (10**6, "million")):
         if count >= 0.95 * unit:
             return f"{count / unit:.{0 if count >= 100 * unit else 1}f} {name}"
@@ -95,7 +94,7 @@ def day(seconds: float) -> str:
 
 
 def ago(seconds: float, now: float) -> str:
-    """How long before `now` that was, both in seconds since 1970; the day where it is more than a month."""
+    """Return how long before `now` a time was, both in seconds since 1970; the day if it is more than a month."""
     passed = now - seconds
     for unit, name in ((86400, "day"), (3600, "hour"), (60, "minute")):
         if passed >= 31 * 86400:
@@ -106,7 +105,7 @@ def ago(seconds: float, now: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """How long something takes: `12 s`, `3 min`, `1 h 20 min`."""
+    """Return a duration: `12 s`, `3 min`, `1 h 20 min`."""
     if seconds < 60:
         return f"{seconds:.0f} s"
     minutes = int(seconds / 60 + 0.5)
@@ -130,17 +129,18 @@ def _seconds(length: str, units: Mapping[str, int], such: str) -> int:
     return int(found[1]) * units[found[2].lower()]
 
 
-WINDOW = 10.0  # seconds over which the pace is taken
+WINDOW = 10.0  # seconds over which the speed is measured
 
 
 class Arrival:
-    """The bytes of one download as they come."""
+    """The progress of one download."""
 
     def __init__(self) -> None:
-        self._seen: deque[tuple[float, int]] = deque()  # when, and how many bytes were here
+        self._seen: deque[tuple[float, int]] = deque()  # times, and the bytes that had arrived
 
     def parts(self, done: int, total: int, now: float) -> list[str]:
-        """`done` of `total` bytes are here at `now`, in seconds: that, the pace, and the time left, as far as known."""
+        """Return progress, speed and remaining time, as far as known, with `done` of `total` bytes at `now`
+        (seconds)."""
         self._seen.append((now, done))
         while len(self._seen) > 2 and now - self._seen[0][0] > WINDOW:
             self._seen.popleft()

@@ -80,7 +80,8 @@ def _period(tail: str, least: int) -> int:
     return 0
 
 
-REPEATED, PERIOD = 3, 24  # a text goes round once a part of so many tokens at most has come so often in a row
+# # a text repeats itself once a part of at most this many tokens has appeared this often in a row
+REPEATED, PERIOD = 3, 24
 
 
 def until_it_goes_round(tokens: Sequence[int]) -> int:
@@ -90,7 +91,7 @@ def until_it_goes_round(tokens: Sequence[int]) -> int:
     """
     for end in range(len(tokens)):
         for period in range(1, PERIOD + 1):
-            length = max(REPEATED * period, 2 * REPEATED)  # a word said three times is no loop yet
+            length = max(REPEATED * period, 2 * REPEATED)  # a word repeated three times is not a loop yet
             part = tokens[end : end + length]
             if len(part) == length and part[period:] == part[:-period]:
                 return end + period

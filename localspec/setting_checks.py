@@ -1,4 +1,4 @@
-"""What a value of a setting may be, and how a text is read as one."""
+"""Checks of settings: the permitted values, and how text is parsed."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -7,9 +7,9 @@ from typing import Any
 
 from localspec.outside_files import parse_json, parse_toml
 
-HOTTEST = 100  # of temperatures: long before, any token is about as likely as any other
-COLDEST = 1e-30  # those below count as this one: fp32 would make an infinite score of every logit
-_MOST = 2**63 - 1  # of whole numbers, as the history can keep them
+HOTTEST = 100  # of temperatures: at lower ones already, all tokens are about equally likely
+COLDEST = 1e-30  # lower ones count as this one: in fp32 every score would be infinite
+_MOST = 2**63 - 1  # of whole numbers, as the history can store them
 SERVER_URL = re.compile(
     r"(?P<scheme>https?)://(?P<host>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:(?P<port>[0-9]{1,5}))?(?P<path>/[\w./~%-]*)?",
     re.ASCII,
@@ -21,11 +21,11 @@ _WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0":
 
 @dataclass(frozen=True)
 class Check:
-    """What a value of one setting may be.
+    """The check of one setting.
 
-    `value` returns the setting for a value, or raises ValueError with what it must be. `read` returns the value that
-    the text of a flag, a variable or `/set` stands for. A text that stands for none is returned as it is. `metavar`
-    stands for the value in the help of a flag.
+    `value` returns the setting for a value, or raises ValueError with a clause about what it must be. `read` returns
+    the value of the text of a flag, a variable or `/set`; a text without a value is returned unchanged. `metavar` is
+    the value's name in the help of a flag.
     """
 
     value: Callable[[object], Any]
@@ -88,7 +88,7 @@ def _boolean(value: object) -> bool:
 
 
 def _thinking(value: object) -> bool | None:
-    # `auto` is what the chat template does by itself, so that a flag or a variable can take back what a file says.
+    # `auto` means the chat template's default, so that a flag or a variable can override a file.
     if value == "auto" or isinstance(value, bool):
         return None if value == "auto" else bool(value)
     raise ValueError("true, false or auto")
@@ -110,7 +110,7 @@ def number(description: str, allowed: Callable[[float], bool]) -> Check:
     """Return the check of a number that is `allowed`."""
 
     def check(value: object) -> float:
-        # An integer beyond the floats would raise OverflowError.
+        # An integer beyond the range of floats would raise OverflowError.
         if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300 and allowed(value):
             return float(value)
         raise ValueError(description)
@@ -130,7 +130,7 @@ def one_of(*words: str) -> Check:
 
 
 def parts(*known: str) -> Check:
-    """Return the check of a list of parts of the drafter `ouroboros`, which is put into their order."""
+    """Return the check of a list of parts of the drafter `ouroboros`, which is sorted in their order."""
 
     def check(value: object) -> tuple[str, ...]:
         if isinstance(value, list | tuple) and all(part in known for part in value) and len({*value}) == len(value):
@@ -164,7 +164,7 @@ def _device(value: object) -> str:
 
 
 def _keymap(value: object) -> dict[str, str]:
-    # TOML takes `chat.new = "f6"` without quotation marks around the name for a table in a table.
+    # TOML reads `chat.new = "f6"` without quotation marks around the name as a nested table.
     flat: dict[str, str] = {}
     tables = [("", value)]
     for prefix, table in tables:

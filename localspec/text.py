@@ -2,7 +2,7 @@
 
 import re
 
-LONGEST_LICENSE = 100  # characters of what others name theirs, of any length
+LONGEST_LICENSE = 100  # characters of a license's name, which others choose
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _TABLE: dict[int, str | None] = {
     **{code: chr(0x2400 + code) for code in range(0x20)},  # the visible symbol of each C0 control
@@ -16,10 +16,10 @@ _TABLE: dict[int, str | None] = {
 }
 del _TABLE[ord("\n")], _TABLE[ord("\t")]
 
-PASTE_BEGIN, PASTE_END = "\x1b[200~", "\x1b[201~"  # what a terminal sends around a paste
-ALT_ENTER = "\x1b[13;3u"  # as terminals with the protocol of kitty send it; most others send Escape and Enter
-LETTERS = 16  # in one piece: nobody types so many, so they are a paste without marks
-LONGEST_SEQUENCE = 32  # characters of a key or an answer that may come in two pieces
+PASTE_BEGIN, PASTE_END = "\x1b[200~", "\x1b[201~"  # sent by a terminal around a paste
+ALT_ENTER = "\x1b[13;3u"  # as terminals with kitty's protocol send it; most others send Escape and Enter
+LETTERS = 16  # in one piece: nobody types this many at once, so they are a paste without marks
+LONGEST_SEQUENCE = 32  # characters of a key or an answer that may arrive in two pieces
 # An escape sequence, or a run of letters.
 _KEYS = re.compile(
     rf"\x1b(?:\[[0-?]*[ -/]*[@-~]?|[\]P^_X][^\x07\x1b]*|O.?|.?)|([^\x00-\x1f\x7f-\x9f]{{{LETTERS},}})", re.DOTALL
@@ -27,7 +27,7 @@ _KEYS = re.compile(
 
 
 def safe(text: str) -> str:
-    """Remove all that a terminal would obey, character by character: safe(a) + safe(b) == safe(a + b)."""
+    """Remove everything that a terminal would obey, character by character: safe(a) + safe(b) == safe(a + b)."""
     return text.translate(_TABLE)
 
 
@@ -37,22 +37,22 @@ def shortened(text: str, most: int) -> str:
 
 
 def one_line(text: str) -> str:
-    """Make text safe and puts it on a single line, for messages and tables."""
+    """Make text safe and put it on a single line, for messages and tables."""
     return " ".join(part for part in (line.strip() for line in safe(text).replace("\t", "\n").split("\n")) if part)
 
 
 class PasteFilter:
     """A filter between a terminal and Textual, which reads what follows an escape in a paste as keys, such as Ctrl+Q.
 
-    It makes such escapes visible, and puts the marks of a paste around letters that came without them.
+    It makes such escapes visible, and adds the marks of a paste around letters that came without them.
     """
 
     def __init__(self) -> None:
         self._inside = False
-        self._held = ""  # inside of a paste, what may begin its end; outside, the last characters that were passed on
+        self._held = ""  # inside a paste, a possible beginning of its end; outside, the last characters passed on
 
     def read(self, data: str) -> str:
-        """Return the next piece of what a terminal sends; what may begin the end of a paste comes with a later one."""
+        """Return the next piece of the terminal's input; a possible beginning of the end of a paste is held back."""
         passed = []
         while data:
             text, held, self._held = self._held + data, self._held, ""

@@ -1,1 +1,1 @@
-"""What this machine is: its devices, their memory, and what they can compute with."""
+"""This machine: its devices, their memory, and the formats that they compute in."""

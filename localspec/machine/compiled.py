@@ -1,6 +1,6 @@
-"""Our compiled library: where it lies, whether it can be used here, and what it knows of this CPU.
+"""The compiled library: where it is, whether it can be used here, and its facts about this CPU.
 
-`localspec/native/` computes with it; here it is only asked for facts.
+`localspec/native/` computes with it; this file only asks it for facts.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ from localspec import environment
 from localspec.config import nearest
 from localspec.errors import UsageMistake
 
-ABI = 11  # of the functions in localspec/native/src/localspec.h
+ABI = 11  # version of the functions in localspec/native/src/localspec.h
 ISAS = ("c", "neon", "avx2", "avx_vnni", "avx512_vnni")  # by their numbers there
 SUFFIX = {"Darwin": ".dylib", "Windows": ".dll"}.get(platform.system(), ".so")
 FILE = Path(__file__).parent.parent / "native" / f"localspec_native{SUFFIX}"
@@ -43,17 +43,18 @@ def _loaded() -> ctypes.CDLL | None:
         if _is_cut_short(FILE):
             return None
         found = ctypes.CDLL(str(FILE))
-        return found if found.ls_abi() == ABI else None  # else it was built from other sources
+        return found if found.ls_abi() == ABI else None  # otherwise it was built from other sources
     except (OSError, AttributeError):  # it cannot be loaded, or is another library
         return None
 
 
 def _is_cut_short(file: Path) -> bool:
-    """Whether an ELF file lacks its end, the table of its sections: Linux loads it, and the process dies of it."""
+    """Return whether an ELF file lacks its end, the table of its sections: Linux would load it, and the process would
+    crash."""
     with file.open("rb") as stream:
         start = stream.read(64)
         if len(start) < 64 or start[:5] != b"\x7fELF\x02":
-            return False  # other systems look for themselves
+            return False  # other systems check this themselves
         (table,), (entry, count, names) = struct.unpack_from("<Q", start, 40), struct.unpack_from("<3H", start, 58)
         stream.seek(table + entry * names)
         section, size = stream.read(entry), file.stat().st_size
@@ -76,7 +77,7 @@ def instruction_set() -> str:
 
 
 def read_seconds(address: int, count: int, threads: int) -> float:
-    """Seconds that the library takes to read `count` bytes once with so many threads; the library must be there."""
+    """Return the seconds in which the library reads `count` bytes once with this many threads; it must exist."""
     found = library()
     assert found is not None
     found.ls_read_seconds.restype = ctypes.c_double

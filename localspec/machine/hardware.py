@@ -1,6 +1,6 @@
-"""Facts about this machine: its devices, the speed of their memory, its CPU. No policy.
+"""Facts about this machine: its devices, the speed of their memory, its CPU. No decisions.
 
-torch takes seconds to import, so it is asked only where there are signs of a GPU that it was built for.
+torch takes seconds to import, so it is asked only if there are signs of a GPU that it was built for.
 """
 
 import os
@@ -59,7 +59,7 @@ class _Allowed:
 
 
 def limit_cores(count: int | None, shown: str = "") -> None:
-    """Let this process compute with this many cores at most, or with all of them, from now on.
+    """Let this process compute with at most this many cores, or with all of them, from now on.
 
     Call it before a model is loaded. Raises UsageMistake if there are fewer; it names the setting as `shown`.
     """
@@ -71,7 +71,7 @@ def limit_cores(count: int | None, shown: str = "") -> None:
 
 
 def physical_cores() -> int:
-    """Cores this process may use; two threads of one core share its arithmetic, so they count once."""
+    """Return the cores that this process may use; two threads of one core share its arithmetic and count once."""
     return min(_Allowed.cores or _cores_here(), _cores_here())
 
 
@@ -82,13 +82,13 @@ def _cores_here() -> int:
 
 @cache
 def _own_cores() -> int:
-    """Cores of the processors that this process may run on, however much of their time it is given."""
+    """Return the cores of the processors that this process may run on, whatever its share of their time."""
     return min(psutil.cpu_count(logical=False) or _processors(), _processors())
 
 
 @cache
 def logical_cores() -> int:
-    """How many threads can run at the same time, where this process may: several of one core, if it has several."""
+    """Return how many threads can run at the same time: several per core, if it has several."""
     return min(_processors(), _quota())
 
 
@@ -97,7 +97,7 @@ def _processors() -> int:
 
 
 def _quota() -> int:
-    """Cores whose time a container is given, at least 1; `sys.maxsize` where there is no limit."""
+    """Return the cores whose time a container may use, at least 1; `sys.maxsize` without a limit."""
     for files in _QUOTAS:
         with suppress(OSError, ValueError):  # another system, the root group, or "max"
             time_given, period = " ".join((CONTAINER / file).read_text() for file in files).split()
@@ -107,39 +107,42 @@ def _quota() -> int:
 
 
 class IdleCores:
-    """How many cores other programs left idle since the last look, of `least` seconds, or since the one before."""
+    """A count of the cores that other programs left idle since the last look, of `least` seconds, or since
+    the one before."""
 
-    def __init__(self, least: float = 0.05) -> None:  # the kernel counts in hundredths of one
+    def __init__(self, least: float = 0.05) -> None:  # the kernel counts in hundredths of a second
         self._least = least
         self._last, self._found, self._held = self._read(), physical_cores(), False
 
     def __call__(self) -> int:
-        """At least 1; asked again at once, the same. Our own work counts as idle, for it is we who would use them."""
+        """Return at least 1; repeated at once, the same. This process's own work counts as idle, because it would use
+        those cores."""
         if self._held:
             return self._found
         now, last = self._read(), self._last
         passed = now[0] - last[0]
         if passed < self._least:
             return self._found
-        # not all of our cores must be idle, where we may compute with fewer
+        # with fewer permitted cores than the machine has, not all of them must be idle
         self._last, self._found = now, min(physical_cores(), max(1, _own_cores() - round(_others(last, now))))
         return self._found
 
     def hold(self) -> None:
-        """Look at the load now, and return this value until the next call."""
+        """Measure the load now, and return this value until the next call."""
         self._held = False
         self()
         self._held = True
 
     @staticmethod
     def _read() -> tuple[float, float, float]:
-        """(seconds, busy seconds of the processors that this process may run on, busy seconds of this process)."""
+        """Return (seconds, busy seconds of the processors that this process may run on, busy seconds of
+        this process)."""
         own = psutil.Process().cpu_times()
         return time.monotonic(), _busy_seconds(), own.user + own.system
 
 
 class OthersLoad:
-    """How many of the cores that this process may run on other programs kept busy since this was made, on average."""
+    """The average number of this process's cores that other programs kept busy since its creation."""
 
     def __init__(self) -> None:
         self._began = IdleCores._read()
@@ -154,10 +157,11 @@ def _busy_seconds() -> float:
         return sum(times) - times.idle
     allowed = {f"cpu{number}" for number in os.sched_getaffinity(0)}
     ticks = 0
-    for line in _STATISTICS.read_text().splitlines():  # psutil leaves out the numbers, which have gaps
+    for line in _STATISTICS.read_text().splitlines():  # psutil leaves out the processor numbers, which may have gaps
         name, *counts = line.split()
         if name in allowed:
-            user, nice, system, _idle, _waiting, *rest = map(int, counts[:8])  # then what counts as `user` already
+            # # the remaining columns are included in `user`
+            user, nice, system, _idle, _waiting, *rest = map(int, counts[:8])
             ticks += user + nice + system + sum(rest)
     return ticks / os.sysconf("SC_CLK_TCK")
 
@@ -183,7 +187,7 @@ def cpu_name() -> str:
 
 
 def versions(device: str = "cpu") -> str:
-    """One line that says what a measurement on this device is valid for: what computes, the device, its cores."""
+    """Return the line that a measurement on this device depends on: versions, the device, its cores."""
     if device.startswith("cuda"):
         import torch
 
@@ -209,7 +213,7 @@ def devices() -> list[str]:
 
 
 def gpu_expected() -> bool:
-    """Whether there are signs of a GPU that the installed torch was built for; whether it works, only torch knows."""
+    """Return whether there are signs of a GPU that the installed torch was built for; only torch knows if it works."""
     build = torch_build()
     if sys.platform == "darwin":
         return platform.machine() == "arm64"
@@ -217,9 +221,9 @@ def gpu_expected() -> bool:
 
 
 def memory_bandwidth(device: str = "cpu") -> float:
-    """Bytes a second that can be read from a device's memory, measured in under half a second.
+    """Return the bytes per second that can be read from a device's memory, measured in under half a second.
 
-    Reads 512 MiB (on a GPU, which is faster, 4 GiB), or an eighth of what is free.
+    Read 512 MiB (on a GPU, which is faster, 4 GiB), or an eighth of the free memory.
     """
     limit = 4 * 2**30 if device.startswith("cuda") else 512 * 2**20
     size = min(limit, free_memory(device) // 8) // 8 * 8
@@ -236,7 +240,7 @@ def _read_of_memory(size: int) -> Callable[[], float]:
     """Return a function that reads this many bytes of main memory with all cores and returns the seconds."""
     import numpy as np
 
-    buffer = np.ones(size // 8, np.uint64)  # ones, because pages that hold nothing yet are not read from memory
+    buffer = np.ones(size // 8, np.uint64)  # ones, because untouched pages are not read from memory
     if not compiled.missing():
         return lambda: compiled.read_seconds(buffer.ctypes.data, buffer.nbytes, physical_cores())
 
@@ -263,7 +267,7 @@ def _read_of_gpu(size: int, device: str) -> Callable[[], float]:
 
 
 def wait_for(device: str) -> None:
-    """Wait until a GPU has done its work, which Python does not wait for."""
+    """Wait until a GPU has finished its work, for which Python does not wait."""
     if device == "cpu":
         return
     import torch

@@ -1,6 +1,6 @@
-"""The compiled library as Python sees it: its structures and functions, and its errors as exceptions.
+"""The compiled library in Python: its structures and functions, and its errors as exceptions.
 
-Names and order are those of `native/src/localspec.h`. Arrays are given as addresses; who calls keeps them alive.
+Names and order are those of `native/src/localspec.h`. Arrays are passed by address; the caller keeps them alive.
 """
 
 import ctypes
@@ -42,7 +42,7 @@ class Matrix(ctypes.Structure):
 
 
 class Packing(ctypes.Structure):
-    """ls_packing: what is to be packed, and how."""
+    """ls_packing: the input of packing, and how to pack it."""
 
     _fields_ = (
         ("weights", c_void_p), ("source", c_int32), ("out", c_int32), ("inputs", c_int32), ("format", c_int32),
@@ -60,7 +60,7 @@ class BlocksPacking(ctypes.Structure):
 
 
 class Table(ctypes.Structure):
-    """ls_table: rows that are read by a token's id, plain ones or those of a matrix."""
+    """ls_table: rows that are read by token id, plain ones or those of a matrix."""
 
     _fields_ = (("rows", c_void_p), ("format", c_int32), ("matrix", Matrix))
 
@@ -81,7 +81,7 @@ class DeltaSizes(ctypes.Structure):
 
 
 class Delta(ctypes.Structure):
-    """ls_delta: what a recurrent layer has beside its projections."""
+    """ls_delta: the parts of a recurrent layer in addition to its projections."""
 
     _fields_ = (("conv", c_void_p), ("dt_bias", c_void_p), ("a_log", c_void_p), ("value_norm", c_void_p))
 
@@ -109,7 +109,7 @@ class ExpertSizes(ctypes.Structure):
 
 
 class LayerInputs(ctypes.Structure):
-    """ls_layer_inputs: what layers read of a token beside their states."""
+    """ls_layer_inputs: inputs of layers by token in addition to their states."""
 
     _fields_ = (
         ("width", c_int32), ("tokens", c_int32), ("table_scale", c_float), ("projection_scale", c_float),
@@ -136,7 +136,7 @@ class ModelConfig(ctypes.Structure):
 
 
 class Request(ctypes.Structure):
-    """ls_request: the rows of a forward, and where its results go."""
+    """ls_request: the rows of a forward, and the destination of its results."""
 
     _fields_ = (
         ("rows", c_int32), ("tokens", c_void_p), ("inputs", c_void_p), ("parents", c_void_p), ("positions", c_void_p),
@@ -154,7 +154,7 @@ class Sampling(ctypes.Structure):
     )  # fmt: skip
 
 
-# name -> (what it returns, what it takes)
+# name -> (result type, argument types)
 _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "ls_error": (ctypes.c_char_p, []),
     "ls_pool_new": (c_void_p, [c_int]),
@@ -208,20 +208,20 @@ def library() -> Any:
 
 
 def check(code: int) -> None:
-    """Raise what the library's last call failed with: MemoryError, or LocalspecError with its sentence."""
+    """Raise the error of the library's last call: MemoryError, or LocalspecError with its sentence."""
     if code:
         _fail(code)
 
 
 def made(handle: int | None) -> int:
-    """Return what the library made. Raises as `check` does where it is nothing."""
+    """Return an object of the library. Raises like `check` if there is none."""
     if not handle:
         _fail(_NO_MEMORY if "memory" in _sentence() else 1)
     return handle
 
 
 def free_with(owner: object, function: str, handle: int) -> None:
-    """Has a function of the library free what it made when its owner is gone.
+    """Let a function of the library free an object when its owner is gone.
 
     Not at the program's end: another thread may still compute with it then.
     """
@@ -248,5 +248,5 @@ def address(array: npt.NDArray[Any] | None) -> int | None:
 
 
 def int32(values: Any) -> npt.NDArray[np.int32]:
-    """Numbers as the library takes them."""
+    """Return numbers in the library's type."""
     return np.ascontiguousarray(values, np.int32)

@@ -1,4 +1,4 @@
-"""The machine as plain facts: its devices, what they compute in, and why no more of them can be used."""
+"""The machine as plain facts: its devices, the formats they compute in, and why others cannot be used."""
 
 import platform
 import sys
@@ -44,19 +44,19 @@ def _older_than_turing(device: str) -> bool:
     return torch.cuda.get_device_capability(device) < (7, 5)
 
 
-LEAST_FREE = 600 * 10**6  # bytes of a device's memory that always stay free, or a tenth of it
+LEAST_FREE = 600 * 10**6  # bytes of a device's memory that always stay free, or a tenth of it if that is more
 PACKINGS = ("int8", "int4", "nf4")
 
-# The oldest driver that each build of torch for NVIDIA runs with, the newest first.
+# The oldest driver for each build of torch for NVIDIA, the newest first.
 _CUDA_BUILDS = ((580, "cu130"), (570, "cu128"), (525, "cu126"))
 
 
 @dataclass(frozen=True)
 class Device:
-    """One place to compute: its memory in bytes, and what it computes in, the best first.
+    """A device: its memory in bytes, and the formats that it computes in, the best first.
 
-    `missing` says, for each packing that cannot be used, what it lacks here. `bandwidth` is the bytes a second that can
-    be read from its memory; None where that was not measured.
+    `missing` says, for each packing that cannot be used, what it lacks here. `bandwidth` is the bytes per second that
+    can be read from its memory; None if not measured.
     """
 
     name: str
@@ -68,13 +68,13 @@ class Device:
     capability: str = ""
     bandwidth: float | None = None
     missing: Mapping[str, str] = field(default_factory=dict)
-    engine: str = "torch"  # what computes there: native, our own library, or torch
-    cores: int = 1  # of a CPU; of an NVIDIA card its multiprocessors, 1 where their number is not known
-    block_bits: float = 0.0  # of a weight in GGUF's blocks, if a model that has some is asked about
+    engine: str = "torch"  # the backend there: native, our own library, or torch
+    cores: int = 1  # of a CPU; for an NVIDIA GPU its multiprocessors, 1 if their number is unknown
+    block_bits: float = 0.0  # of a weight in GGUF's blocks, if the question is about a model in blocks
 
     @property
     def backend(self) -> str:
-        """What decides bytes and speed: native on a CPU with our library, else what torch calls the type of device."""
+        """The backend that decides bytes and speed: native on a CPU with our library, else torch's type of device."""
         return self.engine if self.engine == "native" else self.type
 
     @property
@@ -105,10 +105,10 @@ class Machine:
         return next((device for device in self.devices if device.name == name), None)
 
     def as_torch_has_it(self) -> "Machine":
-        """Return the machine as it is if torch computes on the CPU, too, which training needs: our library has no
+        """Return the machine as it is if torch computes on the CPU, too, as training does: our library has no
         gradients.
 
-        Weights in few bits stay in the library's form there, and torch makes them dense for each product.
+        Packed weights stay in the library's form there, and torch makes them dense for each product.
         """
         return replace(self, devices=tuple(device.as_torch_has_it() for device in self.devices))
 
@@ -137,12 +137,12 @@ def _multiprocessors(name: str) -> int:
 
 
 def engine_of(name: str) -> str:
-    """Return what computes on a device: our library on a CPU, torch elsewhere, and also if the library is missing."""
+    """Return the backend of a device: our library on a CPU, torch elsewhere and if the library is missing."""
     return "native" if name == "cpu" and not compiled.missing() else "torch"
 
 
 def _description(name: str) -> tuple[str, tuple[str, ...], str]:
-    """(title, dtypes that it computes in at full speed, what identifies its generation)."""
+    """Return (title, dtypes at full speed, identification of the generation)."""
     if name.startswith("cuda"):
         import torch
 
@@ -155,7 +155,7 @@ def _description(name: str) -> tuple[str, tuple[str, ...], str]:
     return hardware.cpu_name(), ("bf16", "fp32") if computes else ("fp32",), computes or compiled.missing()
 
 
-# -- a build of torch that cannot use what is there --------------------------------------------------------------------
+# -- a build of torch that cannot use the hardware ---------------------------------------------------------------------
 
 
 def torch_trouble() -> str | None:

@@ -1,32 +1,33 @@
-"""Memory: how much is free, how much was taken at most, and how it is given back."""
+"""Memory: free, peak, and giving it back."""
 
 import sys
 from pathlib import Path
 
 import psutil
 
-CONTAINER = Path("/sys/fs/cgroup")  # as a container with a control group of its own sees it (version 2)
+CONTAINER = Path("/sys/fs/cgroup")  # as seen in a container with its own control group (version 2)
 
 
 def free_memory(device: str = "cpu") -> int:
-    """Bytes of a device's memory that a program may still take; all devices but CUDA's share the main memory."""
+    """Return the bytes of a device's memory that a program may still take; all devices but CUDA's share the
+    main memory."""
     if device.startswith("cuda"):
         import torch
 
-        # what torch's allocator holds and nothing uses is given back where that is needed
+        # unused memory in torch's allocator is given back when it is needed
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + max(0, unused)
     available = min(int(psutil.virtual_memory().available), _container()[1])
     if device == "mps":
         import torch
 
-        # beyond what macOS recommends, it begins to write memory to the disk
+        # beyond its recommendation, macOS starts to swap
         return min(available, torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory())
     return available
 
 
 def total_memory(device: str = "cpu") -> int:
-    """Bytes of memory that a device has; for a Mac's GPU, those that the system recommends."""
+    """Return the bytes of a device's memory; for a Mac's GPU, those that the system recommends."""
     if device.startswith("cuda"):
         import torch
 
@@ -39,7 +40,7 @@ def total_memory(device: str = "cpu") -> int:
 
 
 def _container() -> tuple[int, int]:
-    """(bytes of main memory that a container may have, and may still take); `sys.maxsize` where there is no limit."""
+    """Return (bytes of main memory that a container may have, and may still take); `sys.maxsize` without a limit."""
     try:
         limit = int((CONTAINER / "memory.max").read_text())
         held = int((CONTAINER / "memory.current").read_text())
@@ -51,7 +52,7 @@ def _container() -> tuple[int, int]:
 
 
 def peak_memory(device: str = "cpu") -> int:
-    """Return the most bytes that this process ever held: of a CUDA device's memory, or of main memory for others."""
+    """Return the peak of this process in bytes: of a CUDA device's memory, or of main memory for others."""
     if device.startswith("cuda"):
         import torch
 
@@ -66,7 +67,7 @@ def peak_memory(device: str = "cpu") -> int:
 
 
 def _peak_of_this_program() -> int | None:
-    """Return the peak by Linux; `getrusage` counts what the process held before it became this program, too."""
+    """Return the peak in Linux; `getrusage` would include the process before it became this program."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
@@ -75,7 +76,7 @@ def _peak_of_this_program() -> int | None:
 
 
 def give_back(device: str) -> None:
-    """Give back the memory that a device's allocator holds and nothing uses."""
+    """Give back the unused memory in a device's allocator."""
     torch = sys.modules.get("torch")
     if torch is None:
         return
@@ -86,7 +87,7 @@ def give_back(device: str) -> None:
 
 
 def is_lost() -> bool:
-    """Whether a failed kernel took CUDA from this process: from then on, whatever it asks of it fails."""
+    """Return whether a failed kernel made CUDA unusable in this process: all later calls fail."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return False

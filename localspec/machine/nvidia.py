@@ -1,4 +1,4 @@
-"""NVIDIA's driver, asked through its own libraries without torch: in a millisecond, whatever torch was built for."""
+"""NVIDIA's driver, queried through its own libraries without torch: in a millisecond, for any build of torch."""
 
 import ctypes
 import re
@@ -10,34 +10,34 @@ from pathlib import Path
 WINDOWS = sys.platform == "win32"
 MANAGEMENT = ("nvml.dll",) if WINDOWS else ("libnvidia-ml.so.1", "libnvidia-ml.so")  # NVML
 CUDA = ("nvcuda.dll",) if WINDOWS else ("libcuda.so.1",)
-_TEXT = 96  # bytes that hold any version
+_TEXT = 96  # bytes, enough for any version
 
 
 @dataclass(frozen=True)
 class NvidiaDriver:
-    """The driver's version, such as 580.65.06; empty where it does not say."""
+    """The driver's version, such as 580.65.06; empty if unknown."""
 
     version: str
 
     @property
     def branch(self) -> int:
-        """The first number of the version; 0 where that is unknown."""
+        """The first number of the version; 0 if unknown."""
         first = self.version.partition(".")[0]
         return int(first) if first.isdecimal() else 0
 
 
 @cache
 def nvidia_driver() -> NvidiaDriver | None:
-    """Return the driver, if one with a GPU is at work; None otherwise."""
+    """Return the driver if it drives a GPU; None otherwise."""
     management = _load(MANAGEMENT)
     if management is not None:
         return _managed(management)
-    # Some containers have the library that computes and not the one that reports.
+    # Some containers have only the library that computes, not the one that reports.
     return NvidiaDriver(_kernel_version()) if _load(CUDA) is not None else None
 
 
 def _managed(library: ctypes.CDLL) -> NvidiaDriver | None:
-    """Return what NVML reports. None for a driver that does not answer, or drives no GPU."""
+    """Return the report of NVML; None for a driver that does not answer, or drives no GPU."""
     if library.nvmlInit_v2():
         return None
     try:

@@ -1,1 +1,1 @@
-"""What a model is: its name and card, its sizes, and the drafters that were made for it."""
+"""Models: names and cards, sizes, and the drafters that were made for them."""

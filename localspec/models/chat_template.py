@@ -31,9 +31,9 @@ def render_template(
 ) -> str:
     """Return the text of a conversation by a template; `special_tokens` by name, such as bos_token.
 
-    `switches` are variables that only this template knows, such as enable_thinking. Templates see what transformers
-    gives them, and render the same text. A template may fail in any way that a program can. Raises TimeoutError after 5
-    seconds, and MemoryError for more than 268 million characters plus 64 for each of the conversation.
+    `switches` are variables that only this template knows, such as enable_thinking. Templates see the variables of
+    transformers, and render the same text. A template may fail like any program. Raises TimeoutError after 5 seconds,
+    and MemoryError for more than 268 million characters plus 64 for each of the conversation.
     """
 
     def render() -> str:
@@ -71,19 +71,20 @@ def _compiled(template: str) -> Template:
 
 SECONDS = 5.0  # a template takes milliseconds
 TOO_SLOW = f"it takes longer than {SECONDS:.0f} seconds"
-CHARACTERS = 2**28  # of all texts that one rendering makes
+CHARACTERS = 2**28  # of all texts in one rendering
 _ITEM = 32  # characters that an item of a new list counts as
-_VISIT = 256  # and one whose text is counted, which takes time
+_VISIT = 256  # of an item whose text is counted, which takes time
 # Filters and methods whose result may be much longer than their arguments.
 _GROWING = frozenset((
     "batch", "center", "expandtabs", "format", "format_map", "indent", "join", "ljust", "pprint", "replace", "rjust",
     "slice", "string", "to_bytes", "tojson", "translate", "wordwrap", "xmlattr", "zfill",
 ))  # fmt: skip
-_MOST_BITS = 4096  # of a number that a power or a product makes
+_MOST_BITS = 4096  # of the result of a power or a product
 _TOO_MUCH = f"it makes more than {CHARACTERS // 10**6} million characters"
 _TOO_LARGE = f"it makes a number of more than {_MOST_BITS:,} bits"
-_BOUNDLESS = re.compile(r"\d{5}|%[^%a-zA-Z]*\*|\{[^{}]*\{")  # widths in a format that are large, or given elsewhere
-_left = threading.local()  # `characters` that the rendering on this thread may still make
+# # widths in a format that are large, or come from another argument
+_BOUNDLESS = re.compile(r"\d{5}|%[^%a-zA-Z]*\*|\{[^{}]*\{")
+_left = threading.local()  # `characters` that the rendering on this thread may still create
 
 
 class _Code(CodeGenerator):
@@ -169,13 +170,13 @@ def _bounded(name: str, args: Sequence[Any], named: Mapping[str, Any]) -> Sequen
 
 
 def _printable(value: Any) -> Any:
-    """Return a value once its text has been counted."""
+    """Count a value's text, and return the value."""
     _spend(_size(value))
     return value
 
 
 def _size(value: Any) -> int:
-    """Return at least 1, and about the characters of a value's text, or more than may be made."""
+    """Return at least 1, and about the characters of a value's text, or more than are permitted."""
     if isinstance(value, (str, bytes)):
         return max(1, len(value))
     if not isinstance(value, (Mapping, list, tuple, set, frozenset, range)):
@@ -202,24 +203,24 @@ def _refuse_unless(affordable: bool, otherwise: str = _TOO_MUCH) -> None:
         raise MemoryError(otherwise)
 
 
-# -- what templates know -------------------------------------------------------------------------------------------
+# -- names in templates -----------------------------------------------------------------------------------------------
 
 
 class _Generation(Extension):
-    """{% generation %} … {% endgeneration %} marks what the assistant said, for training; it adds nothing."""
+    """The tag {% generation %} … {% endgeneration %} marks the assistant's text, for training; it adds nothing."""
 
     tags = {"generation"}  # noqa: RUF012  # as the base class has it
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
-        # A scope of its own, as the block has in transformers.
+        # A separate scope, like the block in transformers.
         return [nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True))]
 
 
 class _Namespace(Namespace):
     """Jinja's namespace without names that begin with an underscore, which lead into Python."""
 
-    def __init__(*args: Any, **attributes: Any) -> None:  # so that an attribute may be called self
+    def __init__(*args: Any, **attributes: Any) -> None:  # so that an attribute may be named self
         self, given = args[0], dict(*args[1:], **attributes)
         for name in given:
             _refuse_private(name)
@@ -239,7 +240,7 @@ def _refuse_private(name: object) -> None:
 
 
 class _Dict:
-    """What templates may do with `dict`, and nothing of what Python's class leads to."""
+    """The parts of `dict` that templates may use, without access to Python's class."""
 
     def __call__(self, *args: Any, **named: Any) -> dict[Any, Any]:
         return dict(*args, **named)
@@ -249,7 +250,7 @@ class _Dict:
 
 
 def _to_json(value: Any, **options: Any) -> str:
-    """Jinja's own would escape HTML."""
+    """Return a value as JSON. Jinja's own function would escape HTML."""
     known = {"ensure_ascii": False, "indent": None, "separators": None, "sort_keys": False}
     return json.dumps(value, **{**known, **options})
 

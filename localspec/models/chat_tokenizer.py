@@ -16,12 +16,12 @@ from localspec.models.tokenizer import Tokenizer
 from localspec.weights import packed_file
 from localspec.weights.checkpoint import is_packed
 
-_COUNTED = 2**16  # messages whose tokens are remembered
-_FRAME = 2**20  # characters that a template may put around what was said
-# What a template that changes prompts would change: case, characters of HTML, a long line.
+_COUNTED = 2**16  # messages whose token counts are remembered
+_FRAME = 2**20  # characters that a template may add around the messages
+# Text that a template which changes prompts would change: case, characters of HTML, a long line.
 _PROBE = "\u2461 Is \"Abc\" < 3 & 'xyz' > 12? " + " ".join(map(str, range(20)))
 _PLAINEST: list[Message] = [{"role": "user", "content": "a"}]
-_LIKE_A_MARK = re.compile(r"(?=.*[^\W\d_])[^\w\s].*[^\w\s]", re.DOTALL)  # <|user|>, [INST], and no blanks, no words
+_LIKE_A_MARK = re.compile(r"(?=.*[^\W\d_])[^\w\s].*[^\w\s]", re.DOTALL)  # <|user|>, [INST], but no spaces and no words
 
 
 class Refusal(UsageMistake):
@@ -34,15 +34,16 @@ class ChatTokenizer:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self._stopped = tokenizer.trial.template_fault
-        self._writes: dict[tuple[object, ...], frozenset[int]] = {}  # messages in the text, by roles and switches
+        # # messages included in the text, by roles and switches
+        self._writes: dict[tuple[object, ...], frozenset[int]] = {}
         self._spelled: dict[str, bool] = {}  # whether the vocabulary can spell a character
         self._counts: dict[int, int] = {}  # tokens of messages, by the hash of their text
 
     def encode(self, messages: Sequence[Message], vocab_size: int, think: bool | None = None) -> list[int]:
         """Return the token ids of a conversation that waits for the assistant, as `render` writes it.
 
-        Special tokens in typed text stay text. Raises LocalspecError for ids that a model with this many does not have,
-        and what `render` raises.
+        Special tokens in typed text stay text. Raises LocalspecError for ids beyond `vocab_size`, and the errors of
+        `render`.
         """
         ids = self._marked(self.marks.encode(self.render_apart(messages, think=think), self.add_special_tokens))
         if ids and max(ids) >= vocab_size:
@@ -53,7 +54,7 @@ class ChatTokenizer:
         return ids
 
     def _marked(self, ids: list[int]) -> list[int]:
-        """Return a prompt with the marks that its file wants around each, where they are not there yet."""
+        """Return a prompt with the marks that its file wants around each prompt, if they are missing."""
         before, after = self.tokenizer.around
         begins, ends = ids[: len(before)] == before, ids[len(ids) - len(after) :] == after
         return [*([] if begins else before), *ids, *([] if ends else after)]
@@ -61,13 +62,13 @@ class ChatTokenizer:
     def added_marks(self) -> list[tuple[str, bool]]:
         """Return the marks that the model's file wants around prompts and its template does not write.
 
-        Each comes with whether it stands before the prompt.
+        Each comes with a flag: whether it comes before the prompt.
         """
         if self.add_special_tokens or not any(self.tokenizer.around):
             return []
         try:
             ids = self.tokenizer.encode(self.render([{"role": "user", "content": "a"}]), False)
-        except LocalspecError:  # which is reported when the template is used
+        except LocalspecError:  # reported when the template is used
             return []
         framed = self._marked(ids)
         before = [(token, True) for token in self.tokenizer.around[0] if framed[:1] != ids[:1]]
@@ -75,11 +76,11 @@ class ChatTokenizer:
         return [(self.tokenizer.decode([token]), first) for token, first in before + after]
 
     def require_template(self) -> None:
-        """Raise LocalspecError where the model's chat template cannot be used."""
+        """Raise LocalspecError if the model's chat template cannot be used."""
         self.render(_PLAINEST)
 
     def count(self, text: str) -> int:
-        """Return how many tokens a message is; of earlier messages that is known, whose texts are not held."""
+        """Return the number of tokens of a message. Counts of earlier messages are remembered, but not their texts."""
         key = hash(text)
         if key not in self._counts:
             if len(self._counts) >= _COUNTED:
@@ -89,7 +90,7 @@ class ChatTokenizer:
 
     @property
     def add_special_tokens(self) -> bool:
-        """Whether the tokenizer is to set the marks around a text; a chat template brings its own."""
+        """Whether the tokenizer adds the marks around a text; a chat template brings its own."""
         return not self.tokenizer.chat_template
 
     def render(self, messages: Sequence[Message], waits: bool = True, think: bool | None = None) -> str:
@@ -102,7 +103,7 @@ class ChatTokenizer:
         return self.marks.restored(self.render_apart(messages, waits, think))
 
     def render_apart(self, messages: Sequence[Message], waits: bool = True, think: bool | None = None) -> str:
-        """Return the same text as `render`, with stand-ins in marks that people spell, as `marks` reads them."""
+        """Return the same text as `render`, with stand-ins in marks typed by users, as `marks` reads them."""
         plain = [self._readable(message) for message in messages]
         apart = [_with_texts(message, self.marks.set_apart) for message in plain]
         if apart == plain:
@@ -112,7 +113,7 @@ class ChatTokenizer:
             whole = all(said.strip() in text for message in apart for key, said in message.items() if key != "role")
             if whole or self.marks.restored(text) == self._rendered(plain, waits, think):
                 return text
-        except LocalspecError:  # such as a template that looks for its marks in what people write
+        except LocalspecError:  # such as a template that searches for its marks in messages
             pass
         return self._rendered([_with_texts(message, self.marks.broken) for message in plain], waits, think)
 
@@ -125,13 +126,13 @@ class ChatTokenizer:
         return self._templated(switch.said(messages, think), waits, switch.variables(think))
 
     def _templated(self, messages: Sequence[Message], waits: bool, switches: Mapping[str, bool] | None = None) -> str:
-        """Return what the template makes of a conversation, system messages merged where it does not write them."""
+        """Return the template's text of a conversation, with system messages merged if it does not write them."""
         answer = self._answer(messages, waits, switches)
         systems = {at for at, message in enumerate(messages) if message["role"] == "system"}
         if "text" in answer and systems:
             systems -= self._written(messages, waits, switches)
         if systems and ("text" in answer or answer.get("refused")):
-            for merged in (systems - {0}, systems):  # many take the first one, and no other
+            for merged in (systems - {0}, systems):  # many accept the first one, but no others
                 fewer = _merged(messages, merged)
                 if len(fewer) == len(messages):
                     continue
@@ -163,7 +164,7 @@ class ChatTokenizer:
         except TemplateError as error:
             return {"error": f"{error}" or type(error).__name__, "refused": True}
         except TimeoutError:
-            self._stopped = TOO_SLOW  # one that never ends is not waited for again
+            self._stopped = TOO_SLOW  # a template that never ends is not run again
             return {"error": TOO_SLOW, "limit": True}
         except MemoryError as error:
             return {"error": f"{error}" or "it takes more memory than there is", "limit": True}
@@ -178,7 +179,7 @@ class ChatTokenizer:
         return {"text": text}
 
     def _written(self, messages: Sequence[Message], waits: bool, switches: Mapping[str, bool] | None) -> frozenset[int]:
-        """Return which messages of a conversation that the template takes are in its text, by their roles."""
+        """Return which messages of a conversation appear in the template's text, by their roles."""
         key = (*(message["role"] for message in messages), waits, *sorted((switches or {}).items()))
         if key not in self._writes:
             written = set()
@@ -195,7 +196,7 @@ class ChatTokenizer:
 
     @cached_property
     def marks(self) -> SpelledMarks:
-        """The marks that are text where people spell them."""
+        """The marks that are text if a user types them."""
         added = self.tokenizer.added_tokens
         special = {token.content for token in added.values() if token.special}
         named = {added[token].content for token in self.tokenizer.special_ids & added.keys()}
@@ -203,7 +204,8 @@ class ChatTokenizer:
 
     @cached_property
     def turn_marks(self) -> frozenset[int]:
-        """Added tokens that the template writes around turns, though the tokenizer's files do not call them special."""
+        """Added tokens that the template writes around turns, although the tokenizer's files do not list
+        them as special."""
         added = {
             token: one.content
             for token, one in self.tokenizer.added_tokens.items()
@@ -236,7 +238,7 @@ class ChatTokenizer:
 
     @cached_property
     def switch(self) -> Switch | None:
-        """What in the model's template lets it think or not; None where nothing does."""
+        """The switch of the model's template for thinking; None if it has none."""
         return find_switch(self.tokenizer.chat_template or "", self._asks)
 
     def heeds_switch(self, system: str | None) -> bool:
@@ -269,18 +271,19 @@ class ChatTokenizer:
 
     @cached_property
     def reads_reasoning(self) -> bool:
-        """Whether the template asks what was thought before an earlier answer."""
+        """Whether the template uses the thoughts before earlier answers."""
         return "reasoning_content" in (self.tokenizer.chat_template or "")
 
     def _readable(self, message: Message) -> Message:
-        """Return a message without halves of characters, and without what the template does not ask for."""
+        """Return a message without halves of characters, and without fields that the template does not use."""
         asked = {key: text for key, text in message.items() if key != "reasoning_content" or self.reads_reasoning}
         return _with_texts(asked, whole_characters)
 
-    # -- what is read and written --------------------------------------------------------------------------------------
+    # -- reading and writing
+    # ----------------------------------------------------------------------------------------------
 
     def prompt_loss(self) -> str:
-        """Return what the template does to prompts: "leaves out", "changes" or nothing.
+        """How the template alters prompts: "leaves out", "changes" or nothing.
 
         A template that fails counts as changing nothing. Its error is raised when it is used.
         """
@@ -292,7 +295,7 @@ class ChatTokenizer:
         return "changes" if "\u2461" in text else "leaves out"
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of token ids; special tokens and marks of turns have none."""
+        """Return the text of token ids, without special tokens and marks of turns."""
         if self.turn_marks:
             tokens = [token for token in tokens if token not in self.turn_marks]
         return self.tokenizer.decode(tokens, skip_special_tokens=True)
@@ -308,13 +311,14 @@ class ChatTokenizer:
         return "".join(sorted(one for one in here if not self._spelled[one]))
 
     def _spells(self, characters: str) -> bool:
-        """Return whether the vocabulary surely spells all of these characters; of one character it is known."""
+        """Return whether the vocabulary certainly spells all of these characters; results for single ones
+        are remembered."""
         if characters.isspace():
             return True
         ids = self.tokenizer.encode(characters, False)
         if self.tokenizer.token_to_id(self.tokenizer.special_tokens.get("unk_token", "")) in ids:
             return False
-        said = self.tokenizer.decode(ids)  # normalised characters, which one by one become others
+        said = self.tokenizer.decode(ids)  # normalised characters, which by themselves become others
         return set(characters) <= set(said) or (len(characters) == 1 and bool(said.strip()))
 
     def stop_tokens(self, eos_token_ids: Iterable[object]) -> frozenset[int]:
@@ -344,7 +348,7 @@ class ChatTokenizer:
 
 
 def _halves(text: str) -> set[str]:
-    """Return the halves of surrogate pairs in a text; those that messages hold are stand-ins, see spelled_marks.py."""
+    """Return the halves of surrogate pairs in a text; in messages they are stand-ins, see spelled_marks.py."""
     return set(re.findall("[\ud800-\udfff]", text))
 
 
@@ -353,7 +357,7 @@ def _with_texts(message: Message, change: Callable[[str], str]) -> Message:
 
 
 def _merged(messages: Sequence[Message], systems: Collection[int]) -> list[Message]:
-    """Return a conversation with these system messages put before the next message of the user, where there is one."""
+    """Return a conversation with these system messages put before the next message of the user, if there is one."""
     found: list[Message] = []
     waiting: list[Message] = []
     for at, message in enumerate(messages):
@@ -368,7 +372,7 @@ def _merged(messages: Sequence[Message], systems: Collection[int]) -> list[Messa
 
 
 def chat_files(path: Path) -> tuple[ChatTokenizer, Mapping[str, Any]]:
-    """Return the tokenizer of a directory or a packed file, and the model's own sampling.
+    """Return the tokenizer of a directory or a packed file, and the model's recommended sampling.
 
     Raises LocalspecError for files that cannot be used.
     """

@@ -1,4 +1,4 @@
-"""Turns token ids into text as they come: never half a character, never a piece of a stop string."""
+"""Turns token ids into text as they arrive: never half a character, never part of a stop string."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -8,37 +8,37 @@ from localspec.models.thinking import Parting, possible
 
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # decoded from bytes that are not a character, or not yet
 _MOST_TORN, _LAST = 7, 3  # bytes of two characters less one, and of one character less one
-_WINDOW = 16  # tokens that are decoded again for each new one at the most, unless no character ends among them
+_WINDOW = 16  # most tokens that are decoded again for each new one, unless no character ends among them
 
 
 class Detokenizer:
-    """Gives text in pieces that never split a character.
+    """A decoder that never splits a character.
 
-    It decodes the last few tokens with and without the new ones and gives the difference, because a sentencepiece
-    tokenizer drops the blank before a first word, and a byte-level one splits a character over tokens.
+    It decodes the last few tokens with and without the new ones and returns the difference, because a sentencepiece
+    tokenizer drops the space before a first word, and a byte-level one splits a character over tokens.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self._decode = decode
-        self._context: list[int] = []  # tokens whose text was given
+        self._context: list[int] = []  # tokens whose text was returned
         self._held: list[int] = []  # tokens after them
-        self._given = 0  # characters of their text that were given
+        self._given = 0  # characters of their text that were returned
         self.pending = False  # whether the last token ends within a character
 
     def add(self, token: int) -> str:
-        """Return the text that this token completes: often all of its own, sometimes none."""
+        """Return the text that this token completes: often its own text, sometimes none."""
         self._held.append(token)
         return self._give(final=False)
 
     def flush(self) -> str:
-        """Return what is still held, with the replacement character for bytes that never became a character."""
+        """Return the remaining text, with the replacement character for bytes that never became a character."""
         return self._give(final=True) if self._held else ""
 
     def _give(self, final: bool) -> str:
         before = len(self._decode(self._context))
         text = self._decode([*self._context, *self._held])[before:]
         torn = 0 if final else len(text) - len(text.rstrip(_UNFINISHED))
-        # Some decoders show a whole run of bytes as torn until its last one is there; a longer run is no text.
+        # Some decoders show a run of bytes as torn until its last one arrives; a longer run is not text.
         held = torn if torn <= _MOST_TORN else _LAST
         self.pending = held > 0
         whole = len(text) - held
@@ -60,19 +60,19 @@ class Detokenizer:
 
 
 class Released(NamedTuple):
-    """What is certain and new of a reply: what was answered and thought; and the tokens released so far in all."""
+    """The newly released part of a reply: answer and thoughts; and the number of tokens released in all."""
 
     text: str
     tokens: int
     reasoning: str
-    reasoning_tokens: int  # of the tokens, those before the answer; 0 where nothing was thought
+    reasoning_tokens: int  # of the tokens, those before the answer; 0 without thoughts
 
 
 class Transcript:
-    """The text of one reply with its tokens, parted into thinking and answer, cut where a stop string begins.
+    """The text of one reply with its tokens, divided into thinking and answer, cut at a stop string.
 
-    Text that may yet turn out to be the beginning of a stop string, or of a mark of thinking, is held back, and its
-    tokens with it. Stop strings are those of the answer.
+    Text that may turn out to be the beginning of a stop string, or of a mark of thinking, is held back with its tokens.
+    Stop strings apply to the answer.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Transcript:
         self._stops = stops
         self._parting = parting or Parting()
         self._given = 0  # characters that were released
-        self._sought = 0  # no stop string begins before
+        self._sought = 0  # no stop string begins before this place
         self.tokens = 0  # of the reply; those after a cut do not count
         # Places where a token ends and no character is torn: characters, and tokens, up to there.
         self._ends: list[int] = [0]
@@ -90,12 +90,12 @@ class Transcript:
 
     @property
     def thinking(self) -> bool:
-        """Whether the answer is still being thought about."""
+        """Whether the model is still thinking."""
         return self._parting.thinking
 
     @property
     def text(self) -> str:
-        """All of it so far, what was thought included; a character that is not complete is left out."""
+        """The whole text so far, including thoughts, without an incomplete character."""
         return self._parting.text
 
     def add(self, token: int) -> bool:
@@ -104,17 +104,17 @@ class Transcript:
         return self._take(self._detokenizer.add(token))
 
     def finish(self, cut: bool = False) -> bool:
-        """Take what was held back, for no more tokens come. Return what `add` does.
+        """Release the text that was held back, because no more tokens follow. Return the result of `add`.
 
-        Where a limit has `cut` the reply within a character, its first bytes have no text.
+        If a limit has `cut` the reply within a character, its first bytes have no text.
         """
         if not cut:
             return self._take(self._detokenizer.flush(), whole=True)
-        self._detokenizer.pending = False  # its tokens are those of the text before
+        self._detokenizer.pending = False  # its tokens belong to the text before
         return self._take("", whole=True)
 
     def release(self, final: bool = False) -> Released:
-        """Return the text that is certain and new, and how many tokens of the reply are released with it in all."""
+        """Return the new text that is certain, and how many tokens of the reply are released in all."""
         parting = self._parting
         certain = parting.settled
         if not final and parting.answer is not None:
@@ -136,7 +136,7 @@ class Transcript:
         return self._cut_at_stop()
 
     def _count_tokens(self, length: int) -> int:
-        """Count the tokens whose text lies within the first `length` characters."""
+        """Count the tokens whose text is within the first `length` characters."""
         return self._counts[bisect_right(self._ends, length) - 1]
 
     def _cut_at_stop(self) -> bool:

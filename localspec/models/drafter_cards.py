@@ -27,7 +27,7 @@ PREFIX = "mtp."  # of its tensors in safetensors
 
 @dataclass(frozen=True)
 class MtpLayer:
-    """Its size: all parameters, those of them that are in no matrix, and bytes as it is stored."""
+    """The size of an MTP layer: all parameters, those outside of matrices, and its stored bytes."""
 
     parameters: int
     others: int
@@ -82,12 +82,12 @@ _OF_GEMMA4 = {*GEMMA4.classes, *UNIFIED.classes}
 
 
 def comes_with_mtp(architecture: str | None) -> bool:
-    """Whether models of this architecture are published with a layer that predicts further ahead."""
+    """Return whether models of this architecture are published with an MTP layer."""
     return any(one.ahead and architecture in one.classes for one in FAMILIES.values())
 
 
 def check_family(kind: str, architecture: str | None, model: str) -> None:
-    """Raise UsageMistake for a kind of drafter that only another family has; None is an unknown architecture."""
+    """Raise UsageMistake for a kind of drafter of another family; None is an unknown architecture."""
     if architecture is None:
         return
     if kind == MTP and not comes_with_mtp(architecture):
@@ -100,11 +100,11 @@ def check_family(kind: str, architecture: str | None, model: str) -> None:
 
 
 FORMAT = 1  # of drafter.json
-RANKS = 10  # of the candidates whose accuracy it tells
-ACCEPTANCE = ("acceptance", "acceptance_elsewhere")  # on text like what it learned from, and on all kinds
-RIGHT_AFTER_RIGHT = "right_after_right"  # on held-out text, by depth: the first guess, where all before it were
-BY_ROWS = ("masks", "embedding")  # tensors of embeddings, which are read by rows and not multiplied
-REMEDY = "train the drafter again"  # one that `train` wrote cannot be fetched
+RANKS = 10  # candidates by rank whose accuracy is stored
+ACCEPTANCE = ("acceptance", "acceptance_elsewhere")  # on text like the training text, and on all kinds
+RIGHT_AFTER_RIGHT = "right_after_right"  # on held-out text, by depth: the first guess, given all before it were right
+BY_ROWS = ("masks", "embedding")  # embedding tensors, which are read by rows and not multiplied
+REMEDY = "train the drafter again"  # a drafter from `train` cannot be fetched
 
 
 @dataclass(frozen=True)
@@ -114,21 +114,21 @@ class DrafterCard:
     kind: str
     path: Path
     options: Mapping[str, Any]
-    revision: str  # of the target it was made for; empty where any target with its tokenizer will do
+    revision: str  # of its target; empty if any target with its tokenizer will do
     target: str  # the name of that target
     parameters: int
     bytes: int
     about: Mapping[str, Any]  # the rest of drafter.json
-    others: int = 0  # parameters that are in no matrix
+    others: int = 0  # parameters outside of matrices
     weights: str = ""  # the fingerprint of that target's weights; empty in a drafter of an earlier version
-    inner: int = 0  # channels of the target's inner states that it reads, of which a forward makes as many a row
+    inner: int = 0  # channels of the target's inner states that it reads; a forward returns this many per row
 
     @property
     def generated(self) -> tuple[float, int] | None:
         """Return (acceptance length, nodes) on text that its target wrote after the training, if that was measured.
 
-        Take the lower one of text like the training text and of replies to prompts of all kinds: later prompts are
-        unknown.
+        It is the lower one of text like the training text and of replies to prompts of all kinds, because later prompts
+        are unknown.
         """
         known = [found for name in ACCEPTANCE if (found := self.about.get(name)) is not None]
         lengths = [(float(found["length"]), int(found["nodes"])) for found in known]
@@ -136,7 +136,7 @@ class DrafterCard:
 
     @property
     def right_after_right(self) -> list[float]:
-        """Return how often the first guess at each depth was right if all before it were. Empty if that is unknown.
+        """Return how often the first guess at each depth was right if all before it were; empty if unknown.
 
         `accuracy_by_depth` covers all places, also those where an earlier guess was wrong.
         """
@@ -147,9 +147,9 @@ class DrafterCard:
 def find_drafter(name: str, card: TargetCard, paths: Paths | None = None) -> DrafterCard:
     """Return the trained drafter that `name`, a kind or a directory, means for a model.
 
-    Of one kind, the user's own come before the one that came with the model, the newest first. Damaged ones are passed
-    over, and those that a bench found not to pay. Raises NotHere if there is none, UsageMistake if it was made for
-    another model or only another family has its kind, LocalspecError if it is damaged.
+    Of one kind, the user's own come before the one that came with the model, the newest first. Damaged ones, and those
+    that a bench found not to pay, are skipped. Raises NotHere if there is none, UsageMistake if it was made for another
+    model or another family, LocalspecError if it is damaged.
     """
     if name in kinds(*WEIGHTS):
         trouble = None
@@ -202,7 +202,7 @@ def _drafters_here(card: TargetCard, paths: Paths | None) -> Iterator[tuple[obje
         try:
             content = _content(path / "drafter.json")
         except LocalspecError:
-            continue  # it does not even say what it is; who names its directory gets the error
+            continue  # its kind is unknown; naming its directory reports the error
         target = content.get("target")
         if isinstance(target, dict) and own.owns(target.get("weights"), target.get("revision")):
             found: DrafterCard | LocalspecError
@@ -212,7 +212,7 @@ def _drafters_here(card: TargetCard, paths: Paths | None) -> Iterator[tuple[obje
                 found = trouble
             yield content.get("kind"), found
     for one in card.entry.drafters if card.entry else ():
-        # A small model drafts as it was published; what else is published was converted when it was fetched.
+        # A small model drafts as published; other published drafters were converted when they were fetched.
         if kind_of(one.kind).mask_key and one.source and (here := find_snapshot(one.source, paths or Paths(home()))):
             try:
                 yield one.kind, read_drafter(here)
@@ -221,12 +221,12 @@ def _drafters_here(card: TargetCard, paths: Paths | None) -> Iterator[tuple[obje
     try:
         layer = mtp_layer(card.path)
         yield MTP, DrafterCard(MTP, card.path, {}, "", card.name, layer.parameters, layer.bytes, {}, layer.others)
-    except LocalspecError as trouble:  # in most models that there is none
+    except LocalspecError as trouble:  # in most models: there is none
         yield MTP, trouble
 
 
 def _drafter_places(card: TargetCard, paths: Paths | None) -> list[Path]:
-    """Return where drafters for a model may lie: in the user's data directory, and next to the model's weights."""
+    """Return where drafters for a model may be: in the user's data directory, and next to the model's weights."""
     own = (paths or Paths(home())).drafters
     trained = [file.parent for file in own.glob("*/drafter/drafter.json")] if own.is_dir() else []
     trained.sort(key=lambda path: (path / "drafter.json").stat().st_mtime, reverse=True)
@@ -290,7 +290,7 @@ def read_drafter(path: Path) -> DrafterCard:
 
 
 def _not_kept(path: Path, content: Mapping[str, Any]) -> NotHere:
-    """Why a drafter is taken only where its directory is named."""
+    """Return why a drafter is used only if its directory is named."""
     why = "the bench after its training found that it does not pay" if "bench" in content else "its bench is to come"
     return NotHere(f"The drafter in {path} is not used by itself, for {why}; name that directory to use it.")
 
@@ -302,7 +302,7 @@ def _content(file: Path) -> dict[str, Any]:
 
 
 def _are_accuracies(content: object) -> bool:
-    """Whether this says how often the token of each rank was right, by depth."""
+    """Return whether this lists how often the token of each rank was right, by depth."""
     return isinstance(content, list) and all(
         isinstance(level, list) and level and all(type(rate) in (int, float) and 0 <= rate <= 1 for rate in level)
         for level in content
@@ -310,7 +310,7 @@ def _are_accuracies(content: object) -> bool:
 
 
 def _is_acceptance(content: object) -> bool:
-    """Whether this says how many tokens a forward there were with how many nodes, or nothing."""
+    """Return whether this is empty, or lists tokens per forward by nodes."""
     if content is None:
         return True
     if not isinstance(content, dict):

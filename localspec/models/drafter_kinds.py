@@ -1,10 +1,10 @@
 """The kinds of drafters: one row each, from which every list of kinds and every answer about a kind is derived.
 
 A new kind is one row here and one file, `localspec/drafters/<name>.py`. The file of a kind with weights defines the
-class `Drafter`, a `TrainedDrafter`. Where they are trained here, another, `localspec/training/drafters/<name>.py`, has
-the class `Trainable`, a `TrainableDrafter`, and is loaded only then; what others alone publish has none. The file of
-any other kind has a function `build`, which for a kind that takes a draft model returns a `DraftModel`, alone or
-`WithPhrases`; what takes a probe has none.
+class `Drafter`, a `TrainedDrafter`. If it is trained here, `localspec/training/drafters/<name>.py` has the class
+`Trainable`, a `TrainableDrafter`, and is loaded only for training; kinds that only others publish have no such file.
+The file of any other kind has a function `build`, which for a kind that takes a draft model returns a `DraftModel`, by
+itself or `WithPhrases`; a kind that takes a probe has none.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,23 +18,23 @@ from localspec.models.s3d_prediction import Constants, acceptance_at, propose, s
 from localspec.models.shape import Shape
 
 WITH_PHRASES = "+phrases"  # after the name of a kind: its drafts are lengthened by phrases
-MERGED = 3  # drafters at most whose drafts are merged into one tree, phrases not counted
-DRAFT_TOKENS = 5  # of a draft, where no figure says how many
-DRAFT_BLOCK = 16  # tokens of a block that is filled in at once
-MARKOV_RANK = 256  # of the head that corrects such a block, as published drafters have it
-DRAFT_VOCABULARY = 32_768  # tokens of a draft vocabulary, where no figure says how many
+MERGED = 3  # most drafters whose drafts are merged into one tree, not counting phrases
+DRAFT_TOKENS = 5  # of a draft, if no figure says how many
+DRAFT_BLOCK = 16  # tokens of a block that is drafted at once
+MARKOV_RANK = 256  # of the head that corrects such a block, in published drafters
+DRAFT_VOCABULARY = 32_768  # tokens of a draft vocabulary, if no figure says how many
 
 Takes = Literal["nothing", "probe", "weights", "published", "draft model"]
-WEIGHTS: tuple[Takes, ...] = ("weights", "published")  # of a `TrainedDrafter`; the second are not trained here
+WEIGHTS: tuple[Takes, ...] = ("weights", "published")  # kinds of `TrainedDrafter`; the second are not trained here
 
 
 @dataclass(frozen=True)
 class DrafterSize:
-    """What the bytes of a trained drafter depend on. `shape` is the target's.
+    """The numbers that determine a trained drafter's bytes. `shape` is the target's.
 
-    Of its parameters `others` are in no matrix. A weight of a matrix takes `matrix_bytes` where it computes, its scale
-    included, any other number `other_bytes`. `cache_bytes` is the size of the target's cache. `options` are those
-    that it was trained with, where that is known.
+    Of its parameters `others` are outside of matrices. A weight of a matrix takes `matrix_bytes` on its device, scale
+    included, any other number `other_bytes`. `cache_bytes` is the size of the target's cache. `options` are its
+    training options, if known.
     """
 
     parameters: int
@@ -53,11 +53,12 @@ class DrafterSize:
 
 @dataclass(frozen=True)
 class DraftCost:
-    """What the seconds of a draft depend on: the drafter, of `depth` tokens a draft, its target and the device.
+    """The numbers that determine the seconds of a draft: the drafter, with `depth` tokens per draft, its target and the
+    device.
 
-    `shape` is the target's. `product(weights, rows)` is the seconds of a product with matrices of so many weights, and
-    `layer_seconds` what a layer takes beside its products. `forward(rows)` is the seconds of a forward of the draft
-    model where the kind takes one, else of the target.
+    `shape` is the target's. `product(weights, rows)` is the seconds of a product with matrices of this many weights,
+    and `layer_seconds` the seconds of a layer in addition to its products. `forward(rows)` is the seconds of a forward
+    of the draft model if the kind takes one, else of the target.
     """
 
     parameters: int
@@ -72,18 +73,17 @@ class DraftCost:
 class DrafterKind:
     """One kind of drafters: what it takes, and what its drafts cost before one is loaded.
 
-    `seconds(cost, nodes)` is one draft of so many nodes. Of a kind with weights, `size` is the bytes that a drafter
-    holds, `parameters` their number where its publisher does not say it, and `predicted` (the chance of each token of a
-    draft to be accepted given the one before it, where that is known from) for a drafter that nobody measured.
-    A kind that takes nothing is used where it is named; `phrases` and plain decoding are also chosen by `auto`, and
-    `lookahead`, which nobody can foresee, once replies with it tell that it pays, as are drafters that are merged and
-    what takes a probe of the target's layers, which is made where it is named.
-    `has_phrases`: its drafts are phrases, or are lengthened by phrases without `+phrases`. `parts` names the setting
-    that lists which of its parts are used, and `searched(parts)` the hyper-parameters that are searched for a pair of
-    models. `mask_key`: a small language model whose config.json has this key is a
-    drafter of this kind. `states_in` is the matrix that reads states of the target's inner layers, as wide as they are.
-    `on_chains`: it also drafts for a target with recurrent layers, and is trained for it where it is trained at all: it
-    needs states of the target at most, and its drafts there are chains.
+    `seconds(cost, nodes)` is one draft of this many nodes. For a kind with weights, `size` is the bytes of a drafter,
+    `parameters` their number if its publisher does not say it, and `predicted` (the chance of each token of a draft to
+    be accepted given the one before it, and the source) is for a drafter that nobody measured. A kind that takes
+    nothing is used if it is named; `phrases` and plain decoding are also chosen by `auto`. `lookahead`, merged
+    drafters, and a probe of the target's layers are chosen by `auto` only once replies with them show that they pay,
+    because their gain cannot be predicted. `has_phrases`: its drafts are phrases, or are lengthened by phrases without
+    `+phrases`. `parts` names the setting that lists its active parts, and `searched(parts)` the hyperparameters that
+    are searched for a pair of models. `mask_key`: a small language model whose config.json has this key is a drafter of
+    this kind. `states_in` is the matrix that reads states of the target's inner layers, as wide as they are.
+    `on_chains`: it also drafts for a target with recurrent layers, and is trained for it if it is trained at all: it
+    needs at most states of the target, and its drafts there are chains.
     `with_experts`: it also drafts for a mixture of experts, and has no layer like those of the target.
     """
 
@@ -115,7 +115,7 @@ class DrafterKind:
 
     @property
     def training_file(self) -> str:
-        """The module that trains it, where it has weights; it needs torch."""
+        """The module that trains it, if it has weights; it needs torch."""
         return self.training_module or f"localspec.training.drafters.{self.name}"
 
 
@@ -125,7 +125,7 @@ def _free(cost: DraftCost, nodes: int) -> float:
 
 
 def _medusa_seconds(cost: DraftCost, nodes: int) -> float:
-    """Heads share the target's vocabulary matrix, or have one each."""
+    """Return the seconds of a draft. Heads share the target's vocabulary matrix, or each have one."""
     private = cost.parameters > cost.shape.embedding
     shared = 0.0 if private else cost.product(cost.shape.embedding, cost.depth)
     return cost.product(cost.parameters, 1) + shared + cost.layer_seconds
@@ -145,14 +145,14 @@ def _parallelspec_size(one: DrafterSize) -> int:
     """
     if one.parameters > 2 * one.shape.layer:
         return one.weights + one.cache_bytes
-    rank = one.options.get("correction", 0)  # which is what a file says: loading it is what refuses another value
+    rank = one.options.get("correction", 0)  # from its file; an invalid value is refused when it is loaded
     grown = (one.shape.vocab_size - one.shape.hidden_size) * (rank if isinstance(rank, int) else 0)
     return one.weights + round(grown * one.matrix_bytes) + one.shape.cached_in_last(one.cache_bytes)
 
 
 @lru_cache
 def _s3d_proposal(shape: Shape) -> tuple[float, int]:
-    """(β, γ) that the paper's predictor proposes for a model of this shape (§5.3)."""
+    """Return (β, γ) that the paper's predictor proposes for a model of this shape (§5.3)."""
     head = shape.embedding / shape.layer
     proposal = propose(shape.num_layers, head, Constants())
     return share(shape.num_layers, len(proposal.kept), head), proposal.gamma
@@ -164,7 +164,7 @@ def _s3d_seconds(cost: DraftCost, nodes: int) -> float:
 
 
 def _s3d_predicted(shape: Shape) -> tuple[Sequence[float], str]:
-    """By the paper's own predictor (eq. 10 and 14), for the layers that it proposes."""
+    """Return the paper's prediction (eqs. 10 and 14) for the layers that it proposes."""
     beta, gamma = _s3d_proposal(shape)
     chances = [acceptance_at(place, beta, Constants()) for place in range(1, gamma + 1)]
     return chances, "by the formula of the S3D paper"
@@ -181,7 +181,8 @@ def _semi_seconds(cost: DraftCost, nodes: int) -> float:
 
 
 def _eagle3_parameters(shape: Shape) -> int:
-    """One layer that reads two vectors a token, what joins three states, and a head of a draft vocabulary."""
+    """Return the parameters of a layer that reads two vectors per token, the map of three states, and a head of a draft
+    vocabulary."""
     head = min(shape.vocab_size, DRAFT_VOCABULARY) * shape.hidden_size
     wider = shape.hidden_size * shape.head_dim * (shape.num_heads + 2 * shape.num_kv_heads)
     return shape.layer + wider + 3 * shape.hidden_size**2 + head
@@ -194,12 +195,12 @@ def _eagle3_seconds(cost: DraftCost, nodes: int) -> float:
 
 
 def _kept_by_a_layer(one: DrafterSize) -> int:
-    """With keys and values of one layer, and a state a token, which is half as much as they at most."""
+    """Return the bytes including keys and values of one layer, and a state per token, which is at most half as much."""
     return one.weights + one.shape.cached_in_last(2 * one.cache_bytes)
 
 
 def _mtp_parameters(shape: Shape) -> int:
-    """One layer of the target's, and what joins an embedding and a state."""
+    """Return the parameters of one layer of the target, and of the map of an embedding and a state."""
     return shape.layer + 2 * shape.hidden_size**2
 
 
@@ -210,13 +211,13 @@ def _mtp_seconds(cost: DraftCost, nodes: int) -> float:
 
 
 def _dflash_seconds(cost: DraftCost, nodes: int) -> float:
-    """One forward of its layers over a block, and the target's head."""
+    """Return the seconds of one forward of its layers over a block, and of the target's head."""
     layers = max(round(cost.parameters / cost.shape.layer), 1)
     return cost.product(cost.parameters + cost.shape.embedding, DRAFT_BLOCK) + layers * cost.layer_seconds
 
 
 def _kept_by_layers(one: DrafterSize, parameters: int) -> int:
-    """Return the bytes of keys and values of the layers that have so many parameters, and of a feature a token."""
+    """Return the bytes of keys and values of layers with this many parameters, and of one feature per token."""
     layers = max(round(parameters / one.shape.layer), 1) + 1
     return one.shape.cached_in_last(layers * one.cache_bytes)
 
@@ -227,12 +228,13 @@ def _dflash_size(one: DrafterSize) -> int:
 
 
 def _without_markov(parameters: int, shape: Shape, rank: int = MARKOV_RANK) -> int:
-    """Return the parameters of a DSpark drafter that are in its layers."""
+    """Return the parameters in the layers of a DSpark drafter."""
     return max(parameters - 2 * rank * shape.vocab_size, 0)
 
 
 def _dspark_seconds(cost: DraftCost, nodes: int) -> float:
-    """One forward of its layers over a block, and in each level a product with half of the Markov head."""
+    """Return the seconds of one forward of its layers over a block, and of a product with half of the Markov head per
+    level."""
     block = replace(cost, parameters=_without_markov(cost.parameters, cost.shape))
     levels = min(cost.depth, max(nodes, 1))
     return _dflash_seconds(block, nodes) + levels * cost.product(cost.shape.vocab_size * MARKOV_RANK, 2)
@@ -240,7 +242,7 @@ def _dspark_seconds(cost: DraftCost, nodes: int) -> float:
 
 def _dspark_size(one: DrafterSize) -> int:
     """Return the bytes with keys and values of each of its layers, and a feature for each token."""
-    rank = one.options.get("rank", MARKOV_RANK)  # which is what a file says: loading it is what refuses another value
+    rank = one.options.get("rank", MARKOV_RANK)  # from its file; an invalid value is refused when it is loaded
     return one.weights + _kept_by_layers(
         one, _without_markov(one.parameters, one.shape, rank if isinstance(rank, int) else 0)
     )
@@ -258,12 +260,12 @@ def _draft_model_seconds(cost: DraftCost, nodes: int) -> float:
 
 
 def _ouroboros_seconds(cost: DraftCost, nodes: int) -> float:
-    """As a draft model's, with a few rows of phrases in each forward."""
+    """Return the seconds of a draft model, with a few rows of phrases in each forward."""
     return nodes * cost.forward(4)
 
 
 def _ouroboros_searched(parts: Collection[str]) -> Sequence[str]:
-    """Return what is searched: a window if it accelerates, and phrases if they accelerate or lengthen."""
+    """Return the searched hyperparameters: a window if it accelerates, and phrases if they accelerate or lengthen."""
     names = ["draft"]
     names += ["window"] if "accelerating" in parts else []
     names += ["phrase", "phrases"] if {"accelerating", "lengthening"} & {*parts} else []
@@ -354,5 +356,5 @@ def drafting_kinds(drafter: str) -> tuple[DrafterKind, ...]:
 
 
 def can_be_merged(kind: DrafterKind) -> bool:
-    """Whether its drafts can be merged with those of others: it needs no model or forward of the target beside them."""
+    """Return whether its drafts can be merged with others: it needs no model or forward of the target in addition."""
     return kind.takes in (*WEIGHTS, "probe")

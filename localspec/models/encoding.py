@@ -13,15 +13,15 @@ from queue import Empty, SimpleQueue
 from typing import TypeVar, cast
 
 THREAD = "encoding"  # its name
-LOOK = 0.1  # seconds of waiting between two questions whether anybody wants the result
+LOOK = 0.1  # seconds of waiting between checks whether the result is still wanted
 PATIENCE = 60.0  # seconds that any text may take
-PACE = 20_000  # characters a second beyond that; tokenizers that work read a million
+PACE = 20_000  # characters per second beyond that; working tokenizers read a million
 
 Result = TypeVar("Result")
 _wanted: ContextVar[Callable[[], bool]] = ContextVar("wanted", default=lambda: True)
 
 
-class Unwanted(Exception):  # nothing is wrong
+class Unwanted(Exception):  # not an error
     """A sign that nobody waits for the result any more."""
 
 
@@ -43,8 +43,8 @@ def patience(text: str) -> float:
 def waited_for(work: Callable[[], Result], seconds: float, end: bool = False) -> Result:
     """Return the result of `work` on its thread, or raise its error.
 
-    A thread that nobody waits for any more is left behind, and `work` must release Python's interpreter. With `end`
-    the thread is ended, and `work` must be Python code. Raises Unwanted, and TimeoutError after this many seconds.
+    A thread that nobody waits for is left running, and `work` must release Python's interpreter. With `end` the thread
+    is ended, and `work` must be Python code. Raises Unwanted, and TimeoutError after this many seconds.
     """
     done: SimpleQueue[tuple[Result | None, BaseException | None]] = SimpleQueue()
 
@@ -80,7 +80,7 @@ def _awaited(done: SimpleQueue[Result], seconds: float) -> Result:
 
 
 def _end(thread: threading.Thread) -> None:
-    """Raise SystemExit in a thread until it has ended. A thread that computes in a library raises it afterwards."""
+    """Raise SystemExit in a thread until it has ended. A thread inside a library raises it afterwards."""
     for _ in range(10):
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
         thread.join(LOOK)
@@ -89,5 +89,5 @@ def _end(thread: threading.Thread) -> None:
 
 
 def is_left_behind() -> bool:
-    """Return whether a thread still computes that nobody waits for."""
+    """Return whether a thread is still running that nobody waits for."""
     return any(thread.name == THREAD for thread in threading.enumerate())

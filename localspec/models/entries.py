@@ -1,4 +1,4 @@
-"""Reads a models.toml strictly: one entry a model, with the drafters that are known for it."""
+"""Reads a models.toml strictly: one entry per model, with its known drafters."""
 
 import os
 import re
@@ -18,12 +18,12 @@ from localspec.models.thinking import WhenItThinks
 
 PACKAGE = Path(__file__).parent.parent
 DEEPEST = 64  # tokens of a draft
-LARGEST = 10**12  # number in an entry; a larger one is a slip
+LARGEST = 10**12  # number in an entry; a larger one is a mistake
 
 
 @dataclass(frozen=True)
 class PublishedLength:
-    """A published acceptance length: tokens per forward, the largest number of tokens in a draft, and who says so."""
+    """A published acceptance length: tokens per forward, the largest number of tokens in a draft, and the source."""
 
     length: float
     depth: int
@@ -32,7 +32,7 @@ class PublishedLength:
 
 @dataclass(frozen=True)
 class PublishedDrafter:
-    """A drafter that is known for a model. Without a `source` nobody publishes one, and `localspec train` makes it."""
+    """A known drafter for a model. Without a `source` nobody publishes one, and `localspec train` makes it."""
 
     kind: str
     source: Source | None = None
@@ -47,7 +47,7 @@ class PublishedDrafter:
 class Form:
     """Another form in which a model is published: one type of GGUF files, or a copy of its own weights.
 
-    `bytes` is the size of the download, where it is known.
+    `bytes` is the size of the download, if known.
     """
 
     source: Source
@@ -88,12 +88,12 @@ class Entry:
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """Every repository that it can be had from, the publisher's own first; none of a directory."""
+        """Every repository that it can be fetched from, the publisher's own first; none for a directory."""
         return (self.source, *(form.source for form in self.forms)) if self.source else ()
 
     @property
     def toy(self) -> bool:
-        """Whether it comes inside the package, to see localspec work and not for its answers."""
+        """Whether it comes inside the package, as a demonstration only."""
         return self.path is not None and self.path.is_relative_to(PACKAGE)
 
 
@@ -106,7 +106,7 @@ def _three_texts(value: object) -> bool:
 
 
 def _digests(digits: int) -> Callable[[object], bool]:
-    """Return a check for lists of digests of so many digits."""
+    """Return a check for lists of digests with this many digits."""
 
     def check(value: object) -> bool:
         return isinstance(value, list) and all(isinstance(one, str) and pattern.fullmatch(one) for one in value)
@@ -160,7 +160,7 @@ _AS_THEY_ARE = (
 
 
 def read_entries(file: Path) -> Iterator[Entry]:
-    """Yield every entry of a file, in its order. Raises UsageMistake for what cannot be meant."""
+    """Yield every entry of a file, in its order. Raises UsageMistake for impossible ones."""
     for name, entry in read_toml(file).items():
         if not isinstance(entry, dict):
             raise UsageMistake(f"{name!r} in {file} is not a table; write [{name}] and a path below it.")
@@ -215,7 +215,7 @@ def _place(file: Path, path: str) -> Path:
 
 
 def _draft(file: Path, name: str) -> str:
-    if re.match(r"[.~/\\]", name):  # a path, relative to the file it stands in
+    if re.match(r"[.~/\\]", name):  # a path, relative to its models.toml
         return os.path.normpath(file.parent / os.path.expanduser(name))
     return name
 

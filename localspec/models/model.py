@@ -1,4 +1,4 @@
-"""A model as the policy sees it: its card, its sizes, and the drafters that are here."""
+"""A model as the choice sees it: its card, its sizes, and the drafters that are here."""
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -19,13 +19,13 @@ from localspec.weights.packed_file import read as read_packed
 
 @dataclass(frozen=True)
 class Model:
-    """A target and what could draft for it. `parameters` is their true number. `small` is its draft model.
+    """A target and its possible drafters. `parameters` is their exact number. `small` is its draft model.
 
-    `small_here` says whether that is on this machine, `small_named` whether models.toml names it, and `passed_over` why
-    another is not used, in a sentence, if there was one. `packed` are the packings that the target can be had in where
-    its own weights are not here, the one that answers first. `block_bytes` are what its weights take in the blocks of
-    its GGUF files. `temperature` is the one that its maker samples at; 0 is
-    greedy, and what is taken of a model that is not here, since published figures are of greedy replies.
+    `small_here` says whether that is on this machine, `small_named` whether models.toml names it, and `passed_over`, a
+    sentence, why another one is not used, if there was one. `packed` are the packings of a target whose original
+    weights are not here, the default first. `block_bytes` are the bytes of its weights in the blocks of its GGUF files.
+    `temperature` is the maker's recommendation; 0 is greedy, and is assumed for a model that is not here, because
+    published figures are of greedy replies.
     """
 
     card: TargetCard
@@ -41,7 +41,7 @@ class Model:
     temperature: float = 0.0
 
     def can_be(self, quantize: str, backend: str) -> bool:
-        """Return whether it can be loaded so on a `Device.backend`.
+        """Return whether it can be loaded in this packing on a `Device.backend`.
 
         Packed weights are for a CPU. Those of GGUF files become dense exactly, on a GPU too, or int8 there. NF4 and
         int4 lose too much, because they round few bits a second time.
@@ -59,14 +59,14 @@ class Model:
 def model_of(card: TargetCard) -> Model:
     """Describe a model that is here, or a registered one whose entry gives its sizes, and its drafters.
 
-    Raises what `inspect` raises, and LocalspecError if its sizes are unknown.
+    Raises the errors of `inspect`, and LocalspecError if its sizes are unknown.
     """
     model = small_model_of(card)
     trained = tuple(trained_drafters(card)) if card.here else ()
     own, passed_over = own_draft(card)
     small = None
     if own is not None:
-        with suppress(LocalspecError):  # one to be fetched, whose sizes are not known
+        with suppress(LocalspecError):  # one to be fetched, with unknown sizes
             small = small_model_of(own.card, drafts=True)
     return replace(
         model,
@@ -113,9 +113,9 @@ def small_model_of(card: TargetCard, *, drafts: bool = False) -> Model:
 
 
 def draft_form(card: TargetCard) -> str | None:
-    """Return what a draft model is on a CPU, where it may be coarser; None where it is as it would answer."""
+    """Return the form of a draft model on a CPU, where it may be coarser; None if it has no such form."""
     small = small_model_of(card, drafts=True)
     shape, few = small.shape, head_tokens(small.shape.vocab_size)
-    head = few - shape.vocab_size * (not shape.tied) if few else 0  # rows that the short head has more than the model's
+    head = few - shape.vocab_size * (not shape.tied) if few else 0  # additional rows of the short head
     numbers = precision_in_words("", "", 8 * small.block_bytes / (shape.parameters + head * shape.hidden_size))
     return draft_in_words(numbers, shape.vocab_size) or None

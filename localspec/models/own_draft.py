@@ -17,13 +17,13 @@ from localspec.weights import packed_file
 from localspec.weights.checkpoint import inspect, is_packed
 
 BESIDE = "draft"  # the directory inside a model's own that may hold its small model
-LARGEST_SHARE = 0.5  # of the bytes that a step of the target reads, for a model that drafts though nobody named it
+LARGEST_SHARE = 0.5  # of the bytes that a step of the target reads, for a draft model that nobody named
 NEARLY = 0.9  # of them: a model that reads more is of the same size
 
 
 @dataclass(frozen=True)
 class OwnDraft:
-    """A small model and from where it is known, in words. What is published of a pair is about a `named` one."""
+    """A small model and how it was found, in words. Published figures of a pair are about a `named` one."""
 
     card: TargetCard
     origin: str
@@ -31,11 +31,11 @@ class OwnDraft:
 
 
 def own_draft(card: TargetCard, paths: Paths | None = None) -> tuple[OwnDraft | None, str]:
-    """Return the small model that drafts for a target, and sentences about why one was passed over, if any was.
+    """Return the small model that drafts for a target, and sentences about a skipped one, if any.
 
     It is the first of these that is here and has the target's tokens: the model that models.toml names, the one in the
-    target's directory under `draft`, the smallest installed model that has its tokenizer.json and of which a step reads
-    at most half of the bytes. If none is here, it is the model that models.toml names, to be fetched. Only headers are
+    target's directory under `draft`, the smallest installed model that has its tokenizer.json and whose step reads at
+    most half of the bytes. If none is here, it is the model that models.toml names, to be fetched. Only headers are
     read.
     """
     named = _named(card)
@@ -61,7 +61,7 @@ def too_large_to_draft(card: TargetCard, paths: Paths | None = None) -> str:
 
 
 def _vocabulary(path: Path) -> int:
-    """Return the number of token ids of a model that can be served. Raises what `inspect` raises."""
+    """Return the number of token ids of a supported model. Raises the errors of `inspect`."""
     shape = Shape.of(inspect(path).config)
     if shape is None:
         raise LocalspecError(f"{path / 'config.json'} does not say how large the model is; fetch it again.")
@@ -71,7 +71,7 @@ def _vocabulary(path: Path) -> int:
 def _named(card: TargetCard) -> OwnDraft | None:
     """Return the model that models.toml names, here or not. None for an invalid name."""
     if card.draft:
-        with suppress(LocalspecError):  # only who asks for a draft model gets its error
+        with suppress(LocalspecError):  # a request for a draft model reports the error
             return OwnDraft(named_card(card.draft), "named in models.toml", named=True)
     return None
 
@@ -88,18 +88,18 @@ def _candidates(card: TargetCard, named: OwnDraft | None, paths: Paths | None) -
 
 
 def _installed(card: TargetCard, paths: Paths, share: float) -> TargetCard | None:
-    """Return the smallest model here with the target's tokenizer.json of which a step reads so much at most."""
+    """Return the smallest model here with the target's tokenizer.json whose step reads at most this share."""
     most = share * step_bytes(card.path)
     found: list[tuple[float, TargetCard]] = []
     for other in known(paths).values():
-        with suppress(LocalspecError):  # no model of its kind, or a damaged one, which `list` tells
+        with suppress(LocalspecError):  # not a supported model, or a damaged one, which `list` reports
             if other.here and same_file(other.path, card.path) and (size := step_bytes(other.path)) <= most:
                 found.append((size, other))
     return min(found, key=lambda one: one[0])[1] if found else None
 
 
 def step_bytes(path: Path) -> float:
-    """Return the bytes of weights that a step of a model reads; one of dense weights is taken to be packed in int8."""
+    """Return the bytes of weights that a step of a model reads, assuming int8 for dense weights."""
     found = inspect(path)
     apart = 0 if text_config(found.config).get("tie_word_embeddings") else found.embedding
     return (found.parameters - apart) * (found.bits / 8 if found.packing else 1.0)
@@ -111,11 +111,11 @@ FILE = "tokenizer.json"
 def compare(
     small: Mapping[int, str], vocabulary: int, target: Mapping[int, str], special: Collection[int], path: Path
 ) -> None:
-    """Raise UsageMistake if a token's id is not the same in both. Ids that only fill up a vocabulary may differ.
+    """Raise UsageMistake if a token's id differs. Ids that only pad a vocabulary may differ.
 
-    `small` and `target` are tokens by id, `special` those of the target's that no text has; the small model in `path`
-    has `vocabulary` ids. Its own tokenizer may list special tokens beyond them, as Gemma 3's for text does one for
-    pictures: drafters read another token in their place.
+    `small` and `target` are tokens by id, `special` those of the target that occur in no text; the small model in
+    `path` has `vocabulary` ids. Its own tokenizer may list special tokens beyond them, as Gemma 3's for text has one
+    for images: drafters read another token instead.
     """
     different = [index for index in target.keys() & small.keys() if target[index] != small[index]]
     if different:
@@ -143,7 +143,7 @@ def compare_stored(small: Path, vocabulary: int, target: Path, target_vocabulary
 
 
 def same_file(one: Path, other: Path) -> bool:
-    """Whether two models have the same tokenizer.json, byte for byte. Raises LocalspecError where one has none."""
+    """Return whether two models have the same tokenizer.json, byte for byte. Raises LocalspecError if one has none."""
     return _size(one) == _size(other) and _content(one) == _content(other)
 
 
@@ -168,11 +168,11 @@ def _content(path: Path) -> bytes:
 
 
 def _tokens(content: bytes, path: Path) -> tuple[dict[int, str], set[int]]:
-    """Tokens by id, those of the vocabulary and those that were added; and which of the latter no text has."""
+    """Return tokens by id, both of the vocabulary and added ones; and which of the latter occur in no text."""
     try:
         told = parse_json(content)
         vocabulary = told["model"]["vocab"]
-        if isinstance(vocabulary, list):  # of a unigram model: [token, score], in the order of their ids
+        if isinstance(vocabulary, list):  # a unigram model: [token, score], in the order of their ids
             vocabulary = {token: index for index, (token, _) in enumerate(vocabulary)}
         listed = told.get("added_tokens") or ()
         added = {one["id"]: one["content"] for one in listed}

@@ -1,4 +1,4 @@
-"""Finds models by name, in models.toml and in the user's own, and describes them as TargetCard."""
+"""Finds models by name, in models.toml and in the user's own file, and describes them as TargetCard."""
 
 import json
 import os
@@ -26,20 +26,20 @@ from localspec.weights.packed_file import PackedFile, Progress
 from localspec.weights.packed_files import begins_as_gguf, damaged_of, import_of, imports, is_gguf
 
 WEIGHTS = "model.safetensors"
-NOWHERE = Path("not fetched")  # stands for the directory of a model that is not here
+NOWHERE = Path("not fetched")  # in place of the directory of a model that is not here
 
 
 @dataclass(frozen=True)
 class TargetCard:
-    """A model by its name, and where it lies or would lie once it is fetched."""
+    """A model by its name, and its place, or its place after a pull."""
 
     name: str
     path: Path
     license: str | None
     description: str
     draft: str = ""  # the name or directory of a small model with its tokenizer, if one is known
-    entry: Entry | None = None  # what models.toml says of it; None of a directory
-    imported_as: str = ""  # the name in the packed file that was imported, if this model is one
+    entry: Entry | None = None  # its entry in models.toml; None for a directory
+    imported_as: str = ""  # the name in its packed file, if this model was imported
 
     @property
     def here(self) -> bool:
@@ -114,7 +114,7 @@ def listed_as(digests: Collection[str], paths: Paths) -> str:
 
 
 def file_digests(files: Sequence[Path], paths: Paths, progress: Progress = lambda done, total: None) -> dict[str, str]:
-    """Return what identifies GGUF files, by their names: SHA-256 where it is known, else fingerprints.
+    """Return the identifiers of GGUF files, by their names: SHA-256 if known, else fingerprints.
 
     The files are read for their SHA-256 only if an entry of the user's own lists digests and no fingerprints for them.
     Raises LocalspecError for a file that cannot be read.
@@ -149,15 +149,15 @@ def _renamed(every: Mapping[str, TargetCard], paths: Paths | None) -> dict[str, 
 
 @cache
 def _shipped_entries() -> tuple[Entry, ...]:
-    """Read once: it takes longer than all else that a name needs."""
+    """Return the shipped entries, read once: it takes longer than everything else that a name needs."""
     file = PACKAGE / "models.toml"
-    if not file.exists():  # a source tree: the wheel is where it moves into the package
+    if not file.exists():  # a source tree: the wheel has it inside the package
         file = PACKAGE.parent / "models.toml"
     return tuple(read_entries(file))
 
 
 def known(paths: Paths | None = None) -> dict[str, TargetCard]:
-    """Return every registered model, and those that were pulled by the name of their repository."""
+    """Return every registered model, and pulled ones by the name of their repository."""
     paths = paths or Paths(home())
     registered = cards(paths)
     entries = [card.entry for card in registered.values() if card.entry]
@@ -171,22 +171,23 @@ def known(paths: Paths | None = None) -> dict[str, TargetCard]:
 
 
 def split_of(source: Source, paths: Paths | None = None) -> Path:
-    """Where the model is that was split from the Medusa heads in its pickles, as `localspec pull` does it."""
+    """Return the directory of the model that was split from the Medusa heads in its pickles, as `localspec
+    pull` does."""
     return (paths or Paths(home())).drafters / folder(source) / "target"
 
 
 def _is_model(source: Source, paths: Paths) -> bool:
-    """Whether this is a model that was pulled, not heads for another one."""
+    """Return whether this is a pulled model, not heads for another one."""
     path = _unpickled(source, paths)
     if path is None or not any((path / name).is_file() for name in (WEIGHTS, f"{WEIGHTS}.index.json")):
         return False
-    with suppress(LocalspecError):  # a model whose config.json is damaged is listed, and who names it is told
+    with suppress(LocalspecError):  # a damaged model is listed; naming it reports the error
         return kind_of_heads(read_config(path)) is None
     return True
 
 
 def _unpickled(source: Source, paths: Paths) -> Path | None:
-    """Where a repository was fetched to, or what was made of its pickles; None where it is not here."""
+    """Return the directory of a fetched repository, or of the result of its pickles; None if it is not here."""
     path, split = find_snapshot(source, paths), split_of(source, paths)
     pickles = path is not None and (path / PICKLED_INDEX).is_file() and (split / "config.json").is_file()
     return split if pickles else path
@@ -199,7 +200,7 @@ def _card(entry: Entry, paths: Paths, packed: Mapping[str, PackedFile]) -> Targe
 
 
 def _place(source: Source, paths: Paths, packed: Mapping[str, PackedFile]) -> Path | None:
-    """Where a model that was fetched lies: its directory, else its packed file, if that is all there is of it."""
+    """Return the place of a fetched model: its directory, else its packed file, if there is nothing else."""
     alone = packed.get(str(source))
     return _unpickled(source, paths) or (alone.path if alone else None)
 
@@ -214,7 +215,7 @@ def source_here(entry: Entry) -> Source | None:
 
 
 def named_card(name: str, paths: Paths | None = None) -> TargetCard:
-    """Like `resolve`, but a registered model need not be here."""
+    """Do the same as `resolve`, but a registered model need not be here."""
     return find(name, paths) or resolve(name, paths)
 
 
@@ -233,7 +234,8 @@ def resolve(name: str, paths: Paths | None = None) -> TargetCard:
         return card
     path = Path(os.path.abspath(os.path.expanduser(name)))
     if path.parent == (paths or Paths(home())).packed and "\0" not in name and not path.exists():
-        path = (paths or Paths(home())).imports / path.name  # a conversation may name where the file was before
+        # # a conversation may have the path where the file was before
+        path = (paths or Paths(home())).imports / path.name
     if name and "\0" not in name and os.path.isdir(path):
         if not (path / "config.json").exists() and (path / "target" / "config.json").exists():
             path = path / "target"  # a directory of `train`, whose drafter changed its target
@@ -289,7 +291,7 @@ def refuse_damaged(name: str, paths: Paths | None = None) -> None:
 
 
 def not_regular(file: Path) -> UsageMistake:
-    """Return what to say of a directory, a pipe or a device in place of a GGUF file."""
+    """Return the error for a directory, a pipe or a device in place of a GGUF file."""
     what = "a directory" if file.is_dir() else "no regular file"
     return UsageMistake(f"{str(file)!r} is {what}; give a GGUF file.")
 
@@ -301,27 +303,27 @@ def is_import(name: str) -> bool:
 
 
 def is_path(name: str) -> bool:
-    """Whether `resolve` takes a name for a directory, a packed file or a GGUF file of the user's own."""
+    """Return whether `resolve` takes a name for a directory, a packed file or a GGUF file of the user."""
     place = os.path.expanduser(name)
     file = "\0" not in name and (is_packed(Path(place)) or is_gguf(Path(place)))
     return name not in cards() and "\0" not in name and (file or os.path.isdir(place))
 
 
 def could_be_here(name: str) -> bool:
-    """Whether `name`, as `reference` gave it, is a path, or registered; a server's models are neither."""
+    """Return whether `name`, as `reference` returned it, is a path, or registered; a server's models are neither."""
     return os.path.isabs(name) or find(name) is not None
 
 
 def reference(card: TargetCard) -> str:
-    """By which `resolve` finds this model from any directory: its name, or the absolute path of its directory.
+    """Return the name by which `resolve` finds this model from any directory: its name, or its absolute path.
 
-    Conversations and phrases belong to it, so an import keeps the name that it had when they were saved.
+    Conversations and phrases belong to it, so an import keeps its name from when they were saved.
     """
     return str(card.path) if card.entry is None else card.imported_as or card.name
 
 
 def installed(paths: Paths | None = None) -> Iterator[tuple[TargetCard, Checkpoint | LocalspecError]]:
-    """Yield every named model on this machine, with its checkpoint or with why it cannot be used."""
+    """Yield every named model on this machine, with its checkpoint or the reason why it cannot be used."""
     for card in (card for card in known(paths).values() if card.here):
         try:
             yield card, inspect(card.path)

@@ -1,6 +1,6 @@
-"""How fast S3D should be with so many layers and so many tokens a draft, by the paper's formulas (§4, appendix E).
+"""Predicts the speed of S3D by layers and tokens per draft, with the paper's formulas (§4, appendix E).
 
-Pure arithmetic. Its three constants are fitted to what was measured; the paper's own are the start.
+Pure arithmetic. Its three constants are fitted to measurements, starting from the paper's.
 """
 
 import math
@@ -8,24 +8,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-MOST = 5  # tokens a draft: the paper's discount is for five at most
-LONGEST = 16  # where acceptance was measured
-WORTH = 0.01  # a token more a draft must promise so much, or fewer are drafted
+MOST = 5  # tokens per draft: the paper's discount holds up to five
+LONGEST = 16  # tokens of a draft for which acceptance was measured
+WORTH = 0.01  # least gain of one more token per draft
 
 
 @dataclass(frozen=True)
 class Constants:
-    """Of one model on one machine. The defaults are the paper's (appendix E)."""
+    """The constants of one model on one machine. The defaults are the paper's (appendix E)."""
 
-    u: float = 0.01  # how soon a small part of the model agrees with all of it (eq. 10)
-    discount: float = 0.22  # what a draft's next token is accepted less than the one before it (eq. 14)
-    delta: float = 0.04  # what an iteration costs beside its two forwards, in plain steps (eq. 12)
+    u: float = 0.01  # how soon a small part of the model agrees with the whole (eq. 10)
+    discount: float = 0.22  # how much less a draft's next token is accepted than the one before it (eq. 14)
+    delta: float = 0.04  # cost of an iteration in addition to its two forwards, in plain steps (eq. 12)
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Measured: a draft of the share `beta` of the model, and how often its tokens were right, each where all were
-    before it, the first first."""
+    """Measured acceptance: a draft by the share `beta` of the model, and the acceptance rate of its tokens, given all
+    before."""
 
     beta: float
     by_depth: Sequence[float]
@@ -33,7 +33,7 @@ class Acceptance:
 
 @dataclass(frozen=True)
 class Timing:
-    """Measured, in seconds: a draft by the share `beta` of the model, its verification, and a plain step."""
+    """Measured seconds: a draft by the share `beta` of the model, its verification, and a plain step."""
 
     beta: float
     draft: float
@@ -43,7 +43,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class KeptLayers:
-    """Measured without training: how often the candidate of each rank that some layers give is what all layers say."""
+    """Some layers, measured without training: how often their candidate of each rank is the token of all layers."""
 
     layers: tuple[int, ...]
     shares: tuple[float, ...]
@@ -54,12 +54,12 @@ class KeptLayers:
         return cls(tuple(map(int, stored["layers"])), tuple(map(float, stored["shares"])))
 
     def as_json(self) -> dict[str, Any]:
-        """Return what `from_json` reads."""
+        """Return the values for `from_json`."""
         return {"layers": [*self.layers], "shares": [*self.shares]}
 
     @property
     def agreement(self) -> float:
-        """How often the first guess was right."""
+        """Return how often the first guess was right."""
         return self.shares[0]
 
     def gains(self, depth: int) -> tuple[float, ...]:
@@ -70,7 +70,7 @@ class KeptLayers:
 
 @dataclass(frozen=True)
 class Proposal:
-    """Layers to keep and tokens a draft, the speedup they promise, and that of every choice there was."""
+    """Layers to keep and tokens per draft, their predicted speedup, and that of all alternatives."""
 
     kept: Sequence[int]
     gamma: int
@@ -79,28 +79,28 @@ class Proposal:
 
 
 def symmetric(layers: int, kept: int) -> tuple[int, ...]:
-    """So many layers out of all, the first and the last: what lies in the middle is skipped (§5.3)."""
+    """Return this many layers, from the start and the end: the middle is skipped (§5.3)."""
     late = kept // 2
     return (*range(kept - late), *range(layers - late, layers))
 
 
 def share(layers: int, kept: int, head: float) -> float:
-    """β: what part of the weights a draft reads. The head, of so many layers' weight, is read in any case."""
+    """Return β: the share of the weights that a draft reads. The head, which weighs `head` layers, is always read."""
     return (kept + head) / (layers + head)
 
 
 def acceptance(beta: float, u: float) -> float:
-    """α(β; U): how often the first drafted token is accepted (eq. 10). At U = 1 its limit, β itself."""
+    """Return α(β; U): how often the first drafted token is accepted (eq. 10). At U = 1 its limit is β."""
     return beta if math.isclose(u, 1.0) else (1 - u**beta) / (1 - u)
 
 
 def acceptance_at(place: int, beta: float, constants: Constants) -> float:
-    """α_k(β): of the k-th drafted token, the ones before it accepted (eq. 14), never below 0 or above 1."""
+    """Return α_k(β) of the k-th drafted token, given the ones before it were accepted (eq. 14), between 0 and 1."""
     return min(1.0, max(0.0, 1 - constants.discount * (place - 1)) * acceptance(beta, constants.u))
 
 
 def acceptance_length(gamma: int, beta: float, constants: Constants) -> float:
-    """τ(γ, β): tokens an iteration is expected to give, the bonus token counted (eq. 11)."""
+    """Return τ(γ, β): the expected tokens per iteration, including the bonus token (eq. 11)."""
     tokens, reached = 0.0, 1.0
     for place in range(1, gamma + 1):
         chance = acceptance_at(place, beta, constants)
@@ -110,14 +110,15 @@ def acceptance_length(gamma: int, beta: float, constants: Constants) -> float:
 
 
 def improvement(gamma: int, beta: float, constants: Constants) -> float:
-    """IF(γ, β): how many times as fast as plain decoding (eq. 12)."""
+    """Return IF(γ, β): the speedup over plain decoding (eq. 12)."""
     return acceptance_length(gamma, beta, constants) / (constants.delta + beta + 1)
 
 
 def fit(measured: Sequence[Acceptance], timings: Sequence[Timing], start: Constants | None = None) -> Constants:
-    """Return the constants that are nearest to the measurements, by least squares, or those of `start` without any.
+    """Return the constants nearest to the measurements, by least squares, or those of `start` without any.
 
-    δ takes up all that an iteration takes beyond the paper's (β + 1) plain steps: verification of many rows, too.
+    δ absorbs the whole cost of an iteration beyond the paper's (β + 1) plain steps, including the verification of many
+    rows.
     """
     start = start or Constants()
     u, discount, delta = start.u, start.discount, start.delta
@@ -136,7 +137,7 @@ def fit(measured: Sequence[Acceptance], timings: Sequence[Timing], start: Consta
 
 
 def levels(gamma: int, measured: KeptLayers, constants: Constants) -> list[list[float]]:
-    """[depth][rank]: the chances of candidates where α is measured and falls with the depth (eq. 14)."""
+    """Return [depth][rank]: the chances of candidates if α is measured and falls with the depth (eq. 14)."""
     falls = (max(0.0, 1 - constants.discount * before) for before in range(gamma))
     return [[fall * chance for chance in measured.shares] for fall in falls]
 
@@ -149,11 +150,11 @@ def propose(
     length: Callable[[list[list[float]]], float] | None = None,
     most: int | None = None,
 ) -> Proposal:
-    """Return the options that promise to be fastest (§5.3): one more token a draft only if it is worth it.
+    """Return the options predicted to be fastest (§5.3), with one more token per draft only if it pays.
 
-    The middle is skipped, and α is that of eq. 10; or there are layers that were `measured`, and `length` returns the
-    tokens an iteration of the tree that is verified, by the chances of its candidates [depth][rank]. Without
-    measurements, this many layers at `most` are considered, or all.
+    The middle is skipped, and α is that of eq. 10; or layers were `measured`, and `length` returns the tokens per
+    iteration of the verified tree, by the chances of its candidates [depth][rank]. Without measurements, at most `most`
+    layers are considered, or all.
     """
     own = {len(one.layers): one for one in measured}
     counts = sorted(own) or range(1, (most or layers) + 1)
@@ -177,10 +178,10 @@ def propose(
 
 
 def beside(constants: Constants, measured: Acceptance, timing: Timing, generated: float | None = None) -> str:
-    """Prediction beside measurement, in a sentence: acceptance by depth, tokens an iteration and speedup.
+    """Return prediction and measurement in a sentence: acceptance by depth, tokens per iteration and speedup.
 
-    `generated` are the tokens an iteration of the tree that is verified, in replies of the model. The speedup is
-    arithmetic in either case, and is called so.
+    `generated` are the tokens per iteration of the verified tree, in replies of the model. The speedup is calculated in
+    either case, and the sentence says so.
     """
     gamma, beta = len(measured.by_depth), measured.beta
     predicted = [acceptance_at(place, beta, constants) for place in range(1, gamma + 1)]
@@ -206,7 +207,7 @@ def _list(rates: Sequence[float]) -> str:
 
 
 def _length(by_depth: Sequence[float]) -> float:
-    """Tokens an iteration, of chances that each hold given the one before."""
+    """Return the tokens per iteration, from chances given the one before."""
     tokens, reached = 1.0, 1.0
     for rate in by_depth:
         reached *= rate
@@ -215,7 +216,7 @@ def _length(by_depth: Sequence[float]) -> float:
 
 
 def _misfit(places: Sequence[tuple[float, int, float]], u: float, otherwise: float) -> tuple[float, float]:
-    """(squared error, discount) of the best discount for this U; with first tokens only there is none to be found.
+    """Return (squared error, discount) of the best discount for this U; with only first tokens there is none.
 
     Of (β, tokens before it in the draft, rate): rate = α(β) - discount * (tokens before it * α(β)).
     """
@@ -228,7 +229,7 @@ def _misfit(places: Sequence[tuple[float, int, float]], u: float, otherwise: flo
 
 
 def _lowest(error: Callable[[float], float], low: float, high: float) -> float:
-    """Where a function is lowest: a look at the whole range, then ever closer to the best place."""
+    """Return where a function is lowest: search the whole range, then ever closer to the best place."""
     while high - low > 1e-9:
         step = (high - low) / 64
         best = min((low + index * step for index in range(65)), key=error)

@@ -1,4 +1,4 @@
-"""How large the parts of a model are, from its config.json or from models.toml; parameters are counted, not read."""
+"""The sizes of a model's parts, from its config.json or from models.toml; parameters are calculated, not read."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from localspec.families.model_config import with_defaults
 from localspec.families.table import FAMILIES
 from localspec.weights.checkpoint import inspect
 
-# Our names, and those of config.json; what it may leave out has a rule below.
+# Our names, and those of config.json; defaults for missing ones are below.
 _NAMES = {
     "num_layers": "num_hidden_layers",
     "hidden_size": "hidden_size",
@@ -32,12 +32,12 @@ _OF_LAYERS = {
     "layer_inputs": "per_layer_inputs",
     "delta": "delta",
     "experts": "experts",
-}  # what a family may say of its layers in its own way
+}  # keys that a family may spell in its own way
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A decoder-only transformer of the kind that is served here: widths in channels, context in tokens."""
+    """The sizes of a supported decoder-only transformer: widths in channels, context in tokens."""
 
     num_layers: int
     hidden_size: int
@@ -48,15 +48,15 @@ class Shape:
     vocab_size: int
     context: int
     tied: bool = False
-    gated: bool = False  # attention projects as many gates as queries
-    delta: DeltaNet | None = None  # layers that have a recurrent state in the place of attention
-    experts: Experts | None = None  # in the place of each MLP
-    layer_sizes: tuple[LayerSizes, ...] = ()  # where layers differ; () where all are as wide as is said above
-    layer_inputs: tuple[int, int] = (0, 0)  # (channels, tokens of the table) of what each layer reads of a token
+    gated: bool = False  # attention also projects a gate for each query
+    delta: DeltaNet | None = None  # recurrent layers instead of attention
+    experts: Experts | None = None  # instead of each MLP
+    layer_sizes: tuple[LayerSizes, ...] = ()  # if layers differ; () if all have the widths above
+    layer_inputs: tuple[int, int] = (0, 0)  # (channels, tokens of the table) of the additional input of each layer
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "Shape | None":
-        """Return the shape of a config.json; None if it does not say enough."""
+        """Return the shape of a config.json; None if it lacks sizes."""
         said = with_defaults(config)
         found: dict[str, Any] = {name: said.get(theirs) for name, theirs in _NAMES.items()}
         found["tied"] = bool(found["tied"])
@@ -72,67 +72,68 @@ class Shape:
 
     @property
     def recurrent(self) -> bool:
-        """Whether it has recurrent layers: drafts are chains, and torch computes them with dense weights alone."""
+        """Whether it has recurrent layers: drafts are chains, and torch computes them only with dense weights."""
         return self.delta is not None
 
     @property
     def layers_alone(self) -> bool:
-        """Whether some of its layers can draft without the others, as `TransformerConfig.need_layers_alone` asks."""
+        """Whether some of its layers can draft without the others, as `TransformerConfig.need_layers_alone`
+        requires."""
         return not self.layer_inputs[0] and all(one.keys_of is None for one in self.layer_sizes)
 
     @property
     def config(self) -> dict[str, Any]:
-        """What a config.json would say of it."""
+        """The equivalent config.json."""
         return {theirs: getattr(self, name) for name, theirs in _NAMES.items()}
 
     @property
     def widest(self) -> LayerSizes:
-        """The most that a layer has of each; of key heads together as many channels as any has."""
+        """The largest sizes of any layer, each separately."""
         every = self.layer_sizes or (LayerSizes(self.num_kv_heads, self.head_dim, self.intermediate_size),)
         head_dim = max(one.head_dim for one in every)
         keys = max(one.num_kv_heads * one.head_dim for one in every)
         return LayerSizes(-(-keys // head_dim), head_dim, max(one.intermediate_size for one in every))
 
     def _sum(self, of: Callable[[LayerSizes], int]) -> int:
-        """Return a number of each layer, of all layers together."""
+        """Return the sum of a number over all layers."""
         if self.layer_sizes:
             return sum(map(of, self.layer_sizes))
         return self.num_layers * of(LayerSizes(self.num_kv_heads, self.head_dim, self.intermediate_size))
 
     def _attention(self, one: LayerSizes) -> int:
-        """Of the matrices of attention."""
+        """Return the weights of the matrices of attention in a layer."""
         return self.hidden_size * one.head_dim * ((3 if self.gated else 2) * self.num_heads + one.projected)
 
     def _weights(self, one: LayerSizes) -> int:
-        """Of the matrices of a layer that attends."""
+        """Return the weights of the matrices of an attention layer."""
         inner = self._inner(one.intermediate_size)
         return self._attention(one) + self.hidden_size * (3 * inner + 2 * self.layer_inputs[0])
 
     def _weights_at(self, index: int) -> int:
-        """Of the matrices of this layer."""
+        """Return the weights of the matrices of this layer."""
         if self.delta is None or not self.delta.layers[index]:
             return self._weights(self.layer_sizes[index] if self.layer_sizes else self.widest)
-        projected = self.delta.read + 2 * self.delta.values  # with what reads the values
+        projected = self.delta.read + 2 * self.delta.values  # including the projection that reads the values
         return self.hidden_size * (projected + 3 * self._inner(self.intermediate_size))
 
     def _inner(self, mlp: int) -> int:
-        """Return the channels of an MLP and of all experts."""
+        """Return the channels of an MLP and of all experts together."""
         if self.experts is None:
             return mlp
         return self.experts.count * self.experts.size + (mlp if self.experts.beside else 0)
 
     @property
     def layers(self) -> int:
-        """Weights of the matrices of all layers, and of the one that projects what they read of a token."""
+        """Weights of all layers' matrices, and of the projection of their additional inputs."""
         if self.delta:
             return sum(map(self._weights_at, range(self.num_layers)))
         return self._sum(self._weights) + self.num_layers * self.layer_inputs[0] * self.hidden_size
 
     @property
     def layer(self) -> int:
-        """Weights of one layer's matrices, on average; of recurrent models those of a layer that attends.
+        """Weights of one layer's matrices, on average; of recurrent models those of an attention layer.
 
-        Of a mixture of experts those of a layer with an MLP, as drafters for such models have it.
+        For a mixture of experts, those of a layer with an MLP, as its drafters have it.
         """
         if self.experts:
             return self._attention(self.widest) + 3 * self.hidden_size * self.intermediate_size
@@ -168,7 +169,7 @@ class Shape:
 
     @property
     def rows(self) -> int:
-        """Output channels of all layers' matrices together: what has a scale of its own in int8."""
+        """Output channels of all layers' matrices together, each of which has a scale in int8."""
         width, hidden = self.layer_inputs[0], self.hidden_size
         inputs = self.num_layers * (2 * width + hidden) if width else 0
         return inputs + self._sum(
@@ -182,7 +183,7 @@ class Shape:
 
     @property
     def table(self) -> int:
-        """Weights of the table of what layers read of a token."""
+        """Weights of the table of additional layer inputs."""
         width, tokens = self.layer_inputs
         return self.num_layers * width * tokens
 
@@ -202,9 +203,9 @@ class Shape:
         return 3 * self.num_layers * self.hidden_size * self.experts.count * self.experts.size if self.experts else 0
 
     def read(self, rows: int) -> int:
-        """Return the weights that a decode step of so many rows reads: of experts those that any row chooses.
+        """Return the weights that a decode step of this many rows reads, with the experts that any row chooses.
 
-        Rows are taken to choose independently, so these are the most that may be expected.
+        Rows are assumed to choose independently, so this is an upper bound of what to expect.
         """
         if self.experts is None:
             return self.matrices
@@ -219,27 +220,27 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """All of them, but for biases, norms inside of attention and those of outputs, which no family has many of."""
+        """Number of parameters, without biases, inner attention norms and output norms, which are few."""
         return self.layers + self.embedding * (1 if self.tied else 2) + self.table + self.small
 
     def cached(self, tokens: int, item: int) -> int:
-        """Bytes of keys and values of so many tokens, in numbers of `item` bytes."""
+        """Return the bytes of keys and values of this many tokens, in numbers of `item` bytes."""
         return 2 * self._kept * tokens * item
 
     @property
     def _kept(self) -> int:
-        """Channels of a token's keys in all layers that have their own."""
+        """Return the channels of a token's keys in all layers that have their own."""
         recurrent = sum(self.delta.layers) if self.delta else 0
         every = self._sum(lambda one: one.num_kv_heads * one.head_dim if one.keys_of is None else 0)
         return every - recurrent * self.num_kv_heads * self.head_dim
 
     def cached_in_last(self, cached: int) -> int:
-        """Bytes that a layer like the last one, with keys and values of its own, takes beside a cache of so many."""
+        """Return the bytes of keys and values of one more layer like the last, next to a cache of `cached` bytes."""
         return cached * self.num_kv_heads * self.head_dim // max(self._kept, 1)
 
 
 def shape_of(path: Path) -> Shape | None:
-    """Return the shape of the model of a directory, or of a packed file. Raises what `inspect` raises."""
+    """Return the shape of the model in a directory or packed file. Raises the errors of `inspect`."""
     return Shape.of(inspect(path).config)
 
 
@@ -254,7 +255,7 @@ TABLE_KEYS = dict(
 
 
 def _by_family(family: Family, said: Mapping[str, Any]) -> dict[str, Any]:
-    """Return in what layers of a model differ; what is wrong with them is said where the model is read."""
+    """Return the differences between layers; errors in them are reported when the model is loaded."""
     try:
         found = family.read(said)
     except (ValueError, TypeError, AttributeError, KeyError):
@@ -268,5 +269,5 @@ def _by_family(family: Family, said: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def whole(value: object) -> bool:
-    """Whether this is a number of things, and not a truth value."""
+    """Return whether this is an integer, not a truth value."""
     return type(value) is int and value > 0

@@ -1,6 +1,5 @@
-"""Small language models that draft: whether their tokens are the target's, and those that a mask token lets draft in
-parallel (PARD), as their config.json describes them.
-"""
+"""Small language models that draft: a check of their tokens, and models with a mask token that draft in parallel
+(PARD), as their config.json describes them."""
 
 from dataclasses import dataclass
 from pathlib import Path

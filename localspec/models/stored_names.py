@@ -1,4 +1,4 @@
-"""What files of drafters and checkpoints of trainings call our parameters; these names stay when the code's change."""
+"""Names of our parameters in files of drafters and checkpoints of trainings; they stay when the code's names change."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ def stored_name(name: str) -> str:
 
 
 def use_stored_names(module: Any) -> None:  # a torch module, whose methods for hooks have no types
-    """Lets state dicts call a module's own parameters and submodules by their stored names, in both directions."""
+    """Let state dicts use the stored names of a module's own parameters and submodules, in both directions."""
     stored = {name: other for name, other in STORED_NAMES.items() if hasattr(module, name)}
     ours = {other: name for name, other in stored.items()}
 
@@ -46,7 +46,7 @@ def use_stored_names(module: Any) -> None:  # a torch module, whose methods for 
 
 
 def _rename(state: dict[str, Any], prefix: str, names: Mapping[str, str]) -> None:
-    """Rename, in place, the first part after the prefix of each key that begins with it. The order stays."""
+    """Rename, in place, the first part after the prefix of each key. The order stays."""
     entries = list(state.items())
     state.clear()
     for key, value in entries:
@@ -55,22 +55,22 @@ def _rename(state: dict[str, Any], prefix: str, names: Mapping[str, str]) -> Non
 
 
 LINEARS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
-WHICH = {  # the projections that may be adapted, by the last part of their Hugging Face names
+WHICH = {  # projections that may be adapted, by the last part of their Hugging Face names
     "all": {
         "q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj",
         "input_linear", "output_linear",
     },
     "vko": {"k_proj", "v_proj", "qkv_proj", "o_proj"},  # S3D, appendix B
 }  # fmt: skip
-MOST_RANK = 1024  # a higher one is not low rank any more
+MOST_RANK = 1024  # a higher one is no longer low rank
 
 
 @dataclass(frozen=True)
 class AdaptedPart:
-    """One projection of the Hugging Face layout that has an adapter, in one of our linear layers.
+    """One adapted projection of the Hugging Face layout, in one of our linear layers.
 
     Rows `start` to `end` of our layer are adapted; the projection has rows `first` to `first` + `size` of it, and
-    `inputs` columns. `block` is its number among those that are adapted in this layer, in order.
+    `inputs` columns. `block` is its index among the adapted ones in this layer.
     """
 
     layer: int
@@ -85,12 +85,12 @@ class AdaptedPart:
 
     @property
     def lora_a(self) -> str:
-        """What peft calls A [rank, inputs]."""
+        """peft's name of A [rank, inputs]."""
         return f"base_model.model.{self.name}.lora_A.weight"
 
     @property
     def lora_b(self) -> str:
-        """What peft calls B [size, rank]."""
+        """peft's name of B [size, rank]."""
         return f"base_model.model.{self.name}.lora_B.weight"
 
 

@@ -9,17 +9,17 @@ from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.weights.checkpoint import tensor_headers
 
 WEIGHT, BIAS = "target_proj.weight", "target_proj.bias"
-PICKLE, FILE = "warp_model.bin", "warp_model.safetensors"  # as it is published, and as it is read
+PICKLE, FILE = "warp_model.bin", "warp_model.safetensors"  # as published, and as read
 _FLOATS = ("BF16", "F16", "F32")
-_SCALES = ("pard2_scale", "pard_scale", "feat_scale")  # the first that config.json has
+_SCALES = ("pard2_scale", "pard_scale", "feat_scale")  # the first one in config.json counts
 
 
 @dataclass(frozen=True)
 class TargetMap:
-    """e + `scale` · (W s + b) is what the small model reads of a token with the embedding e.
+    """The small model's input for a token with the embedding e: e + `scale` · (W s + b).
 
-    s are the target's states one position before it, those with the indices `layers` of Hugging Face's hidden_states
-    side by side. W [hidden_size, states] and b are in `file`.
+    s are the target's states one position earlier, those of `layers`, indices in Hugging Face's hidden_states, side by
+    side. W [hidden_size, states] and b are in `file`.
     """
 
     layers: tuple[int, ...]

@@ -1,6 +1,5 @@
-"""Separates a model's thoughts from its answers by the marks of its family, in a growing text; finds a template's
-switch.
-"""
+"""Separates thoughts from answers in a growing text, by the marks of the model's family, and finds the template's
+switch for thinking."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
@@ -10,14 +9,14 @@ from localspec.models.messages import Message
 WhenItThinks = Literal["no", "always", "switch"]  # before it answers: never, in any case, or as `--think` asks
 Decode = Callable[[Sequence[int]], str]
 
-_LEAD = 16  # characters of white space that may stand before the mark
-_TAIL = 64  # tokens at the end of a prompt, among which the template may have set the mark
+_LEAD = 16  # white space that may precede the mark
+_TAIL = 64  # tokens at the end of a prompt that may include the mark
 
 
 class Marks(NamedTuple):
-    """What stands before and after the thinking; `around` is what some families put around the answer as well.
+    """The marks before and after thoughts; `around` are those that some families put around the answer as well.
 
-    `direct` stands before an answer without thoughts, in families that mark it then, too.
+    `direct` stands before an answer without thoughts, in families that mark those, too.
     """
 
     opening: str
@@ -26,7 +25,7 @@ class Marks(NamedTuple):
     direct: str = ""
 
 
-# In the order in which they are looked for; what a template names, or what is a token of its own, is what a model uses.
+# In the order of the search; a model uses marks that its template has, or that are single tokens.
 KNOWN = (
     Marks("<think>", "</think>"),
     Marks("[THINK]", "[/THINK]"),
@@ -50,34 +49,34 @@ def marks_of(template: str, tokens: Sequence[str]) -> Marks | None:
 class Parting:
     """A growing text, divided into thoughts and answer. The result does not depend on its pieces.
 
-    Thoughts stand at the beginning or nowhere, without a mark if the prompt has set it. White space around the marks
-    belongs to neither part. Places are those of the whole `text`, marks included.
+    Thoughts come at the beginning or nowhere, without a mark if the prompt has it. White space around the marks belongs
+    to neither part. Places are those of the whole `text`, marks included.
     """
 
     def __init__(self, marks: Marks | None = None, begun: bool = False) -> None:
         self.text = ""
-        self.settled = 0  # up to here it is known which part each character belongs to, or that it belongs to none
+        self.settled = 0  # up to here it is known which part each character belongs to, if any
         self.answer: int | None = None  # where the answer begins
-        self.thinks = marks is not None and begun  # whether there is any thinking, be it over or not
+        self.thinks = marks is not None and begun  # whether there are any thoughts, finished or not
         self._marks = marks
-        self._parts: list[tuple[bool, int, int | None]] = []  # whether it is thinking, its first place, the one after
-        self._at = self._sought = 0  # what stands before needs no further look
-        self._again = begun  # some models set the mark once more
+        self._parts: list[tuple[bool, int, int | None]] = []  # whether it is thinking, its first place, and its end
+        self._at = self._sought = 0  # text before needs no further search
+        self._again = begun  # some models write the mark once more
         self._wrapped, self._whole = False, False
         self._step: Callable[[Marks], bool] = self._enter if begun else self._open
 
     @property
     def thinking(self) -> bool:
-        """Whether it still thinks: no answer has begun."""
+        """Whether the model still thinks: no answer has begun."""
         return self.thinks and self.answer is None
 
     def add(self, text: str) -> None:
-        """More of the text."""
+        """Add text."""
         self.text += text
         self._look()
 
     def finish(self) -> None:
-        """End the text: the beginning of a mark is text now."""
+        """End the text: the beginning of a mark is now text."""
         self._whole = True
         self._look()
 
@@ -93,7 +92,8 @@ class Parting:
             found[not thinks].append(self.text[max(first, start) : end if after is None else min(after, end)])
         return "".join(found[0]), "".join(found[1])
 
-    # -- one state after the other: each returns whether the next may go on at once ---------------------------------
+    # -- states; each method returns whether the next may continue at once
+    # ------------------------------------------------
 
     def _look(self) -> None:
         if self._marks is None:
@@ -107,7 +107,7 @@ class Parting:
             self.settled = len(self.text)
 
     def _open(self, marks: Marks) -> bool:
-        """Nothing but white space came so far."""
+        """Expect white space, then perhaps a mark."""
         start = self._skipped(self._at)
         near = start - self._at <= _LEAD
         if near and self.text.startswith(marks.opening, start):
@@ -121,7 +121,7 @@ class Parting:
         return True
 
     def _enter(self, marks: Marks) -> bool:
-        """White space before what is thought."""
+        """Skip white space before the thoughts."""
         self._at = self.settled = self._skipped(self._at)
         if self._again and self.text.startswith(marks.opening, self._at):
             self._at, self._again = self._at + len(marks.opening), False
@@ -147,7 +147,7 @@ class Parting:
         return True
 
     def _leave(self, marks: Marks) -> bool:
-        """White space, and perhaps another mark, before the answer."""
+        """Skip white space, and perhaps another mark, before the answer."""
         self._at = self.settled = self._skipped(self._at)
         mark = marks.around[0] if marks.around and not self._wrapped else ""
         if mark and self.text.startswith(mark, self._at):
@@ -173,7 +173,7 @@ class Parting:
         return True
 
     def _append(self, _: Marks) -> bool:
-        """Append text behind the mark that ends an answer, if it is more than white space."""
+        """Append text after the mark that ends an answer, if it is more than white space."""
         if self._skipped(self._at) == len(self.text):
             return False
         self._begin_answer(self._at)
@@ -185,7 +185,8 @@ class Parting:
         self._at = self._sought = place
         self._step = self._reply
 
-    # -- looking at the text ----------------------------------------------------------------------------------------
+    # -- searching the text
+    # -----------------------------------------------------------------------------------------------
 
     def _may_become(self, mark: str, place: int) -> bool:
         return not self._whole and mark.startswith(self.text[place : place + len(mark)])
@@ -213,7 +214,7 @@ def possible(text: str, words: Sequence[str], start: int = 0) -> int:
 
 
 class Thinking:
-    """How one model thinks: with which marks, and how its tokens are read so that they can be seen."""
+    """How one model thinks: its marks, and a decoder that shows them."""
 
     def __init__(self, marks: Marks, decode: Decode, spell: Decode, special: Mapping[int, str]) -> None:
         """`decode` leaves special tokens out and `spell` does not; `special` are the marks among them, by id."""
@@ -233,18 +234,18 @@ class Thinking:
         return found + self._decode(run)
 
     def parting(self, prompt: Sequence[int]) -> Parting:
-        """For the reply to this prompt, which some templates let end in the mark."""
+        """Return the parting for the reply to this prompt, which may end in the mark."""
         return Parting(self.marks, self._spell(prompt[-_TAIL:]).rstrip().endswith(self.marks.opening))
 
 
-Render = Callable[[Sequence[Message], Mapping[str, bool]], str]  # nothing where the template fails
+Render = Callable[[Sequence[Message], Mapping[str, bool]], str]  # an empty text if the template fails
 
 _VARIABLES = ("enable_thinking", "thinking")  # Qwen3, SmolLM3 and many more; Granite
 _WORDS = {True: "/think", False: "/no_think"}  # in a system message
 
 
 class Switch(NamedTuple):
-    """A variable of the template; or words in the system message, where it has no such variable."""
+    """A variable of the template, or words in the system message if it has no such variable."""
 
     variable: str | None
 
@@ -253,7 +254,7 @@ class Switch(NamedTuple):
         return {self.variable: think} if self.variable else {}
 
     def said(self, messages: Sequence[Message], think: bool) -> list[Message]:
-        """Return the conversation as the template gets it."""
+        """Return the conversation for the template, with the words of the switch."""
         if self.variable:
             return list(messages)
         system = messages[0]["content"] if messages and messages[0]["role"] == "system" else ""

@@ -17,7 +17,7 @@ from localspec.models.tokenizer_trial import HASH, Trial, try_out
 from localspec.outside_files import parse_json, read_bytes
 from localspec.weights.checkpoint import AROUND, TOKENIZER_FILES
 
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one text needs no threads, which complain after a fork
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a single text needs no threads, which complain after a fork
 _handed_on: "list[Tokenizer]" = []  # at most one
 
 
@@ -29,10 +29,10 @@ class Tokenizer:
     """
 
     def __init__(self, files: Mapping[str, str], path: Path, tried: bool = False) -> None:
-        """Read `files`, texts by name, config.json among them. `path` is their origin, for sentences.
+        """Read `files`, texts by name, including config.json. `path` is their origin, for messages.
 
-        An unknown one is first `tried` in a child process, which it may crash. Raises LocalspecError for damaged files,
-        and if tokenizer.json is missing.
+        An unknown tokenizer is first `tried` in a child process, which it may crash. Raises LocalspecError for damaged
+        files, and if tokenizer.json is missing.
         """
         self._files = {name: files[name] for name in TOKENIZER_FILES if name in files}
         if "tokenizer.json" not in files:
@@ -58,7 +58,7 @@ class Tokenizer:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Read the tokenizer in a directory. Raises what the constructor raises."""
+        """Read the tokenizer in a directory. Raises the errors of the constructor."""
         names = (name for name in (*TOKENIZER_FILES, "config.json") if (path / name).is_file())
         try:
             return cls.decoded({name: read_bytes(path / name) for name in names}, path)
@@ -67,9 +67,9 @@ class Tokenizer:
 
     @classmethod
     def decoded(cls, files: Mapping[str, bytes], path: Path, beside: Self | None = None) -> Self:
-        """Read the tokenizer in files by name, or take over the vocabulary of one `beside` it from the same files.
+        """Read the tokenizer in files by name, or take over the vocabulary of `beside` if it has the same files.
 
-        Raises what the constructor raises.
+        Raises the errors of the constructor.
         """
         known = {*TOKENIZER_FILES, "config.json"} & files.keys()
         try:
@@ -85,10 +85,10 @@ class Tokenizer:
         _handed_on[:] = [self]
 
     def _with_template(self, files: Mapping[str, str], path: Path) -> Self | None:
-        """Return this tokenizer with the chat template of these files; None where they are another tokenizer's."""
+        """Return this tokenizer with the chat template of these files; None if they are another tokenizer's."""
         differing = {name for name in TOKENIZER_FILES if files.get(name) != self._files.get(name)}
         if differing - {"chat_template.jinja"} or "LlamaTokenizer" in files.get("tokenizer_config.json", ""):
-            return None  # the splitting of Llama's depends on config.json, too
+            return None  # Llama's splitting depends on config.json, too
         found = copy(self)
         found._files, found._path = {name: files[name] for name in TOKENIZER_FILES if name in files}, path
         found.trial = try_out(files, path)
@@ -98,28 +98,29 @@ class Tokenizer:
     # -- text and ids -------------------------------------------------------------------------------------------------
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the ids of a text, with the marks that the tokenizer sets around one if requested.
+        """Return the ids of a text, with the tokenizer's marks around it if requested.
 
-        Raises LocalspecError for a text on which the tokenizer fails or never ends, and Unwanted if the ids are not
-        wanted any more (`given_up_unless`).
+        Raises LocalspecError for a text on which the tokenizer fails or never ends, and Unwanted if the ids are no
+        longer wanted (`given_up_unless`).
         """
         ids: list[int] = self._encode(text, add_special_tokens).ids
         return ids
 
     def encode_with_offsets(self, text: str, add_special_tokens: bool) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return the ids of a text, and the characters of each: (first, after the last). Raises what `encode` does."""
+        """Return the ids of a text, and the range of characters of each: (first, end). Raises the errors of
+        `encode`."""
         encoding = self._encode(text, add_special_tokens)
         return encoding.ids, encoding.offsets
 
     def encode_with_added(
         self, text: str, add_special_tokens: bool
     ) -> tuple[list[int], list[tuple[int, int]], list[bool]]:
-        """Return ids, offsets, and whether the tokenizer set each of them around the text. Raises the same."""
+        """Return ids, offsets, and whether the tokenizer added each of them around the text. Raises the same."""
         encoding = self._encode(text, add_special_tokens)
         return encoding.ids, encoding.offsets, [bool(one) for one in encoding.special_tokens_mask]
 
     def reading_as_text(self, marks: Collection[str], alias: str) -> Self:
-        """Return a copy to which these added tokens are text like any other, and `alias` is a token."""
+        """Return a copy for which these added tokens are ordinary text, and `alias` is a token."""
         found = copy(self)
         found.backend = Backend.from_str(self.backend.to_str())
         found.backend.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in marks])
@@ -128,7 +129,7 @@ class Tokenizer:
         return found
 
     def _encode(self, text: str, add_special_tokens: bool) -> Encoding:
-        def encode() -> Encoding:  # several at once: of a single text, the library keeps Python's interpreter
+        def encode() -> Encoding:  # as a batch: for a single text, the library would hold Python's interpreter
             return self.backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
         seconds = patience(text)
@@ -145,7 +146,7 @@ class Tokenizer:
             raise _failed(self._path, error) from error
 
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """Return the text of ids as it is, without any clean-up."""
+        """Return the text of ids, without any clean-up."""
         try:
             text: str = self.backend.decode(tokens, skip_special_tokens=skip_special_tokens)
         except BaseException as error:
@@ -153,7 +154,7 @@ class Tokenizer:
         return text
 
     def token_to_id(self, token: str) -> int | None:
-        """Return the id of a token as the vocabulary spells it. None if there is none."""
+        """Return the id of a token as the vocabulary spells it; None if there is none."""
         found: int | None = self.backend.token_to_id(token)
         return found
 
@@ -171,7 +172,7 @@ class Tokenizer:
 
     @cached_property
     def around(self) -> tuple[list[int], list[int]]:
-        """The ids that stand before and after every prompt, whatever its chat template writes; as a GGUF file says."""
+        """The ids before and after every prompt, whatever its chat template writes, as a GGUF file says."""
         found = self._read("tokenizer_config.json").get(AROUND)
         pair = found if isinstance(found, list) and len(found) == 2 else [[], []]
         known = range(self.backend.get_vocab_size(with_added_tokens=True))
@@ -185,7 +186,7 @@ class Tokenizer:
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """Ids that stand for no text: role marks, ends, padding."""
+        """Ids without text: role marks, ends, padding."""
         named = (self.token_to_id(token) for token in self.special_tokens.values())
         special = (token for token, added in self.added_tokens.items() if added.special)
         return frozenset(token for token in (*named, *special) if token is not None)
@@ -194,7 +195,7 @@ class Tokenizer:
 
     @cached_property
     def hash(self) -> str:
-        """Two tokenizers with the same hash give the same ids for every text."""
+        """A hash: tokenizers with the same hash return the same ids for every text."""
         return self.trial.hash(lambda: hashlib.sha256(self.backend.to_str().encode()).hexdigest()[:HASH])
 
     def save(self, path: Path) -> None:
@@ -209,8 +210,8 @@ class Tokenizer:
         return content
 
     def _special_tokens(self, config: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
-        """Return tokens by name, and more that are special without a name."""
-        if "added_tokens_decoder" not in config:  # older models have them in a file of their own
+        """Return tokens by name, and further special ones without a name."""
+        if "added_tokens_decoder" not in config:  # older models have them in a separate file
             config = {**config, **self._read("special_tokens_map.json")}
         named = {name: _content(value) for name, value in config.items() if name.endswith("_token")}
         extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
@@ -221,7 +222,7 @@ class Tokenizer:
         return {name: content for name, content in named.items() if content is not None}, contents
 
     def _added_tokens(self, config: Mapping[str, Any], special: set[str]) -> list[AddedToken]:
-        """Return the tokens that the config adds to those of tokenizer.json, or describes otherwise."""
+        """Return the tokens that the config adds to those of tokenizer.json, or describes differently."""
         if "added_tokens_decoder" in config:
             entries = sorted(config["added_tokens_decoder"].items(), key=lambda entry: int(entry[0]))
             return [AddedToken(**{key: entry[key] for key in _FLAGS if key in entry}) for _, entry in entries]
@@ -245,7 +246,7 @@ _FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 
 def _failed(path: Path, error: BaseException) -> BaseException:
     """Return the error to raise for one of the library: its panics are not an Exception, and neither is Ctrl+C."""
-    if out_of_memory(error):  # which another copy of the file would not change
+    if out_of_memory(error):  # another copy of the file would not help
         return MemoryError()
     if isinstance(error, Exception) or type(error).__name__ == "PanicException":
         return _damaged(path, error)
@@ -266,7 +267,7 @@ def _content(value: object) -> str | None:
 
 
 def _default_template(files: Mapping[str, str], config: Mapping[str, Any]) -> str | None:
-    """Return the template: the file goes before the config; of several named templates the default one."""
+    """Return the template: the file comes before the config; of several named templates the default one."""
     template = files.get("chat_template.jinja", config.get("chat_template"))
     if isinstance(template, list):
         template = {entry["name"]: entry["template"] for entry in template}
@@ -278,16 +279,14 @@ def _default_template(files: Mapping[str, str], config: Mapping[str, Any]) -> st
 
 
 def _splits_like_llama(files: Mapping[str, str], config: Mapping[str, Any]) -> bool:
-    """Return whether transformers replaces the splitting because of the name LlamaTokenizer, whatever tokenizer.json
-    says.
-    """
+    """Return whether transformers overrides the splitting because of the name LlamaTokenizer."""
     model_type = parse_json(files.get("config.json", "{}")).get("model_type")
     named = str(config.get("tokenizer_class", "")).removesuffix("Fast") == "LlamaTokenizer"
     return named and model_type == "llama" and '"ByteLevel"' not in files["tokenizer.json"]
 
 
 def _split_like_llama(backend: Backend, config: Mapping[str, Any]) -> None:
-    """Words begin with ▁; the first of a text too, and none after a special token unless the config says `legacy`."""
+    """Let words begin with ▁, also the first one of a text; after a special token only if the config says `legacy`."""
     prefix = config.get("add_prefix_space") is not False
     scheme = "never" if not prefix else "always" if config.get("legacy", False) else "first"
     backend.normalizer = None

@@ -1,6 +1,6 @@
-"""Tries a tokenizer and its chat template in a child process before they are used here for the first time.
+"""Tries a tokenizer and its chat template in a child process before they are first used here.
 
-Some files end the process that reads them, or never let it go.
+Some files crash the process that reads them, or block it forever.
 """
 
 import hashlib
@@ -18,21 +18,21 @@ from localspec.errors import LocalspecError, first_line
 from localspec.paths import Paths, private_directory
 
 TOO_LONG = "it takes too long"
-_PATIENCE = 180.0  # seconds, by the clock, where the system cannot count a process's own
-_OWN = Path(__file__).parents[1]  # what comes with localspec is known
+_PATIENCE = 180.0  # seconds of time, if the system cannot count those of a process
+_OWN = Path(__file__).parents[1]  # files that come with localspec are trusted
 _START = "import sys; sys.path[:] = sys.argv[1:]; from localspec.models.trial_child import child; child()"
 HASH = 16  # digits of the hash of a tokenizer
 _tried: dict[str, str] = {}
-_at_hand: list["subprocess.Popen[bytes]"] = []  # a child that was started ahead
+_at_hand: list["subprocess.Popen[bytes]"] = []  # a child that was started in advance
 
 
 @contextmanager
 def child_at_hand() -> Iterator[None]:
-    """Start the child process for files that will be tried within, because its imports take a while.
+    """Start the child process in advance for files that will be tried within, because its imports take a while.
 
-    It ends unused where nothing is tried.
+    It ends unused if nothing is tried.
     """
-    with suppress(LocalspecError):  # which is raised again if it is needed
+    with suppress(LocalspecError):  # raised again if it is needed
         _at_hand.append(_started())
     try:
         yield
@@ -44,13 +44,13 @@ def child_at_hand() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Trial:
-    """A trial of a model's files: why their chat template must not be rendered, and what remembers them as harmless."""
+    """The result of a trial: why the chat template must not be rendered, and the record of harmless files."""
 
     template_fault: str = ""
     record: Path | None = None
 
     def hash(self, compute: Callable[[], str]) -> str:
-        """Return the tokenizer's hash as this version of the library writes it, from the record, or else computed."""
+        """Return the tokenizer's hash in this version of the library, from the record or computed."""
         if self.record is None or self.template_fault:
             return compute()
         import tokenizers  # light commands import this module, and never try a tokenizer
@@ -61,7 +61,7 @@ class Trial:
             if found.startswith(version) and len(found) == len(version) + HASH:
                 return found.removeprefix(version)
         result = compute()
-        with suppress(OSError):  # then it is computed again the next time
+        with suppress(OSError):  # it is computed again the next time
             self.record.write_text(version + result, "ascii")
         return result
 
@@ -69,8 +69,8 @@ class Trial:
 def try_out(files: Mapping[str, str], path: Path) -> Trial:
     """Try these texts of a model's files, unless that was done before.
 
-    Files that prove harmless are remembered by their digest, and are not tried again. Raises LocalspecError where the
-    tokenizer fails, takes too long, or ends the child process.
+    Harmless files are remembered by their digest, and are not tried again. Raises LocalspecError if the tokenizer
+    fails, takes too long, or ends the child process.
     """
     if _OWN in path.parents:
         return Trial()
@@ -85,14 +85,14 @@ def try_out(files: Mapping[str, str], path: Path) -> Trial:
         raise LocalspecError(why if whole else f"The tokenizer in {path} cannot be used ({why[:200]}); fetch it again.")
     _tried[mark] = template[0].get("error", "")
     if not _tried[mark]:
-        with suppress(OSError):  # then it is tried again the next time
+        with suppress(OSError):  # it is tried again the next time
             private_directory(known.parent)
             known.touch(0o600)
     return Trial(_tried[mark], known)
 
 
 def forget(files: Mapping[str, bytes]) -> None:
-    """Delete what is remembered of these texts of a model's files, which is tried again where it is still needed."""
+    """Delete the records of these texts, which are tried again if they are still needed."""
     with suppress(OSError):
         (Paths(home()).tokenizers / _mark(files)).unlink()
 
@@ -105,7 +105,7 @@ def _mark(files: Mapping[str, bytes]) -> str:
 
 
 def _started() -> "subprocess.Popen[bytes]":
-    """Start the child process, which waits for files. Raises LocalspecError where no process can be started."""
+    """Start the child process, which waits for files. Raises LocalspecError if no process can be started."""
     command = [sys.executable, "-S", "-c", _START, *filter(None, sys.path), str(_OWN.parent)]
     pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
     try:
@@ -118,7 +118,7 @@ def _started() -> "subprocess.Popen[bytes]":
 
 
 def _answers(files: Mapping[str, str], path: Path) -> list[dict[str, Any]]:
-    """Return the child's answers about the tokenizer and the template; an error for one that it did not survive."""
+    """Return the child's answers about the tokenizer and the template; an error for one that crashed it."""
     contents = {name: text.encode("utf-8", "surrogatepass") for name, text in files.items()}
     said = {"path": str(path), "files": {name: len(content) for name, content in contents.items()}}
     sent = b"".join([json.dumps(said).encode(), b"\n", *contents.values()])

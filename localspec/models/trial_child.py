@@ -14,12 +14,12 @@ from localspec.models.chat_template import TOO_SLOW, render_template
 from localspec.models.tokenizer import Tokenizer
 from localspec.models.tokenizer_trial import TOO_LONG
 
-_SECONDS = 60.0  # of computing; the largest tokenizers take one
-_TEMPLATE_SECONDS = 10.0  # of computing; rendering ends itself after 5 where Python can be interrupted
+_SECONDS = 60.0  # of CPU time; the largest tokenizers take one
+_TEMPLATE_SECONDS = 10.0  # of CPU time; rendering ends itself after 5 if Python can be interrupted
 _MEMORY = 4 * 2**30  # bytes of address space; a large tokenizer takes a quarter
 _LONGEST_ERROR = 2000  # characters
-_ONE = re.compile(r"\[[^][\\]+\]")  # an expression for one character of some
-_RUN, _MOST_RUNS = 200, 100  # characters of a text that repeats a word, and how many such texts are tried
+_ONE = re.compile(r"\[[^][\\]+\]")  # an expression for one of several characters
+_RUN, _MOST_RUNS = 200, 100  # characters of a text that repeats a word, and the number of such texts
 _SAMPLES = (
     "The quick brown fox, 12345 times: jumps!\n\n\tover  the\r\nlazy dog's #hash @home https://a.b/c?d=e&f=%20",
     "Ünïcödé ß ﬁ Ǆ İ ı é Å ½ Ⅳ ½", "中文字符 日本語テキスト 한국어 ไทย हिन्दी עברית العربية",
@@ -30,7 +30,7 @@ _TURNS = [{"role": role, "content": _SAMPLES[0]} for role in ("system", "user", 
 
 
 def child() -> None:
-    """Try the files in the request on standard input; write an answer a line about tokenizer and template."""
+    """Try the files in the request on standard input; write one line each about tokenizer and template."""
     answers = os.fdopen(os.dup(1), "wb")
     with open(os.devnull, "wb") as nowhere:  # nothing else may write among the answers
         os.dup2(nowhere.fileno(), 1)
@@ -64,7 +64,8 @@ def child() -> None:
 
 
 def _request(stream: BinaryIO) -> tuple[dict[str, str], Path]:
-    """Read what is to be tried: names and lengths of texts in a line of JSON, then these texts. Without any, end."""
+    """Read the request: names and lengths of texts in a line of JSON, then these texts. An empty request
+    ends the process."""
     if not (line := stream.readline()):
         sys.exit()
     said = json.loads(line)
@@ -73,9 +74,9 @@ def _request(stream: BinaryIO) -> tuple[dict[str, str], Path]:
 
 
 def _tried_tokenizer(files: dict[str, str], path: Path) -> Tokenizer:
-    """Make ids of some texts, and texts of the ids. A tokenizer that cannot be used panics, or ends the process.
+    """Encode and decode some texts. A tokenizer that cannot be used panics, or ends the process.
 
-    Raises what it fails with, and LocalspecError for steps that may never end where nothing could interrupt them.
+    Raises its errors, and LocalspecError for steps that may never end where nothing could interrupt them.
     """
     tokenizer = Tokenizer(files, path, tried=True)
     steps = _steps(tokenizer)
@@ -87,22 +88,22 @@ def _tried_tokenizer(files: dict[str, str], path: Path) -> Tokenizer:
     special = "".join(token.content for token in list(tokenizer.added_tokens.values())[:100])
     for text in (*_SAMPLES, special, *_runs(steps)):
         for marks in (True, False):
-            with suppress(Exception):  # a text may be one that it has no tokens for; its panics are no Exception
+            with suppress(Exception):  # it may have no tokens for a text; its panics are not an Exception
                 ids = tokenizer.backend.encode(text, add_special_tokens=marks).ids
                 tokenizer.backend.decode(ids, skip_special_tokens=marks)
     return tokenizer
 
 
 def _steps(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return how a tokenizer treats text before and after its vocabulary, as tokenizer.json says it, which is long."""
+    """Return the steps of a tokenizer before and after its vocabulary, from tokenizer.json, which is long."""
     steps = {name: getattr(tokenizer.backend, name) for name in ("normalizer", "pre_tokenizer", "decoder")}
     return {name: None if step is None else json.loads(step.__getstate__()) for name, step in steps.items()}
 
 
 def _decodes_in_bounds(decoder: Any) -> bool:
-    """Return whether the steps from ids to text end: none makes it longer, or looks for more than a word or character.
+    """Return whether the steps from ids to text end: none lengthens it, or searches for more than a word or character.
 
-    Text is made of each token on the thread that decodes, where nothing could interrupt it.
+    Text is decoded token by token on a thread that nothing could interrupt.
     """
     waiting = [decoder]
     while waiting:
@@ -131,11 +132,11 @@ def _try_template(tokenizer: Tokenizer) -> None:
                 render_template(tokenizer.chat_template, messages, waits, tokenizer.special_tokens, switches)
             except Exception as error:
                 if isinstance(error, (TimeoutError, MemoryError)):
-                    raise  # others are said where the template is used
+                    raise  # others are reported when the template is used
 
 
 def _runs(steps: dict[str, Any]) -> list[str]:
-    """Return the words in its regular expressions, each many times in a row: some expressions then search on and on."""
+    """Return texts that repeat the words in its regular expressions: some expressions then take forever."""
     words: dict[str, None] = {}
     left = [steps["normalizer"], steps["pre_tokenizer"]]
     while left:
@@ -150,7 +151,7 @@ def _runs(steps: dict[str, Any]) -> list[str]:
 
 
 def _limit_computing(seconds: float) -> None:
-    """Let the system end this process after so many seconds of computing; 0 is no limit."""
+    """Let the system end this process after this many seconds of CPU time; 0 is no limit."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_PROF, seconds)
 
@@ -164,5 +165,5 @@ def _limit_memory() -> None:
     try:
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, most))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    except (ValueError, OSError):  # a smaller limit is set already
+    except (ValueError, OSError):  # a lower limit is already set
         pass

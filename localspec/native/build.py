@@ -1,6 +1,6 @@
-"""Compiles src/*.cpp into the one library that lies beside this file: `python localspec/native/build.py`.
+"""Compiles src/*.cpp into the one library next to this file: `python localspec/native/build.py`.
 
-Needs the standard library alone: hatch_build.py runs it where localspec cannot be imported yet.
+Needs only the standard library: hatch_build.py runs it where localspec cannot be imported yet.
 """
 
 import argparse
@@ -20,26 +20,26 @@ HERE = Path(__file__).resolve().parent
 SOURCES = HERE / "src"
 OBJECTS = HERE.parents[1] / "build" / "native"
 
-# Bits follow from the text: no fma but where it is written, nothing reordered. And what exceptions, guards and `new`
-# need of a C++ library is not used, so that none is compiled (a minute), linked or exported.
+# Bits follow from the source: fma only where it is written, nothing reordered. The parts of the C++ library for
+# exceptions, guards and `new` are not used, so none is compiled (a minute), linked or exported.
 COMPILE = (
     *("-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-exceptions", "-fno-rtti"),
     *("-fno-threadsafe-statics", "-fvisibility=hidden", "-fPIC", "-pthread", "-g0", "-Wall", "-Wextra", "-c"),
 )
 LINK = ("-shared", "-pthread", "-s")
-LINK_ON_LINUX = ("-Wl,-z,defs",)  # which otherwise links a library with symbols that nothing defines
+LINK_ON_LINUX = ("-Wl,-z,defs",)  # otherwise the linker accepts undefined symbols
 
 
 class BuildFailed(Exception):
-    """What is wrong, and what to do, in a sentence; what a compiler said follows it."""
+    """A sentence about what is wrong, and what to do, followed by the compiler's output."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A platform that the library is built for."""
+    """A platform for which the library is built."""
 
-    name: str  # system and machine, as the platform itself calls the machine
-    triple: str  # the same in zig's words; of glibc an old one, so that one library serves every distribution
+    name: str  # system and machine, as the platform itself names the machine
+    triple: str  # the same in zig's words, with an old glibc, so that one library works on every distribution
     wheel_tag: str
     library: str
 
@@ -57,7 +57,7 @@ TARGETS = {
 
 
 def this_machine() -> str:
-    """Its name in TARGETS, or that of a platform which is not there."""
+    """Return this machine's name in TARGETS, or that of an unsupported platform."""
     system = {"Darwin": "macos", "Windows": "windows", "Linux": "linux"}.get(platform.system(), platform.system())
     if system == "linux" and platform.libc_ver()[0] != "glibc":
         system = "linux without glibc"
@@ -65,7 +65,7 @@ def this_machine() -> str:
 
 
 def wanted_target() -> Target | None:
-    """What BUILD_NATIVE_FOR names, else this machine; None where that says so, or where there is no library for it."""
+    """Return the target of BUILD_NATIVE_FOR, else this machine; None if there is to be no library."""
     name = os.environ.get("BUILD_NATIVE_FOR", "")
     if not name:
         return TARGETS.get(this_machine())
@@ -77,7 +77,7 @@ def wanted_target() -> Target | None:
 
 
 def why_none() -> str:
-    """Why wanted_target() is None."""
+    """Return why wanted_target() is None."""
     if os.environ.get("BUILD_NATIVE_FOR") == "none":
         return "BUILD_NATIVE_FOR is none."
     return f"it is not made for {this_machine()}, only for {', '.join(TARGETS)}."
@@ -91,7 +91,7 @@ class Compiler:
 
 
 def compiler(target: Target) -> Compiler:
-    """Zig, from the package ziglang; or what CXX names, for this machine only."""
+    """Return zig, from the package ziglang; or the compiler in CXX, for this machine only."""
     named = os.environ.get("CXX", "")
     if named and target.name == this_machine():
         command = tuple(shlex.split(named))
@@ -102,14 +102,14 @@ def compiler(target: Target) -> Compiler:
         raise BuildFailed(
             "There is no compiler: `pip install -c constraints.txt ziglang` brings one, or CXX names another."
         ) from None
-    # always with a target: without one, zig compiles for this very processor
+    # always with a target: without one, zig compiles for this exact processor
     zig = (sys.executable, "-m", "ziglang")
-    link = ("cc", "-target", target.triple)  # not c++, which would compile all of the C++ library first
+    link = ("cc", "-target", target.triple)  # not c++, which would first compile the whole C++ library
     return Compiler((*zig, "c++", "-target", target.triple), (*zig, *link), f"zig {version}")
 
 
 def run(command: Sequence[str], task: str) -> str:
-    """Return what it printed, warnings included."""
+    """Run a command and return its output, including warnings."""
     try:
         done = subprocess.run(command, cwd=SOURCES, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
     except OSError as error:
@@ -126,13 +126,13 @@ def digest(*parts: str | bytes) -> str:
 
 
 def replace(made: Path, place: Path) -> None:
-    """In one move: who has the old one open keeps it."""
+    """Replace a file in one move: a process that has the old one open keeps it."""
     place.parent.mkdir(parents=True, exist_ok=True)
     made.replace(place)
 
 
 def compiled(source: Path, using: Compiler, folder: Path, headers: str) -> Path:
-    """Its object file, compiled unless one of the same text, headers, flags and compiler is there."""
+    """Return the object file of a source, compiled unless one of the same text, headers, flags and compiler exists."""
     key = digest(source.read_bytes(), headers, *using.compile, using.version, *COMPILE)
     place = folder / f"{source.stem}-{key[:16]}.o"
     if not place.is_file():
@@ -146,10 +146,9 @@ def compiled(source: Path, using: Compiler, folder: Path, headers: str) -> Path:
 
 
 def build(target: Target, output: Path | None = None, objects: Path = OBJECTS) -> Path:
-    """The library for `target`, at `output` or beside this file; nothing is done where it is there and up to date.
+    """Return the library for `target`, at `output` or next to this file; nothing is done if it is up to date.
 
-    Raises:
-        BuildFailed: with a sentence, and what the compiler said.
+    Raises BuildFailed with a sentence and the compiler's output.
     """
     output = output or HERE / target.library
     sources = sorted(SOURCES.glob("*.cpp"))

@@ -1,4 +1,4 @@
-"""The cache of the CPU engine: keys, values and states of all that was read, in the compiled library's memory."""
+"""The cache of the CPU engine: keys, values and states of the committed tokens, in the compiled library's memory."""
 
 from collections.abc import Sequence
 from ctypes import c_int32
@@ -7,14 +7,14 @@ from localspec.machine.library import check, free_with, library, made
 
 
 def cache_format(packing: str) -> str:
-    """Return the format of keys and values beside weights in this packing."""
+    """Return the format of keys and values for weights in this packing."""
     return "fp32" if packing == "fp32" else "fp16"
 
 
 class NativeCache:
     """One slot per token: those below `length` hold the committed tokens in order, those after it the tree under test.
 
-    Slots are allocated as the text needs them, never for all that a model could hold.
+    Slots are allocated as the text needs them, never for the longest possible text.
     """
 
     pinned = False
@@ -32,12 +32,12 @@ class NativeCache:
 
     @property
     def length(self) -> int:
-        """How many tokens are committed."""
+        """Committed tokens."""
         return self._length
 
     @property
     def capacity(self) -> int:
-        """How many tokens it has room for now."""
+        """Tokens that it has room for now."""
         return self._capacity
 
     @property
@@ -45,7 +45,7 @@ class NativeCache:
         return int(self._library.ls_cache_bytes(self.handle))
 
     def reserve(self, slots: int, spare: bool = True) -> None:
-        """Make room for `slots` tokens, tree included. Growing copies, so with `spare` it grows by half at least.
+        """Make room for `slots` tokens, tree included. Growing copies, so with `spare` it grows at least by half.
 
         Raises MemoryError; the cache is then unchanged.
         """
@@ -57,16 +57,14 @@ class NativeCache:
     def keep(self, path: Sequence[int]) -> None:
         """Commit the rows `path` of the last forward after `length`, in that order, which is ascending.
 
-        Where there are recurrent layers, those are the first rows.
-
-        Raises LocalspecError for rows that it did not write.
+        With recurrent layers, those are the first rows. Raises LocalspecError for rows that it did not write.
         """
         count = len(path)
         check(self._library.ls_cache_keep(self.handle, (c_int32 * count)(*path), count))
         self._length += count
 
     def truncate(self, length: int) -> None:
-        """Forgets everything after the first `length` tokens, and some before them where no state of theirs is near."""
+        """Discard everything after the first `length` tokens, and some before if no state is near."""
         assert 0 <= length <= self._length
         if length < self._length:
             check(self._library.ls_cache_truncate(self.handle, length))
@@ -90,6 +88,6 @@ class NativeCache:
         return False
 
     def assume(self, length: int) -> None:
-        """Count the first `length` slots as committed; those that were never written hold zeros."""
+        """Count the first `length` slots as committed; unwritten ones hold zeros."""
         self.truncate(min(length, self._length))
         self.keep(range(length - self._length))

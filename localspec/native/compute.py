@@ -1,4 +1,4 @@
-"""What drafters compute with where the CPU engine computes, as `decoding/compute.py` describes it."""
+"""The arithmetic of drafters in the CPU engine, as `decoding/compute.py` describes it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class NativeLinear:
     def __init__(
         self, matrix: PackedMatrix, bias: Floats | None, threads: Threads, silu: bool = False, cap: float = 0.0
     ) -> None:
-        """With a `cap` y is bent to stay below it, by tanh."""
+        """With a `cap`, y is bent to stay below it, by tanh."""
         self._matrix, self._bias, self._threads, self._cap = matrix, bias, threads, np.float32(cap)
         self._activation = _SILU if silu else _NONE
         self._struct = matrix.struct(bias)
@@ -52,7 +52,7 @@ class NativeLinear:
     def __call__(self, x: Floats) -> Floats:
         """Apply the layer to rows [n, in]."""
         x = np.ascontiguousarray(x, np.float32)
-        assert x.ndim == 2 and x.shape[1] == self._matrix.inputs, x.shape  # the library reads so many
+        assert x.ndim == 2 and x.shape[1] == self._matrix.inputs, x.shape  # the library reads this many
         y = np.empty((len(x), self._matrix.out), np.float32)
         check(library().ls_linear(self._threads.handle, self._struct, len(x), address(x), address(y), self._activation))
         return np.tanh(y / self._cap) * self._cap if self._cap else y
@@ -60,7 +60,7 @@ class NativeLinear:
 
 @dataclass(frozen=True)
 class NativeLinears:
-    """A layer for each row."""
+    """One layer for each row."""
 
     layers: Sequence[NativeLinear]
 
@@ -70,7 +70,7 @@ class NativeLinears:
         return sum(layer.nbytes for layer in self.layers)
 
     def __call__(self, x: Floats) -> Floats:
-        """Apply the first layers to as many rows, one each."""
+        """Apply the first layers to as many rows, one layer per row."""
         return np.concatenate([layer(x[row : row + 1]) for row, layer in enumerate(self.layers[: len(x)])])
 
 
@@ -82,7 +82,7 @@ class NativeRowModel:
 
     @property
     def sizes(self) -> TransformerConfig:
-        """What its family and its sizes are."""
+        """Family and sizes."""
         return self._model.sizes
 
     @property
@@ -99,7 +99,7 @@ class NativeRowModel:
         return self._model.embed(tokens)
 
     def adapters(self, adapters: Mapping[int, Mapping[str, LowRank]]) -> NativeAdapters:
-        """Make adapters fit for `read_rows`."""
+        """Return adapters in the form for `read_rows`."""
         given = {
             layer: {name: (one.a, one.b.T, one.scale) for name, one in some.items()} for layer, some in adapters.items()
         }
@@ -112,24 +112,24 @@ class NativeRowModel:
         layers: Sequence[int] | None = None,
         adapters: PackedAdapters | None = None,
     ) -> Floats:
-        """Read a chain of rows behind the committed tokens; return their states after the final norm."""
+        """Read a chain of rows after the committed tokens; return their states after the final norm."""
         assert isinstance(cache, NativeCache) and isinstance(adapters, NativeAdapters | None)
         return self._model.states(inputs, cache, layers, adapters)
 
     def read_borrowed(self, inputs: Floats, cache: TokenCache, position: int) -> Floats:
-        """Read inputs, each at this position behind another model's tokens; return states after the final norm."""
+        """Read inputs, all at this position, with another model's keys and values; return their final states."""
         assert isinstance(cache, NativeCache)
         return self._model.borrowed(inputs, cache, position)
 
     def forget_rows(self, cache: TokenCache, rows: int, layers: Sequence[int]) -> None:
-        """Nothing: attention reads no slot that its row does not see."""
+        """Do nothing: attention reads no slot that its row does not see."""
 
     def head(self, states: Floats) -> Floats:
         """Return the logits [rows, vocab_size] of states after the final norm."""
         return self._model.head(states)
 
     def head_rows(self, ids: Sequence[int]) -> NativeLinear:
-        """Return the part of the head that makes the logits of these tokens, packed as it is, or in int8 of blocks."""
+        """Return the part of the head for the logits of these tokens, in its packing, or in int8 if it is in blocks."""
         head: PackedMatrix | BlockStack = self._model.weights["lm_head.weight"]
         rows = head.rows(ids) * np.float32(self.sizes.logit_scale)
         form = (head.format, head.group) if isinstance(head, PackedMatrix) else ("int8", _GROUP)
@@ -138,7 +138,7 @@ class NativeRowModel:
 
 
 class NativeCompute:
-    """Arithmetic in fp32; matrices are packed in int8 where the model's are rounded, else in its own format."""
+    """Arithmetic in fp32; matrices are packed in int8 if the model is rounded, else in its own format."""
 
     def __init__(self, model: NativeModel, precision: str) -> None:
         self._model, self._precision, self.target = model, precision, NativeRowModel(model)
@@ -147,7 +147,7 @@ class NativeCompute:
     def stored(
         self, file: Path, tensors: Mapping[str, Array], of: str, reporter: Reporter | None = None
     ) -> Mapping[str, Array]:
-        """Return the tensors of a file, large matrices packed on disk where the model is packed, too."""
+        """Return the tensors of a file, with large matrices packed on disk if the model is packed, too."""
         if self._format != "int8":
             return tensors
         return packed_tensors(file, tensors, of, _GROUP, self._model.threads.count, reporter or Reporter())
@@ -167,7 +167,7 @@ class NativeCompute:
         return NativeLinear(self._pack(weight), bias, self._model.threads, silu)
 
     def linears(self, weights: Floats, biases: Floats | None = None, silu: bool = False) -> NativeLinears:
-        """Return n layers, weights [n, out, in] and biases [n, out]: a row goes through its own."""
+        """Return n layers, weights [n, out, in] and biases [n, out], one per row."""
         return NativeLinears(
             [self.linear(weight, None if biases is None else biases[n], silu) for n, weight in enumerate(weights)]
         )
@@ -185,7 +185,7 @@ class NativeCompute:
         return self._made(sizes, rope or self._model.rope, packed)
 
     def read_model(self, path: Path, context: int) -> NativeRowModel:
-        """Return the small language model of a directory; its packed file is made where there is none."""
+        """Return the small language model of a directory; its packed file is made if it is missing."""
         packed = opening.load(path, self._format, path.name, self._model.threads.count, Reporter())
         return self._made(packed.sizes, Rope.of(packed.config, context), packed.tensors)
 
@@ -201,15 +201,15 @@ class NativeCompute:
         return function
 
     def logits(self, rows: Floats) -> NativeLogits:
-        """Return what `rows` [rows, tokens] are as logits."""
+        """Return `rows` [rows, tokens] as logits."""
         return NativeLogits(np.ascontiguousarray(rows))
 
     def concat(self, arrays: Sequence[Floats], axis: int = 0) -> Floats:
-        """Return arrays side by side."""
+        """Return arrays joined."""
         return np.concatenate(arrays, axis)
 
     def repeated(self, row: Floats, count: int) -> Floats:
-        """Return a row so many times."""
+        """Return a row `count` times."""
         return np.repeat(row, count, 0)
 
     def at_columns(self, rows: Floats, ids: Array, width: int) -> Floats:
@@ -225,7 +225,7 @@ class NativeCompute:
 
     def sigmoid(self, x: Floats) -> Floats:
         """σ(x)."""
-        with np.errstate(over="ignore"):  # of large numbers the exponential is infinite, and σ is 0
+        with np.errstate(over="ignore"):  # the exponential of large numbers is infinite, and σ is 0
             return np.float32(1) / (np.float32(1) + np.exp(-x))
 
     def tanh(self, x: Floats) -> Floats:

@@ -1,8 +1,8 @@
-"""The self-test of the compiled library: is a row in a tree the same, bit for bit, as in plain decoding?
+"""The self-test of the compiled library: is a row in a tree bit-identical to the row in plain decoding?
 
-The library is built so that rows cannot meet. That this holds here, with this CPU's instructions, is looked at all the
-same when a model is loaded for the first time. Where recurrent layers read chains alone, half of a chain is taken back,
-and read again.
+The library is built so that rows do not affect each other. That this holds with this CPU's instructions is checked when
+a model is loaded for the first time. For recurrent layers, which read only chains, half of a chain is taken back and
+read again.
 """
 
 import random
@@ -19,14 +19,15 @@ from localspec.machine.hardware import physical_cores
 from localspec.native.cache import NativeCache
 from localspec.native.target import NativeTarget
 
-CONTEXT = 37  # tokens before the tree: within a block of slots, so that branches lie across its border
-DEPTH = 6  # tokens of the path that is compared
-WIDTHS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 17, 24, 33, 64, 65)  # rows: within and across what is computed at once
+CONTEXT = 37  # tokens before the tree: within a block of slots, so that branches cross its border
+DEPTH = 6  # tokens of the compared path
+# # rows: within and across the groups that are computed at once
+WIDTHS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 17, 24, 33, 64, 65)
 Rows = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]  # logits and states of some nodes
 
 
 def measure(target: NativeTarget, widest: int) -> Exactness:
-    """Compare logits and states in trees of up to `widest` rows with those of tokens that are read one by one."""
+    """Compare logits and states in trees of up to `widest` rows with those of tokens read one by one."""
     return finished(measuring(target, widest))
 
 
@@ -57,7 +58,7 @@ def measuring(target: NativeTarget, widest: int) -> Measuring[Exactness]:
 def _trials(
     target: NativeTarget, cache: NativeCache, path: Sequence[int], width: int
 ) -> Iterator[tuple[int, Callable[[], Rows]]]:
-    """With how many threads the path is read in so many rows, and what reads it."""
+    """Yield the number of threads, and the function that reads the path in this many rows with them."""
     if not target.branches:
         for threads, kept in ((1 + width % 2, 0), (physical_cores(), min(width, len(path)) // 2)):
             yield threads, partial(_in_a_chain, target, cache, path, width, kept)
@@ -86,7 +87,7 @@ def _in_a_tree(target: NativeTarget, cache: NativeCache, path: Sequence[int], wi
 
 
 def _in_a_chain(target: NativeTarget, cache: NativeCache, path: Sequence[int], width: int, kept: int) -> Rows:
-    """Read the path with decoys behind it, keep its first rows, and read the rest once more."""
+    """Read the path followed by decoys, keep its first rows, and read the rest again."""
     right = list(path[:width])
     decoys = [(7 * row + 1) % target.vocab_size for row in range(width - len(right))]
     first = _rows(target, cache, DraftTree.chain([*right, *decoys]), range(kept))
@@ -107,9 +108,9 @@ def _together(rows: Sequence[Rows]) -> Rows:
 
 
 def _difference(plain: Rows, ours: Rows) -> float:
-    """Return 0.0 where all bits are the same, else the largest difference of a logit relative to the largest logit."""
+    """Return 0.0 if all bits are the same, else the largest difference of a logit relative to the largest logit."""
     theirs = plain[0][: len(ours[0])], plain[1][: len(ours[0])]
     if all(np.array_equal(one.view(np.uint32), other.view(np.uint32)) for one, other in zip(ours, theirs, strict=True)):
         return 0.0
     largest = float(np.abs(ours[0] - theirs[0]).max() / np.abs(plain[0]).max())
-    return max(float(np.finfo(np.float32).tiny), largest)  # in this order, where only NaN or a state differs
+    return max(float(np.finfo(np.float32).tiny), largest)  # in this order, in case only NaN or a state differs

@@ -1,4 +1,4 @@
-"""Logits of the CPU engine, and what is picked from them: in the compiled library, one row at a time."""
+"""Logits of the CPU engine, and the search for picks in the compiled library, one row at a time."""
 
 import ctypes
 from collections.abc import Sequence
@@ -17,9 +17,10 @@ from localspec.machine.library import address, check, int32, library
 
 
 class NativeLogits(NumpyLogits):
-    """Logits [rows, vocab_size], as `Logits` describes them; `likeliest` is what the forward found in each row.
+    """Logits [rows, vocab_size], as `Logits` describes them; `likeliest` is the likeliest token that the forward found
+    in each row.
 
-    Of a short head there are columns for some `tokens` only, of a vocabulary of `vocab_size`.
+    A short head has columns only for some `tokens` of a vocabulary of `vocab_size`.
     """
 
     def __init__(
@@ -29,7 +30,7 @@ class NativeLogits(NumpyLogits):
         tokens: npt.NDArray[np.int32] | None = None,
         vocab_size: int = 0,
     ) -> None:
-        """Rows are contiguous. Where `likeliest` is not given, it is found when it is asked for; -1 where NaN are."""
+        """Rows are contiguous. Without `likeliest`, it is computed on request; -1 marks NaN."""
         super().__init__(rows)
         self._likeliest, self._start = likeliest, int(self.rows.ctypes.data)
         self._tokens, self._vocab_size = tokens, vocab_size
@@ -44,7 +45,7 @@ class NativeLogits(NumpyLogits):
         return self._of_all(self.rows, -np.inf)
 
     def argmax(self) -> list[int]:
-        """Return the likeliest token of each row. Raises LocalspecError where one holds a NaN."""
+        """Return the likeliest token of each row. Raises LocalspecError if one has a NaN."""
         if self._likeliest is None:
             greedy = native.Sampling(top_p=1.0)
             self._likeliest = [self._pick(row, 0, greedy) for row in range(len(self.rows))]
@@ -53,13 +54,13 @@ class NativeLogits(NumpyLogits):
         return self._likeliest
 
     def picks(self, positions: Sequence[int], sampling: Sampling) -> Picks:
-        """Return the picks by row, computed when they are asked for, unless they are greedy."""
+        """Return the picks by row, computed on request unless they are greedy."""
         if sampling.greedy:
             return self.argmax()
         return PicksOnRequest(lambda row: self._pick(row, positions[row], _struct(sampling)))
 
     def sample(self, row: int, position: int, stream: int, sampling: Sampling) -> int:
-        """Sample a token from a row, with noise that no pick of the target has."""
+        """Sample a token from a row, with noise that no pick of the target uses."""
         given = _struct(sampling)
         other = native.Sampling(given.temperature, given.top_p, given.min_p, sampling.stream_seed(stream), given.top_k)
         return self._pick(row, position, other)
@@ -77,7 +78,7 @@ class NativeLogits(NumpyLogits):
     ) -> list[list[Candidate]]:
         """Return the tokens to propose for the position of each row."""
         vocabulary, among = self.rows.shape[1], candidates_shown(sampling, count, self.rows.shape[1])
-        # Both functions need room for all that they look at.
+        # Both functions need room for all tokens that they consider.
         tokens, chances, found = np.empty(among, np.int32), np.empty(among, np.float32), ctypes.c_int32()
         results, known = (address(tokens), address(chances), found), self._tokens if ids is None else int32(ids)
         rows: list[list[Candidate]] = []
@@ -94,13 +95,13 @@ class NativeLogits(NumpyLogits):
         return rows
 
     def probabilities(self, row: int, sampling: Sampling) -> npt.NDArray[np.float64]:
-        """Return what a token is sampled from, [vocab_size]."""
+        """Return the probabilities that a token is sampled from, [vocab_size]."""
         chances = np.empty(self.rows.shape[1], np.float64)
         check(library().ls_probabilities(self._at(row), len(chances), _struct(sampling), address(chances)))
         return self._of_all(chances, 0.0)
 
     def _of_all(self, given: npt.NDArray[Any], missing: float) -> npt.NDArray[Any]:
-        """Return numbers of these columns as those of the whole vocabulary."""
+        """Return numbers of these columns as numbers of the whole vocabulary."""
         if self._tokens is None:
             return given
         whole = np.full((*given.shape[:-1], self._vocab_size), missing, given.dtype)
@@ -108,7 +109,7 @@ class NativeLogits(NumpyLogits):
         return whole
 
     def _at(self, row: int) -> int:
-        """Where a row begins, in memory."""
+        """Return the address of a row."""
         count = len(self.rows)
         assert -count <= row < count
         return self._start + row % count * self.rows.strides[0]

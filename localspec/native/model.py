@@ -1,4 +1,4 @@
-"""A transformer of the compiled library, made of packed weights: tokens or embeddings in, states and logits out."""
+"""A transformer of the compiled library, from packed weights: tokens or embeddings in, states and logits out."""
 
 import ctypes
 from collections.abc import Mapping, Sequence
@@ -40,8 +40,8 @@ Floats = npt.NDArray[np.float32]
 # A PackedMatrix or a BlockStack for each linear layer; arrays for norms and biases; one or the other for tables.
 Weights = Mapping[str, Any]
 LINEARS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
-MOST_TEXTS = 32  # that are read at once
-_NO_WINDOW, _MOST_POSITIONS = 0, 2**31  # a window that no text reaches the end of is none
+MOST_TEXTS = 32  # read at once
+_NO_WINDOW, _MOST_POSITIONS = 0, 2**31  # a window longer than any text counts as none
 
 
 class NativeAdapters:
@@ -51,8 +51,8 @@ class NativeAdapters:
     """
 
     def __init__(self, layers: int, given: Mapping[int, Mapping[str, tuple[Floats, Floats, float]]]) -> None:
-        self._arrays: list[Floats] = []  # which the library reads
-        self.every = ((Adapter * len(LINEARS)) * layers)()  # those that are not given have rank 0
+        self._arrays: list[Floats] = []  # kept alive for the library
+        self.every = ((Adapter * len(LINEARS)) * layers)()  # missing ones have rank 0
         for layer, by_name in given.items():
             for name, (*pair, scale) in by_name.items():
                 a, b = (np.ascontiguousarray(part, np.float32) for part in pair)
@@ -61,12 +61,12 @@ class NativeAdapters:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that they hold."""
+        """Bytes of the adapters."""
         return sum(array.nbytes for array in self._arrays)
 
 
 class NativeModel:
-    """Layers, final norm, and embedding and head where it has them."""
+    """Layers and final norm, with embedding and head if it has them."""
 
     def __init__(
         self,
@@ -77,16 +77,14 @@ class NativeModel:
         cache_format: str,
         short: ShortHead | None = None,
     ) -> None:
-        """`weights` have the names of `weight_map`; a model of no tokens has neither embedding nor head.
+        """`weights` have the names of `weight_map`; a model without tokens has neither embedding nor head.
 
-        A `short` head takes the place of the one in the weights.
-
-        Raises LocalspecError for weights that do not fit the sizes.
+        A `short` head replaces the one in the weights. Raises LocalspecError for weights that do not fit the sizes.
         """
         weights = weights if short is None else {**weights, "lm_head.weight": short.stack}
         self.sizes, self.rope, self.threads, self.weights, self.short = sizes, rope, threads, weights, short
-        self._parts: list[Delta] = []  # of recurrent layers, which the library reads
-        self._arrays: list[Floats] = []  # likewise, of biases in another order
+        self._parts: list[Delta] = []  # of recurrent layers, kept alive for the library
+        self._arrays: list[Floats] = []  # likewise: biases in another order, and scaled norms
         layers = (Layer * sizes.num_layers)(*(self._layer(index) for index in range(sizes.num_layers)))
         inv_freq, local = np.ascontiguousarray(rope.inv_freq, np.float32), rope.local
         local_inv_freq = None if local is None else np.ascontiguousarray(local.inv_freq, np.float32)
@@ -154,14 +152,14 @@ class NativeModel:
         return layer
 
     def _router_norm(self, prefix: str) -> int | None:
-        """Return where the norm of what a router reads is, which is divided by the root of its width, or None."""
+        """Return the address of the norm before a router, divided by the root of its width, or None."""
         if (norm := self._vector(prefix + "router_norm", self.sizes.hidden_size)) is None:
             return None
         self._arrays.append(norm * np.float32(self.sizes.hidden_size**-0.5))
         return address(self._arrays[-1])
 
     def _delta(self, prefix: str) -> int:
-        """Where what a recurrent layer has beside its projections is told of."""
+        """Return the address of a recurrent layer's further parts."""
         sizes = self.sizes.delta
         assert sizes is not None
         conv = self.weights[prefix + "delta.conv"].reshape(-1)  # [channels, (1,) taps]
@@ -198,7 +196,7 @@ class NativeModel:
         return Table(matrix=matrix.struct()) if matrix else Table(address(found), FORMATS[_table_format(found)])
 
     def _vector(self, name: str, size: int) -> Floats | None:
-        """A vector, or None where there is none. Raises LocalspecError for one that the library would read past."""
+        """Return a vector, or None if there is none. Raises LocalspecError for one shorter than the library reads."""
         found = self.weights.get(name)
         return None if found is None else self._checked(name, found, size)
 
@@ -210,7 +208,7 @@ class NativeModel:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of its weights, mapped ones too: a forward reads them. A tied embedding counts once."""
+        """Bytes of the weights, including mapped ones: a forward reads them. A tied embedding counts once."""
         return sum(weight.nbytes for weight in {id(weight): weight for weight in self.weights.values()}.values())
 
     def cache(self, slots: int) -> NativeCache:
@@ -227,12 +225,12 @@ class NativeModel:
         logits_from: int = 0,
         inner: Sequence[int] = (),
     ) -> tuple[NativeLogits, Floats, Floats | None]:
-        """Read rows of tokens after the committed ones. Returns logits from row `logits_from` on, and all states.
+        """Read rows of tokens after the committed ones. Return logits from row `logits_from` on, and all states.
 
-        Each row sees the committed tokens and its ancestors by `parents`, -1 being the last committed token; without
-        them rows are a chain. The cache grows where it has no room. With `inner` also states [rows, len(inner) *
+        Each row sees the committed tokens and its ancestors by `parents`, where -1 is the last committed token; without
+        them rows are a chain. The cache grows if it has no room. With `inner` also return states [rows, len(inner) *
         hidden_size]: those before a layer by its number, and those after the final norm by the number of layers. Raises
-        LocalspecError for ids, parents and layers that are not possible, MemoryError where memory runs out.
+        LocalspecError for impossible ids, parents and layers, MemoryError if memory runs out.
         """
         count, ids = len(tokens), int32(tokens)
         columns = self.sizes.vocab_size if self.short is None else self.short.matrix.out
@@ -256,7 +254,7 @@ class NativeModel:
         return NativeLogits(logits, argmax.tolist()), hidden, states
 
     def forward_each(self, tokens: Sequence[int], caches: Sequence[NativeCache]) -> tuple[NativeLogits, Floats]:
-        """Read one token behind each cache, and return a row of logits and of states for each.
+        """Read one token after each cache, and return a row of logits and of states for each.
 
         A row is as it would be by itself. Raises LocalspecError for recurrent layers and more than `MOST_TEXTS`.
         """
@@ -280,9 +278,9 @@ class NativeModel:
         layers: Sequence[int] | None = None,
         adapters: NativeAdapters | None = None,
     ) -> Floats:
-        """Read inputs [rows, hidden_size] in place of embeddings, as a chain, through all layers or some, ascending.
+        """Read inputs [rows, hidden_size] instead of embeddings, as a chain, through all layers or some, ascending.
 
-        Returns states after the final norm [rows, hidden_size]. Raises what `forward` does.
+        Return states after the final norm [rows, hidden_size]. Raises the errors of `forward`.
         """
         rows = self._rows(inputs)
         request = Request(inputs=rows.ctypes.data)
@@ -338,20 +336,20 @@ def expert_sizes(sizes: TransformerConfig) -> ExpertSizes:
 
 
 def delta_sizes(sizes: TransformerConfig) -> DeltaSizes:
-    """Sizes of recurrent layers as the library takes them; zeros where there are none."""
+    """Return sizes of recurrent layers as the library takes them; zeros if there are none."""
     if (one := sizes.delta) is None:
         return DeltaSizes()
     return DeltaSizes(one.key_heads, one.value_heads, one.key_dim, one.value_dim, one.taps, one.tiled)
 
 
 def _table_format(table: Any) -> str:
-    """Return how fine a table's numbers are: fp32, or bf16 where they are that or coarser."""
+    """Return the precision of a table: fp32, or bf16 if it is that or coarser."""
     exact = table.format == "fp32" if isinstance(table, PackedMatrix) else getattr(table, "dtype", None) == np.float32
     return "fp32" if exact else "bf16"
 
 
 def as_fine(scale: float, table: Any) -> float:
-    """Return what the rows of a table are multiplied by, with no more digits than they have."""
+    """Return the factor of a table's rows, rounded to their precision."""
     if _table_format(table) == "fp32":
         return scale
     bits = int(np.array(scale, np.float32).view(np.uint32))

@@ -1,4 +1,4 @@
-"""The large matrices of a trained drafter in a packed file of their own: to pack them may take seconds a load."""
+"""Saves the large matrices of a trained drafter in a packed file: packing them may take seconds at each load."""
 
 from collections.abc import Callable, Iterator, Mapping
 from math import prod
@@ -24,9 +24,9 @@ from localspec.weights.source import fill_panels, is_finite
 from localspec.weights.stored import StoredTensor
 
 LARGE = 2**20  # weights of a tensor that is packed
-MATTERS = 2**25  # weights of all of them that are worth a file: packing them takes a core a tenth of a second
+MATTERS = 2**25  # weights of all of them from which a file pays: packing them takes a core a tenth of a second
 _STORED = ("F32", "F16", "BF16")
-# What is multiplied with the target's head at a load, or read by rows, and not computed with itself.
+# Tensors that are multiplied with the target's head when loaded, or read by rows, but not used in products.
 _READ = ("correction.out.weight", "embedding")
 
 
@@ -44,7 +44,7 @@ class StoredMatrix(NDArrayOperatorsMixin):
         return getattr(function, method)(*arrays, **more)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # numpy looks for other ways to read it
+        if name.startswith("__"):  # numpy looks for other protocols
             raise AttributeError(name)
         return getattr(np.asarray(self), name)
 
@@ -84,11 +84,11 @@ class PackedTensors(Mapping[str, Array]):
 def packed_tensors(
     file: Path, tensors: Mapping[str, Array], of: str, group: int, threads: int, reporter: Reporter
 ) -> Mapping[str, Array]:
-    """Return the `tensors` of a drafter's file, packed on disk in int8 by `group` where that matters; made once.
+    """Return the `tensors` of a drafter's file, packed on disk in int8 by `group` if that pays; made once.
 
-    `of` is the revision of its target, with whose packed forms it goes. Raises LocalspecError for weights that are no
-    numbers. Without room or leave to write, they are packed at each load, with a notice; a packed file that is damaged,
-    or holds anything but these tensors, is made again, with a notice too.
+    `of` is the revision of its target, and its file is deleted with the target's packed forms. Raises LocalspecError
+    for weights that are NaN or inf. Without room or permission to write, they are packed at each load, with a notice; a
+    packed file that is damaged, or has other tensors, is made again, with a notice too.
     """
     large = _large(file)
     if sum(prod(parts[0].shape) * len(parts) for parts in large.values()) < MATTERS:
@@ -133,7 +133,7 @@ def _interleaved(name: str) -> bool:
 
 
 def _large(file: Path) -> dict[str, list[StoredTensor]]:
-    """Return the matrices of a file that are worth it, by name; a stack of them one by one."""
+    """Return the matrices of a file that are worth packing, by name; a stack of them one by one."""
     found, start = {}, tensor_start(file)
     for name, entry in sorted(tensor_headers(file).items()):
         shape, dtype, (first, end) = tuple(entry["shape"]), entry["dtype"], entry["data_offsets"]

@@ -1,4 +1,4 @@
-"""Attention over rows of a draft with keys and values of its own, by numpy: what a drafter's own layers need."""
+"""Attention over the rows of a draft with their own keys and values, in numpy, for a drafter's own layers."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -13,7 +13,7 @@ _PIECE = 2**22  # scores that are in memory at once
 
 
 class Seats(NamedTuple):
-    """Where rows stand: behind how many others, and what else was said of them."""
+    """The place of rows: after how many others, and what they see."""
 
     first: int
     positions: Sequence[int]
@@ -36,7 +36,7 @@ class NativeAttention:
         return self._kept.nbytes
 
     def truncate(self, length: int) -> None:
-        """Forgets all but the first `length` rows."""
+        """Discard all but the first `length` rows."""
         self.length = min(self.length, length)
 
     def seats(
@@ -52,7 +52,7 @@ class NativeAttention:
         return (Seats(first, positions, seen, window),)
 
     def __call__(self, qkv: Floats, seats: Seats) -> Floats:
-        """Return what rows attend to, and keep their keys and values."""
+        """Return the attention output of rows, and store their keys and values."""
         (first, positions, seen, window), sizes, rows = seats, self._sizes, len(qkv)
         heads, width = sizes.num_heads, sizes.head_dim
         turned, slots = self._cos_sin(positions), first + rows
@@ -68,7 +68,7 @@ class NativeAttention:
         return mixed
 
     def keep(self, kv: Floats, positions: Sequence[int]) -> None:
-        """Keep keys and values of rows."""
+        """Store keys and values of rows."""
         self._reserve(self.length + len(kv))
         self._write(self.length, kv, *self._cos_sin(positions))
         self.length += len(kv)
@@ -103,7 +103,7 @@ class NativeAttention:
         return np.cos(angles) * scaling, np.sin(angles) * scaling
 
     def _reserve(self, slots: int) -> None:
-        """Make room for so many rows, and for some more, so that it seldom grows."""
+        """Make room for this many rows, and for some more, so that it seldom grows."""
         if slots > (room := self._kept.shape[2]):
             grown = np.zeros(
                 (*self._kept.shape[:2], max(slots + 64, room + room // 2), self._kept.shape[3]), np.float32
@@ -119,7 +119,7 @@ def rms_norm(x: Floats, eps: float = EPS) -> Floats:
 
 
 def _rotated(x: Floats, cos: Floats, sin: Floats) -> Floats:
-    """Rotates the first channels of [rows, heads, head_dim] by angles [rows, 1, half of them]."""
+    """Rotate the first channels of [rows, heads, head_dim] by angles [rows, 1, half of them]."""
     half = cos.shape[-1]
     a, b = x[..., :half], x[..., half : 2 * half]
     return np.concatenate([a * cos - b * sin, b * cos + a * sin, x[..., 2 * half :]], -1)

@@ -1,4 +1,5 @@
-"""A head of few tokens for a draft model: the first ids of its vocabulary, those that end a reply, and what it read."""
+"""A head of few tokens for a draft model: the first ids of its vocabulary, those that end a reply, and
+those it read."""
 
 from collections.abc import Collection, Iterable, Sequence
 
@@ -11,28 +12,28 @@ from localspec.weights.matrices import BlockMatrix, BlockStack
 from localspec.weights.packed_file import BLOCK_PANEL
 from localspec.weights.stored import Floats, RowsOf
 
-_PIECE = 256 * BLOCK_PANEL  # rows that are read at a time
+_PIECE = 256 * BLOCK_PANEL  # rows read at a time
 
 
 class ShortHead:
-    """The rows of some tokens of a whole head, in blocks of their own.
+    """The rows of some tokens of a whole head, in separate blocks.
 
-    What the model reads is added as it comes, so that the words of a prompt can be drafted in any language. Where there
-    is no more room, the tokens that were added first go. A token that is not there ends a draft and changes no text.
+    Tokens that the model reads are added, so that the words of a prompt can be drafted in any language. If there is no
+    more room, those added first are replaced. A missing token ends a draft and changes no text.
     """
 
     def __init__(self, rows_of: RowsOf, inputs: int, vocab_size: int, ends: Collection[int]) -> None:
-        """Read the rows that are always there; `ends` are the tokens that end a reply.
+        """Read the rows that are always included; `ends` are the tokens that end a reply.
 
-        Raises LocalspecError for rows that hold NaN or inf, or cannot be read.
+        Raises LocalspecError for rows that have NaN or inf, or cannot be read.
         """
         always = sorted({*range(FIRST_TOKENS), *ends})
         self.vocab_size, self._rows_of, self._fixed = vocab_size, rows_of, len(always)
         self.matrix = BlockMatrix.empty(len(always) + READ_TOKENS, inputs, HEAD_BLOCKS)
         self.matrix.data[:] = 0
-        self._tokens = np.array(always, np.int32)  # of the rows that are in use
+        self._tokens = np.array(always, np.int32)  # of the rows in use
         self._known = set(always)
-        self._next = 0  # of the rows for tokens that are read, the one to fill next
+        self._next = 0  # the next row to fill, of those for tokens that are read
         for start in range(0, len(always), _PIECE):
             self._put(start, rows_of(always[start : start + _PIECE]))
 
@@ -42,13 +43,13 @@ class ShortHead:
         return BlockStack((self.matrix,))
 
     def add(self, tokens: Iterable[int]) -> None:
-        """Add the tokens that are missing; where their rows cannot be read, nothing is added."""
+        """Add the missing tokens; if their rows cannot be read, nothing is added."""
         fresh = [token for token in dict.fromkeys(tokens) if token not in self._known][-READ_TOKENS:]
         if not fresh:
             return
         try:
             rows = self._rows_of(fresh)
-        except (LocalspecError, OSError):  # the file is gone, which costs speed only
+        except (LocalspecError, OSError):  # the file is gone, which costs only speed
             return
         known = np.concatenate([self._tokens, np.empty(READ_TOKENS, np.int32)])[: self.matrix.out]
         used = len(self._tokens)
@@ -65,7 +66,7 @@ class ShortHead:
             used = max(used, start + count)
             self._next = (self._next + count) % READ_TOKENS
             fresh, rows = fresh[count:], rows[count:]
-        self._tokens = known[:used]  # another array: earlier logits have their own
+        self._tokens = known[:used]  # a new array: earlier logits keep the old one
 
     def logits(self, rows: Floats, likeliest: Sequence[int]) -> NativeLogits:
         """Return logits [rows, rows of the matrix] as those of their tokens."""

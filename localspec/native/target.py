@@ -33,7 +33,7 @@ from localspec.weights.opening import load
 
 
 class NativeTarget:
-    """The model whose distribution is reproduced. `context` is the longest text it will hold, in tokens."""
+    """The model whose text is reproduced. `context` is the longest text in tokens."""
 
     row_multiple = 1
     device = "cpu"
@@ -67,11 +67,10 @@ class NativeTarget:
     ) -> "NativeTarget":
         """Open a model's directory, or a packed file, in int8, int4, bf16 or fp32; pack it if that was never done.
 
-        `threads` are shared with a draft model, and are as many as there are cores by default; so is the vocabulary of
-        a `tokenizer` from the same files; `context` is the model's
-        own by default. One that `drafts` is coarser, and has a short head if it has many tokens. Raises what
-        `opening.load` raises, LocalspecError for a tokenizer or settings that cannot be used, and UsageMistake for
-        a context that the model cannot hold.
+        `threads` are shared with a draft model, by default one per core, as is the vocabulary of a `tokenizer` from the
+        same files. `context` is the model's own by default. One that `drafts` is coarser, and has a short head if it
+        has many tokens. Raises the errors of `opening.load`, LocalspecError for a tokenizer or settings that cannot be
+        used, and UsageMistake for a context that the model cannot hold.
         """
         threads = threads or Threads(physical_cores())
         packed = load(path, packing, name or path.name, threads.count, reporter or Reporter(), drafts=drafts)
@@ -93,16 +92,15 @@ class NativeTarget:
     ) -> ForwardOutput:
         """Read the nodes of a tree, each of which sees the committed tokens and its ancestors; a prompt is a chain.
 
-        With `last` the logits are those of the last row only, all that prefill needs of a long prompt. With `inner`
-        there are the hidden states with these indices, too. Raises LocalspecError for ids and layers that the model
-        does not have.
+        With `last` the logits are only those of the last row, which is all that prefill needs. With `inner` the hidden
+        states of these indices are included. Raises LocalspecError for ids and layers that the model does not have.
         """
         parents = None if isinstance(tree.parents, range) else tree.parents  # None is a chain
         logits, hidden, states = self.model.forward(tree.tokens, parents, cache, tree.size - 1 if last else 0, inner)
         return ForwardOutput(logits, NumpyHidden(hidden), None if states is None else NumpyHidden(states))
 
     def forward_each(self, tokens: Sequence[int], caches: Sequence[NativeCache]) -> ForwardOutput:
-        """Read one token behind each cache, `MOST_TEXTS` at most; each row is as it would be by itself.
+        """Read one token after each cache, at most `MOST_TEXTS`; each row is as it would be by itself.
 
         Recurrent layers read one text after the other. Raises LocalspecError for ids that the model does not have.
         """
@@ -114,17 +112,17 @@ class NativeTarget:
         return ForwardOutput(logits, NumpyHidden(np.concatenate([row[1] for row in rows])))
 
     def aligned(self, tree: DraftTree, start: int) -> DraftTree:
-        """Return the whole tree: a row's result never depends on the rows beside it. Recurrent layers read a chain."""
+        """Return the whole tree: a row's result never depends on other rows. Recurrent layers read a chain."""
         return tree if self.branches else tree.first_chain()
 
     @property
     def branches(self) -> bool:
-        """Whether it computes trees; recurrent layers read chains alone."""
+        """Whether it computes trees; recurrent layers read only chains."""
         return self.model.sizes.delta is None
 
     @cached_property
     def compute(self) -> NativeCompute:
-        """What drafters with weights compute with."""
+        """The arithmetic of drafters with weights."""
         return NativeCompute(self.model, self.precision)
 
     def cache(self, slots: int) -> NativeCache:
@@ -132,12 +130,12 @@ class NativeTarget:
         return self.model.cache(slots)
 
     def set_threads(self, count: int) -> None:
-        """Compute with so many threads from now on, and so does a draft model that shares them."""
+        """Compute with this many threads from now on, also in a draft model that shares them."""
         self.model.threads.set_count(count)
 
     def lend_core(self, lent: bool) -> None:
-        """Leaves a core to another thread of this process, as long as it is `lent`, if this computes on all of them."""
-        if not lent or self.model.threads.count >= logical_cores():  # they may have become fewer since it was lent
+        """Leave a core to another thread of this process while it is `lent`, if this model computes on all of them."""
+        if not lent or self.model.threads.count >= logical_cores():  # there may be fewer threads than when it was lent
             self.model.threads.lend(lent)
 
     @property
@@ -146,14 +144,14 @@ class NativeTarget:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its weights; those of a mapped file are shared with other processes, and count here too."""
+        """Bytes of the weights, including those of a mapped file, which other processes share."""
         return self.model.nbytes
 
     @property
     def read_bytes(self) -> int:
-        """Return the bytes of weights that a decode step of one row reads.
+        """Bytes of weights that a decode step of one row reads.
 
-        They are all but tables, unless those are the head, too, and but the experts that a row does not choose.
+        Tables are not counted, unless they are the head, too, and neither are experts that a row does not choose.
         """
         weights, experts = self.model.weights, self.model.sizes.experts
         tables = (weights[name] for name in TABLES if name in weights)
@@ -165,27 +163,27 @@ class NativeTarget:
 
     @property
     def threads(self) -> Threads:
-        """What it computes with, for a draft model to share."""
+        """The threads, which a draft model can share."""
         return self.model.threads
 
     # -- text ---------------------------------------------------------------------------------------------------------
 
     def encode(self, messages: Sequence[Message], think: bool | None = None) -> list[int]:
-        """Return the token ids of a conversation that waits for the assistant. Raises what `ChatTokenizer` does."""
+        """Return the token ids of a conversation that waits for the assistant. Raises the errors of `ChatTokenizer`."""
         return self.chat.encode(messages, self.vocab_size, think)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of token ids; special tokens have none."""
+        """Return the text of token ids, without special tokens."""
         return self.chat.decode(tokens)
 
     @cached_property
     def special_tokens(self) -> frozenset[int]:
-        """Ids that stand for no text: role marks, ends, padding."""
+        """Ids without text: role marks, ends, padding."""
         return self.tokenizer.special_ids | self.stop_tokens
 
 
 def _short_head(packed: PackedModel, ends: Collection[int]) -> ShortHead | None:
-    """Return the head of few tokens of a draft model; None where it has so few tokens, or a width in no blocks."""
+    """Return the head of few tokens of a draft model; None if it has few tokens, or a width without blocks."""
     sizes, head = packed.sizes, packed.tensors.get("lm_head.weight")
     if not head_tokens(sizes.vocab_size) or sizes.hidden_size % 32:
         return None

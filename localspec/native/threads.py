@@ -10,10 +10,10 @@ class _Pool:
 
 
 class Threads:
-    """A pool of threads, the caller's own among them. Idle ones use no time."""
+    """A pool of threads that includes the caller's. Idle ones use no time."""
 
     def __init__(self, count: int) -> None:
-        """Raise LocalspecError for a count that is not possible."""
+        """Raise LocalspecError for an impossible count."""
         self.count, self._pool = count, _Pool(count)
 
     @property
@@ -21,11 +21,12 @@ class Threads:
         return self._pool.handle
 
     def set_count(self, count: int) -> None:
-        """Compute with so many threads from now on. Raises what the constructor raises."""
+        """Compute with this many threads from now on. Raises the errors of the constructor."""
         if count != self.count:
             self._pool, self.count = _Pool(count), count
 
     def lend(self, lent: bool) -> None:
-        """Lets one of several rest while its core is `lent`, from its next piece of work on. Any thread may say so."""
-        pool = self._pool  # held, for another one may take its place meanwhile
+        """Let one of several threads rest while its core is `lent`, from its next piece of work on. Any thread may call
+        this."""
+        pool = self._pool  # held, because another one may take its place meanwhile
         library().ls_pool_lend(pool.handle, lent)

@@ -1,1 +1,1 @@
-"""What is kept between sessions: conversations, phrases and measurements, in one SQLite file."""
+"""The data saved between sessions: conversations, phrases and measurements, in one SQLite file."""

@@ -1,8 +1,8 @@
-"""Deleted text is overwritten: the index of words is merged, the file is rewritten and the log is emptied.
+"""Overwrites deleted text: the index of words is merged, the file is rewritten and the log is emptied.
 
-SQLite overwrites the rows it deletes. Two things remain: copies of rows that it moved to another page, and the words of
-deleted turns in the index. So each deletion leaves a row in `deletion`, in its own transaction, and the row goes when
-the file has been rewritten. Whatever stops that, the next start goes on with it.
+SQLite overwrites the rows that it deletes. Two things remain: copies of rows that it moved to another page, and the
+words of deleted turns in the index. So each deletion leaves a row in `deletion`, in the same transaction, and that row
+is removed once the file has been rewritten. After an interruption the next start continues.
 """
 
 import math
@@ -14,12 +14,12 @@ from pathlib import Path
 from localspec.errors import LocalspecError
 
 SMALL = 64 * 2**20  # bytes: a file with less content is rewritten at once, which takes a second
-MOST_IN_MEMORY = 32 * 2**20  # bytes of a file that is rewritten by way of memory
+MOST_IN_MEMORY = 32 * 2**20  # bytes of a file that is rewritten through memory
 
 
 def make_deletions(connection: sqlite3.Connection) -> None:
     """Make the table of deletions whose bytes may still be in the file."""
-    # AUTOINCREMENT: a deletion that another process marks meanwhile has another number.
+    # AUTOINCREMENT: a deletion that another process marks meanwhile gets another number.
     connection.execute("CREATE TABLE deletion (number INTEGER PRIMARY KEY AUTOINCREMENT)")
 
 
@@ -41,13 +41,13 @@ def content_size(connection: sqlite3.Connection) -> int:
 
 
 def write_anew(connection: sqlite3.Connection, path: Path | None) -> None:
-    """Rewrite the file with nothing in it but its rows. Raise sqlite3.Error."""
+    """Rewrite the file so that it holds only its rows. Raises sqlite3.Error."""
     connection.execute("INSERT INTO trigram (trigram) VALUES ('optimize')")  # drops the words of deleted turns
     vacuum(connection, path)
 
 
 def vacuum(connection: sqlite3.Connection, path: Path | None) -> None:
-    """Let SQLite rewrite the file: by way of memory, or of a private file."""
+    """Let SQLite rewrite the file, through memory or through a private file."""
     size = math.prod(connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
     if path is None or size <= MOST_IN_MEMORY:
         connection.execute("VACUUM")
@@ -56,7 +56,8 @@ def vacuum(connection: sqlite3.Connection, path: Path | None) -> None:
     try:
         connection.execute("PRAGMA temp_store_directory = '{}'".format(private.replace("'", "''")))
         found = connection.execute("PRAGMA temp_store_directory").fetchone()
-        if found is not None and found[0] == private:  # otherwise the file would lie in a directory for everybody
+        # # otherwise the temporary file would be in a directory that everybody can read
+        if found is not None and found[0] == private:
             connection.execute("PRAGMA temp_store = FILE")
         connection.execute("VACUUM")
     finally:
@@ -64,7 +65,7 @@ def vacuum(connection: sqlite3.Connection, path: Path | None) -> None:
         connection.execute("PRAGMA temp_store_directory = ''")
 
 
-_PIECE = 2**20  # bytes that are overwritten at a time
+_PIECE = 2**20  # bytes overwritten at a time
 
 
 def remove_copied(file: Path) -> bool:
@@ -81,7 +82,7 @@ def remove_copied(file: Path) -> bool:
 
 
 def erase(file: Path) -> None:
-    """Overwrite a file, as far as its permissions let it, and delete it. Raises OSError."""
+    """Overwrite a file, if its permissions allow that, and delete it. Raises OSError."""
     with suppress(OSError), open(os.open(file, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)), "r+b") as opened:
         left = os.fstat(opened.fileno()).st_size
         while left > 0:

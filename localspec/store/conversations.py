@@ -1,4 +1,4 @@
-"""What is kept of a conversation, as it is read."""
+"""The content of a conversation, as it is read."""
 
 import sqlite3
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from localspec.store.values import moment, text
 from localspec.text import one_line
 
 REASONS = ("stop", "length", "interrupted", "repetition")  # why a reply ended
-Source = Literal["chat", "run", "pipe"]  # "pipe": by `run`, whose input or output was one
+Source = Literal["chat", "run", "pipe"]  # "pipe": by `run` with piped input or output
 SOURCES: tuple[Source, ...] = ("chat", "run", "pipe")
 
 
@@ -21,8 +21,8 @@ SOURCES: tuple[Source, ...] = ("chat", "run", "pipe")
 class Turn:
     """A prompt and its reply; `asked` is in seconds since 1970.
 
-    `reason` is one of REASONS; None while the reply is being written, or where its process was
-    killed. A turn without reply and reasoning is unanswered; only the last of a conversation can be.
+    `reason` is one of REASONS; None while the reply is being written, or if its process was killed. A turn without
+    reply and reasoning is unanswered; only the last of a conversation can be.
     """
 
     id: int
@@ -31,27 +31,27 @@ class Turn:
     reason: str | None
     figures: Mapping[str, Any] = field(default_factory=dict)
     asked: float = 0.0
-    reasoning: str = ""  # what was thought before the reply
+    reasoning: str = ""  # the thoughts before the reply
 
     @property
     def unanswered(self) -> bool:
-        """Whether nothing came of it, not even a thought."""
+        """Whether it has neither a reply nor a thought."""
         return not (self.reply or self.reasoning)
 
     @property
     def typed_from(self) -> int:
-        """Where in the prompt that begins which was typed; ahead of it stands the text of files."""
+        """The place in the prompt where the typed part begins, after the text of files."""
         at = self.figures.get("typed_from")
         return at if isinstance(at, int) and 0 < at <= len(self.prompt) else 0
 
     @property
     def typed(self) -> str:
-        """What was typed of the prompt."""
+        """The typed part of the prompt."""
         return self.prompt[self.typed_from :]
 
     @property
     def files(self) -> tuple[str, ...]:
-        """What the files ahead of it are called."""
+        """The names of the files before it."""
         names = self.figures.get("files") if self.typed_from else None
         return tuple(one_line(name) for name in names if isinstance(name, str)) if isinstance(names, list) else ()
 
@@ -59,9 +59,8 @@ class Turn:
 class ConversationInfo(NamedTuple):
     """One conversation; times in seconds since 1970.
 
-    Its `title` is the one it was given, where it is `named`, else made of its first prompt: safe, and on one short
-    line. `branch_of` is the conversation that it went on from in another way. `source` is None where an earlier
-    version kept it.
+    Its `title` was given by the user if it is `named`, else it is made from its first prompt: safe, and on one short
+    line. `branch_of` is the conversation that it branched from. `source` is None if an earlier version saved it.
     """
 
     id: int
@@ -76,7 +75,7 @@ class ConversationInfo(NamedTuple):
 
     @property
     def by_run(self) -> bool:
-        """Return whether `run -c` may go on with it; of one that an earlier version kept nobody knows."""
+        """Return whether `run -c` may continue it; unknown for conversations of an earlier version."""
         return self.source != "chat"
 
     @property
@@ -86,12 +85,12 @@ class ConversationInfo(NamedTuple):
 
     @property
     def model_name(self) -> str:
-        """The end of a directory's path; a list has no room for more."""
+        """The last part of a directory's path; a list has no room for more."""
         return self.model.rstrip("/").rpartition("/")[2] or self.model
 
 
 class Saved(NamedTuple):
-    """All of one conversation."""
+    """A whole conversation."""
 
     info: ConversationInfo
     system: str | None
@@ -99,7 +98,7 @@ class Saved(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A conversation that holds some words: the id of its newest turn with all of them, and a safe line around one."""
+    """A conversation with some words: the id of its newest turn with all of them, and a safe line around one."""
 
     info: ConversationInfo
     turn: int
@@ -114,7 +113,7 @@ IN_ORDER = "SELECT id, prompt, reply, reason, figures, asked FROM turn WHERE con
 
 
 def info_of(connection: sqlite3.Connection, conversation: int) -> ConversationInfo | None:
-    """Return the row of a list; None where there is no conversation of that id, or nothing was said in it."""
+    """Return the row of a list; None if there is no such conversation, or it is empty."""
     row = connection.execute(INFO, (conversation,)).fetchone()
     return info_from(row) if row is not None and row[6] else None
 
@@ -131,9 +130,9 @@ def info_from(row: tuple[Any, ...]) -> ConversationInfo:
 
 
 def parting_of(connection: sqlite3.Connection, *pair: int) -> tuple[Turn | None, Turn | None] | None:
-    """Return the first turns of two conversations that are unlike, or their last ones where all are alike.
+    """Return the first turns in which two conversations differ, or their last ones if none does.
 
-    None where one of these conversations is not there (any more).
+    None if one of these conversations does not exist (any more).
     """
     if connection.execute("SELECT count(*) FROM conversation WHERE id IN (?, ?)", pair).fetchone()[0] < len({*pair}):
         return None
@@ -159,7 +158,7 @@ def _reason(value: object) -> str | None:
 
 
 def figures_from(stored: str) -> Mapping[str, Any]:
-    """Return the figures saved with a turn; an empty mapping where they are not a JSON object."""
+    """Return the figures saved with a turn; an empty mapping if they are not a JSON object."""
     try:
         figures = parse_json(stored)
     except (ValueError, TypeError):

@@ -1,4 +1,4 @@
-"""The SQLite file of localspec while it is open: read and written, also when the disk or the file fails.
+"""The open SQLite file of localspec: read and written, also when the disk or the file fails.
 
 It holds private text: the file is 0600 in a 0700 directory, and deleted text is overwritten.
 """
@@ -38,7 +38,7 @@ from localspec.store.opening import (
 
 NO_ROOM = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}
 _MAKE_ROOM = "make room on its disk to change it"
-_REMEDIES = {  # by what is said of why a database cannot be written; the first that fits
+_REMEDIES = {  # by the reason why a database cannot be written; the first match counts
     "locked": "wait for what else uses it",
     "full": _MAKE_ROOM,
     "No space": _MAKE_ROOM,
@@ -51,7 +51,7 @@ _REMEDIES = {  # by what is said of why a database cannot be written; the first 
 class StoreTrouble(LocalspecError):
     """The database cannot be written or read now: disk full, read-only, or locked for too long.
 
-    `told`: that was said when it was opened.
+    `told`: that was reported when it was opened.
     """
 
     exit_code = 1
@@ -65,8 +65,8 @@ class NoRoom(StoreTrouble):
 class Database:
     """An open database. It may be used from any thread; calls wait for each other.
 
-    `read_only` is True where nothing can be saved. `path` is None where the database lives in memory only. Both last
-    until the file can be written after all, which is tried with all that is to be saved.
+    `read_only` is True if nothing can be saved. `path` is None if the database is only in memory. Both last until the
+    file can be written after all, which is tried whenever something is to be saved.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Database:
         self._connection = connection
         self._notice, self._schema = notice, schema
         self._aside: Path | None = None  # the damaged file of this session
-        self.report_damage = notice  # found at work; where it raises, so does the call that found it
+        self.report_damage = notice  # for damage found later; if it raises, so does the call that found it
         self._identity = identity(path)
         self._lock = threading.RLock()
 
@@ -92,8 +92,8 @@ class Database:
     def open(cls, path: Path, notice: Notice, schema: Schema) -> Self:
         """Open or make the database at `path`.
 
-        Never fails: a broken file or one of a newer version is set aside for a new one, one that can only be read is
-        read, and where nothing works the database lives in memory. Each of these is reported to `notice`.
+        It never fails: a broken file, or one of a newer version, is set aside for a new one, a read-only one is read,
+        and otherwise the database is in memory. Each of these is reported to `notice`.
         """
         path = path.absolute()
         try:
@@ -111,7 +111,7 @@ class Database:
 
     @property
     def why_lost(self) -> str:
-        """The sentence on why what is saved ends with this process, where that was so from the beginning."""
+        """The sentence on why everything saved is lost with this process, if that was known from the beginning."""
         if self.path is not None or not self._why:
             return ""
         return f"{self._file} cannot be used ({self._why}): {self._remedy}."
@@ -126,7 +126,7 @@ class Database:
             self._connection.close()
 
     def read(self, work: Work[Result]) -> Result:
-        """Return what `work` finds; it is given the connection and may be called twice. Raise StoreTrouble."""
+        """Return the result of `work`, which gets the connection and may be called twice. Raises StoreTrouble."""
         with self._lock:
             try:
                 return work(self._connection)
@@ -139,7 +139,8 @@ class Database:
             return work(self._connection)
 
     def at_once(self, work: Work[Result]) -> Result:
-        """Like `read`, but all that `work` reads is of one moment, whatever other processes do. Raise StoreTrouble."""
+        """Do the same as `read`, but all that `work` reads is of one moment, whatever other processes do. Raises
+        StoreTrouble."""
 
         def whole(connection: sqlite3.Connection) -> Result:
             with transaction(connection, "DEFERRED"):
@@ -148,12 +149,12 @@ class Database:
         return self.read(whole)
 
     def save(self, work: Work[Result]) -> Result:
-        """Do `work` in one transaction: all of it is saved or nothing. It may be called twice. Raise StoreTrouble."""
+        """Do `work` in one transaction: everything is saved or nothing. It may be called twice. Raises StoreTrouble."""
         self.reach_file()
         if self.read_only:
             kind = NoRoom if self._remedy == _MAKE_ROOM else StoreTrouble
             trouble = kind(f"{self.path} was not changed: {self._remedy}.")
-            trouble.told = True  # opening it has said why
+            trouble.told = True  # the reason was reported when it was opened
             raise trouble
 
         def whole(connection: sqlite3.Connection) -> Result:
@@ -184,7 +185,7 @@ class Database:
             self._notice(f"{self._file} can be used again: this session is saved in it.")
 
     def delete(self, work: Work[Result]) -> Result:
-        """Do `work`, which deletes, with a mark that its bytes may still be in the file. Raise StoreTrouble."""
+        """Do `work`, which deletes, with a mark that its bytes may still be in the file. Raises StoreTrouble."""
 
         def marked(connection: sqlite3.Connection) -> Result:
             result = work(connection)
@@ -194,9 +195,9 @@ class Database:
         return self.save(marked)
 
     def overwrite_deleted(self, done: str) -> None:
-        """Overwrite deleted text. A large file is left to the next start, which `unfinished` says.
+        """Overwrite deleted text. A large file is left to the next start, which `unfinished` reports.
 
-        Raise StoreTrouble where something stands in the way; its sentence begins with what was `done`.
+        Raises StoreTrouble if that fails; its sentence begins with `done`.
         """
         if problem := self.empty_log() if self.unfinished else self._write_anew(wait=True):
             with contextlib.suppress(StoreTrouble):
@@ -217,7 +218,7 @@ class Database:
         return ""
 
     def finish_deletion(self) -> None:
-        """Overwrite what earlier deletions left in the file, and announce it where that takes long."""
+        """Overwrite what earlier deletions left in the file, and announce it if that takes long."""
         if self.path is None or self.read_only:
             return
         with contextlib.suppress(OSError, sqlite3.Error), contextlib.ExitStack() as stack, self._lock:
@@ -252,7 +253,7 @@ class Database:
         return f"{self.path} ({size(cleaning.content_size(self._connection))})"
 
     def _write_anew(self, wait: bool) -> str:
-        """Overwrite deleted text; return what stands in the way, or nothing."""
+        """Overwrite deleted text; return what prevents it, or an empty text."""
         with self._lock:
             try:
                 last = cleaning.last_mark(self._connection)
@@ -270,7 +271,7 @@ class Database:
                 return ""
 
     def empty_log(self, wait: bool = True) -> str:
-        """Write the log into the file and cut it to nothing; return what stands in the way, or nothing."""
+        """Write the log into the file and empty it; return what prevents it, or an empty text."""
         if self.read_only:  # a log that cannot be read here seems to be empty
             return self._why if self.path and _log_size(self.path) else ""
         deadline = time.monotonic() + (opening.BUSY_SECONDS if wait else 0)
@@ -279,7 +280,7 @@ class Database:
                 while self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
                     if time.monotonic() > deadline:
                         return "another process is using it"
-                    time.sleep(0.01)  # SQLite waits for readers and writers, not for another process's checkpoint
+                    time.sleep(0.01)  # SQLite waits for readers and writers, but not for another process's checkpoint
             return ""
         except sqlite3.DatabaseError as error:
             return str(error)
@@ -289,7 +290,7 @@ class Database:
         return trouble(f"{self.path} {_remedy(error)} ({reason_of(error)}).")
 
     def _leave_broken_file(self, error: sqlite3.DatabaseError, report: Notice | None = None) -> None:
-        """Go on with a new file that holds what can be read of this one, or in memory where there can be none.
+        """Continue with a new file with the readable part of this one, or in memory if there can be no file.
 
         `report` takes the sentence on it instead of `report_damage`.
         """
@@ -298,7 +299,7 @@ class Database:
         broken, path, unfit = self._connection, self.path, damage(error)
         try:
             with one_at_a_time(path, self._notice):
-                # Another process may have been quicker; then the file of this name is a new and good one.
+                # Another process may have been faster; then the file of this name is a new and good one.
                 what = f"{path} {unfit} and was set aside by another process."
                 if identity(path) == self._identity:
                     self._aside, what = replace(path, unfit, broken, self._notice, self._schema)
@@ -318,7 +319,7 @@ class Database:
 
 
 def _log_size(path: Path) -> int:
-    """Return the bytes in the log of the database at `path`; 0 where there is none."""
+    """Return the bytes in the log of the database at `path`; 0 if there is none."""
     try:
         return os.stat(f"{path}-wal").st_size
     except FileNotFoundError:
@@ -326,7 +327,7 @@ def _log_size(path: Path) -> int:
 
 
 def _make_way(path: Path) -> None:
-    """Make its directory. Raise OSError where that fails, or where something else than a file lies at `path`."""
+    """Make its directory. Raises OSError if that fails, or if something other than a file is at `path`."""
     if path.exists() and not path.is_file():
         raise OSError("it is not a file")
     private_directory(path.parent)

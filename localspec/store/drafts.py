@@ -1,4 +1,4 @@
-"""What was typed in a chat and not sent yet: kept while it is typed, so that nothing is lost with the process."""
+"""Drafts: text that was typed in a chat and not sent yet, saved while it is typed, so that it outlives the process."""
 
 import os
 import sqlite3
@@ -8,11 +8,11 @@ from functools import cached_property
 from localspec.store.database import Database, StoreTrouble
 
 _Row = tuple[int, float, str, str | None, int | None]  # process, began, text, server, conversation
-CLOCK = 2.0  # seconds by which the beginning of a process may seem to move when the clock is set
+CLOCK = 2.0  # seconds by which the start time of a process may seem to move when the clock is set
 
 
 def make_drafts(connection: sqlite3.Connection) -> None:
-    # `began` tells a process from a later one that was given its number.
+    # `began` distinguishes a process from a later one with the same number.
     connection.execute(
         """CREATE TABLE draft (process INTEGER NOT NULL, began REAL NOT NULL, text TEXT NOT NULL,
             PRIMARY KEY (process, began))"""
@@ -20,7 +20,7 @@ def make_drafts(connection: sqlite3.Connection) -> None:
 
 
 def tell_for_whom(connection: sqlite3.Connection) -> None:
-    """At which server it was to be sent; NULL where that was none."""
+    """Add the server that a draft is for; NULL for none."""
     connection.execute("ALTER TABLE draft ADD COLUMN server TEXT")
 
 
@@ -33,10 +33,10 @@ PROBES = ("SELECT process, began, text, server, conversation FROM draft LIMIT 1"
 
 
 class Drafts:
-    """One draft a process. It may be used from any thread; every call may raise StoreTrouble.
+    """One draft per process. It may be used from any thread; every call may raise StoreTrouble.
 
-    `server` is the address of the one to which it would be sent: what was typed for one is for no other. Likewise what
-    was typed in a `conversation`, as long as that is there.
+    `server` is the address that it would be sent to: a draft for one is never used for another. The same holds for
+    drafts of a `conversation`, as long as that exists.
     """
 
     def __init__(self, database: Database) -> None:
@@ -44,12 +44,12 @@ class Drafts:
 
     @cached_property
     def _owner(self) -> tuple[int, float]:
-        import psutil  # only where somebody types: it takes longer than the rest of the store
+        import psutil  # only if somebody types: importing it takes longer than the rest of the store
 
         return os.getpid(), psutil.Process().create_time()
 
     def keep(self, text: str, server: str | None = None, conversation: int | None = None) -> None:
-        """Save this in place of what this process saved before; an empty text deletes that."""
+        """Save this text, replacing the previous draft of this process; an empty text deletes that."""
 
         def write(connection: sqlite3.Connection) -> None:
             connection.execute("DELETE FROM draft WHERE process = ? AND began = ?", self._owner)
@@ -81,7 +81,8 @@ class Drafts:
         return [row[4] for row in found if row[3] == server and row[4] is not None]
 
     def remove_left(self) -> int:
-        """Delete them, and their bytes in the files; return how many there were. Raise StoreTrouble."""
+        """Delete drafts of ended processes, and their bytes in the files; return how many there were.
+        Raises StoreTrouble."""
         removed = len(self._database.delete(lambda connection: _taken(connection, lambda _: True)))
         self._database.overwrite_deleted("The unsent drafts were removed")
         return removed

@@ -1,4 +1,4 @@
-"""Conversations, saved as they happen: verbatim private text, found by its words, deleted to the last byte."""
+"""Conversations, saved while they happen: verbatim private text that can be searched, and deleted to the last byte."""
 
 import json
 import os
@@ -36,23 +36,24 @@ if sys.platform != "win32":
 
 
 class Presence:
-    """One conversation at a time is open here. Each window shares a lock on the byte of its conversation's id.
+    """The one conversation that is open here. Each window shares a lock on the byte of its conversation's id.
 
-    The system takes a lock back with its process, however that ends. On Windows every window seems alone.
+    The system releases the lock with its process, however that ends. On Windows other windows are never noticed.
     """
 
     def __init__(self, database: Path | None) -> None:
-        """`database` is where conversations are kept; None: nowhere that another window could see."""
+        """`database` is where conversations are saved; None: nowhere that another window could see."""
         self._place = f"{database}-open" if database is not None and sys.platform != "win32" else ""
         self._file = -1
         self._open: int | None = None
 
     def enter(self, conversation: int | None) -> bool:
-        """Mark a conversation as open here, not the previous one. Return whether another window has it open, too."""
+        """Mark a conversation as open here, instead of the previous one. Return whether another window also
+        has it open."""
         if not self._place or conversation == self._open:
             return False
         before, self._open, alone = self._open, conversation, True
-        with suppress(OSError, OverflowError):  # a disk that can only be read or knows no locks, an id that no byte has
+        with suppress(OSError, OverflowError):  # a read-only disk, one without locks, or an id without a byte
             if self._file < 0:
                 self._file = os.open(self._place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             if before is not None:
@@ -63,7 +64,7 @@ class Presence:
         return not alone
 
     def _lock(self, how: int, conversation: int) -> bool:
-        """Without waiting: whoever looks whether it is alone keeps others out for a moment."""
+        """Lock without waiting: a window that checks keeps others out for a moment."""
         try:
             fcntl.lockf(self._file, how | fcntl.LOCK_NB, 1, conversation)
         except (BlockingIOError, PermissionError):
@@ -71,7 +72,7 @@ class Presence:
         return True
 
     def close(self) -> None:
-        """None is open here any more."""
+        """Mark no conversation as open here."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -80,7 +81,7 @@ class Presence:
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 
-# Ids and not times put them in order: a clock that was set back must not hide the newest one.
+# Ordered by ids instead of times: a clock that was set back must not hide the newest one.
 NEWEST_FIRST = "SELECT id FROM conversation ORDER BY newest DESC"
 WHOLE = """SELECT turn.id, prompt, reply, reason, figures, asked, reasoning,
     model, system, created, used, title, branch_of, source
@@ -96,14 +97,14 @@ EVERY_PROMPT = "SELECT prompt, figures FROM turn ORDER BY id DESC"
 
 
 class WentOn(LocalspecError):
-    """Another process has said something in this conversation."""
+    """Another process has continued this conversation."""
 
 
 class History:
     """The conversations in a database. It may be used from any thread; every call may raise StoreTrouble.
 
-    `presence` tells which of them is open here, and whether another window has it open, too.
-    What SQLite cannot hold or would stop at is replaced in the text it is given: lone surrogates and NUL.
+    `presence` knows which of them is open here, and whether another window also has it open. Characters that SQLite
+    cannot store or would stop at are replaced: lone surrogates and NUL.
     """
 
     def __init__(self, database: Database) -> None:
@@ -112,21 +113,21 @@ class History:
 
     @property
     def lasts(self) -> bool:
-        """Whether conversations outlive the process: in memory, where no file could be used, they do not."""
+        """Whether conversations outlive the process: in memory, if no file could be used, they do not."""
         return self._database.path is not None
 
     @property
     def why_lost(self) -> str:
-        """The sentence on why it does not, where no file could be used from the beginning; else nothing."""
+        """The sentence on why they do not, if no file could be used from the beginning; else empty."""
         return self._database.why_lost
 
     def reach_file(self) -> None:
-        """Try once more to use the file, if it could not be used."""
+        """Try again to use the file, if it could not be used."""
         self._database.reach_file()
 
     @property
     def ever_kept(self) -> bool:
-        """Whether a conversation was ever saved in this file, also one that has been deleted since."""
+        """Return whether a conversation was ever saved in this file, also one that has been deleted since."""
         query = "SELECT count(*) FROM sqlite_sequence WHERE name = 'conversation' AND seq > 0"
         return bool(self._database.read(lambda connection: connection.execute(query).fetchone()[0]))
 
@@ -144,11 +145,11 @@ class History:
     ) -> tuple[int, int]:
         """Begin a turn; return the ids of its conversation and of the turn.
 
-        A new conversation is made where there is none of that id (any more). The turn `instead` of which this one is
-        begun is taken back, if it is unanswered: another process may be about to answer the last one. Raises WentOn,
-        with nothing said, where the `newest` turn that the caller knows, if it is given, is not that of the
-        conversation. `asked` is when it was said, if that was earlier. `source` is where; a conversation of pipes that
-        somebody goes on with in a chat is no longer one of pipes.
+        A new conversation is made if there is none of that id (any more). The turn `instead`, which this one replaces,
+        is deleted if it is unanswered: another process may be about to answer the last one. Raises WentOn, without a
+        change, if the `newest` turn that the caller knows, if given, is not that of the conversation. `asked` is the
+        time of the prompt, if that was earlier. `source` is where it comes from; a conversation of pipes that is
+        continued in a chat is no longer one of pipes.
         """
         now = time.time()
         about = (_storable(model), None if system is None else _storable(system), now)
@@ -178,9 +179,9 @@ class History:
     def branch(
         self, origin: int, turns: Sequence[Turn], *, model: str, system: str | None, source: Source = "chat"
     ) -> tuple[int, list[int]]:
-        """Save these turns once more, as the beginning of another conversation; return its id and theirs.
+        """Save these turns again, as the beginning of another conversation; return its id and theirs.
 
-        Where there is no conversation `origin` (any more) nothing is saved again that was deleted: id 0, and no turns.
+        If there is no conversation `origin` (any more), nothing deleted is saved again: id 0, and no turns.
         """
         now = time.time()
         rows = [
@@ -198,7 +199,7 @@ class History:
         def copy(connection: sqlite3.Connection) -> tuple[int, list[int]]:
             if not _is_there(connection, origin):
                 return 0, []
-            # The title that a person gave goes along; what was said last tells the conversations apart.
+            # A user's title is copied; the last prompts distinguish the conversations.
             columns = "(model, system, used, created, branch_of, source, title)"
             title = "SELECT title FROM conversation WHERE id = ?"
             insert = f"INSERT INTO conversation {columns} VALUES (?, ?, ?, ?, ?, ?, ({title}))"
@@ -212,11 +213,11 @@ class History:
         return self._database.save(copy)
 
     def rename(self, conversation: int, title: str) -> bool:
-        """Give it a title; an empty one restores that of its first prompt. Return False if there is no such id."""
+        """Set its title; an empty one restores that of its first prompt. Return False if there is no such id."""
         return self._tell_about(conversation, "title", _storable(title).strip() or None)
 
     def instruct(self, conversation: int, system: str | None) -> bool:
-        """Save its system prompt, or that it has none. Return False where there is no conversation of that id."""
+        """Save its system prompt, or None. Return False if there is no conversation of that id."""
         return self._tell_about(conversation, "system", None if system is None else _storable(system))
 
     def _tell_about(self, conversation: int, column: str, value: str | None) -> bool:
@@ -231,7 +232,7 @@ class History:
         figures: Mapping[str, Any] | None = None,
         reasoning: str = "",
     ) -> bool:
-        """Save the reply so far, and with a `reason` the whole of it. Return False where the turn is gone."""
+        """Save the reply so far, or with a `reason` the whole of it. Return False if the turn is gone."""
         row = (_storable(reply), reason, json.dumps(dict(figures or {})), _storable(reasoning), turn)
 
         def update(connection: sqlite3.Connection) -> bool:
@@ -259,9 +260,9 @@ class History:
         return self._database.at_once(find)
 
     def partings(self, pairs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], tuple[Turn | None, Turn | None]]:
-        """Return the first turns of two conversations that are unlike, by pairs of ids; None where one has no more.
+        """Return the first differing turns of two conversations, by pairs of ids; None if one has no more turns.
 
-        Of two that are alike they are the last turns. Pairs of which one is not there (any more) are left out.
+        Of two that do not differ they are the last turns. Pairs with a missing conversation are left out.
         """
 
         def find(connection: sqlite3.Connection) -> dict[tuple[int, int], tuple[Turn | None, Turn | None]]:
@@ -270,20 +271,20 @@ class History:
         return self._database.at_once(find)
 
     def unused_since(self, seconds: float) -> list[ConversationInfo]:
-        """Return those used last before a time in seconds since 1970; one without a time is not known to be old."""
+        """Return those last used before a time in seconds since 1970, without those whose time is unknown."""
         return [info for info in self.conversations() if 0 < info.used < seconds]
 
     def info(self, conversation: int) -> ConversationInfo | None:
-        """Return the row of one conversation in a list, or None where there is none of that id."""
+        """Return the row of one conversation in a list, or None if there is none of that id."""
         return self._database.at_once(lambda connection: info_of(connection, conversation))
 
     def latest(self, among: Callable[[ConversationInfo], bool] = lambda info: True) -> int | None:
-        """Return the conversation used most recently for which `among` holds."""
+        """Return the most recently used conversation for which `among` holds."""
         infos = self.conversations(1, among)
         return infos[0].id if infos else None
 
     def read(self, conversation: int) -> Saved | None:
-        """Return all of a conversation, or None where there is none of that id."""
+        """Return a whole conversation, or None if there is none of that id."""
         if not 0 < conversation < 2**63:  # SQLite takes no larger number
             return None
 
@@ -298,10 +299,10 @@ class History:
         return Saved(info, system, turns)
 
     def search(self, words: str, limit: int = 50) -> list[Found]:
-        """Return the conversations with a turn that holds all the words, and the newest such turn of each.
+        """Return the conversations with a turn that contains all the words, and the newest such turn of each.
 
-        A title that somebody gave is looked at as well, and stands for the newest turn of all. Words are parts of text
-        between white space, whatever characters they are made of; case does not count, nor how accents are written.
+        A user's title is searched as well, and counts as the newest turn. Words are parts of text between white space,
+        whatever their characters; case does not count, nor how accents are encoded.
         """
         wanted = folded_words(_storable(words))
         match = index_query(_storable(words).split())
@@ -350,15 +351,15 @@ class History:
     def remove(self, conversations: Sequence[int], everything: bool = False) -> int:
         """Delete these conversations, and their bytes in the files; return how many there were.
 
-        With `everything` also rows that another program left without a conversation or without a turn. Raise
-        StoreTrouble; its sentence says what was done and what is left to do.
+        With `everything` also rows that another program left without a conversation or without a turn. Raises
+        StoreTrouble; its sentence says what was done and what remains to be done.
         """
         removed = self._delete(conversations, everything)
         self._database.overwrite_deleted(f"{counted(removed, 'conversation')} removed")
         return removed
 
     def take_back(self, conversation: int) -> None:
-        """Delete a conversation without waiting until its bytes are overwritten, which the next start does."""
+        """Delete a conversation; the next start overwrites its bytes."""
         self._delete([conversation], everything=False)
 
     def _delete(self, conversations: Sequence[int], everything: bool) -> int:

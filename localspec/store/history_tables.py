@@ -1,4 +1,4 @@
-"""The tables of conversations: as they were first made, and each later change."""
+"""The tables of conversations: their first form, and each later change."""
 
 import contextlib
 import re
@@ -12,7 +12,7 @@ NOT_INDEXED = "reason IS NULL OR reply = ''"  # turns that the index of words le
 
 def make_conversations(connection: sqlite3.Connection) -> None:
     """Make the tables of conversations and turns."""
-    # AUTOINCREMENT: the id of what was deleted never means something else.
+    # AUTOINCREMENT: the id of a deleted row is never used again.
     connection.execute(
         """CREATE TABLE conversation (
             id INTEGER PRIMARY KEY AUTOINCREMENT, model TEXT NOT NULL, system TEXT,
@@ -26,15 +26,16 @@ def make_conversations(connection: sqlite3.Connection) -> None:
 
 
 def make_index(connection: sqlite3.Connection) -> None:
-    """Make the index of words and what keeps it: what is derived from turns."""
+    """Make the index of words and its triggers: everything derived from turns."""
     connection.execute("CREATE INDEX turn_by_conversation ON turn (conversation)")
-    # A growing reply is saved every second, and an unanswered prompt is taken back: neither is worth indexing, and
-    # so few are searched without.
+    # A growing reply is saved every second, and an unanswered prompt may be deleted: neither is worth indexing, and
+    # they are few, so they are searched without the index.
     connection.execute(f"CREATE INDEX turn_not_indexed ON turn (id) WHERE {NOT_INDEXED}")
     connection.execute(
         "CREATE VIEW turn_indexed AS SELECT id, prompt, reply FROM turn WHERE reason IS NOT NULL AND reply <> ''"
     )
-    # detail=none: which turns hold a trigram and not where, a fifth of the size; the text itself is looked at anyway.
+    # detail=none stores which turns have a trigram but not where, in a fifth of the size; the text itself is searched
+    # anyway.
     connection.execute(
         """CREATE VIRTUAL TABLE trigram USING fts5 (prompt, reply, content='turn_indexed', content_rowid='id',
             tokenize='trigram', detail=none, columnsize=0)"""
@@ -80,20 +81,20 @@ def make_newest(connection: sqlite3.Connection) -> None:
 
 
 def make_source(connection: sqlite3.Connection) -> None:
-    """Add where a conversation was begun, one of `conversations.SOURCES`; NULL where an earlier version kept it."""
+    """Add where a conversation was begun, one of `conversations.SOURCES`; NULL if an earlier version saved it."""
     connection.execute("ALTER TABLE conversation ADD COLUMN source TEXT")
 
 
 def make_one_table(connection: sqlite3.Connection) -> None:
-    """Join the volumes that some versions kept turns in, and build what is derived from turns.
+    """Join the volumes in which some versions stored turns, and build everything derived from turns.
 
-    Titles and system prompts of those versions lie in tables by volume, too.
+    Titles and system prompts of those versions are in tables by volume, too.
     """
     names = [name for (name,) in connection.execute("SELECT name FROM sqlite_master").fetchall()]
     for kind, pattern in (("TRIGGER", "turn*"), ("TRIGGER", "about*"), ("VIEW", "turn*"), ("TABLE", "trigram*")):
         query = "SELECT name FROM sqlite_master WHERE type = ? AND name GLOB ? ORDER BY length(name)"
         for (name,) in connection.execute(query, (kind.lower(), pattern)).fetchall():
-            connection.execute(f"DROP {kind} IF EXISTS {name}")  # with an index of words its own tables are gone
+            connection.execute(f"DROP {kind} IF EXISTS {name}")  # with an index of words its own tables are dropped
     for name in ("turn_by_conversation", "turn_not_indexed", "conversation_by_newest"):
         connection.execute(f"DROP INDEX IF EXISTS {name}")
     columns = "id, conversation, prompt, reply, reason, figures, asked, reasoning"
@@ -114,11 +115,11 @@ def make_one_table(connection: sqlite3.Connection) -> None:
     make_index(connection)
     make_deletions(connection)
     if connection.execute("SELECT 1 FROM conversation LIMIT 1").fetchone():
-        mark(connection)  # of what moved, copies stay until the file is rewritten
+        mark(connection)  # copies of moved rows stay until the file is rewritten
 
 
 def delete_all_turns(connection: sqlite3.Connection) -> None:
-    """Delete every turn and every word of the index, a table at once."""
+    """Delete every turn and the whole index of words, a table at once."""
     with without_triggers(connection, "turn"):
         connection.execute("DELETE FROM turn")
     connection.execute("INSERT INTO trigram (trigram) VALUES ('delete-all')")
@@ -126,7 +127,7 @@ def delete_all_turns(connection: sqlite3.Connection) -> None:
 
 @contextlib.contextmanager
 def without_triggers(connection: sqlite3.Connection, table: str) -> Iterator[None]:
-    """Take a table's triggers away for a while, in a transaction; SQLite then empties the table page by page."""
+    """Remove a table's triggers for a while, in a transaction; SQLite then empties the table page by page."""
     query = "SELECT name, sql FROM sqlite_master WHERE type = 'trigger' AND tbl_name = ?"
     triggers = connection.execute(query, (table,)).fetchall()
     for name, _ in triggers:
@@ -136,7 +137,7 @@ def without_triggers(connection: sqlite3.Connection, table: str) -> Iterator[Non
         connection.execute(statement)
 
 
-# One statement for each table that is not a part of another.
+# One statement for each independent table.
 PROBES = (
     "SELECT id, model, created, used, title, system, branch_of, newest, source FROM conversation LIMIT 1",
     "SELECT seq FROM sqlite_sequence LIMIT 1",

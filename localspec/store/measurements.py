@@ -1,4 +1,4 @@
-"""What was measured on this machine, as JSON values by name and subject: figures that can be taken again."""
+"""Measurements of this machine, as JSON values by name and subject; they can be repeated."""
 
 import json
 import sqlite3
@@ -21,7 +21,7 @@ def make_measurements(connection: sqlite3.Connection) -> None:
 
 
 PROBES = ("SELECT name, subject, value, taken FROM measurement LIMIT 1",)
-# By rowid, which replacing renews: a clock that was set back must not cost the newest one.
+# By rowid, which replacing renews: a clock that was set back must not drop the newest one.
 BOUND_MEASUREMENTS = f"""DELETE FROM measurement WHERE rowid IN
     (SELECT rowid FROM measurement ORDER BY rowid DESC LIMIT -1 OFFSET {MEASUREMENTS})"""
 
@@ -33,9 +33,9 @@ class StoredMeasurements:
         self._database = database
 
     def recall(self, name: str, subject: str) -> Any | None:
-        """Return what `remember` saved, or None, also where it cannot be read: it can be measured again.
+        """Return the value that `remember` saved, or None, also if it cannot be read: it can be measured again.
 
-        `name` says what was measured, `subject` what it is only valid for.
+        `name` is what was measured, `subject` everything that it depends on.
         """
         query = "SELECT value FROM measurement WHERE name = ? AND subject = ?"
         try:
@@ -46,9 +46,9 @@ class StoredMeasurements:
             return None
 
     def rename(self, former: str, now: str) -> None:
-        """File under another digest all that is filed under a former one; what is there by now stays.
+        """Move everything saved under a former digest to another one, without replacing what is there.
 
-        Raises StoreTrouble where it could not be saved.
+        Raises StoreTrouble if it could not be saved.
         """
         where = "WHERE instr(name, ?1) OR instr(subject, ?1)"
         any_left = f"SELECT 1 FROM measurement {where}"
@@ -56,15 +56,15 @@ class StoredMeasurements:
 
         def write(connection: sqlite3.Connection) -> None:
             connection.execute(f"UPDATE OR IGNORE measurement SET {new} {where}", (former, now))
-            connection.execute(f"DELETE FROM measurement {where}", (former,))  # of what is there by now
+            connection.execute(f"DELETE FROM measurement {where}", (former,))  # of existing rows
 
         if self._database.read(lambda connection: connection.execute(any_left, (former,)).fetchone()):
             self._database.save(write)
 
     def remember(self, name: str, subject: str, value: Any) -> None:
-        """Save a measurement, a JSON value, in place of an older one of the same name and subject.
+        """Save a measurement, a JSON value, replacing an older one of the same name and subject.
 
-        At most 200 stay; the oldest go first. Raises StoreTrouble where it could not be saved.
+        At most 200 stay; the oldest are dropped first. Raises StoreTrouble if it could not be saved.
         """
         row = (name, subject, json.dumps(value), time.time())
 

@@ -1,4 +1,4 @@
-"""How the database's file is opened: made, migrated, checked, and set aside where it is damaged."""
+"""Opens the database's file: makes, migrates and checks it, and sets it aside if it is damaged."""
 
 import contextlib
 import os
@@ -26,11 +26,11 @@ Notice: TypeAlias = Callable[[str], None]
 
 
 class Schema(NamedTuple):
-    """What a database holds. The version of a file (PRAGMA user_version) counts the `migrations` that it has had.
+    """The content of a database. The version of a file (PRAGMA user_version) counts its `migrations`.
 
     `probes` are quick queries that fail if a table is damaged. If the file of a session turns out to be broken,
-    `carry_over` copies what can be read of it into a new one and returns what that is, and `refill` adds what the
-    session cannot go on without.
+    `carry_over` copies its readable part into a new one and returns a description, and `refill` adds the rows that the
+    session needs.
     """
 
     migrations: Sequence[Work[None]]
@@ -42,7 +42,7 @@ class Schema(NamedTuple):
 class Unfit(Exception):
     """A reason why this file cannot serve as the database, which only setting it aside cures.
 
-    Something of it may be readable where it is `damaged`.
+    Part of it may be readable if it is `damaged`.
     """
 
     def __init__(self, suffix: str, reason: str, damaged: bool = False) -> None:
@@ -51,12 +51,12 @@ class Unfit(Exception):
 
 
 def open_writable(path: Path, notice: Notice, schema: Schema) -> sqlite3.Connection:
-    """Open the database at `path`: made, migrated and checked. A file that cannot serve is replaced first, once.
+    """Open the database at `path`: made, migrated and checked. An unusable file is replaced first, once.
 
-    Raise sqlite3.Error and OSError.
+    Raises sqlite3.Error and OSError.
     """
     aside = False
-    _drop(Path(f"{path}-new"))  # of a process that was killed while it replaced the file
+    _drop(Path(f"{path}-new"))  # left by a process that was killed while it replaced the file
     while True:
         connection = _made(path)
         try:
@@ -64,7 +64,7 @@ def open_writable(path: Path, notice: Notice, schema: Schema) -> sqlite3.Connect
         except (sqlite3.Error, Unfit) as error:
             unfit = error if isinstance(error, Unfit) else damage(error)
             try:
-                # SQLITE_ERROR: the file has other tables than its version promises
+                # SQLITE_ERROR: the file has other tables than its version has
                 if isinstance(error, sqlite3.Error) and code_of(error) not in {*BROKEN, sqlite3.SQLITE_ERROR}:
                     raise
                 if aside:
@@ -85,10 +85,10 @@ def damage(error: sqlite3.Error) -> Unfit:
 def replace(
     path: Path, unfit: Unfit, connection: sqlite3.Connection, notice: Notice, schema: Schema
 ) -> tuple[Path, str]:
-    """Set the file aside, with a new one in its place that holds what can be read; return its name and a sentence.
+    """Set the file aside, and put a new one with its readable part in its place; return its name and a sentence.
 
-    The new one is whole before it gets its name, so there is a file of that name whenever this process is killed.
-    Raise sqlite3.Error and OSError, where the old file stays.
+    The new one is complete before it gets its name, so there is a file of that name whenever this process is killed.
+    Raises sqlite3.Error and OSError; then the old file stays.
     """
     new, came = Path(f"{path}-new"), ""
     _drop(new)
@@ -109,7 +109,7 @@ def replace(
 
 
 def _carried(path: Path, fresh: sqlite3.Connection, notice: Notice, schema: Schema) -> str:
-    """Copy what can be read of the file at `path`, and announce it where that takes long; return what that is."""
+    """Copy the readable part of the file at `path`, and announce it if that takes long; return its description."""
     try:
         source = _connect(f"{path.as_uri()}?mode=ro", uri=True)
     except sqlite3.Error:
@@ -127,20 +127,20 @@ def _carried(path: Path, fresh: sqlite3.Connection, notice: Notice, schema: Sche
 
 
 def _drop(new: Path) -> None:
-    """Delete a new file that did not come to serve. It holds private text."""
+    """Delete a new file that was not used. It holds private text."""
     for part in ("-journal", ""):
         with contextlib.suppress(OSError):
             erase(Path(f"{new}{part}"))
 
 
 def how_to_recover(file: Path) -> str:
-    """Say how to get text back from a damaged file."""
+    """Return how to get text back from a damaged file."""
     return f"To get text back, run `sqlite3 {shlex.quote(os.fspath(file))} .recover`, or `.dump` if that fails."
 
 
 def open_readable(path: Path, schema: Schema) -> sqlite3.Connection | None:
     """Open the database at `path` for reading only, if that is possible and it has the newest version."""
-    # A database in WAL mode needs two files beside it; where they cannot be made, only `immutable` reads it.
+    # A database in WAL mode needs two files next to it; if they cannot be made, only `immutable` reads it.
     for option in ("mode=ro", "immutable=1"):
         try:
             connection = _connect(f"{path.as_uri()}?{option}", uri=True)
@@ -158,7 +158,7 @@ def open_readable(path: Path, schema: Schema) -> sqlite3.Connection | None:
 
 
 def _made(path: Path) -> sqlite3.Connection:
-    # Made here for its mode, which SQLite copies to -wal and -shm. An existing file is never opened outside
+    # Created here for its mode, which SQLite copies to -wal and -shm. An existing file is never opened outside of
     # SQLite: closing it again would drop the locks that this process holds on it.
     with contextlib.suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
@@ -185,7 +185,7 @@ def _checked(connection: sqlite3.Connection, path: Path, notice: Notice, schema:
         notice(f"{path} ({shown(size)}) is rewritten once for this version of localspec, which may take minutes.")
     _migrate(connection, schema.migrations)
     _check(connection, schema.probes)
-    # Changes nothing, but raises where the file can only be read (BEGIN IMMEDIATE does not).
+    # Changes nothing, but raises if the file is read-only (BEGIN IMMEDIATE does not).
     connection.executescript(f"BEGIN IMMEDIATE; PRAGMA user_version = {newest}; ROLLBACK")
     return connection
 
@@ -198,7 +198,7 @@ def open_in_memory(schema: Schema) -> sqlite3.Connection:
 
 
 def moved(memory: sqlite3.Connection, path: Path) -> sqlite3.Connection:
-    """Write the database in memory to a new file. Raise sqlite3.Error, and OSError where a file is there already."""
+    """Write the database in memory to a new file. Raises sqlite3.Error, and OSError if a file already exists."""
     connection = _made(path)
     try:
         if _version(connection) or connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
@@ -233,11 +233,12 @@ def _connect(place: str, uri: bool = False) -> sqlite3.Connection:
 
 
 def _decoded(content: bytes) -> str:
-    return content.decode("utf-8", "replace")  # what is no text costs its characters, and not the whole query
+    return content.decode("utf-8", "replace")  # invalid text costs only its characters, not the whole query
 
 
 def _tune(connection: sqlite3.Connection) -> None:
-    # temp_store: no private text in /tmp; wal_autocheckpoint: a checkpoint costs several replies, so few do it.
+    # temp_store: no private text in /tmp; wal_autocheckpoint: a checkpoint takes as long as several replies, so there
+    # are few.
     pragmas = ("secure_delete = ON", "synchronous = NORMAL", "temp_store = MEMORY", "cache_size = -16384")
     for pragma in (*pragmas, "wal_autocheckpoint = 4000"):
         connection.execute(f"PRAGMA {pragma}").fetchone()
@@ -251,7 +252,7 @@ def _migrate(connection: sqlite3.Connection, migrations: Sequence[Work[None]]) -
     """Bring the database to the newest version, with one transaction for each step."""
     while True:
         with transaction(connection):
-            # Read inside the transaction: another process may have done this step just now.
+            # Read inside the transaction: another process may just have done this step.
             version = _version(connection)
             if version >= len(migrations):
                 return
@@ -272,7 +273,7 @@ def transaction(connection: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iter
         yield
         connection.execute("COMMIT")
     except BaseException:
-        # After some errors (disk full) SQLite has rolled back already.
+        # After some errors (disk full) SQLite has already rolled back.
         if connection.in_transaction:
             with contextlib.suppress(sqlite3.Error):
                 connection.execute("ROLLBACK")
@@ -281,14 +282,14 @@ def transaction(connection: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iter
 
 @contextlib.contextmanager
 def one_at_a_time(path: Path, notice: Notice | None = None) -> Iterator[None]:
-    """Let one process at a time open, migrate, rewrite or set aside the file; a process that dies lets go.
+    """Let one process at a time open, migrate, rewrite or set aside the file; a process that dies releases it.
 
     With `notice` a longer wait is announced, since the other process may be rewriting a large file.
     """
     place = f"{path}-lock"
     with contextlib.suppress(FileExistsError):
         os.close(os.open(place, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-    # An empty SQLite file as the lock: it works in the same way on every system, with a time limit.
+    # An empty SQLite file as the lock: it works the same way on every system, with a time limit.
     lock = sqlite3.connect(place, timeout=BUSY_SECONDS, isolation_level=None)
     try:
         _lock(lock, path, notice)
@@ -324,9 +325,9 @@ def set_aside(path: Path, suffix: str, connection: sqlite3.Connection, new: Path
     aside = Path(f"{path}.{suffix}-{number}")
     try:
         os.link(path, aside)  # a second name, so that there is always a file of the first one
-    except OSError:  # not on every disk
+    except OSError:  # not supported by every disk
         _rename(path, aside, connection)
-    for part in PARTS:  # first: what is new must not find the log of what is old
+    for part in PARTS:  # first: the new file must not find the log of the old one
         with contextlib.suppress(FileNotFoundError):
             os.rename(f"{path}{part}", f"{aside}{part}")
     _rename(new, path, connection)
@@ -334,7 +335,7 @@ def set_aside(path: Path, suffix: str, connection: sqlite3.Connection, new: Path
 
 
 def _rename(old: Path, new: Path, connection: sqlite3.Connection) -> None:
-    """Rename a file. Windows renames no open file, so close it there."""
+    """Rename a file. Windows renames no open file, so it is closed there."""
     try:
         os.replace(old, new)
     except PermissionError:  # not earlier: closing writes the log into the file
@@ -359,5 +360,5 @@ def code_of(error: sqlite3.Error) -> int:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the reason as one short line: SQLite quotes a damaged statement to its end."""
+    """Return the reason as one short line: SQLite quotes a damaged statement in full."""
     return shortened(one_line((isinstance(error, OSError) and error.strerror) or str(error)), LONGEST_REASON)

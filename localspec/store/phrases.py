@@ -1,4 +1,4 @@
-"""The phrases that replies were made of, one pool for each model and tokenizer.
+"""The phrases of replies, in one pool for each model and tokenizer.
 
 Phrases are verbatim private text.
 """
@@ -17,16 +17,16 @@ from localspec.store.history_tables import without_triggers
 from localspec.store.values import count, moment, text
 
 PER_KEY = 16
-MOST_AT_ONCE = 2000  # phrases beyond the limit that one reply deletes: a million would take it half a minute
+MOST_AT_ONCE = 2000  # phrases beyond the limit that one reply deletes: a million would take half a minute
 EXPORT_PAGE = 1000
-SORTED_PAGE = 20_000  # each page of those sorts the whole pool
+SORTED_PAGE = 20_000  # phrases per page, each of which sorts the whole pool
 
 
 class Phrase(NamedTuple):
     """Tokens that followed a context: `key` packs the two tokens before them, `before` up to six earlier ones.
 
-    It was said `uses` times, last in `conversation` (None: in one that is not kept), and guessed right in `served`
-    replies. `look_up` leaves these two out. Without uses it is from a refused draft, in that conversation.
+    It was used `uses` times, last in `conversation` (None: in one that is not saved), and its draft accepted in
+    `served` replies. `look_up` leaves these two out. Without uses it is from a refused draft, in that conversation.
     """
 
     key: int
@@ -86,7 +86,7 @@ def make_pools(connection: sqlite3.Connection) -> None:
             PRIMARY KEY (pool, key, before, after)) WITHOUT ROWID"""
     )
     connection.execute("CREATE INDEX phrase_by_use ON phrase (pool, used)")
-    # Triggers keep the count, so that the bound on the whole pool costs no scan.
+    # Triggers maintain the count, so that the limit of the whole pool needs no scan.
     connection.execute(
         """CREATE TRIGGER phrase_in AFTER INSERT ON phrase
         BEGIN UPDATE pool SET phrases = phrases + 1 WHERE id = new.pool; END"""
@@ -98,7 +98,7 @@ def make_pools(connection: sqlite3.Connection) -> None:
 
 
 def tell_where_from(connection: sqlite3.Connection) -> None:
-    """How often a phrase was of use, and in which conversation it was said last."""
+    """Add how often a phrase was of use, and in which conversation it was used last."""
     connection.execute("ALTER TABLE phrase ADD COLUMN served INTEGER NOT NULL DEFAULT 0")
     connection.execute("ALTER TABLE phrase ADD COLUMN conversation INTEGER")
 
@@ -117,7 +117,7 @@ GUESS = """INSERT INTO phrase (pool, key, before, after, uses, used, conversatio
     ON CONFLICT (pool, key, before, after) DO UPDATE SET used = excluded.used,
     conversation = iif(uses > 0, conversation, coalesce(excluded.conversation, conversation))"""
 TOUCH = "UPDATE phrase SET used = ?, served = served + 1 WHERE pool = ? AND key = ? AND before = ? AND after = ?"
-# `+used`: the few rows of a key are sorted; without it the index by use might be walked from end to end.
+# `+used`: the few rows of a key are sorted; otherwise the index by use might be scanned completely.
 BOUND_KEY = f"""DELETE FROM phrase WHERE pool = ?1 AND key = ?2 AND +used <
     (SELECT used FROM phrase WHERE pool = ?1 AND key = ?2 ORDER BY +used DESC LIMIT 1 OFFSET {PER_KEY - 1})"""
 BOUND_POOL = """DELETE FROM phrase WHERE pool = ?1 AND used <=
@@ -125,7 +125,7 @@ BOUND_POOL = """DELETE FROM phrase WHERE pool = ?1 AND used <=
 
 
 class Phrases:
-    """The pools of phrases in a store's database; `limit` bounds the phrases of one pool."""
+    """The pools of phrases in a store's database; `limit` is the most phrases of one pool."""
 
     def __init__(
         self, database: Database, notice: Callable[[str], None], limit: int, known: dict[int, PoolNames]
@@ -133,7 +133,7 @@ class Phrases:
         self.limit = limit
         self._database = database
         self._notice = notice
-        self._known = known  # the pools in use, for a file that is made anew meanwhile
+        self._known = known  # the pools in use, in case the file is replaced meanwhile
         self._lookups: dict[int, str] = {}
         self._reported = False
 
@@ -145,14 +145,12 @@ class Phrases:
         make: bool = True,
         earlier: str | None = None,
     ) -> int | None:
-        """Return the pool of this model and tokenizer hash, made if it is absent.
+        """Return the pool of this model and tokenizer hash, made if it is missing.
 
-        None if it is absent and `make` is False or the file is read-only.
-
-        `path` is the model's directory, kept so that phrases can be shown as text; a pool of the same directory that
-        was made by another name is the model's, too. `earlier` is the hash by which an earlier version
-        knew the same tokenizer and weights. If it is given, `tokenizer` names the weights, and a pool by any model's
-        name is the model's, too. Raises StoreTrouble.
+        None if it is missing and `make` is False or the file is read-only. `path` is the model's directory, saved so
+        that phrases can be shown as text; a pool of the same directory under another name also belongs to the model.
+        `earlier` is the hash of the same tokenizer and weights in an earlier version. If it is given, `tokenizer` names
+        the weights, and a pool under any model's name belongs to the model. Raises StoreTrouble.
         """
         place = None if path is None else os.fspath(path)
         wanted = {
@@ -173,7 +171,8 @@ class Phrases:
                 connection.execute(
                     "UPDATE pool SET path = coalesce(?, path), tokenizer = ? WHERE id = ?", (place, tokenizer, known[0])
                 )
-                if earlier is not None and known[1] and not os.path.exists(known[1]):  # that of its model, by then
+                # # the place of its model at that time
+                if earlier is not None and known[1] and not os.path.exists(known[1]):
                     connection.execute("UPDATE pool SET model = ? WHERE id = ?", (model, known[0]))
             else:
                 connection.execute(
@@ -193,9 +192,9 @@ class Phrases:
         return pool
 
     def look_up(self, pool: int, keys: Sequence[int]) -> list[Phrase]:
-        """Return the phrases of these keys (at most 16 a key), most recently used first.
+        """Return the phrases of these keys (at most 16 per key), most recently used first.
 
-        Never raises for what goes wrong with the file: a reply does without phrases and `notice` is called once.
+        It never raises errors of the file: a reply can do without phrases, and `notice` is called once.
         """
         count = len(keys)
         query = self._lookups.get(count)
@@ -227,16 +226,16 @@ class Phrases:
     ) -> None:
         """Save the phrases (key, before, after) of one reply, all or none, the oldest first, and count known ones.
 
-        Those from `refused` drafts are kept, and not counted as said. The `used` ones count as just used, and as of use
-        once more. `conversation` is where it was said. Then at most 16 a key and `limit` in all stay; those used least
-        recently go first. Raises StoreTrouble where nothing could be saved; the store stays usable.
+        Those from `refused` drafts are saved without a use. The `used` ones count as just used, and as of use once
+        more. `conversation` is where they were used. Then at most 16 per key and `limit` in all stay; the least
+        recently used are dropped first. Raises StoreTrouble if nothing could be saved; the store stays usable.
         """
         if phrases or used or refused:
             learned = phrases, used, refused
             self._database.save(lambda connection: _learn(connection, pool, *learned, conversation, self.limit))
 
     def pools(self) -> list[PoolInfo]:
-        """Return every pool, the most recently used first. Raise StoreTrouble."""
+        """Return every pool, the most recently used first. Raises StoreTrouble."""
         query = """SELECT id, model, tokenizer, path, phrases,
             (SELECT coalesce(sum(8 + length(before) + length(after)), 0) FROM phrase WHERE phrase.pool = pool.id), used
             FROM pool ORDER BY used DESC, id DESC"""
@@ -249,7 +248,7 @@ class Phrases:
         ]
 
     def any_kept(self) -> bool:
-        """Return whether there is a phrase in any pool. Raise StoreTrouble."""
+        """Return whether there is a phrase in any pool. Raises StoreTrouble."""
         query = "SELECT EXISTS (SELECT 1 FROM phrase)"
         return bool(self._database.read(lambda connection: connection.execute(query).fetchone()[0]))
 
@@ -258,9 +257,9 @@ class Phrases:
         return self._in_order(pool, "used", EXPORT_PAGE)
 
     def most_useful(self, pool: int) -> Iterator[Phrase]:
-        """Yield the phrases of a pool, those said or guessed right most often first. Raises StoreTrouble.
+        """Yield the phrases of a pool, those used or accepted most often first. Raises StoreTrouble.
 
-        Of two that were equally often, the one used last comes first. Those of refused drafts only come last.
+        Of two with the same numbers, the one used last comes first. Those only from refused drafts come last.
         """
         return self._in_order(pool, "uses + served, used", SORTED_PAGE)
 
@@ -284,7 +283,7 @@ class Phrases:
             last = rows[-1][6:]
 
     def count(self, pool: int, conversation: int | None = None) -> int:
-        """Count the phrases of a pool; with a conversation only those said last in it."""
+        """Count the phrases of a pool; with a conversation only those last used in it."""
         if conversation is not None and not 0 < conversation < 2**63:  # SQLite takes no larger number
             return 0
         query = "SELECT count(*) FROM phrase WHERE pool = ?1 AND (?2 IS NULL OR conversation = ?2)"
@@ -300,8 +299,8 @@ class Phrases:
     ) -> int:
         """Delete phrases, and their bytes in the files: of a pool, or of all.
 
-        With `conversation` only those said last in it, with `phrases` only these (key, before, after). Return how many
-        were removed. Raise StoreTrouble; then its sentence says what is left to do.
+        With `conversation` only those last used in it, with `phrases` only these (key, before, after). Return how many
+        were removed. Raises StoreTrouble; then its sentence says what remains to be done.
         """
         conditions = {"pool = ?": pool, "conversation = ?": conversation}
         given = {condition: value for condition, value in conditions.items() if value is not None}
@@ -340,7 +339,7 @@ def _delete_all(connection: sqlite3.Connection) -> int:
 
 
 def _delete_where(connection: sqlite3.Connection, where: str, values: tuple[int, ...]) -> int:
-    """Delete the phrases `where` that holds, and return how many; no trigger runs for each of them."""
+    """Delete the phrases that match `where`, and return how many; no trigger runs for each of them."""
     query = f"SELECT pool, count(*) FROM phrase WHERE {where} GROUP BY pool"
     counts = connection.execute(query, values).fetchall()
     with without_triggers(connection, "phrase"):
@@ -359,7 +358,7 @@ def _learn(
     conversation: int | None,
     limit: int,
 ) -> None:
-    # Every phrase has a tick of its own, so "least recently used" never ties, also between processes.
+    # Every phrase has a separate tick, so "least recently used" never ties, also between processes.
     changed = connection.execute(
         "UPDATE pool SET tick = tick + ?, used = ? WHERE id = ?",
         (len(phrases) + len(refused) + len(used), time.time(), pool),
@@ -379,7 +378,7 @@ def _learn(
 
 
 def _is_sound(row: tuple[object, ...]) -> bool:
-    """Whether a row is a phrase: packed tokens, and whole numbers."""
+    """Return whether a row is a valid phrase: packed tokens, and whole numbers."""
     key, before, after, uses = row
     return all(isinstance(number, int) for number in (key, uses)) and all(
         isinstance(packed, bytes) for packed in (before, after)

@@ -1,7 +1,7 @@
-"""The rows of a damaged file that can still be read, copied into a new one.
+"""Copies the readable rows of a damaged file into a new one.
 
-SQLite stops at a damaged page. So a table is read from both ends, and what lies between is halved until it is read
-or known to be unreadable. Only rows are copied, so nothing that was deleted comes back.
+SQLite stops at a damaged page. So a table is read from both ends, and the part in between is halved until it is read or
+known to be unreadable. Only rows are copied, so nothing that was deleted comes back.
 """
 
 import sqlite3
@@ -12,17 +12,18 @@ from localspec.quantities import counted
 from localspec.store.cleaning import mark
 from localspec.store.history_tables import without_triggers
 
-TABLES = ("sqlite_sequence", "conversation", "turn", "pool", "measurement", "draft")  # the first keeps ids from use
+# # the first keeps ids from being used again
+TABLES = ("sqlite_sequence", "conversation", "turn", "pool", "measurement", "draft")
 LAST = 2**63 - 1
-MOST_HALVINGS = 20_000  # of one table; each takes some 20 µs
+MOST_HALVINGS = 20_000  # of one table; each takes about 20 µs
 
-Gap = tuple[int, int]  # the first and the last key of a range that cannot be read
+Gap = tuple[int, int]  # the first and the last key of an unreadable range
 
 
 def carry_over(source: sqlite3.Connection, target: sqlite3.Connection) -> str:
-    """Copy what can be read into an empty store, in a transaction; return what that is, or nothing.
+    """Copy the readable part into an empty store, in a transaction; return its description, or an empty text.
 
-    Raise sqlite3.Error for what goes wrong with the target only.
+    Raises sqlite3.Error only for errors of the target.
     """
     with without_triggers(target, "turn"), without_triggers(target, "phrase"):
         gaps = {table: _copy(source, target, table, "rowid") for table in TABLES}
@@ -39,7 +40,8 @@ def carry_over(source: sqlite3.Connection, target: sqlite3.Connection) -> str:
 
 
 def _join(target: sqlite3.Connection, gaps: Sequence[Gap]) -> None:
-    """Leave no turn without a conversation, nor one without turns. Rows of conversations in `gaps` are made up."""
+    """Leave no turn without a conversation, and no conversation without turns. Rows of conversations in `gaps` are made
+    up."""
     query = """SELECT conversation, min(asked), max(asked) FROM turn
         WHERE conversation NOT IN (SELECT id FROM conversation) GROUP BY conversation"""
     for conversation, first, last in target.execute(query).fetchall():
@@ -53,9 +55,9 @@ def _join(target: sqlite3.Connection, gaps: Sequence[Gap]) -> None:
 
 
 def _account(source: sqlite3.Connection, target: sqlite3.Connection, gaps: bool, before: int | None) -> str:
-    """Return how much was copied. The turns that were there stand in an index, too.
+    """Return how much was copied. The former number of turns is also in an index.
 
-    There were phrases `before`; None where nobody knows how many.
+    There were phrases `before`; None if that is unknown.
     """
     index, unknown = "SELECT conversation, id FROM turn INDEXED BY turn_by_conversation", list[Gap]()
     there = set(target.execute("SELECT conversation, id FROM turn").fetchall())
@@ -78,7 +80,7 @@ def _account(source: sqlite3.Connection, target: sqlite3.Connection, gaps: bool,
 def _copy(
     source: sqlite3.Connection, target: sqlite3.Connection, table: str, key: str, condition: str = "", into: str = ""
 ) -> list[Gap]:
-    """Copy the rows of a table that can be read; return the ranges of `key` in which some cannot."""
+    """Copy the readable rows of a table; return the ranges of `key` with unreadable ones."""
     try:
         there = {name for _, name, *_ in source.execute(f"PRAGMA table_info({table})")}
     except sqlite3.DatabaseError:
@@ -96,7 +98,7 @@ def _copy(
 def _rows(
     source: sqlite3.Connection, select: str, key: str, condition: str, gaps: list[Gap]
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows that can be read, the first column of which is `key`; add the ranges of others to `gaps`."""
+    """Yield the readable rows, whose first column is `key`; add the ranges of others to `gaps`."""
     ranges, halvings = [(0, LAST)], 0
     while ranges:
         low, high = ranges.pop()
@@ -107,7 +109,7 @@ def _rows(
                     yield row
                     low, high = (min(row[0] + 1, LAST), high) if order == "ASC" else (low, row[0] - 1)
                 break
-            except sqlite3.DatabaseError:  # this page cannot be read: what lies after it is reached from the other end
+            except sqlite3.DatabaseError:  # this page cannot be read: rows after it are reached from the other end
                 pass
         else:
             halvings += 1

@@ -1,4 +1,4 @@
-"""Words that are searched for: what the index is asked for them, and a line of text around one."""
+"""Searched words: the query of the index for them, and a line of text around one."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ TRIGRAMS = 60
 
 
 def fold(text: str) -> str:
-    """Return a text in which equal looks are equal, in upper and lower case: É is é, however its accent is written, and
-    ß is ss.
+    """Return a text in which characters that look the same are the same, in upper and lower case: É is é, however its
+    accent is encoded, and ß is ss.
 
-    As earlier versions did, İ and ı are i. Different looks stay different (NFC): ² is not 2, and … is not three dots.
+    As in earlier versions, İ and ı are i. Different looks stay different (NFC): ² is not 2, and … is not three dots.
     """
     if text.isascii():
         return text.lower()
@@ -24,18 +24,18 @@ def fold(text: str) -> str:
 
 
 def folded_words(words: str) -> list[str]:
-    """Parts of text between white space, as they are looked for."""
+    """Return the parts of text between white space, folded for the search."""
     return [fold(word) for word in words.split()]
 
 
 def hold(wanted: Sequence[str], *texts: str) -> bool:
-    """Whether each of the words stands in one of the texts."""
+    """Return whether each of the words is in one of the texts."""
     folded = [fold(text) for text in texts]
     return all(any(word in text for text in folded) for word in wanted)
 
 
 def span(word: str, text: str) -> tuple[int, int] | None:
-    """Where it stands first, and where that ends, in the text as it is."""
+    """Return where the word first begins and ends in the original text."""
     folded = fold(text)
     begin = folded.find(word)
     if begin < 0:
@@ -53,7 +53,7 @@ def span(word: str, text: str) -> tuple[int, int] | None:
 
 
 def index_query(words: Sequence[str]) -> str:
-    """Return the query for turns that may hold these words. It is empty if no word has trigrams in any spelling.
+    """Return the query for turns that may have these words; empty if no word has trigrams in any spelling.
 
     The index has text as it is written. A word that has both ss and ß is found as it is typed, or with only ss or only
     ß.
@@ -69,14 +69,14 @@ def index_query(words: Sequence[str]) -> str:
 
 
 def trigram_query(words: Sequence[str], most: int = TRIGRAMS) -> str:
-    """Return the query for turns that hold the trigrams of these words. It is empty if no word is long enough."""
-    # Quoted, so that nothing in them is syntax; bounded, since a query may not grow without end.
+    """Return the query for turns with the trigrams of these words; empty if no word is long enough."""
+    # Quoted, so that nothing in them is syntax; limited, since a query must not grow without end.
     trigrams = dict.fromkeys(word[start : start + 3] for word in words for start in range(len(word) - 2))
     return " ".join('"' + trigram.replace('"', '""') + '"' for trigram in list(trigrams)[:most])
 
 
 def excerpt(word: str, prompt: str, reply: str) -> str:
-    """One line of text around the word."""
+    """Return one line of text around the word."""
     text, hit = next(((text, hit) for text in (prompt, reply) if (hit := span(word, text))), (prompt, None))
     start = max(0, hit[0] - BEFORE_HIT) if hit else 0
     line = one_line(text[start : start + EXCERPT])
@@ -95,10 +95,10 @@ class Hit(NamedTuple):
 
 
 def hits(messages: Sequence[tuple[str, str]], words: str, first: int = 0) -> list[Hit]:
-    """Return the messages that hold all the words, the newest first, of turns from number `first` on.
+    """Return the messages with all the words, the newest first, of turns from number `first` on.
 
-    As in the search of conversations, a prompt and its reply may hold them together; then the one with the first word
-    counts.
+    As in the search of conversations, the words may be in a prompt and its reply together; then the one with the first
+    word counts.
     """
     wanted = folded_words(words)
     found: list[Hit] = []

@@ -1,4 +1,4 @@
-"""What localspec keeps between sessions, in one file: phrases, measurements, conversations, drafts."""
+"""The data saved between sessions, in one file: phrases, measurements, conversations, drafts."""
 
 import os
 import sqlite3
@@ -15,7 +15,7 @@ from localspec.store.opening import Schema
 from localspec.store.phrases import PoolNames
 from localspec.store.salvage import carry_over
 
-# Only ever append: files out there have been through the ones that stand here.
+# Only ever append: existing files have been through the ones listed here.
 MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [
     phrases.make_pools,
     measurements.make_measurements,
@@ -36,8 +36,8 @@ PROBES = (*phrases.PROBES, *measurements.PROBES, *history_tables.PROBES, *drafts
 class Store:
     """The open store. It may be used from any thread; calls wait for each other.
 
-    `history` is the conversations in it, `drafts` what was typed and not sent yet, `phrases` the pools of phrases,
-    `measurements` what was measured here.
+    `history` are the conversations, `drafts` unsent text, `phrases` the pools of phrases, `measurements` those of this
+    machine.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class Store:
 
     @classmethod
     def open(cls, path: Path, notice: Callable[[str], None], limit: int = 100_000) -> Self:
-        """Open or make the store at `path`; `limit` bounds the phrases of one pool.
+        """Open or make the store at `path`; `limit` is the most phrases of one pool.
 
-        Never fails: a broken file or one of a newer version is set aside, one that can only be read is read, and
-        where nothing works the store lives in memory. Each of these is reported to `notice` in one sentence.
+        It never fails: a broken file, or one of a newer version, is set aside, a read-only one is read, and otherwise
+        the store is in memory. Each of these is reported to `notice` in one sentence.
         """
         known: dict[int, PoolNames] = {}
 
@@ -85,7 +85,7 @@ class Store:
         self._database.close()
 
     def raise_damage(self) -> None:
-        """Let each call that finds damage in the file raise StoreTrouble, once what can be read was saved."""
+        """Let each call that finds damage in the file raise StoreTrouble, after its readable part was saved."""
 
         def stop(sentence: str) -> None:
             raise StoreTrouble(sentence)
@@ -94,20 +94,20 @@ class Store:
 
     @property
     def path(self) -> Path | None:
-        """The file, or None where the store lives in memory only."""
+        """The file, or None if the store is only in memory."""
         return self._database.path
 
     @property
     def read_only(self) -> bool:
-        """True where phrases can be used and none can be kept."""
+        """Whether phrases can be used but not saved."""
         return self._database.read_only
 
 
 @contextmanager
 def user_store(notice: Callable[[str], None], create: bool) -> Iterator[Store | None]:
-    """Open the user's own store; None where there is none yet, unless `create`: looking must not make one."""
+    """Open the user's own store; None if there is none yet, unless `create`: looking must not make one."""
     database = Paths(home()).database
-    if not create and not os.path.exists(database):  # nor where no file can have such a name
+    if not create and not os.path.exists(database):  # nor if no file can have such a name
         yield None
         return
     with Store.open(database, notice) as store:

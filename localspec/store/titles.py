@@ -5,9 +5,9 @@ import re
 from localspec.text import one_line
 
 LONGEST = 60
-SHORTEST = 3  # letters that must be left: "please" alone is a title, too
+SHORTEST = 3  # letters that must remain: "please" by itself is a title, too
 
-# Where nothing but these is left, the prompt is better known by all its words.
+# If only these remain, the whole prompt is the better title.
 _EMPTY = frozenset(
     [
         "a",
@@ -61,7 +61,7 @@ _EMPTY = frozenset(
         "your",
     ]
 )
-# What prompts begin with, whatever they are about; each of them may follow another.
+# Beginnings of prompts that do not matter; each may follow another.
 _FILLER = re.compile(
     r"""(hi|hello|hey)(\ (there|again|all|everyone|everybody|folks|guys|you))?\b[\s,.!?:]*
     | (please|ok|okay|so|now|well|thanks|thank\ you)\b[\s,.!?:]*
@@ -76,9 +76,7 @@ _FILLER = re.compile(
 
 
 def title_of(prompt: str) -> str:
-    """Return the first words of a prompt, on one safe line, without greetings, pleas and the like, cut between
-    words.
-    """
+    """Return the first words of a prompt, on one safe line, without greetings and similar filler, cut between words."""
     whole = title = one_line(prompt)
     asked = False
     while found := _FILLER.match(title):
@@ -88,13 +86,13 @@ def title_of(prompt: str) -> str:
             return cut(whole)
     if _EMPTY.issuperset(re.findall(r"[\w']+", title.lower())):
         return cut(whole)
-    if asked:  # what is left is no question
+    if asked:  # the rest is not a question
         title = title.rstrip("?! .")
     return cut(title[:1].upper() + title[1:]) if title != whole else cut(whole)
 
 
 def cut(line: str) -> str:
-    """At most 60 characters of a line; where some are missing it ends in an ellipsis, behind a whole word if it can."""
+    """Return at most 60 characters of a line; a cut line ends in an ellipsis, after a whole word if possible."""
     if len(line) <= LONGEST:
         return line
     kept = line[: LONGEST - 1]

@@ -1,9 +1,9 @@
-"""Values of a row as they should be, whoever wrote them. An invalid one costs that value, never a command."""
+"""Reads values of a row, whoever wrote them. An invalid one costs only that value, never a command."""
 
 import math
 
 _LATEST = 253_000_000_000.0  # seconds since 1970: the year 9987, after which calendars end
-_LARGEST = 1e30  # no figure of a machine is so large
+_LARGEST = 1e30  # no figure of a machine is as large
 
 
 def text(value: object) -> str:
@@ -25,7 +25,7 @@ def count(value: object) -> int:
 
 
 def is_measured(value: object) -> bool:
-    """Whether a JSON value holds no number that nothing on a machine can have."""
+    """Return whether a JSON value has only numbers that a machine can have."""
     if isinstance(value, dict):
         return all(map(is_measured, value.values()))
     if isinstance(value, list):
