@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from localspec.chat.start import StartedChat
     from localspec.serving.server_engine import NamedServer
 
-CLOSE_SECONDS = 2.0  # for the step under way and the store
-BUSY_SECONDS = 0.5  # in which the screen begins to end after a signal; else the process ends without it
+CLOSE_SECONDS = 2.0  # for the current step and the store
+BUSY_SECONDS = 0.5  # in which the screen begins to end after a signal; otherwise the process ends without it
 
 
 def chat(
@@ -34,7 +34,7 @@ def chat(
     the conversation is opened or its model loaded, invalid colours and keys of the settings, and inner failures, after
     the terminal is restored and the conversation saved.
     """
-    gc.disable()  # until the first paint, which would come a tenth later
+    gc.disable()  # until the first paint, which would come a tenth of a second later
     with background.asked(settings.theme) as answer:
         return _chat(settings, prompt, files, resume, answer, hint)
 
@@ -52,7 +52,7 @@ def _chat(
     from localspec_tui.engine_thread import EngineThread
 
     def opening(at_the_end: ExitStack, notice: Callable[[str], None]) -> "StartedChat":
-        gc.freeze()  # what is there by now stays to the end, and need not be looked through again
+        gc.freeze()  # existing objects stay to the end, and need not be scanned again
         gc.enable()
         if hint:
             notice(hint)
@@ -64,13 +64,13 @@ def _chat(
 
     @cache
     def behind() -> "NamedServer":
-        from localspec.serving.server_engine import NamedServer  # what opens connections
+        from localspec.serving.server_engine import NamedServer  # opens connections
 
         return NamedServer(settings)
 
     def load(*asked: Any, **how: Any) -> "Answerer":
         engine = loading.load(*asked, **how) if settings.elsewhere is None else behind().load(*asked, **how)
-        gc.freeze()  # or the screen would go through all of it in the middle of a reply, while keys wait
+        gc.freeze()  # otherwise a scan of all objects would delay keys in the middle of a reply
         return engine
 
     terminal.prepare()
@@ -81,7 +81,7 @@ def _chat(
     log, gone = Paths(environment.home()).logs / "native.log", partial(app.leave, terminal.HANGUP)
 
     def overdue(code: int) -> None:
-        """End the process where the screen is too busy to do so: what was said and typed is kept, as at any end."""
+        """End the process if the screen is too busy to do so: conversation and draft are saved, as at any end."""
         if app.ends.wait(BUSY_SECONDS) or over.is_set():
             return
         sys.setswitchinterval(interpreter.AT_ONCE)  # the busy screen gets the interpreter last
@@ -112,11 +112,11 @@ def _chat(
     if not ended:
         atexit.register(terminal.end_without_waiting, code)
     if app.failure:
-        for sentence in engine.outlet.held or ():  # what was found broken may be why
+        for sentence in engine.outlet.held or ():  # damage found earlier may be the cause
             print(drawable(f"localspec: {one_line(sentence)}", sys.stderr), file=sys.stderr)
         raise app.failure
     farewell = engine.farewell(app.unsent_lost)
     if farewell and (code != terminal.HANGUP or terminal.is_there()):  # that signal may be sent by hand
-        with suppress(OSError):  # nobody is there to read it
+        with suppress(OSError):  # there may be no reader
             print(drawable(farewell, sys.stderr), file=sys.stderr, flush=True)
     return code

@@ -36,7 +36,7 @@ AROUND_TOAST = 2  # columns around its text
 
 
 class ChatApp(StoppableApp):
-    """`failure` is what ended it, where that was no key and no signal."""
+    """The chat application. `failure` is what ended it, if that was neither a key nor a signal."""
 
     CSS_PATH = "app.tcss"
     TITLE = "localspec"
@@ -62,9 +62,9 @@ class ChatApp(StoppableApp):
         self.theme = themes.shown(self._theme, self._light)
         self.failure: Exception | None = None
         self.code = 0  # the exit code
-        self._left: int | None = None  # the exit code, once a signal came
-        self.toast: Notification | None = None  # that was shown last
-        self.ends = threading.Event()  # once what a signal asked for is being done
+        self._left: int | None = None  # the exit code, after a signal
+        self.toast: Notification | None = None  # the last one
+        self.ends = threading.Event()  # set once the end requested by a signal has begun
 
     def get_default_screen(self) -> Screen[None]:
         return self._chat
@@ -82,16 +82,16 @@ class ChatApp(StoppableApp):
             self.exit(return_code=self._left)
 
     def keep_unsent(self) -> None:
-        """When it has ended, however it did: what was typed and not sent is kept for the next chat."""
+        """Save the unsent draft for the next chat, after the application has ended in any way."""
         self._chat.draft.save_now()
 
     @property
     def unsent_lost(self) -> str:
-        """Why what was typed and not sent is not kept, after `keep_unsent`; nothing where it is."""
+        """Return why the draft is not saved, after `keep_unsent`; empty if it is."""
         return self._chat.draft.trouble
 
     def end_download(self, seconds: float) -> None:
-        """When it has ended: waits so long for what was being fetched to be put away."""
+        """Wait this long for a download to be stopped, after the application has ended."""
         self._chat.download.give_up()
         self._chat.download.wait(seconds)
 
@@ -110,9 +110,9 @@ class ChatApp(StoppableApp):
         super().exit(result, return_code, message)
 
     def bell(self) -> None:
-        """Note an exception: Textual rings before it shows one, and what it shows is not printed.
+        """Note an exception: Textual rings before it shows one, and its own report is not printed.
 
-        Widgets that come while the chat ends find no place any more, which is no failure.
+        Widgets that appear while the chat ends cannot be mounted, which is not a failure.
         """
         error = sys.exception()
         if isinstance(error, Exception) and not (self.leaving and isinstance(error, MountError)):
@@ -131,12 +131,12 @@ class ChatApp(StoppableApp):
     # -- keys ---------------------------------------------------------------------------------------------------------
 
     def action_interrupt(self) -> None:
-        """Where something is selected, the screen has copied it before this."""
+        """Leave the chat if nothing is selected; otherwise the screen has already copied the selection."""
         if not self._chat.turns.stop_reply():
             self.notify(f"{keymap.key(self, 'app.quit')} quits.", markup=False)
 
     def action_all_keys(self) -> None:
-        """Of the dialog in front."""
+        """Show all keys of the dialog in front."""
         from localspec_tui.screens.palette import AllKeysScreen
 
         self.push_screen(AllKeysScreen(self.screen))
@@ -157,25 +157,26 @@ class ChatApp(StoppableApp):
         if isinstance(event, events.Paste):
             event.text = safe(re.sub("\r\n?", "\n", event.text))
         if isinstance(event, events.Key) and event.key.startswith("alt+") and event.key in self.screen.active_bindings:
-            event.character = None  # most terminals send Escape and the letter, which Textual gives as a letter as well
+            event.character = None  # most terminals send Escape and the letter, which Textual also reports as a letter
         typed = isinstance(event, events.Paste) or (isinstance(event, events.Key) and self._is_typed(event))
         if typed and self.screen is self._chat and not self._chat.types_elsewhere:
             self._chat.type_here()
         await super().on_event(event)
 
     def _is_typed(self, key: events.Key) -> bool:
-        """Letters, and what only the prompt has a use for, such as Enter, while a message has the focus."""
+        """Return whether a key is a letter, or one that only the prompt uses, such as Enter while a message
+        has the focus."""
         return key.is_printable or (self._chat.is_for_prompt(key.key) and key.key not in self.screen.active_bindings)
 
     @property
     def clipboard(self) -> str:
-        """What was copied here, for ctrl+v."""
+        """Return the text copied here, for ctrl+v."""
         return one_line(super().clipboard) if isinstance(self.focused, Input) else safe(super().clipboard)
 
     def copy_to_clipboard(self, text: str, what: str = "") -> None:
-        """To the terminal, and wherever else it may arrive; a toast says where it did, and `what` it was.
+        """Copy to the terminal and to other clipboards; a toast says where it went, and `what` it was.
 
-        Where nothing is selected there is nothing to copy: it would take away what the clipboard holds.
+        Without a selection nothing is copied: that would overwrite the clipboard.
         """
         if not text:
             return
@@ -195,7 +196,7 @@ class ChatApp(StoppableApp):
 
     @property
     def leaving(self) -> bool:
-        """Whether a signal came, also where nothing could be done about it yet."""
+        """Whether a signal arrived, even if it could not be handled yet."""
         return self._left is not None
 
     # -- toasts -------------------------------------------------------------------------------------------------------
@@ -205,7 +206,7 @@ class ChatApp(StoppableApp):
         super().notify(f"{title}: {message}" if title else message, **how)
 
     def on_notify(self, event: Notify) -> None:
-        """Clear the toast before, because each takes a line of the chat."""
+        """Clear the previous toast, because each takes a line of the chat."""
         self.clear_notifications()
         self.toast = event.notification
 
@@ -213,7 +214,7 @@ class ChatApp(StoppableApp):
         self.toast = None
         super().clear_notifications()
         with suppress(ScreenStackError):  # before the first screen
-            self.screen.query("ToastHolder").remove()  # Textual would leave their room
+            self.screen.query("ToastHolder").remove()  # Textual would leave their space
 
     @property
     def toasts(self) -> list[Notification]:
@@ -221,12 +222,12 @@ class ChatApp(StoppableApp):
         return [self.toast] if self.toast is not None and not self.toast.has_expired else []
 
     def push_screen(self, *screen: Any, **how: Any) -> Any:
-        """Clear the toast of the screen below."""
+        """Open a screen; clear the toast of the one below."""
         self.clear_notifications()
         return super().push_screen(*screen, **how)
 
     def pop_screen(self) -> Any:
-        """Likewise on the way back."""
+        """Close a screen, and clear its toast."""
         self.clear_notifications()
         return super().pop_screen()
 
@@ -234,7 +235,7 @@ class ChatApp(StoppableApp):
 
     @cached_property
     def available_themes(self) -> dict[str, Theme]:
-        """All of them, without a copy: Textual asks for them with each line that it draws."""
+        """Return all themes, without a copy: Textual asks for them with each line that it draws."""
         return super().available_themes
 
     def on_background_known(self, known: messages.BackgroundKnown) -> None:
@@ -252,7 +253,7 @@ class ChatApp(StoppableApp):
             self.theme = themes.shown(command.args[0], self._light)
 
     def on_command_palette_closed(self, closed: CommandPalette.Closed) -> None:
-        """Show the theme of before, where none was chosen."""
+        """Restore the previous theme if none was chosen."""
         if not closed.option_selected:
             self.theme = themes.shown(self._theme, self._light)
 

@@ -1,7 +1,7 @@
-"""Is the terminal light or dark? It is asked before anything is imported, and its answer comes among what is typed.
+"""Asks the terminal whether it is light or dark, before anything is imported; the answer arrives among typed keys.
 
-Nobody waits for it: it is there by the time Textual reads keys, or comes later, or never. So nothing that is typed
-ahead is read by anybody else, and a slow line costs no time. Textual, which would take it for keys, is not shown it.
+Nobody waits for it: it is there by the time Textual reads keys, or comes later, or never. So no typed text is lost, and
+a slow line costs no time. The answer is hidden from Textual, which would take it for keys.
 """
 
 import os
@@ -14,10 +14,10 @@ from contextlib import contextmanager, suppress
 
 from localspec import environment
 
-QUESTION = b"\x1b]11;?\x1b\\"  # OSC 11; what does not know it leaves it out
-AWAITED = 5.0  # seconds for an answer to come; later ones are of no use, and would be keys
-LINGER = 1.0  # for the answer to a chat that has failed at once: else it would stand at the shell's prompt
-BRIGHT = 0.5  # of the way from black to white, as people see it
+QUESTION = b"\x1b]11;?\x1b\\"  # OSC 11; terminals that do not know it ignore it
+AWAITED = 5.0  # seconds to wait for an answer; later ones are useless, and would be keys
+LINGER = 1.0  # seconds for the answer if a chat fails at once: otherwise it would appear at the shell's prompt
+BRIGHT = 0.5  # of the way from black to white, as perceived
 
 _ANSWER = re.compile(
     r"\x1b\]11;rgba?:([0-9a-f]{1,4})/([0-9a-f]{1,4})/([0-9a-f]{1,4})(?:/[0-9a-f]{1,4})?(?:\x07|\x1b\\)", re.IGNORECASE
@@ -26,7 +26,7 @@ _BEGUN = re.compile(r"\x1b\](?:1(?:1(?:;[rgba:0-9a-f/]{0,30}\x1b?)?)?)?\Z", re.I
 
 
 def askable() -> bool:
-    """Whether a terminal is there that will not draw the question, nor answer what was not asked."""
+    """Return whether there is a terminal that will neither draw the question nor send unrequested answers."""
     if sys.platform == "win32" or environment.terminal_kind() in ("", "dumb", "linux") or environment.in_screen():
         return False
     if sys.__stdin__ is None or sys.__stderr__ is None:
@@ -38,20 +38,20 @@ def askable() -> bool:
 
 
 class Answer:
-    """What comes from the terminal after the question; calls `tell` once with whether it is light."""
+    """A filter of the terminal's input after the question; it calls `tell` once with whether it is light."""
 
     def __init__(self, awaited: bool = True) -> None:
-        self.show_again: Callable[[], None] = lambda: None  # what is typed, once the chat has ended
-        self._held = ""  # the beginning of what may be the answer
+        self.show_again: Callable[[], None] = lambda: None  # typed text, after the chat has ended
+        self._held = ""  # the beginning of a possible answer
         self._escape = ""  # the last character, if it is one
         self._end = time.monotonic() + AWAITED
         self.tell: Callable[[bool], object] = lambda _: None
         self.awaited = awaited
 
     def without(self, data: str) -> str:
-        """Return the next piece without the terminal's answer. A possible part of it comes with a later piece.
+        """Return the next piece without the terminal's answer. A possible part of it is held back.
 
-        An escape at the end of a piece is the key: it is passed on at once, and remembered for what comes behind it.
+        An escape at the end of a piece is the key: it is passed on at once, and remembered in case an answer follows.
         """
         if not self.awaited:
             return data
@@ -79,7 +79,7 @@ def _is_light(*channels: str) -> bool:
 
 @contextmanager
 def asked(theme: str) -> Iterator[Answer]:
-    """Asks where the theme depends on it and a terminal can be asked; until the end it does not show what comes."""
+    """Ask if the theme depends on it and a terminal can be asked; hide the answer until the end."""
     if theme != "auto" or not askable():
         yield Answer(awaited=False)
         return
@@ -87,7 +87,7 @@ def asked(theme: str) -> Iterator[Answer]:
 
     began = time.monotonic()
     try:
-        assert sys.__stdin__ and sys.__stderr__  # a terminal is there
+        assert sys.__stdin__ and sys.__stderr__  # there is a terminal
         terminal = sys.__stdin__.fileno()
         before = termios.tcgetattr(terminal)
         silent = termios.tcgetattr(terminal)
@@ -114,7 +114,7 @@ def asked(theme: str) -> Iterator[Answer]:
 
 
 def _drain(terminal: int, answer: Answer, end: float) -> None:
-    """Wait for an answer that nobody came to read; what is typed meanwhile is lost, as it is to whatever ends."""
+    """Wait for an answer that nobody read; text typed meanwhile is lost, as in any program that ends."""
     import termios
     import tty
 

@@ -41,7 +41,7 @@ def _to_desktop(text: str) -> bool:
 
 
 def _to_tmux(text: str) -> bool:
-    """`-w` asks tmux to hand it on to its own terminal."""
+    """Copy to tmux's buffer; `-w` asks tmux to pass it on to its own terminal."""
     if not environment.inside_tmux():
         return False
     command = ["tmux", "load-buffer", "-w", "-"]
@@ -58,7 +58,7 @@ def _to_file(text: str, file: Path) -> bool:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)
         with open(os.open(file, flags, 0o600), "w", encoding="utf-8") as opened:
             if os.name == "posix":
-                os.fchmod(opened.fileno(), 0o600)  # one that was there may be open to others
+                os.fchmod(opened.fileno(), 0o600)  # an existing one may be readable for others
             opened.write(text)
     except OSError:
         return False
@@ -66,23 +66,23 @@ def _to_file(text: str, file: Path) -> bool:
 
 
 class CodeBlock(NamedTuple):
-    """What stands between two fences, or indented, without its last line break; `language` may be empty."""
+    """The text between two fences, or an indented block, without its last line break; `language` may be empty."""
 
     language: str
     text: str
 
 
 def code_blocks(source: str) -> list[CodeBlock]:
-    """All of a message, in their order."""
-    from localspec_tui.markdown_parser import parser  # which takes a while to import
+    """Return all code blocks of a message, in order."""
+    from localspec_tui.markdown_parser import parser  # slow to import
 
     found = (token for token in parser().parse(source) if token.type in ("fence", "code_block"))
-    # A line break at the end would send the last line to a shell that it is pasted into.
+    # A line break at the end would run the last line in a shell that it is pasted into.
     return [CodeBlock(token.info, token.content.removesuffix("\n")) for token in found]
 
 
 class CodeCopies:
-    """The last block of a message first; asked again for the same message, the one before it, round and round."""
+    """A cycle through the code blocks of a message: the last one first, then those before it."""
 
     def __init__(self) -> None:
         self._source, self._back = "", 0

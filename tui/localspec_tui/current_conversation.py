@@ -1,4 +1,4 @@
-"""The conversation that goes on now, as the engine's thread keeps it: it asks the model, branches, and is replaced."""
+"""The current conversation on the engine's thread: it asks the model, branches, and is replaced."""
 
 import threading
 from collections.abc import Callable, Generator, Mapping
@@ -17,7 +17,7 @@ from localspec_tui.loading import LoadedModel
 from localspec_tui.messages import Outlet
 from localspec_tui.reply_buffer import ReplyBuffer
 
-if TYPE_CHECKING:  # what only the engine's thread needs it imports itself: the first paint does not wait for it
+if TYPE_CHECKING:  # imported on the engine's thread, so that the first paint does not wait
     from pathlib import Path
 
     from localspec.chat.answerer import Answerer
@@ -40,9 +40,9 @@ class CurrentConversation:
         self._model, self._outlet, self._buffer = model, outlet, buffer
         self._first = model.settings.first
         self.now: Conversation
-        self.store: Store | None = None  # None before it is open, and where nothing is saved
+        self.store: Store | None = None  # None before it is open, and if nothing is saved
         self.title: str | None = None  # None before there is a conversation
-        self._unsaved = 0  # turns, as the screen knows
+        self._unsaved = 0  # turns that the screen shows as unsaved
         self._replaced: Mapping[str, Any] | None = None  # figures of the reply that the next one replaces
         self._branched: int | None = None  # the saved conversation from which the next reply branches off
 
@@ -77,7 +77,8 @@ class CurrentConversation:
         self._see_what_is_saved()
 
     def _see_what_is_saved(self) -> None:
-        """Read the title while the store is open, for this thread may have to be left, and post how much is unsaved."""
+        """Read the title while the store is open, in case this thread must be abandoned, and post how much
+        is unsaved."""
         self.title = self.now.title
         if self.now.unkept != self._unsaved:
             self._unsaved = self.now.unkept
@@ -139,7 +140,7 @@ class CurrentConversation:
 
     def _latest(self) -> "ConversationInfo | None":
         """Return the conversation that was used last, if one is saved."""
-        with suppress(LocalspecError):  # no user waits for it
+        with suppress(LocalspecError):  # the user is not waiting for it
             found = self.store.history.conversations(1, lambda info: info.for_a_chat) if self.store else ()
             return next(iter(found), None)
         return None
@@ -187,7 +188,7 @@ class CurrentConversation:
         begun, trouble = False, None
         if engine is not None and live is not None and not stop.is_set():
             trace.untold = engine.decode is None
-            trace.decode = engine.decode or trace.decode  # the model may be gone when somebody looks
+            trace.decode = engine.decode or trace.decode  # the model may be gone when the trace is shown
             engine.wanted = lambda: not stop.is_set()
             try:
                 events = self._ask(engine, live, prompt, replaced)

@@ -1,4 +1,4 @@
-"""A text changed in an editor of one's own, which has the terminal meanwhile."""
+"""Edits a text in the user's editor, which has the terminal meanwhile."""
 
 import os
 import shlex
@@ -23,7 +23,7 @@ from localspec_tui.widgets.typed_text import TypedText
 if TYPE_CHECKING:
     from localspec_tui.app import ChatApp
 
-LONGEST = 64 * MIB  # bytes of what comes back
+LONGEST = 64 * MIB  # bytes of the result
 LOOK_SECONDS = 0.2
 NONE_NAMED = "No editor is named; set VISUAL or EDITOR to one, for example export EDITOR=nano."
 
@@ -37,7 +37,8 @@ def edited(text: str, command: str | None, leaving: Callable[[], bool]) -> str:
     """
     if not command or not (words := _words(command)):
         raise UsageMistake(NONE_NAMED)
-    with tempfile.TemporaryDirectory(prefix="localspec-", ignore_cleanup_errors=True) as folder:  # for its owner alone
+    # # readable only for its owner
+    with tempfile.TemporaryDirectory(prefix="localspec-", ignore_cleanup_errors=True) as folder:
         file, name = Path(folder, "prompt.md"), Path(words[0]).name
         with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as opened:
             opened.write(text)
@@ -59,14 +60,14 @@ def edited(text: str, command: str | None, leaving: Callable[[], bool]) -> str:
 
 
 def edit_prompt(app: App[Any], prompt: TypedText) -> None:
-    """Give the terminal to the editor, and takes it back; a prompt whose editor failed stays as it was."""
+    """Give the terminal to the editor, and take it back; a prompt whose editor failed stays unchanged."""
     text, mistake = prompt.text, ""
     if environment.editor() is None:
         app.notify(NONE_NAMED, markup=False)
         return
     try:
-        with _left_alone(), app.suspend():  # which would not take the terminal back after an exception
-            interpreter.borrow_core(None)  # nothing is drawn for minutes, and a reply may go on
+        with _left_alone(), app.suspend():  # `suspend` would not take the terminal back after an exception
+            interpreter.borrow_core(None)  # nothing is drawn for minutes, and a reply may continue
             try:
                 text = edited(text, environment.editor(), lambda: cast("ChatApp", app).leaving)
             except LocalspecError as error:
@@ -82,12 +83,12 @@ def edit_prompt(app: App[Any], prompt: TypedText) -> None:
 def _words(command: str) -> list[str]:
     try:
         return shlex.split(command, posix=os.name == "posix")
-    except ValueError:  # a quote that does not end
+    except ValueError:  # an unclosed quote
         return [command]
 
 
 def _run(words: list[str], leaving: Callable[[], bool]) -> int:
-    """Its exit code; it reads and writes the terminal itself, and not what stands in its place for libraries."""
+    """Run the editor and return its exit code; it uses the terminal itself, not the redirected streams."""
     streams = (sys.__stdin__, sys.__stdout__, sys.__stderr__)
     process = subprocess.Popen(words, **dict(zip(("stdin", "stdout", "stderr"), streams, strict=True)))  # type: ignore[call-overload]
     while True:
@@ -100,9 +101,9 @@ def _run(words: list[str], leaving: Callable[[], bool]) -> int:
 
 @contextmanager
 def _left_alone() -> Iterator[None]:
-    """Ctrl+C is for the editor, from before it has the terminal until after.
+    """Leave Ctrl+C to the editor, from before it has the terminal until after.
 
-    A handler, which a program that is started does not inherit; SIG_IGN it would.
+    With a handler, which child processes do not inherit, unlike SIG_IGN.
     """
     before = signal.signal(signal.SIGINT, lambda *_: None)
     try:

@@ -1,4 +1,4 @@
-"""The one thread that uses the engine and writes to the store. It works off jobs, and posts what happened."""
+"""The only thread that uses the engine and writes to the store. It runs jobs, and posts events."""
 
 import threading
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from localspec_tui.reply_buffer import ReplyBuffer
 
 
 class _Left(BaseException):
-    """The chat was closed while a model was being loaded. Nothing in between may take it for a failure."""
+    """The chat was closed while a model was loading. Nothing in between may take it for a failure."""
 
 
 class EngineThread(threading.Thread):
@@ -28,7 +28,7 @@ class EngineThread(threading.Thread):
 
     def __init__(self, settings: Settings, opening: Opening, loading: Loading) -> None:
         super().__init__(name="engine", daemon=True)  # torch cannot be interrupted: `close` may have to leave it
-        self.settings = settings  # that models are loaded with
+        self.settings = settings  # for loading models
         self.buffer = ReplyBuffer()
         self.traces: list[Trace] = []  # of all replies of this session, the newest last
         self.outlet = Outlet()
@@ -77,12 +77,12 @@ class EngineThread(threading.Thread):
         return None if title is None else farewell(self.conversation.now, title, unsent)
 
     def close(self, seconds: float) -> bool:
-        """End the reply under way, so that it is saved, and close the store. Return whether that ended in time."""
+        """End the current reply, so that it is saved, and close the store. Return whether that finished in time."""
         self._leaving.set()
         self._stops_reply.set()
         if self.ident is None:  # it was never begun
             return True
-        self._jobs.put(lambda: None)  # wakes it
+        self._jobs.put(lambda: None)  # wakes the thread
         self.join(seconds)
         return not self.is_alive()
 
@@ -92,7 +92,7 @@ class EngineThread(threading.Thread):
         """Open the chat, then work off the jobs until it is closed."""
         try:
             with suppress(_Left), ExitStack() as at_the_end:
-                self._open(at_the_end)  # before what keys have requested since the first paint
+                self._open(at_the_end)  # before jobs requested by keys since the first paint
                 while not self._leaving.is_set():
                     self.model.measure(self._is_idle)
                     self._jobs.get()()
@@ -115,7 +115,7 @@ class EngineThread(threading.Thread):
         self.outlet.post(messages.ModelComes(card.name, starters))
         try:
             self.model.load(card, conversation, store)
-        except UsageMistake as error:  # flags that cannot be meant: better reported at once than with every reply
+        except UsageMistake as error:  # impossible flags: better reported at once than with every reply
             self.outlet.post(messages.StartFailed(error))
         except LocalspecError as error:
             self.outlet.post(messages.ModelFailed(str(error)))

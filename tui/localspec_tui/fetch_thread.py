@@ -1,4 +1,4 @@
-"""The thread that fetches a model while one goes on chatting, as `localspec pull` does. It knows of no prompt."""
+"""The thread that fetches a model during the chat, as `localspec pull` does. It never sees a prompt."""
 
 import os
 import sys
@@ -12,24 +12,25 @@ from localspec.config import Settings
 from localspec.errors import DoesNotFit, LocalspecError, first_line
 from localspec_tui import messages
 
-NICENESS = 10  # the reply under way goes first
+NICENESS = 10  # the current reply comes first
 
 
 class FetchThread(threading.Thread):
-    """Fetches one model, once somebody has agreed to what it takes. Every public method returns at once."""
+    """A thread that fetches one model after the user has agreed to the plan. Every public method returns at once."""
 
     def __init__(self, model: str, settings: Settings, post: Callable[[Message], object]) -> None:
-        super().__init__(name="fetch", daemon=True)  # a server that says nothing keeps nobody here
+        super().__init__(name="fetch", daemon=True)  # a server that does not answer does not keep the program running
         self.model = model  # a registered name, or a repository
         self.bytes: tuple[int, int] | None = None  # that are here, and in all
-        self.stage = ""  # what takes a while beside fetching, in words
+        self.stage = ""  # work other than fetching, in words
         self._settings, self._post_message = settings, post
         self._agreed, self._given_up = threading.Event(), threading.Event()
 
-    # -- what the screen asks for -------------------------------------------------------------------------------------
+    # -- requests of the screen
+    # -------------------------------------------------------------------------------------------
 
     def agree(self) -> None:
-        """To the plan: now it is fetched."""
+        """Agree to the plan, which starts the download."""
         self._agreed.set()
 
     def give_up(self) -> None:
@@ -39,13 +40,13 @@ class FetchThread(threading.Thread):
 
     @property
     def given_up(self) -> bool:
-        """Whether it was asked to end; it may take a moment."""
+        """Return whether the download was stopped; it may take a moment."""
         return self._given_up.is_set()
 
     # -- the thread itself --------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        if sys.platform == "linux":  # where a thread has a niceness of its own
+        if sys.platform == "linux":  # where a thread can have its own niceness
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         name = self.model
@@ -61,9 +62,9 @@ class FetchThread(threading.Thread):
         self._post(ended)
 
     def _fetch(self) -> str:
-        """Return a sentence about what is here now.
+        """Return a sentence about the result.
 
-        Raises KeyboardInterrupt if it was stopped, and what a pull raises.
+        Raises KeyboardInterrupt if it was stopped, and the errors of a pull.
         """
         from localspec.events import Reporter
         from localspec.hub.client import given_up_unless
@@ -71,7 +72,7 @@ class FetchThread(threading.Thread):
         from localspec.pulling.heads import NotConverted
         from localspec.pulling.pull import AboutToFetch, Fetched, NothingToFetch, Planned, Wishes, pull
 
-        # Whether it fits into memory is put to whoever agrees, so no flag is asked for.
+        # The dialog says whether it fits into memory, so no flag is needed.
         wishes = Wishes(force=True, settings=self._settings, quiet=True)
         reporter = Reporter(lambda sentence: self._post(messages.Noticed(sentence)), self._reached)
         events = pull(self.model, wishes, reporter, self._came)
@@ -110,5 +111,5 @@ class FetchThread(threading.Thread):
             raise KeyboardInterrupt
 
     def _post(self, message: Message) -> None:
-        with suppress(RuntimeError):  # the screen is gone already
+        with suppress(RuntimeError):  # the screen is already gone
             self._post_message(message)

@@ -1,6 +1,6 @@
-"""Who of this process's threads has Python's interpreter, and a core to compute on: the screen's own first.
+"""Decides which thread has Python's interpreter, and a core: the screen comes first.
 
-For the time of a reply the interpreter is shared, and the engine leaves a core to the screen only while it draws.
+During a reply the interpreter is shared, and the engine leaves a core to the screen only while it draws.
 """
 
 import asyncio
@@ -15,23 +15,24 @@ from textual.app import App
 if TYPE_CHECKING:
     from localspec.chat.answerer import Answerer
 
-# Seconds after which a thread that waits for the interpreter is given it.
+# Seconds after which a waiting thread gets the interpreter.
 SHARED = 0.0005  # a step is hundreds of short operations, and after each one the engine's thread waits again
 AT_ONCE = 0.0001
 KEPT = 0.05  # longer than a piece of drawing
 
 
 class _Answering:
-    engine: "Answerer | None" = None  # that answers now
+    engine: "Answerer | None" = None  # the one that is answering now
 
 
 class _Lender:
-    engine: "Answerer | None" = None  # of whose cores the screen has one
+    engine: "Answerer | None" = None  # the one that has lent a core to the screen
 
 
 @contextmanager
 def shared(engine: "Answerer | None") -> Iterator[None]:
-    """While the engine answers: the screen would cost tokens if it kept the interpreter for as long as it draws."""
+    """Share the interpreter while the engine answers: the screen would cost tokens if it kept it for all of
+    its drawing."""
     _Answering.engine = engine
     try:
         yield
@@ -40,7 +41,7 @@ def shared(engine: "Answerer | None") -> Iterator[None]:
 
 
 def borrow_core(engine: "Answerer | None") -> None:
-    """From this engine, and from no other one; None gives it back. For the screen's thread alone."""
+    """Borrow a core from this engine, and from no other; None returns it. Only the screen's thread may call this."""
     if engine is not _Lender.engine:
         if _Lender.engine is not None:
             _Lender.engine.lend_core(False)
@@ -50,14 +51,14 @@ def borrow_core(engine: "Answerer | None") -> None:
 
 
 class ScreenFirst(selectors.DefaultSelector):
-    """What the event loop of the screen waits with; between two waits it draws, in one go.
+    """The wait of the screen's event loop; between two waits it draws without interruption.
 
-    Loading a model is mostly Python too: imports. Turn by turn with them, drawing takes twice as long, and a typed key
-    waits for it.
+    Loading a model is mostly Python too: imports. Alternating with them, drawing would take twice as long, and a typed
+    key would wait.
     """
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout != 0:  # else there is more to draw, and this only looks what came
+        if timeout != 0:  # otherwise there is more to draw, and this only polls
             borrow_core(None)
         sys.setswitchinterval(AT_ONCE if _Answering.engine is None else SHARED)
         try:
@@ -73,6 +74,6 @@ class ScreenFirst(selectors.DefaultSelector):
 
 
 def run(app: App[Any]) -> None:
-    """As its own `run`, in an event loop that waits with it."""
+    """Run the application like its own `run`, in an event loop that waits with `ScreenFirst`."""
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(ScreenFirst())) as runner:
         runner.run(app.run_async())

@@ -1,4 +1,4 @@
-"""Other keys for what the chat does: the `keymap` of the settings, checked and as Textual takes it."""
+"""The user's keys: the `keymap` of the settings, checked and in Textual's form."""
 
 import string
 import unicodedata
@@ -19,15 +19,15 @@ CHAT = ("localspec_tui.app", "localspec_tui.screens.chat", "localspec_tui.widget
 MODIFIERS = ("alt", "ctrl", "hyper", "meta", "shift", "super")
 SHORT = {"esc": "escape", "pgup": "pageup", "pgdn": "pagedown", "del": "delete", "ins": "insert", "return": "enter"}
 SHOWN = {"escape": "esc", "pageup": "pgup", "pagedown": "pgdn"}
-# What terminals cannot tell from other keys.
+# Keys that terminals cannot distinguish from others.
 SAME = {"ctrl+m": "enter", "ctrl+i": "tab", "ctrl+h": "backspace", "ctrl+left_square_bracket": "escape"}
 
 
-KeysOf = dict[str, tuple[str, ...]]  # by the name of what they do
+KeysOf = dict[str, tuple[str, ...]]  # by the name of their action
 
 
 class Bound(NamedTuple):
-    """Something that has a key: its name for the keymap, what it does where it has none, its keys, where it is."""
+    """An action with keys: its name in the keymap, the context in which it acts, its keys, its place."""
 
     name: str | None
     action: str
@@ -72,7 +72,7 @@ def effective(settings: Settings) -> dict[str, str]:
         return {}
     origin = settings.origins.get("keymap", "the keymap")
     bound = [PALETTE, *(one for module in CHAT for one in _bound(module))]
-    if not asked.keys() <= {one.name for one in bound}:  # those of what opens above the chat take longer to import
+    if not asked.keys() <= {one.name for one in bound}:  # the dialogs above the chat take longer to import
         bound = [PALETTE, *(one for module in _modules() for one in _bound(module))]
     defaults: KeysOf = {one.name: one.keys for one in bound if one.name}
     chosen: KeysOf = {}
@@ -106,7 +106,8 @@ def _refuse_collision(name: str, chosen: KeysOf, bound: Iterable[Bound], origin:
 
 
 def _meet(one: str, other: str) -> bool:
-    """Whether keys of both modules can be pressed at the same place. What opens above the chat hides its keys."""
+    """Return whether keys of both modules can be pressed in the same place. A dialog above the chat hides
+    the chat's keys."""
     return (
         one == other or CHAT[0] in (one, other) or all(place in CHAT or ".widgets." in place for place in (one, other))
     )
@@ -129,7 +130,7 @@ def _checked(key: str, name: str, origin: str, printable: bool) -> str:
 
 
 def _parts(key: str) -> list[str]:
-    """`ctrl++` is the key + with ctrl."""
+    """Return the parts of a key: `ctrl++` is + with ctrl."""
     return [*key[:-2].split("+"), "+"] if key.endswith("++") else ["+"] if key == "+" else key.split("+")
 
 
@@ -148,13 +149,13 @@ def _key_of(character: str) -> str:
 
 @cache
 def _names() -> frozenset[str]:
-    """Of keys that have one."""
+    """Return the names of keys that have one."""
     named = {key.value.rpartition("+")[2] for key in Keys if not key.value.startswith("<") and "-" not in key.value}
     return frozenset({*named, *KEY_TO_UNICODE_NAME, *map(_key_of, string.punctuation), "space", "tab"})
 
 
 def _modules() -> Iterator[str]:
-    """All of the package's."""
+    """Yield all modules of the package."""
     home = Path(__file__).parent
     for file in sorted(home.rglob("*.py")):
         if file.stem != "__init__":
@@ -162,10 +163,10 @@ def _modules() -> Iterator[str]:
 
 
 def _bound(module: str) -> Iterator[Bound]:
-    """Return the bindings of a key in a module, also those that its classes inherit."""
+    """Yield the bindings of a module, also those that its classes inherit."""
     for kind in vars(import_module(module)).values():
         if isinstance(kind, type) and kind.__module__ == module:
-            taken: set[str] = set()  # by a class for what the one that it inherits from has them for
+            taken: set[str] = set()  # keys for which a class overrides inherited bindings
             for cls in kind.__mro__ if vars(kind).get("_inherit_bindings", True) else [kind]:
                 bindings = [one for one in vars(cls).get("BINDINGS", ()) if isinstance(one, Binding)]
                 for one in bindings:

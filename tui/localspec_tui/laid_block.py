@@ -15,7 +15,7 @@ _BLANKS = re.compile(r"[^\S\n]*")
 
 
 def indent_of(text: str, at: int) -> int:
-    """Return in which column the line that holds this place goes on."""
+    """Return the column in which the continuation of this place's line is indented."""
     begin = text.rfind("\n", 0, at) + 1
     blanks = _BLANKS.match(text, begin)
     assert blanks is not None
@@ -48,7 +48,7 @@ def cuts(line: str, first: int, later: int, *, halves: bool = False) -> list[int
 
 
 def _fitting(line: str, start: int, room: int) -> int:
-    """Return the end of what fits, one character at least."""
+    """Return the end of the part that fits, at least one character."""
     end = start
     while end < len(line) and (room := room - get_character_cell_size(line[end])) >= 0:
         end += 1

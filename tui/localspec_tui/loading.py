@@ -1,4 +1,4 @@
-"""How a conversation is opened and its model loaded, and the model that is loaded. Tests replace the first two."""
+"""Opens a conversation and loads its model; holds the loaded model. Tests replace the first two."""
 
 import gc
 import time
@@ -29,13 +29,14 @@ SHOWN_SECONDS = 0.5  # least time between two updates of the progress of measuri
 
 
 class Opening(Protocol):
-    """Opens the store, which the ExitStack closes, and finds the conversation and its model. Raises LocalspecError."""
+    """A function that opens the store, which the ExitStack closes, and finds the conversation and its model. It raises
+    LocalspecError."""
 
     def __call__(self, at_the_end: ExitStack, notice: Callable[[str], None], /) -> "StartedChat": ...
 
 
 class Loading(Protocol):
-    """Loads a model. Raises LocalspecError."""
+    """A function that loads a model. It raises LocalspecError."""
 
     def __call__(
         self,
@@ -127,31 +128,31 @@ class LoadedModel:
             self._outlet.post(messages.ModelFailed(trouble))
 
     def _replace(self, card: "TargetCard", conversation: "Conversation", store: "Store | None") -> str | None:
-        """Drop this model, for two may not fit, and load another one. Return why that failed."""
+        """Drop this model, because two may not fit, and load another one. Return why that failed."""
         self.engine = self.live = None
-        gc.unfreeze()  # it was to stay to the end
+        gc.unfreeze()  # it was expected to stay to the end
         gc.collect()
         try:
             self.load(card, conversation, store)
         except LocalspecError as error:
-            return str(error)  # and no more of it: its traceback holds what was loaded so far
+            return str(error)  # only the text: the traceback would hold the partly loaded model
         return None
 
     def measure(self, idle: Callable[[], bool]) -> None:
         """Measure the model while the thread is `idle`; the next call resumes."""
-        measure = getattr(self.engine, "measure", None)  # None of a model on a server, which measures it
+        measure = getattr(self.engine, "measure", None)  # None for a model on a server, which measures it itself
         if not self.measures or measure is None:
             return
         shown = float("-inf")
         for stage in measure():
             if not self.measures or not idle():
                 break
-            if time.monotonic() - shown >= SHOWN_SECONDS:  # drawing disturbs what is timed
+            if time.monotonic() - shown >= SHOWN_SECONDS:  # drawing disturbs measurements
                 shown = time.monotonic()
                 self._outlet.post(messages.Measuring(stage))
         else:
             self.measures = False
-        if self.live is not None and idle():  # the self-test may have changed what the figures say about exactness
+        if self.live is not None and idle():  # the self-test may have changed the label of exactness
             self._buffer.end(self.live)
         self._outlet.post(messages.Measuring(""))
 

@@ -1,4 +1,4 @@
-"""How Markdown is read as a model writes it: HTML is text, formulas stay as they are written, and nothing is unsafe."""
+"""Parses Markdown as models write it: HTML is text, formulas stay as they are written, and nothing is unsafe."""
 
 import threading
 from collections.abc import Iterable, Iterator
@@ -11,19 +11,19 @@ from markdown_it.token import Token
 
 from localspec.text import one_line, safe
 
-# What a formula begins with, and what ends it; the rest stands in one, or alone while it comes.
-_DISPLAYED = {r"\[": r"\]", "$$": "$$"}  # on lines of its own
+# The beginning of a formula and its end; display formulas, then inline ones.
+_DISPLAYED = {r"\[": r"\]", "$$": "$$"}  # on separate lines
 _OF_FORMULAS = _DISPLAYED | {r"\(": r"\)", r"\)": "", r"\]": "", r"\,": ""}
-LONGEST_FORMULA = 2000  # characters: of many that are never closed, none is looked for to the end of the reply
+LONGEST_FORMULA = 2000  # characters: an unclosed formula is not searched for its end through the whole reply
 MOST_BRACKETS = 500  # in one paragraph
-DEEPEST = 12  # quotes, or twice the lists, one within the other: an indent of 24 columns
+DEEPEST = 12  # nested quotes, or twice the nested lists: an indent of 24 columns
 
 
-_parsers = threading.local()  # a parser remembers what it looks for links in
+_parsers = threading.local()  # a parser stores the text that it searches for links
 
 
 def parser() -> MarkdownIt:
-    """Return the parser of this thread: to make one takes longer than to read a paragraph."""
+    """Return the parser of this thread: making one takes longer than reading a paragraph."""
     if not hasattr(_parsers, "one"):
         _parsers.one = _new_parser()
     found: MarkdownIt = _parsers.one
@@ -31,7 +31,7 @@ def parser() -> MarkdownIt:
 
 
 def _new_parser() -> MarkdownIt:
-    """Return one without HTML; what entities such as &#27; stand for is made safe after they were decoded."""
+    """Return a parser without HTML; decoded entities such as &#27; are made safe."""
     markdown = MarkdownIt("gfm-like", {"html": False})
     markdown.core.ruler.before("inline", "brackets", _keep_many_brackets)
     markdown.core.ruler.push("safe", _make_safe)
@@ -42,7 +42,7 @@ def _new_parser() -> MarkdownIt:
 
 
 def _as_it_stands(state: StateBlock, first: int, end: int, silent: bool) -> bool:
-    """Turn what is nested too deep into one paragraph: markdown-it would leave out it and all that follows."""
+    """Turn deep nesting into one paragraph: markdown-it would drop it and everything after it."""
     if silent or state.level < DEEPEST:
         return False
     after = first
@@ -76,9 +76,10 @@ def _add_paragraph(state: StateBlock, first: int, after: int) -> None:
 
 
 def _keep_formula(state: StateInline, silent: bool) -> bool:
-    """Markdown would take the backslashes of LaTeX for escapes; and what \\( … \\) encloses is no emphasis either.
+    """Keep a formula as text: Markdown would take LaTeX's backslashes for escapes, and text inside \( … \) for
+    emphasis.
 
-    It has the lines that it was written in. One that begins a paragraph and is not closed, or not yet, is all of it.
+    It keeps its line breaks. A formula that begins a paragraph and is not closed (yet) takes all of it.
     """
     begun = state.src[state.pos : min(state.pos + 2, state.posMax)]
     if begun not in _OF_FORMULAS:
@@ -98,7 +99,7 @@ def _keep_formula(state: StateInline, silent: bool) -> bool:
 
 
 def _keep_many_brackets(state: StateCore) -> None:
-    """Take a paragraph of very many brackets for text. To look for links in it would take seconds."""
+    """Treat a paragraph with very many brackets as text. Searching it for links would take seconds."""
     for token in state.tokens:
         if token.type == "inline" and token.content.count("[") > MOST_BRACKETS:
             lines = token.content.split("\n")
@@ -115,7 +116,7 @@ def _text(content: str) -> Token:
 def _make_safe(state: StateCore) -> None:
     for token in _with_children(state.tokens):
         token.content = safe(token.content)
-        token.info = one_line(token.info).partition(" ")[0]  # the language of a fence, without what some add to it
+        token.info = one_line(token.info).partition(" ")[0]  # the language of a fence, without additions
         token.attrs = {name: safe(value) if isinstance(value, str) else value for name, value in token.attrs.items()}
 
 

@@ -1,4 +1,4 @@
-"""Events of the engine's thread, posted to the screen. They are facts and never change."""
+"""Events of the engine's thread, posted to the screen. They are immutable."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -25,40 +25,40 @@ class ChatOpened(Message):
 
     history: "History | None"
     prompts: Sequence[str]  # entered earlier, the newest first
-    drafts: "Drafts | None"  # None where nothing is to be kept
+    drafts: "Drafts | None"  # None if nothing is to be saved
 
 
 @dataclass
 class ConversationShown(Message):
-    """Another conversation, or a new one, is the one that goes on."""
+    """Another conversation, or a new one, is the current one."""
 
     turns: "Sequence[Turn]"
     unanswered: str | None
     system: str | None
     title: str
-    last: "ConversationInfo | None" = None  # the one used before, where this one is new
-    number: int | None = None  # under which it is kept
-    left: Sequence[str] = ()  # what earlier chats did not come to send in it
-    waiting: str = ""  # the title of another one in which an earlier chat left something
+    last: "ConversationInfo | None" = None  # the previous one, if this one is new
+    number: int | None = None  # its id in the history
+    left: Sequence[str] = ()  # unsent drafts of earlier chats in it
+    waiting: str = ""  # the title of another one with a draft of an earlier chat
 
 
 @dataclass
 class StageReached(Message):
-    """Something that takes a while has begun."""
+    """A slow stage has begun."""
 
     stage: str
 
 
 @dataclass
 class Measuring(Message):
-    """The progress of measuring while nobody waits. Empty after it has ended or paused."""
+    """The progress of measuring while no prompt waits. Empty after it has ended or paused."""
 
     stage: str
 
 
 @dataclass
 class ModelComes(Message):
-    """This model is being loaded, and these are prompts to begin with, as far as they are known before it is."""
+    """This model is being loaded, with its starters if they are already known."""
 
     name: str
     starters: Sequence[str]
@@ -66,7 +66,7 @@ class ModelComes(Message):
 
 @dataclass
 class ModelLoaded(Message):
-    """This model answers from here on."""
+    """This model answers from now on."""
 
     card: "TargetCard"
     introduction: "Introduction"
@@ -74,14 +74,14 @@ class ModelLoaded(Message):
 
 @dataclass
 class ModelFailed(Message):
-    """A model could not be loaded, so that none answers now."""
+    """A model could not be loaded, so none answers now."""
 
     sentence: str
 
 
 @dataclass
 class StartFailed(Message):
-    """What was asked for on the command line cannot be had."""
+    """A request of the command line is impossible."""
 
     error: LocalspecError
 
@@ -92,21 +92,21 @@ class ReplyEnded(Message):
 
     prompt: str
     turn: "Turn | None"
-    trouble: str | None  # why it ended, where that was a mistake or a failure
-    before: "Sequence[Turn] | None" = None  # of the conversation that goes on again, where nothing was said instead
-    same: bool = False  # the answer came out the same as one before it
+    trouble: str | None  # why it ended, if that was a mistake or a failure
+    before: "Sequence[Turn] | None" = None  # of the conversation that continues, if the new reply is empty
+    same: bool = False  # the answer equals an earlier one
 
 
 @dataclass
 class RaceBegun(Message):
-    """A race is on; its lanes grow."""
+    """A race has begun; its lanes grow."""
 
     lanes: "Sequence[Lane]"
 
 
 @dataclass
 class RaceEnded(Message):
-    """What came of a race, in sentences; `over`: it was not stopped, and did not fail."""
+    """The result of a race, in sentences; `over`: it was neither stopped nor failed."""
 
     sentences: Sequence[str]
     over: bool
@@ -129,21 +129,21 @@ class Unkept(Message):
 
 @dataclass
 class Titled(Message):
-    """This is what the conversation is called."""
+    """The title of the conversation."""
 
     title: str
 
 
 @dataclass
 class Branched(Message):
-    """What is said from here on is another way to go on; the one before stays in this conversation."""
+    """The conversation continues in a branch; the earlier one stays under this id."""
 
     conversation: int
 
 
 @dataclass
 class Copied(Message):
-    """What became of a text that was copied, and which text it was where that is not plain."""
+    """The result of copying, and which text it was if that is not obvious."""
 
     sentence: str
     what: str = ""
@@ -168,14 +168,14 @@ class FetchEnded(Message):
 
 @dataclass
 class BackgroundKnown(Message):
-    """The terminal has said which one it has."""
+    """The terminal has reported its background."""
 
     light: bool
 
 
 @dataclass
 class ThreadFailed(Message):
-    """The engine's thread met what it should not have, and has ended."""
+    """The engine's thread has ended after an unexpected error."""
 
     error: Exception
 

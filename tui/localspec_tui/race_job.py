@@ -1,4 +1,4 @@
-"""A race on the engine's thread: beside the conversation, of which nothing changes."""
+"""A race on the engine's thread, outside the conversation, which does not change."""
 
 import threading
 from collections.abc import Callable
@@ -26,9 +26,9 @@ def run(
     stop: threading.Event,
     post: Callable[[Message], object],
 ) -> None:
-    """Lets them race until both are there or it is stopped, and tells `post` of it.
+    """Run the race until both lanes are done or it is stopped, and report it to `post`.
 
-    The prompt is given as it was typed: the files that it names are read, as in the chat.
+    The prompt is given as typed: the files that it names are read, as in the chat.
     """
     told, over = ["The race was stopped."], False
     try:
@@ -45,5 +45,5 @@ def run(
             told = list(sentences(lanes, result(*lanes)))
     except LocalspecError as error:
         told, over = [str(error)], False
-    with suppress(RuntimeError):  # the screen is gone already
+    with suppress(RuntimeError):  # the screen is already gone
         post(RaceEnded(told, over))

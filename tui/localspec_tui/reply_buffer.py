@@ -1,4 +1,4 @@
-"""Where the engine's thread puts what the screen shows, and from where the screen takes it at its own pace."""
+"""A buffer into which the engine's thread puts text and figures, for the screen to take at its own pace."""
 
 import time
 from collections import deque
@@ -11,27 +11,27 @@ from localspec.text import safe
 if TYPE_CHECKING:
     from localspec.chat.figures import LiveStats
 
-FIGURES_SECONDS = 0.1  # no eye follows more
+FIGURES_SECONDS = 0.1  # more often is not visible
 
 
 class ReplyBuffer:
-    """The reply under way: text not yet shown, and its figures. One thread puts, another takes."""
+    """The current reply: text not yet shown, and its figures. One thread puts, another takes."""
 
     def __init__(self) -> None:
         self._texts: deque[str] = deque()
         self._thoughts: deque[str] = deque()
         self._figured_at = 0.0
         self.figures: Figures | None = None  # None while nothing is known of the reply
-        self.begun = False  # whether the engine has taken the prompt
+        self.begun = False  # whether the engine has accepted the prompt
 
     def begin(self) -> None:
-        """Forgets what the reply before left. Only while nothing is put."""
+        """Discard the previous reply. Only while nothing is put."""
         self._texts.clear()
         self._thoughts.clear()
         self.figures, self.begun = None, False
 
     def put(self, event: Event, live: "LiveStats") -> None:
-        """One event, which `live` has counted."""
+        """Add an event, which `live` has counted."""
         self.begun = True
         match event:
             case Prefill(done, total, _) if done < total:
@@ -62,11 +62,11 @@ def _all_of(parts: deque[str]) -> str:
 
 
 SHORTEST, LONGEST = 0.1, 0.5  # seconds
-SHARE = 0.03  # of a core, of which the model misses a part: one of its threads rests meanwhile, and the others go on
+SHARE = 0.03  # of a core, of which the model loses a part: one of its threads rests meanwhile, and the others continue
 
 
 class Pace:
-    """The seconds until the next look, by what the last one cost this thread."""
+    """The seconds until the next look, by the cost of the last one for this thread."""
 
     def __init__(self) -> None:
         self.begin()
@@ -77,7 +77,8 @@ class Pace:
         self._spent = time.thread_time()
 
     def next(self) -> float:
-        """As long as makes its share of what was spent since the last call, drawing and all; as far as eyes bear it."""
+        """Return the time for which the work since the last call is its share, drawing included, within the limits of
+        eyes."""
         spent = time.thread_time()
         self.period = min(max((spent - self._spent) / SHARE, SHORTEST), LONGEST)
         self._spent = spent

@@ -1,4 +1,4 @@
-"""What the slash commands of the chat do on the full screen."""
+"""The effects of slash commands on the full screen."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -36,7 +36,7 @@ async def _model(chat: "ChatScreen", name: str) -> None:
 
 
 def _named(name: str, at_a_server: bool) -> "TargetCard":
-    from localspec.chat.model_list import named, named_there  # on this thread: nobody who types waits for it
+    from localspec.chat.model_list import named, named_there  # imported on this thread: typing does not wait for it
 
     return named_there(name) if at_a_server else named(name)
 

@@ -17,12 +17,12 @@ from textual.driver import Driver
 
 from localspec.text import PasteFilter
 
-# What undoes all that Textual asks of a terminal: pastes, wrapping, sizes, mouse, keyboard, screen, cursor, focus.
+# The sequences that undo all of Textual's modes: pastes, wrapping, sizes, mouse, keyboard, screen, cursor, focus.
 _UNDONE = (
     "\x1b[?2004l\x1b[?7h\x1b[?2048l\x1b[?1000l\x1b[?1003l\x1b[?1015l\x1b[?1006l\x1b[<u\x1b[?1049l\x1b[?25h\x1b[?1004l"
 )
 
-# Of a SIGTSTP and a SIGCONT within so many seconds, Python may call the handlers in either order. Continuing is safe.
+# Python may call the handlers of a SIGTSTP and a SIGCONT within this time in either order. Continuing is safe.
 TOGETHER = 0.01
 
 
@@ -33,11 +33,11 @@ class StoppableApp(App[None]):
     After SIGSTOP, which they cannot see, SIGCONT lets them start a second time.
     """
 
-    driver: "TerminalDriver | None" = None  # none without a terminal, as in a tab of a browser
+    driver: "TerminalDriver | None" = None  # None without a terminal, as in a tab of a browser
     event_loop: asyncio.AbstractEventLoop | None = None
-    meant: Callable[[str], str] = staticmethod(lambda typed: typed)  # translates what is typed
+    meant: Callable[[str], str] = staticmethod(lambda typed: typed)  # translates typed text
     _lent = False  # whether another program has the terminal
-    _served = False  # whether signals are served now
+    _served = False  # whether signals are handled now
     _to_stop = _to_continue = False
     _continued_at = -TOGETHER
 
@@ -55,7 +55,7 @@ class StoppableApp(App[None]):
         self.event_loop = asyncio.get_running_loop()
 
     def on_mount(self) -> None:
-        """Serve the signals that came until now, and all later ones."""
+        """Handle the signals that came until now, and all later ones."""
         self._served = True
         self._serve()
 
@@ -92,11 +92,11 @@ class StoppableApp(App[None]):
         to_continue, self._to_continue = self._to_continue, False
         if self._to_stop:
             with super().suspend():
-                if self._to_stop:  # else it was continued meanwhile
+                if self._to_stop:  # otherwise it was continued meanwhile
                     self._to_stop = False
                     os.kill(os.getpid(), signal.SIGSTOP)
         elif to_continue and self.driver.gets_keys():
-            self.refresh(layout=True)  # suspending would lose what is typed or pasted
+            self.refresh(layout=True)  # suspending would lose typed or pasted text
         elif to_continue:
             with self.suspend():  # a shell has changed the terminal's modes
                 pass
@@ -108,7 +108,7 @@ if sys.platform != "win32":
     from textual.drivers.linux_driver import LinuxDriver
 
     class TerminalDriver(LinuxDriver):
-        """Textual's own driver, except that signals are the application's and that what is typed is filtered."""
+        """Textual's driver, but with signals handled by the application and typed text filtered."""
 
         def __init__(self, app: App[Any], **how: Any) -> None:
             super().__init__(app, **how)
@@ -119,7 +119,7 @@ if sys.platform != "win32":
             signal.signal(signal.SIGCONT, lambda *_: self.application.asked_to_continue())
 
         def run_input_thread(self) -> None:
-            """Let Textual read a pipe, to which another thread writes what it may read of what the terminal sends."""
+            """Let Textual read a pipe, to which another thread writes the filtered input of the terminal."""
             keys, written = os.pipe()
             ended, end = os.pipe()
             thread = threading.Thread(target=self._filter, args=(written, ended), name="keys", daemon=True)

@@ -1,4 +1,4 @@
-"""A tab of a browser in the place of a terminal: pipes to `localspec serve --ui`, which has it open."""
+"""A tab of a browser in place of a terminal: pipes to `localspec serve --ui`."""
 
 from typing import Any, cast
 
@@ -10,14 +10,14 @@ from localspec_tui.terminal import HANGUP
 
 
 class TabDriver(WebDriver):
-    """Textual's own for browsers; it also ends the chat where the tab or the server is gone."""
+    """Textual's driver for browsers, which also ends the chat when the tab or the server is gone."""
 
     def __init__(self, app: App[Any], **how: Any) -> None:
         super().__init__(app, **how)
         self.application = cast("ChatApp", app)
 
     def run_input_thread(self) -> None:
-        """Read keys until nobody can send any."""
+        """Read keys until the connection ends."""
         super().run_input_thread()
         if not self.exit_event.is_set():
             self.application.leave(HANGUP)

@@ -125,7 +125,7 @@ def signals(leave: Callable[[int], None], overdue: Callable[[int], None]) -> Ite
                 afterwards.callback(signal.signal, number, signal.signal(number, handlers[number]))
         if os.name == "posix":
             afterwards.enter_context(_watched(ours, overdue))
-        for name in ("SIGTSTP", "SIGCONT"):  # Textual sets these; restore them after it
+        for name in ("SIGTSTP", "SIGCONT"):  # Textual replaces these; restore them after it
             if hasattr(signal, name):
                 number = getattr(signal, name)
                 afterwards.callback(signal.signal, number, signal.getsignal(number))

@@ -1,4 +1,4 @@
-"""The colours of the chat: those of the settings, else light or dark after the terminal; what is chosen is kept."""
+"""The colours of the chat: those of the settings, else light or dark like the terminal; the user's choice is saved."""
 
 from collections.abc import Callable
 from functools import partial
@@ -29,7 +29,7 @@ def shown(theme: str, light: bool | None) -> str:
 
 
 def keep(theme: str, origin: str) -> str:
-    """Save the theme in config.toml. Return the sentence for the user. `origin` is where the present one came from."""
+    """Save the theme in config.toml. Return the sentence for the user. `origin` is where the present one comes from."""
     file = Paths(environment.home()).config_file
     try:
         keep_setting(file, "theme", theme)
@@ -39,7 +39,7 @@ def keep(theme: str, origin: str) -> str:
 
 
 class Themes(ThemeProvider):
-    """The palette's list of them."""
+    """The palette's list of themes."""
 
     @property
     def commands(self) -> list[tuple[str, Callable[[], None]]]:

@@ -1,4 +1,4 @@
-"""The turns of the chat: sends prompts, shows the reply under way, and replaces an earlier turn by another one."""
+"""The turns of the chat: sends prompts, shows the current reply, and replaces earlier turns."""
 
 import asyncio
 from collections.abc import Callable
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Outbox:
-    """Prompts without a reply. At most one is under way; the text of files that were given goes before the next one."""
+    """The prompts without a reply. At most one is being answered; the text of given files goes before the next one."""
 
     def __init__(self, first: str | None, files: str) -> None:
         self.waiting = [Written(first)] if first else []
@@ -36,16 +36,16 @@ class Outbox:
         self.under_way: Written | None = None
         self.model_loaded = False
         self.to_be_shown = 1  # conversations that were requested; prompts wait until the last one is shown
-        self._given = ""  # those files whose text goes with the prompt under way
+        self._given = ""  # the files whose text goes with the current prompt
 
     @property
     def empty(self) -> bool:
-        """Return whether no prompt is under way and none waits."""
+        """Whether no prompt is being answered and none waits."""
         return self.under_way is None and not self.waiting
 
     @property
     def ready(self) -> bool:
-        """Return whether the next prompt could be answered now."""
+        """Whether the next prompt could be answered now."""
         return self.model_loaded and self.under_way is None and not self.to_be_shown
 
     @property
@@ -54,32 +54,33 @@ class Outbox:
         return [one.typed for one in self.waiting]
 
     def take(self) -> Written:
-        """Return the prompt that has waited longest; it is under way now."""
+        """Return the prompt that has waited longest; it becomes the current one."""
         self.under_way = self.waiting.pop(0).behind(self.files, GIVEN)
         self._given, self.files = self.files, ""
         return self.under_way
 
     def end(self) -> Written | None:
-        """Return the prompt that was under way."""
+        """Return the prompt that was being answered."""
         ended, self.under_way = self.under_way, None
         return ended
 
     def refuse(self) -> None:
-        """Take back the given files, for the ended prompt got no reply: they go before the next one."""
+        """Take back the given files, because the ended prompt got no reply: they go before the next one."""
         self.files = self._given
 
     def drop_waiting(self) -> str:
-        """Return the waiting prompts as one text; they wait no more."""
+        """Return the waiting prompts as one text, and empty the queue."""
         dropped, self.waiting = self.typed, []
         return "\n\n".join(dropped)
 
     def unsent(self, begun: bool) -> list[str]:
-        """Return the prompts that this process would lose. `begun`: the one under way is in the history already."""
+        """Return the prompts that would be lost with this process. `begun`: the current one is already in
+        the history."""
         return [*([] if begun or self.under_way is None else [self.under_way.typed]), *self.typed]
 
 
 class Turns:
-    """The way of each prompt to the end of its reply. `is_covered`: another screen hides all of the chat."""
+    """The course of each prompt to the end of its reply. `is_covered`: another screen hides the whole chat."""
 
     def __init__(
         self,
@@ -103,7 +104,7 @@ class Turns:
         self._timer: Timer | None = None
         self._stopping = False
         self.edited: int | None = None  # the turn whose prompt is being edited
-        self._instead: int | None = None  # the turn in whose place the last prompt was sent
+        self._instead: int | None = None  # the turn that the last prompt replaces
 
     # -- sending ------------------------------------------------------------------------------------------------------
 
@@ -130,7 +131,7 @@ class Turns:
             self._engine.ask(prompt)
             self._top.begin(prompt.typed)
             self._live.show("reading the prompt")
-            self._prompt.cursor_blink = False  # each blink is one more picture
+            self._prompt.cursor_blink = False  # each blink draws one more frame
             self._pace.begin()
             self._follow_after(self._pace.period)
             await self._conversation.add_prompt(prompt, self._engine.traces[-1])
@@ -142,13 +143,14 @@ class Turns:
         self._screen.refresh_bindings()
 
     def stop(self) -> None:
-        """Stop the reply under way, and take back the waiting prompts."""
+        """Stop the current reply, and take back the waiting prompts."""
         if waiting := self._outbox.drop_waiting():
             self._prompt.give_back(waiting)
         self.show_waiting()
         self.stop_reply()
 
-    # -- the reply under way ------------------------------------------------------------------------------------------
+    # -- the current reply
+    # --------------------------------------------------------------------------------------------------
 
     def _follow_after(self, seconds: float) -> None:
         if self._timer is not None:
@@ -160,9 +162,9 @@ class Turns:
         if self._outbox.under_way is None:
             return
         if not self._is_covered():
-            with self._screen.app.batch_update():  # text and figures are one picture
+            with self._screen.app.batch_update():  # text and figures are drawn together
                 if not self._stopping:
-                    self.show_figures()  # first: they are drawn when the text has been read
+                    self.show_figures()  # first: they are drawn after the text has been read
                 if thoughts := self._engine.buffer.take_thoughts():
                     await self._conversation.think(thoughts)
                 if text := self._engine.buffer.take():
@@ -191,13 +193,13 @@ class Turns:
         return True
 
     def notify_stop(self) -> None:
-        """Notify that the reply, if there is one, is stopped for something else."""
+        """Notify that the current reply, if any, is stopped for another request."""
         if self._outbox.under_way is not None:
             stays = " Its text so far stays." if self._conversation.growing else ""
             self._screen.notify(f"The reply was stopped.{stays}", markup=False)
 
     async def end(self, ended: messages.ReplyEnded) -> None:
-        """Show the whole reply, or give the prompt back if none came, and send the next prompt."""
+        """Show the whole reply, or return the prompt if there was none, and send the next prompt."""
         prompt, turn = self._outbox.end(), ended.turn
         self._stopping, self._prompt.cursor_blink = False, True
         self._engine.buffer.take()
@@ -220,14 +222,14 @@ class Turns:
         await self.send_waiting()
 
     async def _take_back(self, prompt: Written, before: "Sequence[Turn] | None") -> None:
-        """Give a prompt back. If it was sent in place of another, show the turns `before` that again."""
+        """Return a prompt to the field. If it was sent in place of another, show the turns `before` that again."""
         self._outbox.refuse()
         if before is None:
             await self._conversation.take_back()
         else:
             answered = before[:-1] if before[-1].unanswered else before
             await self._conversation.show(answered, self._engine.traces)
-            if self._instead is None:  # the prompt is there again, with its answer
+            if self._instead is None:  # the prompt is shown again, with its answer
                 return
             self.edited = None if self._prompt.text else self._instead
         self._prompt.give_back(prompt.typed)
@@ -240,7 +242,8 @@ class Turns:
             return f"{stopped[:1].upper()}{stopped[1:]}."
         return sentence
 
-    # -- in place of an earlier turn ----------------------------------------------------------------------------------
+    # -- replacing an earlier turn
+    # ------------------------------------------------------------------------------------------
 
     def _may_go_back(self) -> bool:
         """Return whether the conversation can continue from an earlier turn now; if not, notify why."""
@@ -253,7 +256,7 @@ class Turns:
         return False
 
     async def _go_on_from(self, turn: int, *, again: bool = False) -> None:
-        """Let the next prompt take the place of a turn; the turns so far stay as another conversation."""
+        """Let the next prompt replace a turn; the turns so far stay as another conversation."""
         self._instead = None if again else turn
         self._engine.do(self._engine.conversation.branch, turn, again)
         await self._conversation.cut(turn)
@@ -274,7 +277,7 @@ class Turns:
             await self._queue(prompt)
 
     def edit(self) -> None:
-        """Let the user edit the prompt of the chosen message; sent, it takes the place of that turn and all later."""
+        """Let the user edit the prompt of the chosen message; sending it replaces that turn and all later ones."""
         if self._may_go_back() and (turn := self._conversation.turn_of(self._conversation.chosen)):
             self.edited = turn[0]
             self._prompt.put(turn[1].typed)

@@ -1,4 +1,4 @@
-"""Where the tokens of a reply stand, line by line: words are kept whole, and every token is seen, blanks too."""
+"""The layout of a reply's tokens in lines: words are kept whole, and every token is visible, even spaces."""
 
 from bisect import bisect_right
 from typing import NamedTuple
@@ -7,11 +7,11 @@ from rich.cells import cell_len, get_character_cell_size
 
 from localspec.text import safe
 
-NEWLINE, TAB, NOTHING = "⏎", "⇥", "∅"  # how a line break, a tab and a token without text are seen
+NEWLINE, TAB, NOTHING = "⏎", "⇥", "∅"  # how a line break, a tab and a token without text are shown
 
 
 class Run(NamedTuple):
-    """A piece of the reply, or the part of it that stands in one line, from column `x` on."""
+    """A piece of the reply, or the part of it in one line, from column `x` on."""
 
     piece: int
     text: str
@@ -24,7 +24,7 @@ _Cell = tuple[int, str]  # a piece and a character of it
 
 
 class Layout:
-    """The lines of a reply in so many columns. Pieces come one after the other."""
+    """The lines of a reply in a number of columns. Pieces are added one after the other."""
 
     def __init__(self, width: int) -> None:
         self.width = max(width, 2)
@@ -47,14 +47,14 @@ class Layout:
                 self._wrap()
                 wrapped = True
             if wrapped and character == " " and not blank and not self._open:
-                continue  # the line's end says as much
+                continue  # the line's end shows it
             self._open.append((number, character))
             self._column += size
             if character == NEWLINE:
                 self._close(len(self._open))
 
     def _wrap(self) -> None:
-        """Close the line behind its last word."""
+        """Close the line after its last word."""
         last = next((at for at in reversed(range(len(self._open))) if self._open[at][1] == " "), None)
         self._close(len(self._open) if last is None else last + 1)
 
@@ -66,22 +66,22 @@ class Layout:
 
     @property
     def closed(self) -> int:
-        """How many lines stay as they are."""
+        """Return the number of lines that no longer change."""
         return len(self._closed)
 
     @property
     def height(self) -> int:
-        """How many lines there are."""
+        """Return the number of lines."""
         return len(self._closed) + bool(self._open)
 
     def line(self, number: int) -> Line:
-        """One of them; what is beyond the last is empty."""
+        """Return a line; beyond the last one it is empty."""
         if number < len(self._closed):
             return self._closed[number]
         return _runs(self._open) if number == len(self._closed) else ()
 
     def line_of(self, piece: int) -> int:
-        """Where a piece begins."""
+        """Return the line in which a piece begins."""
         at = bisect_right(self._first, piece)
         if self._open and self._open[0][0] <= piece:
             at = len(self._closed) + 1

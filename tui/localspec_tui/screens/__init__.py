@@ -1,1 +1,1 @@
-"""What opens above the chat, and the chat itself: a screen each."""
+"""The chat and the dialogs above it: one screen each."""

@@ -1,4 +1,4 @@
-"""The one screen that is always there: the conversation, the live line, the prompt."""
+"""The permanent screen: the conversation, the live line, the prompt."""
 
 from typing import TYPE_CHECKING
 
@@ -38,9 +38,9 @@ from localspec_tui.widgets.suggestions import Suggestions
 if TYPE_CHECKING:
     from localspec_tui.screens.download import DownloadScreen
 
-DRAFT_SECONDS = 1.0  # of typing are lost at most, should the process be killed
+DRAFT_SECONDS = 1.0  # of typing that may be lost if the process is killed
 KEYS: list[BindingType] = [
-    # What fits into a narrow footer comes first. What has a tooltip is in the palette too.
+    # Keys for a narrow footer come first. Those with a tooltip are in the palette too.
     Binding("escape", "stop", "Stop", tooltip="Stop the reply; the text so far stays", id="chat.stop"),
     Binding("escape", "back", "Return to the prompt", id="chat.back", show=False),
     Binding("f1", "keys", "Keys", tooltip="Show or hide all keys and commands", id="chat.help"),
@@ -78,7 +78,7 @@ def _download_screen(model: str) -> "DownloadScreen":
 
 
 class ChatScreen(StableLayout, Screen[None]):
-    """The widgets of the chat and the parts that act on them. Messages and keys go to the part that they are for."""
+    """The widgets of the chat and the parts that act on them. Messages and keys go to the part that handles them."""
 
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (70, "-wide"), (LEAST_COLUMNS, "-panel")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-low"), (14, "-high"), (28, "-tall")]  # noqa: RUF012  # of 24 lines, the panel needs each
@@ -133,12 +133,13 @@ class ChatScreen(StableLayout, Screen[None]):
     async def on_resize(self) -> None:
         await self.finder.show_again()
 
-    # -- what is typed ------------------------------------------------------------------------------------------------
+    # -- typed text
+    # -------------------------------------------------------------------------------------------------------
 
     async def on_prompt_sent(self, sent: Prompt.Sent) -> None:
         await self._conversation.forget(self._refused)
         self._refused = None
-        if not self.has_class("-panel"):  # there the keys cover what comes of it
+        if not self.has_class("-panel"):  # there the keys cover the reply
             await self.query(KeysPanel).remove()
         try:
             line = read(sent.text)
@@ -149,7 +150,7 @@ class ChatScreen(StableLayout, Screen[None]):
         except LocalspecError as mistake:
             self._prompt.give_back(sent.text)
             if is_command(sent.text):
-                self._prompt.select_all()  # to be changed, or replaced by what is typed next
+                self._prompt.select_all()  # to be changed, or replaced by typing
             self._refused = await self._conversation.tell(str(mistake), trouble=True)
             return
         if not line.command:
@@ -173,12 +174,12 @@ class ChatScreen(StableLayout, Screen[None]):
             await back()
 
     def type_here(self) -> None:
-        """Move the focus to the prompt at once: what is typed next must not overtake."""
+        """Move the focus to the prompt at once, before the next typed key."""
         self.set_focus(self._prompt)
 
     @property
     def types_elsewhere(self) -> bool:
-        """Return whether what is typed is for another field than the prompt."""
+        """Return whether typed text goes to another field than the prompt."""
         return isinstance(self.focused, Input)
 
     def is_for_prompt(self, key: str) -> bool:
@@ -278,7 +279,7 @@ class ChatScreen(StableLayout, Screen[None]):
     # -- keys ---------------------------------------------------------------------------------------------------------
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Offer no key that would do nothing now."""
+        """Return False for a key that would have no effect now, so that it is not offered."""
         return action != "stop" or not self._outbox.empty or self._waiting.busy
 
     def action_stop(self) -> None:
@@ -288,7 +289,7 @@ class ChatScreen(StableLayout, Screen[None]):
         self.turns.stop()
 
     def action_back(self) -> None:
-        """Close the keys, leave an edited prompt as it was, and return to the prompt."""
+        """Close the keys, leave an edited prompt unchanged, and return to the prompt."""
         self.query(KeysPanel).remove()
         self.turns.leave_edited()
         self.type_here()
@@ -330,7 +331,7 @@ class ChatScreen(StableLayout, Screen[None]):
             self.type_here()
 
     def action_page(self, step: int) -> None:
-        """Scroll by a page what covers the conversation, otherwise the conversation."""
+        """Scroll by a page: the panel that covers the conversation, otherwise the conversation."""
         if shown := self.query(KeysPanel):
             shown.first().page(step)
         else:
@@ -340,7 +341,7 @@ class ChatScreen(StableLayout, Screen[None]):
         await self._conversation.follow()
 
     def action_copy_text(self) -> None:
-        """Copy the selection. A search match is no selection: during a reply, the key stops the reply."""
+        """Copy the selection. A search match is not a selection: during a reply, the key stops the reply."""
         if self._conversation.found is not None and self.check_action("stop", ()):
             raise SkipAction
         super().action_copy_text()

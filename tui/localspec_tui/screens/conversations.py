@@ -1,4 +1,4 @@
-"""Earlier conversations: search, go on with one, rename, export and delete them."""
+"""Earlier conversations: search, continue, rename, export and delete them."""
 
 import asyncio
 import time
@@ -31,14 +31,14 @@ from localspec_tui.screens.searched import AskingScreen
 from localspec_tui.widgets.typed_text import OneLine
 
 LISTED = 100
-PATIENCE = 0.5  # seconds without a word
-RETRY = 1.0  # seconds after a look that failed
-OLD = "30d"  # proposed
+PATIENCE = 0.5  # seconds without a message
+RETRY = 1.0  # seconds after a failed look
+OLD = "30d"  # the proposed age
 
 
 class _Entry(NamedTuple):
     row: Row
-    excerpt: str  # what was found in it; empty where nothing was looked for
+    excerpt: str  # the match in it; empty without a search
 
     @property
     def info(self) -> ConversationInfo:
@@ -47,13 +47,13 @@ class _Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class OpenConversation:
-    """What the list asks of the chat below it."""
+    """What the list needs from the chat below it."""
 
     number: Callable[[], int | None]
     begin_another: Callable[[], None]
     call: Callable[[str], None]
     phrases_are_kept: Callable[[], bool]  # may wait for the disk
-    nothing: str  # what is said where none is kept
+    nothing: str  # the text if no conversation is saved
 
 
 class _Search(OneLine):
@@ -61,7 +61,7 @@ class _Search(OneLine):
 
 
 class ConversationsScreen(AskingScreen[int | None]):
-    """Gives the id of the chosen conversation, or None."""
+    """A dialog that returns the id of the chosen conversation, or None."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "dismiss(None)", "Back", id="conversations.back"),
@@ -78,7 +78,7 @@ class ConversationsScreen(AskingScreen[int | None]):
         super().__init__(_Search(placeholder="Search in conversations", compact=True))
         self._history, self._chat = history, chat
         self._entries: list[_Entry] = []
-        self._listed: str | None = None  # what was looked for
+        self._listed: str | None = None  # the words that were searched
         self._later: Timer | None = None
 
     # -- the list -----------------------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ class ConversationsScreen(AskingScreen[int | None]):
             self._do_later(RETRY, lambda: self._look_for(self._search.value))
         else:
             self._do_later(None)
-        if self not in self.app.screen_stack:  # it was left meanwhile
+        if self not in self.app.screen_stack:  # it was closed meanwhile
             return
         options = self._options
         self._listed, self._entries = words, list(entries)
@@ -116,7 +116,7 @@ class ConversationsScreen(AskingScreen[int | None]):
         self._tell(more if entries else trouble or nothing)
 
     def _do_later(self, seconds: float | None, what: Callable[[], object] = lambda: None) -> None:
-        """Instead of what was to be done before; None: nothing is."""
+        """Schedule this instead of what was scheduled before; None schedules nothing."""
         if self._later is not None:
             self._later.stop()
         self._later = self.set_timer(seconds, what) if seconds is not None else None
@@ -139,7 +139,7 @@ class ConversationsScreen(AskingScreen[int | None]):
     async def on_input_submitted(self, submitted: Input.Submitted) -> None:
         if self._asking.asking:
             return
-        if submitted.value != self._listed:  # the last letters came right before
+        if submitted.value != self._listed:  # the last letters were typed just before
             await self._list(submitted.value)
         if (entry := self._highlighted()) is not None:
             self.dismiss(entry.info.id)
@@ -181,7 +181,8 @@ class ConversationsScreen(AskingScreen[int | None]):
         for at, entry in enumerate(self._entries):
             self._options.replace_option_prompt_at_index(at, self._line(entry))
 
-    # -- what is asked ------------------------------------------------------------------------------------------------
+    # -- questions
+    # --------------------------------------------------------------------------------------------------------
 
     @work(exclusive=True, group="asking")
     async def action_rename(self) -> None:
@@ -240,7 +241,7 @@ class ConversationsScreen(AskingScreen[int | None]):
             except LocalspecError as error:
                 self._tell(str(error))
                 return
-            old = [info.id for info in infos if info.id != self._chat.number()]  # what is open is in use
+            old = [info.id for info in infos if info.id != self._chat.number()]  # the open one is in use
             what = f"{counted(len(old), 'conversation')} last used before {day(before)}"
             if not old:
                 self._tell(f"No conversation was last used before {day(before)}.")
@@ -249,12 +250,12 @@ class ConversationsScreen(AskingScreen[int | None]):
             return
 
     async def _delete(self, conversations: Sequence[int]) -> None:
-        """By the thread that waits for the disk and not by the engine's, which may be busy with a reply."""
+        """Delete on a thread that waits for the disk, not on the engine's, which may be busy with a reply."""
         if self._chat.number() in conversations:
             self._chat.begin_another()
         try:
             removed = await asyncio.to_thread(self._history.remove, conversations)
-            await asyncio.to_thread(remove_copied, Paths(environment.home()).copied)  # it may be of any of them
+            await asyncio.to_thread(remove_copied, Paths(environment.home()).copied)  # it may come from any of them
             stay = await asyncio.to_thread(self._chat.phrases_are_kept)
             later = await asyncio.to_thread(lambda: self._history.unfinished)
         except LocalspecError as error:
@@ -272,7 +273,7 @@ def _entries(history: History, words: str) -> Sequence[_Entry]:
         hits = history.search(words, LISTED)
         known = {row.info.id: row for row in rows(history, by_present_names(found.info for found in hits))}
         return [_Entry(known[found.info.id], found.excerpt) for found in hits]
-    listed = history.conversations(LISTED, lambda info: info.for_a_chat)  # words find the others, too
+    listed = history.conversations(LISTED, lambda info: info.for_a_chat)  # a search finds the others, too
     return [_Entry(row, "") for row in rows(history, by_present_names(listed))]
 
 

@@ -1,4 +1,4 @@
-"""What Textual's screens get wrong if much happens at once: their size, and what is gone from them."""
+"""Corrects two weaknesses of Textual's screens when much happens at once: their size, and removed widgets."""
 
 from typing import Any
 
@@ -10,13 +10,13 @@ from textual.widget import Widget
 
 
 class StableLayout:
-    """A mixin for screens. It is no Screen: Textual reads styles and keys from the first Screen base only."""
+    """A mixin for screens. It is not a Screen: Textual reads styles and keys only from the first Screen base."""
 
     async def on_event(self: Any, event: events.Event) -> None:
-        """Take any change of size as news of the size that the terminal has now.
+        """Lay out for the present size of the terminal at any change of size.
 
         Textual lays a screen out for the size in each event, and posts that size to it once more. Two events with
-        anything between them then go on forever: each finds the screen as the other one left it.
+        anything between them then alternate forever.
         """
         if isinstance(event, events.Resize) and event.size != self.app.size:
             event = events.Resize.from_dimensions(self.app.size, None)
@@ -30,7 +30,7 @@ class StableLayout:
         return any(screen.styles.background.a == 1 for screen in above)
 
     def get_widget_and_offset_at(self: Any, x: int, y: int) -> tuple[Widget | None, Offset | None]:
-        """Return what is shown there, unless it left the screen since the last layout: Textual asks for its parent."""
+        """Return the widget there, unless it was removed since the last layout: Textual asks for its parent."""
         widget, offset = super().get_widget_and_offset_at(x, y)  # type: ignore[misc]
         return (None, None) if widget is not None and widget.parent is None else (widget, offset)
 
@@ -39,7 +39,7 @@ DIALOG_KEYS = Binding("f1", "app.all_keys", "Keys", id="dialog.keys")
 
 
 class ClosesOnce(StableLayout):
-    """For a screen: keys that come before it is gone choose nothing more, and close nothing that lies below it."""
+    """A mixin for a screen: keys that come before it is gone choose nothing more, and close nothing below it."""
 
     def dismiss(self: Any, result: Any = None) -> AwaitComplete:
         """Close it, if it is in front."""
@@ -47,6 +47,6 @@ class ClosesOnce(StableLayout):
         if not self.is_active:
             done = AwaitComplete.nothing()  # type: ignore[no-untyped-call]
         else:
-            self.workers.cancel_node(self)  # Textual does so when the widgets that they write to are gone already
+            self.workers.cancel_node(self)  # Textual does so only after the widgets that they write to are gone
             done = super().dismiss(result)  # type: ignore[misc]
         return done

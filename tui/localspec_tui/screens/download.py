@@ -1,4 +1,4 @@
-"""Asks once whether a model is to be downloaded, when the hub has said what it takes."""
+"""Asks whether to download a model, after the hub has reported its size."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class DownloadScreen(ClosesOnce, ModalScreen[bool | None]):
-    """Gives True where the download was agreed to."""
+    """A dialog that returns True if the user agreed to the download."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "agree", "Download", id="download.agree"),
@@ -56,7 +56,7 @@ class DownloadScreen(ClosesOnce, ModalScreen[bool | None]):
             self.refresh_bindings()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """One agrees to what is known."""
+        """Offer agreement only once the plan is known."""
         return action != "agree" or self._planned is not None
 
     def action_agree(self) -> None:

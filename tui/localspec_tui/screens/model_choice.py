@@ -1,4 +1,5 @@
-"""Which model answers: chosen in a dialog or by its name, loaded, and fetched before if it is not here."""
+"""The choice of the model, in a dialog or by name, which is loaded, and fetched before if necessary; and of the
+conversation."""
 
 from typing import TYPE_CHECKING, cast
 
@@ -72,14 +73,14 @@ class ModelChoice:
 
 
 class ConversationChoice:
-    """The choice of the conversation that goes on. A reply under way is stopped for another one."""
+    """The choice of the current conversation. A running reply is stopped for another one."""
 
     def __init__(
         self, screen: Screen[None], engine: EngineThread, outbox: Outbox, turns: Turns, draft: Draft, top: TopLine
     ) -> None:
         self._screen, self._engine, self._outbox = screen, engine, outbox
         self._turns, self._draft, self._top = turns, draft, top
-        self.history: History | None = None  # None before it is open, and where nothing is saved
+        self.history: History | None = None  # None before it is open, and if nothing is saved
         self._branch_noticed = False
 
     def start_new(self) -> None:

@@ -1,4 +1,4 @@
-"""The models: let another one answer, or fetch one that is not here."""
+"""The models dialog: change the model, or fetch one that is not here."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ from localspec_tui.widgets.download_line import DownloadLine
 from localspec_tui.widgets.status_line import fitting
 from localspec_tui.widgets.typed_text import OneLine
 
-if TYPE_CHECKING:  # looked for on another thread, which imports it
+if TYPE_CHECKING:  # models are listed on another thread, which imports this
     from localspec.chat.model_list import Choosable
     from localspec.choosing.survey import DrafterRule
     from localspec.models.registry import TargetCard
@@ -30,7 +30,7 @@ HEADINGS = {
     "too large": "Does not fit this machine",
 }
 UNMEASURED = "These speeds are estimates: localspec doctor measures this machine."
-AROUND = 10  # lines of the dialog that are none of the list's
+AROUND = 10  # lines of the dialog outside of the list
 LOOK_SECONDS = 0.5  # between two looks at a download
 
 
@@ -70,29 +70,27 @@ class ModelsScreen(SearchedScreen[Chosen | None]):
         rule: "DrafterRule" = "auto",
     ) -> None:
         super().__init__(_Search(placeholder="Which model answers? Type to search", compact=True))
-        self._current, self._held, self._pace = current, held, pace  # the one that answers, if one does
-        self._rule = rule  # by which drafters are taken
+        self._current, self._held, self._pace = current, held, pace  # the present model, if there is one
+        self._rule = rule  # the rule for drafters
         self._download, self._line = download, Static("", id="download", markup=False)
         self._seen = download.ended
         self._models: Sequence[Choosable] = ()
-        self._known = False  # all of them
-        self._listed: Sequence[Choosable | None] = ()  # what stands in each line; None is a heading
+        self._known = False  # whether all of them are listed
+        self._listed: Sequence[Choosable | None] = ()  # the content of each line; None is a heading
 
     def _below(self) -> Iterable[Widget]:
         return (self._line,)
 
     def on_mount(self) -> None:
         self._tell("Checking which models fit this machine …")
-        self._options.can_focus = False  # one types in the search
+        self._options.can_focus = False  # typing goes to the search
         self._follow()
         self.set_interval(LOOK_SECONDS, self._follow)
         self._look()
 
     @work(exclusive=True)
     async def _look(self) -> None:
-        """List the models that are here, which can be chosen at once, then those that fit, which takes a moment
-        longer.
-        """
+        """List the models here, which can be chosen at once, then those that fit, which takes a little longer."""
         note = ""
         try:
             self._models = await asyncio.to_thread(_here, self._current)
@@ -142,7 +140,7 @@ class ModelsScreen(SearchedScreen[Chosen | None]):
         self._options.vertical_scrollbar.position = self._options.scroll_y
 
     def _fit(self) -> None:
-        """As high as the whole list, if there is room; and so high while one searches: it would jump."""
+        """Fit the height to the whole list, and keep it during a search, so that nothing jumps."""
         most = max(self.size.height * 9 // 10 - AROUND, 3)
         if self.has_class("-narrow"):
             self._options.styles.height = None
@@ -190,7 +188,7 @@ class ModelsScreen(SearchedScreen[Chosen | None]):
             (options.action_last if step > 0 else options.action_first)()
 
     def _see_the_rest(self, step: int) -> bool:
-        """From the last that can be chosen one looks at those that cannot, before one goes round."""
+        """Scroll from the last choice to the models that cannot be chosen, before wrapping around."""
         options = self._options
         usable = [at for at, one in enumerate(self._listed) if one is not None and one.usable]
         if step > 0 and usable and options.highlighted == usable[-1] and options.scroll_offset.y < options.max_scroll_y:
@@ -202,7 +200,7 @@ class ModelsScreen(SearchedScreen[Chosen | None]):
         return False
 
     def on_input_submitted(self, submitted: Input.Submitted) -> None:
-        self._list()  # the last letters came right before
+        self._list()  # the last letters were typed just before
         self._choose(self._at(self._options.highlighted))
 
     def on_option_list_option_selected(self, selected: OptionList.OptionSelected) -> None:
@@ -220,7 +218,7 @@ class ModelsScreen(SearchedScreen[Chosen | None]):
             line.display = bool(model)
             self.refresh_bindings()
         if model:
-            room = self._search.outer_size.width  # of the line itself only once it is shown
+            room = self._search.outer_size.width  # the line's own width is known only once it is shown
             line.update(fitting((f"↓ {one_line(model)}", *self._download.parts), room))
         if self._seen != self._download.ended:
             self._seen = self._download.ended
@@ -250,6 +248,6 @@ def _all(
 
 
 def _repository(name: str) -> "Choosable | None":
-    from localspec.chat.model_list import repository  # which is there by now
+    from localspec.chat.model_list import repository  # imported by then
 
     return repository(name)

@@ -1,4 +1,4 @@
-"""The palette of commands, found by their words, and for keys that come faster than it is drawn."""
+"""The palette of commands, searched by their words, also when keys come faster than it is drawn."""
 
 from collections.abc import Iterator
 from typing import Any, ClassVar
@@ -19,7 +19,7 @@ from localspec_tui.screens.dialogs import DIALOG_KEYS, ClosesOnce
 from localspec_tui.widgets.keys_panel import KeysFooter, lines_of, table_of
 from localspec_tui.widgets.typed_text import KeysInOrder
 
-# What else commands are looked for by.
+# Further words by which commands are found.
 ALSO = {
     "Choose other colours": "theme dark light appearance",
     "Let the model think before it answers, or not": "thinking reasoning",
@@ -43,7 +43,7 @@ ALSO = {
 
 
 class Commands(SystemCommandsProvider):
-    """What holds all the words that are typed: in its name first, then in what else it is known by."""
+    """Commands that contain all typed words: in their name first, then in their further words."""
 
     async def search(self, query: str) -> Hits:
         words = query.casefold().split()
@@ -67,14 +67,14 @@ class Commands(SystemCommandsProvider):
 
 
 class _Words(KeysInOrder, CommandInput):
-    """As the other fields for one line."""
+    """The field for the words, like the other one-line fields."""
 
 
 class Palette(ClosesOnce, CommandPalette):
-    """Textual's own palette would end the chat when Enter comes twice, or a key for its list before that has lines.
+    """A palette without Textual's crashes on fast keys: Enter twice, or a key for its list before that has lines.
 
-    So would letters that arrive when it is closed: they begin a search, in a list that is gone. And so would Escape
-    that comes before it is there.
+    The same holds for letters that arrive while it closes, which would search a list that is gone, and for Escape
+    before it is open.
     """
 
     def __init__(self, *, placeholder: str = "Search for commands…", **how: Any) -> None:
@@ -102,7 +102,7 @@ class Palette(ClosesOnce, CommandPalette):
 
 
 class AllKeysScreen(ClosesOnce, ModalScreen[None]):
-    """Those of the screen that it opens above."""
+    """The keys of the screen that it opens above."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "dismiss", "Back", id="keys.back"),

@@ -1,4 +1,4 @@
-"""The phrases that are kept for a model: what was said, where, of what use; and how to be rid of them."""
+"""The saved phrases of a model: their text, their use, and how to delete them."""
 
 import asyncio
 import threading
@@ -53,7 +53,7 @@ class PhrasesScreen(AskingScreen[None]):
         self._readers: dict[int, tuple[Decode, str]] = {}  # by pool: its decoder, or why there are only token ids
         self._pools: list[PoolInfo] = []
         self._found: list[KeptPhrase] = []
-        self._superseded = threading.Event()  # set where what is being looked for is of interest no more
+        self._superseded = threading.Event()  # set when the current search is no longer wanted
 
     def _above(self) -> Iterable[Widget]:
         return (self._kept,)
@@ -99,7 +99,7 @@ class PhrasesScreen(AskingScreen[None]):
         self.refresh_bindings()
 
     def _find(self, words: str, left: threading.Event) -> tuple[list[KeptPhrase], list[str]]:
-        """In a thread: a hundred thousand phrases take seconds."""
+        """Search in a thread: a hundred thousand phrases take seconds."""
         self._pools = pools_of(self._store, self._card)
         found: list[KeptPhrase] = []
         for pool in self._pools:
@@ -120,11 +120,11 @@ class PhrasesScreen(AskingScreen[None]):
         return self._found[at] if at is not None and at < len(self._found) else None
 
     def _all(self) -> int:
-        """How many there are of this model, found or not."""
+        """Return how many phrases this model has, found or not."""
         return sum(pool.phrases for pool in self._pools)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Where there is nothing to delete, no key is offered for it."""
+        """Offer the keys for deleting only if there is something to delete."""
         there = {"delete": self._highlighted(), "delete_chat": self._highlighted(), "delete_all": self._all()}
         return bool(there.get(action, True)) and super().check_action(action, parameters)
 

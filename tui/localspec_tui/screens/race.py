@@ -1,4 +1,4 @@
-"""A race: one prompt plain and speculative, as it happens, and then once more at true speed."""
+"""A race: one prompt plain and speculative, live and then again at true speed."""
 
 import time
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from localspec_tui.screens.dialogs import DIALOG_KEYS, ClosesOnce
 from localspec_tui.widgets.keys_panel import KeysFooter
 from localspec_tui.widgets.typed_text import OneLine
 
-LEFT = 5  # lines of the screen that are none of the picture's
+LEFT = 5  # lines of the screen outside of the frame
 
 
 class _Question(OneLine):
@@ -28,9 +28,9 @@ class _Question(OneLine):
 
 
 class RaceScreen(ClosesOnce, Screen[None]):
-    """It begins with `prompt`, or asks for one, `proposed` first."""
+    """A screen that begins the race with `prompt`, or asks for one and proposes `proposed`."""
 
-    AUTO_FOCUS = ""  # where the prompt is known, nobody sees what is typed into the field for it
+    AUTO_FOCUS = ""  # with a given prompt, the field for it is hidden
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "stop", "Stop", id="race.stop"),
         Binding("escape", "result", "Back", id="race.result"),
@@ -45,10 +45,10 @@ class RaceScreen(ClosesOnce, Screen[None]):
         self._engine, self._prompt = engine, prompt.strip()
         self._field = _Question(one_line(proposed), placeholder="What should both answer?", compact=True)
         self._lanes: Sequence[Lane] = ()
-        self._drawn: float | None = None  # seconds of the replay that are shown; None as it happens
+        self._drawn: float | None = None  # seconds of the replay that are shown; None while live
         self._verdict: Sequence[str] = ()
         self._racing = self._over = False
-        self._began = 0.0  # the replay
+        self._began = 0.0  # the start of the replay
         self._timer: Timer | None = None
 
     def compose(self) -> ComposeResult:
@@ -72,13 +72,13 @@ class RaceScreen(ClosesOnce, Screen[None]):
             self._begin(submitted.value.strip())
 
     def action_another(self) -> None:
-        """Asks for a prompt where the last one stands; how that went stays in sight."""
+        """Ask for another prompt in place of the last one; the result stays visible."""
         self.query_one("#question").display, self._field.display = False, True
         self._field.focus()
         self.refresh_bindings()
 
     def action_result(self) -> None:
-        """No other prompt: that of the result stands above it again."""
+        """Return to the result and its prompt."""
         self._close_field()
         self.refresh_bindings()
 
@@ -111,7 +111,8 @@ class RaceScreen(ClosesOnce, Screen[None]):
     def action_stop(self) -> None:
         self._engine.stop_reply()
 
-    # -- as it happens ------------------------------------------------------------------------------------------------
+    # -- live
+    # --------------------------------------------------------------------------------------------------------------
 
     def on_race_begun(self, begun: RaceBegun) -> None:
         self._lanes = begun.lanes
@@ -124,15 +125,16 @@ class RaceScreen(ClosesOnce, Screen[None]):
         if ended.over:
             self.action_replay()
         else:
-            if not self._lanes:  # it did not come to a race
+            if not self._lanes:  # there was no race
                 self.query_one("#course", Static).update("")
             self._tell()
         self.refresh_bindings()
 
-    # -- once more ----------------------------------------------------------------------------------------------------
+    # -- replay
+    # ------------------------------------------------------------------------------------------------------------
 
     def action_replay(self) -> None:
-        """At true speed."""
+        """Replay at true speed."""
         if self._timer is not None:
             self._timer.stop()
         self.query_one("#verdict", Static).update("")

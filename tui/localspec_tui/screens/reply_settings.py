@@ -1,4 +1,4 @@
-"""What the user sets for the next replies: the system prompt, the sampling, and whether the model thinks first."""
+"""The user's settings for the next replies: the system prompt, the sampling, and whether the model thinks first."""
 
 from typing import TYPE_CHECKING
 
@@ -29,12 +29,12 @@ class ReplySettings:
         self._sampling_draft: dict[str, str] = {}
 
     def show(self) -> bool:
-        """Show at the top what the user has set. Return whether a change is seen there."""
+        """Show the changed settings at the top. Return whether a change is visible there."""
         system = ["system prompt"] if self._system else []
         return self._top.show_set(*system, *self._settings.chosen)
 
     def _show_change(self, title: str, sentence: str = "Saved; used from the next reply.") -> None:
-        """Notify of a change that is not seen, or that could be taken for one of the reply under way."""
+        """Notify of a change that is not visible, or that could be taken for one of the current reply."""
         if not self.show() or self._outbox.under_way is not None:
             self._notify(title, sentence)
 

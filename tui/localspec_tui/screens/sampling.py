@@ -1,4 +1,4 @@
-"""How replies are sampled, one field a setting."""
+"""The sampling dialog, with one field per setting."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
@@ -28,9 +28,9 @@ class _Field(OneLine):
 
 
 class SamplingScreen(ClosesOnce, ModalScreen[dict[str, str]]):
-    """An empty field leaves its setting as it stands in grey. `change` takes all fields, or raises UsageMistake.
+    """A dialog whose empty fields keep the setting shown in grey. `change` takes all fields, or raises UsageMistake.
 
-    The fields begin as `typed`, which holds, or as `draft`. Gives what they hold that `change` has not taken.
+    The fields begin as `typed`, the values in use, or as `draft`. It returns the contents that `change` has not taken.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -1,4 +1,4 @@
-"""What dialogs with a search and a list have in common, and those that ask something about a line of it."""
+"""The base of dialogs with a search and a list, and of those that ask about a line of it."""
 
 from collections.abc import Iterable
 from typing import TypeVar
@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 
 
 class SearchedScreen(ClosesOnce, ModalScreen[Result]):
-    """A search, what it finds, and a sentence about that; the keys move through the list while one types."""
+    """A search, its matches, and a sentence about them; the keys move through the list while the user types."""
 
     def __init__(self, search: Input) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class SearchedScreen(ClosesOnce, ModalScreen[Result]):
         return ()
 
     def _tell(self, sentence: str) -> None:
-        """Instead of the sentence before; an empty one takes no room."""
+        """Replace the sentence; an empty one takes no room."""
         self._told.update(one_line(sentence))
         self._told.display = bool(sentence)
 
@@ -55,7 +55,7 @@ class SearchedScreen(ClosesOnce, ModalScreen[Result]):
 
 
 class AskingScreen(SearchedScreen[Result]):
-    """One that asks below its list, and does nothing else meanwhile."""
+    """A dialog that asks below its list, and does nothing else meanwhile."""
 
     def __init__(self, search: Input) -> None:
         super().__init__(search)

@@ -1,4 +1,4 @@
-"""The system prompt of the conversation."""
+"""The dialog of the conversation's system prompt."""
 
 from typing import ClassVar, NamedTuple
 
@@ -18,7 +18,7 @@ UNSAVED = "System prompt (not saved yet; ctrl+z brings back the one in use)"
 
 
 class Typed(NamedTuple):
-    """What stood there at the end, and whether it shall hold."""
+    """The final text, and whether to use it."""
 
     text: str
     saved: bool
@@ -29,7 +29,8 @@ class _Field(KeysInOrder, TypedText):
 
 
 class SystemPromptScreen(ClosesOnce, ModalScreen[Typed | None]):
-    """Gives what was typed. It begins with `text`, which holds; or with `draft`, from which an undo leads to it."""
+    """A dialog that returns the typed text. It begins with `text`, the prompt in use; or with `draft`, from which undo
+    leads to it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+s", "save", "Save", id="system.save"),
@@ -59,5 +60,5 @@ class SystemPromptScreen(ClosesOnce, ModalScreen[Typed | None]):
         self.dismiss(Typed(self.query_one(TypedText).text, saved=True))
 
     def action_back(self) -> None:
-        """Close, and keep the typed text like a prompt. A key may arrive before the text has been put there."""
+        """Close, and keep the typed text as a draft. A key may arrive before the text has been put there."""
         self.dismiss(Typed(self.query_one(TypedText).text, saved=False) if self.is_mounted else None)

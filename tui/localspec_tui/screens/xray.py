@@ -21,14 +21,14 @@ from localspec_tui.widgets.keys_panel import KeysFooter
 from localspec_tui.widgets.status_line import cut
 from localspec_tui.widgets.xray_view import XRayLegend, XRayView
 
-LEAST_SECONDS = 0.2  # seconds between two looks: tokens are read, not watched
+LEAST_SECONDS = 0.2  # seconds between updates: tokens are read, not watched
 NOTHING_YET = "There is no reply to look at yet."
 
 
 class XRayScreen(ClosesOnce, Screen[None]):
-    """Looks at one of these replies; None: at one of an `earlier` session, or at none."""
+    """The X-ray of one of these replies; None means one of an `earlier` session, or none."""
 
-    AUTO_FOCUS = ""  # the tokens take it where there are some
+    AUTO_FOCUS = ""  # the tokens get it if there are any
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-beside")]  # noqa: RUF012  # Textual declares it so
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,ctrl+t", "dismiss", "Back", id="xray.back"),
@@ -57,13 +57,14 @@ class XRayScreen(ClosesOnce, Screen[None]):
         yield KeysFooter(show_command_palette=False)
 
     def on_mount(self) -> None:
-        if self._chosen is not None:  # else its keys would do nothing
+        if self._chosen is not None:  # otherwise its keys would have no effect
             self.query_one(XRayView).focus()
         self._pace.begin()
         self._show()
         self._follow_later()
 
-    # -- which reply --------------------------------------------------------------------------------------------------
+    # -- the choice of a reply
+    # --------------------------------------------------------------------------------------------
 
     def _replies(self) -> list[Trace]:
         return [trace for trace in self._traces if len(trace.tokens)]
@@ -79,7 +80,7 @@ class XRayScreen(ClosesOnce, Screen[None]):
         return action != "reply" or self._beside(*cast("tuple[int]", parameters)) is not None
 
     def action_reply(self, step: int) -> None:
-        """To the reply before or after, of this session."""
+        """Move to the previous or next reply of this session."""
         if (beside := self._beside(step)) is not None:
             self._chosen = beside
             self._show()
@@ -94,20 +95,21 @@ class XRayScreen(ClosesOnce, Screen[None]):
             return
         pieces = self._pieces.setdefault(id(chosen), Pieces(chosen))
         async with self._one_at_a_time:
-            await asyncio.to_thread(pieces.grow)  # thousands of tokens take their time
+            await asyncio.to_thread(pieces.grow)  # thousands of tokens take time
         self.query_one(XRayView).begin(chosen, pieces)
         if self.focused is None:
             self.query_one(XRayView).focus()
         self._show_counts(chosen)
 
-    # -- one that grows -----------------------------------------------------------------------------------------------
+    # -- a growing reply
+    # ---------------------------------------------------------------------------------------------------
 
     def _follow_later(self) -> None:
         self.set_timer(max(self._pace.next(), LEAST_SECONDS), self._follow)
 
     @work(exclusive=True, group="follow")
     async def _follow(self) -> None:
-        if self not in self.app.screen_stack:  # it was left meanwhile
+        if self not in self.app.screen_stack:  # it was closed meanwhile
             return
         view, chosen = self.query_one(XRayView), self._chosen
         pieces = view.pieces
@@ -125,7 +127,7 @@ class XRayScreen(ClosesOnce, Screen[None]):
 
     def _show_counts(self, chosen: Trace) -> None:
         replies = self._replies()
-        if len(replies) != self._counted:  # one more came
+        if len(replies) != self._counted:  # there is a new one
             self._counted = len(replies)
             self.refresh_bindings()
         if chosen not in replies:

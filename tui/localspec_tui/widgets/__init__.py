@@ -1,1 +1,1 @@
-"""One thing on the screen each."""
+"""The parts of the screen, one per file."""

@@ -1,4 +1,4 @@
-"""Asks one thing below what it is about: a text, or yes or no."""
+"""Asks a question below the thing that it is about: for a text, or yes or no."""
 
 from asyncio import Future, get_running_loop
 from typing import ClassVar
@@ -20,7 +20,7 @@ class _Text(OneLine):
 
 
 class _Decision(Static, can_focus=True):
-    """Only its own keys mean yes: Enter may have been meant for something else."""
+    """A yes-or-no question. Only its own keys mean yes: Enter may have been meant for something else."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("y", "screen.answer(True)", "Yes", id="asking.yes"),
@@ -46,7 +46,7 @@ class AskingLine(Vertical):
 
     @property
     def asking(self) -> bool:
-        """Whether a question stands."""
+        """Whether a question is open."""
         return self._asked is not None
 
     async def text(self, question: str, value: str) -> str | None:
@@ -56,7 +56,7 @@ class AskingLine(Vertical):
         return await self._ask(self._text)
 
     async def decision(self, question: str) -> bool:
-        """Whether the answer was yes."""
+        """Return whether the answer was yes."""
         self._decision.update(one_line(question))
         return await self._ask(self._decision) is not None
 
@@ -68,7 +68,7 @@ class AskingLine(Vertical):
         before = self.screen.focused
         asked: Future[str | None] = get_running_loop().create_future()
         self._asked = asked
-        self.screen.set_focus(field)  # at once: what is typed next is meant for it
+        self.screen.set_focus(field)  # at once, before the next typed key
         self.screen.refresh_bindings()
         try:
             return await asked

@@ -1,4 +1,4 @@
-"""The files that a prompt names, and how long it is, while one types it."""
+"""The files that a prompt names, and its length, while it is typed; and the line about new text below."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,11 +13,11 @@ from localspec.text import one_line
 from localspec_tui import keymap
 from localspec_tui.widgets.status_line import fitting
 
-QUIET_SECONDS = 0.15  # after the last key, before the disk is asked
+QUIET_SECONDS = 0.15  # after the last key, before the disk is read
 
 
 class AttachedLine(Widget):
-    """It takes no room where it has nothing to say. `measure` may read the disk, so a thread calls it."""
+    """A line that takes no room without content. `measure` may read the disk, so a thread calls it."""
 
     def __init__(self, measure: Callable[[str], list[str]]) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class AttachedLine(Widget):
         self.display = False
 
     def look(self, text: str) -> None:
-        """Look at the present prompt."""
+        """Examine the present prompt."""
         if self._asking is not None:
             self._asking.stop()
         if "@" in text or is_long(text):
@@ -52,7 +52,7 @@ class AttachedLine(Widget):
 
 
 class BelowLine(Widget):
-    """It takes no room where nothing came. A click goes there."""
+    """A line that takes no room without new text. A click goes there."""
 
     def __init__(self) -> None:
         super().__init__()

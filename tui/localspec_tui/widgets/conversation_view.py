@@ -1,4 +1,4 @@
-"""The conversation so far: its messages, of which the last one grows, and where one reads in it."""
+"""The conversation: its messages, of which the last one grows, and the reader's place in it."""
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from localspec_tui.widgets.reply_view import ReplyView
 
 
-MOST = 1000  # occurrences that are marked in one text
+MOST = 1000  # occurrences marked in one text
 
 
 def mark_words(view: MessageView, word: str, at: int) -> tuple[int, Callable[[], None]]:
@@ -29,7 +29,7 @@ def mark_words(view: MessageView, word: str, at: int) -> tuple[int, Callable[[],
     Return the row of that occurrence, and a function that removes the marks. The row is 0 if the word is only in the
     source of the message.
     """
-    shown = view.query(BlockView).last()  # thoughts stand above the reply
+    shown = view.query(BlockView).last()  # thoughts are above the reply
     found = {number: spans for number, block in enumerate(shown.blocks) if (spans := [*_spans(word, block.text)])}
     shown.mark(found)
     places = [(number, *place) for number, spans in found.items() for place in spans]
@@ -39,7 +39,7 @@ def mark_words(view: MessageView, word: str, at: int) -> tuple[int, Callable[[],
 
 def _spans(word: str, text: str) -> Iterator[tuple[int, int]]:
     """Yield the start and end of each occurrence of a word, the first MOST of them."""
-    if len(fold(text)) == len(text) and is_normalized("NFC", text):  # character by character
+    if len(fold(text)) == len(text) and is_normalized("NFC", text):  # by character
         folded, start = fold(text), 0
         for _ in range(MOST):
             if (start := folded.find(word, start)) < 0:
@@ -57,39 +57,40 @@ def _spans(word: str, text: str) -> Iterator[tuple[int, int]]:
         begin += len(line) + 1
 
 
-TOASTS = 1  # line that those of two cover
+TOASTS = 1  # line that two toasts cover
 
 
 class ConversationView(MountedTurns):
-    """The messages, the newest below. It stays at the end until one scrolls up."""
+    """The messages, the newest below. It stays at the end until the user scrolls up."""
 
-    BLANK = True  # behind the messages; else all of it is drawn anew whenever they grow
+    BLANK = True  # behind the messages; otherwise everything is drawn again whenever they grow
 
     def __init__(self, show_below: Callable[[int], None]) -> None:
-        """`show_below` takes the number of lines that came below the ones that are read."""
+        """`show_below` takes the number of lines that arrived below the visible ones."""
         super().__init__()
         self._show_below = show_below
-        self.found: MessageView | None = None  # what was looked for
+        self.found: MessageView | None = None  # the match of a search
         self._unmark_words: Callable[[], None] = lambda: None
         self._growing: ReplyView | None = None
-        self._reads_above = False  # whether one has scrolled up from the end
-        self._left_at: tuple[Widget, int] | None = None  # the last, and its lines to the end, when one left that
+        self._reads_above = False  # whether the user has scrolled up from the end
+        # # the last widget, and its lines to the end, when the user left the end
+        self._left_at: tuple[Widget, int] | None = None
 
     @property
     def growing(self) -> str:
-        """The source of the reply under way, as far as it is shown."""
+        """Return the source of the current reply, as far as it is shown."""
         return self._growing.source if self._growing is not None else ""
 
     @property
     def last_reply(self) -> str | None:
-        """The source of the newest reply, also while it grows."""
+        """Return the source of the newest reply, also while it grows."""
         if self.growing:
             return self.growing
         return next((one.reply for one in reversed(self._every) if one.reply), None)
 
     @property
     def messages(self) -> list[tuple[str, str]]:
-        """What was typed of each prompt, and its reply, as far as it has come."""
+        """Return the typed part of each prompt, and its reply so far."""
         texts = [(one.written.typed, one.reply) for one in self._every]
         if texts and self.growing:
             texts[-1] = texts[-1][0], self.growing
@@ -97,7 +98,7 @@ class ConversationView(MountedTurns):
 
     @property
     def chosen(self) -> Widget | None:
-        """The message that keys are about: what was looked for and found, else what has the focus."""
+        """Return the message that keys act on: the match of a search, else the focused one."""
         return self.found or self.screen.focused
 
     @property
@@ -112,7 +113,7 @@ class ConversationView(MountedTurns):
         return (found[0], exchanges[found[0]].written) if exchanges else None
 
     def trace_of(self, view: Widget | None) -> "Trace | None":
-        """Of the turn that a message belongs to, else of the last one; None where none is kept."""
+        """Return the trace of a message's turn, else of the last one; None if it has none."""
         exchanges = self._every
         found = next((one for one in exchanges if view in one.views), exchanges[-1] if exchanges else None)
         return found.trace if found else None
@@ -162,16 +163,17 @@ class ConversationView(MountedTurns):
         super().anchor(anchor)
 
     def release_anchor(self) -> None:
-        """Stay where one reads."""
+        """Stay at the reader's place."""
         self._reads_above = True
         super().release_anchor()
 
     async def follow(self) -> None:
-        """Goes to the end, and stays there."""
+        """Scroll to the end, and stay there."""
         await self._leave_sought()
         self.anchor()
 
-    # -- what was looked for -------------------------------------------------------------------------------------------
+    # -- search matches
+    # -----------------------------------------------------------------------------------------------------
 
     async def reveal(self, turn: int, reply: bool, at: int, word: str) -> None:
         """Mark a word in the prompt or the reply of a turn, and show its occurrence number `at`."""
@@ -184,11 +186,11 @@ class ConversationView(MountedTurns):
         self.release_anchor()
 
         def show() -> None:
-            if exchange.views:  # else it was left meanwhile
+            if exchange.views:  # otherwise it was unmounted meanwhile
                 self._unmark_words()
                 row, self._unmark_words = mark_words(view, word, at)
                 top, word_at = exchange.views[0].virtual_region.y, view.virtual_region.y + row
-                far = word_at - top > self.size.height // 2  # else its prompt is in sight, too
+                far = word_at - top > self.size.height // 2  # otherwise its prompt is visible, too
                 self.scroll_to(y=word_at - self.size.height // 3 if far else top - TOASTS, animate=False, force=True)
 
         self.call_after_refresh(show)
@@ -198,7 +200,7 @@ class ConversationView(MountedTurns):
         return super()._leave_sought()
 
     def unmark(self) -> None:
-        """Nothing is looked for any more."""
+        """Remove the marks of a search."""
         if self.found is not None:
             self.found.remove_class("-found")
             self._unmark_words()
@@ -229,7 +231,7 @@ class ConversationView(MountedTurns):
                 self.scroll_to(y=first.views[0].virtual_region.y - below, animate=False, force=True)
 
         async def back() -> None:
-            if all(one is not first for one in self._every):  # another way is gone instead
+            if all(one is not first for one in self._every):  # another branch is gone instead
                 await self.follow()
                 return
             await self._bring(first)
@@ -237,7 +239,8 @@ class ConversationView(MountedTurns):
 
         return back
 
-    # -- the turn under way -------------------------------------------------------------------------------------------
+    # -- the current turn
+    # ---------------------------------------------------------------------------------------------------
 
     async def add_prompt(self, written: Written, trace: "Trace") -> None:
         """Begin a turn with this prompt."""
@@ -257,7 +260,7 @@ class ConversationView(MountedTurns):
         await (await self._begun()).think(reasoning)
 
     def tell_thought(self, words: str) -> None:
-        """How long it was thought so far."""
+        """Show how long the model has thought so far."""
         if self._growing is not None:
             self._growing.tell_thought(words)
 
@@ -273,7 +276,7 @@ class ConversationView(MountedTurns):
         return self._growing
 
     async def finish(self, turn: "Turn") -> None:
-        """End the current reply; this is all of it."""
+        """End the current reply with its complete text."""
         await (await self._begun()).finish(turn.reply, turn.reason, turn.figures, turn.reasoning)
         last = self._exchanges[-1]
         last.reply, last.reasoning, last.reason, last.figures = turn.reply, turn.reasoning, turn.reason, turn.figures
@@ -286,7 +289,7 @@ class ConversationView(MountedTurns):
             await view.remove()
 
     async def cut(self, turns: int) -> None:
-        """Leaves the first `turns`; what was said after them is to be said in another way."""
+        """Keep the first `turns`; later ones will be replaced."""
         await self._leave_sought()
         while self._exchanges and len(self._older) + len(self._exchanges) > turns:
             await self.take_back()
@@ -295,7 +298,8 @@ class ConversationView(MountedTurns):
         await self._show_memory()
         await self._mount_newest()
 
-    # -- beside the messages ------------------------------------------------------------------------------------------
+    # -- other parts
+    # --------------------------------------------------------------------------------------------------------
 
     async def tell(self, sentence: str, *, trouble: bool = False) -> NoticeView:
         """Show a notice, unless the same one is the last message. Scroll to one of trouble."""
@@ -306,7 +310,7 @@ class ConversationView(MountedTurns):
         view = NoticeView(sentence, trouble=trouble)
         if self._exchanges:
             self._exchanges[-1].views.append(view)
-        if self.is_attached:  # else the chat is ending
+        if self.is_attached:  # otherwise the chat is ending
             await self.mount(view)
             self.screen.add_class("-told")
         return view
@@ -341,11 +345,11 @@ class ConversationView(MountedTurns):
         if step > 0 and self._gap is not None and messages[at] in self._sought[-1].views[-1:]:
             self._fill_gap()
             return True
-        self.screen.set_focus(messages[at + step])  # at once: the next key goes on from there
+        self.screen.set_focus(messages[at + step])  # at once: the next key continues from there
         return True
 
     def page(self, step: int) -> None:
-        """One screenful up (-1) or down (1)."""
+        """Scroll one screenful up (-1) or down (1)."""
         if step > 0:
             self.scroll_page_down(animate=False)
         elif self.scroll_y <= 0:

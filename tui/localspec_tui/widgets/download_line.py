@@ -1,4 +1,4 @@
-"""The line about a model that is being fetched, and all that the chat does about it."""
+"""The line about a model that is being fetched, and the whole course of a download."""
 
 import time
 from typing import TYPE_CHECKING
@@ -42,7 +42,7 @@ class DownloadLine(Widget):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """How it goes, the most important first."""
+        """Return the progress, the most important first."""
         return tuple(self._parts)
 
     def offer(self, model: str) -> None:
@@ -68,14 +68,15 @@ class DownloadLine(Widget):
             self._show("stopping")
 
     def wait(self, seconds: float) -> None:
-        """For the end of one that was given up, at most so long."""
+        """Wait at most this long for the end of a stopped download."""
         if self._thread is not None:
             self._thread.join(seconds)
 
     def on_unmount(self) -> None:
         self.give_up()
 
-    # -- as it goes ---------------------------------------------------------------------------------------------------
+    # -- progress
+    # -----------------------------------------------------------------------------------------------------------
 
     def on_fetch_planned(self, found: messages.FetchPlanned) -> None:
         found.stop()

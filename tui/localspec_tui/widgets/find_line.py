@@ -1,4 +1,4 @@
-"""The search in a conversation, and the line where its words are typed."""
+"""The search in a conversation, and the line for its words."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar
@@ -22,7 +22,7 @@ QUIET_SECONDS = 0.1  # after the last key, before a message is shown
 
 
 class _Words(OneLine):
-    proposed = False  # what is selected
+    proposed = False  # whether the selection was proposed
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter,up", "look(1)", "Older", id="find.older"),
@@ -96,7 +96,7 @@ class FindLine(Horizontal):
         self.display = True
         if words:
             self._words.value = words
-        self.screen.set_focus(self._words)  # at once: what is typed next is meant for it
+        self.screen.set_focus(self._words)  # at once, before the next typed key
         self._words.propose()
         if self._words.value:
             self._search(0 if words else None)
@@ -135,9 +135,10 @@ class Finder:
         self._conversation, self._line = conversation, line
         self._words = ""
         self._hits: Sequence[Hit] = ()
-        self._hit: Hit | None = None  # which is shown
+        self._hit: Hit | None = None  # the shown one
         self._only_counts = False
-        self._go_back: Callable[[], Awaitable[None]] | None = None  # to where the user was; None while it is closed
+        # # to the user's place before; None while it is closed
+        self._go_back: Callable[[], Awaitable[None]] | None = None
 
     def open(self, words: str) -> bool:
         """Open the search, or go on to the next message if it is open. Return False if the conversation is empty."""
@@ -151,7 +152,7 @@ class Finder:
 
     async def search(self, wanted: FindLine.Searched) -> None:
         """Search for words, and show the wanted message."""
-        if self._go_back is None:  # left meanwhile
+        if self._go_back is None:  # closed meanwhile
             return
         self._words, self._only_counts = wanted.words, wanted.step is None
         self._look()
@@ -162,7 +163,7 @@ class Finder:
         await self._show_hit()
 
     async def search_again(self, *, last: bool) -> None:
-        """Search in text that is new, with `last` only in the last turn; the shown message stays."""
+        """Search in new text, with `last` only in the last turn; the shown message stays."""
         if self._go_back is None or not self._words.strip():
             return
         shown = self._hit
@@ -174,14 +175,14 @@ class Finder:
             await self._show_hit()
 
     def _look(self, first: int = 0) -> None:
-        """Search from this turn on; hits before it stay."""
+        """Search from this turn on; earlier hits stay."""
         from localspec.store.searched_words import places  # after the first paint
 
         before = [hit for hit in self._hits if hit.turn < first]
         self._hits = [*places(self._conversation.messages, self._words, first), *before]
 
     async def show_again(self) -> None:
-        """Show the word that was found where it stands after a change of size."""
+        """Show the match again after a change of size."""
         if self._hit is not None:
             await self._show_hit()
 
@@ -201,7 +202,8 @@ class Finder:
             self._line.show_count(f"{len(self._hits) or 'not'} found" if self._words.strip() else "")
 
     def leave(self) -> Callable[[], Awaitable[None]] | None:
-        """End the search. Return what goes back to where the user was before; None if there was no search."""
+        """End the search. Return the function that goes back to the user's place before; None if there was
+        no search."""
         back, self._go_back = self._go_back, None
         self._hit, self._words, self._hits = None, "", ()
         self._conversation.unmark()

@@ -1,4 +1,4 @@
-"""What stands where nothing was said yet: who answers, what one may begin with, the last conversation, what is kept."""
+"""The content of an empty conversation: the model, starters, the last conversation, and what is saved."""
 
 import time
 from collections.abc import Sequence
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class FirstScreen(Vertical):
-    """It goes when the first prompt is sent, and comes back in a new conversation."""
+    """A screen that disappears with the first prompt, and returns in a new conversation."""
 
     class Chosen(Message):
-        """A prompt to begin with was clicked."""
+        """A starter was clicked."""
 
         def __init__(self, prompt: str) -> None:
             super().__init__()
@@ -52,7 +52,7 @@ class FirstScreen(Vertical):
         return dict(zip("123", self._starters, strict=False)).get(key) if self.display else None
 
     def keeps(self, place: Path | None) -> None:
-        """Where what is said is kept; None where it is not."""
+        """Show where conversations are saved; None if they are not."""
         kept = "Saved only on this machine (--no-log saves nothing), in"  # a low window may cut the path off
         self._kept = f"{kept}\n{place}" if place else "Nothing is saved."
 
@@ -62,7 +62,7 @@ class FirstScreen(Vertical):
         self._offer(starters)
 
     def introduce(self, model: "Introduction") -> None:
-        """Show the model that answers from here on."""
+        """Show the model that answers from now on."""
         self._offer(model.starters)
         self._model.update(
             Content.assemble(
@@ -94,12 +94,12 @@ class FirstScreen(Vertical):
         self.display = not said
 
     def offer_none(self) -> None:
-        """Offer no prompt in this conversation: a draft stands where it would go."""
+        """Offer no starter in this conversation: its field has a draft."""
         self._drafted = True
         self._offer(self._known)
 
     def leave(self) -> None:
-        """Something is said."""
+        """Hide the screen, because a prompt was sent."""
         self.display = False
 
 

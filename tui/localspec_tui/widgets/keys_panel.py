@@ -1,4 +1,4 @@
-"""The keys and commands of the chat in a panel, those of the chat itself first, and the line of keys at the bottom."""
+"""The keys and commands of the chat in a panel, those of the chat itself first, and the footer of keys."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -64,7 +64,7 @@ class InColumns:
 
 
 def of_the_chat(app: App[Any], bindings: Iterable[object]) -> "KeysPanel":
-    """`bindings`: those of the chat's screen."""
+    """Return the panel of the chat; `bindings` are those of its screen."""
     offered = [one for one in bindings if isinstance(one, Binding) and one.action != "back"]
     palette = Line(keymap.shown(app, Binding(app.COMMAND_PALETTE_BINDING, "")), "Search all commands")
     scroll = f"{keymap.key(app, 'chat.page_up')} and {keymap.key(app, 'chat.page_down')} scroll"
@@ -109,23 +109,22 @@ class KeysPanel(VerticalScroll, can_focus=False):
             yield Static(InColumns(lines) if named else _names_of(lines), classes="lines")
 
     def page(self, step: int) -> None:
-        """Scrolls by a page; -1 is up."""
+        """Scroll by a page; -1 is up."""
         self.scroll_relative(y=step * max(self.size.height - 1, 1), animate=False)
 
 
-AROUND = 3  # blanks of one key
+AROUND = 3  # spaces around one key
 SHOW_KEYS = {"keys", "all_keys"}  # in the chat, and above it
 
 
 class KeysFooter(Footer):
-    """As many keys as there is room for, none of them cut, then the one that shows all keys.
+    """A footer of as many whole keys as there is room for, then the one that shows all keys.
 
-    The palette's key is always at the right.
-
-    Textual would make it again whenever bindings may have changed, with each move of the focus: here only if they have.
+    The palette's key is always at the right. Textual would make it again whenever bindings may have changed, with each
+    move of the focus; this one only if they have.
     """
 
-    _shown: object = None  # what it was last composed of
+    _shown: object = None  # what it was last made of
     _is_ready = False  # whether the bindings are known
 
     def compose(self) -> ComposeResult:
@@ -135,12 +134,12 @@ class KeysFooter(Footer):
         palette = [key for key in keys if key.has_class("-command-palette")]
         help_keys = [key for key in keys if _action(key) in SHOW_KEYS]
         keys = [key for key in keys if key not in palette and key not in help_keys]
-        room = self.app.size.width - sum(map(_width, (*help_keys, *palette))) - len(palette)  # and a blank
+        room = self.app.size.width - sum(map(_width, (*help_keys, *palette))) - len(palette)  # and a space
         yield from keys[: bisect_right([*accumulate(map(_width, keys))], room)]
         yield from (*help_keys, *palette)
 
     def _known(self) -> object:
-        """All that it is composed of."""
+        """Return everything that it is made of."""
         bindings = self.screen.active_bindings.values()
         keys = [(one.binding, one.enabled, one.tooltip) for one in bindings if one.binding.show]
         return self._is_ready, self.app.size.width, keys

@@ -1,4 +1,4 @@
-"""The line above the prompt: how the reply goes, or what is being waited for."""
+"""The line above the prompt: the progress of the reply, or what is being waited for."""
 
 from collections.abc import Iterator
 
@@ -12,13 +12,13 @@ from localspec.quantities import short_pace
 from localspec.text import one_line
 from localspec_tui.widgets.status_line import BETWEEN, fitting
 
-TIGHT, FULL = 0.8, 0.92  # of the context: from here on it is worth a look, and a new conversation
+TIGHT, FULL = 0.8, 0.92  # of the context: it is shown as a warning, and then as a reason for a new conversation
 
 Part = tuple[str, str]  # a text and its style
 
 
 class LiveLine(Widget):
-    """How the reply goes, or what is being waited for."""
+    """The progress of the reply, or what is being waited for."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,11 +26,11 @@ class LiveLine(Widget):
         self._warning = ""
 
     def show(self, *parts: str) -> None:
-        """Sentences, the most important first."""
+        """Show sentences, the most important first."""
         self._set(tuple(map(one_line, parts)))
 
     def show_figures(self, figures: Figures | None, warning: str = "") -> None:
-        """Those of the reply under way, or of the last one, behind a warning; None leaves what is shown."""
+        """Show the figures of the current reply, or of the last one, after a warning; None keeps the present ones."""
         if figures is None:
             return
         if figures.reading is not None:
@@ -68,9 +68,9 @@ def line_of(figures: Figures, width: int) -> Content:
 
 
 def _parts(figures: Figures) -> Iterator[Part]:
-    """Yield what is known, the most important first; a context that is nearly full comes before all else.
+    """Yield the known figures, the most important first; a nearly full context comes before everything else.
 
-    Each colour stands next to a word or a mark that says the same.
+    Each colour comes with a word or a mark of the same meaning.
     """
     full = figures.context and figures.used / figures.context
     context = context_share(figures.used, figures.context)

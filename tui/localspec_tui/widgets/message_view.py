@@ -11,7 +11,8 @@ from localspec_tui.laid_block import LaidOutOnce
 
 
 class MessageView(LaidOutOnce, Vertical, can_focus=True):
-    """A prompt or a reply. alt+up and alt+down go from one to the next, a click to any; one still types a prompt."""
+    """A prompt or a reply. alt+up and alt+down move between them, a click focuses one; typing still goes to
+    the prompt."""
 
     def __init__(self, source: str) -> None:
         super().__init__()
@@ -19,7 +20,7 @@ class MessageView(LaidOutOnce, Vertical, can_focus=True):
 
 
 class PromptView(MessageView):
-    """A prompt, as it was typed; the files before it are a line each."""
+    """A prompt as it was typed; the files before it have one line each."""
 
     def __init__(self, written: Written) -> None:
         super().__init__(written.typed)
@@ -27,13 +28,13 @@ class PromptView(MessageView):
 
     def compose(self) -> ComposeResult:
         if self._files:
-            names = (name.rpartition("/")[2] for name in self._files)  # where they lie stands in the prompt itself
+            names = (name.rpartition("/")[2] for name in self._files)  # their directories are in the prompt itself
             yield Static("\n".join(f"+ {safe(name)}" for name in names), markup=False, classes="files")
         yield PlainText(self.source)
 
 
 class NoticeView(Static):
-    """A sentence of localspec's own between the messages."""
+    """A notice of localspec between the messages."""
 
     def __init__(self, sentence: str, *, trouble: bool = False) -> None:
         self.sentence = sentence

@@ -1,4 +1,4 @@
-"""Which turns of a conversation are mounted: the newest, some of long ago that one asked for, and a line between."""
+"""The mounted turns of a conversation: the newest, older ones that a search needed, and a line between them."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from localspec.chat.trace import Trace
 
 MOUNTED = 10  # turns; each mounted one makes every later frame cost more
-BATCH = 5  # turns more, whenever one scrolls beyond the first
-AROUND = 1  # turn before and after one that is looked for
+BATCH = 5  # further turns, whenever the user scrolls beyond the first
+AROUND = 1  # turn before and after a match
 MEMORY_LINE = "── the model no longer reads the text above ──"
 
 
@@ -56,26 +56,26 @@ def memory_line() -> Static:
 
 
 async def import_replies() -> None:
-    """Import the widgets of replies when they are needed: earlier it would hold up keys and the model."""
+    """Import the widgets of replies when they are needed: earlier it would delay keys and the model."""
     await asyncio.to_thread(import_module, "localspec_tui.widgets.reply_view")
 
 
 class MountedTurns(LaidOutOnce, VerticalScroll, can_focus=False):
-    """The turns, the newest below. Older ones come when one scrolls to where they belong."""
+    """The turns, the newest below. Older ones are mounted when the user scrolls to them."""
 
     def __init__(self) -> None:
         super().__init__()
         self._older: list[Exchange] = []  # not mounted
-        self._sought: list[Exchange] = []  # mounted, of long ago
+        self._sought: list[Exchange] = []  # mounted old ones
         self._between: list[Exchange] = []  # not mounted
-        self._exchanges: list[Exchange] = []  # mounted, to the newest
-        self._gap: Static | None = None  # stands for those between; they come when it is seen
+        self._exchanges: list[Exchange] = []  # mounted, up to the newest
+        self._gap: Static | None = None  # stands for the turns between, which are mounted when it is visible
         self._fetching = False
         self._size_before = Size(0, 0)
 
     @property
     def _every(self) -> list[Exchange]:
-        """The oldest first."""
+        """Return all turns, the oldest first."""
         return [*self._older, *self._sought, *self._between, *self._exchanges]
 
     async def _replace(self, turns: Sequence[Exchange]) -> None:
@@ -85,13 +85,13 @@ class MountedTurns(LaidOutOnce, VerticalScroll, can_focus=False):
         await self.remove_children()
 
     async def _mount_newest(self) -> None:
-        """One at a time, the newest first: typing goes on meanwhile."""
+        """Mount the newest one at a time, so that typing is not delayed."""
         while self._older and len(self._exchanges) < MOUNTED:
             await self._mount_older(1)
 
     @work
     async def fetch_older(self) -> None:
-        """Mounts some more above the first, and keeps the place that is being read."""
+        """Mount some more above the first, and keep the reader's place."""
         if not self._older or self._fetching:
             return
         self._fetching = True
@@ -128,7 +128,7 @@ class MountedTurns(LaidOutOnce, VerticalScroll, can_focus=False):
 
     def watch_virtual_size(self, old: Size, new: Size) -> None:
         super().watch_virtual_size(old, new)
-        if self.size != self._size_before:  # Textual has found the end for the size before, and must look again
+        if self.size != self._size_before:  # Textual has found the end for the previous size, and must look again
             self._has_grown, self._size_before = False, self.size
         self._look_at_gap()
 
@@ -152,7 +152,7 @@ class MountedTurns(LaidOutOnce, VerticalScroll, can_focus=False):
                 await exchange.views.pop(0).remove()
 
     async def _bring(self, exchange: Exchange) -> None:
-        """Mounts it, with some before and after it, in the place of what else was mounted of long ago."""
+        """Mount a turn with some before and after it, replacing other old turns."""
         if any(one is exchange for one in self._sought):
             return
         turn = next(at for at, one in enumerate(self._every) if one is exchange)
@@ -195,7 +195,7 @@ class MountedTurns(LaidOutOnce, VerticalScroll, can_focus=False):
 
     @work
     async def _fill_gap(self) -> None:
-        """Mounts some of what is missing, on the side where one comes from, and keeps the place that is being read."""
+        """Mount some missing turns, on the side from which the user comes, and keep the reader's place."""
         if self._fetching or (gap := self._gap) is None or not gap.is_mounted:
             return
         self._fetching = True

@@ -1,4 +1,4 @@
-"""The prompt."""
+"""The prompt field."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -15,9 +15,9 @@ from localspec_tui import keymap
 from localspec_tui.widgets.suggestions import Suggestions
 from localspec_tui.widgets.typed_text import KeysInOrder, TypedText
 
-# What everybody expects of a field for text is no help, and would hide what is.
+# Usual keys of a text field need no mention, and would hide the others.
 _EXPECTED = ("cursor_", "page_", "select_", "delete_left", "delete_right", "copy", "cut", "paste")
-# But these, of which not everybody knows how far they reach.
+# Except these, whose reach is not obvious.
 _TOLD = {
     "prompt.select_all": "Select all the text: typing replaces it, Delete removes it",
     "prompt.delete_to_start_of_line": "Delete to the beginning of the line, then the line break",
@@ -25,7 +25,7 @@ _TOLD = {
 
 
 def _inherited(own: Sequence[Binding]) -> list[BindingType]:
-    """TextArea's bindings, but for keys that have another meaning here, each with an id."""
+    """Return TextArea's bindings, without keys that have another meaning here, each with an id."""
     taken = {key for binding in own for key in binding.key.split(",")}
     return [
         replace(
@@ -68,12 +68,12 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
             self.text = text
 
     def __init__(self, suggestions: Suggestions, starter: Callable[[str], str | None]) -> None:
-        """`starter` gives the prompt that a key stands for where nothing was said yet."""
+        """`starter` returns the prompt of a key in an empty conversation."""
         super().__init__(placeholder="Say something", compact=True, highlight_cursor_line=False)
         self._suggestions, self._starter = suggestions, starter
-        self._chosen: tuple[str, str] | None = None  # a key, and the prompt that has just taken its place
+        self._chosen: tuple[str, str] | None = None  # a key, and the prompt that it has just been replaced by
         self._said: list[str] = []  # the oldest first
-        self._at: int | None = None  # which of them is shown; None is what is being written
+        self._at: int | None = None  # the shown one; None is the text being written
         self._draft = ""
 
     @property
@@ -83,7 +83,7 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
         return {key for one in bindings for key in keymap.keys_of(self.app, one)}
 
     def remember(self, prompts: Sequence[str]) -> None:
-        """Earlier prompts, the oldest first, for the arrow keys."""
+        """Set earlier prompts, the oldest first, for the arrow keys."""
         self._said = [*prompts, *self._said]
 
     def _chooses(self, event: events.Key) -> bool:
@@ -96,7 +96,7 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
             self.put(chosen[0])
         elif not self.text and (prompt := self._starter(event.key)):
             self.put(prompt)
-            self.select_all()  # seen to be a proposal, in whose place comes what is typed
+            self.select_all()  # selected as a proposal, which typing replaces
             self._chosen = event.key, prompt
             return True
         return False
@@ -105,7 +105,7 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
 
     @property
     def before(self) -> str:
-        """What stands before the cursor, as far as it can be completed: a command only at its end."""
+        """Return the text before the cursor, as far as it can be completed: a command only at its end."""
         before = self.get_text_range((0, 0), self.cursor_location)
         return "" if before.startswith("/") and before != self.text else before
 
@@ -113,14 +113,14 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
         self._suggestions.typed(self.before)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Tab and Escape mean something else where there is nothing to complete."""
+        """Return False for Tab and Escape if there is nothing to complete."""
         if action in ("complete", "close_list"):
-            self._suggestions.typed(self.before)  # the news of the last letters may still be on their way
+            self._suggestions.typed(self.before)  # the event of the last letters may still be on its way
             return self._suggestions.is_open if action == "close_list" else self._suggestions.is_begun
         return True
 
     async def action_complete(self) -> None:
-        await self._suggestions.fetched()  # typed in one go, Tab comes before the list
+        await self._suggestions.fetched()  # Tab may come before the list
         self._complete_by_the_list()
 
     def _complete_by_the_list(self) -> None:
@@ -162,7 +162,7 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
         self.put("")
 
     async def action_end(self) -> None:
-        """Move to the end, or in the conversation if the cursor is there already."""
+        """Move to the end, or scroll to the end of the conversation if the cursor is already there."""
         if self.cursor_at_end_of_line and self.selection.is_empty:
             await self.run_action("screen.end")
         else:
@@ -194,7 +194,7 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
             self.action_cursor_down()
 
     def _walk(self, step: int) -> None:
-        """Goes to an earlier prompt (-1) or a later one (1); after the latest comes what was being written."""
+        """Show an earlier prompt (-1) or a later one (1); after the latest comes the text being written."""
         at = (len(self._said) if self._at is None else self._at) + step
         if not 0 <= at <= len(self._said) or (self._at is None and step > 0):
             return

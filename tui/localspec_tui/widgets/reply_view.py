@@ -1,4 +1,4 @@
-"""A reply, whole or growing."""
+"""The view of a reply, complete or growing."""
 
 import asyncio
 from collections.abc import Mapping
@@ -22,18 +22,18 @@ from localspec_tui.widgets.message_view import MessageView
 from localspec_tui.widgets.status_line import BETWEEN
 
 FOLDED, OPEN = "▸", "▾"
-NEWEST = 400  # characters of the thoughts that a line may show the end of
+NEWEST = 400  # last characters of the thoughts that the line may show
 
 
 class ThoughtLine(Widget):
-    """How long was thought; while it goes on and is folded, the newest words as well."""
+    """How long the model thought; while it continues and is folded, the newest words as well."""
 
     def __init__(self, words: str) -> None:
         super().__init__()
         self.words, self.newest, self.mark = words, "", FOLDED
 
     def show(self, words: str, newest: str, mark: str) -> None:
-        """Replace all of it."""
+        """Replace the line."""
         self.words, self.newest, self.mark = words, newest, mark
         self.refresh()
 
@@ -62,12 +62,12 @@ class ThoughtView(Vertical):
         yield self._text
 
     def grow(self, reasoning: str) -> None:
-        """More was thought."""
+        """Add thoughts."""
         self.reasoning += reasoning
         self._show()
 
     def tell(self, words: str) -> None:
-        """How long it takes so far."""
+        """Show how long thinking takes so far."""
         self._words = words
         self._show()
 
@@ -92,11 +92,12 @@ class ThoughtView(Vertical):
             self._text.set_text(self.reasoning)
 
 
-AT_ONCE = 4096  # characters; longer texts are read on another thread, while keys are served
+AT_ONCE = 4096  # characters; longer texts are read on another thread, while keys are handled
 
 
 class ReplyMarkdown(BlockView):
-    """One reply. It may grow by `append`; `update` with the whole text corrects what only its end decides."""
+    """The Markdown of one reply. It may grow by `append`; `update` with the whole text corrects what only
+    its end decides."""
 
     BELOW = 1
 
@@ -143,7 +144,7 @@ CONTEXT_FULL = "(the reply ended because the context was full)"
 
 
 class ReplyView(MessageView):
-    """A reply, whole or growing; what was thought before it is folded above."""
+    """A reply, complete or growing, with its thoughts folded above."""
 
     def __init__(
         self,
@@ -188,7 +189,7 @@ class ReplyView(MessageView):
         self._thoughts.grow(reasoning)
 
     def tell_thought(self, words: str) -> None:
-        """How long it was thought so far."""
+        """Show how long the model has thought so far."""
         if self._thoughts is not None:
             self._thoughts.tell(words)
 
@@ -212,7 +213,7 @@ class ReplyView(MessageView):
 
 
 def _below(source: str, reason: str | None, figures: Mapping[str, Any]) -> str:
-    """How it ended, where that is worth a word, that it went round, and what it took."""
+    """Return the line below: an unusual end, a repetition, and the figures."""
     ended = CONTEXT_FULL if reason == "length" and figures.get("context_full") is True else ENDINGS.get(reason, "")
     circles = "(it repeats itself)" if reason != "repetition" and goes_round(source) else ""
     long = LONG if is_long(source) else ""

@@ -1,4 +1,4 @@
-"""The panel of figures: how the reply goes, who proposes its tokens, what memory holds what."""
+"""The panel of figures: the progress of the reply, who proposes its tokens, and the use of memory."""
 
 from collections.abc import Iterator, Sequence
 
@@ -15,10 +15,10 @@ from localspec.marks import EIGHTHS, bar, means, wrapped
 from localspec.quantities import counted, short_pace, size, speedup
 from localspec.text import one_line
 
-LEAST_COLUMNS = 100  # of the terminal, for it to stand at the side; in a narrower one it covers the conversation
-NAMES = 13  # columns of a name; those that are longer are cut
+LEAST_COLUMNS = 100  # of the terminal, for a place at the side; in a narrower one it covers the conversation
+NAMES = 13  # columns of a name; longer ones are cut
 DEPTHS = 8  # the deepest that is drawn
-MOST = 4096  # moments of a reply that are kept: more than seven minutes of them
+MOST = 4096  # moments of a reply that are stored: more than seven minutes
 
 ASKED = "no drafts, because you chose drafter none; /race shows what they would save"
 QUICKEST = "no drafts: plain decoding is fastest here"
@@ -44,7 +44,7 @@ class Section(Widget):
 
     @property
     def shown(self) -> bool:
-        """Whether there is something to say."""
+        """Whether it has content."""
         return bool(self._lines)
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
@@ -63,7 +63,7 @@ class SidePanel(VerticalScroll, can_focus=False):
         self._depths, self._memory = Section("drafts that were right"), Section("memory")
         self._model, self._sampling = Section("model"), Section("sampling")
         self._figures: Figures | None = None
-        self.add_class("-empty")  # until there is something to show: a server may tell nothing
+        self.add_class("-empty")  # until there is something to show: a server may report nothing
         self._moments: list[tuple[float, int]] = []  # seconds and tokens of this reply
 
     def compose(self) -> ComposeResult:
@@ -78,7 +78,7 @@ class SidePanel(VerticalScroll, can_focus=False):
 
     @property
     def covers(self) -> bool:
-        """Whether it is open and covers the conversation."""
+        """Return whether it is open and covers the conversation."""
         return self.display and self.app.size.width < LEAST_COLUMNS
 
     def page(self, step: int) -> None:
@@ -86,7 +86,7 @@ class SidePanel(VerticalScroll, can_focus=False):
         self.scroll_relative(y=step * max(self.size.height - 1, 1), animate=False)
 
     def show(self, figures: Figures | None) -> None:
-        """Those of the reply under way, or of the last one; None leaves what is shown."""
+        """Show the figures of the current reply, or of the last one; None keeps the present ones."""
         if figures is None:
             return
         self._figures = figures
@@ -116,7 +116,7 @@ class SidePanel(VerticalScroll, can_focus=False):
         self.set_class(not any(section.shown for section in self.query(Section)), "-empty")
 
     def _rates(self) -> list[float]:
-        """Tokens/s between one moment and the next."""
+        """Return the tokens/s between consecutive moments."""
         pairs = zip(self._moments, self._moments[1:], strict=False)
         return [(after[1] - before[1]) / (after[0] - before[0]) for before, after in pairs if after[0] > before[0]]
 
@@ -134,7 +134,7 @@ def _speed(figures: Figures, rates: Sequence[float], width: int) -> Iterator[Lin
         yield from _folded(_gain(speedup(figures.speedup), figures.saved_seconds), width, style)
     elif figures.acceptance_by_depth:
         yield "speedup not known yet", "dim"
-    elif not figures.drafts and figures.memory.target:  # a server may draft, and not tell
+    elif not figures.drafts and figures.memory.target:  # a server may draft without reporting it
         why = drafting_off(figures.off_reason, drafts=False) or QUICKEST
         yield from _folded(ASKED if figures.plain_asked else f"{why}. {SEE_DRAFTS}", width, "dim")
     elif figures.sources and not figures.off_reason:
@@ -157,7 +157,7 @@ def _folded(text: str, width: int, style: str) -> Iterator[Line]:
 
 
 def _model(figures: Figures, width: int) -> Iterator[Line]:
-    """Yield what computes, how full the context is, and how exact the text is."""
+    """Yield the device and precision, how full the context is, and how exact the text is."""
     on = f" on {one_line(figures.device)}" if figures.device else ""
     if figures.precision:
         yield from _folded(one_line(figures.precision) + on, width, "")
@@ -183,7 +183,7 @@ def _bars(parts: Sequence[tuple[str, float]], width: int) -> Iterator[Line]:
 
 
 def _depths(chances: Sequence[float]) -> Iterator[Line]:
-    """Yield the chance of the first token of a draft, of the one after it, and so on."""
+    """Yield the acceptance rate of the first token of a draft, of the next one, and so on."""
     shown = chances[:DEPTHS]
     if shown:
         yield " ".join(EIGHTHS[max(round(8 * chance), 1)] * 2 for chance in shown), "$text-primary"

@@ -15,7 +15,7 @@ BETWEEN = " · "
 
 
 def cut(text: str, width: int) -> str:
-    """`text` in at most `width` cells, the last one an ellipsis where something is missing."""
+    """Return `text` in at most `width` cells; a cut text ends in an ellipsis."""
     if cell_len(text) <= width:
         return text
     return set_cell_size(text, max(width - 1, 0)).rstrip() + "…" if width > 0 else ""
@@ -32,7 +32,7 @@ def fitting(parts: Sequence[str], width: int) -> str:
 
 
 def whole_names(sentence: str, width: int) -> str:
-    """Return a sentence for this many columns: a path that is longer is broken only behind its separators."""
+    """Return a sentence for this many columns: a longer path is broken only after its separators."""
     lines: list[str] = []
     line = ""
     for word in sentence.split(" "):
@@ -50,7 +50,7 @@ def whole_names(sentence: str, width: int) -> str:
 
 
 class WaitingLine(Widget):
-    """The prompts that wait for their turn, or what happens while nobody waits; without either it takes no room."""
+    """The waiting prompts, or background work; without either it takes no room."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class WaitingLine(Widget):
         self._show()
 
     def show_activity(self, activity: str, hint: str = "") -> None:
-        """Show an activity that goes on while no prompt waits, and a hint that is never cut; an empty text ends it."""
+        """Show background work, and a hint that is never cut; an empty text ends it."""
         self._activity, self._hint = one_line(activity), hint
         self._show()
 
@@ -86,7 +86,7 @@ class WaitingLine(Widget):
 
 
 class UnkeptLine(Widget):
-    """What could not be kept, as long as that is so; it takes no room where all is kept."""
+    """A warning about unsaved text; it takes no room if everything is saved."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,12 +94,12 @@ class UnkeptLine(Widget):
         self.display = False
 
     def show_turns(self, turns: int) -> None:
-        """So many of the newest turns are not kept."""
+        """Show that this many of the newest turns are not saved."""
         self._turns = "" if not turns else "the last turn" if turns == 1 else f"the last {turns} turns"
         self._show()
 
     def show_typed(self, trouble: str) -> None:
-        """Why what is typed is not kept; nothing where it is."""
+        """Show why the typed text is not saved; empty if it is."""
         self._typed = one_line(trouble)
         self._show()
 
@@ -114,7 +114,7 @@ class UnkeptLine(Widget):
 
 
 class TopLine(Widget):
-    """Which model answers, what was set for it, and what the conversation is about."""
+    """The model, its changed settings, and the title of the conversation."""
 
     def __init__(self, kept: bool) -> None:
         super().__init__()
@@ -122,10 +122,10 @@ class TopLine(Widget):
         self._model: tuple[str, ...] = ()
         self._badges: tuple[str, ...] = ()
         self._title = ""
-        self._proposed = False  # it is that of a prompt which has no answer yet
+        self._proposed = False  # the title comes from a prompt without an answer yet
 
     def show_model(self, *facts: str) -> None:
-        """Its name first."""
+        """Show facts about the model, its name first."""
         self._model = tuple(map(one_line, filter(None, facts)))
         self.refresh()
 
@@ -147,7 +147,7 @@ class TopLine(Widget):
             self._proposed = True
 
     def answered(self, answer: bool) -> None:
-        """Whether that prompt has an answer now; one that has none gives no title."""
+        """Say whether that prompt has an answer now; a prompt without one gives no title."""
         self.call(self._title if answer or not self._proposed else "")
 
     def _facts(self) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""What a half-typed command may become, above the prompt."""
+"""The completions of a half-typed command, above the prompt."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ PATIENCE = 0.3  # seconds that a key waits for a list
 
 
 class Suggestions(OptionList, can_focus=False):
-    """The list of completions, which opens if there are any; `typed` gets the text before the cursor.
+    """A list of completions, which opens if there are any; `typed` gets the text before the cursor.
 
     `look_up` may read the disk, so a thread calls it, once for each list until the prompt is empty again.
     """
@@ -30,11 +30,11 @@ class Suggestions(OptionList, can_focus=False):
         self._look_up = look_up
         self._known: dict[str, Sequence[Entry]] = {}
         self._fetched = asyncio.Event()
-        self._fetched.set()  # nothing is under way
+        self._fetched.set()  # no look-up is running
         self._before = ""
         self._choices: list[Choice] = []
-        self._dismissed = False  # by whoever types, until there is nothing to complete any more
-        self.at: int | None = None  # the one that was chosen by the arrow keys
+        self._dismissed = False  # closed by the user, until there is nothing to complete any more
+        self.at: int | None = None  # the one chosen by the arrow keys
 
     @property
     def is_open(self) -> bool:
@@ -46,10 +46,10 @@ class Suggestions(OptionList, can_focus=False):
         return is_begun(self._before)
 
     async def fetched(self) -> None:
-        """Until the list that is needed is there, for a moment at most."""
+        """Wait a moment for the list that is needed."""
         if needed(self._before) in (None, *self._known):
             return
-        if self._fetched.is_set():  # what was not typed by hand opened nothing
+        if self._fetched.is_set():  # text that was not typed by hand opened nothing
             self._dismissed = False
             self._choose()
         with suppress(TimeoutError):
@@ -74,14 +74,14 @@ class Suggestions(OptionList, can_focus=False):
         self._show()
 
     def move(self, step: int) -> None:
-        """To the next (1) or the one before (-1), round and round."""
+        """Move to the next (1) or previous (-1) one, wrapping around."""
         at = -1 if self.at is None and step > 0 else self.at or 0
         self.at = (at + step) % len(self._choices)
         self.highlighted = self.at
 
     @property
     def line(self) -> str | None:
-        """What is to stand before the cursor: the chosen one, else the first; None where there is nothing."""
+        """Return the text to put before the cursor: the chosen one, else the first; None if there is none."""
         return self._choices[self.at or 0].line if self._choices else None
 
     def line_of(self, index: int) -> str:

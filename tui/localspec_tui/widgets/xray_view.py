@@ -1,4 +1,4 @@
-"""The tokens of a reply, each marked by who proposed it. Only the lines that are seen are drawn."""
+"""The tokens of a reply, each marked by who proposed it. Only visible lines are drawn."""
 
 from typing import ClassVar, NamedTuple
 
@@ -18,7 +18,7 @@ from textual.widget import Widget
 from localspec.chat.trace import Pieces, Trace, proposers
 from localspec_tui.xray_layout import Layout, Run
 
-BETWEEN = "   "  # parts of the legend
+BETWEEN = "   "  # between parts of the legend
 ROWS = 2  # of a line: its text, and the marks below
 
 
@@ -31,7 +31,7 @@ class Mark(NamedTuple):
 
     @property
     def symbol(self) -> str:
-        """As the legend shows it."""
+        """Return the mark as in the legend."""
         return f"{self.first}{self.rest}".strip()
 
 
@@ -44,7 +44,7 @@ CORRECTED = Mark("×", " ", "xray--corrected")
 
 
 def mark_of(source: str) -> Mark:
-    """How a token is marked that this source proposed."""
+    """Return the mark of a token that this source proposed."""
     if "+" in source:
         return SEVERAL
     return {"target": MODEL, "phrases": PAST, "prompt": CHAT}.get(source, DRAFTER)
@@ -54,7 +54,7 @@ MARKS = {mark.style for mark in (PAST, CHAT, DRAFTER, SEVERAL, MODEL, CORRECTED)
 
 
 class XRayLegend(Widget):
-    """What the marks mean, and how many tokens have each."""
+    """The legend of the marks, with the number of tokens for each."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = MARKS
 
@@ -115,23 +115,23 @@ class XRayView(ScrollView, can_focus=True):
     ]
 
     class Moved(Message):
-        """The cursor stands on another token, or more is known of this one."""
+        """The cursor is on another token, or more is known of this one."""
 
     def __init__(self) -> None:
         super().__init__()
         self._trace = Trace()
         self.pieces = Pieces(self._trace)
         self._layout = Layout(2)
-        self.cursor = 0  # a piece
-        self._column: int | None = None  # where going up and down began
-        self._step = range(1)  # pieces that came with it
-        self._follows = False  # the last token, as more of them come
-        self._drawn: dict[int, Strip] = {}  # by row, of lines to which nothing is added any more
+        self.cursor = 0  # index of a piece
+        self._column: int | None = None  # where moving up and down began
+        self._step = range(1)  # pieces of the same step
+        self._follows = False  # whether it follows the last token of a growing reply
+        self._drawn: dict[int, Strip] = {}  # by row, of complete lines
 
     # -- what is shown ------------------------------------------------------------------------------------------------
 
     def begin(self, trace: Trace, pieces: Pieces) -> None:
-        """Show another reply, whose `pieces` are decoded already. The end of a growing one is followed."""
+        """Show another reply, whose `pieces` are already decoded. The end of a growing one is followed."""
         self._trace, self.pieces = trace, pieces
         self._layout = Layout(self._columns)
         self._drawn.clear()
@@ -145,7 +145,7 @@ class XRayView(ScrollView, can_focus=True):
         for piece in self.pieces.all[self._layout.pieces :]:
             self._layout.add(piece.text)
         if self.virtual_size != (size := Size(self._columns, ROWS * self._layout.height)):
-            self.set_reactive(ScrollView.virtual_size, size)  # or the whole screen would be laid out
+            self.set_reactive(ScrollView.virtual_size, size)  # otherwise the whole screen would be laid out
             self.vertical_scrollbar.window_virtual_size = size.height  # there is always a scrollbar
         self.refresh(Region(0, ROWS * before - self.scroll_offset.y, self.size.width, self.size.height))
         if self._follows and self.pieces.all:
@@ -180,7 +180,7 @@ class XRayView(ScrollView, can_focus=True):
         return strip
 
     def notify_style_update(self) -> None:
-        """Other colours."""
+        """Draw again in other colours."""
         self._drawn.clear()
         super().notify_style_update()
 
@@ -201,7 +201,7 @@ class XRayView(ScrollView, can_focus=True):
     def _marks(self, run: Run) -> Segment:
         mark = self._mark(run.piece)
         blanks = len(run.text) - len(run.text.lstrip(" "))
-        blanks = blanks if blanks < run.width else 0  # so neighbours are told apart
+        blanks = blanks if blanks < run.width else 0  # so that neighbours are distinguishable
         shape = " " * blanks + mark.first + mark.rest * (run.width - blanks - 1) if run.width else ""
         return Segment(shape, self.get_component_rich_style(mark.style))
 
@@ -239,7 +239,7 @@ class XRayView(ScrollView, can_focus=True):
         self.move_to(self.cursor + by)
 
     def action_line(self, by: int) -> None:
-        """To the line below or above; a token of several lines is left behind as a whole."""
+        """Move to the line below or above; a token of several lines is skipped as a whole."""
         line = self._layout.line_of(self.cursor) + by
         while self._layout.piece_at(line, 0) == self.cursor and 0 < line < self._layout.height - 1:
             line += by
@@ -251,7 +251,7 @@ class XRayView(ScrollView, can_focus=True):
         self._go_to_line(min(max(line, 0), self._layout.height - 1))
 
     def _go_to_line(self, line: int) -> None:
-        """As near as can be to the column where going up and down began."""
+        """Move to the nearest place in the column where moving up and down began."""
         x = self._layout.column_of(self.cursor) if self._column is None else self._column
         piece = self._layout.piece_at(line, x)
         if piece is not None:
@@ -259,7 +259,7 @@ class XRayView(ScrollView, can_focus=True):
             self._column = x
 
     def action_step(self, by: int) -> None:
-        """To the first token of the step after, or before."""
+        """Move to the first token of the next or previous step."""
         if self.pieces.all:
             place = self._trace.place(self.pieces.all[self.cursor].first)
             token = place.after if by > 0 else self._trace.place(max(place.first - 1, 0)).first
