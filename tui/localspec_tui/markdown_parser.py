@@ -76,7 +76,7 @@ def _add_paragraph(state: StateBlock, first: int, after: int) -> None:
 
 
 def _keep_formula(state: StateInline, silent: bool) -> bool:
-    """Keep a formula as text: Markdown would take LaTeX's backslashes for escapes, and text inside \( … \) for
+    """Keep a formula as text: Markdown would take LaTeX's backslashes for escapes, and text inside \\( … \\) for
     emphasis.
 
     It keeps its line breaks. A formula that begins a paragraph and is not closed (yet) takes all of it.
