@@ -7,6 +7,9 @@ Every round asks the same prompt once in each way, in turns: in a home where not
 token, and to its end; beside it what the engine itself took from prompt to first token. `--version` is what starting Python
 costs. Linux and macOS; on a quiet machine: what other programs took of it is told. `-m FILE.gguf --ways cold` is a file
 that was never seen before, in a fresh home each time. It has been read once, so that it lies in the system's memory.
+
+A virtual machine's host may take back memory that is free, and giving it again can take longer than all else. With
+`--touch BYTES` another process writes that much memory and ends just before each round, so that the memory is there.
 """
 
 import argparse
@@ -28,6 +31,7 @@ from localspec.machine.hardware import OthersLoad, cpu_name
 from localspec.paths import Paths
 
 COMMAND = [sys.executable, "-m", "localspec"]
+TOUCH = "import numpy, sys; numpy.empty(int(sys.argv[1]), 'u1').fill(1)"
 COLD, PACKED, WARM, VERSION = "cold", "packed", "beside a warm server", "--version"
 WAYS = (COLD, PACKED, WARM, VERSION)
 
@@ -50,6 +54,7 @@ def main() -> None:
     parser.add_argument("-n", "--max-tokens", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
+    parser.add_argument("--touch", type=float, default=0, help="bytes of memory to write before each round")
     asked = parser.parse_args()
     question = ["run", asked.prompt, "-m", asked.model, "-n", str(asked.max_tokens), "--temp", "0", "--stream-json"]
     found: dict[str, list[Timed]] = {way: [] for way in asked.ways}
@@ -61,7 +66,7 @@ def main() -> None:
         packed, served = Path(folder) / "packed", Path(folder) / "served"
         if PACKED in asked.ways:
             timed(packed, question)  # packs, and measures what is kept of this machine
-        others = OthersLoad()
+        others, began, before = OthersLoad(), time.perf_counter(), _children()
         with ExitStack() as at_the_end:
             if WARM in asked.ways:
                 at_the_end.enter_context(server(served, asked.model))
@@ -69,11 +74,19 @@ def main() -> None:
             for turn, way in in_turns(asked.ways, asked.rounds):
                 print(f"\rround {turn + 1} of {asked.rounds}, {way:20}", end="", file=sys.stderr, flush=True)
                 cold = Path(folder) / f"cold-{turn}"
+                if asked.touch:
+                    subprocess.run([sys.executable, "-c", TOUCH, str(int(asked.touch))], check=True)
                 found[way].append(one(way, cold, packed, served, question))
                 shutil.rmtree(cold, ignore_errors=True)
-        load = others()
+        load = others() - (_children() - before) / (time.perf_counter() - began)
     print("\r" + " " * 60 + "\r", end="", file=sys.stderr)
-    print(table(found, f"{asked.model}, {asked.rounds} rounds, {cpu_name()}; other programs took {load:.1f} cores"))
+    print(table(found, f"{asked.model}, {asked.rounds} rounds, {cpu_name()}; other programs took {max(load, 0):.1f} cores"))
+
+
+def _children() -> float:
+    """Return the seconds of CPU that processes took which this one started, and which have ended."""
+    taken = os.times()
+    return taken.children_user + taken.children_system
 
 
 def one(way: str, cold: Path, packed: Path, served: Path, question: list[str]) -> Timed:
