@@ -82,10 +82,11 @@ def main() -> None:
         return
     for isa in options.isa:
         subprocess.run([sys.executable, *sys.argv, "--run"], check=True, env={**os.environ, environment.ISA: isa})
-    if options.covering:
+    if options.out:
+        found = covering_page(options) if options.covering else page(options.model, options.work)
+        options.out.write_text(found, "utf-8")
+    elif options.covering:
         print(covering_page(options))
-    elif options.out:
-        options.out.write_text(page(options.model, options.work), "utf-8")
 
 
 def supported() -> list[str]:
