@@ -80,7 +80,11 @@ def main() -> None:
                 shutil.rmtree(cold, ignore_errors=True)
         load = others() - (_children() - before) / (time.perf_counter() - began)
     print("\r" + " " * 60 + "\r", end="", file=sys.stderr)
-    print(table(found, f"{asked.model}, {asked.rounds} rounds, {cpu_name()}; other programs took {max(load, 0):.1f} cores"))
+    print(
+        table(
+            found, f"{asked.model}, {asked.rounds} rounds, {cpu_name()}; other programs took {max(load, 0):.1f} cores"
+        )
+    )
 
 
 def _children() -> float:
