@@ -144,8 +144,7 @@ def test_what_a_recurrent_layer_holds_of_a_text_is_counted(tiny, name):
 @each(
     "options",
     [
-        # a quarter of the rows that a forward has by itself, where so many already are too much to be left out
-        ["medusa", "-O", "joint=true", "-O", "warmup=0.1", "--batch", "1024", "--at-once", "1024"],
+        ["medusa", "-O", "joint=true", "-O", "warmup=0.1"],
         ["s3d", "-O", "kept=0,7"],
     ],
 )
@@ -153,7 +152,9 @@ def test_the_estimate_is_about_what_a_training_takes(tmp_path, training_cage, op
     file = tmp_path / "text.txt"
     file.write_text("\n\n".join(f"{n} " + "The sun rises in the east and sets in the west. " * 60 for n in range(12)))
     kind, *rest = options
-    words = f"train {kind} -m demo --data {file} --steps 2 --length 512 -o {tmp_path / 'a'}".split()
+    # a quarter of the rows that a forward has by itself, where so many already are too much to be left out
+    rows = "--batch 1024 --at-once 1024 --length 512"
+    words = f"train {kind} -m demo --data {file} --steps 2 {rows} -o {tmp_path / 'a'}".split()
     ended = training_cage.run(tmp_path, *words, *rest)
     assert ended.code == 0, ended.errors
     said, peak = float(ended.errors.split(" GiB")[0].split()[-1]), ended.peak / 2**30
