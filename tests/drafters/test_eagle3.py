@@ -177,6 +177,23 @@ def test_a_long_prompt_is_read_in_parts_and_a_chain_goes_as_deep_as_it_may(tiny,
 
 
 @pytest.mark.slow
+@each("name", [one for one in FAMILIES if "gemma4" in one])
+def test_where_layers_differ_it_begins_as_the_last_of_its_own_sizes(tiny: Make, name: str) -> None:
+    """Where keys are values, one projection makes both."""
+    target = tiny(name).target
+    weights, config = eagle(target).tensors(), target.transformer.config
+    own = [layer for layer in config.attending if config.sizes_of(layer).keys_of is None]
+    (last,) = [layer for layer in own if config.sliding_windows[layer] is None][-1:]
+    qkv, keys = target.transformer.layers[last].qkv_proj.weight, config.num_kv_heads * config.head_dim
+    queries = config.num_heads * config.head_dim
+    read, projected = weights["qkv.weight"][:, config.hidden_size :], config.sizes_of(last).keys_are_values
+    scale = (config.head_dim / config.query_scalar) ** 0.5
+    assert torch.allclose(read[:queries], qkv[:queries] * scale)
+    assert torch.equal(read[queries:-keys], qkv[queries : queries + keys])
+    assert torch.equal(read[-keys:], qkv[queries if projected else queries + keys :][:keys])
+    assert torch.equal(weights["o.weight"], target.transformer.layers[last].o_proj.weight * config.residual_scale)
+
+
 def test_drawn_chains_say_what_each_node_was_drawn_from(tiny: Make) -> None:
     model, prompt = tiny(LLAMA), prompt_ids(12, seed=3)
     weights = perturbed(eagle(model.target, depth=3, vocabulary=200))

@@ -75,17 +75,25 @@ class Trainable(TrainableDrafter):
 
     @torch.no_grad()
     def _begin_as_target(self) -> None:
-        """Copy the target's last layer that attends, norm and head; its feature at first is the highest state.
+        """Copy the target's last layer of as many heads, norm and head; its feature at first is the highest state.
 
         What the layer has no place for, such as gates of what was attended to, is left out.
         """
         transformer, width = self.target.transformer, self.sizes.hidden_size
-        one = replace(transformer.config, vocab_size=0, tied=True, sliding_windows=(None,), delta=None)
-        last = copied_layers(transformer, one, transformer.config.attending[-1:])
+        config, heads = transformer.config, (self.sizes.num_kv_heads, self.sizes.head_dim)
+        layers = {layer: config.sizes_of(layer) for layer in config.attending}
+        own = [at for at, it in layers.items() if it.keys_of is None and (it.num_kv_heads, it.head_dim) == heads]
+        one = replace(
+            config, vocab_size=0, tied=True, sliding_windows=(None,), delta=None, per_layer_inputs=(0, 0),
+            layer_sizes=(layers[own[-1]],),
+        )  # fmt: skip
+        last = copied_layers(transformer, one, own[-1:])
         self.fc.weight[:, -width:] += torch.eye(width, device=self.fc.weight.device)
         qkv = last["layers.0.qkv_proj.weight"].view(-1, one.head_dim, width)
         if one.gated:  # a query, its gate, a query, its gate, …, keys, values
             qkv = torch.cat([qkv[: 2 * one.num_heads : 2], qkv[2 * one.num_heads :]])
+        if layers[own[-1]].keys_are_values:
+            qkv = torch.cat([qkv, qkv[one.num_heads :]])
         self.qkv.weight[:, width:].copy_(qkv.flatten(0, 1))
         if one.query_scalar:  # here scores are divided by the root of a head's width
             queries = one.num_heads * one.head_dim
