@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,11 +20,13 @@ from localspec.drafters.saved import load_drafter
 from localspec.drafters.trained import TrainedDrafter
 from localspec.families.architecture import weight_map
 from localspec.models.drafter_cards import read_drafter
+from localspec.models.drafter_kinds import kind_of
 from localspec.nn.adapters import Adapters
 from localspec.nn.logits import TorchHidden
 from localspec.nn.target import Target
 from localspec.nn.transformer import Transformer
 from localspec.training.merging import write_merged
+from localspec.training.published_files import Published
 from localspec.training.trainable import Batch, TrainableDrafter, save_drafter
 
 D = TypeVar("D", bound=TrainableDrafter)
@@ -44,6 +47,12 @@ def drafting(drafter: TrainableDrafter, target: Any = None, kind: type[TrainedDr
     made = (kind or drafter.Drafter)(target or drafter.target, drafter.options, drafter.numbers())
     made.accuracies = getattr(drafter, "accuracies", ())
     return made
+
+
+def published(found: Published, target: Any) -> Any:
+    """Return what drafts with a published drafter that was read."""
+    class_ = import_module(kind_of(found.kind).file).Drafter
+    return class_(target, found.options, {name: tensor.numpy() for name, tensor in found.tensors().items()})
 
 
 def perturbed(drafter: D, spread: float = 0.4) -> D:

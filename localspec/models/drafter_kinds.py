@@ -81,7 +81,8 @@ class DrafterKind:
     because their gain cannot be predicted. `has_phrases`: its drafts are phrases, or are lengthened by phrases without
     `+phrases`. `parts` names the setting that lists its active parts, and `searched(parts)` the hyperparameters that
     are searched for a pair of models. `mask_key`: a small language model whose config.json has this key is a drafter of
-    this kind. `states_in` is the matrix that reads states of the target's inner layers, as wide as they are.
+    this kind. `by_shapes`: published files become a drafter without any weight of the target, so that a target from a
+    GGUF file serves. `states_in` is the matrix that reads states of the target's inner layers, as wide as they are.
     `on_chains`: it also drafts for a target with recurrent layers, and is trained for it if it is trained at all: it
     needs at most states of the target, and its drafts there are chains.
     `with_experts`: it also drafts for a mixture of experts, and has no layer like those of the target.
@@ -98,6 +99,7 @@ class DrafterKind:
     parts: str = ""
     searched: Callable[[Collection[str]], Sequence[str]] = lambda parts: ("draft",)
     mask_key: str = ""
+    by_shapes: bool = False
     states_in: str = ""
     on_chains: bool = False
     with_experts: bool = True
@@ -305,15 +307,15 @@ TABLE = [
     ),
     DrafterKind(
         "dflash", "a few layers that draft a block of mask tokens at once", "published",
-        _dflash_seconds, size=_dflash_size, states_in="fc.weight", on_chains=True,
+        _dflash_seconds, size=_dflash_size, by_shapes=True, states_in="fc.weight", on_chains=True,
     ),
     DrafterKind(
         "dspark", "a few layers that draft a block at once, each token corrected by the one before", "published",
-        _dspark_seconds, size=_dspark_size, states_in="fc.weight", on_chains=True,
+        _dspark_seconds, size=_dspark_size, by_shapes=True, states_in="fc.weight", on_chains=True,
     ),
     DrafterKind(
         "assistant", "a tiny model that reads the target's own keys and values, token after token", "published",
-        _assistant_seconds,
+        _assistant_seconds, by_shapes=True,
     ),
     DrafterKind(
         "mtp", "the MTP layer in the target's own files, token after token", "published",

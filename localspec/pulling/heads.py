@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 
 from localspec.environment import home
@@ -12,19 +11,11 @@ from localspec.hub.cache import find_snapshot, snapshot
 from localspec.hub.plan import Part, Plan
 from localspec.hub.records import folder, packed_sources
 from localspec.hub.sources import Source
+from localspec.models.drafter_kinds import kind_of
 from localspec.models.registry import split_of
 from localspec.paths import Paths, private_directory
 from localspec.published_heads import base_model
 from localspec.weights.checkpoint import HEAD_PREFIX, inspect, read_json, tensor_headers
-
-_READERS = {
-    "medusa": "medusa_files",
-    "eagle3": "eagle3_files",
-    "dflash": "dflash_files",
-    "dspark": "dflash_files",
-    "assistant": "assistant_files",
-}
-_BY_SHAPES = ("dflash", "dspark", "assistant")  # those that need no weight of their model
 
 
 @dataclass(frozen=True)
@@ -57,27 +48,29 @@ def convert_heads(
         whole, own = snapshot(part.source, part.commit), part.source
         if part.whole or _heads_inside(whole):
             progress(f"making a drafter of {own}")
-            from localspec.training import medusa_files  # torch: a second
+            from localspec.training.medusa_files import split  # torch: a second
+            from localspec.training.published_files import convert
 
             private_directory(Paths(home()).drafters)
             about = {"name": str(own), "published": {"repo": own.repo, "commit": part.commit}}
             if part.whole:
-                medusa_files.split(whole, split_of(own).parent, about)
+                split(whole, split_of(own).parent, about)
             else:
-                medusa_files.convert(whole, whole, _drafter_directory(own), about)
+                convert("medusa", whole, whole, _drafter_directory(own), about)
             yield Converted(own, own)
     for part in (part for part in plan.parts if part.heads):
-        of_plan = [registered] if registered and part.heads in _BY_SHAPES else models
+        of_plan = [registered] if registered and kind_of(part.heads).by_shapes else models
         model = of_plan[0] if of_plan else _base_model(part)
         path = _path_of(model) if model else None
         if model is None or path is None:
             yield NotConverted(part.source, model)
             continue
         progress(f"making a drafter of {part.source}")
-        convert = import_module(f"localspec.training.{_READERS[part.heads]}").convert  # which takes torch: a second
+        from localspec.training.published_files import convert  # torch: a second
+
         private_directory(Paths(home()).drafters)
         about = {"name": str(model), "published": {"repo": part.source.repo, "commit": part.commit}}
-        convert(snapshot(part.source, part.commit), path, _drafter_directory(part.source), about)
+        convert(part.heads, snapshot(part.source, part.commit), path, _drafter_directory(part.source), about)
         yield Converted(part.source, model, part.heads)
 
 

@@ -16,21 +16,13 @@ from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.families.architecture import weight_map
 from localspec.nn.target import Target
 from localspec.published_heads import ASSISTANT, kind_of_heads
-from localspec.training.published_files import Published, convert_published, fitted, tensors_in
+from localspec.training.published_files import Published, fitted, tensors_in
 from localspec.weights.checkpoint import read_config
 
 _NAMES = {  # by ours
     "before.weight": ("pre_projection.weight",), "after.weight": ("post_projection.weight",),
     "centroids.weight": ("masked_embedding.centroids.weight",), "members": ("masked_embedding.token_ordering",),
 }  # fmt: skip
-
-
-def convert(path: Path, model: Path, directory: Path, about: Mapping[str, Any]) -> None:
-    """Write the assistant of a directory to directory/drafter, for the model in `model`, of which only shapes are read.
-
-    `about` is what `convert_published` takes. Raise what `read_published` and `convert_published` do.
-    """
-    convert_published(model, directory, about, lambda target: read_published(path, target))
 
 
 def read_published(path: Path, target: Target) -> Published:

@@ -18,7 +18,7 @@ from localspec.drafters import dflash, dspark
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.nn.target import Target
 from localspec.published_heads import DSPARK, kind_of_heads
-from localspec.training.published_files import Published, convert_published, fitted, tensors_in
+from localspec.training.published_files import Published, fitted, tensors_in
 from localspec.weights.checkpoint import read_config
 
 _LAYER_KEYS = (
@@ -45,14 +45,6 @@ _NAMES = {  # by ours, where they differ
     **{f"confidence.{part}": (f"confidence_head.proj.{part}",) for part in ("weight", "bias")},
 }  # fmt: skip
 _CALLED = {"dflash": "DFlash", DSPARK: "DSpark"}
-
-
-def convert(path: Path, model: Path, directory: Path, about: Mapping[str, Any]) -> None:
-    """Write the drafter of a directory to directory/drafter, for the model in `model`, of which only shapes are read.
-
-    `about` is what `convert_published` takes. Raises what `read_published` and `convert_published` do.
-    """
-    convert_published(model, directory, about, lambda target: read_published(path, target))
 
 
 def read_published(path: Path, target: Target) -> Published:

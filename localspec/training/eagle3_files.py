@@ -10,8 +10,8 @@ Sizes follow from config.json, and every tensor must fit them.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,125 +22,81 @@ from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.nn.target import Target
 from localspec.published_heads import is_eagle3
 from localspec.training.published_files import (
+    Published,
+    Stored,
     Tensors,
     check_numbers,
-    convert_published,
+    first_file,
     fitted,
     read_tensors,
-    stored_matrix,
 )
-from localspec.training.trainable import TrainableDrafter, make_drafter
 from localspec.weights.checkpoint import PICKLED_INDEX, read_config
 
-FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", PICKLED_INDEX)
+FILES = ("model.safetensors", "pytorch_model.bin", "model.safetensors.index.json", PICKLED_INDEX)
 _EMBEDDING = ("model.embed_tokens.weight",)  # of the target
 _LAYER_KEYS = (
     "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size",
     "hidden_act", "max_position_embeddings", "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters",
     "num_hidden_layers",
 )  # fmt: skip
-_OURS = {  # by the names of the published code, without `layers.0.`
-    "fc.weight": "fc.weight", "norm.weight": "norm", "lm_head.weight": "head.weight",
-    "hidden_norm.weight": "feature_norm", "input_layernorm.weight": "embedding_norm",
-    "post_attention_layernorm.weight": "mlp_norm",
-    **{f"self_attn.{name}_norm.weight": f"{name}_norm" for name in "qk"},
-    **{f"self_attn.o_proj.{part}": f"o.{part}" for part in ("weight", "bias")},
-    **{f"mlp.{name}_proj.{part}": f"{name}.{part}" for name in ("gate", "up", "down") for part in ("weight", "bias")},
+_NAMES = {  # by ours; without `layers.0.`
+    "fc.weight": ("fc.weight",), "norm": ("norm.weight",), "head.weight": ("lm_head.weight",),
+    "embedding": ("embed_tokens.weight",), "feature_norm": ("hidden_norm.weight",),
+    "embedding_norm": ("input_layernorm.weight",), "mlp_norm": ("post_attention_layernorm.weight",),
+    **{f"{name}_norm": (f"self_attn.{name}_norm.weight",) for name in "qk"},
+    **{f"qkv.{part}": tuple(f"self_attn.{name}_proj.{part}" for name in "qkv") for part in ("weight", "bias")},
+    **{f"o.{part}": (f"self_attn.o_proj.{part}",) for part in ("weight", "bias")},
+    **{f"{one}.{part}": (f"mlp.{one}_proj.{part}",) for one in ("gate", "up", "down") for part in ("weight", "bias")},
 }  # fmt: skip
-_QKV = tuple(f"self_attn.{name}_proj" for name in "qkv")
-_NOT_READ = re.compile(
-    r"verifier_(norm|lm_head)\.weight|.*rotary_emb\.\w+|t2d|d2t|embed_tokens\.weight|input_norm\.weight"
-)
+_EACH, _JOINED = tuple(f"fc_norm.{place}.weight" for place in range(MOST_PLACES)), "input_norm.weight"
+_IGNORED = r"^(verifier_(norm|lm_head)\.weight|t2d|d2t|embed_tokens\.weight|input_norm\.weight)$|rotary_emb\."
 _PREFIX = re.compile(r"^(model\.)?(midlayer\.|layers\.0\.)?")
 
 
-def convert(path: Path, model: Path, directory: Path, about: Mapping[str, Any]) -> None:
-    """Write the heads of a directory to directory/drafter, as a drafter of ours for the model in `model`.
+def read_published(path: Path, target: Target, stored: Stored) -> Published:
+    """Return the head in a directory for this target, in the precision of its files.
 
-    Of the model only shapes and the embedding are read. `about` is what `convert_published` takes. Raises what
-    `read_published` and `convert_published` do.
-    """
-    convert_published(
-        model, directory, about, lambda target: read_published(path, target, stored_matrix(model, _EMBEDDING))
-    )
-
-
-def read_published(path: Path, target: Target, embedding: torch.Tensor) -> TrainableDrafter:
-    """Return the head in a directory as a drafter for this target, in the precision of its files.
-
-    `embedding` [vocab_size, hidden_size] is the target's: a head that has the same gets none of its own. Pickles are
+    Of the target's `stored` weights the embedding is read: a head that has the same gets none of its own. Pickles are
     read as data, never run. Raises NotHere where there is no head, LocalspecError for one of another model or of a form
     that is not computed here, and damaged files.
     """
     config = read_config(path)
     if not is_eagle3(config):
         raise NotHere(f"{path / 'config.json'} is of no EAGLE-3 head; give a directory that holds one.")
-    tensors, shape = _read(path), target.transformer.config
-    filled = _renamed(tensors, path)
-    options = _options(config, tensors, filled, path, target)
-    filled |= _vocabulary(options, tensors, path, shape.vocab_size)
+    tensors = _read(path)
+    options = _options(config, tensors, path, target)
+    tensors |= _vocabulary(options, tensors, path, target.transformer.config.vocab_size)
     if options.embedding:
-        filled["embedding"] = tensors["embed_tokens.weight"]
-        own = filled["embedding"]
+        own, embedding = tensors["embed_tokens.weight"], stored(_EMBEDDING)
         if own.shape == embedding.shape and torch.equal(own.to(embedding.dtype), embedding):
             options = replace(options, embedding=False)
-    for name in ("q", "o", "gate", "up", "down"):  # a bias that only some of them have
-        _fill_bias("qkv" if name == "q" else name, filled, options)
     try:
         expected = Drafter.tensor_specs(target, options)
     except LocalspecError as mistake:
         raise LocalspecError(f"The EAGLE-3 head in {path} cannot be used: {mistake}") from None
-    filled = fitted(expected, filled, {}, "the EAGLE-3 head", path, ignored=".")
-    drafter = make_drafter("eagle3", target, asdict(options))
-    drafter.load_state_dict(filled, strict=False, assign=True)
-    return drafter.eval().requires_grad_(False)
+    for name in (name for ours in expected if ours.endswith(".bias") for name in _NAMES[ours]):
+        weight = tensors.get(name.removesuffix("bias") + "weight")
+        if weight is not None:  # only some layers have a bias, and one switch of ours is for all
+            tensors.setdefault(name, weight.new_zeros(len(weight)))
+    norms = tuple(name for name in _EACH if name in tensors) or (_JOINED,)
+    found = fitted(expected, tensors, {**_NAMES, "states_norm": norms}, "the EAGLE-3 head", path, _IGNORED)
+    return Published(Drafter.kind, options, found)
 
 
-def _read(path: Path) -> Tensors:
+def _read(path: Path) -> dict[str, torch.Tensor]:
     """Return the tensors of the directory's files, without the prefixes of layouts."""
-    file = next((path / name for name in FILES if (path / name).is_file()), None)
-    if file is None:
-        raise NotHere(f"There is no EAGLE-3 head in {path}; give a directory that holds {FILES[0]} or {FILES[2]}.")
-    found = {_PREFIX.sub("", name): tensor for name, tensor in read_tensors(file).items()}
+    file = first_file(path, FILES, "no EAGLE-3 head")
+    found = read_tensors(file, lambda names: {name: _PREFIX.sub("", name) for name in names})
     check_numbers(found, path, ("d2t", "t2d"))
-    return found
-
-
-def _renamed(tensors: Tensors, path: Path) -> dict[str, torch.Tensor]:
-    """Return what has a place in our layer, by our names. Raises LocalspecError for what has none."""
-    found = {_OURS[name]: tensor for name, tensor in tensors.items() if name in _OURS}
-    if all(f"{name}.weight" in tensors for name in _QKV):
-        weights = [tensors[f"{name}.weight"] for name in _QKV]
-        biases = [tensors.get(f"{name}.bias", one.new_zeros(len(one))) for name, one in zip(_QKV, weights, strict=True)]
-        found["qkv.weight"] = _stacked(weights, "Queries, keys and values", path)
-        if any(f"{name}.bias" in tensors for name in _QKV):
-            found["qkv.bias"] = _stacked(biases, "Biases of queries, keys and values", path)
-    each = [name for name in (f"fc_norm.{index}.weight" for index in range(MOST_PLACES)) if name in tensors]
-    if each:
-        found["states_norm"] = _stacked([tensors[name] for name in each], "Norms (fc_norm)", path)
-    elif "input_norm.weight" in tensors:
-        found["states_norm"] = tensors["input_norm.weight"]
-    known = {*_OURS, *each, *(f"{name}.{part}" for name in _QKV for part in ("weight", "bias"))}
-    if others := [name for name in tensors if name not in known and not _NOT_READ.fullmatch(name)]:
-        what = (
-            "is of a head that drafts in parallel (P-EAGLE)" if "mask_hidden" in others else "is no part of one layer"
-        )
-        name = "mask_hidden" if "mask_hidden" in others else others[0]
-        raise LocalspecError(f"'{name}' in {path} {what}, and localspec reads EAGLE-3's one layer; use another head.")
-    return found
-
-
-def _stacked(parts: Sequence[torch.Tensor], what: str, path: Path) -> torch.Tensor:
-    """Return what layouts keep apart, in one. Raises LocalspecError, which says `what` it is, where it does not fit."""
-    if len({one.shape[1:] for one in parts}) > 1:
+    if "mask_hidden" in found:
         raise LocalspecError(
-            f"{what} of the EAGLE-3 head in {path} have the shapes "
-            f"{', '.join(str([*one.shape]) for one in parts)}, which do not fit each other; fetch it again."
+            f"'mask_hidden' in {path} is of a head that drafts in parallel (P-EAGLE), and localspec reads EAGLE-3's "
+            "one layer; use another head."
         )
-    return torch.cat([*parts])
+    return found
 
 
-def _options(config: Mapping[str, Any], tensors: Tensors, filled: Tensors, path: Path, target: Target) -> Eagle3Options:
+def _options(config: Mapping[str, Any], tensors: Tensors, path: Path, target: Target) -> Eagle3Options:
     """Return what config.json says of the head, and its tensors. Raises LocalspecError for what is not read."""
     newer = "speculators_model_type" in config
     layer = config.get("transformer_layer_config") if newer else config
@@ -155,9 +111,9 @@ def _options(config: Mapping[str, Any], tensors: Tensors, filled: Tensors, path:
         )
     described = {name: layer[name] for name in _LAYER_KEYS if layer.get(name) is not None}
     described = {"num_hidden_layers": 1, **described, "model_type": family}
-    described["attention_bias"] = "qkv.bias" in filled or "o.bias" in filled
+    described["attention_bias"] = any(f"self_attn.{name}_proj.bias" in tensors for name in "qkvo")
     if family == "llama":
-        described["mlp_bias"] = any(f"{name}.bias" in filled for name in ("gate", "up", "down"))
+        described["mlp_bias"] = any(f"mlp.{name}_proj.bias" in tensors for name in ("gate", "up", "down"))
     if described.get("vocab_size", target.vocab_size) != target.vocab_size:
         raise LocalspecError(
             f"The EAGLE-3 head in {path} is of a model with {described['vocab_size']} tokens, and this one has "
@@ -165,9 +121,7 @@ def _options(config: Mapping[str, Any], tensors: Tensors, filled: Tensors, path:
         )
     described["vocab_size"] = target.vocab_size
     places = _places(config, target.transformer.config.num_layers, path)
-    norms = "none"
-    if "states_norm" in filled:
-        norms = "joined" if "input_norm.weight" in tensors else "each"
+    norms = "each" if any(name in tensors for name in _EACH) else "joined" if _JOINED in tensors else "none"
     draft = len(tensors["d2t"]) if "d2t" in tensors else 0
     draft = 0 if draft == target.vocab_size else draft  # the maps are there all the same, and say nothing
     try:
@@ -227,12 +181,3 @@ def _vocabulary(options: Eagle3Options, tensors: Tensors, path: Path, vocab_size
             "tokens; name the model that it was made for."
         )
     return {"kept": kept}
-
-
-def _fill_bias(name: str, filled: dict[str, torch.Tensor], options: Eagle3Options) -> None:
-    """Where some layers have a bias and this one has none, it gets zeros: our config has one switch for them all."""
-    described = json.loads(options.config)
-    switch = described["attention_bias"] if name in ("qkv", "o") else described.get("mlp_bias", False)
-    weight = filled.get(f"{name}.weight")
-    if switch and weight is not None and f"{name}.bias" not in filled:
-        filled[f"{name}.bias"] = weight.new_zeros(len(weight))

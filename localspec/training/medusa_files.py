@@ -14,11 +14,11 @@ import re
 import shutil
 from collections.abc import Collection, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 
 from localspec.errors import LocalspecError, NotHere
@@ -26,11 +26,13 @@ from localspec.models.drafter_cards import read_drafter
 from localspec.nn.target import Target
 from localspec.paths import private_directory
 from localspec.training.published_files import (
+    Stored,
     Tensors,
     check_numbers,
-    convert_published,
+    convert,
     damage_told,
-    stored_matrix,
+    first_file,
+    read_tensors,
     table_of,
     told,
     unpickled,
@@ -52,16 +54,6 @@ _BLOCK = re.compile(r"^(?:(\d+)\.(\d+)\.linear|blocks\.(\d+)\.layers\.(\d+))\.(w
 _LINEAR = re.compile(r"^(?:(\d+)\.(\d+)|lm_heads\.(\d+))\.weight$")
 HEAD = ("lm_head.weight", "model.embed_tokens.weight")  # where a model has the matrix that makes logits of states
 _ONE_LINEAR, _TOKEN_MAP = "lm_head.weight", "token_map"  # vLLM: one matrix for all heads; ids that its rows stand for
-
-
-def convert(path: Path, model: Path, directory: Path, about: Mapping[str, Any]) -> None:
-    """Write the heads of a file or directory to directory/drafter, as a drafter of ours for the model in `model`.
-
-    Of the model only shapes and the vocabulary matrix are read. `about` has the model's `name` and where the heads were
-    `published`; a drafter that was written before from the same heads for the same model stays. Raises what
-    `read_published` and `Target.load` do, and DoesNotFit where the disk is full.
-    """
-    convert_published(model, directory, about, lambda target: read_published(path, target, stored_matrix(model, HEAD)))
 
 
 def split(path: Path, directory: Path, about: Mapping[str, Any]) -> None:
@@ -92,18 +84,18 @@ def split(path: Path, directory: Path, about: Mapping[str, Any]) -> None:
                 shutil.copyfile(beside, new / beside.name)
         shutil.rmtree(target, ignore_errors=True)
         new.replace(target)
-    convert(path, target, directory, about)
+    convert("medusa", path, target, directory, about)
 
 
-def read_published(path: Path, target: Target, vocabulary: torch.Tensor | None = None) -> TrainableDrafter:
+def read_published(path: Path, target: Target, stored: Stored | None = None) -> TrainableDrafter:
     """Return the heads of a file or directory as a drafter for this target. Pickles are read as data, never run.
 
     Vocabulary matrices that are the target's own are shared with it; a target without weights, on torch's meta device,
-    takes `vocabulary` for its own, and its drafter keeps the precision of the file. Raises NotHere where there are no
-    heads, and LocalspecError for heads of another model or of a truncated vocabulary, and damaged files.
+    has `stored` ones, and its drafter keeps the precision of the file. Raises NotHere where there are no heads, and
+    LocalspecError for heads of another model or of a truncated vocabulary, and damaged files.
     """
-    file = _find(path)
-    tensors = _read(file)
+    file = first_file(path, FILES, "no Medusa head")
+    tensors, vocabulary = read_tensors(file, partial(_head_names, file=file)), stored(HEAD) if stored else None
     check_numbers(tensors, file, (_TOKEN_MAP,))
     blocks = _blocks(tensors, file)
     heads, layers = len(blocks), len(blocks[0])
@@ -139,39 +131,6 @@ def read_published(path: Path, target: Target, vocabulary: torch.Tensor | None =
         drafter.check_tensors(filled)
         drafter.load_state_dict(filled, strict=False, assign=True)
     return drafter.eval().requires_grad_(False)
-
-
-def _find(path: Path) -> Path:
-    file = next((path / name for name in FILES if (path / name).is_file()), path)
-    if not file.is_file():
-        raise NotHere(f"There are no Medusa heads in {path}; give a directory that holds {FILES[0]} or {FILES[1]}.")
-    return file
-
-
-def _read(file: Path) -> Tensors:
-    """Return the heads among the tensors of a file, or of all files that an index names, without a prefix."""
-    with damage_told(file):
-        if file.suffix == ".json":
-            table = table_of(file)
-            wanted = _head_names(table, file)
-            found: dict[str, torch.Tensor] = {}
-            for name in sorted({table[name] for name in wanted}):
-                with damage_told(file.parent / name):
-                    found |= _tensors(file.parent / name, wanted)
-            return found
-        if file.suffix == ".safetensors":
-            with safe_open(file, framework="pt") as opened:
-                return _tensors(file, _head_names(list(opened.keys()), file))
-        content = unpickled(file)
-        return {own: content[name] for name, own in _head_names(content, file).items()}
-
-
-def _tensors(file: Path, wanted: Mapping[str, str]) -> dict[str, torch.Tensor]:
-    """Return some tensors of a file, by the names that they shall have."""
-    if file.suffix != ".safetensors":
-        return {wanted[name]: tensor for name, tensor in unpickled(file).items() if name in wanted}
-    with safe_open(file, framework="pt") as opened:
-        return {wanted[name]: opened.get_tensor(name) for name in list(opened.keys()) if name in wanted}
 
 
 def _head_names(names: Collection[str], file: Path) -> dict[str, str]:

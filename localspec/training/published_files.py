@@ -1,16 +1,18 @@
 """What all readers of published drafters share: files that are read as data, tables of names, and what is made of them.
 
-A format is one file with a table of its names of tensors: `medusa_files.py`, `eagle3_files.py`, `dflash_files.py`
-(DSpark's, too) and `assistant_files.py`.
+A format is one file with a table of its names of tensors and a function `read_published`: `medusa_files.py`,
+`eagle3_files.py`, `dflash_files.py` (DSpark's, too) and `assistant_files.py`.
 """
 
 import pickle
 import re
 import shutil
 import zipfile
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from localspec.drafters.tensors import TensorSpec
-from localspec.errors import DoesNotFit, LocalspecError
+from localspec.errors import DoesNotFit, LocalspecError, NotHere
 from localspec.models.drafter_cards import read_drafter
+from localspec.models.drafter_kinds import kind_of
 from localspec.nn.target import Target
 from localspec.outside_files import parse_json, read_bytes
 from localspec.paths import private_directory, private_files
@@ -29,6 +32,11 @@ from localspec.weights.checkpoint import inspect, text_name, weight_files
 from localspec.weights.fingerprint import Identity
 
 Tensors = Mapping[str, torch.Tensor]
+Stored = Callable[[Sequence[str]], torch.Tensor]  # the first of these matrices that a model's files hold
+_READERS = {
+    "medusa": "medusa_files", "eagle3": "eagle3_files", "dflash": "dflash_files", "dspark": "dflash_files",
+    "assistant": "assistant_files",
+}  # fmt: skip
 _NUMBERS = (torch.float32, torch.float16, torch.bfloat16)  # what drafters are kept in
 
 
@@ -45,13 +53,12 @@ class Published:
         return self.found
 
 
-def convert_published(
-    model: Path, directory: Path, about: Mapping[str, Any], read: Callable[[Target], Saveable]
-) -> None:
-    """Write to directory/drafter what `read` makes for the model in `model`, of which it gets shapes alone.
+def convert(kind: str, path: Path, model: Path, directory: Path, about: Mapping[str, Any]) -> None:
+    """Write the published drafter in `path` to directory/drafter, as one of ours for the model in `model`.
 
-    `about` has the model's `name` and where the heads were `published`; a drafter that was written before from the same
-    heads for the same model stays. Raises what `read` and `Target.load` do, and DoesNotFit where the disk is full.
+    Of the model only shapes are read, and matrices that its reader asks for. `about` has the model's `name` and where
+    the drafter was `published`; one that was written before from the same files for the same model stays. Raises what
+    the reader and `Target.load` do, and DoesNotFit where the disk is full.
     """
     own, new = Identity(model), directory / "drafter"
     made_for = {"name": about["name"], "revision": own.revision, "weights": own.weights}
@@ -60,7 +67,8 @@ def convert_published(
         if {**made_for, **existing["target"]} == made_for and existing.get("published") == about["published"]:
             return
     target = Target.load(model, device="meta")
-    drafter = read(target)
+    read: Callable[..., Saveable] = import_module(f"localspec.training.{_READERS[kind]}").read_published
+    drafter = read(path, target, *(() if kind_of(kind).by_shapes else (partial(stored_matrix, model),)))
     more = {"target": made_for, "tokenizer": target.tokenizer.hash, "published": about["published"]}
     with told(directory):
         private_directory(directory)
@@ -91,22 +99,46 @@ def told(directory: Path) -> Iterator[None]:
         raise error_type(f"The drafter cannot be written to {directory} ({error}); {remedy}, and try again.") from error
 
 
-def read_tensors(file: Path) -> dict[str, torch.Tensor]:
-    """Return the tensors of a file, or of those beside an index, by their names; a pickle is read as data, never run.
+def first_file(path: Path, names: Sequence[str], lacks: str) -> Path:
+    """Return the first of these files in a directory, or `path` if it is a file. Raise NotHere if there is none."""
+    file = next((path / name for name in names if (path / name).is_file()), path)
+    if not file.is_file():
+        raise NotHere(f"There is {lacks} in {path}; give a directory that holds {names[0]} or {names[1]}.")
+    return file
 
-    Raises LocalspecError for damaged files.
+
+def _as_stored(names: Collection[str]) -> Mapping[str, str]:
+    return dict(zip(names, names, strict=True))
+
+
+def read_tensors(
+    file: Path, called: Callable[[Collection[str]], Mapping[str, str]] = _as_stored
+) -> dict[str, torch.Tensor]:
+    """Return the tensors of a file, or of those beside an index; a pickle is read as data, never run.
+
+    Of all names in the file `called` returns those that are read, and how each is called. Raises what it raises, and
+    LocalspecError for damaged files.
     """
     found: dict[str, torch.Tensor] = {}
     with damage_told(file):
-        names = sorted({*table_of(file).values()}) if file.suffix == ".json" else [file.name]
-    for name in names:
-        with damage_told(file.parent / name):
-            if name.endswith(".safetensors"):
-                with safe_open(file.parent / name, framework="pt") as opened:
-                    found |= {key: opened.get_tensor(key) for key in list(opened.keys())}
-            else:
-                found |= unpickled(file.parent / name)
+        table = table_of(file) if file.suffix == ".json" else {}
+        wanted = called(table) if table else {}
+    for name in sorted({table[one] for one in wanted}) if table else [file.name]:
+        with damage_told(file.parent / name), _opened(file.parent / name) as (names, get):
+            wanted = wanted or called(names)
+            found |= {wanted[one]: get(one) for one in names if one in wanted}
     return found
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[tuple[Collection[str], Callable[[str], torch.Tensor]]]:
+    """Yield the names of a file's tensors, and a function that reads one."""
+    if file.suffix == ".safetensors":
+        with safe_open(file, framework="pt") as opened:
+            yield list(opened.keys()), opened.get_tensor
+    else:
+        content = unpickled(file)
+        yield content.keys(), content.__getitem__
 
 
 def tensors_in(path: Path, ids: Container[str] = ()) -> dict[str, torch.Tensor]:

@@ -28,7 +28,8 @@ from localspec.drafters.assistant import AssistantOptions, Drafter
 from localspec.drafters.saved import load_drafter
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.models.drafter_cards import read_drafter
-from localspec.training.assistant_files import convert, read_published
+from localspec.training.assistant_files import read_published
+from localspec.training.published_files import convert
 
 Make = Callable[[str], Tiny]
 GEMMAS = [name for name in FAMILIES if name.startswith("gemma4")]
@@ -90,7 +91,9 @@ def published(path: Path, target: Any, seed: int = 5, spread: float = 0.3, **for
 def made(model: Tiny, path: Path, depth: int = 4, **form: Any) -> tuple[Drafter, Path]:
     """Return what drafts for a target, converted from a published directory, and that directory."""
     head = published(path / "head", model.stock.config, **form)
-    convert(head, model.path, path / "made", {"name": "tiny", "published": {"repo": "org/head", "commit": "c"}})
+    convert(
+        "assistant", head, model.path, path / "made", {"name": "tiny", "published": {"repo": "org/head", "commit": "c"}}
+    )
     drafter = load_drafter(read_drafter(path / "made"), model.target)
     assert isinstance(drafter, Drafter) and drafter.depth == AssistantOptions().depth
     return drafter, head

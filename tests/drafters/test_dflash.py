@@ -27,7 +27,7 @@ from localspec.drafters.merged import Merged
 from localspec.drafters.saved import load_drafter
 from localspec.errors import UsageMistake
 from localspec.models.drafter_cards import read_drafter
-from localspec.training.dflash_files import convert
+from localspec.training.published_files import convert
 
 Make = Callable[[str], Tiny]
 LLAMA, MASK = FAMILIES[0], 317
@@ -96,7 +96,7 @@ def made(model: Tiny, path: Path, **form: Any) -> tuple[Drafter, Path]:
     """Return what drafts for a target, converted from a published directory, and that directory."""
     head = published(path / "head", config_of(model.stock.config, **form))
     about = {"name": "tiny", "published": {"repo": "org/head", "commit": "c"}}
-    convert(head, model.path, path / "made", about)
+    convert("dflash", head, model.path, path / "made", about)
     drafter = load_drafter(read_drafter(path / "made"), model.target)
     assert isinstance(drafter, Drafter)
     return drafter, head

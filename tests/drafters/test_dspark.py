@@ -23,7 +23,7 @@ from localspec.drafters.dspark import Drafter, DSparkOptions
 from localspec.drafters.saved import load_drafter
 from localspec.errors import UsageMistake
 from localspec.models.drafter_cards import read_drafter
-from localspec.training.dflash_files import convert
+from localspec.training.published_files import convert
 
 Make = Callable[[str], Tiny]
 LLAMA, RANK, DEPTH = FAMILIES[0], 6, 4
@@ -67,7 +67,9 @@ def made(
     """Return what drafts for a target, converted from a published directory, and that directory."""
     config = spark_config(model.stock.config, nested, **{**FORMS[0], **form})
     head = published(path / "head", config, spark_tensors(config) | (tensors or {}))
-    convert(head, model.path, path / "made", {"name": "tiny", "published": {"repo": "org/head", "commit": "c"}})
+    convert(
+        "dspark", head, model.path, path / "made", {"name": "tiny", "published": {"repo": "org/head", "commit": "c"}}
+    )
     drafter = load_drafter(read_drafter(path / "made"), model.target)
     assert isinstance(drafter, Drafter)
     return drafter, head

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from command import called, sentence
+from drafting import published
 from each import each
 from golden import matching, wording
 from safetensors.torch import load_file, save_file
@@ -267,12 +268,12 @@ def test_an_eagle3_head_is_ours_by_the_published_names(tiny: Make, tmp_path: Pat
     places = [*map(int, json.loads((path / "drafter.json").read_text())["options"]["states"].split(","))]
     assert config["eagle_aux_hidden_state_layer_ids"] == places
     assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [place - 1 for place in places]
-    again = read_head(done.directory, model.target, model.stock.get_input_embeddings().weight.detach())
+    again = read_head(done.directory, model.target, lambda _: model.stock.get_input_embeddings().weight.detach())
     assert again.tensors().keys() == own.keys()
     for name, tensor in again.tensors().items():
         assert torch.equal(tensor, own[name]), name
     prompt = prompt_ids(9)
-    said = [hidden_reply(model, one, prompt) for one in (ours(path, model), again.drafter())]
+    said = [hidden_reply(model, one, prompt) for one in (ours(path, model), published(again, model.target))]
     assert said[0] == said[1], "the rotation is the target's, too"
     assert (done.form, done.tokens) == ("eagle3 head", options.get("depth", 5))
     if engine == "vllm":

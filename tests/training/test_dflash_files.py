@@ -15,7 +15,8 @@ from tiny_models import FAMILIES, Tiny
 from localspec.errors import LocalspecError, NotHere
 from localspec.models.drafter_cards import read_drafter
 from localspec.published_heads import kind_of_heads, why_not_read
-from localspec.training.dflash_files import convert, read_published
+from localspec.training.dflash_files import read_published
+from localspec.training.published_files import convert
 from localspec.weights.checkpoint import inspect
 
 Make = Callable[[str], Tiny]
@@ -28,11 +29,11 @@ def test_it_is_converted_once_and_in_the_precision_of_its_files(tiny: Make, tmp_
     config = config_of(model.stock.config)
     tensors = {f"model.{name}": one.bfloat16() for name, one in tensors_of(config).items()}
     path = published(tmp_path / "head", config, tensors)
-    convert(path, model.path, tmp_path / "made", ABOUT)
+    convert("dflash", path, model.path, tmp_path / "made", ABOUT)
     card = read_drafter(tmp_path / "made")
     assert card.kind == "dflash" and card.bytes < 2 * card.parameters + 4096
     before = (tmp_path / "made" / "drafter" / "drafter.json").stat().st_mtime_ns
-    convert(path, model.path, tmp_path / "made", ABOUT)
+    convert("dflash", path, model.path, tmp_path / "made", ABOUT)
     assert (tmp_path / "made" / "drafter" / "drafter.json").stat().st_mtime_ns == before
 
 

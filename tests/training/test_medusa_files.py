@@ -22,7 +22,8 @@ from localspec.errors import DoesNotFit, LocalspecError, NotHere
 from localspec.models.drafter_cards import read_drafter
 from localspec.nn.target import Target
 from localspec.training.drafters.medusa import Trainable
-from localspec.training.medusa_files import convert, read_published, split
+from localspec.training.medusa_files import read_published, split
+from localspec.training.published_files import convert
 from localspec.training.trainable import save_drafter
 from localspec.weights.checkpoint import PICKLED_INDEX, inspect, revision
 
@@ -297,7 +298,9 @@ def test_a_whole_model_in_safetensors_is_target_and_heads_where_it_is(
     heads = {**official(), **{name: matrix.clone() for name, matrix in matrices.items()}}
     path = whole_model(model.path, tmp_path / "whole", form, heads)
     assert inspect(path).parameters == inspect(model.path).parameters
-    convert(path, path, tmp_path / "ours", {"name": "tiny", "published": {"repo": "org/whole", "commit": "c"}})
+    convert(
+        "medusa", path, path, tmp_path / "ours", {"name": "tiny", "published": {"repo": "org/whole", "commit": "c"}}
+    )
     card, target = read_drafter(tmp_path / "ours"), Target.load(path)
     assert card.options["private"] == (own == "private") and card.revision == revision(path)
     drafter = load_drafter(card, target)
@@ -351,7 +354,7 @@ def test_an_index_that_leads_elsewhere_is_refused(tmp_path, target: Target, name
 
 
 def test_files_that_are_broken_or_no_weights_or_not_there(tmp_path, target: Target) -> None:
-    with pytest.raises(NotHere, match=matching("no_medusa_heads_in")):
+    with pytest.raises(NotHere, match=matching("no_medusa_head_in")):
         read_published(tmp_path, target)
     for name in ("medusa_lm_head.pt", "medusa_lm_head.safetensors"):
         file = tmp_path / name
@@ -386,7 +389,13 @@ def test_converted_heads_are_the_ones_that_are_read(tmp_path, tiny: Make, name: 
     }[form]
     torch.save({key: tensor.half() if form == "v0.1" else tensor for key, tensor in {**blocks, **matrices}.items()},
                tmp_path / "medusa_lm_head.pt")  # fmt: skip
-    convert(tmp_path, model, tmp_path / "ours", {"name": "tiny", "published": {"repo": "org/heads", "commit": "c"}})
+    convert(
+        "medusa",
+        tmp_path,
+        model,
+        tmp_path / "ours",
+        {"name": "tiny", "published": {"repo": "org/heads", "commit": "c"}},
+    )
     card = read_drafter(tmp_path / "ours")
     assert card.revision == revision(model) and card.about["published"]["repo"] == "org/heads"
     assert card.options["private"] == (form in ("v0.1", "one is another"))
@@ -403,7 +412,7 @@ def test_what_was_converted_once_stays_until_heads_or_model_change(tmp_path, tin
     weights = tmp_path / "ours" / "drafter" / "drafter.safetensors"
 
     def made(model: str, about: dict) -> int:
-        convert(tmp_path, tiny(model).path, tmp_path / "ours", about)
+        convert("medusa", tmp_path, tiny(model).path, tmp_path / "ours", about)
         return weights.stat().st_mtime_ns
 
     first = made(LLAMA, about)
@@ -419,7 +428,7 @@ def test_converting_reads_no_weights_of_the_model_but_the_vocabulary(tmp_path, t
     torch.save(official(), tmp_path / "medusa_lm_head.pt")
     model, asked = tiny(LLAMA).path, []
     monkeypatch.setattr(Target, "load", lambda path, load=Target.load, **how: asked.append(how) or load(path, **how))
-    convert(tmp_path, model, tmp_path / "ours", {"name": "tiny", "published": {}})
+    convert("medusa", tmp_path, model, tmp_path / "ours", {"name": "tiny", "published": {}})
     assert [how["device"] for how in asked] == ["meta"]
 
 
@@ -432,5 +441,5 @@ def test_a_full_disk_is_told_and_nothing_half_written_stays(tmp_path, tiny: Make
     with monkeypatch.context() as patch:
         patch.setattr("pathlib.Path.replace", full)
         with pytest.raises(DoesNotFit, match=matching("make_room")):
-            convert(tmp_path, tiny(LLAMA).path, tmp_path / "ours", {"name": "tiny", "published": {}})
+            convert("medusa", tmp_path, tiny(LLAMA).path, tmp_path / "ours", {"name": "tiny", "published": {}})
     assert list((tmp_path / "ours" / "drafter").iterdir()) == []
