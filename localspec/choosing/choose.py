@@ -413,7 +413,8 @@ def precisions_of(settings: Settings, device: Device) -> list[Precision]:
     if quantize not in ("auto", "none", *device.packings):
         missing = device.missing.get(quantize, "its kernels are missing")
         raise UsageMistake(
-            f"--quantize {quantize} does not work on {device.name}: {missing}; use another, none, or auto."
+            f"--quantize {quantize} does not work on {device.name}: {missing}; use "
+            f"{', '.join((*device.packings, 'none'))} or auto."
         )
     if dtype == "fp16" and device.type == "cpu":
         raise UsageMistake("fp16 is many times slower than fp32 on a CPU; use bf16, fp32 or auto there.")

@@ -123,11 +123,13 @@ def fit(
     beside: int = 0,
     settings: Settings = _ANY,
     chosen: Recommendation | None = None,
+    named: bool = False,
 ) -> tuple[bool | None, str]:
     """Return whether a model of this shape and these bytes of weights fits here, and a clause about it.
 
     The settings decide how it is loaded, as far as a device allows. `beside` is the bytes of a drafter that is fetched
-    too. `chosen` is what `pull_set` recommends for the same model, if it does: its reason is not repeated.
+    too. `chosen` is what `pull_set` recommends for the same model, if it does: its reason is not repeated. Where the
+    drafter is `named`, the speed with one that needs no fetching is not shown.
     The first value is None if config.json gives no sizes (no shape), or sizes that do not match the weights.
     """
     if shape is None:
@@ -141,7 +143,7 @@ def fit(
     if found.plan is None or not found.fits:
         return False, f"{name} {found.reason}"
     precision, device = found.plan.precision, found.plan.precision.device
-    reason = "" if chosen else f"; {found.reason}"
+    reason = "" if chosen or named else f"; {found.reason}"
     return True, (
         f"{found.plan.bytes / 2**30:.1f} GiB in {precision} on {device.name}, of {device.usable / 2**30:.1f} GiB "
         f"that may be used{reason}"

@@ -17,7 +17,7 @@ from localspec.errors import LocalspecError, UsageMistake
 from localspec.quantities import amount, precision_in_words, size
 from localspec.text import one_line
 from localspec.weights.packed_file import BLOCKS
-from localspec.weights.packed_files import models_below
+from localspec.weights.packed_files import incomplete_below, models_below
 
 app = typer.Typer()
 
@@ -51,10 +51,12 @@ def import_file(
 
 def _import_folder(folder: Path, settings: Settings, as_json: bool) -> int:
     """Import every model of a folder. A file that cannot be imported is named, and the others still are."""
-    models = models_below(folder)
-    if not models:
+    models, others = models_below(folder), incomplete_below(folder)
+    if not models and not others:
         raise UsageMistake(f"{str(folder)!r} is a directory without GGUF files; give another one, or a GGUF file.")
     progress, done = Progress(), list[Imported]()
+    for file, lacks in others.items():
+        say(f"{file.name} is left out: {lacks}")
     for model in models:
         try:
             done.append(_import(model.path, settings, progress))
@@ -67,7 +69,7 @@ def _import_folder(folder: Path, settings: Settings, as_json: bool) -> int:
         print_json([_json(one) for one in done])
     elif done:
         typer.echo(one_line(f"Chat with one: localspec chat -m {done[0].name}"))
-    return 0 if len(done) == len(models) else 1
+    return 0 if len(done) == len(models) and not others else 1
 
 
 def _import(file: Path, settings: Settings, progress: Progress) -> Imported:

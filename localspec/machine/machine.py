@@ -32,7 +32,9 @@ def lacking(quantize: str, device: str) -> str:
     if quantize == "int4":
         return "int4 is for CPUs and Apple's GPUs"
     if device_type != "cuda":
-        return f"{quantize} is not for {device_type}"
+        return (
+            f"{quantize} is for NVIDIA's GPUs" if quantize == "nf4" else f"{quantize} has no kernels for {device_type}"
+        )
     if quantize == "int8" and _older_than_turing(device):
         return f"int8 on {device} needs a GPU of compute capability 7.5 or more"
     return "" if find_spec("bitsandbytes") else "bitsandbytes is not installed; pip install bitsandbytes"

@@ -201,7 +201,11 @@ def moved(header: packed_file.Header, missing: Path) -> str:
     origin = header.origin
     if missing.is_file():
         what, back = "has changed since it was imported", again(origin)
-        back += "" if origin.repo else f", or delete this entry with `localspec rm {origin.name}`"
+        if not origin.repo:  # an import is a model by another name
+            back = (
+                f"put back the file that it was, or delete {origin.name} with `localspec rm {origin.name}`; "
+                f"`localspec import {missing}` makes a model of what is there now"
+            )
     else:
         what, back = "is not there", "put it back, or run `localspec import` with its new path"
         back = again(origin) if origin.repo else back

@@ -356,6 +356,24 @@ def models_below(folder: Path, program: str = "") -> list[FoundModel]:
     return sorted(found.values(), key=lambda one: one.name)
 
 
+def incomplete_below(folder: Path) -> dict[Path, str]:
+    """Return the GGUF files in a folder and below that `models_below` leaves out as incomplete, and what they lack.
+
+    Of a model in several files the first one that is there is returned.
+    """
+    found: dict[Path, str] = {}
+    for path in _files_below(folder):
+        if path.suffix.lower() != _SUFFIX:
+            continue
+        parts = parts_of(path)
+        here, lacking = ([one for one in parts if one.is_file() is there] for there in (True, False))
+        if not path.exists():
+            found[path] = f"it is a link to {os.readlink(path)}, which is not there; restore that, or delete the link."
+        elif lacking and path == here[0]:
+            found[path] = f"{lacking[0].name} is missing; put it into the same folder."
+    return found
+
+
 def ollama_name(file: Path) -> str | None:
     """Return Ollama's name for the model in a file, as NAME-TAG; None for any other file."""
     if not file.name.startswith("sha256-") or file.parent.name != "blobs":

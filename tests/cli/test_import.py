@@ -190,7 +190,7 @@ def test_a_file_that_changed_is_another_model(tmp_path, gguf, directory, same_si
     assert sentence(called(tmp_path, "show", gguf.name)).endswith(f"`localspec import {gguf.name}`.\n")
     refused = called(tmp_path, "run", "-m", str(before["name"]), "--no-log", "Hi")
     assert refused.returncode == 3
-    assert wording("changed_since_imported_import_again", file=gguf) in sentence(refused)
+    assert wording("changed_since_imported_put_back", file=gguf) in sentence(refused)
     result = called(tmp_path, "run", "-m", gguf.name, "-n", "1", "--no-log", "Hi")
     assert result.returncode == 0 and wording("changed_since_imported_tiny_chat") in result.stderr
     after = imported(tmp_path, gguf)

@@ -30,6 +30,14 @@ def test_all_models_of_a_folder_are_imported_and_the_others_are_named(tmp_path: 
     assert result.returncode == 1 and wording("broken_left_out") in result.stderr
     assert {one["name"] for one in json.loads(result.stdout)} == {"small-1b", "tiny"}
     (folder / "broken.gguf").unlink()
+    (folder / "lost.gguf").symlink_to(tmp_path / "nothing.gguf")
+    (folder / "part-00002-of-00003.gguf").write_bytes(content)
+    lacking = called(tmp_path, "import", str(folder))
+    assert lacking.returncode == 1 and lacking.stdout.count("imported before") == 2
+    assert wording("lost_gguf_left_out", tmp_path=tmp_path) in lacking.stderr
+    assert wording("part_gguf_left_out") in lacking.stderr and lacking.stderr.count("\n") == 2
+    (folder / "lost.gguf").unlink()
+    (folder / "part-00002-of-00003.gguf").unlink()
     again = called(tmp_path, "import", str(folder))
     assert again.returncode == 0 and again.stdout.count("imported before") == 2
     assert called(tmp_path, "run", "Hi", "-m", "small-1b", "-n", "2").returncode == 0

@@ -85,7 +85,7 @@ RUN = [
     ("--dtype fp8 --device cpu", 2, "--dtype", "fp8"),
     ("--device cuda:99", 2, "cuda:99", "cpu"),
     ("--device gpu", 2, "--device", "gpu"),
-    ("--quantize nf4 --device cpu", 2, wording("nf4_is_not_for_cpu")),
+    ("--quantize nf4 --device cpu", 2, wording("nf4_is_for_nvidia_s_gpus")),
     ("there", 2, "there"),
 ]
 BENCH = [
@@ -154,7 +154,7 @@ TRAIN = [
     ("medusa --length 99999", 2, "--length 99999"),
     ("medusa --length 7", 2, "7 must be 8 or more"),
     ("medusa --device cuda:99", 2, "cuda:99"),
-    ("medusa --quantize nf4 --device cpu", 2, wording("nf4_is_not_for_cpu")),
+    ("medusa --quantize nf4 --device cpu", 2, wording("nf4_is_for_nvidia_s_gpus")),
     (f"medusa --seed {'9' * 23}", 2, "--seed"),
     (f"medusa --steps 1{'0' * 400}", 2, "--steps"),
     (f"medusa --batch 1{'0' * 400}", 2, "--batch"),

@@ -87,7 +87,7 @@ def test_a_cpu_computes_with_our_library_or_in_fp32(
     monkeypatch.setattr(compiled, "missing", lambda: missing)
     own = this_machine().devices[-1]
     assert (own.dtypes, own.packings, own.capability) == (dtypes, packings, capability)
-    assert own.missing["nf4"] == wording("nf4_is_not_for_cpu")
+    assert own.missing["nf4"] == wording("nf4_is_for_nvidia_s_gpus")
     assert own.missing.get("int8", "") == own.missing.get("int4", "") == missing
 
 

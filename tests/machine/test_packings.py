@@ -39,10 +39,10 @@ def machine(monkeypatch):
         ("nf4", "cuda", ""),
         ("int8", "mps", ""),
         ("int4", "mps", ""),
-        ("nf4", "cpu", wording("nf4_is_not_for_cpu")),
+        ("nf4", "cpu", wording("nf4_is_for_nvidia_s_gpus")),
         ("int4", "cuda:0", wording("int4_cpus_apple_s_gpus")),
-        ("nf4", "mps", wording("nf4_is_not_for_mps")),
-        ("int8", "xpu:0", wording("int8_is_not_for_xpu")),
+        ("nf4", "mps", wording("nf4_is_for_nvidia_s_gpus")),
+        ("int8", "xpu:0", wording("int8_has_no_kernels_for_xpu")),
     ],
 )
 def test_where_nothing_is_missing_each_device_has_its_own(machine, quantize, device, clause):
