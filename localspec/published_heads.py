@@ -17,6 +17,7 @@ _DSPARK = ("Qwen3DSparkModel", "DSparkDraftModel")  # DeepSpec's, and what vLLM 
 ASSISTANT = "assistant"
 _ASSISTANTS = ("Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM")
 _OF_ASSISTANTS = "-assistant"  # what the name of their repository has after that of their model
+_ASSISTANTS_IN_GGUF = ("gemma4-assistant", "gemma4_assistant", "gemma4_mtp")  # llama.cpp's name, and those of forks
 _NOT_READ = {  # what it is, and what to take in its place
     "Gemma4DSparkModel": "a DSpark drafter with layers of Gemma, and localspec computes those of Qwen3; use the "
     "model's assistant",
@@ -67,6 +68,16 @@ def why_not_read(config: Mapping[str, Any]) -> str | None:
     if said in (None, "eagle3"):
         return None
     return _NOT_READ.get(str(said)) or f"of speculators' kind {str(said)[:40]!r}; use another drafter"
+
+
+def why_not_in_gguf(architecture: str) -> str | None:
+    """Return the end of a sentence: which drafter a GGUF file holds, and what to fetch. None for all else."""
+    if architecture not in _ASSISTANTS_IN_GGUF:
+        return None
+    return (
+        "is an assistant, which drafts for a Gemma 4, and localspec reads it as Google publishes it; fetch that by the "
+        f"name of its model, as in `localspec pull google/gemma-4-E4B-it{_OF_ASSISTANTS}`"
+    )
 
 
 def kind_of_heads(config: Mapping[str, Any]) -> str | None:

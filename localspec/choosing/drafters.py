@@ -33,11 +33,13 @@ MOST_NODES = 64  # of a tree
 # repeat a given text.
 # medusa: Spec-Bench has 2.32, 2.39 and 2.33 for Vicuna 7B, 13B and 33B, whose heads were trained on similar chats.
 # mtp: 2.74 for Qwen3.5-0.8B (LightLLM, pull request 1402) and 3.2 for Qwen3.6-27B (llama.cpp, 24340), 3 tokens a draft.
+# assistant: 1.7 for Gemma 4 12B, three tokens a draft (koboldcpp, 2262), and 2.3 for 31B, two (llama.cpp, 23398).
 # dspark: the paper has 3.64 and 3.72 tokens a step for Qwen3 4B and 8B on MT-Bench.
 # eagle3: docs.sglang.io, 373 for 158 tokens/s on an H100. parallelspec: PARD's repository, 2.5 to 2.7 on an A100.
 PUBLISHED = {
     "phrases": (1.27, 10, "as measured on ten prompts to a 1.5B model"),
     "medusa": (2.0, 4, "a little below Spec-Bench's figures for a 7B model"),
+    "assistant": (1.9, 3, "between the figures for a 12B and a 31B model in llama.cpp's threads"),
     "dspark": (3.0, 7, "below DeepSpec's figures for 4B and 8B models"),
     "eagle3": (2.36, 5, "at least the speedup published for an 8B model in SGLang"),
     "mtp": (2.7, 3, "as measured for a 0.8B model in LightLLM"),

@@ -36,36 +36,38 @@ THINKING = 1.5  # times the comfortable speed, for a model that writes its thoug
 
 # -- forms of a download -----------------------------------------------------------------------------------------------
 
-# Types of GGUF files from which these packings come as close to the publisher's weights as when made from those:
-# docs/figures/q8-0-table.md. Types of fewer bits do not.
-SUITED = {"Q8_0": FILED}
-_BLOCK = (34, 32)  # bytes of a block of Q8_0, and its weights
+# Types of GGUF files that serve if these packings would be kept. From Q8_0 they come as close to the publisher's weights
+# as when made from those: docs/figures/q8-0-table.md. A file of four bits is read as it is and never packed again.
+SUITED = {"Q8_0": FILED, "Q4_K_M": ("int4",), "Q4_0": ("int4",)}
+_BITS = {"": 16.0, "Q8_0": 8.5, "Q4_K_M": 4.9, "Q4_0": 4.7}  # of a weight, embeddings of more bits included
 
 
-def suited_form(entry: Entry, packing: str | None) -> Form | None:
+def suited_form(entry: Entry, packing: str | None, packed: bool = False) -> Form | None:
     """Return the smallest form by the model's own publisher that is good enough to be kept only in this packing.
 
-    None means the original: if anything else is kept, if the form has terms to accept, or if a drafter of the entry
-    must be made with the publisher's weights.
+    With `packed` the file would be packed, and not read as it is. None means the original: if anything else is kept, if
+    the form has terms to accept, or if a drafter of the entry must be made with the publisher's weights.
     """
-    converted = [one for one in entry.drafters if one.kind in kinds(*WEIGHTS) and not kind_of(one.kind).mask_key]
-    made = converted or any(one.kind in kinds("weights") and one.source is None for one in entry.drafters)
-    if packing is None or entry.gated or made:
+    weights = [kind_of(one.kind) for one in entry.drafters if one.kind in kinds(*WEIGHTS)]
+    made = any(one.kind in kinds("weights") and one.source is None for one in entry.drafters)
+    if packing is None or entry.gated or made or not all(one.mask_key or one.by_shapes for one in weights):
         return None
     suited = [
         one
         for one in entry.forms
-        if one.publisher and one.publisher == entry.publisher and packing in SUITED.get(one.source.gguf, ())
+        if one.publisher
+        and one.publisher == entry.publisher
+        and packing in SUITED.get(one.source.gguf, ())
+        and (one.source.gguf == "Q8_0" or not packed)
     ]
     return min(suited, key=lambda one: form_bytes(one, entry) or 0, default=None)
 
 
 def form_bytes(form: Form, entry: Entry) -> int | None:
     """Return about how many bytes the download of a form has; None if the registry does not say."""
-    if form.bytes is not None or entry.shape is None:
+    if form.bytes is not None or entry.shape is None or form.source.gguf not in _BITS:
         return form.bytes
-    size, weights = _BLOCK if form.source.gguf == "Q8_0" else (2, 1)
-    return entry.shape.parameters * size // weights if form.source.gguf in ("", "Q8_0") else None
+    return round(entry.shape.parameters * _BITS[form.source.gguf] / 8)
 
 
 def original_bytes(entry: Entry) -> int | None:
@@ -154,8 +156,9 @@ class Recommendation:
         sizes = [self._download(card.entry) if card is self.card else _original(card.entry) for card in missing]
         sized = [size for size in sizes if size is not None]
         other = candidate.published if candidate and candidate.small is None else None
-        total = sum(sized) + 2 * ((other.parameters if other else None) or 0)  # published weights have 16 bits
-        return ToFetch(total if len(sized) == len(missing) else None, other is not None and not other.parameters)
+        drafter = other.download if other else None
+        total = sum(sized) + (drafter or 0) if len(sized) == len(missing) else None
+        return ToFetch(total, other is not None and drafter is None)
 
     def _download(self, entry: Entry | None) -> int | None:
         precision = self.plan.precision if self.plan else None

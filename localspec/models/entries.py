@@ -32,15 +32,24 @@ class PublishedLength:
 
 @dataclass(frozen=True)
 class PublishedDrafter:
-    """A known drafter for a model. Without a `source` nobody publishes one, and `localspec train` makes it."""
+    """A known drafter for a model. Without a `source` nobody publishes one, and `localspec train` makes it.
+
+    `bytes` is the size of the download, if that is known and is not two bytes a parameter.
+    """
 
     kind: str
     source: Source | None = None
     parameters: int | None = None
+    bytes: int | None = None
     accepted: PublishedLength | None = None
     license: str | None = None
     publisher: str = ""
     lossless: bool = True
+
+    @property
+    def download(self) -> int | None:
+        """About how many bytes it is to download; None where the registry does not say it."""
+        return self.bytes or (2 * self.parameters if self.parameters else None)  # in 16 bits
 
 
 @dataclass(frozen=True)
@@ -139,7 +148,7 @@ _DEPTH = (lambda value: whole(value) and value <= DEEPEST, f"a whole number from
 _ACCEPTED: _Keys = {"length": (_length, "a number from 1 to 100"), "depth": _DEPTH, "source": _TEXT}
 _DRAFTER: _Keys = {
     "kind": _TEXT, "repo": _TEXT, "revision": _TEXT, "license": _TEXT, "publisher": _TEXT, "parameters": _COUNT,
-    "accepted": _TABLE, "lossless": _SWITCH,
+    "bytes": _COUNT, "accepted": _TABLE, "lossless": _SWITCH,
 }  # fmt: skip
 _TABLES = (lambda value: isinstance(value, list) and all(isinstance(one, dict) for one in value), "tables")
 _FORM: _Keys = {
@@ -279,5 +288,5 @@ def _published(table: Mapping[str, Any], of: str) -> PublishedDrafter:
         accepted=None
         if accepted is None
         else PublishedLength(float(accepted["length"]), accepted["depth"], accepted["source"]),
-        **{key: table[key] for key in ("parameters", "license", "publisher", "lossless") if key in table},
+        **{key: table[key] for key in ("parameters", "bytes", "license", "publisher", "lossless") if key in table},
     )

@@ -15,7 +15,7 @@ from localspec.machine.machine import Machine, this_machine
 from localspec.models.drafter_kinds import kind_of
 from localspec.models.entries import Entry, Form
 from localspec.models.registry import TargetCard, cards, source_here
-from localspec.pulling.gguf import Instead, replaced
+from localspec.pulling.gguf import Instead, is_packed, replaced
 from localspec.pulling.pull import NothingToFetch, Wishes, measured, nothing_to_fetch
 
 
@@ -106,7 +106,8 @@ def _instead(card: TargetCard, wishes: Wishes, machine: Machine, measurements: M
         return None
     packing = kept_packing(card.name, entry.license, entry.shape, wishes.settings, machine, measurements)
     packing = replaced(packing, wishes.packed_only, wishes.settings)
-    form, whole = suited_form(entry, packing), original_bytes(entry)
+    form = suited_form(entry, packing, packed=is_packed(wishes.settings))
+    whole = original_bytes(entry)
     if form is None or packing is None or (form_bytes(form, entry) or 0) >= (whole or 0):
         return None
     return Instead(form, entry.source, whole, packing)
@@ -127,8 +128,8 @@ def _download(source: Source, card: TargetCard) -> Download:
                 source, entry.publisher, entry.license, entry.gated, original_bytes(entry), source_here(entry) == source
             )
     drafter = next(one for one in card.entry.drafters if one.source == source)
-    size = 2 * drafter.parameters if drafter.parameters else None
-    return Download(source, drafter.publisher, drafter.license, False, size, find_snapshot(source) is not None)
+    here = find_snapshot(source) is not None
+    return Download(source, drafter.publisher, drafter.license, False, drafter.download, here)
 
 
 def _memory(
@@ -145,9 +146,9 @@ def _memory(
         return None, "not known for a drafter alone"
     if entry.shape is None:
         return None, "whether it fits cannot be told, for its entry gives no sizes"
-    beside = (_sum(downloads[1:]) or 0) if wishes.drafter is not None else 0
-    weights = 2 * entry.shape.parameters
-    return fit(card.name, entry.shape, weights, machine, measurements, beside, wishes.settings, chosen.found)
+    named = wishes.drafter is not None
+    beside, weights = (_sum(downloads[1:]) or 0) if named else 0, 2 * entry.shape.parameters
+    return fit(card.name, entry.shape, weights, machine, measurements, beside, wishes.settings, chosen.found, named)
 
 
 def _sum(downloads: Sequence[Download]) -> int | None:

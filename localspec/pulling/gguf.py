@@ -23,13 +23,13 @@ from localspec.machine.machine import Machine
 from localspec.models.entries import Entry, Form
 from localspec.models.registry import source_here
 from localspec.paths import Paths
+from localspec.published_heads import why_not_in_gguf
 from localspec.pulling.packing import Installed, Packed, discard_fetched
 from localspec.quantities import size
 from localspec.weights.checkpoint import inspect
 from localspec.weights.packed_file import BLOCKS, Origin, PackedFile
 from localspec.weights.packed_files import FILED, packed_files
 
-_EIGHT_BITS = frozenset(("Q8_0", "F16", "BF16", "F32"))  # types of at least as many bits
 # Of a weight in memory, the fewest bits where types have no kernels: those of the blocks that they are rounded to.
 _ROUNDED = {r"(^|-)B?F(P?16|P?32)": 8.5, r"(^|-)(IQ[123]|TQ)": 4.5}
 
@@ -69,6 +69,8 @@ def check(part: Part, packed_only: bool, settings: Settings) -> None:
     asked_packing(settings)
     named = part.config.get("architecture")
     if isinstance(named, str) and named not in OF_GGUF:
+        if drafter := why_not_in_gguf(named):
+            raise LocalspecError(f"{part.source} {drafter}.")
         raise LocalspecError(
             f"{part.source} is of the architecture {named[:80]!r}, which localspec does not compute; it reads GGUF "
             f"files of {', '.join(OF_GGUF)}."
@@ -82,8 +84,7 @@ def memory(part: Part, settings: Settings, machine: Machine) -> tuple[bool | Non
     """
     others = ", ".join(device.name for device in machine.devices if device.type != "cpu")
     instead = f"; {others} computes it in bf16 or int8" if others else ""
-    digits = re.search(r"\d+", part.source.gguf)
-    bits = float(digits[0]) if digits else 32
+    bits = float(_bits(part.source.gguf))
     bits += 0 if bits > 8 else 0.5 if bits == 8 else 1.5  # at most: some parts of a file are in types of more bits
     weights = int(part.weights * 8 / bits)
     asked, usable = asked_packing(settings), machine.devices[-1].usable
@@ -119,7 +120,7 @@ def register(
         if before and texts:
             own = {name: before.text(name) for name in before.header.texts}
         if texts:
-            _check_types(file)
+            _check_types(file, part.source.gguf)
         done = import_gguf(file, settings, reporter, origin, own)
     except LocalspecError as error:
         instead = f"; the weights themselves come with --original, from {texts.source}" if texts else ""
@@ -147,14 +148,20 @@ def _forget_former(registered: PackedFile, stay: set[Path], reporter: Reporter) 
                 reporter.notice(f"What {source} was before is still there; `localspec rm {name}` deletes it.")
 
 
-def _check_types(file: Path) -> None:
-    """Raise LocalspecError for a file whose matrices have fewer bits than its name says."""
+def _check_types(file: Path, named: str) -> None:
+    """Raise LocalspecError for a file whose matrices have fewer bits than this type, which it is named by."""
     from localspec.weights.gguf_model import GgufModel  # numpy
 
-    if fewer := sorted({*GgufModel.open(file).types} - _EIGHT_BITS):
+    if fewer := sorted(one for one in {*GgufModel.open(file).types} if _bits(one) < _bits(named)):
         raise LocalspecError(
             f"{file.name} holds weights in {', '.join(fewer)}, which are fewer bits than its name says"
         )
+
+
+def _bits(named: str) -> int:
+    """Return the bits of a type of weights, such as Q4_K, without those of its scales."""
+    digits = re.search(r"\d+", named)
+    return int(digits[0]) if digits else 32
 
 
 @dataclass(frozen=True)
@@ -173,11 +180,21 @@ class Instead:
     def why(self) -> str:
         """Why nothing is lost by it, and what needs the original, in a sentence without its stop."""
         about = "" if self.bytes is None else f" ({size(self.bytes)})"
+        kind = self.form.source.gguf
+        near = f"{kind} is the publisher's own form of as many bits, read as it is"
+        if kind == "Q8_0":
+            near = "Q8_0 is at least about as near to the publisher's weights (finer scales, an embedding of 8 bits)"
+        elif "qat" in self.form.source.repo.lower():
+            near = f"{kind} is what the publisher trained it for, read as it is"
         return (
-            f"in place of {self.original}{about}: {self.packing} is what would be kept of that, and Q8_0 is at least "
-            "about as near to the publisher's weights (finer scales, an embedding of 8 bits); a GPU, training and "
-            "other precisions need the original, which --original fetches"
+            f"in place of {self.original}{about}: {self.packing} is what would be kept of that, and {near}; a GPU, "
+            "training and other precisions need the original, which --original fetches"
         )
+
+
+def is_packed(settings: Settings) -> bool:
+    """Return whether a packing or a type of numbers is asked for, so that a GGUF file is not read as it is."""
+    return (settings.quantize, settings.dtype) != ("auto", "auto")
 
 
 def replaced(packing: str | None, packed_only: bool, settings: Settings) -> str | None:
@@ -187,7 +204,7 @@ def replaced(packing: str | None, packed_only: bool, settings: Settings) -> str 
     """
     if not packed_only:
         return packing
-    return packing or LOSSLESS if (settings.quantize, settings.dtype) == ("auto", "auto") else None
+    return None if is_packed(settings) else packing or LOSSLESS
 
 
 def with_smaller_form(
@@ -201,7 +218,7 @@ def with_smaller_form(
     from localspec.weights.checkpoint import TOKENIZER_FILES  # the tokenizers library
 
     original, *others = found.parts
-    form = suited_form(entry, packing)
+    form = suited_form(entry, packing, packed=is_packed(settings))
     if form is None or packing is None or entry.source is None or original.heads or original.whole:
         return found, None
     if source_here(entry) == entry.source:  # which is brought up to date

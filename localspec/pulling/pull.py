@@ -264,4 +264,5 @@ def _memory(
     beside = sum(part.weights for part in drafters) if wishes.drafter is not None else 0
     shape, entry = Shape.of(model.config), named_card(name).entry if chosen.found else None
     same = chosen.found if entry is not None and entry.shape == shape else None  # else the hub's sizes are believed
-    return fit(name, shape, model.weights, machine, measurements, beside, wishes.settings, same)
+    named = wishes.drafter is not None
+    return fit(name, shape, model.weights, machine, measurements, beside, wishes.settings, same, named)

@@ -11,6 +11,7 @@ from localspec.families.family import Family, Gguf
 from localspec.families.generation_config import possible
 from localspec.families.model_config import ModelConfig
 from localspec.families.table import FAMILIES, OF_GGUF
+from localspec.published_heads import why_not_in_gguf
 from localspec.weights.gguf_metadata import Metadata, check, in_short, left_out
 from localspec.weights.gguf_tokens import ends
 
@@ -29,6 +30,8 @@ def architecture(metadata: Metadata) -> Gguf:
 def _family(metadata: Metadata) -> Family:
     named = metadata.text("general.architecture") or ""
     if named not in OF_GGUF:
+        if drafter := why_not_in_gguf(named):
+            raise LocalspecError(f"The {metadata.file} {drafter}.")
         what = f"is of the architecture {named[:80]!r}" if named else "names no architecture"
         raise LocalspecError(
             f"The {metadata.file} {what}, which localspec does not read from GGUF; it reads {', '.join(OF_GGUF)}."

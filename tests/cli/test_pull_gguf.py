@@ -328,6 +328,8 @@ def test_what_cannot_be_meant_is_refused(home: Path, files: dict[str, bytes]) ->
         assert blobs(home) == {}
         hub.answer = lambda path: about("gemma2", files) if path.startswith("/api/") else None
         assert "'gemma2'" in sentence(at(home, hub, "pull", NAME, "--yes"))
+        hub.answer = lambda path: about("gemma4-assistant", files) if path.startswith("/api/") else None
+        assert "google/gemma-4-E4B-it-assistant" in sentence(at(home, hub, "pull", NAME, "--yes"))
         hub.answer = lambda path: None
         assert "org/repo:TYPE" in sentence(at(home, hub, "pull", "org/tiny-GGUF:"))
         assert "org/repo:TYPE" in sentence(at(home, hub, "pull", "org/tiny-GGUF:../x"))

@@ -270,6 +270,62 @@ def test_what_was_in_the_cache_before_stays_there(home, hub):
     assert len(later) == len(before) + 1 and {name: later[name] for name in before} == before and len(before) > 4
 
 
+FOUR_BITS = """
+[[mine.forms]]
+repo = "org/name-qat-GGUF"
+gguf = "Q4_0"
+publisher = "{publisher}"
+license = "Apache-2.0"
+"""
+
+
+@pytest.fixture
+def four_bits(home, hub):
+    """Publish a file of four bits too, and let the machine's memory ask for int4."""
+    entry = ENTRY.format(publisher="Somebody").replace("[small]", FOUR_BITS.format(publisher="Somebody") + "[small]")
+    (home / "config" / "models.toml").write_text(entry)
+    demo = resolve("demo").path
+    content = written(metadata_of(demo, "smollm"), tensors_of(demo, "Q4_0"))
+    hub.repositories["org/name-qat-GGUF"] = Repository({"name-q4_0.gguf": content})
+    with patch("localspec.pulling.packing.kept_packing", lambda *_: "int4"):
+        yield
+
+
+@pytest.mark.usefixtures("four_bits")
+def test_the_publishers_four_bits_come_where_int4_would_be_kept_and_are_read_as_they_are(home, hub, whole):
+    result = pull(home, hub, quantize="auto")
+    assert result.returncode == 0, result.stderr
+    assert wording("is_what_would_be_kept", quantize="int4") in result.stdout
+    assert "Q4_0 is what the publisher trained it for" in result.stdout
+    assert fetched(hub) == {"name-q4_0.gguf", *(TEXTS & whole.files.keys())}
+    (packed,) = packed_files(Paths(home))
+    assert packed.header.packing == "blocks" and packed.text("config.json") == whole.files["config.json"]
+    plain, drafted = reply(home, hub, "--no-spec"), reply(home, hub, "--drafter", "phrases")
+    assert plain["token_ids"] == drafted["token_ids"]
+
+
+@pytest.mark.usefixtures("four_bits")
+def test_where_they_would_be_packed_again_or_more_bits_are_kept_eight_bits_come(home, hub):
+    """The first of these asks for the packing, so that a file of four bits would lose twice."""
+    assert pull(home, hub, quantize="int4").returncode == 0 and "name-q8_0.gguf" in fetched(hub)
+    assert "name-q4_0.gguf" not in fetched(hub)
+    assert at(home, hub, "rm", "mine", "--yes").returncode == 0
+    hub.requests.clear()
+    with patch("localspec.pulling.packing.kept_packing", lambda *_: "int8"):
+        assert pull(home, hub, quantize="auto").returncode == 0
+    assert "name-q8_0.gguf" in fetched(hub) and "name-q4_0.gguf" not in fetched(hub)
+
+
+@pytest.mark.usefixtures("four_bits")
+def test_fewer_bits_than_the_name_says_are_refused_there_too(home, hub):
+    demo = resolve("demo").path
+    content = written(metadata_of(demo, "smollm"), tensors_of(demo, "Q2_K"))
+    hub.repositories["org/name-qat-GGUF"] = Repository({"name-q4_0.gguf": content})
+    result = pull(home, hub, quantize="auto")
+    assert result.returncode == 1 and "Q2_K" in result.stderr and "--original, from org/name" in result.stderr
+    assert packed_files(Paths(home)) == []
+
+
 @pytest.mark.parametrize(
     ("unlike", "said"),
     [({"phi3.rope.freq_base": 500.0}, "rope_theta"), ({"kind": "Q4_0"}, "Q4_0")],

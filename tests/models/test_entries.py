@@ -254,11 +254,14 @@ def test_every_shipped_entry_tells_architecture_thinking_and_its_other_forms(shi
         assert (entry.architecture is None) == (entry.source is None), name
         for form in entry.forms:
             assert form.publisher and form.license == entry.license, name
-            assert form.source.gguf in ("", "Q8_0") or suited_form(replace(entry, forms=(form,)), "int4") is None, name
+            alone = replace(entry, forms=(form,))
+            fewer = form.source.gguf not in ("", "Q8_0")
+            assert not fewer or suited_form(alone, "int8") is suited_form(alone, "int4", packed=True) is None, name
+            assert form.publisher == entry.publisher or suited_form(alone, "int4") is None, name
             assert not form.bytes or form.bytes < 1.5 * entry.shape.parameters, name
-            heads = [one.kind for one in entry.drafters if one.source and not kind_of(one.kind).mask_key]
-            by_shapes = {"dflash", "dspark", "assistant"}
-            assert not form.source.gguf or {*heads} <= by_shapes, "other heads need the model's own weights"
+            heads = [kind_of(one.kind) for one in entry.drafters if one.source]
+            whole = [one.name for one in heads if not (one.mask_key or one.by_shapes)]
+            assert not form.source.gguf or not whole, "these heads need the model's own weights"
     thinks = {name: entry.thinking for name, entry in shipped.items() if entry.thinking != "no"}
     assert {thinks.pop(name) for name in ("deepseek-r1-qwen-7b", "gpt-oss-20b")} == {"always"}
     assert {*thinks.values()} == {"switch"}

@@ -303,6 +303,7 @@ def test_a_head_that_is_the_embedding_in_another_type_counts_once(tmp_path, dire
 
 WRONG: dict[str, dict[str, Any]] = {
     "another architecture": {"general__architecture": "gemma2"},
+    "a drafter": {"general__architecture": "gemma4-assistant"},
     "no architecture": {"general__architecture": None},
     "an architecture that is a number": {"general__architecture": 4},
     "experts": {"qwen3__expert_count": 8},
@@ -330,6 +331,7 @@ def test_what_is_not_computed_is_refused(tmp_path, directory, name):
     with pytest.raises(LocalspecError) as error:
         gguf_source(GgufModel.open(file))
     assert str(error.value).endswith(".") and "\n" not in str(error.value)
+    assert (name == "a drafter") is ("google/gemma-4-E4B-it-assistant" in str(error.value))
 
 
 PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}"
