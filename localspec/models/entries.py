@@ -40,11 +40,11 @@ class PublishedDrafter:
     kind: str
     source: Source | None = None
     parameters: int | None = None
-    bytes: int | None = None
     accepted: PublishedLength | None = None
     license: str | None = None
     publisher: str = ""
     lossless: bool = True
+    bytes: int | None = None
 
     @property
     def download(self) -> int | None:

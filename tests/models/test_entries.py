@@ -38,6 +38,7 @@ revision = "abc"
 license = "Apache-2.0"
 publisher = "Somebody else"
 parameters = 1000
+bytes = 2500
 lossless = false
 accepted = {{ length = 2.5, depth = 4, source = "a paper" }}
 [[all.drafters]]
@@ -74,6 +75,7 @@ def test_everything_that_an_entry_can_say(file: Path) -> None:
         "Apache-2.0",
         "Somebody else",
         False,
+        2500,
     )
     assert entry == Entry(
         name="all", source=Source("org/name", "v1.0"), license="MIT", description="Everything.", draft="small",
@@ -246,6 +248,12 @@ def test_every_shipped_entry_says_what_a_user_wants_to_know(shipped: dict[str, E
         assert entry.license and entry.publisher and entry.description.endswith("."), name
         assert (entry.source is None) == (entry.shape is None) == name.startswith("demo"), name
         assert not entry.verified or entry.source is None, "nobody has fetched it yet"
+
+
+def test_a_download_is_as_large_as_said_or_two_bytes_a_parameter() -> None:
+    heads = PublishedDrafter("medusa", Source("org/heads"), 1000)
+    assert (heads.download, replace(heads, bytes=2500).download) == (2000, 2500)
+    assert replace(heads, parameters=None).download is None
 
 
 def test_every_shipped_entry_tells_architecture_thinking_and_its_other_forms(shipped: dict[str, Entry]) -> None:
