@@ -32,7 +32,7 @@ from localspec.training.published_files import (
 )
 from localspec.weights.checkpoint import PICKLED_INDEX, read_config
 
-FILES = ("model.safetensors", "pytorch_model.bin", "model.safetensors.index.json", PICKLED_INDEX)
+FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", PICKLED_INDEX)
 _EMBEDDING = ("model.embed_tokens.weight",)  # of the target
 _LAYER_KEYS = (
     "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size",

@@ -103,7 +103,7 @@ def first_file(path: Path, names: Sequence[str], lacks: str) -> Path:
     """Return the first of these files in a directory, or `path` if it is a file. Raise NotHere if there is none."""
     file = next((path / name for name in names if (path / name).is_file()), path)
     if not file.is_file():
-        raise NotHere(f"There is {lacks} in {path}; give a directory that holds {names[0]} or {names[1]}.")
+        raise NotHere(f"There is {lacks} in {path}; give a directory that holds {names[0]}.")
     return file
 
 
