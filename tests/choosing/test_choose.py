@@ -513,7 +513,7 @@ def test_nf4_is_no_packing_of_a_processor_that_has_others() -> None:
 def test_a_packing_without_kernels_is_refused_by_its_name(old_gpus: None, packing: str, device: str) -> None:
     bare = machine(gpu(packings=()), cpu(packings=()))
     with pytest.raises(
-        UsageMistake, match=f"--quantize {packing} does not work on {device}: .*; use another, none, or"
+        UsageMistake, match=f"--quantize {packing} does not work on {device}: .*; use none or auto"
     ):
         choose(CARD, Settings(quantize=packing, device=device), bare)
 
