@@ -36,7 +36,7 @@ THINKING = 1.5  # times the comfortable speed, for a model that writes its thoug
 
 # -- forms of a download -----------------------------------------------------------------------------------------------
 
-# Types of GGUF files that serve if these packings would be kept. From Q8_0 they come as close to the publisher's weights
+# Types of GGUF files that serve if these packings would be kept. From Q8_0 they come as close to the original weights
 # as when made from those: docs/figures/q8-0-table.md. A file of four bits is read as it is and never packed again.
 SUITED = {"Q8_0": FILED, "Q4_K_M": ("int4",), "Q4_0": ("int4",)}
 _BITS = {"": 16.0, "Q8_0": 8.5, "Q4_K_M": 4.9, "Q4_0": 4.7}  # of a weight, embeddings of more bits included

@@ -512,9 +512,7 @@ def test_nf4_is_no_packing_of_a_processor_that_has_others() -> None:
 @each("packing, device", [("int8", "cpu"), ("int4", "cpu"), ("int8", "cuda:0"), ("nf4", "cuda:0")])
 def test_a_packing_without_kernels_is_refused_by_its_name(old_gpus: None, packing: str, device: str) -> None:
     bare = machine(gpu(packings=()), cpu(packings=()))
-    with pytest.raises(
-        UsageMistake, match=f"--quantize {packing} does not work on {device}: .*; use none or auto"
-    ):
+    with pytest.raises(UsageMistake, match=f"--quantize {packing} does not work on {device}: .*; use none or auto"):
         choose(CARD, Settings(quantize=packing, device=device), bare)
 
 
