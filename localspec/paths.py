@@ -1,6 +1,7 @@
 """Every path that the program owns. Nothing is created before it is written to."""
 
 import os
+import re
 import stat
 import threading
 from collections.abc import Iterator
@@ -76,6 +77,11 @@ class Paths:
         """Models' answers to the shipped prompts, as training data for drafters."""
         return self.data_dir / "answers"
 
+    def answers_of(self, model: str) -> list[Path]:
+        """Return the directories of a model's answers, one for each packing."""
+        stem = file_stem(model)
+        return [one for one in self.answers.glob(f"{stem}-*") if re.fullmatch("-[0-9a-f]{12}", one.name[len(stem) :])]
+
     @property
     def pulled(self) -> Path:
         return self.data_dir / "pulled"
@@ -112,6 +118,11 @@ class Paths:
     @property
     def logs(self) -> Path:
         return self.state_dir / "logs"
+
+
+def file_stem(name: str) -> str:
+    """Return a name with the characters that file names may have everywhere."""
+    return re.sub(r"[^\w.-]+", "-", name).strip(".-")
 
 
 def private_directory(path: Path) -> Path:

@@ -16,6 +16,7 @@ from localspec.models.drafter_kinds import (
     DraftCost,
     DrafterKind,
     DrafterSize,
+    draft_tokens,
     kind_of,
     kinds,
 )
@@ -302,7 +303,8 @@ def _trained(drafter: DrafterCard, at: CostInputs) -> DrafterCandidate:
             share = (found[0] - 1) / (acceptance.length(found[1]) - 1)
         acceptance = acceptance.scaled(share)
     size = drafter_bytes(drafter, at.shape, at.dtype, at.numbers, at.context)
-    seconds = _draft_seconds(kind_of(drafter.kind), drafter.parameters, len(levels) or DRAFT_TOKENS, at)
+    depth, tokens = len(levels) or DRAFT_TOKENS, draft_tokens(drafter.options, at.shape)
+    seconds = _draft_seconds(kind_of(drafter.kind), drafter.parameters, depth, at, tokens=tokens)
     return DrafterCandidate(drafter.kind, size, acceptance, seconds, trained=(drafter,))
 
 
@@ -346,12 +348,23 @@ def _as_published(one: PublishedDrafter) -> Acceptance | None:
 
 
 def _draft_seconds(
-    kind: DrafterKind, parameters: int, depth: int, at: CostInputs, small: DraftModelEstimate | None = None
+    kind: DrafterKind,
+    parameters: int,
+    depth: int,
+    at: CostInputs,
+    small: DraftModelEstimate | None = None,
+    tokens: int = 0,
 ) -> Callable[[int], float]:
-    """Return the function from nodes to the seconds of one draft."""
+    """Return the function from nodes to the seconds of one draft, of so many `tokens`; 0 stands for all."""
     costs = cost.StepCosts(small.costs) if small else at.costs  # a draft model's forwards are whole steps
     inputs = DraftCost(
-        parameters, depth, at.shape, at.rates.product, at.rates.layer, lambda rows: costs.at(rows, CONTEXT)
+        parameters,
+        depth,
+        at.shape,
+        at.rates.product,
+        at.rates.layer,
+        lambda rows: costs.at(rows, CONTEXT),
+        tokens or at.shape.vocab_size,
     )
     host = cost.PHRASES if kind.has_phrases else cost.DRAFT
     return lambda nodes: kind.seconds(inputs, nodes) + (host if nodes else 0.0)

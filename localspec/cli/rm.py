@@ -244,6 +244,7 @@ class Learned:
     pools: tuple[PoolInfo, ...] = ()
     conversations: int = 0
     drafters: tuple[Path, ...] = ()
+    answers: tuple[Path, ...] = ()  # directories of replies that trainings read
     former: Mapping[str, str] = field(default_factory=dict)  # present names by former names
 
     @classmethod
@@ -252,16 +253,17 @@ class Learned:
         now, names = renamed(), {*names, *_names_in(files)}
         former = {name: now[name] for name in names if name in now}
         drafters = _drafters_outside(names)
+        answers = tuple(one for name in names for one in Paths(home()).answers_of(name))
         with suppress(LocalspecError), store_if_any("phrases", raise_damage=False) as store:
             if store is not None:
                 places = {str(file) for file in files}
                 pools = tuple(pool for pool in store.phrases.pools() if pool.model in names or pool.path in places)
                 infos = [info for info in store.history.conversations() if info.model in {*names, *places}]
-                return cls((*names,), pools, len(infos), drafters, former)
-        return cls((*names,), drafters=drafters, former=former)
+                return cls((*names,), pools, len(infos), drafters, answers, former)
+        return cls((*names,), drafters=drafters, answers=answers, former=former)
 
     def settle(self, yes: bool, phrases: bool) -> None:
-        """Delete the phrases if the user wants that, and list what stays.
+        """Delete answers for trainings, and phrases if the user wants that; list what stays.
 
         Nothing happens while the model is still here in another form. Raises StoreTrouble.
         """
@@ -270,6 +272,10 @@ class Learned:
         if self.pools or self.conversations:
             with suppress(OSError):  # only the former name is lost
                 save_former_names(self.former, Paths(home()))
+        for place in self.answers:
+            held = sum(file.stat().st_size for file in place.rglob("*"))
+            shutil.rmtree(place)
+            typer.echo(f"Deleted its answers for trainings, {size(held)}.")
         pools = [pool for pool in self.pools if pool.phrases]
         count = sum(pool.phrases for pool in pools)
         if count and not phrases and not yes and at_a_terminal():

@@ -1,10 +1,10 @@
 """localspec train KIND"""
 
 import json
-import re
 import shlex
 import shutil
 import sys
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,10 +24,10 @@ from localspec.errors import UsageMistake
 from localspec.marks import drawable
 from localspec.models import registry
 from localspec.models.drafter_kinds import TABLE, kinds
-from localspec.paths import Paths, private_files
+from localspec.paths import Paths, file_stem, private_files
 from localspec.quantities import speedup
 from localspec.store.store import user_store
-from localspec.training.directory import ANSWERS, Lock, begun, refuse_course, refuse_result, usable
+from localspec.training.directory import Lock, refuse_course, usable
 from localspec.training.examples import read_examples
 from localspec.weights.checkpoint import is_packed
 
@@ -126,6 +126,7 @@ def train(
     Without --data, or with --data history, the model answers prompts first, and the drafter is kept only if it
     pays, which a bench tells.
     """
+    began = time.monotonic()
     if kind not in (trainable := kinds("weights")):
         raise UsageMistake(
             f"There is no kind {kind!r} to train{nearest(kind, trainable)}; give one of {', '.join(trainable)}."
@@ -135,11 +136,8 @@ def train(
     own = _own_words(data or [], more or [], keep_answers)
     progress = Progress()
     card = _model_to_train_for(settings, progress)
-    safe_name = re.sub(r"[^\w.-]+", "-", _public_name(card)).strip(".-")
-    directory = output or Paths(home()).drafters / f"{safe_name}-{kind}"
+    directory = output or Paths(home()).drafters / f"{file_stem(_public_name(card))}-{kind}"
     usable(directory)
-    if own and not force and not begun(directory):
-        refuse_result(directory, "checkpoint", "drafter", "target", ANSWERS)
     given = locals() | {name: getattr(settings, name) for name in PRECISION if settings.by_flag(name)}
     with private_files(), Interrupt(ends_too=True) as interrupt, Lock(directory) as lock:
         progress.show("reading text")
@@ -165,7 +163,7 @@ def train(
                 wishes = Wishes(own, hours, batch, rate, keep_answers)
                 with user_store(progress.notice, create=True) as store:
                     assert store is not None
-                    course = Course(request, wishes, settings, lock, store, progress.reporter)
+                    course = Course(request, wishes, settings, lock, store, progress.reporter, began)
                     if dry_run:
                         progress.clear()
                         print(json.dumps(course.plan.as_json()) if as_json else "\n".join(_plan(course)), flush=True)
@@ -254,6 +252,9 @@ def _plan(course: "Course") -> Iterator[str]:
         f"{plan.tokens} tokens; training, about {_duration(3600 * plan.training)}; a bench on prompts that are held "
         f"out, about {_duration(3600 * plan.bench)}"
     )
+    if course.resumed:
+        yield f"going on with a plan of {_duration(3600 * plan.limit)}, of which {_duration(course.left)} are left."
+        return
     yield f"the plan, {_duration(3600 * plan.limit)} at most: {parts}."
     yield (
         f"it takes about {plan.memory / 2**30:.1f} GiB of memory, and {plan.files / 2**20:.0f} MiB in "

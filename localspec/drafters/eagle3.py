@@ -20,10 +20,9 @@ from localspec.decoding.drafter import Context, HeldText, Step
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.features import Features
 from localspec.drafters.paths import PathTrees
-from localspec.drafters.semi import FREQUENT, LARGE
 from localspec.drafters.tensors import TensorSpec
-from localspec.drafters.trained import QUIET, TrainedDrafter
-from localspec.errors import LocalspecError, UsageMistake
+from localspec.drafters.trained import QUIET, DraftVocabulary, TrainedDrafter, draft_vocabulary
+from localspec.errors import UsageMistake
 from localspec.families.architecture import TransformerConfig
 from localspec.families.rope import Rope
 from localspec.models.small_model import described
@@ -36,7 +35,7 @@ PLACES, MOST_PLACES = 3, 8  # states that a feature is made of, and as many as a
 class Eagle3Options:
     """`depth` is the number of levels of a tree, and of the steps of the training-time test; step d is weighted by
     `decay`ᵈ. `vocabulary` is the number of tokens that are drafted, the most frequent of the training text (0: all;
-    -1: 32,768 of a model that has more than 65,536, else all). `states` are the states of the target that a feature is
+    -1: 8,192 if the model has more than 32,768). `states` are the states of the target that a feature is
     made of, by their indices in Hugging Face's hidden_states (empty: a low, a middle and a high one).
 
     What follows is of published drafters alone: `config` is the config.json of their layer (empty: a layer as wide as
@@ -72,13 +71,7 @@ class Eagle3Options:
 
         Raises UsageMistake for states and tokens that the target does not have.
         """
-        vocabulary = self.vocabulary
-        if vocabulary < 0:
-            vocabulary = FREQUENT if sizes.vocab_size > LARGE else 0
-        if vocabulary > sizes.vocab_size:
-            raise UsageMistake(
-                f"vocabulary = {vocabulary} is more than the model's {sizes.vocab_size} tokens; give fewer."
-            )
+        vocabulary = draft_vocabulary(self.vocabulary, sizes.vocab_size)
         states = self.states or ",".join(map(str, usual_places(sizes.num_layers)))
         found = replace(self, vocabulary=vocabulary, states=states)
         if max(found.places) >= sizes.num_layers:
@@ -223,7 +216,7 @@ class Drafter(TrainedDrafter):
     options: Eagle3Options
 
     def __init__(self, target: DraftableModel[Any], options: Eagle3Options, tensors: Mapping[str, Array]) -> None:
-        """Raise LocalspecError for a draft vocabulary that the model does not have."""
+        """Raise what `DraftVocabulary` does."""
         super().__init__(target, options, tensors)
         own = self.compute.target.sizes
         sizes, rope = layer_of(own, options, target.context)
@@ -231,12 +224,10 @@ class Drafter(TrainedDrafter):
         self._features = JoinedFeatures(self.compute, options, self._eps, tensors, own.hidden_size)
         self._norm, self._head = self.compute.rows(tensors["norm"][None]), self.compute.linear(tensors["head.weight"])
         self._embedding: Rows = self.compute.rows(np.asarray(tensors["embedding"])) if options.embedding else None
-        self._kept = tensors["kept"] if options.vocabulary else None
+        self._vocabulary = DraftVocabulary(target, tensors, shared=False)
         attention, recorded = self._layer.attention, self.compute.recorded
         self._of_text, self._of_nodes = recorded(self._text_states, attention), recorded(self._node_states, attention)
         self._of_root = recorded(self._root_logits)
-        if self._kept is not None and not 0 <= int(self._kept.min()) <= int(self._kept.max()) < target.vocab_size:
-            raise LocalspecError("'kept' names tokens that the model does not have; train the drafter again.")
         self._trees = PathTrees(self)
 
     @classmethod
@@ -336,13 +327,13 @@ class Drafter(TrainedDrafter):
                 nodes = self.compute.integers(list(zip(tokens, parents, strict=True)))
                 states, logits = self._of_nodes(nodes, states, *seats)
                 paths = [[*above, first + row] for row, (_, *above) in enumerate(seen)]
-            return self._in_full_vocabulary(logits) if sampled else logits
+            return self._vocabulary.whole(logits) if sampled else logits
 
         depths = min(self.depth, context.nodes)
         try:
             if sampled:
                 return self._trees.sample(context, logits_of, depths)
-            return self._trees.grow(context, logits_of, depths, self._kept)
+            return self._trees.grow(context, logits_of, depths, self._vocabulary.ids)
         finally:
             attention.truncate(text)  # also after a failed read
 
@@ -379,9 +370,3 @@ class Drafter(TrainedDrafter):
 
     def _fed_back(self, states: Rows) -> Rows:
         return self._normed(states) if self.options.output else states
-
-    def _in_full_vocabulary(self, logits: Rows) -> Rows:
-        """Return logits [rows, vocab_size] from those of the draft vocabulary; other tokens are never sampled."""
-        if self._kept is None:
-            return logits
-        return self.compute.at_columns(logits, self._kept, self.target.vocab_size)

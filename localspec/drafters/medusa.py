@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
+import numpy as np
+
 from localspec.decoding.compute import Array, DraftableModel, Linear, Rows
 from localspec.decoding.drafter import Context, Step
 from localspec.decoding.logits import Logits
 from localspec.decoding.tree import DraftTree, best_first_tree
 from localspec.drafters.tensors import TensorSpec
-from localspec.drafters.trained import ParallelDrafter, refuse_without_joint
+from localspec.drafters.trained import DraftVocabulary, ParallelDrafter, draft_vocabulary, refuse_without_joint
 from localspec.errors import UsageMistake
 from localspec.models.drafter_cards import RANKS
 from localspec.models.stored_names import MOST_RANK
@@ -38,8 +40,9 @@ UNMEASURED = [0.5 ** (rank + 1) for rank in range(RANKS)]  # accuracies by rank 
 
 @dataclass(frozen=True)
 class MedusaOptions:
-    """`private` gives each head a vocabulary matrix of its own, as in the paper; else all heads share the target's, and
-    each changes it by a matrix of rank `private_rank` (0: not at all).
+    """`private` gives each head its own vocabulary matrix, as in the paper; else all heads share the target's, and
+    each changes it by a matrix of rank `private_rank` (0: not at all). Either covers `vocabulary` tokens, the most
+    frequent ones of the training text (0: all; -1: 8,192 if the model has more than 32,768).
 
     `tree` is built from this step's confidence, or once from measured accuracies (sparse, §3.3.3: "static"; of all
     products of each head's first candidates, §3.1.2: "dense"), or is a chain. `decay` is λ:
@@ -68,6 +71,7 @@ class MedusaOptions:
     private_rank: int = 32
     rate: float = ADAPTERS_RATE
     linear: bool = True
+    vocabulary: int = -1
 
     def __post_init__(self) -> None:
         for name, fine, hint in (
@@ -83,6 +87,7 @@ class MedusaOptions:
             ("rate", 0 < self.rate <= 1, "above 0 and at most 1"),
             ("schedule", self.schedule in SCHEDULES, f"one of {', '.join(SCHEDULES)}"),
             ("warmup", 0 <= self.warmup < 1, "0 or more and below 1"),
+            ("vocabulary", self.vocabulary >= -1, "0 for all tokens, -1 for automatic, or a number"),
         ):
             if not fine:
                 raise UsageMistake(f"{name} = {getattr(self, name)!r} of medusa is not possible; give {hint}.")
@@ -99,38 +104,53 @@ class MedusaOptions:
 class Drafter(ParallelDrafter):
     """Medusa's heads (Cai et al. 2024, §3.1): p_k = softmax(W_k (h + SiLU(V_k h + b_k))) at depth k.
 
-    From the target's state h [hidden_size] that predicted the root, head k makes logits [vocab_size] of the token k
-    positions after it; there may be several such blocks, one after another. W_k is the head's own, or the target's W
+    From the target's state h [hidden_size] that predicted the root, head k makes logits [draft vocabulary] of the token
+    k positions after it; there may be several such blocks, one after another. W_k is the head's own, or the target's W
     and a change of low rank, W + U_k D_k. With `linear` the first block is A_k [h; e] + SiLU(V_k [h; e] + b_k), of the
     state and the root's embedding, either divided by the root of its mean square.
     """
 
     kind = "medusa"
     Options = MedusaOptions
-    BEFORE: ClassVar[Mapping[str, Any]] = {"private_rank": 0, "linear": False}
+    BEFORE: ClassVar[Mapping[str, Any]] = {"private_rank": 0, "linear": False, "vocabulary": 0}
     options: MedusaOptions
 
     def __init__(self, target: DraftableModel[Any], options: MedusaOptions, tensors: Mapping[str, Array]) -> None:
         super().__init__(target, options, tensors)
+        self._first = self._stacked(tensors, "blocks.0", silu=True)
         self._blocks = [
             self.compute.linears(tensors[f"blocks.{index}.weight"], tensors[f"blocks.{index}.bias"], silu=True)
-            for index in range(options.layers)
+            for index in range(1, options.layers)
         ]
-        self._path = self.compute.linears(tensors["path.weight"], tensors["path.bias"]) if options.linear else None
+        self._path = self._stacked(tensors, "path") if options.linear else None
         self._linears = self.compute.linears(tensors["linears"]) if options.private else None
+        self._vocabulary = DraftVocabulary(target, tensors, shared=not options.private)
         self._own: tuple[Linear, ...] = ()
-        if options.rank_of_own:
-            self._own = tuple(self.compute.linears(tensors[f"own.{name}"]) for name in ("down", "up"))
+        if rank := options.rank_of_own:
+            down, up = (np.asarray(tensors[f"own.{name}"]) for name in ("down", "up"))
+            side_by_side = np.ascontiguousarray(up.transpose(1, 0, 2).reshape(up.shape[1], -1))
+            self._own = (self.compute.linear(down.reshape(-1, down.shape[2])), self.compute.linear(side_by_side))
+            # Every head's row meets all of the matrices at once; only the products with its own ones count.
+            self._mask = self.compute.rows(np.repeat(np.eye(options.heads, dtype=np.float32), rank, 1))
         self._state: Rows = None  # the target's, which predicted the root
+
+    def _stacked(self, tensors: Mapping[str, Array], name: str, silu: bool = False) -> Linear:
+        """Return the layers of all heads as one, for they read the same row."""
+        weight, bias = tensors[f"{name}.weight"], tensors[f"{name}.bias"]
+        heads, width = bias.shape
+        return self.compute.linear(weight.reshape(heads * width, -1), bias.reshape(-1), silu)
 
     @classmethod
     def tensor_specs(cls, target: DraftableModel[Any], options: MedusaOptions) -> dict[str, TensorSpec]:
-        """List a residual block of all heads by layer, and with `private` the heads' vocabulary matrices."""
+        """List blocks by layer, the heads' vocabulary matrices or changes, and the ids of a draft vocabulary."""
         heads, sizes = options.heads, target.compute.target.sizes
-        specs = {"linears": TensorSpec((heads, sizes.vocab_size, sizes.hidden_size))} if options.private else {}
+        kept = draft_vocabulary(options.vocabulary, sizes.vocab_size)
+        specs = {"kept": TensorSpec((kept,), "int64")} if kept else {}
+        if options.private:
+            specs["linears"] = TensorSpec((heads, kept or sizes.vocab_size, sizes.hidden_size))
         if rank := options.rank_of_own:
             specs["own.down"] = TensorSpec((heads, rank, sizes.hidden_size))
-            specs["own.up"] = TensorSpec((heads, sizes.vocab_size, rank))
+            specs["own.up"] = TensorSpec((heads, kept or sizes.vocab_size, rank))
         if options.linear:
             specs["path.weight"] = TensorSpec((heads, sizes.hidden_size, 2 * sizes.hidden_size))
             specs["path.bias"] = TensorSpec((heads, sizes.hidden_size))
@@ -149,7 +169,7 @@ class Drafter(ParallelDrafter):
     def nbytes(self) -> int:
         """Bytes of the heads."""
         given = (layer for layer in (self._path, self._linears) if layer is not None)
-        return sum(layer.nbytes for layer in (*self._blocks, *given, *self._own))
+        return sum(layer.nbytes for layer in (self._first, *self._blocks, *given, *self._own)) + self._vocabulary.nbytes
 
     def observe(self, step: Step) -> None:
         """Calibrate the last draft, and store the state that predicted the new root: that of the last row."""
@@ -162,33 +182,38 @@ class Drafter(ParallelDrafter):
         self.forget_draft()
 
     def draft(self, context: Context) -> DraftTree:
-        """Return the tree of all heads, computed at once, without heads that no node would be left for."""
+        """Return the tree of all heads, computed at once; no logits of heads that no node would be left for."""
         if self._state is None or not context.nodes:
             return DraftTree((context.root,), (-1,))
-        logits = self._logits(self._state, context.root, min(context.nodes, self.depth))
-        if self.options.tree in ("static", "dense") and context.sampling.rule != "rejection":
+        rows = self._logits(self._state, context.root, min(context.nodes, self.depth))
+        if context.sampling.rule == "rejection":
+            return self.build_tree(context, self.compute.logits(self._vocabulary.whole(rows)))
+        logits = self.compute.logits(rows)
+        if self.options.tree in ("static", "dense"):
             return self._static(context, logits)
-        return self.build_tree(context, logits, 1 if self.options.tree == "chain" else RANKS)
+        return self.build_tree(context, logits, 1 if self.options.tree == "chain" else RANKS, self._vocabulary.ids)
 
-    def _logits(self, state: Rows, root: int, heads: int) -> Logits:
-        """Return the first heads' logits [heads, vocab_size] of one state [1, hidden_size] and the root after it."""
-        if self._path is not None:
+    def _logits(self, state: Rows, root: int, heads: int) -> Rows:
+        """Return the first heads' logits [heads, tokens] of one state [1, hidden_size] and the root after it."""
+        if self._path is None:
+            x = self.compute.repeated(state, heads) + self._first(state).reshape(self.depth, -1)[:heads]
+        else:
             read = (self.compute.rms_norm(part) for part in (state, self.compute.target.embed([root])))
-            state = self.compute.concat([*read], 1)
-        x = self.compute.repeated(state, heads)
+            both = self.compute.concat([*read], 1)
+            x = (self._path(both) + self._first(both)).reshape(self.depth, -1)[:heads]
         for block in self._blocks:
-            given = x if block is not self._blocks[0] or self._path is None else self._path(x)
-            x = given + block(x)
-        logits = self.compute.target.head(x) if self._linears is None else self._linears(x)
+            x = x + block(x)
+        logits = self._vocabulary.head(x) if self._linears is None else self._linears(x)
         if self._own:
             down, up = self._own
-            logits = logits + up(down(x))
-        return self.compute.logits(logits)
+            logits = logits + up(down(x) * self._mask[:heads])
+        return logits
 
     def _static(self, context: Context, logits: Logits) -> DraftTree:
         """Return the measured tree with this step's tokens. It has no chances: the budget observes them."""
         nodes = context.nodes
-        levels = logits.candidates(self.positions(context, logits), min(nodes, RANKS), context.sampling)
+        positions, count = self.positions(context, logits), min(nodes, RANKS)
+        levels = logits.candidates(positions, count, context.sampling, self._vocabulary.ids)
         accuracies = self.accuracies or [UNMEASURED] * len(levels)
         shape = dense_tree if self.options.tree == "dense" else sparse_tree
         ranks = shape(

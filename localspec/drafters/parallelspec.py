@@ -25,7 +25,7 @@ from localspec.drafters.correction import Correction
 from localspec.drafters.features import Features, MappedFeatures
 from localspec.drafters.paths import PathTrees
 from localspec.drafters.tensors import TensorSpec
-from localspec.drafters.trained import OfModel, ParallelDrafter
+from localspec.drafters.trained import DraftVocabulary, OfModel, ParallelDrafter, draft_vocabulary
 from localspec.errors import UsageMistake
 from localspec.families.architecture import TransformerConfig, in_features, weight_map
 from localspec.models.small_model import MaskedModel, compare_tokens, impossible_ids, mask_token
@@ -63,6 +63,7 @@ class ParallelSpecOptions:
     config: str = ""
     correction: int = 64
     begin: str = "last"
+    vocabulary: int = -1
 
     def __post_init__(self) -> None:
         for name, fine, hint in (
@@ -73,6 +74,7 @@ class ParallelSpecOptions:
             ("drop", 0 <= self.drop < 1, "0 or more and below 1"),
             ("correction", 0 <= self.correction <= 1024, "0 for none, or up to 1024"),
             ("begin", self.begin in BEGINNINGS, f"one of {', '.join(BEGINNINGS)}"),
+            ("vocabulary", self.vocabulary >= -1, "0 for all tokens, -1 for automatic, or a number"),
         ):
             if not fine:
                 raise UsageMistake(f"{name} = {getattr(self, name)!r} of parallelspec is not possible; give {hint}.")
@@ -85,11 +87,19 @@ class ParallelSpecOptions:
             )
         if of_model and self.layers != 1:
             raise UsageMistake(f"layers = {self.layers} has no effect with the form 'model', which has its own.")
+        if of_model and self.vocabulary > 0:
+            raise UsageMistake(
+                f"vocabulary = {self.vocabulary} has no effect with the form 'model', which has its own head."
+            )
 
     @property
     def rank(self) -> int:
         """The rank of the correction."""
         return 0 if self.form == "model" else self.correction
+
+    def tokens(self, vocab_size: int) -> int:
+        """Return the number of tokens that are drafted for a target with so many; 0 stands for all."""
+        return 0 if self.form == "model" else draft_vocabulary(self.vocabulary, vocab_size)
 
 
 def layers_of(target: TransformerConfig, options: ParallelSpecOptions) -> TransformerConfig:
@@ -118,13 +128,13 @@ class Published:
 class Drafter(ParallelDrafter, OfModel):
     """ParallelSpec's parallel drafter (§4, eqs. 3 to 5): all depths in one forward of a small transformer.
 
-    Its input is [tokens + k masks, hidden_size], its output logits [1 + k, vocab_size] of the k + 1 tokens after the
-    root. It shares the target's embedding and head; the form 'model' has its own.
+    Its input is [tokens + k masks, hidden_size], its output [1 + k, draft vocabulary] are logits of the k + 1 tokens
+    after the root. It shares the target's embedding and head; the form 'model' has its own.
     """
 
     kind = "parallelspec"
     Options = ParallelSpecOptions
-    BEFORE: ClassVar[Mapping[str, Any]] = {"correction": 0, "begin": "fresh"}
+    BEFORE: ClassVar[Mapping[str, Any]] = {"correction": 0, "begin": "fresh", "vocabulary": 0}
     options: ParallelSpecOptions
 
     def __init__(
@@ -144,7 +154,8 @@ class Drafter(ParallelDrafter, OfModel):
         if options.form == "model":
             never = published.never if published else tensors["never"]
             self._never = self.compute.rows(np.where(never, -np.inf, 0.0).astype(np.float32)[None])
-        self._correction = Correction(self.compute, tensors) if options.rank else None
+        self._vocabulary = DraftVocabulary(target, tensors)
+        self._correction = Correction(self.compute, tensors, self._vocabulary.head) if options.rank else None
         self._trees = PathTrees(self)  # of a correction
         self._cache = self._model.cache(0)
         self._features: Features | None = published.features if published else None
@@ -203,6 +214,8 @@ class Drafter(ParallelDrafter, OfModel):
                 TensorSpec((rank,)),
                 TensorSpec((width, rank)),
             )
+        if kept := options.tokens(own.vocab_size):
+            specs["kept"] = TensorSpec((kept,), "int64")
         if is_model:
             specs["never"] = TensorSpec((own.vocab_size,), "bool")
         return specs
@@ -217,7 +230,7 @@ class Drafter(ParallelDrafter, OfModel):
         """Bytes of weights, cache and features."""
         held = [self._model, self._masks, self._cache]
         held += [one for one in (self._joined, self._never, self._correction, self._features) if one is not None]
-        return sum(int(one.nbytes) for one in held)
+        return sum(int(one.nbytes) for one in held) + self._vocabulary.nbytes
 
     @property
     def target_layers(self) -> Sequence[int]:
@@ -263,17 +276,20 @@ class Drafter(ParallelDrafter, OfModel):
             return DraftTree((context.root,), (-1,))
         states = self._predict(context.committed, min(self.options.masks, nodes - 1))
         logits, correction = self._logits(states), self._correction
+        sampled = context.sampling.rule == "rejection"
         if correction is None:
-            return self.build_tree(context, self.compute.logits(logits))
+            logits = self._vocabulary.whole(logits) if sampled else logits
+            return self.build_tree(context, self.compute.logits(logits), ids=None if sampled else self._vocabulary.ids)
         far = correction.far(states)
 
         def logits_of(parents: Sequence[int], tokens: Sequence[int], depth: int) -> Rows:
             own = slice(depth, depth + 1)  # the mask's rows; the root's own row has read the token before
-            return logits[own] + correction(self.compute.target.embed(tokens), far[own]) if depth else logits[:1]
+            rows = logits[own] + correction(self.compute.target.embed(tokens), far[own]) if depth else logits[:1]
+            return self._vocabulary.whole(rows) if sampled else rows
 
-        if context.sampling.rule == "rejection":
+        if sampled:
             return self._trees.sample(context, logits_of, len(logits))
-        return self._trees.grow(context, logits_of, len(logits))
+        return self._trees.grow(context, logits_of, len(logits), self._vocabulary.ids)
 
     def _predict(self, committed: Sequence[int], masks: int) -> Rows:
         """Return states [1 + masks, hidden_size] of the root and its masks; rows of tokens stay in the cache."""
@@ -309,9 +325,9 @@ class Drafter(ParallelDrafter, OfModel):
         return self._joined(self.compute.concat([self.compute.concat([features, self._features.zeros(masks)]), x], 1))
 
     def _logits(self, states: Rows) -> Rows:
-        """Return logits [rows, the target's vocab_size]; tokens that must not be proposed have -inf."""
+        """Return logits [rows, draft vocabulary]; of the form 'model', those of ids that it never proposes are -inf."""
         if self.options.form != "model":
-            return self.compute.target.head(states)
+            return self._vocabulary.head(states)
         logits, width = self._model.head(states), self.target.vocab_size
         if logits.shape[1] < width:
             logits = self.compute.at_columns(logits, np.arange(logits.shape[1]), width)

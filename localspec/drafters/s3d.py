@@ -4,16 +4,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from reprlib import repr as shortened
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from localspec.decoding.compute import Array, DraftableModel, LowRank
+from localspec.decoding.compute import Array, DraftableModel, LowRank, Rows
 from localspec.decoding.drafter import Context, Step
-from localspec.decoding.logits import Logits
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.tensors import TensorSpec
-from localspec.drafters.trained import ParallelDrafter
+from localspec.drafters.trained import DraftVocabulary, ParallelDrafter, draft_vocabulary
 from localspec.errors import UsageMistake
 from localspec.families.architecture import TransformerConfig, weight_map
 from localspec.models.s3d_prediction import symmetric
@@ -30,8 +29,8 @@ class S3DOptions:
 
     `adapters` act only while drafting: on "all" linear layers, on "vko" (values, keys, output; appendix B) or "none".
     `full` trains the kept layers themselves instead, which makes another target; where they are in few bits it does so
-    by adapters that become part of them. Raises UsageMistake for impossible
-    values.
+    by adapters that become part of them. `vocabulary` tokens are drafted, the most frequent ones of the training text
+    (0: all; -1: 8,192 if the model has more than 32,768). Raises UsageMistake for impossible values.
     """
 
     depth: int = 4
@@ -41,12 +40,14 @@ class S3DOptions:
     rank: int = 16
     alpha: float = 32.0
     full: bool = False
+    vocabulary: int = -1
 
     def __post_init__(self) -> None:
         for name, fine, hint in (
             ("depth", 1 <= self.depth <= MAX_DEPTH, f"1 to {MAX_DEPTH}"),
             ("rank", 1 <= self.rank <= MOST_RANK, f"1 to {MOST_RANK}"),
             ("alpha", 0 < self.alpha < float("inf"), "a number above 0"),
+            ("vocabulary", self.vocabulary >= -1, "0 for all tokens, -1 for automatic, or a number"),
             ("adapters", self.adapters in ("", "none", *WHICH), f"{', '.join(WHICH)} or none"),
             ("skip", not self.skip or len(_numbers(self.skip, "-")) == 2, "the first and the last layer, as in 2-5"),
             ("kept", not self.kept or _numbers(self.kept, ","), "layers in ascending order, as in 0,1,6,7"),
@@ -92,12 +93,13 @@ class Drafter(ParallelDrafter):
     """Skippy simultaneous speculative decoding (S3D, §4, eqs. 5 to 8): the target drafts with part of its layers.
 
     The root and `depth` - 1 mask tokens [depth, hidden_size] go through the kept layers in one pass, whose row d gives
-    logits [vocab_size] of the token d + 1 positions after the root. The rows see the text through the target's own
+    draft logits of the token d + 1 positions after the root. The rows see the text through the target's own
     cache. The mask token is an embedding and has no id.
     """
 
     kind = "s3d"
     Options = S3DOptions
+    BEFORE: ClassVar[Mapping[str, Any]] = {"vocabulary": 0}
     options: S3DOptions
 
     def __init__(self, target: DraftableModel[Any], options: S3DOptions, tensors: Mapping[str, Array]) -> None:
@@ -105,6 +107,7 @@ class Drafter(ParallelDrafter):
         model = self.compute.target
         self.kept = options.layers(model.sizes.num_layers)
         self._mask = self.compute.rows(tensors["mask"][None])
+        self._vocabulary = DraftVocabulary(target, tensors)
         self._adapters = None
         if options.which != "none":
             self._adapters = model.adapters(stacked_adapters(model.sizes, self.kept, options, tensors))
@@ -121,6 +124,8 @@ class Drafter(ParallelDrafter):
         for part in adapted_parts(sizes, kept, options.which) if options.which != "none" else ():
             specs[part.lora_a] = TensorSpec((options.rank, part.inputs))
             specs[part.lora_b] = TensorSpec((part.size, options.rank))
+        if vocabulary := draft_vocabulary(options.vocabulary, sizes.vocab_size):
+            specs["kept"] = TensorSpec((vocabulary,), "int64")
         return {**specs, "mask": TensorSpec((sizes.hidden_size,))}
 
     @property
@@ -131,7 +136,8 @@ class Drafter(ParallelDrafter):
     @property
     def nbytes(self) -> int:
         """Bytes of the drafter, without the target's layers."""
-        return int(self._mask.nbytes) + (self._adapters.nbytes if self._adapters is not None else 0)
+        adapters = self._adapters.nbytes if self._adapters is not None else 0
+        return int(self._mask.nbytes) + adapters + self._vocabulary.nbytes
 
     def observe(self, step: Step) -> None:
         """Calibrate the last draft."""
@@ -143,11 +149,15 @@ class Drafter(ParallelDrafter):
 
     def draft(self, context: Context) -> DraftTree:
         """Run one pass of the kept layers (eqs. 5 to 8) and return the likeliest tree of its predictions."""
-        logits = self._predict(context)
-        return DraftTree((context.root,), (-1,)) if logits is None else self.build_tree(context, logits)
+        rows = self._predict(context)
+        if rows is None:
+            return DraftTree((context.root,), (-1,))
+        if context.sampling.rule == "rejection":
+            return self.build_tree(context, self.compute.logits(self._vocabulary.whole(rows)))
+        return self.build_tree(context, self.compute.logits(rows), ids=self._vocabulary.ids)
 
-    def _predict(self, context: Context) -> Logits | None:
-        """Return logits [rows, vocab_size] of the tokens after the root; None if there is no room for a row.
+    def _predict(self, context: Context) -> Rows:
+        """Return logits [rows, tokens] of the tokens after the root; None if there is no room for a row.
 
         The rows are written to the cache after the committed tokens, and verification overwrites them.
         """
@@ -157,8 +167,8 @@ class Drafter(ParallelDrafter):
             return None
         inputs = self.compute.concat([model.embed([context.root]), self.compute.repeated(self._mask, rows - 1)])
         states = model.read_rows(inputs, cache, self.kept, self._adapters)
-        logits = self.compute.logits(model.head(states))
-        if logits.finite():
+        logits = self._vocabulary.head(states)
+        if self.compute.logits(logits).finite():
             return logits
         model.forget_rows(cache, rows, self.kept)
         return None

@@ -17,14 +17,13 @@ from localspec.decoding.drafter import Context, Step
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.paths import PathTrees
 from localspec.drafters.tensors import TensorSpec
-from localspec.drafters.trained import TrainedDrafter, refuse_without_joint
-from localspec.errors import LocalspecError, UsageMistake
+from localspec.drafters.trained import DraftVocabulary, TrainedDrafter, draft_vocabulary, refuse_without_joint
+from localspec.errors import UsageMistake
 from localspec.families.architecture import TransformerConfig
 from localspec.models.stored_names import MOST_RANK
 
 JOINT = ("balance",)  # options that only joint training has
 CHANGING = ("rank", "lm_head")  # and those of training that changes the target, at the same time or before
-FREQUENT, LARGE = 2**15, 2**16  # tokens of a draft vocabulary, for a model with more than the second number
 MOST_DRAFT_RANK = 4096  # r_q of the paper (§4.2)
 PAPER_WIDTH = 1024  # of W_p h_p and of W_q h_q (appendix A)
 RECENT_MODELS = ("transformer", "lstm", "none")
@@ -37,8 +36,8 @@ class SemiOptions:
     sees at most.
 
     `shared`: the drafter's head leads to the target's head; else it has a vocabulary matrix of its own. Either covers
-    `vocabulary` tokens, the most frequent ones of the training text (0: all; -1: 32,768 of a model that has more than
-    65,536, whose head would be most of what a draft reads, else all). `layers` is the head's number of hidden
+    `vocabulary` tokens, the most frequent ones of the training text (0: all; -1: 8,192 if the model has more than
+    32,768). `layers` is the head's number of hidden
     layers (two in §4.2; with one, as in appendix A, h_p and h_q are merely added). `paper_widths`: 1024 + 1024 channels
     whatever the target's hidden_size.
 
@@ -99,10 +98,8 @@ class SemiOptions:
         refuse_without_joint("semi", self, JOINT if self.first else (*JOINT, *CHANGING))
 
     def settled(self, vocab_size: int) -> Self:
-        """Return these options for a target with this many tokens, with the draft vocabulary chosen."""
-        if self.vocabulary >= 0:
-            return self
-        return replace(self, vocabulary=FREQUENT if vocab_size > LARGE else 0)
+        """Return these options for a target with so many tokens. Raises what `draft_vocabulary` does."""
+        return replace(self, vocabulary=draft_vocabulary(self.vocabulary, vocab_size))
 
 
 @dataclass(frozen=True)
@@ -115,11 +112,7 @@ class Widths:
 
     @classmethod
     def of(cls, sizes: TransformerConfig, options: SemiOptions) -> "Widths":
-        """Return the widths for these options. Raises UsageMistake for a vocabulary larger than the target's."""
-        if options.vocabulary > sizes.vocab_size:
-            raise UsageMistake(
-                f"vocabulary = {options.vocabulary} is more than the model's {sizes.vocab_size} tokens; give fewer."
-            )
+        """Return the widths of a drafter with these options, for a target of these sizes."""
         width = sizes.hidden_size
         return cls(
             recent=width if options.recent == "none" else width // 2,
@@ -247,13 +240,7 @@ class Drafter(TrainedDrafter):
         self._far, self._near = _linear(self.compute, tensors, "far"), _linear(self.compute, tensors, "near")
         self._mixed = _linear(self.compute, tensors, "mixed", True) if options.layers == 2 else None
         self._out = self.compute.linear(tensors["out.weight"])
-        self._kept = tensors["kept"] if options.vocabulary else None
-        self._copied: Linear | None = None  # the rows of the target's head that belong to the draft vocabulary
-        if self._kept is not None:
-            if not 0 <= int(self._kept.min()) <= int(self._kept.max()) < target.vocab_size:
-                raise LocalspecError("'kept' names tokens that the model does not have; train the drafter again.")
-            if options.shared:
-                self._copied = self.compute.target.head_rows(self._kept.tolist())
+        self._vocabulary = DraftVocabulary(target, tensors, options.shared)
         self._state: Rows = None  # the target's state that predicted the root
         # The tiny model's [1, state_size] before any token.
         self._initial = self.compute.rows(np.zeros((1, self._recent.state_size), np.float32))
@@ -265,6 +252,7 @@ class Drafter(TrainedDrafter):
     def tensor_specs(cls, target: DraftableModel[Any], options: SemiOptions) -> dict[str, TensorSpec]:
         """List the tiny model's tensors, the layers after it, and the ids of a draft vocabulary."""
         sizes = target.compute.target.sizes
+        options = options.settled(sizes.vocab_size)
         widths, hidden = Widths.of(sizes, options), sizes.hidden_size
         recent, wide = widths.recent, widths.wide
         shapes: dict[str, tuple[int, ...]] = {}
@@ -295,7 +283,7 @@ class Drafter(TrainedDrafter):
     @property
     def nbytes(self) -> int:
         """Bytes of the drafter."""
-        layers = (self._recent, self._far, self._near, self._mixed, self._out, self._copied)
+        layers = (self._recent, self._far, self._near, self._mixed, self._out, self._vocabulary)
         return sum(layer.nbytes for layer in layers if layer is not None)
 
     # -- the model ----------------------------------------------------------------------------------------------------
@@ -316,9 +304,7 @@ class Drafter(TrainedDrafter):
         if self._mixed is not None:
             x = x + self._mixed(x)
         x = self._out(x)
-        if not self.options.shared:
-            return x
-        return self.compute.target.head(x) if self._copied is None else self._copied(x)
+        return self._vocabulary.head(x) if self.options.shared else x
 
     # -- drafting -----------------------------------------------------------------------------------------------------
 
@@ -344,14 +330,8 @@ class Drafter(TrainedDrafter):
             nonlocal state
             nodes = self.compute.integers(list(zip(tokens, parents, strict=True)))
             state, logits = self._levels[depth](nodes, far, state)
-            return self._in_full_vocabulary(logits) if sampled else logits
+            return self._vocabulary.whole(logits) if sampled else logits
 
         if sampled:
             return self._trees.sample(context, logits_of, self.depth)
-        return self._trees.grow(context, logits_of, self.depth, self._kept)
-
-    def _in_full_vocabulary(self, logits: Rows) -> Rows:
-        """Return logits [rows, vocab_size] from those of the draft vocabulary; other tokens are never sampled."""
-        if self._kept is None:
-            return logits
-        return self.compute.at_columns(logits, self._kept, self.target.vocab_size)
+        return self._trees.grow(context, logits_of, self.depth, self._vocabulary.ids)

@@ -11,12 +11,12 @@ import numpy as np
 
 from localspec.config import nearest
 from localspec.decoding.calibration import Calibration
-from localspec.decoding.compute import Array, DraftableModel
+from localspec.decoding.compute import Array, DraftableModel, Linear, Rows
 from localspec.decoding.drafter import Context, HeldText, Step
 from localspec.decoding.logits import Candidate, Logits
 from localspec.decoding.tree import DraftTree, best_first_tree, sampled_tree
 from localspec.drafters.tensors import TensorSpec
-from localspec.errors import UsageMistake
+from localspec.errors import LocalspecError, UsageMistake
 from localspec.models.drafter_cards import RANKS
 
 QUIET = np.errstate(over="ignore", invalid="ignore")  # NaN and inf only lose the draft; no warning
@@ -30,6 +30,54 @@ def refuse_without_joint(kind: str, options: Any, names: Sequence[str]) -> None:
             raise UsageMistake(
                 f"{option.name} = {value!r} of {kind} has no effect without joint; give both or neither."
             )
+
+
+FREQUENT, LARGE = 2**13, 2**15  # tokens of a draft vocabulary, and of the smallest vocabulary that is shortened
+
+
+def draft_vocabulary(wanted: int, vocab_size: int) -> int:
+    """Return the number of tokens that a drafter proposes, 0 for all: `wanted`, or where that is -1 the default.
+
+    A head of all tokens is most of what a draft reads. Raises UsageMistake for more tokens than the model has.
+    """
+    if wanted > vocab_size:
+        raise UsageMistake(f"vocabulary = {wanted} is more than the model's {vocab_size} tokens; give fewer.")
+    return wanted if wanted >= 0 else FREQUENT if vocab_size > LARGE else 0
+
+
+def check_vocabulary(least: int, most: int, vocab_size: int) -> None:
+    """Raise LocalspecError if the lowest or the highest id of a draft vocabulary is not one of the model's."""
+    if least < 0 or most >= vocab_size:
+        raise LocalspecError("'kept' names tokens that the model does not have; train the drafter again.")
+
+
+class DraftVocabulary:
+    """The tokens that a drafter proposes: those of its tensor `kept` [tokens], or all."""
+
+    def __init__(self, target: DraftableModel[Any], tensors: Mapping[str, Array], shared: bool = True) -> None:
+        """`shared`: the drafter uses the target's head. Raise LocalspecError for tokens that the model lacks."""
+        self.ids: Array | None = tensors.get("kept")
+        self._target = target
+        self._rows: Linear | None = None
+        if self.ids is not None:
+            check_vocabulary(int(self.ids.min()), int(self.ids.max()), target.vocab_size)
+            if shared:
+                self._rows = target.compute.target.head_rows(self.ids.tolist())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the copied rows of the target's head."""
+        return 0 if self._rows is None else self._rows.nbytes
+
+    def head(self, states: Rows) -> Rows:
+        """Return the target's logits [rows, tokens] of states after the final norm."""
+        return (self._rows or self._target.compute.target.head)(states)
+
+    def whole(self, logits: Rows) -> Rows:
+        """Return logits [rows, vocab_size] of those of these tokens; -inf for all others."""
+        if self.ids is None:
+            return logits
+        return self._target.compute.at_columns(logits, self.ids, self._target.vocab_size)
 
 
 class TrainedDrafter(ABC):
@@ -133,10 +181,11 @@ class ParallelDrafter(TrainedDrafter):
         self._candidates: Sequence[Sequence[Candidate]] = ()  # of the last draft, by depth
         self._greedy = True
 
-    def build_tree(self, context: Context, logits: Logits, width: int = RANKS) -> DraftTree:
-        """Return the likeliest tree by logits [depths, vocab_size], or a sampled tree for the rule `rejection`.
+    def build_tree(self, context: Context, logits: Logits, width: int = RANKS, ids: Array | None = None) -> DraftTree:
+        """Return the likeliest tree by logits [depths, tokens]; by the rule `rejection`, a tree that is sampled.
 
-        Each depth has `width` candidates. With one of them the tree is a chain, as it is for a target that reads only
+        `ids` are the tokens of the logits' columns, where not all are; the rule `rejection` takes logits of all. Each
+        depth has `width` candidates. With one of them the tree is a chain, and so it is for a target that reads only
         chains.
         """
         sampling, nodes = context.sampling, context.nodes
@@ -144,7 +193,7 @@ class ParallelDrafter(TrainedDrafter):
             width, nodes = 1, min(nodes, len(logits))
         if sampling.rule == "rejection":
             return sampled_tree(context.root, logits, nodes, sampling, len(context.committed), self.kind)
-        levels = logits.candidates(self.positions(context, logits), min(nodes, width), sampling)
+        levels = logits.candidates(self.positions(context, logits), min(nodes, width), sampling, ids)
         self._candidates, self._greedy = levels, sampling.greedy
         chances = [
             self.calibration.chances(level, depth, sampling.greedy) for depth, level in enumerate(levels, start=1)
@@ -153,7 +202,7 @@ class ParallelDrafter(TrainedDrafter):
 
     @staticmethod
     def positions(context: Context, logits: Logits) -> range:
-        """Return the positions of the tokens that rows of logits [depths, vocab_size] predict."""
+        """Return the positions of the tokens that rows of logits predict."""
         return range(len(context.committed), len(context.committed) + len(logits))
 
     def calibrate(self, step: Step) -> None:

@@ -31,7 +31,7 @@ def write_heads(drafter: Path, options: MedusaOptions, vocabulary: torch.Tensor,
     """Write the Medusa heads in a drafter's file; `vocabulary` [vocab_size, hidden_size] is the target's matrix.
 
     They get the precision of that matrix. Heads that change the matrix each get a separate one, because no engine
-    supports changes.
+    supports changes. Its rows outside a draft vocabulary are the target's.
     """
     vocab_size, hidden_size = vocabulary.shape
     shared = not options.private and not options.rank_of_own
@@ -56,16 +56,20 @@ def _heads(opened: Any, options: MedusaOptions, vocabulary: torch.Tensor, shared
         tensor: torch.Tensor = opened.get_slice(name)[head : head + 1][0]
         return tensor.float()
 
+    kept = opened.get_tensor("kept") if options.vocabulary else slice(None)
     for head in range(options.heads):
         for layer in range(options.layers):
             for part in ("weight", "bias"):
                 own = of_head(f"blocks.{layer}.{part}", head)
                 yield f"blocks.{head}.layers.{layer}.{part}", own.to(vocabulary.dtype)
         if options.private:
-            yield f"lm_heads.{head}.weight", of_head("linears", head).to(vocabulary.dtype)
+            whole = vocabulary.clone()
+            whole[kept] = of_head("linears", head).to(vocabulary.dtype)
+            yield f"lm_heads.{head}.weight", whole
         elif options.rank_of_own:
-            own = torch.addmm(vocabulary.float(), of_head("own.up", head), of_head("own.down", head))
-            yield f"lm_heads.{head}.weight", own.to(vocabulary.dtype)
+            whole = vocabulary.float().clone()
+            whole[kept] = torch.addmm(whole[kept], of_head("own.up", head), of_head("own.down", head))
+            yield f"lm_heads.{head}.weight", whole.to(vocabulary.dtype)
 
 
 _MIDLAYER = {

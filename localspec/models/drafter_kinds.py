@@ -50,6 +50,15 @@ class DrafterSize:
         """Bytes of all parameters."""
         return round((self.parameters - self.others) * self.matrix_bytes) + self.others * self.other_bytes
 
+    @property
+    def head_rows(self) -> int:
+        """Bytes of the copied rows of the target's head, where a drafter with a draft vocabulary uses that head."""
+        own = self.options.get("private") or self.options.get("shared") is False
+        tokens = draft_tokens(self.options, self.shape)
+        return (
+            0 if own or tokens == self.shape.vocab_size else round(tokens * self.shape.hidden_size * self.matrix_bytes)
+        )
+
 
 @dataclass(frozen=True)
 class DraftCost:
@@ -58,7 +67,7 @@ class DraftCost:
 
     `shape` is the target's. `product(weights, rows)` is the seconds of a product with matrices of this many weights,
     and `layer_seconds` the seconds of a layer in addition to its products. `forward(rows)` is the seconds of a forward
-    of the draft model if the kind takes one, else of the target.
+    of the draft model if the kind takes one, else of the target. `tokens` is the number of tokens that are drafted.
     """
 
     parameters: int
@@ -67,6 +76,21 @@ class DraftCost:
     product: Callable[[int, int], float]
     layer_seconds: float
     forward: Callable[[int], float]
+    tokens: int
+
+    @property
+    def head(self) -> int:
+        """The weights of the target's head for the tokens that are drafted."""
+        return self.tokens * self.shape.hidden_size
+
+
+def draft_tokens(options: Mapping[str, Any], shape: Shape) -> int:
+    """Return the number of tokens that a drafter with these options drafts; impossible numbers stand for all.
+
+    The options are read from a file, and loading the drafter refuses impossible ones.
+    """
+    found = options.get("vocabulary")
+    return found if isinstance(found, int) and 0 < found < shape.vocab_size else shape.vocab_size
 
 
 @dataclass(frozen=True)
@@ -121,6 +145,11 @@ class DrafterKind:
         return self.training_module or f"localspec.training.drafters.{self.name}"
 
 
+def _with_head_rows(one: DrafterSize) -> int:
+    """Return the bytes of all parameters, and of the copied rows of the target's head."""
+    return one.weights + one.head_rows
+
+
 def _free(cost: DraftCost, nodes: int) -> float:
     """Return no time: looking up phrases takes a hundredth of a step."""
     return 0.0
@@ -128,15 +157,14 @@ def _free(cost: DraftCost, nodes: int) -> float:
 
 def _medusa_seconds(cost: DraftCost, nodes: int) -> float:
     """Return the seconds of a draft. Heads share the target's vocabulary matrix, or each have one."""
-    private = cost.parameters > cost.shape.embedding
-    shared = 0.0 if private else cost.product(cost.shape.embedding, cost.depth)
+    shared = 0.0 if cost.parameters > cost.shape.embedding else cost.product(cost.head, cost.depth)
     return cost.product(cost.parameters, 1) + shared + cost.layer_seconds
 
 
 def _parallelspec_seconds(cost: DraftCost, nodes: int) -> float:
     """Return the seconds of a draft. A small model has layers and a head; a single layer borrows the target's head."""
     model = cost.parameters > cost.shape.layer
-    head, layers = (0, cost.shape.num_layers) if model else (cost.shape.embedding, 1)
+    head, layers = (0, cost.shape.num_layers) if model else (cost.head, 1)
     return cost.product(cost.parameters + head, 2 * DRAFT_TOKENS) + layers * cost.layer_seconds
 
 
@@ -148,8 +176,8 @@ def _parallelspec_size(one: DrafterSize) -> int:
     if one.parameters > 2 * one.shape.layer:
         return one.weights + one.cache_bytes
     rank = one.options.get("correction", 0)  # from its file; an invalid value is refused when it is loaded
-    grown = (one.shape.vocab_size - one.shape.hidden_size) * (rank if isinstance(rank, int) else 0)
-    return one.weights + round(grown * one.matrix_bytes) + one.shape.cached_in_last(one.cache_bytes)
+    grown = (draft_tokens(one.options, one.shape) - one.shape.hidden_size) * (rank if isinstance(rank, int) else 0)
+    return one.weights + one.head_rows + round(grown * one.matrix_bytes) + one.shape.cached_in_last(one.cache_bytes)
 
 
 @lru_cache
@@ -179,7 +207,7 @@ def _layers_seconds(cost: DraftCost, nodes: int) -> float:
 
 def _semi_seconds(cost: DraftCost, nodes: int) -> float:
     """Return the seconds of drafting depth by depth, each time with the target's head."""
-    return cost.depth * (cost.product(cost.parameters + cost.shape.embedding, 1) + 2 * cost.layer_seconds)
+    return cost.depth * (cost.product(cost.parameters + cost.head, 1) + 2 * cost.layer_seconds)
 
 
 def _eagle3_parameters(shape: Shape) -> int:
@@ -290,7 +318,10 @@ TABLE = [
         _eagle3_seconds, size=_kept_by_a_layer, parameters=_eagle3_parameters, states_in="fc.weight",
         on_chains=True,
     ),
-    DrafterKind("medusa", "heads on the target's last state, one a depth", "weights", _medusa_seconds, on_chains=True),
+    DrafterKind(
+        "medusa", "heads on the target's last state, one a depth", "weights", _medusa_seconds, size=_with_head_rows,
+        on_chains=True,
+    ),
     DrafterKind(
         "parallelspec", "a layer or a small model with mask tokens, all depths in one forward", "weights",
         _parallelspec_seconds, size=_parallelspec_size, parameters=lambda shape: shape.layer, mask_key="pard_token",
@@ -298,12 +329,12 @@ TABLE = [
     ),
     DrafterKind(
         "s3d", "the target's outer layers with mask tokens, all depths in one forward", "weights",
-        _s3d_seconds, size=lambda one: one.parameters * one.other_bytes, predicted=_s3d_predicted,
+        _s3d_seconds, size=lambda one: one.parameters * one.other_bytes + one.head_rows, predicted=_s3d_predicted,
         with_experts=False,
     ),
     DrafterKind(
         "semi", "the target's last state and a tiny model of what was drafted", "weights", _semi_seconds,
-        on_chains=True, with_experts=False,
+        size=_with_head_rows, on_chains=True, with_experts=False,
     ),
     DrafterKind(
         "dflash", "a few layers that draft a block of mask tokens at once", "published",

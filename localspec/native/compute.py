@@ -27,17 +27,23 @@ from localspec.native.packed_drafter import StoredMatrix, packed_tensors
 from localspec.native.row_attention import NativeAttention, rms_norm
 from localspec.native.threads import Threads
 from localspec.weights import opening
-from localspec.weights.matrices import BlockStack, PackedMatrix
+from localspec.weights.draft_role import HEAD_BLOCKS
+from localspec.weights.matrices import BlockMatrix, BlockStack, PackedMatrix
 
 _GROUP = 32  # inputs that share a scale
 _NONE, _SILU = 0, 1  # activations, as localspec.h numbers them
 
 
 class NativeLinear:
-    """y = x Wᵀ + b with a packed weight."""
+    """y = x Wᵀ + b with a packed weight, or one in blocks."""
 
     def __init__(
-        self, matrix: PackedMatrix, bias: Floats | None, threads: Threads, silu: bool = False, cap: float = 0.0
+        self,
+        matrix: PackedMatrix | BlockStack,
+        bias: Floats | None,
+        threads: Threads,
+        silu: bool = False,
+        cap: float = 0.0,
     ) -> None:
         """With a `cap`, y is bent to stay below it, by tanh."""
         self._matrix, self._bias, self._threads, self._cap = matrix, bias, threads, np.float32(cap)
@@ -47,7 +53,7 @@ class NativeLinear:
     @property
     def nbytes(self) -> int:
         """Bytes of the packed weight, and of the bias."""
-        return self._matrix.data.nbytes + (0 if self._bias is None else self._bias.nbytes)
+        return self._matrix.nbytes + (0 if self._bias is None else self._bias.nbytes)
 
     def __call__(self, x: Floats) -> Floats:
         """Apply the layer to rows [n, in]."""
@@ -132,9 +138,16 @@ class NativeRowModel:
         """Return the part of the head for the logits of these tokens, in its packing, or in int8 if it is in blocks."""
         head: PackedMatrix | BlockStack = self._model.weights["lm_head.weight"]
         rows = head.rows(ids) * np.float32(self.sizes.logit_scale)
-        form = (head.format, head.group) if isinstance(head, PackedMatrix) else ("int8", _GROUP)
-        packed = PackedMatrix.pack(rows, *form)
-        return NativeLinear(packed, None, self._model.threads, cap=self.sizes.logit_cap)
+        part: PackedMatrix | BlockStack
+        if isinstance(head, PackedMatrix):
+            part = PackedMatrix.pack(rows, head.format, head.group)
+        elif rows.shape[1] % _GROUP:
+            part = PackedMatrix.pack(rows, "int8", _GROUP)
+        else:
+            blocks = BlockMatrix.empty(len(ids), rows.shape[1], HEAD_BLOCKS)
+            blocks.fill_rounded(rows)
+            part = BlockStack((blocks,))
+        return NativeLinear(part, None, self._model.threads, cap=self.sizes.logit_cap)
 
 
 class NativeCompute:

@@ -4,6 +4,7 @@ It knows only tensors: no tokenizer, no file, no device choice. Its parameters a
 """
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -100,10 +101,15 @@ class Transformer(nn.Module):
         logits: torch.Tensor = self.lm_head(self.for_head(states), adapter)
         return self._capped(logits)
 
-    def head_of(self, ids: torch.Tensor) -> tuple[Callable[[torch.Tensor], torch.Tensor], int]:
-        """Return the part of the head for the logits of these tokens, and its bytes."""
+    def head_of(self, ids: torch.Tensor) -> tuple[Callable[..., torch.Tensor], int]:
+        """Return the part of the head that makes the logits of these tokens, called as `head` is, and its bytes."""
         part = self.lm_head.rows(ids)
-        return lambda states: self._capped(part(self.for_head(states))), part.nbytes
+
+        def head(states: torch.Tensor, adapter: Callable[..., torch.Tensor] | None = None) -> torch.Tensor:
+            own = None if adapter is None else partial(adapter, channels=ids)
+            return self._capped(part(self.for_head(states), own))
+
+        return head, part.nbytes
 
     def _capped(self, logits: torch.Tensor) -> torch.Tensor:
         if not (cap := self.config.logit_cap):

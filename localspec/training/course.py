@@ -10,7 +10,6 @@ import hashlib
 import json
 import math
 import os
-import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,12 +25,13 @@ from localspec.events import Reporter
 from localspec.models import registry
 from localspec.models.messages import Message
 from localspec.nn.packing import DTYPES
-from localspec.paths import Paths, private_directory
+from localspec.paths import Paths, file_stem, private_directory
+from localspec.quantities import speedup
 from localspec.store.store import Store
 from localspec.training import checkpoint, estimate
 from localspec.training.answering import Answerer, Way, answerer, answering_choice, at_once
 from localspec.training.course_state import Plan, State, drafter_json, read
-from localspec.training.directory import ANSWERS, PLAN, Lock, begun, refuse_other
+from localspec.training.directory import ANSWERS, PLAN, Lock, begun, refuse_other, refuse_result
 from localspec.training.distill import Distiller, append, written
 from localspec.training.examples import Example, Question, read_examples
 from localspec.training.from_history import Past, read_past
@@ -63,7 +63,9 @@ NOTED = 5.0  # seconds between notes of how long a course has taken
 LEAST_ANSWERING, MOST_ANSWERING = 0.15, 0.7  # of the time: what training takes is only estimated
 STEPS, BATCHES = 300, (4096, 2048, 1024, 512, 256, 128)  # the largest batch that gives so many steps
 RATE, WIDTH, MOST_RATE = 1e-3, 1024, 3e-3  # narrow models learn at a higher rate (Yang et al. 2022, µP)
-FITTED = 0.5  # of that rate, for what begins with least squares: a higher one spoils it where there is little text
+FITTED = (
+    0.5  # of that rate, for heads that begin with least squares: a higher one spoils them where there is little text
+)
 
 
 @dataclass(frozen=True)
@@ -94,12 +96,20 @@ def _measuring(total: float) -> float:
 class Course(Clock):
     """A course in a directory of which it takes the `lock`; call `answer`, `train` and `judge` in this order.
 
-    Each does what is left of it. `request` is the training without its text. Raises UsageMistake for what cannot be
-    meant, DoesNotFit, and what choosing raises, before anything is computed.
+    Each does the part that is left of it. `request` is the training without its text. `began` is when its time began,
+    by `time.monotonic`. Raises UsageMistake for settings that are impossible and for a directory with a finished
+    training, DoesNotFit, and what choosing raises, before anything is computed.
     """
 
     def __init__(
-        self, request: Request, wishes: Wishes, settings: Settings, lock: Lock, store: Store, reporter: Reporter
+        self,
+        request: Request,
+        wishes: Wishes,
+        settings: Settings,
+        lock: Lock,
+        store: Store,
+        reporter: Reporter,
+        began: float | None = None,
     ) -> None:
         self.request, self.wishes, self.stopped = request, wishes, False
         self._settings, self._lock, self._store, self._reporter = settings, lock, store, reporter
@@ -107,11 +117,14 @@ class Course(Clock):
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise UsageMistake("Several processes need text to learn from; give --data FILE, or begin one process.")
         self._job = Job(self._sized(1), settings, reporter.notice, reporter.progress)
+        if not request.force and not begun(self.directory):
+            _refuse_finished(self.directory)
         self._choice = answering_choice(request.card, settings, None, store, reporter)
         self._past = self._read_past()
         self._lock.take()  # if the directory is there
         found = None if request.force else read(self.directory)
-        self._began, self._kept, self._prepared = time.monotonic(), 0.0, False
+        self._began, self._kept, self._prepared = time.monotonic() if began is None else began, 0.0, False
+        self.resumed = found is not None
         self._state = self._begun() if found is None else self._resumed(found)
         self._before = self._state.spent
 
@@ -146,6 +159,11 @@ class Course(Clock):
     def plan(self) -> Plan:
         """What it should take, as it was estimated when it began."""
         return Plan(**self._state.plan)
+
+    @property
+    def left(self) -> float:
+        """Return the seconds of the limit that are left."""
+        return max(self._total - self.spent, 0.0)
 
     def _identity(self) -> dict[str, Any]:
         request, settings = self.request, self._settings
@@ -384,8 +402,7 @@ class Course(Clock):
             return self.directory / ANSWERS
         asked = [self._job.own, str(self._choice.precision), self._job.length, self.request.seed]
         digest = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:12]
-        name = re.sub(r"[^\w.-]+", "-", self.request.name).strip(".-")
-        return Paths(home()).answers / f"{name}-{digest}" / ANSWERS
+        return Paths(home()).answers / f"{file_stem(self.request.name)}-{digest}" / ANSWERS
 
     # -- training -----------------------------------------------------------------------------------------------------
 
@@ -419,7 +436,7 @@ class Course(Clock):
         if not self.wishes.hours or self._job.shadow.reads_once:
             tokens = min(tokens, self._passes * len(examples) * REPLY)
         batch = next((size for size in BATCHES if tokens / size >= STEPS), BATCHES[-1])
-        rate = RATE * WIDTH / self._width * (FITTED if self._job.shadow.reads_once else 1.0)
+        rate = RATE * WIDTH / self._width * (FITTED if self._job.shadow.fits else 1.0)
         return {
             "batch": self.wishes.batch or batch,
             "rate": self.wishes.rate or round(min(max(RATE, rate), MOST_RATE), 6),
@@ -443,8 +460,8 @@ class Course(Clock):
             verdict = Verdict.read(card)
         else:
             own = registry.resolve(str(self.directory)) if report["changes_target"] else self.request.card
-            left = max(self._total - self.spent, 0.0)
-            verdict = judge(own, self.directory, self._settings, self._held_out, left, self._store, self._reporter)
+            reporter, store = self._reporter, self._store
+            verdict = judge(own, self.directory, self._settings, self._held_out, self.left, store, reporter)
         checkpoint.remove(self.directory / "checkpoint")  # a kill may have left it
         kept_answers = self.wishes.source == "prompts" or self.wishes.keep_answers
         if not kept_answers:
@@ -455,6 +472,19 @@ class Course(Clock):
             **report, "answers": answers, "spent_seconds": round(self.spent, 2), "plan": self.plan.as_json(),
             "kept": verdict.kept, "bench": verdict.as_json(),
         }, verdict  # fmt: skip
+
+
+def _refuse_finished(directory: Path) -> None:
+    """Raise UsageMistake where a training has ended, with the result, or where files of another one are."""
+    card = drafter_json(directory)
+    if card.get("course") and "bench" in card:
+        verdict = Verdict.read(card)
+        again, result = ("", "kept") if verdict.kept else (" (with more --hours)", "not kept")
+        raise UsageMistake(
+            f"{directory} holds a finished training, whose drafter is {result} ({verdict.drafter} against plain "
+            f"decoding: {speedup(verdict.speedup)}). Give --force to train it again{again}, or another -o."
+        )
+    refuse_result(directory, "checkpoint", "drafter", "target", ANSWERS)
 
 
 def _as_line(name: str, messages: Sequence[Message]) -> dict[str, Any]:

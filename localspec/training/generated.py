@@ -49,15 +49,17 @@ def measure_generated(
     prompts: Iterable[Sequence[int]],
     most: int = REPLIES,
     seconds: float = SECONDS,
+    nodes: int = NODES,
 ) -> GeneratedText | None:
-    """Lets the target answer prompts, of `most` replies at most; None where no prompt leaves room for a reply.
+    """Let the target answer prompts with trees of so many nodes, at most `most` of them.
 
-    Replies end where they go round.
+    No reply begins after so many seconds, and replies end where they repeat themselves. Return None where no prompt
+    leaves room for a reply.
     """
-    session, began = Session(target, drafter, Budget(NODES, branches=target.branches)), time.monotonic()
+    session, began = Session(target, drafter, Budget(nodes, branches=target.branches)), time.monotonic()
     tokens = steps = replies = 0  # committed ones, the forwards for them
     for prompt in prompts:
-        if len(prompt) < 2 or len(prompt) + TOKENS + NODES > target.context:
+        if len(prompt) < 2 or len(prompt) + TOKENS + nodes > target.context:
             continue
         said = _answered(session, prompt, TOKENS)
         if (end := max(until_it_goes_round(said.token_ids), 2)) < len(said.token_ids):  # one step at least
@@ -67,7 +69,7 @@ def measure_generated(
             replies += 1
         if replies == most or time.monotonic() - began > seconds:
             break
-    return GeneratedText(tokens, steps, replies) if tokens else None
+    return GeneratedText(tokens, steps, replies, nodes) if tokens else None
 
 
 def _answered(session: Session, prompt: Sequence[int], most: int) -> Statistics:

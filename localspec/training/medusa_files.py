@@ -117,7 +117,7 @@ def read_published(path: Path, target: Target, stored: Stored | None = None) -> 
                 f"model has {[shape.vocab_size, shape.hidden_size]}; train some with `localspec train medusa`."
             )
     private = not all(_is_own(linear, target, vocabulary) for linear in linears)
-    form = {"private": private, "private_rank": 0, "linear": False}
+    form = {"private": private, "private_rank": 0, "linear": False, "vocabulary": 0}
     drafter = make_drafter("medusa", target, {"heads": heads, "layers": layers, **form})
     filled = {}
     for layer in range(layers):

@@ -40,7 +40,7 @@ def timings(target: Target, forms: Sequence[S3DOptions] = (), rows: int = ROWS[-
 
     def draft(form: S3DOptions) -> float:
         specs = Drafter.tensor_specs(target, form)
-        untrained = Drafter(target, form, {name: np.zeros(spec.shape, np.float32) for name, spec in specs.items()})
+        untrained = Drafter(target, form, {name: np.zeros(spec.shape, spec.dtype) for name, spec in specs.items()})
         return _seconds(lambda: untrained.draft(context))
 
     counts = sorted({max(1, round(layers * part)) for part in SHARES})

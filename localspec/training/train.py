@@ -241,7 +241,10 @@ class Training:
         padded = PaddedRows.of(rows, self.target.device)
         if self._readings is not None:
             nothing = torch.zeros(*padded.tokens.shape, 0, device=self.target.device)
-            return Batch(padded.tokens, padded.loss_mask, nothing, self.plan.distill, places=self._places(rows))
+            generator = torch.Generator().manual_seed(_number(seed))
+            return Batch(
+                padded.tokens, padded.loss_mask, nothing, self.plan.distill, generator, places=self._places(rows)
+            )
         positions = torch.arange(padded.tokens.shape[1], device=self.target.device)
         kept, states = self.drafter.reads_layers, self.drafter.reads_states(self.plan.distill)
         prefix, layers = TextPrefix(kept) if kept else None, None if states else range(max(kept, default=-1) + 1)
@@ -249,7 +252,7 @@ class Training:
             places: dict[int, torch.Tensor | None] = dict.fromkeys(self.drafter.reads_inner)
             hidden = self.target.transformer(padded.tokens, positions, padded.causal, prefix, layers, inner=places)
         inner = [state for place in self.drafter.reads_inner if (state := places[place]) is not None]
-        number = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:4], "big")
+        number = _number(seed)
         torch.manual_seed(number)
         return Batch(
             padded.tokens, padded.loss_mask, hidden if states else hidden[..., :0], self.plan.distill,
@@ -391,6 +394,11 @@ class Training:
         together = torch.tensor([values], dtype=torch.float64, device=self._processes.device)
         maxima: list[float] = self._processes.gather(together).amax(0).tolist()
         return maxima
+
+
+def _number(seed: str) -> int:
+    """Return the number that seeds random choices for a text."""
+    return int.from_bytes(hashlib.sha256(seed.encode()).digest()[:4], "big")
 
 
 def batch_tokens(rows: list[Row]) -> int:

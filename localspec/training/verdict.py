@@ -73,11 +73,11 @@ def judge(
     store: Store | None,
     reporter: Reporter,
 ) -> Verdict:
-    """Benches the drafter in a directory, and writes into its drafter.json whether it is kept.
+    """Bench the drafter in a directory, and write into its drafter.json whether it is kept.
 
-    After so many seconds no further prompt is begun, but `LEAST` are.
+    No prompt begins that would end after so many seconds, except for the first `LEAST`.
 
-    Costs and replies are kept in `store`, so that what is chosen later goes by them. Raises what loading raises, and
+    Costs and replies are saved in `store`, so that later choices know them. Raises what loading raises, and
     UsageMistake where no prompt leaves room for a reply.
     """
     began = time.monotonic()
@@ -107,10 +107,15 @@ def judge(
         partial(load, choice, beside=own) for choice, own in zip(choices, firsts, strict=True)
     ]
     asked, rules = [prompt.text for prompt in texts], [first.sampling(greedy)] * len(engines)
+    turning = time.monotonic()
+
+    def over(turns: int) -> bool:
+        now = time.monotonic()
+        return turns >= LEAST and now - began + (now - turning) / max(turns, 1) > seconds
+
     replies = run_rows(
-        engines, asked, rules, Limits(TOKENS), 1, reporter.progress, before_turn=first.hold_threads,
-        until=lambda turns: turns >= LEAST and time.monotonic() - began > seconds,
-    )  # fmt: skip
+        engines, asked, rules, Limits(TOKENS), 1, reporter.progress, before_turn=first.hold_threads, until=over
+    )
     categories = [prompt.category for prompt, _ in zip(texts, replies[0], strict=False)]
 
     def beside(ours: Sequence[Statistics], theirs: Sequence[Statistics]) -> dict[str, Any]:

@@ -139,7 +139,10 @@ def test_all_of_it_in_one_command(train, place, model, tmp_path):
     target = TargetCard("tiny", model, None, "")
     assert find_drafter("medusa", target, Paths(tmp_path / "home")).path == place / "drafter"
     code, text, errors = train()
-    assert (code, text) == (2, "") and wording("is_there_already") in errors and "--force" in errors
+    assert (code, text) == (2, "") and wording("holds_finished_training") in errors and "--force" in errors
+    for given, named in ((["-O", "nosuch=1"], "'nosuch'"), (["--device", "cuda"], "cuda")):
+        code, text, errors = train(*given)
+        assert (code, text) == (2, "") and named in errors and wording("holds_finished_training") not in errors
     code, text, errors = train("--force")
     assert code == 0 and wording("kept_2_prompts_seen_medusa") in text
 
@@ -155,6 +158,8 @@ def test_what_does_not_pay_is_taken_only_where_its_directory_is_named(train, pla
     with pytest.raises(NotHere, match=matching("found_does_pay_name_directory")):
         find_drafter("medusa", target, Paths(tmp_path / "home"))
     assert read_drafter(place).kind == "medusa" and find_drafter(str(place), target).kind == "medusa"
+    code, text, errors = train()
+    assert (code, text) == (2, "") and wording("whose_drafter_not_kept") in errors and "more --hours" in errors
 
 
 def test_beside_plain_decoding_alone_the_better_form_counts(train, place, speeds, monkeypatch):
@@ -228,6 +233,7 @@ def test_ctrl_c_while_it_answers_or_trains_or_benches(train, place, monkeypatch)
     monkeypatch.setattr(Job, "run", stopped)
     code, text, errors = train()
     assert (code, text) == (130, "") and wording("stopped_after_step_1") in errors
+    assert wording("going_plan_6_0_hours_left") in errors and wording("plan_6_0_hours_most_answers") not in errors
     answered = lines(place)
     assert (place / "checkpoint" / "state.json").exists() and not (place / "drafter").exists()
 
@@ -502,4 +508,4 @@ def test_killed_again_and_again_on_the_demo_it_comes_to_its_end(tmp_path, traini
     assert sorted(path.name for path in place.iterdir()) == ["drafter", "losses.jsonl", "losses.svg"]
     assert private(place) and os.path.getsize(answers(place)) > 1000
     again = called(tmp_path, *words)
-    assert again.returncode == 2 and wording("is_there_already") in again.stderr
+    assert again.returncode == 2 and wording("holds_finished_training") in again.stderr

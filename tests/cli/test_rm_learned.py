@@ -78,3 +78,13 @@ def test_what_was_remembered_of_its_tokenizer_goes(home: Path, monkeypatch: pyte
     assert called(home, "rm", "here", "--yes").returncode == 0
     assert [file.name for file in Paths(home).tokenizers.iterdir()] == ["0"]
     assert called(home, "run", "hi", "-m", "gone", "-n", "1", "--no-log").returncode == 0
+
+
+def test_answers_for_trainings_go_with_their_model(home: Path) -> None:
+    kept = [Paths(home).answers / name for name in ("gone-0123456789ab", "gone-other-0123456789ab", "gone-x")]
+    for place in kept:
+        (place / "readings").mkdir(parents=True)
+        (place / "readings" / "readings.bin").write_bytes(bytes(2 * 2**20))
+    result = called(home, "rm", "gone", "--yes")
+    assert result.returncode == 0 and wording("deleted_answers_trainings") in result.stdout
+    assert [place.exists() for place in kept] == [False, True, True]

@@ -230,8 +230,8 @@ def test_the_states_are_those_of_the_published_code_where_there_are_layers_enoug
 
 def test_of_a_large_vocabulary_the_frequent_tokens_are_drafted_unless_all_are_asked_for(tiny, monkeypatch):
     target = torch_form(tiny(LLAMA).target)
-    monkeypatch.setattr("localspec.drafters.eagle3.LARGE", 319)
-    monkeypatch.setattr("localspec.drafters.eagle3.FREQUENT", 40)
+    monkeypatch.setattr("localspec.drafters.trained.LARGE", 319)
+    monkeypatch.setattr("localspec.drafters.trained.FREQUENT", 40)
     made = make_drafter("eagle3", target, {})
     assert isinstance(made, Trainable) and made.options.vocabulary == len(made.tensors()["kept"]) == 40
     frequencies = torch.zeros(VOCABULARY, dtype=torch.long)

@@ -41,6 +41,7 @@ from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.medusa import Drafter as Medusa
 from localspec.drafters.medusa import dense_tree, sparse_tree
 from localspec.drafters.saved import load_drafter
+from localspec.drafters.trained import draft_vocabulary
 from localspec.errors import LocalspecError
 from localspec.models.drafter_cards import RANKS, read_drafter
 from localspec.nn.compute import TorchLinears
@@ -61,6 +62,8 @@ FORMS: dict[str, dict[str, object]] = {
     "static": {"tree": "static"},
     "dense": {"tree": "dense"},
     "as in the paper": {"linear": False},
+    "few tokens": {"vocabulary": 80},
+    "private, few tokens": {"private": True, "vocabulary": 80},
 }
 
 
@@ -120,13 +123,13 @@ def test_heads_do_not_run_in_prefill_and_then_on_one_row(tiny: Make, monkeypatch
 
     monkeypatch.setattr(TorchLinears, "__call__", watched)
     target = tiny(LLAMA).target
-    session = session_of(target, medusa(target, heads=3, private_rank=0), Budget(2))
+    session = session_of(target, medusa(target, heads=3, layers=2, private_rank=0), Budget(2))
     for _ in itertools.islice(session.generate(prompt_ids(60), GREEDY, Limits(max_tokens=5)), 3):
         pass
     assert seen == []
-    session = session_of(target, medusa(target, heads=3, private_rank=0), Budget(2))
+    session = session_of(target, medusa(target, heads=3, layers=2, private_rank=0), Budget(2))
     reply(session, prompt_ids(60), 5)
-    assert seen and set(seen) == {(2, 96)}, "no third head where there are nodes for two"
+    assert seen and set(seen) == {(2, 48)}, "no third head where there are nodes for two"
 
 
 def test_what_is_behind_a_rewind_is_neither_drafted_from_nor_judged(tiny: Make) -> None:
@@ -137,6 +140,34 @@ def test_what_is_behind_a_rewind_is_neither_drafted_from_nor_judged(tiny: Make) 
     assert drafter.draft(Context(text[:5], target.cache(0), 4, GREEDY)).size == 1, "no state, no guess"
     drafter.observe(Step(text[4:], hidden_for(target, torch.zeros(5, 48))))
     assert drafter.calibration.as_json() == []
+
+
+@each("form", ["few tokens", "private, few tokens"])
+def test_only_the_draft_vocabulary_is_proposed_with_the_logits_of_its_tokens(tiny: Make, form: str) -> None:
+    target, text = tiny(LLAMA).target, prompt_ids(9)
+    few = medusa(target, **FORMS[form])
+    few.begin_training(torch.arange(320) % 3)  # of equally frequent ones the lowest ids
+    assert few.kept is not None
+    assert few.kept.tolist() == [id_ for id_ in range(320) if id_ % 3 == 2][:80]
+    every = perturbed(medusa(target, private="private" in form))
+    few.load_tensors(
+        {name: every.tensors().get(name, few.kept) for name in few.tensors()}
+        | {name: every.tensors()[name][:, few.kept] for name in ("own.up", "linears") if name in every.tensors()}
+    )
+    kept = few.kept.tolist()
+    for sampling in (GREEDY, Sampling(1.0, seed=1), Sampling(1.0, seed=1, rule="rejection")):
+        assert {*proposed(few, target, text, 12, sampling).tokens[1:]} <= {*kept}
+    read = few._read(torch.randn(3, 48), torch.tensor([1, 2, 3]))[None].expand(2, -1, -1)
+    torch.testing.assert_close(few._logits(read, slice(1, 3)), every._logits(read, slice(1, 3))[..., kept])
+
+
+def test_the_default_vocabulary_is_short_where_the_models_is_long(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [draft_vocabulary(-1, size) for size in (320, 32_768, 32_769)] == [0, 0, 8192]
+    assert draft_vocabulary(0, 152_064) == 0 and draft_vocabulary(40, 320) == 40
+    monkeypatch.setattr("localspec.drafters.trained.LARGE", 319)
+    monkeypatch.setattr("localspec.drafters.trained.FREQUENT", 40)
+    drafter = medusa(tiny(LLAMA).target)
+    assert drafter.options.vocabulary == len(drafter.tensors()["kept"]) == 40
 
 
 # -- training ----------------------------------------------------------------------------------------------------------
@@ -219,6 +250,7 @@ def memorised(model: Tiny, prompt: list[int], count: int, **options: object) -> 
     """Heads that know the reply to one prompt by heart."""
     text = prompt + stock_reply(model.stock, prompt, count)
     drafter = medusa(model.target, **options)
+    drafter.begin_training(torch.bincount(torch.tensor(text), minlength=model.target.vocab_size))
     lesson = batch_of(model.target, [text], start=len(prompt))
     train(drafter, lesson, 60, rate=0.02)
     drafter.accuracies = [(depth.hits / depth.count).tolist() for depth in drafter.loss(lesson).depth_losses]
@@ -228,8 +260,9 @@ def memorised(model: Tiny, prompt: list[int], count: int, **options: object) -> 
 def forget(drafter: Trainable) -> None:
     """The deeper half of the heads is right no more, so that drafts are accepted in part."""
     with torch.no_grad():
-        for parameter in drafter.parameters():
-            parameter[drafter.depth // 2 :] *= -1
+        for name, parameter in drafter.named_parameters():
+            if name != "linears":  # whose sign would make up for that of their inputs
+                parameter[drafter.depth // 2 :] *= -1
 
 
 @pytest.mark.slow

@@ -115,6 +115,29 @@ def one_group(count: int, masks: int, anchor: int) -> Group:
     return Group(torch.cat([real, torch.full_like(depths, anchor)]), torch.cat([torch.zeros_like(real), depths]))
 
 
+@each("correction", [0, 8])
+def test_only_the_draft_vocabulary_is_proposed_with_the_logits_of_its_tokens(
+    tiny: Make, build: Build, correction: int
+) -> None:
+    target, text = tiny(PHI).target, prompt_ids(9)
+    few = build(target, "medusa", correction=correction, vocabulary=40)
+    few.begin_training(torch.arange(VOCABULARY) % 7)
+    kept = [id_ for id_ in range(VOCABULARY) if id_ % 7 == 6][:40]
+    assert few.kept is not None
+    assert few.kept.tolist() == kept
+    every = build(target, "medusa", correction=correction, vocabulary=0)
+    states = torch.randn(3, target.transformer.config.hidden_size)
+    torch.testing.assert_close(few._head(states), every._head(states)[:, kept])
+    ours, all_ = drafting(few, target), drafting(every, target)
+    if correction:
+        near, far = torch.randn(2, states.shape[1]), torch.randn(2, correction)
+        torch.testing.assert_close(ours._correction(near, far), all_._correction(near, far)[:, kept])
+    for sampling in (GREEDY, Sampling(1.0, seed=1), Sampling(1.0, seed=1, rule="rejection")):
+        tree = ours.draft(Context(text, target.cache(0), 12, sampling))
+        assert tree.size > 1
+        assert {*tree.tokens[1:]} <= {*kept}
+
+
 # -- rows of training --------------------------------------------------------------------------------------------------
 
 

@@ -57,7 +57,7 @@ def made(target: Target, spread: float = 0.0, seed: int = 0, **options: object) 
 def predicted(drafter: s3d.Drafter, context: Context) -> torch.Tensor:
     found = drafter._predict(context)
     assert found is not None
-    return torch.as_tensor(found.rows)
+    return torch.as_tensor(found)
 
 
 def drafted_logits(drafter: training.Trainable | s3d.Drafter, text: Sequence[int], nodes: int = 8) -> torch.Tensor:
@@ -430,7 +430,7 @@ def test_the_full_form_needs_weights_that_can_be_trained(tiny: Make) -> None:
 def test_layers_are_named_or_lie_symmetrically(tiny: Make, options: dict[str, str], kept: tuple[int, ...]) -> None:
     drafter = make_drafter("s3d", tiny(LLAMA).target, options)
     assert isinstance(drafter, training.Trainable)
-    assert drafter.kept == drafting(drafter).kept == kept
+    assert drafter.kept_layers == drafting(drafter).kept == kept
     assert drafter.adapters is not None
     assert tuple(drafter.adapters) == kept
 

@@ -665,11 +665,11 @@ def test_nothing_is_drafted_behind_the_depth_where_numbers_end(tiny: Make, sampl
 
 def test_of_a_large_vocabulary_the_frequent_tokens_are_drafted_unless_all_are_asked_for(tiny, monkeypatch):
     target = tiny(LLAMA).target  # of 320 tokens
-    assert SemiOptions().settled(65_536).vocabulary == 0
-    assert SemiOptions().settled(65_537).vocabulary == 32_768
+    assert SemiOptions().settled(32_768).vocabulary == 0
+    assert SemiOptions().settled(32_769).vocabulary == 8192
     assert SemiOptions(vocabulary=0).settled(152_064).vocabulary == 0
-    monkeypatch.setattr("localspec.drafters.semi.LARGE", 319)
-    monkeypatch.setattr("localspec.drafters.semi.FREQUENT", 40)
+    monkeypatch.setattr("localspec.drafters.trained.LARGE", 319)
+    monkeypatch.setattr("localspec.drafters.trained.FREQUENT", 40)
     made = make_drafter("semi", target, {})
     assert made.options.vocabulary == len(made.tensors()["kept"]) == 40
     assert make_drafter("semi", target, {"vocabulary": 0}).options.vocabulary == 0

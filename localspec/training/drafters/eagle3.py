@@ -28,7 +28,6 @@ class Trainable(TrainableDrafter):
 
     Drafter = Drafter
     options: Eagle3Options
-    kept: torch.Tensor | None
     embedding: torch.Tensor | None
     fc: nn.Linear
     qkv: nn.Linear
@@ -54,13 +53,12 @@ class Trainable(TrainableDrafter):
         self.sizes, rope = layer_of(shape, options, target.context)
         self.rotary = target.transformer.rotary if rope is None else RotaryEmbedding(rope, target.device)
         self.recomputed = False
-        self.register_buffer("kept", None)
         self.register_buffer("embedding", None)
         with torch.device(target.device):
             for name, spec in specs.items():
                 layer, _, part = name.partition(".")
                 if name == "kept":
-                    self.kept = torch.arange(options.vocabulary)
+                    self.draft_from(options.vocabulary)
                 elif name == "embedding":
                     self.embedding = torch.zeros(spec.shape)
                 elif not part:
@@ -106,9 +104,12 @@ class Trainable(TrainableDrafter):
         self.feature_norm.copy_(last["layers.0.input_layernorm"] + one.norm_offset)
         self.mlp_norm.copy_(last["layers.0.post_attention_layernorm"] + one.norm_offset)
         self.norm.copy_(transformer.norm + one.norm_offset)
-        self._copy_head_rows()
+        self._copy_own_head()
 
-    def _copy_head_rows(self) -> None:
+    def copy_head_rows(self) -> None:
+        """Do nothing: it has its own head."""
+
+    def _copy_own_head(self) -> None:
         rows = self.target.transformer.lm_head.weight.detach() * self.target.transformer.config.logit_scale
         self.head.weight.data.copy_(rows if self.kept is None else rows[self.kept])
 
@@ -140,10 +141,9 @@ class Trainable(TrainableDrafter):
 
     def begin_training(self, frequencies: torch.Tensor) -> None:
         """Make the most frequent tokens the draft vocabulary, whose rows of the target's head its own begins with."""
-        if self.kept is not None:
-            self.kept.copy_(frequencies.topk(len(self.kept)).indices.sort().values)
-            if not self.options.config:
-                self._copy_head_rows()
+        super().begin_training(frequencies)
+        if self.kept is not None and not self.options.config:
+            self._copy_own_head()
 
     # -- the layer ----------------------------------------------------------------------------------------------------
 

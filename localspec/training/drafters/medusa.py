@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,21 +11,29 @@ from torch import nn
 
 from localspec.decoding.compute import EPS
 from localspec.drafters.medusa import JOINT, SOFT_BALANCE, TEXT_BALANCE, Drafter, MedusaOptions
+from localspec.drafters.trained import draft_vocabulary
 from localspec.engine.backends import Target as DecodingTarget
 from localspec.machine.memory import free_memory
 from localspec.nn.adapters import Adapters
 from localspec.nn.linear import Linear, QuantizedLinear
-from localspec.nn.losses import DepthLoss, Guess, Head, Likeliest, cross_entropies
+from localspec.nn.losses import DepthLoss, Guess, Head, Likeliest, cross_entropies, cross_entropy
 from localspec.nn.target import Target
 from localspec.training.readings import Places
-from localspec.training.trainable import PROBE_SECONDS, Batch, LossOutput, PreviousRun, Proposed, TrainableDrafter
+from localspec.training.trainable import (
+    COMMON,
+    PROBE_SECONDS,
+    Batch,
+    LossOutput,
+    PreviousRun,
+    Proposed,
+    TrainableDrafter,
+)
 
 SHARE = 0.1  # of the model's weights: what vocabulary matrices of the heads' own may take
 TRAINED_BYTES = 16  # of a number that is trained: itself, its gradient and two moments
 PATH_RATE = 0.2  # the learning rate of what least squares gave, as a share of the rest's
 RIDGE = 300.0  # added to the squares of inputs, which are 1 on average: what few rows say is not trusted
 FITTED = 65_536  # places that least squares look at, at most
-CANDIDATES, COMMON = 16, 2048  # of a place, and the commonest tokens: what a step learns to tell apart
 
 
 class ResidualBlocks(nn.Module):
@@ -77,9 +86,9 @@ class LinearPath(nn.Module):
 
 
 class OwnChange(nn.Module):
-    """What each head changes of the vocabulary matrix that all share, U D; nothing at first.
+    """A change U D of the shared vocabulary matrix for each head; nothing at first.
 
-    down [heads, rank, hidden_size], up [heads, vocab_size, rank].
+    down [heads, rank, hidden_size], up [heads, draft vocabulary, rank].
     """
 
     def __init__(self, heads: int, rank: int, width: int, vocabulary: int, device: str) -> None:
@@ -88,10 +97,10 @@ class OwnChange(nn.Module):
         self.up = nn.Parameter(torch.zeros(heads, vocabulary, rank, device=device))
 
     def forward(
-        self, x: torch.Tensor, heads: slice, logits: torch.Tensor, kept: torch.Tensor | None = None
+        self, x: torch.Tensor, heads: slice, logits: torch.Tensor, columns: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return logits [heads, rows, tokens] of x [heads, rows, hidden_size] with what these heads change."""
-        ups = self.up[heads] if kept is None else self.up[heads][:, kept]
+        """Return logits [heads, rows, tokens] of x [heads, rows, hidden_size] with the changes of these heads."""
+        ups = self.up[heads] if columns is None else self.up[heads][:, columns]
         down, up = (part.to(x.dtype).transpose(1, 2) for part in (self.down[heads], ups))
         return torch.baddbmm(logits, torch.bmm(x, down), up)
 
@@ -112,7 +121,10 @@ class Trainable(TrainableDrafter):
         super().__init__(target, options)
         transformer = target.transformer
         width = transformer.config.hidden_size
-        self._common = torch.zeros(0, dtype=torch.long, device=target.device)
+        shape = transformer.config
+        options = self.options = replace(options, vocabulary=draft_vocabulary(options.vocabulary, shape.vocab_size))
+        tokens = options.vocabulary or shape.vocab_size
+        self.draft_from(options.vocabulary)
         self.blocks = nn.ModuleList(
             ResidualBlocks(options.heads, width, 2 * width if options.linear and not index else width, target.device)
             for index in range(options.layers)
@@ -121,16 +133,20 @@ class Trainable(TrainableDrafter):
             self.path = LinearPath(options.heads, width, target.device)
         self.linears = None
         if options.private:
-            head = transformer.lm_head.weight.detach().float() * transformer.config.logit_scale
-            self.linears = nn.Parameter(head.repeat(options.heads, 1, 1))
+            self.linears = nn.Parameter(self._own_rows().repeat(options.heads, 1, 1))
         if rank := options.rank_of_own:
-            shape = transformer.config
-            self.own = OwnChange(options.heads, rank, shape.hidden_size, shape.vocab_size, target.device)
+            self.own = OwnChange(options.heads, rank, shape.hidden_size, tokens, target.device)
         if options.joint:
             layers = range(len(transformer.layers))
             self.adapters = Adapters(
                 transformer, layers, options.rank, options.alpha, head=options.lm_head, dropout=options.dropout
             )
+
+    def _own_rows(self) -> torch.Tensor:
+        """Return the rows of the target's head that belong to the draft vocabulary, in fp32."""
+        transformer = self.target.transformer
+        head = transformer.lm_head.weight.detach().float() * transformer.config.logit_scale
+        return head if self.kept is None else head[self.kept]
 
     @classmethod
     def propose(
@@ -143,7 +159,8 @@ class Trainable(TrainableDrafter):
     ) -> Proposed | None:
         """Proposes matrices of the heads' own, as in the paper, where they are little beside model and memory."""
         shape, defaults = target.transformer.config, MedusaOptions()
-        own = defaults.heads * shape.vocab_size * shape.hidden_size
+        tokens = draft_vocabulary(defaults.vocabulary, shape.vocab_size) or shape.vocab_size
+        own = defaults.heads * tokens * shape.hidden_size
         matrices = (one for one in target.transformer.layers.modules() if isinstance(one, Linear | QuantizedLinear))
         weights = sum(math.prod(one.shape) for one in matrices)
         if own > SHARE * weights or TRAINED_BYTES * own > free_memory(str(target.device)) / 2:
@@ -166,9 +183,16 @@ class Trainable(TrainableDrafter):
         """Whether it learns from what the target said of a text once; joint training reads it with a gradient."""
         return not self.options.joint
 
+    @property
+    def fits(self) -> bool:
+        """Whether the linear path begins with least squares."""
+        return self.reads_once and self.options.linear
+
     def begin_training(self, frequencies: torch.Tensor) -> None:
-        """Keep the commonest tokens, which every step learns to tell apart."""
-        self._common = frequencies.topk(min(COMMON, len(frequencies))).indices
+        """Make the most frequent tokens the draft vocabulary, and keep those that every step tells apart."""
+        super().begin_training(frequencies)
+        if self.kept is not None and self.linears is not None:
+            self.linears.data.copy_(self._own_rows())
 
     def fit(self, parts: Iterable[Places]) -> None:
         """Lets every head begin with least squares: from the state and the root to the state that it stands for."""
@@ -203,18 +227,19 @@ class Trainable(TrainableDrafter):
         return torch.cat([F.rms_norm(part, part.shape[-1:], eps=EPS) for part in parts], -1)
 
     def _logits(
-        self, x: torch.Tensor, heads: slice, shared: Head | None = None, kept: torch.Tensor | None = None
+        self, x: torch.Tensor, heads: slice, shared: Head | None = None, columns: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Return these heads' logits [heads, rows, tokens] of what they read, x [heads, rows, read].
 
-        `shared` is the vocabulary's head that they share, of all tokens or of those that are `kept`, else the target's.
+        `shared` is the head that they share, else the target's. Tokens are those of the draft vocabulary, or its
+        `columns`, for which `shared` then is.
         """
         for index, blocks in enumerate(self.blocks):
             x = blocks(x, heads, self.path if self.options.linear and not index else None)
         if self.linears is None:
-            logits = (shared or self.target.head)(x)
-            return self.own(x, heads, logits, kept) if self.options.rank_of_own else logits
-        matrices = self.linears[heads] if kept is None else self.linears[heads][:, kept]
+            logits = (shared or self.shared)(x)
+            return self.own(x, heads, logits, columns) if self.options.rank_of_own else logits
+        matrices = self.linears[heads] if columns is None else self.linears[heads][:, columns]
         # In this order a single row takes the path for vectors, which reads the matrices twice as fast.
         return torch.bmm(matrices.to(x.dtype), x.transpose(1, 2)).transpose(1, 2).contiguous()
 
@@ -226,35 +251,30 @@ class Trainable(TrainableDrafter):
         share its head with them; the teacher is the target without them (§3.3.2), from which the batch's states come.
         λ₀ weighs what the heads' loss asks of the target, never what it asks of the heads: Adam's second moments would
         remember the larger gradients of the warm-up, and starve them. Of what was read once a step learns among
-        candidates, the likeliest of its places and the commonest tokens.
+        candidates, the likeliest of its places and the commonest tokens, as far as they are in the draft vocabulary.
         """
         places = batch.places or self._places(batch)
         adapted = self.adapters is not None and self.progress >= self.options.warmup
-        states, kept = places.states, None
-        shared: Head = self.target.head
+        states = places.states
+        shared, kept, columns = self.candidates(places.labels)
         if adapted:
             balance = self._balance(batch.distill)
             own_states = self.adapted_states(batch.tokens)[_predicting(batch.loss_mask)]
             states, shared = scaled_gradient(own_states, balance), self._balanced_head(balance)
-        elif self.training and isinstance(places.labels, Likeliest):
-            kept = torch.unique(torch.cat([places.labels.ids[:, :CANDIDATES].flatten(), self._common]))
-            shared = self.target.transformer.head_of(kept)[0]
         read = self._read(states, places.roots)
         found, there = places.following(self.depth)
         guesses = [
-            Guess(read[there[:, depth]], self._head(depth, shared, kept), found[there[:, depth], depth])
+            Guess(read[there[:, depth]], self._head(depth, shared, columns), found[there[:, depth], depth])
             for depth in range(self.depth)
         ]
         teacher = None if isinstance(places.labels, Likeliest) or not batch.distill else self.target.head
-        if adapted:
-            every = torch.arange(len(own_states), device=own_states.device)
-            guesses.insert(0, Guess(own_states, self.adapted_head, every))
-        losses = cross_entropies(guesses, places.labels, teacher, kept)
-        depth_losses = losses[-self.depth :]
+        depth_losses = cross_entropies(guesses, places.labels, teacher, kept)
         loss = torch.stack(
             [_mean(seen) * self.options.decay**ahead for ahead, seen in enumerate(depth_losses, start=1)]
         ).sum()
-        return LossOutput(_mean(losses[0]) + loss if adapted else loss, depth_losses)
+        if adapted:
+            loss = loss + _mean(cross_entropy(own_states, self.adapted_head, places.labels, teacher))
+        return LossOutput(loss, depth_losses)
 
     def _places(self, batch: Batch) -> Places:
         """Return the positions of texts that were read just now."""
@@ -266,22 +286,22 @@ class Trainable(TrainableDrafter):
             states, roots, text * 2 * (batch.tokens.shape[1] + self.depth) + place, states if batch.distill else roots
         )
 
-    def _head(self, depth: int, shared: Head, kept: torch.Tensor | None) -> Head:
-        """Return what makes logits of what the head of this number reads."""
-        return lambda rows: self._logits(rows[None], slice(depth, depth + 1), shared, kept)[0]
+    def _head(self, depth: int, shared: Head, columns: torch.Tensor | None) -> Head:
+        """Return the function from the rows that a head reads to its logits."""
+        return lambda rows: self._logits(rows[None], slice(depth, depth + 1), shared, columns)[0]
 
     def _balanced_head(self, balance: float) -> Head:
-        """Return the target's head with its adapter, into which a gradient flows so much weaker."""
+        """Return the shared head with the adapter of the target's, into which a gradient flows so much weaker."""
         assert self.adapters is not None
         if (adapter := self.adapters.head) is None:
-            return self.target.head
+            return self.shared
 
-        def weaker(x: torch.Tensor) -> torch.Tensor:
+        def weaker(x: torch.Tensor, channels: torch.Tensor | None = None) -> torch.Tensor:
             weights = {name: scaled_gradient(one, balance) for name, one in adapter.named_parameters()}
-            changed: torch.Tensor = torch.func.functional_call(adapter, weights, (x,))
+            changed: torch.Tensor = torch.func.functional_call(adapter, weights, (x, channels))
             return changed
 
-        return lambda hidden: self.target.head(hidden, weaker)
+        return lambda hidden: self.shared(hidden, weaker)
 
     def _balance(self, distill: bool) -> float:
         """Return λ₀ at this point of the joint training (§3.2.2)."""

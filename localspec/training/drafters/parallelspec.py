@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 from localspec.drafters.parallelspec import Drafter, ParallelSpecOptions, layers_of
 from localspec.models.drafter_cards import RANKS
 from localspec.models.small_model import impossible_ids
-from localspec.nn.losses import DepthLoss, Guess, cross_entropies
+from localspec.nn.losses import DepthLoss, Guess, Head, cross_entropies
 from localspec.nn.small_model import copied_layers, from_config, read_masked, rotary_embedding
 from localspec.nn.target import Target
 from localspec.nn.transformer import Transformer
@@ -75,6 +76,8 @@ class Trainable(TrainableDrafter):
         """Raise what reading the small language model of the form 'model' does."""
         super().__init__(target, options)
         shape, device = target.transformer.config, target.device
+        options = self.options = replace(options, vocabulary=options.tokens(shape.vocab_size))
+        self.draft_from(options.vocabulary)
         if options.form != "model":
             own = layers_of(shape, options)
             begun = {"last": shape.attending[-options.layers :], "first": shape.attending[: options.layers]}
@@ -146,10 +149,13 @@ class Trainable(TrainableDrafter):
         """Return the masks' embeddings [k, hidden_size]; a small language model has one for all."""
         return self.masks.expand(self.options.masks, -1)
 
-    def _head(self, states: torch.Tensor) -> torch.Tensor:
-        """Return logits of states [rows, hidden_size], for the ids that the drafter and the target both have."""
+    def _head(self, states: torch.Tensor, shared: Head | None = None) -> torch.Tensor:
+        """Return logits of states [rows, hidden_size], for the ids that the drafter and the target both have.
+
+        `shared` is the target's head, or a part of it that makes the logits of some tokens.
+        """
         if self.options.form != "model":
-            return self.target.head(states.to(self.target.transformer.computes_in))
+            return (shared or self.shared)(states.to(self.target.transformer.computes_in))
         logits: torch.Tensor = self.model.head(states)
         return logits[:, : self.target.transformer.config.vocab_size]
 
@@ -204,13 +210,26 @@ class Trainable(TrainableDrafter):
         before = self.target.embed(tokens[group.positions[real:].clamp(max=len(tokens) - 1)])
         return torch.cat([states[:real], self.correction(before, states[real:])])
 
+    @property
+    def reads_once(self) -> bool:
+        """Whether labels are all that it needs of the target; the form 'eagle' reads the states of a whole text."""
+        return self.options.form != "eagle"
+
     def _depth_losses(self, guesses: Sequence[Guess], batch: Batch) -> list[DepthLoss]:
         """Return the losses of guesses whose labels are places of all texts, end to end."""
-        labels = batch.hidden if batch.distill else batch.tokens.roll(-1, 1)  # of each place, what follows it
         own = self.model.config.vocab_size  # 0 where the head is the target's
         truncated = 0 < own < self.target.transformer.config.vocab_size
-        ids = torch.arange(own, device=batch.tokens.device) if truncated else None
-        return cross_entropies(guesses, labels.flatten(0, 1), self.target.head if batch.distill else None, ids)
+        ids = torch.arange(own, device=batch.tokens.device) if truncated else self.kept
+        if batch.places is None:
+            labels = batch.hidden if batch.distill else batch.tokens.roll(-1, 1)  # of each place, what follows it
+            return cross_entropies(guesses, labels.flatten(0, 1), self.target.head if batch.distill else None, ids)
+        head: Head = self._head
+        if not own:
+            shared, ids, _ = self.candidates(batch.places.labels)
+            head = partial(self._head, shared=shared)
+        reading = F.pad(batch.loss_mask[:, 1:], (0, 1)).flatten().cumsum(0) - 1  # of each place in the loss
+        guesses = [Guess(guess.states, head, reading[guess.labels]) for guess in guesses]
+        return cross_entropies(guesses, batch.places.labels, None, ids)
 
     def group(self, loss_mask: torch.Tensor, generator: torch.Generator) -> Group:
         """Return the rows of a text with this loss_mask [n]: random anchors, as many as there is room for.

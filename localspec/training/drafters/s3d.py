@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from localspec.choosing import drafters
 from localspec.drafters.layer_probe import probe
 from localspec.drafters.s3d import Drafter, S3DOptions
+from localspec.drafters.trained import draft_vocabulary
 from localspec.engine.assemble import own_replies
 from localspec.engine.backends import Target as DecodingTarget
 from localspec.errors import UsageMistake
@@ -62,16 +64,19 @@ class Trainable(TrainableDrafter):
         super().__init__(target, options)
         transformer = target.transformer
         transformer.config.need_layers_alone("s3d")
-        self.kept = options.layers(len(transformer.layers))
+        self.kept_layers = options.layers(len(transformer.layers))
+        vocabulary = draft_vocabulary(options.vocabulary, transformer.config.vocab_size)
+        self.options = replace(options, vocabulary=vocabulary)
+        self.draft_from(vocabulary)
         self.mask = nn.Parameter(transformer.scaled(transformer.embed_tokens.detach().mean(0, dtype=torch.float32)))
         if options.which != "none":
-            self.adapters = Adapters(transformer, self.kept, options.rank, options.alpha, options.which)
+            self.adapters = Adapters(transformer, self.kept_layers, options.rank, options.alpha, options.which)
         elif options.full and transformer.packed:
-            self.adapters = Adapters(transformer, self.kept, options.rank, options.alpha)
+            self.adapters = Adapters(transformer, self.kept_layers, options.rank, options.alpha)
         self.layers = nn.ModuleList()
         if options.full and not transformer.packed:
             # They are trained and part of a training's checkpoints, but saved with the target.
-            self.layers = nn.ModuleList(transformer.layers[layer] for layer in self.kept)
+            self.layers = nn.ModuleList(transformer.layers[layer] for layer in self.kept_layers)
             if self._trainable:
                 self.layers.requires_grad_(True)
 
@@ -99,7 +104,7 @@ class Trainable(TrainableDrafter):
     @property
     def beta(self) -> float:
         """β: the share of the target's weights that a draft reads."""
-        return share(len(self.target.transformer.layers), len(self.kept), head_weight(self.target))
+        return share(len(self.target.transformer.layers), len(self.kept_layers), head_weight(self.target))
 
     def reads_states(self, distill: bool) -> bool:
         """Whether the loss reads a text's states: they are labels, and nothing else."""
@@ -112,12 +117,12 @@ class Trainable(TrainableDrafter):
 
     def drawn(self, length: int) -> Drawn:
         """Group begin at some of the positions alone, and go through every kept layer."""
-        return Drawn(SHARE * self.depth, len(self.kept))
+        return Drawn(SHARE * self.depth, len(self.kept_layers))
 
     @property
     def reads_layers(self) -> Sequence[int]:
         """The kept layers; the full form reads a text itself, with a gradient."""
-        return () if self.changes_target else self.kept
+        return () if self.changes_target else self.kept_layers
 
     def loss(self, batch: Batch) -> LossOutput:
         """Return the loss of eq. 9 over groups of an anchor and `depth` - 1 masks, which see only text before them.
@@ -136,7 +141,7 @@ class Trainable(TrainableDrafter):
             own, prefix = self._own_loss(batch)
         anchors, there = self._anchors(batch.loss_mask, batch.generator)
         states = self._groups(batch.tokens, anchors, prefix)
-        head, depth_losses = self.target.head, []
+        teacher, depth_losses = self.target.head if batch.distill else None, []
         reached, chains = there, []  # drafts that were right so far
         text = torch.arange(len(anchors), device=anchors.device)[:, None]
         for place in range(self.depth):
@@ -146,9 +151,7 @@ class Trainable(TrainableDrafter):
             has_label = there & inside & batch.loss_mask[text, label]
             of, at = text.expand_as(label)[has_label], label[has_label]
             right = batch.hidden[of, at - 1] if batch.distill else batch.tokens[of, at]
-            depth_losses.append(
-                cross_entropy(states[has_label][:, place], head, right, head if batch.distill else None)
-            )
+            depth_losses.append(cross_entropy(states[has_label][:, place], self.shared, right, teacher, self.kept))
             before, reached = reached & has_label, torch.zeros_like(there)
             reached[has_label] = depth_losses[-1].first
             reached &= before
@@ -167,7 +170,7 @@ class Trainable(TrainableDrafter):
         Where adapters learn, the target without them is still there, and its distribution may be the label.
         """
         positions = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
-        causal, prefix = positions[:, None] >= positions, TextPrefix(self.kept)
+        causal, prefix = positions[:, None] >= positions, TextPrefix(self.kept_layers)
         states = self.target.transformer(batch.tokens, positions, causal, prefix, adapters=self.adapters or {})
         told = batch.loss_mask[:, 1:]
         soft = batch.distill and self.adapters is not None
@@ -209,7 +212,7 @@ class Trainable(TrainableDrafter):
             positions,
             torch.cat([before, own.expand(texts, -1, -1)], 2),
             text or self._read(tokens),
-            self.kept,
+            self.kept_layers,
             self.adapters or {},
         )
         return states.view(texts, count, self.depth, states.shape[-1])
@@ -217,8 +220,8 @@ class Trainable(TrainableDrafter):
     @torch.no_grad()
     def _read(self, tokens: torch.Tensor) -> TextPrefix:
         """Return keys and values of texts [texts, n] as the target itself makes them, without adapters."""
-        positions, prefix = torch.arange(tokens.shape[1], device=tokens.device), TextPrefix(self.kept)
-        layers = range(max(self.kept) + 1)
+        positions, prefix = torch.arange(tokens.shape[1], device=tokens.device), TextPrefix(self.kept_layers)
+        layers = range(max(self.kept_layers) + 1)
         self.target.transformer(tokens, positions, positions[:, None] >= positions, prefix, layers)
         return prefix.closed()
 
@@ -227,15 +230,19 @@ class Trainable(TrainableDrafter):
         return self.target.dtype in (torch.float32, torch.bfloat16)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the adapters under peft's names, and the mask token; the full form's layers are in its target."""
+        """Return adapters by peft's names, mask token, draft vocabulary; the full form's layers are in its target."""
         adapters = self.adapters if self.options.which != "none" else None
-        return {**(adapters.tensors() if adapters else {}), "mask": self.mask.detach()}
+        kept = {} if self.kept is None else {"kept": self.kept}
+        return {**(adapters.tensors() if adapters else {}), "mask": self.mask.detach(), **kept}
 
     @torch.no_grad()
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load what `tensors` gave. Raises LocalspecError where one is missing, superfluous or of another shape."""
+        """Load what `tensors` gave. Raises what `check_tensors` does."""
         self.check_tensors(tensors)
         self.mask.copy_(tensors["mask"])
+        if self.kept is not None:
+            self.kept.copy_(tensors["kept"])
+            self.copy_head_rows()
         if self.adapters and self.options.which != "none":
             self.adapters.load_tensors(tensors)
 

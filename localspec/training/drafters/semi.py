@@ -1,17 +1,18 @@
 """Trains the tiny model and the head of semi-autoregressive drafting, alone or together with the target."""
 
-from collections.abc import Mapping
+from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from localspec.drafters.semi import CHANGING, JOINT, Drafter, SemiOptions, Widths
-from localspec.errors import LocalspecError
 from localspec.models.drafter_cards import RANKS
 from localspec.nn.adapters import Adapters
-from localspec.nn.losses import DepthLoss, Guess, Head, cross_entropies, cross_entropy
+from localspec.nn.losses import DepthLoss, Guess, cross_entropies, cross_entropy
 from localspec.nn.target import Target
+from localspec.training.readings import Places
 from localspec.training.trainable import Batch, Drawn, LossOutput, TrainableDrafter
 
 
@@ -117,7 +118,6 @@ class Trainable(TrainableDrafter):
     Drafter = Drafter
     options: SemiOptions
     JOINT = ("joint", "first", *JOINT, *CHANGING)
-    kept: torch.Tensor | None
 
     def __init__(self, target: Target, options: SemiOptions) -> None:
         shape = target.transformer.config
@@ -131,14 +131,12 @@ class Trainable(TrainableDrafter):
             self.near = nn.Linear(self.recent.width, wide)
             self.mixed = nn.Linear(2 * wide, 2 * wide) if options.layers == 2 else None
             self.out = nn.Linear(2 * wide, widths.outputs, bias=False)
-            self.register_buffer("kept", torch.arange(options.vocabulary) if options.vocabulary else None)
         if options.draft_rank:
             learn_by_rank(self, options.draft_rank)
         if options.joint or options.first:
             layers = range(shape.num_layers)
             self.adapters = Adapters(target.transformer, layers, options.rank, 2.0 * options.rank, head=options.lm_head)
-        self._shared: Head = target.head  # no module of the drafter: it is neither trained nor saved
-        self._copy_head_rows()
+        self.draft_from(options.vocabulary)
 
     @property
     def depth(self) -> int:
@@ -168,24 +166,21 @@ class Trainable(TrainableDrafter):
         near = _linear(recent, self.near)
         return state, F.silu(torch.cat([far.expand_as(near), near], -1))
 
-    def _head(self, x: torch.Tensor) -> torch.Tensor:
-        """Return logits [rows, draft vocabulary] of x [rows, 2 wide]."""
+    def _head(
+        self, x: torch.Tensor, shared: Callable[..., torch.Tensor] | None = None, columns: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return logits [rows, draft vocabulary] of x [rows, 2 wide], or some of their columns.
+
+        `shared` then is the target's head of these tokens.
+        """
         if self.mixed is not None:
             x = x + F.silu(_linear(x, self.mixed))
-        x = _linear(x, self.out)
+        if not self.options.shared and columns is not None:
+            return F.linear(x, self.out.weight[columns].to(x.dtype))
+        x, shared = _linear(x, self.out), shared or self.shared
         if not self.options.shared:
             return x
-        adapter = None if self.adapters is None else self.adapters.head
-        if adapter is None:
-            return self._shared(x)
-        change: torch.Tensor = adapter(self.target.transformer.for_head(x), self.kept)
-        return self._shared(x) + change.to(x.dtype)
-
-    def _copy_head_rows(self) -> None:
-        """Copy the rows of the target's head that belong to the draft vocabulary, in that head's precision."""
-        transformer = self.target.transformer
-        if self.options.shared and self.kept is not None:
-            self._shared = transformer.head_of(self.kept)[0]
+        return shared(x) if self.adapters is None else shared(x, self.adapters.head)
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -200,6 +195,8 @@ class Trainable(TrainableDrafter):
         learns first, its loss is all there is (λ = 0), with the text as the label; after that it stays as it is (λ = 1)
         and is the teacher.
         """
+        if batch.places is not None:
+            return self._loss_of_places(batch.places, batch.generator)
         options = self.options
         alone = self.progress < options.first  # the target learns, and nothing else
         states = batch.hidden.to(self._dtype)
@@ -235,6 +232,31 @@ class Trainable(TrainableDrafter):
             loss = options.balance * loss + (1 - options.balance) * self._target_loss(batch, states, batch.distill)
         return LossOutput(loss, found)
 
+    @property
+    def reads_once(self) -> bool:
+        """Whether it learns from the target's saved readings; a target that learns too reads texts with a gradient."""
+        return not (self.options.joint or self.options.first)
+
+    def _loss_of_places(self, places: Places, generator: torch.Generator) -> LossOutput:
+        """Return the loss of eq. 8 of places that the target read once, each with a state and the root after it."""
+        found, there = places.following(self.depth)
+        anchors = there[:, 0].nonzero().flatten()
+        if self.options.share < 1:
+            chosen = torch.rand(len(anchors), generator=generator) < self.options.share
+            anchors = anchors[chosen.to(anchors.device)]
+        found, there = found[anchors], there[anchors]
+        shared, kept, columns = self.candidates(places.labels)
+        far, state = _linear(places.states[anchors].to(self._dtype), self.far), self._initial_state(len(anchors))
+        guesses, tokens = [], places.roots[anchors]
+        for depth in range(self.depth):
+            state, x = self._read(tokens, far, state, depth)
+            head, label = partial(self._head, shared=shared, columns=columns), there[:, depth]
+            guesses.append(Guess(x[label], head, found[label, depth]))
+            tokens = places.roots[found[:, depth]]
+        losses = cross_entropies(guesses, places.labels, None, kept)
+        total = sum((one.loss for one in losses), start=0.0 * far.sum())
+        return LossOutput(total / max(sum(one.count for one in losses), 1), losses)
+
     def _target_loss(self, batch: Batch, states: torch.Tensor, distill: bool) -> torch.Tensor:
         """Return the target's own mean loss by its states with adapters; `distill`: compared with it without them."""
         there = batch.loss_mask[:, 1:]
@@ -242,12 +264,6 @@ class Trainable(TrainableDrafter):
         teacher = self.target.head if distill else None
         found = cross_entropy(states[:, :-1][there], self.adapted_head, label, teacher)
         return found.loss / max(found.count, 1)
-
-    def begin_training(self, frequencies: torch.Tensor) -> None:
-        """Make the most frequent tokens the draft vocabulary."""
-        if self.kept is not None:
-            self.kept.copy_(frequencies.topk(len(self.kept)).indices.sort().values)
-            self._copy_head_rows()
 
     # -- weights ------------------------------------------------------------------------------------------------------
 
@@ -259,15 +275,6 @@ class Trainable(TrainableDrafter):
                 layer, matrix = name.split(".changes.")
                 found[f"{layer}.{matrix}"] = found[f"{layer}.{matrix}"] + module.product().detach()
         return found
-
-    def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load what `tensors` gave. Raises LocalspecError also for a draft vocabulary that the model does not have."""
-        self.check_tensors(tensors)
-        kept = tensors.get("kept")
-        if kept is not None and not 0 <= int(kept.min()) <= int(kept.max()) < self.target.transformer.config.vocab_size:
-            raise LocalspecError("'kept' names tokens that the model does not have; train the drafter again.")
-        super().load_tensors(tensors)
-        self._copy_head_rows()
 
 
 def _change(layer: nn.Module, matrix: str) -> Change | None:

@@ -1,0 +1,132 @@
+"""Trains one drafter of each kind for a model, and reads its acceptance length at some hours of training.
+
+One course per kind, as `localspec train KIND -m MODEL --hours H` runs it: answers, training, bench. A copy of the drafter is
+written when training has taken each of `--at` hours, and its acceptance length is measured with trees of each number of
+`--nodes`, on greedy replies to the shipped held-out prompts. Ctrl+C or a kill stops it, and the same command continues it.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from localspec.choosing.choose import choose
+from localspec.config import Settings
+from localspec.drafters.saved import load_drafter
+from localspec.engine.loading import load_target
+from localspec.environment import home
+from localspec.events import Reporter
+from localspec.models import registry
+from localspec.models.drafter_cards import read_drafter
+from localspec.paths import Paths
+from localspec.store.store import Store
+from localspec.training.course import Course, Wishes
+from localspec.training.directory import Lock, begun
+from localspec.training.generated import measure_generated
+from localspec.training.job import Job, Request
+from localspec.training.options import parse_options
+from localspec.training.prompts import held_out_prompts
+from localspec.training.trainable import save_drafter
+
+KINDS = ("medusa", "s3d", "semi", "parallelspec", "eagle3")
+REPORT = Reporter(lambda text: print(text, flush=True), lambda text: None)
+
+
+def main() -> None:
+    """Train the kinds one after the other, then measure each copy, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-m", "--model", default="smollm2-135m")
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
+    parser.add_argument("-O", "--option", action="append", default=[], help="NAME=VALUE, for all kinds")
+    parser.add_argument("--hours", type=float, default=1.5, help="of each course, answers and bench included")
+    parser.add_argument("--at", nargs="+", type=float, default=[0.1, 0.25, 1.0], help="hours of training")
+    parser.add_argument("--nodes", nargs="+", type=int, default=[4, 8, 16])
+    parser.add_argument("--replies", type=int, default=32)
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    with (arguments.out / "pids").open("a") as pids:
+        pids.write(f"{os.getpid()}\n")
+    settings = Settings(model=arguments.model)
+    card = registry.resolve(arguments.model)
+    for kind in arguments.kinds:
+        train(kind, card, settings, arguments)
+    found = [row for kind in arguments.kinds for row in measured(kind, card, settings, arguments)]
+    print("| kind | hours | " + " | ".join(f"τ, {nodes} nodes" for nodes in arguments.nodes) + " |")
+    print("|---|---:|" + "---:|" * len(arguments.nodes))
+    for kind, hours, lengths in found:
+        print(f"| {kind} | {hours} | " + " | ".join(f"{lengths[str(nodes)]:.2f}" for nodes in arguments.nodes) + " |")
+
+
+def train(kind: str, card: registry.TargetCard, settings: Settings, arguments: argparse.Namespace) -> None:
+    """Run a course to its end, and write a copy of the drafter at each mark."""
+    directory: Path = arguments.out / kind
+    if (directory / "drafter" / "drafter.json").exists() and not begun(directory):
+        return
+    request = Request(
+        kind=kind, card=card, name=card.name, options=parse_options(kind, arguments.option), examples=[],
+        data=["prompts"], directory=directory, command=shlex.join(["localspec", "train", kind, "-m", card.name]),
+        length=None, batch=4096, at_once=None, rate=1e-3, seed=0, distill=True, steps=None, hours=None, epochs=None,
+        save_seconds=60.0, force=False,
+    )  # fmt: skip
+    with Lock(directory) as lock, Store.open(Paths(home()).database, REPORT.notice) as store:
+        wishes = Wishes("prompts", arguments.hours, None, None, False)
+        course = Course(request, wishes, settings, lock, store, REPORT)
+        course.propose()
+        for answered in course.answer():
+            REPORT.progress(f"{answered.replies} answers")
+        if (job := course.train()) is not None:
+            began, positions = time.process_time(), job.training.state.tokens
+            for seen in job.run():
+                for hours in arguments.at:
+                    if seen.seconds >= 3600 * hours and not _copy(directory, hours).exists():
+                        write_copy(job, _copy(directory, hours))
+            pace = (job.training.state.tokens - positions) / max(time.process_time() - began, 1e-9)
+            print(f"{kind}: {pace:.0f} tokens a CPU-second in training", flush=True)
+            job.finish()
+        _, verdict = course.judge()
+        print(f"{kind}: {json.dumps(verdict.as_json())}", flush=True)
+
+
+def _copy(directory: Path, hours: float) -> Path:
+    return directory / f"at-{hours:g}"
+
+
+def write_copy(job: Job, path: Path) -> None:
+    """Write the drafter as it is now."""
+    accuracy = job.training.measure()
+    save_drafter(job.drafter, path, {"accuracy_by_depth": accuracy, "step": job.training.state.step})
+    job.drafter.train()
+
+
+def measured(
+    kind: str, card: registry.TargetCard, settings: Settings, arguments: argparse.Namespace
+) -> list[tuple[str, float, dict[str, float]]]:
+    """Return (kind, hours, τ by nodes) of each copy; what was measured before is read again."""
+    choice, rows = choose(card, replace(settings, drafter="none")), []
+    target: Any = None
+    for hours in arguments.at:
+        copy = _copy(arguments.out / kind, hours)
+        if not copy.exists():
+            continue
+        file = copy / "lengths.json"
+        lengths: dict[str, float] = json.loads(file.read_text()) if file.exists() else {}
+        for nodes in arguments.nodes:
+            if str(nodes) in lengths:
+                continue
+            target = target or load_target(choice, REPORT)
+            prompts = ([*target.encode([{"role": "user", "content": one.text}])] for one in held_out_prompts())
+            drafter = load_drafter(read_drafter(copy), target)
+            found = measure_generated(target, drafter, prompts, arguments.replies, 1e9, nodes)
+            lengths[str(nodes)] = found.length if found else 1.0
+            file.write_text(json.dumps(lengths) + "\n")
+        rows.append((kind, hours, lengths))
+    return rows
+
+
+if __name__ == "__main__":
+    main()
