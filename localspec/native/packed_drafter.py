@@ -50,7 +50,7 @@ class StoredMatrix(NDArrayOperatorsMixin):
         return getattr(np.asarray(self), name)
 
     def reshape(self, rows: int, columns: int) -> Any:
-        """Return it with so many rows and columns; itself, if it is packed like that."""
+        """Return it with these numbers of rows and columns; itself, if it is packed like that."""
         if len(self.packed) == 1 and self.packed[0].out == rows:
             return self
         return np.asarray(self).reshape(rows, columns)

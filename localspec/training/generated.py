@@ -51,9 +51,9 @@ def measure_generated(
     seconds: float = SECONDS,
     nodes: int = NODES,
 ) -> GeneratedText | None:
-    """Let the target answer prompts with trees of so many nodes, at most `most` of them.
+    """Let the target answer prompts with trees of this many nodes, at most `most` of them.
 
-    No reply begins after so many seconds, and replies end where they repeat themselves. Return None where no prompt
+    No reply begins after this many seconds, and replies end where they repeat themselves. Return None where no prompt
     leaves room for a reply.
     """
     session, began = Session(target, drafter, Budget(nodes, branches=target.branches)), time.monotonic()
