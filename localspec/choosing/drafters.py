@@ -355,7 +355,7 @@ def _draft_seconds(
     small: DraftModelEstimate | None = None,
     tokens: int = 0,
 ) -> Callable[[int], float]:
-    """Return the function from nodes to the seconds of one draft; `tokens` is the number of tokens that are drafted, 0 for all."""
+    """Return the function from nodes to the seconds of one draft. It drafts `tokens` tokens; 0 means all."""
     costs = cost.StepCosts(small.costs) if small else at.costs  # a draft model's forwards are whole steps
     inputs = DraftCost(
         parameters,
