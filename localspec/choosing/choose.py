@@ -352,7 +352,7 @@ def _too_large(
     device, gib = smallest.precision.device, 2.0**30
     missing = (
         f"{card.name} needs {smallest.bytes / gib:.1f} GiB of memory in {smallest.precision} on "
-        f"{device.name}, and {device.free / gib:.1f} of {device.usable / gib:.1f} GiB free may be used"
+        f"{device.name}, and {device.usable / gib:.1f} of {device.free / gib:.1f} GiB free may be used"
     )
     if context is not None and context > PLANNED:  # other models would need more memory for it too
         return f"{missing}; close other programs, or give a smaller --context."

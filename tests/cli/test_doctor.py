@@ -254,7 +254,7 @@ def test_what_this_machine_has_and_what_fits(doctor, invented):
     code, out, err = doctor()
     assert (code, err) == (0, "") and "\x1b" not in out and "\x07" not in out
     take, fetch, idle, until, idle_until_then, empty, *lines = out.splitlines()
-    best = re.split("[,:]", take)[0].removeprefix("Take ")
+    best = re.split("[,:]", take)[0].removeprefix("Use ")
     assert idle.startswith(wording("mps_is_not_used").replace("demo", best))
     assert idle_until_then.startswith(wording("mps_is_not_used"))
     assert f", license {registry.known()[best].license}: " in take
@@ -313,7 +313,7 @@ def test_verbose_tells_of_m_and_of_reasons(doctor, invented):
 
 def test_a_gated_model_is_marked_and_recommended_only_where_no_other_fits(doctor, invented, monkeypatch):
     take, *_ = doctor()[1].splitlines()
-    assert not registry.known()[re.split("[,:]", take)[0].removeprefix("Take ")].entry.gated
+    assert not registry.known()[re.split("[,:]", take)[0].removeprefix("Use ")].entry.gated
     said = json.loads(doctor("--json")[1])
     assert said["recommended"] == said["recommended_open"]
     marked = {one["model"] for one in said["choices"] if one["gated"]}
@@ -346,7 +346,7 @@ def test_where_the_best_is_here_nothing_is_to_be_fetched(doctor, invented, monke
         lambda every, prefer=None: usual([one for one in every if one.card.here], prefer),
     )
     first, second, third, *_ = doctor()[1].splitlines()
-    assert first.startswith(wording("take_demo_which_is_here"))
+    assert first.startswith(wording("use_demo_which_is_here"))
     assert first.endswith(wording("start_with_localspec_chat")) and third == ""
     assert second.startswith(wording("mps_is_not_used"))
     monkeypatch.setattr("localspec.cli.doctor.preferred", lambda every, prefer=None: None)
