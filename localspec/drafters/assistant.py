@@ -1,16 +1,16 @@
-"""Gemma 4's assistants: a tiny model that reads the target's own keys and values, token after token.
+"""Gemma 4's assistants: a tiny model that drafts level by level and attends to the target's own keys and values.
 
-    tokens   a    b    root  t     t'       A row joins the target's embedding of a token and a state: of the root the
-    states             s_b   m_r   m_t      target's that predicted it, below it what the assistant itself said.
-    position           2     2     2        All rows have the root's position and see the text before it, nothing else.
+    tokens   a    b    root  t     t'       A row joins the target's embedding of its token and a state. The root's is
+    states             s_b   m_r   m_t      the target's state that predicted it, others have their parent's row's.
+    position           2     2     2        All rows have the root's position. They see the text before it, no draft.
 
-Its layers have queries only. One with a window reads the target's last layer of its own keys with a window, the others
-its last without. Since no row sees another, trees cost a row a node. In small assistants a token's logit counts only
-where its cluster is among those nearest to the state.
+The layers have queries only. A layer with a window reads the keys and values of the target's last layer with a window,
+the others those of its last layer without one. Layers that borrow keys themselves do not count. Since no row sees
+another, each node of a tree costs one row. Small assistants score only the tokens of the clusters nearest to the state.
 
 This is the arithmetic of transformers' `gemma4_assistant` and of its candidate generator, with two differences: a row
-never sees the slot of a token that was refused, and a window counts positions as the target's does. No published file
-was seen.
+never sees the slot of a refused token, and windows count positions as the target's do. It was not compared with a
+published file.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,10 +35,11 @@ MOST_CLUSTERS = 2**16
 
 @dataclass(frozen=True)
 class AssistantOptions:
-    """`depth` is the most tokens of a path of a draft, which ends sooner where another level would not pay.
+    """The options of an assistant. `depth` is the most levels of a draft, which ends sooner if another would not pay.
 
-    `config` is the config.json of the assistant's layers. Tokens are in `clusters` of equal size, of which the
-    `nearest` are scored (0: all tokens are). Raises UsageMistake for impossible values.
+    `config` is the text of the config.json of the assistant's layers. The vocabulary is divided into `clusters` of
+    equal size, and the tokens of the `nearest` ones are scored; with 0 clusters all tokens are. Raises UsageMistake for
+    impossible values.
     """
 
     depth: int = 5
@@ -57,9 +58,9 @@ class AssistantOptions:
 
 
 def layers_of(options: AssistantOptions, target: TransformerConfig, context: int) -> tuple[TransformerConfig, Rope]:
-    """Return the sizes and the rotation of the assistant's layers, which borrow the target's keys and values.
+    """Return the sizes and the rotation of the assistant's layers, with the target's layer that each reads.
 
-    Raises UsageMistake if they are not such layers, or belong to another target.
+    Raises UsageMistake if they are not an assistant's layers, or were made for another target.
     """
     sizes, rope, _ = described(options.config, context, "assistant's layers")
     if sizes.family not in ("gemma4_text", "gemma4_unified_text") or sizes.per_layer_inputs[0]:
@@ -69,14 +70,14 @@ def layers_of(options: AssistantOptions, target: TransformerConfig, context: int
             f"The assistant is made for a Gemma 4 of {sizes.vocab_size} tokens, but this model is of the family "
             f"{target.family} and has {target.vocab_size}; name the model that it was made for."
         )
-    lends = {  # the lending layers, by whether they have a window
+    lenders = {  # the last layer with its own keys and values, for each: without a window, with one
         target.sliding_windows[layer] is not None: layer
         for layer, one in enumerate(target.layer_sizes)
         if one.keys_of is None
     }
     layers = []
     for own, window in zip(sizes.layer_sizes, sizes.sliding_windows, strict=True):
-        layer = lends.get(window is not None)
+        layer = lenders.get(window is not None)
         lent = None if layer is None else target.sizes_of(layer)
         if lent is None or (own.num_kv_heads, own.head_dim) != (lent.num_kv_heads, lent.head_dim):
             raise UsageMistake(
@@ -89,14 +90,14 @@ def layers_of(options: AssistantOptions, target: TransformerConfig, context: int
 
 
 class Drafter(TrainedDrafter):
-    """An assistant of Gemma 4 (Google 2026). Of the text it holds only the target's last state."""
+    """An assistant of Gemma 4 (Google 2026). It stores nothing of the text except the target's last state."""
 
     kind = "assistant"
     Options = AssistantOptions
     options: AssistantOptions
 
     def __init__(self, target: DraftableModel[Any], options: AssistantOptions, tensors: Mapping[str, Array]) -> None:
-        """Raise LocalspecError for clusters with tokens that the model does not have."""
+        """Build the assistant. Raises LocalspecError if the clusters do not hold each token of the model once."""
         super().__init__(target, options, tensors)
         compute = self.compute
         sizes, rope = layers_of(options, compute.target.sizes, target.context)
@@ -115,10 +116,12 @@ class Drafter(TrainedDrafter):
 
     @classmethod
     def tensor_specs(cls, target: DraftableModel[Any], options: AssistantOptions) -> dict[str, TensorSpec]:
-        """List the tensors: the layers under our names, the projections before and after them, the head, and the
-        clusters."""
-        own, vocabulary = target.compute.target.sizes, target.compute.target.sizes.vocab_size
-        sizes, _ = layers_of(options, own, target.context)
+        """Return the tensors by our names: the layers, the projections before and after them, the head, the clusters.
+
+        Raises UsageMistake for a vocabulary that the clusters do not divide evenly, and what `layers_of` raises.
+        """
+        target_sizes, vocabulary = target.compute.target.sizes, target.compute.target.sizes.vocab_size
+        sizes, _ = layers_of(options, target_sizes, target.context)
         specs = {}
         for name, rows in parameter_rows(sizes).items():
             columns = in_features(name, sizes)
@@ -126,8 +129,8 @@ class Drafter(TrainedDrafter):
                 specs[name] = TensorSpec((sum(rows),) if columns is None else (sum(rows), columns))
         width = sizes.hidden_size
         specs |= {
-            "before.weight": TensorSpec((width, 2 * own.hidden_size)),
-            "after.weight": TensorSpec((own.hidden_size, width)),
+            "before.weight": TensorSpec((width, 2 * target_sizes.hidden_size)),
+            "after.weight": TensorSpec((target_sizes.hidden_size, width)),
         }
         specs["head.weight"] = TensorSpec((vocabulary, width))
         if options.clusters:
@@ -146,7 +149,7 @@ class Drafter(TrainedDrafter):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it holds in addition to the target: weights and a state."""
+        """Bytes of the weights and of a state; keys and values are the target's."""
         held = [self._layers, self._before, self._after, self._head, self._centroids, self._members, self._state]
         return sum(int(one.nbytes) for one in held if one is not None)
 
@@ -161,39 +164,39 @@ class Drafter(TrainedDrafter):
             self._length += len(rows)
 
     def rewind(self, length: int) -> None:
-        """Discard what follows `length`; the state before it is known again after the target's next read."""
+        """Discard the state if it is later than `length`. Nothing is drafted until the target reads another token."""
         if length < self._length:
             self._state, self._length = None, length
         self._trees.forget()
 
     def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
-        """Continue after a text that the target holds; it must read one token of it for the state."""
+        """Continue after a text that the target already holds. The state is unknown until the target reads a token."""
         self._length = len(tokens)
 
     @QUIET
     def draft(self, context: Context) -> DraftTree:
-        """Return the best tree by the target's keys and values, or sampled chains for the rule `rejection`."""
+        """Return the best tree, or sampled chains for the rule `rejection`. Only the root if the state is unknown."""
         text = len(context.committed) - 1
         self.rewind(text)
         depths = min(self.depth, context.nodes)
         if not depths or not text or self._state is None or self._length != text:
             return DraftTree((context.root,), (-1,))
-        states = self._state
+        states = self._state  # of the level above: one row for each of its nodes
 
         def logits_of(parents: Sequence[int], tokens: Sequence[int], depth: int) -> Rows:
             nonlocal states
             above = states[self.compute.integers([[parent] for parent in parents])[:, 0]] if depth else states
-            both = self.compute.concat([self.compute.target.embed(tokens), above], 1)
-            said = self._layers.read_borrowed(self._before(both), context.cache, text)
-            states = self._after(said)
-            return self._logits(said)
+            inputs = self.compute.concat([self.compute.target.embed(tokens), above], 1)
+            outputs = self._layers.read_borrowed(self._before(inputs), context.cache, text)
+            states = self._after(outputs)
+            return self._logits(outputs)
 
         if context.sampling.rule == "rejection":
             return self._trees.sample(context, logits_of, depths)
         return self._trees.grow(context, logits_of, depths)
 
     def _logits(self, states: Rows) -> Rows:
-        """Return logits [rows, vocab_size]; tokens outside the nearest clusters are never proposed."""
+        """Return logits [rows, vocab_size] of outputs [rows, channels]; those outside the nearest clusters are -inf."""
         logits = self._head(states)
         if self._centroids is None:
             return logits

@@ -1,13 +1,14 @@
-"""DSpark: a block of mask tokens as DFlash fills it in, then a correction by the token before, and a confidence.
+"""DSpark: a block of mask tokens as in DFlash, each row corrected by the token before it, and a confidence of each row.
 
-text   a    b    c      root  mask  mask       Unlike in DFlash each row predicts the token after it, the root's too:
-rows                    t     t'    t''        d rows propose d tokens.
+text   a    b    c      root  mask  mask       Unlike in DFlash, each row predicts the token after it. The root's row
+rows                    t     t'    t''        does too, so d rows propose d tokens.
 
-The logits after a token x are those of its row, to which W₂ W₁[x] is added (a Markov head of low rank). The confidence
-σ(w · [s, W₁[x]] + b), s the row's state, was trained to be 1 - the total variation between these logits' distribution
-and the target's (DSpark, arXiv 2607.05147; DeepSpec, `modeling/dspark`). Its published code ends a chain at the first
-confidence below a threshold; here it scales what candidates are believed, and the tree ends where they do not pay.
-Drafters with a gated or recurrent head, and those with Gemma's layers, are not computed.
+The logits after a token x are those of its row plus W₂ W₁[x], a Markov head of low rank: W₁ is the tensor `embedding`,
+W₂ is `markov.weight`. The confidence is σ(w · [s, W₁[x]] + b), where s is the row's state. It was trained to predict
+1 - the total variation distance between the drafter's distribution and the target's (DSpark, arXiv 2607.05147;
+DeepSpec, `modeling/dspark`). The published code ends a chain at the first confidence below a threshold. Here the
+confidence multiplies the chances of a row's candidates, and a tree ends where another level would not pay. Drafters
+with a gated or recurrent head, and those with Gemma's layers, are not computed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,9 +30,12 @@ MOST_RANK = 4096
 
 @dataclass(frozen=True)
 class DSparkOptions(dflash.DFlashOptions):
-    """`rank` is that of the Markov head (0: none, so rows do not depend on the tokens before them). `confidence` is the
-    input of the confidence: the "state" of a row, "both" the state and the Markov head's embedding, or "none". Raises
-    UsageMistake for impossible values."""
+    """The options of DFlash, and those of the two heads.
+
+    `rank` is the rank of the Markov head; with 0 there is none, and no row depends on the token before it. `confidence`
+    names the inputs of the confidence: "state", "both" for the state and W₁[x], or "none" for no confidence. Raises
+    UsageMistake for impossible values.
+    """
 
     rank: int = 256
     confidence: str = "both"
@@ -51,7 +55,7 @@ class DSparkOptions(dflash.DFlashOptions):
 
 
 class Drafter(dflash.Drafter):
-    """DSpark (DeepSeek 2026): one forward of a few layers for a block, and a small product for each level of a tree."""
+    """A DSpark drafter (DeepSeek 2026): one forward of a few layers for a block, then a small product per level."""
 
     kind = "dspark"
     Options = DSparkOptions
@@ -75,13 +79,13 @@ class Drafter(dflash.Drafter):
 
     @classmethod
     def tensor_specs(cls, target: DraftableModel[Any], options: dflash.DFlashOptions) -> dict[str, TensorSpec]:
-        """List the tensors of the layers by their published names, and those of the two heads by ours."""
+        """Return the layers' tensors by their published names, and those of the two heads by our names."""
         assert isinstance(options, DSparkOptions)
-        specs, own = super().tensor_specs(target, options), target.compute.target.sizes
+        specs, sizes = super().tensor_specs(target, options), target.compute.target.sizes
         if options.rank:
-            specs |= {name: TensorSpec((own.vocab_size, options.rank)) for name in ("embedding", "markov.weight")}
+            specs |= {name: TensorSpec((sizes.vocab_size, options.rank)) for name in ("embedding", "markov.weight")}
         if options.confidence != "none":
-            inputs = own.hidden_size + (options.rank if options.confidence == "both" else 0)
+            inputs = sizes.hidden_size + (options.rank if options.confidence == "both" else 0)
             specs |= {"confidence.weight": TensorSpec((1, inputs)), "confidence.bias": TensorSpec((1,))}
         return specs
 
@@ -101,21 +105,24 @@ class Drafter(dflash.Drafter):
 
     def _tree(self, context: Context, logits: Rows, states: Rows) -> DraftTree:
         compute, of_token = self.compute, self._of_token
-        known = np.zeros((len(states), 1)) if self._of_state is None else compute.logits(self._of_state(states)).numpy()
+        # The confidence before σ: the part that depends on the state only, [rows, 1].
+        by_state = (
+            np.zeros((len(states), 1)) if self._of_state is None else compute.logits(self._of_state(states)).numpy()
+        )
 
-        def near(tokens: Sequence[int]) -> Rows:
+        def embedded(tokens: Sequence[int]) -> Rows:
             return self._embedding[compute.integers([[token] for token in tokens])[:, 0]]
 
         def logits_of(parents: Sequence[int], tokens: Sequence[int], depth: int) -> Rows:
             row = logits[depth : depth + 1]
-            return compute.repeated(row, len(tokens)) if self._markov is None else row + self._markov(near(tokens))
+            return compute.repeated(row, len(tokens)) if self._markov is None else row + self._markov(embedded(tokens))
 
         def overlaps(tokens: Sequence[int], depth: int) -> Sequence[float]:
-            said = np.repeat(known[depth], len(tokens))
+            scores = np.repeat(by_state[depth], len(tokens))
             if of_token is not None:
-                said = said + compute.logits(of_token(near(tokens))).numpy()[:, 0]
-            found: list[float] = np.nan_to_num(1 / (1 + np.exp(-said.astype(np.float64)))).tolist()
-            return found
+                scores = scores + compute.logits(of_token(embedded(tokens))).numpy()[:, 0]
+            confidences: list[float] = np.nan_to_num(1 / (1 + np.exp(-scores.astype(np.float64)))).tolist()
+            return confidences
 
         depths = min(self.depth, context.nodes)
         if context.sampling.rule == "rejection":
