@@ -1,5 +1,4 @@
-"""A head of few tokens for a draft model: the first ids of its vocabulary, those that end a reply, and
-those it read."""
+"""A head for a draft model that has logits of few tokens only: the first ids, those that end a reply, those it read."""
 
 from collections.abc import Collection, Iterable, Sequence
 
@@ -16,34 +15,35 @@ _PIECE = 256 * BLOCK_PANEL  # rows read at a time
 
 
 class ShortHead:
-    """The rows of some tokens of a whole head, in separate blocks.
+    """A matrix with a whole head's rows of some tokens, rounded to HEAD_BLOCKS.
 
-    Tokens that the model reads are added, so that the words of a prompt can be drafted in any language. If there is no
-    more room, those added first are replaced. A missing token ends a draft and changes no text.
+    The last READ_TOKENS rows are for tokens that the model reads, so that the words of a prompt can be drafted in any
+    language. If all are in use, the tokens added first are replaced. A missing token ends a draft and changes no text.
     """
 
     def __init__(self, rows_of: RowsOf, inputs: int, vocab_size: int, ends: Collection[int]) -> None:
-        """Read the rows that are always included; `ends` are the tokens that end a reply.
+        """Read the rows of the first ids, and of `ends`, the tokens that end a reply.
 
-        Raises LocalspecError for rows that have NaN or inf, or cannot be read.
+        `rows_of` reads rows of the whole head [vocab_size, inputs]. Raises LocalspecError for rows that have NaN or
+        inf, or cannot be read.
         """
         always = sorted({*range(FIRST_TOKENS), *ends})
         self.vocab_size, self._rows_of, self._fixed = vocab_size, rows_of, len(always)
         self.matrix = BlockMatrix.empty(len(always) + READ_TOKENS, inputs, HEAD_BLOCKS)
         self.matrix.data[:] = 0
-        self._tokens = np.array(always, np.int32)  # of the rows in use
+        self._tokens = np.array(always, np.int32)  # the token of each row in use
         self._known = set(always)
-        self._next = 0  # the next row to fill, of those for tokens that are read
+        self._next = 0  # the next row to fill, counted from `_fixed`
         for start in range(0, len(always), _PIECE):
             self._put(start, rows_of(always[start : start + _PIECE]))
 
     @property
     def stack(self) -> BlockStack:
-        """Return the head as a model takes it."""
+        """Return the matrix in the form in which a model takes its head."""
         return BlockStack((self.matrix,))
 
     def add(self, tokens: Iterable[int]) -> None:
-        """Add the missing tokens; if their rows cannot be read, nothing is added."""
+        """Add those of these tokens that are missing. If their rows cannot be read, nothing is added."""
         fresh = [token for token in dict.fromkeys(tokens) if token not in self._known][-READ_TOKENS:]
         if not fresh:
             return
@@ -69,17 +69,18 @@ class ShortHead:
         self._tokens = known[:used]  # a new array: earlier logits keep the old one
 
     def logits(self, rows: Floats, likeliest: Sequence[int]) -> NativeLogits:
-        """Return logits [rows, rows of the matrix] as those of their tokens."""
+        """Return logits [n, rows of the matrix] as logits of tokens; `likeliest` is the column of each largest one."""
         used = len(self._tokens)
-        found = [int(self._tokens[column]) if 0 <= column < used else column for column in likeliest]
-        known = found if all(column < used for column in likeliest) else None  # an empty row has the logit 0
+        tokens = [int(self._tokens[column]) if 0 <= column < used else column for column in likeliest]
+        # An unused row has the logit 0. Where that is the largest, the likeliest token must be searched.
+        known = tokens if all(column < used for column in likeliest) else None
         return NativeLogits(rows[:, :used], known, self._tokens, self.vocab_size)
 
     def _put(self, start: int, rows: Floats) -> None:
-        """Put rows of the whole head from row `start` on. Raises LocalspecError for NaN and inf."""
+        """Store rows of the whole head from row `start` on. Raises LocalspecError for NaN and inf."""
         first, end = start // BLOCK_PANEL, -(-(start + len(rows)) // BLOCK_PANEL)
         of_panel, last = len(self.matrix.data) // self.matrix.panels, min(BLOCK_PANEL * end, self.matrix.out)
-        whole = self.stack.rows(range(BLOCK_PANEL * first, last))
+        whole = self.stack.rows(range(BLOCK_PANEL * first, last))  # panels are packed whole, with their other rows
         whole[start - BLOCK_PANEL * first :][: len(rows)] = rows
         panels = self.matrix.data[first * of_panel : end * of_panel]
         BlockMatrix(panels, len(whole), self.matrix.inputs, HEAD_BLOCKS).fill_rounded(whole)

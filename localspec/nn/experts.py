@@ -1,6 +1,7 @@
-"""A mixture of experts in the place of an MLP: rows grouped by expert, or on GPUs each row by itself.
+"""A mixture of experts in the place of an MLP, computed expert by expert, or row by row for drafts on GPUs.
 
-A row by itself is the same operations whatever else is read, so that they can be recorded, and change no bit of it.
+Row by row, the operations for a row do not depend on the other rows. So a recording (CUDA graph) can repeat them, and
+the result of a row is the same to the bit.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,18 +16,22 @@ from localspec.nn.states import AT_ONCE
 
 
 def chosen_experts(logits: torch.Tensor, sizes: Sizes) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the experts of each row and their weights [rows, used], by the logits of a router [rows, experts].
+    """Return the experts of each row and their weights, both [rows, used], for a router's logits [rows, experts].
 
-    Of equal logits the first experts are taken. Weights are a softmax over the chosen ones, or over all.
+    The experts with the largest logits are chosen, and of equal ones the first. The weights are a softmax over the
+    chosen experts if `sizes.normalised`, else over all experts.
     """
-    ordered, numbers = logits.float().sort(dim=-1, descending=True, stable=True)
+    ordered, experts = logits.float().sort(dim=-1, descending=True, stable=True)
     chosen = ordered[:, : sizes.used]
     weights = chosen.softmax(-1) if sizes.normalised else ordered.softmax(-1)[:, : sizes.used]
-    return numbers[:, : sizes.used], weights
+    return experts[:, : sizes.used], weights
 
 
 class Experts(nn.Module):
-    """The stacked matrices of all experts: gates of all before ups of all."""
+    """The experts of a layer. `gate_up_proj` has the gates of all experts, then the ups of all.
+
+    `gated` is the activation (gate, up) -> product. `exact` computes drafts row by row on a CPU, too.
+    """
 
     def __init__(
         self,
@@ -41,9 +46,9 @@ class Experts(nn.Module):
         self.gated, self.exact = gated, exact
 
     def forward(self, h: torch.Tensor, logits: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
-        """Return what the experts of rows [..., hidden_size] give, each times its weight, by the logits of a router.
+        """Return the weighted sum of the chosen experts' outputs for states `h` [..., hidden_size].
 
-        Weights are multiplied by the `scale` of their expert, if there is one.
+        `logits` [..., experts] are the router's. `scale` [experts] multiplies the weights of each expert.
         """
         rows = h.reshape(-1, h.shape[-1])
         chosen, weights = chosen_experts(logits.reshape(len(rows), -1), self.sizes)
@@ -54,28 +59,28 @@ class Experts(nn.Module):
         gates_and_ups, downs = (
             self._by_expert(one, parts) for one, parts in ((self.gate_up_proj, 2), (self.down_proj, 1))
         )
-        given = rows.new_zeros(*chosen.shape, rows.shape[-1])
+        outputs = rows.new_zeros(*chosen.shape, rows.shape[-1])  # [rows, used, hidden_size]
         for expert in sorted({*chosen.flatten().tolist()}):
             row, place = torch.where(chosen == expert)
             gate, up = (F.linear(rows[row], *one) for one in gates_and_ups[expert])
-            given = given.index_put((row, place), F.linear(self.gated(gate, up), *downs[expert][0]))
-        return (given * weights[..., None].to(given.dtype)).sum(1).view(h.shape)
+            outputs = outputs.index_put((row, place), F.linear(self.gated(gate, up), *downs[expert][0]))
+        return (outputs * weights[..., None].to(outputs.dtype)).sum(1).view(h.shape)
 
     def _of_row(self, row: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Return the same of one row [hidden_size], with copies of the matrices of its experts."""
+        """Return the weighted sum for one `row` [hidden_size], with copies of the matrices of its `chosen` [used]."""
         count = self.sizes.count
-        both = self.gate_up_proj.weight.view(2, count, -1, len(row))[:, chosen] @ row
+        gate_up = self.gate_up_proj.weight.view(2, count, -1, len(row))[:, chosen] @ row  # [2, used, size]
         if self.gate_up_proj.bias is not None:
-            both = both + self.gate_up_proj.bias.view(2, count, -1)[:, chosen]
-        given = (self.down_proj.weight.view(count, len(row), -1)[chosen] @ self.gated(*both)[..., None])[..., 0]
+            gate_up = gate_up + self.gate_up_proj.bias.view(2, count, -1)[:, chosen]
+        outputs = (self.down_proj.weight.view(count, len(row), -1)[chosen] @ self.gated(*gate_up)[..., None])[..., 0]
         if self.down_proj.bias is not None:
-            given = given + self.down_proj.bias.view(count, -1)[chosen]
-        return (given * weights[:, None]).sum(0)
+            outputs = outputs + self.down_proj.bias.view(count, -1)[chosen]
+        return (outputs * weights[:, None]).sum(0)
 
     def _by_expert(
         self, layer: Linear | QuantizedLinear, parts: int
     ) -> list[list[tuple[torch.Tensor, torch.Tensor | None]]]:
-        """Return the weight and the bias of each part of each expert's matrix."""
+        """Return weight and bias by expert and part; gate and up are 2 `parts` of one matrix."""
         count, weight = self.sizes.count, layer.weight
         rows = weight.shape[0] // parts // count
         weights = weight.view(parts, count, rows, -1)
@@ -87,7 +92,7 @@ class Experts(nn.Module):
 
 
 def experts_together(tensors: Mapping[str, torch.Tensor], count: int) -> dict[str, torch.Tensor]:
-    """Return tensors of a directory with one of all `count` experts in the place of those of each: gates before ups."""
+    """Return the tensors of a model's directory, with those of its `count` experts stacked: gates before ups."""
     mark = ".experts.0."
     found = {name: one for name, one in tensors.items() if ".experts." not in name}
     for layer in {name.partition(mark)[0] for name in tensors if mark in name}:

@@ -1,7 +1,8 @@
-"""What a target says of a text, read once and kept on disk for every pass: its states, and its likeliest tokens.
+"""A target's outputs for the training texts, computed once and stored on disk for every pass over them.
 
-`readings.bin` holds a record for each position that predicts a token in the loss; readings.jsonl says text by text how
-many there are. A kill leaves whole texts, and what it cut off is read again.
+`readings.bin` has a record for each position whose next token counts in the loss: the target's state and its likeliest
+next tokens. `readings.jsonl` has a line for each text, with the number of its records. After a kill, complete texts
+stay, and a text that was cut off is read again.
 """
 
 import hashlib
@@ -24,23 +25,24 @@ from localspec.nn.losses import Likeliest
 from localspec.nn.target import Target
 from localspec.training.corpus import Row
 
-LIKELIEST = 64  # tokens of a position; on published models they have about 96 % of the chances
+LIKELIEST = 64  # tokens stored for a position; on published models they have about 96 % of the probability
 RECORDS, INDEX = "readings.bin", "readings.jsonl"
-CHUNK = 128  # tokens of a text that are read at once
-LARGEST = float(np.finfo(np.float16).max)
+CHUNK = 128  # tokens of a forward, or rows of a softmax over the vocabulary: bounds the memory
+LARGEST = float(np.finfo(np.float16).max)  # of a stored state
 
-# Of tokens and the first position that is wanted: from there on states [rows, hidden_size], ids and chances
-# [rows, LIKELIEST].
+# (tokens of a text, first position) -> of the positions from there on: states [rows, hidden_size], and ids and
+# chances of the likeliest next tokens, each [rows, LIKELIEST].
 Reader = Callable[[Sequence[int], int], tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]]
 
 
 @dataclass(frozen=True)
 class Places:
-    """Positions of texts, each of which predicts a token in the loss, in order.
+    """The n positions of a batch of texts whose next token counts in the loss, in the order of the texts.
 
-    states [n, hidden_size]; roots [n]: the token that follows; numbers [n] int64: those of neighbours in a text differ
-    by 1, and others by more than any draft is long; labels: what the target says of the token that follows, its own
-    states [n, hidden_size] with its head as the teacher, or else `Likeliest` tokens.
+    `states` [n, hidden_size] are the target's, and `roots` [n] the tokens that follow in the text. `numbers` [n] int64
+    ascend: they differ by 1 for neighbours in a text, and by more than any draft is long for positions of different
+    texts. `labels` say what to predict for the next token: states [n, hidden_size], which the target's head turns into
+    logits, or `Likeliest` tokens.
     """
 
     states: torch.Tensor
@@ -49,35 +51,35 @@ class Places:
     labels: torch.Tensor | Likeliest
 
     def following(self, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the places 1 to `depth` positions after each, [n, depth], and which of them there are, bool."""
+        """Return the places 1 to `depth` positions after each, as indices, and whether they exist; both [n, depth]."""
         wanted = self.numbers[:, None] + torch.arange(1, depth + 1, device=self.numbers.device)
         found = torch.searchsorted(self.numbers, wanted).clamp(max=max(len(self.numbers) - 1, 0))
         return found, self.numbers[found] == wanted
 
 
 def positions(row: Row) -> list[int]:
-    """Return the positions of a row that predict a token in the loss."""
+    """Return the positions of a row whose next token counts in the loss."""
     return [place for place, counts in enumerate(row.loss_mask[1:]) if counts]
 
 
 class Readings:
-    """The readings in a directory, of states of so many channels. Raises LocalspecError where they are damaged."""
+    """The readings in a directory, with states of `width` channels. Raises LocalspecError if they are damaged."""
 
     def __init__(self, directory: Path, width: int) -> None:
         self._directory = directory
         self._record = np.dtype([("state", "<f2", width), ("ids", "<i4", LIKELIEST), ("chances", "<f2", LIKELIEST)])
-        self._found: dict[str, tuple[int, int]] = {}  # of a row's digest: its first record, and how many there are
+        self._found: dict[str, tuple[int, int]] = {}  # by a row's digest: its first record, its number of records
         self._count = 0
         self._records: Any = None
         self._open()
 
     @staticmethod
     def bytes_of(width: int, tokens: int) -> int:
-        """Return about how many bytes the readings of so many tokens take."""
+        """Return about how many bytes the readings of `tokens` positions take, with states of `width` channels."""
         return tokens * (2 * width + 6 * LIKELIEST)
 
     def _open(self) -> None:
-        """Read the index, and cut off what a kill left after the last whole text."""
+        """Read the index. Cut both files after the last complete text: a kill may have left parts of another."""
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             (self._directory / RECORDS).touch(0o600)
@@ -103,9 +105,9 @@ class Readings:
         return _digest(row) in self._found
 
     def fill(self, rows: Sequence[Row], reader: Reader) -> Iterator[int]:
-        """Read the rows that are not there yet, and yield the positions so far after each.
+        """Read the rows that are not stored yet, and yield the number of stored positions after each of them.
 
-        Raise DoesNotFit where the disk is full.
+        Rows without a position are skipped. Raises DoesNotFit if the files cannot be written.
         """
         for row in rows:
             name, places = _digest(row), positions(row)
@@ -133,17 +135,17 @@ class Readings:
         self._count, self._records = self._count + len(records), None
 
     def places(self, rows: Sequence[Row], device: str, distill: bool) -> Places:
-        """Return the positions of rows that were read; without `distill` labels are the tokens of the text."""
+        """Return the places of rows that were read. Without `distill` the labels are the tokens of the text."""
         if self._records is None:
             self._records = np.memmap(self._directory / RECORDS, self._record, "r") if self._count else None
         parts, roots, numbers, start = [], [], [], 0
         for row in rows:
             first, count = self._found[_digest(row)]
-            there = positions(row)
+            found = positions(row)
             parts.append(self._records[first : first + count])
-            roots += [row.tokens[place + 1] for place in there]
-            numbers += [start + place for place in there]
-            start += 2 * len(row.tokens) + 1
+            roots += [row.tokens[place + 1] for place in found]
+            numbers += [start + place for place in found]
+            start += 2 * len(row.tokens) + 1  # a gap, so that no text goes on in the next one
         records = np.concatenate(parts)
         following = torch.tensor(roots, device=device)
         if distill:
@@ -156,7 +158,7 @@ class Readings:
 
 
 def reader_of(target: DecodingTarget) -> Reader:
-    """Return what reads a text with a model, whoever computes it."""
+    """Return the function that reads a text with a model of either backend."""
     if isinstance(target, NativeTarget):
         return _native(target)
     assert isinstance(target, Target)
@@ -168,7 +170,7 @@ def _native(target: NativeTarget) -> Reader:
         cache, found = target.cache(len(tokens)), []
         for start in range(0, len(tokens), CHUNK):
             part = tokens[start : start + CHUNK]
-            wanted = min(max(first - start, 0), len(part) - 1)
+            wanted = min(max(first - start, 0), len(part) - 1)  # logits cost much, so only from here on
             logits, hidden, _ = target.model.forward(part, None, cache, wanted)
             cache.keep(range(len(part)))
             if start + len(part) > first:
@@ -196,5 +198,6 @@ def _torch(target: Target) -> Reader:
 
 
 def _digest(row: Row) -> str:
+    """Return the name of a row in the index: the same tokens and positions have the same readings."""
     text = json.dumps([[*row.tokens], positions(row)]).encode()
     return hashlib.sha256(text).hexdigest()[:24]

@@ -7,7 +7,8 @@ namespace {
 
 constexpr int MOST_EXPERTS = 4096;
 
-// The matrix of one expert: those of all experts are stacked, gates of all before ups of all; biases by expert.
+// The matrix of one expert, in the stacked matrix of all. In blocks, gates and ups are two parts, each with all experts.
+// Otherwise gate and up of an expert share its panels. Biases are stacked by expert.
 ls_matrix of_expert(const ls_matrix& all, int expert, int experts) {
     ls_matrix m = all;
     m.out = all.out / experts;
@@ -25,7 +26,7 @@ ls_matrix of_expert(const ls_matrix& all, int expert, int experts) {
     return m;
 }
 
-// Where the inputs of row number `row` begin, with whole blocks of rows before it.
+// The prepared inputs from row number `row` on.
 Inputs from_row(const Inputs& all, const ls_matrix& m, size_t row) {
     Inputs part = all;
     if (is_dense(m.format)) {
@@ -65,7 +66,8 @@ void Experts::take(Arena& arena, const ls_layer* layers, int num_layers, int row
     groups_ = arena.take<Group>(smaller(s.count, (int)pairs));
 }
 
-// The experts with the largest logits, of equal ones the first; weights are a softmax over them, or over all experts.
+// Choose the experts with the largest logits, of equal ones the first. Weights are a softmax over the chosen ones if
+// `normalised`, else over all experts, times the expert's `scale` [experts] if that is not NULL.
 void Experts::choose(int row, const float* scale) {
     const ls_expert_sizes& s = c_.experts;
     float *logits = logits_ + (size_t)row * s.count, *weights = weights_ + (size_t)row * s.used;
@@ -86,6 +88,7 @@ void Experts::choose(int row, const float* scale) {
     for (int i = 0; i < s.used; i++) weights[i] = (float)(falling_exponential(logits[chosen[i]] - most) / sum) * (scale ? scale[chosen[i]] : 1.0f);
 }
 
+// Order the pairs by expert (a counting sort): fill `start_`, `with_rows_`, `place_` and `row_`.
 void Experts::group(int rows) {
     const int experts = c_.experts.count, used = c_.experts.used;
     memset(start_, 0, sizeof(int32_t) * (experts + 1));
@@ -95,7 +98,7 @@ void Experts::group(int rows) {
         if (start_[expert + 1]) with_rows_[num_groups_++] = expert;
         start_[expert + 1] += start_[expert];
     }
-    for (int i = 0; i < rows * used; i++) {  // in the order of rows; `start_` is moved on, and back below
+    for (int i = 0; i < rows * used; i++) {  // in the order of rows; each `start_` moves to the end of its expert, and back below
         const int place = start_[chosen_[i]]++;
         place_[i] = place, row_[place] = i / used;
     }
@@ -103,6 +106,8 @@ void Experts::group(int rows) {
     start_[0] = 0;
 }
 
+// Multiply the rows of each expert by its matrix in `all` -> y, a row for each pair. The inputs of a pair are its row of
+// `preparing.x`, or its own if `preparing.rows` is NULL. With `same_row` all experts share the inputs of a single row.
 void Experts::multiply_groups(const ls_matrix& all, Preparing preparing, bool same_row, Epilogue epilogue, float* y, int y_stride) {
     int units = 0, pairs = 0;
     const int32_t* rows = preparing.rows;
@@ -124,10 +129,10 @@ void Experts::multiply_groups(const ls_matrix& all, Preparing preparing, bool sa
             for (int block = 0; block < one.blocks.count; block++) prepare_spans(one, block, 0, spans);
         }
     };
-    if ((int64_t)(same_row ? 1 : pairs) * all.in < 16384) prepare(0, last, 0);
+    if ((int64_t)(same_row ? 1 : pairs) * all.in < 16384) prepare(0, last, 0);  // too little to share
     else pool_.share(last, prepare);
     const int grain = smaller(64, larger(1, (int)((32 << 10) / (unit_bytes(groups_[0].matrix) * larger(1, pairs / num_groups_ / 4)))));
-    pool_.share(units, [&](int from, int to, int thread) {
+    pool_.share(units, [&](int from, int to, int thread) {  // units may be of several groups: find the first by bisection
         int low = 0, high = num_groups_;
         while (high - low > 1) {
             const int middle = (low + high) / 2;

@@ -1,27 +1,28 @@
-// A mixture of experts in a layer: which of them each row is given to, and their products, rows grouped by expert, so that an
-// expert's weights are read once for all rows that chose it. What a row gets depends on that row only.
+// A mixture of experts in a layer: the choice of experts for each row, and their products. Rows are grouped by expert, so that
+// an expert's weights are read once for all rows that chose it. The result of a row depends on that row only.
+// A pair is a row and one of its `used` experts. Pairs are ordered by expert, and those of an expert by row.
 #pragma once
 #include "linear.h"
 #include "model.h"
 
 namespace ls {
 
-int check_experts(const ls_expert_sizes& sizes, int hidden_size);  // LS_OK where such sizes are possible
+int check_experts(const ls_expert_sizes& sizes, int hidden_size);  // LS_OK if such sizes are possible
 
 class Experts {
   public:
     Experts(Pool& pool, const ls_model_config& config) : pool_(pool), c_(config), k_(kernels()) {}
     void take(Arena& arena, const ls_layer* layers, int num_layers, int rows);
-    float* logits() const { return logits_; }  // [rows, experts]: what the router is to give
-    // Rows [0, rows) of x [rows, hidden_size], which are multiplied by their factors and the norm first -> those of y
-    // [rows, hidden_size]: the sum of the experts that the logits choose, each times its weight.
+    float* logits() const { return logits_; }  // [rows, experts]: the caller writes the router's logits here
+    // Write to y [rows, hidden_size] the weighted sum of the outputs of the experts that the logits choose. Their inputs are
+    // x [rows, hidden_size], multiplied by `factors` [rows] and `norm` [hidden_size]. `gate` is the activation.
     void mix(const ls_layer& layer, int rows, const float* x, const float* factors, const float* norm, Epilogue gate, float* y);
 
   private:
-    struct Group {  // the rows of one expert
+    struct Group {  // the product of one expert with its rows
         ls_matrix matrix;
         Product product;
-        int first_unit;
+        int first_unit;  // units of work of all groups are numbered in turn, so that threads share them
     };
     void choose(int row, const float* scale);
     void group(int rows);
@@ -31,9 +32,9 @@ class Experts {
     const ls_model_config& c_;
     const Kernels& k_;
     float *logits_, *weights_, *act_, *given_;  // [rows, experts], [rows, used], [pairs, size], [pairs, hidden_size]
-    // pairs of a row and an expert, by expert: [rows, used], in the order of the row's own choices; [rows, used], where each
-    // is; [pairs], its row; [experts + 1], the first of each expert; [experts that have rows]
-    int32_t *chosen_, *place_, *row_, *start_, *with_rows_;
+    int32_t *chosen_, *place_;     // [rows, used]: the experts of a row, the largest logit first; the index of each pair
+    int32_t *row_;                 // [pairs]: the row of a pair
+    int32_t *start_, *with_rows_;  // [experts + 1]: the first pair of an expert; [num_groups_]: the experts that have rows
     int num_groups_ = 0;
     Group* groups_;
     Inputs inputs_;
