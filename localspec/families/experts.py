@@ -1,7 +1,7 @@
-"""Mixtures of experts in the place of an MLP: sizes, and how config.json says them.
+"""Mixtures of experts in the place of an MLP: their sizes, tensor names, and keys in config.json and GGUF.
 
-A router chooses some experts for each token. What they give is added up, each times its weight: a softmax over the
-logits of the chosen ones, or over those of all experts.
+A router chooses some experts for each token. The result is the sum of their outputs, each times its weight. Weights are
+a softmax over the router's logits of the chosen experts, or of all experts.
 """
 
 from collections.abc import Mapping
@@ -11,9 +11,9 @@ from typing import Any
 from localspec.families.family import GgufFile, Names
 from localspec.families.reading import NotComputed, check, positive
 
-SIZE, WIDTH = 16, 32  # what channels of an expert, and those of states, are multiples of in the CPU engine
+SIZE, WIDTH = 16, 32  # in the CPU engine the channels of an expert, and of states, are multiples of these
 
-# Tensors of the experts; a name with braces stands for one of each.
+# Tensors of the experts. A name with braces stands for one tensor of each expert.
 IN_SAFETENSORS: Names = {
     "router.weight": ("mlp.gate.weight",),
     "experts.gate_up_proj.weight": ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight"),
@@ -29,23 +29,24 @@ KEYS_IN_GGUF = dict.fromkeys(("expert_count", "expert_used_count", "expert_feed_
 
 @dataclass(frozen=True)
 class Experts:
-    """Sizes of the experts of a layer, in channels, and how many of them a token is given to.
+    """The sizes of a layer's mixture of experts.
 
-    `beside` them is an MLP, as wide as `intermediate_size` says, that all tokens pass; what it gives may be `gated` by
-    a number for each token. With `norms` router, experts and MLP each have norms, and each expert a scale (Gemma 4).
+    With `beside`, the layer also has an MLP of `intermediate_size` channels for all tokens, whose output is added. If
+    that is `gated`, it is multiplied by a number for each token first. With `norms`, router, experts and MLP each have
+    norms, and each expert has a scale (Gemma 4).
     """
 
-    count: int
-    used: int
-    size: int
-    normalised: bool = True  # the weights of the chosen ones sum to 1
+    count: int  # experts of a layer
+    used: int  # experts that a token is given to
+    size: int  # channels of an expert
+    normalised: bool = True  # the weights of the chosen experts sum to 1
     beside: bool = False
     gated: bool = False
     norms: bool = False
 
 
 def read_experts(found: Mapping[str, Any], count: str, used: str, size: str, normalised: bool = True) -> Experts:
-    """Return the sizes that a config.json has by these keys. Raise ValueError for what is not possible."""
+    """Return the sizes that a config.json has under these keys. Raises ValueError for impossible ones."""
     for name in (count, used, size):
         check(found, name, positive)
     if found[used] > found[count]:
@@ -56,7 +57,7 @@ def read_experts(found: Mapping[str, Any], count: str, used: str, size: str, nor
 
 
 def from_gguf(file: GgufFile, count: str, used: str, size: str) -> dict[str, Any]:
-    """Return the sizes that a GGUF file has, by these keys of config.json. Raise ValueError where one is missing."""
+    """Return the sizes in a GGUF file, by these keys of config.json. Raises ValueError if one is missing."""
     found = dict(zip((count, used, size), map(file.number, KEYS_IN_GGUF), strict=True))
     if missing := next((key for key, value in found.items() if value is None), None):
         raise ValueError(f"it does not say its {missing}")

@@ -1,17 +1,17 @@
-"""A family of models as one file describes it: its config.json, its tensors in safetensors and GGUF, its arithmetic.
+"""The description of a family of models: its config.json, its tensors in safetensors and GGUF, its arithmetic.
 
-Whatever reads or computes a model asks the family by these fields, and `table.py` lists the families. A family whose
-arithmetic the engines know already is one file and one row there.
+Each family has one file with such a description and one row in `table.py`. If the engines already have its arithmetic,
+it needs nothing else.
 
-Our parameters are called as in the Hugging Face code of Llama, with query, key and value stacked as `qkv_proj`, gate
-and up as `gate_up_proj`. Norms of what attention and MLP give are `o_norm` and `down_norm`.
+Our parameters have the names of the Hugging Face code of Llama. Query, key and value are stacked as `qkv_proj`, gate
+and up as `gate_up_proj`. `o_norm` and `down_norm` are norms of the outputs of attention and MLP, before they are added.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-# Our parameter -> the tensors that are stacked for it; those of a layer without its prefix.
+# Our parameter -> the tensors that are stacked for it, without the prefix of a layer.
 Names = Mapping[str, tuple[str, ...]]
 
 IN_SAFETENSORS: Names = {
@@ -26,7 +26,7 @@ IN_SAFETENSORS: Names = {
     "post_attention_layernorm": ("post_attention_layernorm.weight",),
     "gate_up_proj.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
     "down_proj.weight": ("mlp.down_proj.weight",),
-}  # as Llama has them; norms of heads as Qwen3
+}  # as in Llama; the norms of heads, `q_norm` and `k_norm`, as in Qwen3
 IN_GGUF: Names = {
     "embed_tokens": ("token_embd.weight",),
     "norm": ("output_norm.weight",),
@@ -41,24 +41,24 @@ IN_GGUF: Names = {
     "down_proj.weight": ("ffn_down.weight",),
 }
 
-# How a tensor of a GGUF file differs from the same one in safetensors: rows of a head lie in pairs of neighbouring
-# channels; each number is 1 more; each number is -exp of it.
+# How a tensor of a GGUF file differs from that in safetensors. "pairs": in each head the rows i and i + head_dim / 2 are
+# neighbours. "plus one": each number is larger by 1. "-exp": each number x is stored as -exp(x).
 Change = Literal["pairs", "plus one", "-exp"]
-PAIRS: Mapping[str, Change] = {"attn_q": "pairs", "attn_k": "pairs"}  # as llama.cpp rotates its llama
+PAIRS: Mapping[str, Change] = {"attn_q": "pairs", "attn_k": "pairs"}  # since llama.cpp rotates neighbours in a `llama`
 
 
 class GgufFile(Protocol):
-    """What a family reads of a GGUF file. Keys stand without the name of the architecture."""
+    """The part of a GGUF file that a family reads. Keys are without the prefix of the architecture."""
 
     @property
     def shapes(self) -> Mapping[str, Sequence[int]]:
         """The shapes of tensors, by name."""
 
     def number(self, key: str) -> Any:
-        """Return a number, None where the file does not say it. An array has to repeat the same one."""
+        """Return a number, or None if the key is missing. Raises ValueError for an array of different numbers."""
 
     def by_layer(self, key: str) -> list[Any] | None:
-        """Return a number for each layer, None where the file does not say it."""
+        """Return a number for each layer, or None if the key is missing."""
 
     def factors(self, name: str) -> list[float]:
         """Return the numbers of a small tensor."""
@@ -70,11 +70,11 @@ def _as_usual(content: Mapping[str, Any], file: GgufFile) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Gguf:
-    """A family in GGUF: what `general.architecture` says, and how its files differ from the Hugging Face layout.
+    """A family in GGUF: its `general.architecture`, and how its files differ from the Hugging Face layout.
 
-    `config` returns what a config.json says in addition to `content`, which is as in Llama. `keys` are those of the
-    metadata that only this family reads, with a check of each; those in `own` are read by `config` alone. `changes`
-    are by the name of a tensor without its layer and its end.
+    `config` receives the config.json that the metadata shared by all families gives, and returns the entries to add or
+    replace. `keys` are the metadata that only this family reads, with a check of each. `own` are shared keys that only
+    `config` reads here. `changes` are by tensor, without the prefix of its layer and without `.weight` or `.bias`.
     """
 
     architecture: str
@@ -83,19 +83,19 @@ class Gguf:
     own: tuple[str, ...] = ()
     tensors: Names = field(default_factory=lambda: IN_GGUF)
     changes: Mapping[str, Change] = field(default_factory=dict)
-    ahead: Names = field(default_factory=dict)  # as that of `Family`, with the prefix of the layer after the last one
-    windows: bool = False  # llama.cpp computes a sliding window that such a file names
+    ahead: Names = field(default_factory=dict)  # like `Family.ahead`, with the prefix of the layer after the last one
+    windows: bool = False  # whether llama.cpp computes the sliding window in these files
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """How models are sampled whose files do not say it, by a pattern of their names.
+    """The sampling settings of models whose files have none.
 
-    `answering` is (temperature, top_p, top_k) where such a model does not think.
+    `answering` is (temperature, top_p, top_k) for answers without thinking, if they differ.
     """
 
-    known: str  # what these models are called in messages
-    names: str
+    known: str  # the name of these models in messages
+    names: str  # a regular expression that their names match
     temperature: float
     top_p: float
     top_k: int = 0
@@ -110,27 +110,27 @@ def _nothing(found: Mapping[str, Any]) -> dict[str, Any]:
 class Family:
     """A family of models.
 
-    `read` returns what a config.json means that this family says in its own way: fields of ModelConfig, by what the
-    file says with the defaults. It raises ValueError, with a clause, for what is not possible. `arithmetic` are the
-    fields of TransformerConfig in which the family differs from Llama whatever the file says. `classes` are those of
-    the Hugging Face code that a config.json names, and the model_type that goes with each. `nearest` is the registered
-    model to take in the place of one that is refused, by how the name of its class begins.
+    `read` receives a config.json with the defaults filled in. It returns the fields of ModelConfig that this family
+    states in another way than Llama, and raises ValueError, with a clause, for impossible values. `arithmetic` are the
+    fields of TransformerConfig in which the family always differs from Llama. `classes` are the Hugging Face classes
+    that a config.json names, with the model_type of each. `nearest` is the registered model to suggest for a refused
+    one, by the beginning of its class's name.
     """
 
     model_type: str
     classes: Mapping[str, str]
-    defaults: Mapping[str, Any]  # as its config class has them, where those of `model_config` are not its own
-    not_read: tuple[str, ...] = ()  # keys of other families, which converted models carry and the stock model ignores
-    keys: Mapping[str, str] = field(default_factory=dict)  # our key -> the family's own
-    leaves_out: bool = False  # published files leave out sizes that its config class has
+    defaults: Mapping[str, Any]  # of its config class, if they differ from those in `model_config`
+    not_read: tuple[str, ...] = ()  # keys of other families in converted models; the Hugging Face model ignores them
+    keys: Mapping[str, str] = field(default_factory=dict)  # our key -> the family's key
+    leaves_out: bool = False  # published files leave out sizes, so the defaults count
     read: Callable[[Mapping[str, Any]], dict[str, Any]] = _nothing
     arithmetic: Mapping[str, Any] = field(default_factory=dict)
-    partial_rotary: bool = False  # a part of a head is rotated even where positions are not scaled
+    partial_rotary: bool = False  # `partial_rotary_factor` counts even without scaling of positions
     tensors: Names = field(default_factory=lambda: IN_SAFETENSORS)
-    ahead: Names = field(default_factory=dict)  # what is before and after a layer that predicts a token further ahead
+    ahead: Names = field(default_factory=dict)  # the tensors of an MTP layer in addition to those of a layer
     gguf: Gguf | None = None
-    experts_together: bool = False  # its files have one tensor for all experts, which is read from any family's
-    gguf_only: str = ""  # a repository of GGUF files, where the family's safetensors are not read
-    inside: tuple[str, ...] = ()  # model types in which it may be the language model, though another family is usual
-    sampling: tuple[Sampled, ...] = ()  # the first whose names match counts, in the order of the table
+    experts_together: bool = False  # each layer has one tensor for all experts; read in safetensors
+    gguf_only: str = ""  # a repository of GGUF files to suggest, since its safetensors are not read
+    inside: tuple[str, ...] = ()  # model types that may contain it, though another language model is usual
+    sampling: tuple[Sampled, ...] = ()  # the first row that matches counts, in the order of the table
     nearest: Mapping[str, str] = field(default_factory=dict)

@@ -1,8 +1,8 @@
-"""gpt-oss: mixtures of experts with biases and a clamped gate; windows in every second layer; attention with sinks.
+"""gpt-oss: mixtures of experts with biases and a clamped gate, windows in every second layer, attention with sinks.
 
-A sink is a score for each head that takes its share of the softmax and gives nothing. The published weights of the
-experts are in MXFP4, which GGUF has as a type of blocks. In safetensors they have another form, with rows of
-gate and up in turns, which is not read here.
+A sink is a score of each head that counts in the softmax and has no value, so it only makes the other weights smaller.
+The experts were published in MXFP4, which is a type of blocks in GGUF. In safetensors they have another form, with the
+rows of gate and up in turns, which is not read here.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,8 @@ from localspec.families.experts import KEYS_IN_GGUF, from_gguf, read_experts
 from localspec.families.family import IN_GGUF, IN_SAFETENSORS, Family, Gguf, GgufFile, Sampled
 from localspec.families.reading import NotComputed, by_pattern, check, number
 
-_ALPHA, _LIMIT = 1.702, 7.0  # of the clamped gate
+# The clamped gate, of g at most _LIMIT and u within ±_LIMIT, is g σ(_ALPHA g) (u + 1).
+_ALPHA, _LIMIT = 1.702, 7.0
 
 
 def _types(layers: int) -> tuple[str, ...]:
@@ -41,7 +42,7 @@ def _from_gguf(content: Mapping[str, Any], file: GgufFile) -> dict[str, Any]:
         "layer_types": types if content["sliding_window"] else ["full_attention"] * len(types),
         "attention_bias": True,
         "mlp_bias": True,
-        # as its own code has it; the file does not say it
+        # `truncate` is not in the file; its config.json has this value
         "rope_parameters": {**rope, "truncate": False} if rope["rope_type"] == "yarn" else rope,
     }
 

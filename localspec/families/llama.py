@@ -1,9 +1,9 @@
-"""Llama, from which the other families differ.
+"""Llama, the family that the others are described by.
 
-A layer is attention and a gated MLP, each after an RMSNorm and added to its input. Positions are rotated in halves of a
-head: channel i with channel i + head_dim / 2. In GGUF these two are neighbours, so rows of queries and keys are in
-another order there; and the frequencies of Llama 3.1 stand in `rope_freqs.weight`. Mistral's files and those of most
-models that are trained like Llama call themselves `llama` in GGUF.
+A layer is attention and a gated MLP. Each reads its input through an RMSNorm, and its output is added to that input.
+Positions rotate channel i of a head with channel i + head_dim / 2. In GGUF these two are neighbours, so the rows of
+queries and keys have another order there, and the frequencies of Llama 3.1 are in `rope_freqs.weight`. Files of Mistral
+and of most models with Llama's arithmetic also have the architecture `llama` in GGUF.
 """
 
 from localspec.families.family import PAIRS, Family, Gguf, Sampled

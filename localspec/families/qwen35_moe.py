@@ -1,6 +1,6 @@
-"""Qwen3.5 and 3.6 with experts (35B-A3B): a mixture in the place of each MLP, and an expert that all tokens share.
+"""Qwen3.5 and 3.6 with experts (35B-A3B): a mixture and a shared expert, which all tokens pass, in place of each MLP.
 
-What the shared expert gives is multiplied by the sigmoid of a number that each token has of it.
+The output of the shared expert is multiplied by σ(w · h), where h is the token's state and w is `shared_gate`.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Qwen3-30B-A3B and its kin: Qwen3 with a mixture of experts in the place of each MLP."""
+"""Qwen3 with a mixture of experts in the place of each MLP, such as Qwen3-30B-A3B."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,17 +15,15 @@ def _read(found: Mapping[str, Any]) -> dict[str, Any]:
     if found["decoder_sparse_step"] != 1 or found["mlp_only_layers"]:
         raise NotComputed("layers without experts between those that have some")
     normalised = found["norm_topk_prob"] is True
-    found = {
-        **found,
-        "num_experts": found.get("num_local_experts", found["num_experts"]),
-    }  # as transformers 5 writes it
+    # transformers 5 writes `num_local_experts`
+    found = {**found, "num_experts": found.get("num_local_experts", found["num_experts"])}
     sizes = read_experts(found, "num_experts", "num_experts_per_tok", "moe_intermediate_size", normalised)
     return {"experts": sizes}
 
 
 def _from_gguf(content: Mapping[str, Any], file: GgufFile) -> dict[str, Any]:
     sizes = from_gguf(file, "num_experts", "num_experts_per_tok", "moe_intermediate_size")
-    return {**sizes, "norm_topk_prob": True}
+    return {**sizes, "norm_topk_prob": True}  # as llama.cpp computes this architecture; the file does not say it
 
 
 QWEN3_MOE = Family(

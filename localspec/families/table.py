@@ -25,5 +25,6 @@ _ROWS = (
 )  # fmt: skip
 FAMILIES: Mapping[str, Family] = {one.model_type: one for one in _ROWS}
 _IN_GGUF = [(one.gguf.architecture, one) for one in _ROWS if one.gguf]
-# By `general.architecture` of a GGUF file; of families with the same one the first, unless its `config` says otherwise.
+# By `general.architecture` of a GGUF file. If several families have the same one, the first row counts, unless its
+# `config` names another.
 OF_GGUF: Mapping[str, Family] = dict(_IN_GGUF) | dict(reversed(_IN_GGUF))

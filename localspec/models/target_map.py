@@ -1,4 +1,4 @@
-"""The map of a target's states that a small model with a mask token may have (PARD-2): its settings, its file."""
+"""PARD-2's map from a target's states to inputs of a small model with a mask token: its settings and its file."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,17 +9,18 @@ from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.weights.checkpoint import tensor_headers
 
 WEIGHT, BIAS = "target_proj.weight", "target_proj.bias"
-PICKLE, FILE = "warp_model.bin", "warp_model.safetensors"  # as published, and as read
+PICKLE, FILE = "warp_model.bin", "warp_model.safetensors"  # the published pickle, and the file that is read
 _FLOATS = ("BF16", "F16", "F32")
 _SCALES = ("pard2_scale", "pard_scale", "feat_scale")  # the first one in config.json counts
 
 
 @dataclass(frozen=True)
 class TargetMap:
-    """The small model's input for a token with the embedding e: e + `scale` · (W s + b).
+    """A linear map that adds to a token's embedding e in the small model: its input is e + `scale` · (W s + b).
 
-    s are the target's states one position earlier, those of `layers`, indices in Hugging Face's hidden_states, side by
-    side. W [hidden_size, states] and b are in `file`.
+    s [states] are the target's states one position earlier after the layers `layers`, one after another. Layers are
+    indices in Hugging Face's hidden_states; negative ones count from the end. W [hidden_size, states] and b are in
+    `file`.
     """
 
     layers: tuple[int, ...]
@@ -31,7 +32,7 @@ class TargetMap:
     parameters: int
 
     def for_target(self, num_layers: int, hidden_size: int) -> tuple[int, ...]:
-        """Return the indices, from 0 up, for a target with this many layers and channels.
+        """Return `layers` as indices from 0 up, for a target with this many layers and channels.
 
         Raises UsageMistake if the map is for another target.
         """
