@@ -41,7 +41,7 @@ IN_GGUF: Names = {
     "down_proj.weight": ("ffn_down.weight",),
 }
 
-# How a tensor of a GGUF file differs from that in safetensors. "pairs": in each head the rows i and i + head_dim / 2 are
+# How a tensor of a GGUF file differs from that in safetensors. "pairs": in each head rows i and i + head_dim / 2 are
 # neighbours. "plus one": each number is larger by 1. "-exp": each number x is stored as -exp(x).
 Change = Literal["pairs", "plus one", "-exp"]
 PAIRS: Mapping[str, Change] = {"attn_q": "pairs", "attn_k": "pairs"}  # since llama.cpp rotates neighbours in a `llama`
