@@ -8,13 +8,14 @@ from localspec.models.model import draft_form
 from localspec.models.registry import TargetCard
 from localspec.quantities import m_words, pace_in_words, precision_in_words
 
-# How a GPU computes steps: operation by operation, in static shapes, or as recordings (CUDA graphs) of static shapes.
+# How a GPU computes a step: operation by operation, with padding to static shapes, or by replaying a recording (CUDA
+# graph) of a static shape.
 StepForm = Literal["eager", "static", "captured"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadSpec:
-    """A description of how one model is loaded: on which device, in which precision, and how many bytes it takes."""
+    """A description of how one model is loaded: its device, precision and bytes."""
 
     target: TargetCard
     device: str
@@ -25,7 +26,7 @@ class LoadSpec:
     threshold: float = 0.0  # the setting `int8_threshold`, for int8 on CUDA
     engine: str  # native or torch
     loaded_bytes: int  # of the weights, and of everything that a drafter holds
-    bytes: int  # `loaded_bytes` with cache, tree and workspace
+    bytes: int  # `loaded_bytes` plus cache, tree and workspace: the expected peak
     bits: float = 0.0  # average bits of a weight, if the weights are in the blocks of GGUF files
     drafts: bool = False  # loaded as a draft model, whose weights may be coarser
 
@@ -53,7 +54,7 @@ class Choice(LoadSpec):
     fixed: bool  # the settings name the number of nodes: it is neither changed nor set to 0 during a reply
     reason: str
     tokens_per_second: float | None = None  # predicted, or measured in earlier replies
-    measured: bool = False  # whether `tokens_per_second` was measured
+    measured: bool = False  # whether `tokens_per_second` was measured rather than predicted
     speedup: float | None = None  # of `tokens_per_second` over plain decoding in the same precision
     cost_effectiveness: float | None = None  # M
     peak_measured: bool = False  # whether M counts a peak that was measured here
@@ -63,7 +64,7 @@ class Choice(LoadSpec):
     parts: tuple[str, ...] = ()  # the parts of Ouroboros that are switched on
     off_reason: str | None = None  # why `auto` takes no drafter, if it takes none
     idle: str = ""  # a sentence that says why a GPU of this machine is not used
-    on_disk: str = ""  # a clause about experts without room in memory
+    on_disk: str = ""  # a clause about experts that stay on the disk for lack of memory; "" if there are none
 
     def with_figures_of(self, later: "Choice") -> "Choice":
         """Return this choice with the figures and reasons of a later one."""

@@ -44,11 +44,11 @@ INVARIANT = {"cpu": ("none", "int8", "int4", BLOCKS), "cuda": ("none", "int8", "
 
 @dataclass(frozen=True)
 class Attempt:
-    """An attempt to plan for one device. `ranked` holds every plan there, the best M first.
+    """The plans for one device. `ranked` holds every plan there, the best M first.
 
-    `eligible` holds the plans that the settings allow, the preferred one first. `refused` is set if the device cannot
-    do what the settings name, or the model is not here in a form for it. `no_room` is set if the named draft model does
-    not fit.
+    `eligible` holds the plans that the settings allow, the preferred one first. If the device cannot meet the settings,
+    or the model is not here in a form for it, there are no plans and `refused` says why. `no_room` is set if the named
+    draft model does not fit.
     """
 
     ranked: Sequence[RunPlan] = ()
@@ -173,7 +173,7 @@ def _attempt(
 
     def among(precisions: Sequence[Precision]) -> Attempt:
         ranked = run_plans(model, precisions, measurements, _most_nodes(settings), settings.context)
-        if draft_device != device:
+        if draft_device != device:  # a small model takes nothing here
             ranked = [_with_more(plan, -plan.candidate.bytes) if plan.candidate.small else plan for plan in ranked]
         return Attempt(ranked, _eligible(ranked, drafter, settings, model, draft), draft_device, no_room=no_room)
 
@@ -181,15 +181,16 @@ def _attempt(
     left_out = [one for one in precisions if all(plan.precision != one for plan in found.ranked)]
     if not left_out or found.fitting:
         return found
-    others = among(left_out)  # `run_plans` looked only at plain decoding; the named drafter may fit in these precisions
+    # `run_plans` leaves out precisions by plain decoding only. With the named drafter another precision may fit.
+    others = among(left_out)
     return others if others.fitting else min(found, others, key=lambda attempt: attempt.smallest.bytes)
 
 
-LOST = {"nf4": 28, "int4": 5}  # per cent of perplexity (docs/figures/file-as-it-is.md)
+LOST = {"nf4": 28, "int4": 5}  # per cent of perplexity, from Q4_1 on a GPU (docs/figures/file-as-it-is.md)
 
 
 def _too_coarse(model: Model, settings: Settings) -> UsageMistake:
-    """Return the error for a packing on a GPU that the few bits of a GGUF file would be rounded to a second time."""
+    """Return the error for a packing of four bits on a GPU, which would round a GGUF file's weights a second time."""
     return UsageMistake(
         f"--quantize {settings.quantize} would round the weights of {model.card.name} a second time, which costs "
         f"SmolLM2-135M in Q4_1 {LOST[settings.quantize]} % of perplexity; give int8, none or auto."
@@ -205,7 +206,7 @@ def _eligible(
             sampled = [plan for plan in ranked if plan.candidate.drafter in kinds(*WEIGHTS) and plan.candidate.here]
             if sampled:
                 return sampled
-        needed = settings.draft_max != "auto" or settings.accept != "exact"  # some drafter, whether it pays or not
+        needed = settings.draft_max != "auto" or settings.accept != "exact"  # drafts, paying or not
         first = best(ranked, allow_plain=not needed, rule=settings.drafter_rule)
         simple = [plan for plan in ranked if plan.candidate.name in (("phrases",) if needed else ("phrases", "none"))]
         return simple if first is None else [first, *(plan for plan in simple if plan is not first)]
@@ -214,7 +215,7 @@ def _eligible(
     ranked = sorted(ranked, key=lambda plan: usual is not None and plan.precision != usual.precision)
     if predicted := [plan for plan in ranked if _is_of(plan.candidate, drafter)]:
         return predicted
-    precision, extra = ranked[0].precision, 0
+    precision, extra = ranked[0].precision, 0  # no figures of this drafter: count its bytes, expect plain speed
     if drafter.trained:
         planned = min(settings.context or PLANNED, model.shape.context)
         numbers = fit.drafter_numbers(precision.dtype, precision.quantize, precision.device.backend)
@@ -314,7 +315,7 @@ def _choice(
 def _draft(
     small: Model, device: Device | None, settings: Settings, machine: Machine, measurements: MeasurementSource
 ) -> LoadSpec:
-    """Return how a draft model is loaded: in the precision that suits its size.
+    """Return how a draft model is loaded: of the precisions that suit it, in the one with the best M that fits.
 
     Raises UsageMistake if there is no such device, NotHere if the model is here only in a packing for another device,
     and DoesNotFit.
@@ -420,7 +421,7 @@ def precisions_of(settings: Settings, device: Device) -> list[Precision]:
         raise UsageMistake("fp16 is many times slower than fp32 on a CPU; use bf16, fp32 or auto there.")
     natural = natural_precisions(device)
     if dtype == "auto":
-        dtype = natural[0].dtype
+        dtype = natural[0].dtype  # the device's preferred one
     elif quantize == "auto":
         quantize = "none"  # a user who names a dtype wants the weights in it
     if quantize != "auto":

@@ -1,4 +1,4 @@
-"""The seconds of forwards and steps: timed on this machine, or else estimated from the bandwidth of its memory."""
+"""The seconds of forwards and steps: measured on this machine, or else estimated from the bandwidth of its memory."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -10,15 +10,15 @@ from localspec.machine.machine import Device
 from localspec.models.shape import Shape
 from localspec.weights.packed_file import BLOCKS
 
-CONTEXT = 512  # tokens of text at which speeds are compared
+CONTEXT = 512  # committed tokens before a forward when speeds are compared
 # Seconds that Python takes, measured with 3.11 on servers of 2022 and 2023. They matter only for tiny models.
-STEP = 8e-5  # in a step without a tree, in addition to drafting and the forward
-TREE = 4e-5  # in addition, in a step with a tree
-DRAFT = 5e-5  # in drafting, in addition to matrix products
-BESIDE_PRODUCTS = 1.5  # times the products of a training: losses, the optimiser, checkpoints
+STEP = 8e-5  # of a step without a tree, in addition to drafting and the forward
+TREE = 4e-5  # of a step with a tree, in addition to STEP
+DRAFT = 5e-5  # of drafting, in addition to matrix products
+BESIDE_PRODUCTS = 1.5  # the time of a training relative to its matrix products: losses, optimiser and checkpoints added
 TRAINING_TOKENS = 10_000_000  # of text to train a drafter on: about what the S3D paper took
-DISK = 1e9  # bytes a second that a disk is taken to read in small parts: half of what an NVMe disk of 2020 does
-PHRASES = 1e-4  # in looking up phrases, whether any is found or not
+DISK = 1e9  # bytes a second, assumed for reading small parts of a disk: half the speed of an NVMe disk of 2020
+PHRASES = 1e-4  # seconds of looking up phrases, whether any is found or not
 
 
 class ForwardCostModel(Protocol):
@@ -52,7 +52,7 @@ class ForwardCosts:
 
     @classmethod
     def from_list(cls, value: Any) -> "ForwardCosts | None":
-        """Return the costs that `as_list` wrote, or None for any other value: costs can be measured again."""
+        """Return the costs that `as_list` wrote, or None for an invalid value: they are then measured again."""
         try:
             rows, contexts, seconds = value
             costs = cls(tuple(map(int, rows)), tuple(map(int, contexts)), tuple(tuple(map(float, s)) for s in seconds))
@@ -81,14 +81,15 @@ class CurrentCosts:
 
 @dataclass(frozen=True)
 class FromDisk:
-    """Costs of forwards where some bytes of a model's experts are `on_disk`, and read when a row chooses them."""
+    """The costs of forwards if `on_disk` bytes of a model's experts stay on the disk until a row chooses them."""
 
     in_memory: ForwardCostModel
     shape: Shape
     on_disk: int
 
     def at(self, rows: int, context: int) -> float:
-        chosen = 1 - (self.shape.matrices - self.shape.read(rows)) / self.shape.in_experts  # share of all experts
+        # The share of the experts that the rows choose.
+        chosen = 1 - (self.shape.matrices - self.shape.read(rows)) / self.shape.in_experts
         return self.in_memory.at(rows, context) + chosen * self.on_disk / DISK
 
 
@@ -105,8 +106,8 @@ class StepCosts:
 def training_hours(tokens: int, read: float, drawn: float, product: float) -> float:
     """Return about how many hours a training on this many tokens takes.
 
-    Each token passes `read` weights without a gradient and `drawn` ones with it, counted as often as they are computed.
-    `product` is the seconds of one weight and one row.
+    Each token passes `read` weights without a gradient and `drawn` weights with one, each counted as often as it is
+    multiplied. `product` is the seconds of one weight and one row.
     """
     return BESIDE_PRODUCTS * tokens * (read + drawn) * product / 3600
 
@@ -125,7 +126,7 @@ def linear(points: Sequence[float], values: Sequence[float], at: float) -> float
         return values[0]
     right = min(bisect_left(points, at), len(points) - 1)
     share = (at - points[right - 1]) / (points[right] - points[right - 1])
-    return values[right - 1] * (1 - share) + values[right] * share  # this form is exact at the points
+    return values[right - 1] * (1 - share) + values[right] * share  # unlike a + (b - a) share, exact at the points
 
 
 # -- estimates ---------------------------------------------------------------------------------------------------------
@@ -152,7 +153,7 @@ GROWTH = {
 # packings. We measured them on Zen 4 and Cascade Lake; those of AVX-VNNI and NEON are guesses in between.
 ARITHMETIC = {"avx512_vnni": 5.5e-12, "avx_vnni": 9e-12, "avx2": 16e-12, "neon": 16e-12, "c": 1.4e-9}
 _TIMES = {"int8": 1.0, "int4": 1.5, BLOCKS: 1.3, "none": 3.0}
-_ATTENTION = 4.0  # a number of a key or a value takes attention this many times as long as a weight in int8 takes
+_ATTENTION = 4.0  # the time for a number of a key or value and one row, relative to that for a weight in int8
 # Reading and computing overlap, so the total is (read**p + computed**p) ** (1 / p) with these exponents p. The CPU
 # engine's was fitted to SmolLM2 and Qwen2.5-Coder 0.5B and 1.5B in blocks, and to the demo model in int8.
 _OVERLAP, _OVERLAP_NATIVE = 1.5, 3.0
@@ -193,9 +194,10 @@ def _unpacked(device: Device, quantize: str, read: float) -> float:
 
 @dataclass(frozen=True)
 class Rates:
-    """A set of seconds: for reading a weight, for computing with it for one row, for a layer and for a row in a layer.
+    """Seconds of the parts of a forward: reading a weight, multiplying it by one row, a layer, a row in a layer.
 
-    `attended` is for one number of a key or a value and one row. If it is 0, keys and values count like weights.
+    `attended` is for one number of a key or value and one row; if it is 0, keys and values count like weights.
+    `overlap` is the exponent p of `product`.
     """
 
     read: float
@@ -223,7 +225,7 @@ class Rates:
         return cls(read, read * (growth**_OVERLAP - 1) ** (1 / _OVERLAP) / 64, layer)
 
     def product(self, weights: int, rows: int, computed: int | None = None) -> float:
-        """Return the seconds of a product with this many weights, of which a row computes with `computed`."""
+        """Return the seconds of a product: `weights` are read, and a row computes with `computed` of them, or all."""
         power, computed = self.overlap, weights if computed is None else computed
         return float(((self.read * weights) ** power + (self.computed * rows * computed) ** power) ** (1 / power))
 

@@ -1,4 +1,4 @@
-"""The drafters that a model could have: the tokens per step that each should bring, or brought here, and its costs."""
+"""The drafters that a model could have: the tokens per step to expect of each, or measured here, and its costs."""
 
 import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,8 +28,8 @@ MOST_NODES = 64  # of a tree
 
 # -- expectations ------------------------------------------------------------------------------------------------------
 
-# Conservative medians over kinds of text, greedy and sampled. Replies here replace them after about a hundred tokens.
-# By kind: tokens a step, the tokens of a draft, and the source. docs/figures/prediction.md compares the predictions.
+# By kind: tokens a step, tokens of a draft, and the source. The figures are conservative medians over kinds of text,
+# greedy and sampled. After 100 tokens, replies here count too. docs/figures/prediction.md compares the predictions.
 # phrases: greedy 1.27 and sampled 1.29 for Qwen2.5-Coder-1.5B. Spec-Bench has 1.55 to 1.74, mostly for replies that
 # repeat a given text.
 # medusa: Spec-Bench has 2.32, 2.39 and 2.33 for Vicuna 7B, 13B and 33B, whose heads were trained on similar chats.
@@ -48,17 +48,17 @@ PUBLISHED = {
 }
 # The chance that a small model's token is accepted if the one before it was. It depends on the small model's bytes as a
 # share of the target's. Sources: the median of 68 M for Vicuna (Spec-Bench, 2.28, 2.18 and 2.01 tokens a step) and for
-# Llama 2 (ParallelSpec, 1.67 and 1.66), and 0.5B for 1.5B (Qwen2.5-Coder, 3.8 in chats). Other points are guesses. They
+# Llama 2 (ParallelSpec, 1.67 and 1.66), and 0.5B for 1.5B (Qwen2.5-Coder, 3.8 in chats). Other points are guesses. All
 # are lower than the 0.82 to 0.93 of Yi 6B for 34B (Ouroboros, table 1), whose texts repeat themselves more.
 PAIRS = ((0.005, 0.5), (0.1, 0.65), (0.2, 0.72), (0.35, 0.76), (0.5, 0.8))
 LONGEST_CHAIN = 16  # tokens in a small model's draft
-# A trained drafter brings this share of the gain that its accuracies predict: 0.79 to 0.92 for the demo model's four.
+# Replies reach this share of the gain that held-out accuracies predict: 0.79 to 0.92 for the demo model's four.
 HELD_OUT = 0.85
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """A list of the tokens that each further node of a draft should bring, the largest first, and its source."""
+    """The tokens that each further node of a draft should add to a step, the largest first, and their source."""
 
     gains: tuple[float, ...]
     origin: str
@@ -70,13 +70,14 @@ class Acceptance:
 
     @classmethod
     def tree(cls, levels: Sequence[Sequence[float]], nodes: int, origin: str) -> "Acceptance":
-        """Return the best tree of a number of nodes, where levels [depth][rank] are the chances of candidates.
+        """Return the best tree of at most `nodes` nodes, where `levels` [depth][rank] are the chances of candidates.
 
-        A node brings the product of the chances on its path, and the best one is added next (Medusa, §3.3.3).
+        A node adds the product of the chances on its path. The best node is always added next (Medusa, §3.3.3).
         """
         ranked = [sorted(level, reverse=True) for level in levels]
         gains: list[float] = []
-        waiting = [(-chance, 1.0, 0, 0) for chance in ranked[0][:1]] if ranked else []  # -worth, parent's worth, place
+        # -gain, the gain of the node above, depth, rank
+        waiting = [(-chance, 1.0, 0, 0) for chance in ranked[0][:1]] if ranked else []
         while waiting and len(gains) < nodes:
             worth, above, depth, rank = heapq.heappop(waiting)
             gains.append(-worth)
@@ -96,7 +97,7 @@ class Acceptance:
         return cls.chain([low] * depth, origin)
 
     def scaled(self, share: float) -> "Acceptance":
-        """Return an acceptance with this share of every gain."""
+        """Return an acceptance whose gains are these, each times `share`."""
         return replace(self, gains=tuple(share * gain for gain in self.gains))
 
     def length(self, nodes: int) -> float:
@@ -117,7 +118,7 @@ def expected(kind: str) -> Acceptance | None:
 
 
 def expected_of_pair(share: float) -> Acceptance:
-    """Return the acceptance to expect of a small model that reads this share of the target's bytes for a token."""
+    """Return the acceptance to expect of a small model whose step reads `share` times the bytes of the target's."""
     shares, chances = zip(*PAIRS, strict=True)
     chance = cost.linear(shares, chances, min(share, shares[-1]))
     return Acceptance.chain([chance] * LONGEST_CHAIN, "as in published pairs of about this ratio of bytes")
@@ -126,9 +127,9 @@ def expected_of_pair(share: float) -> Acceptance:
 def speed(
     costs: ForwardCostModel, acceptance: Acceptance, drafting: Callable[[int], float], most: int
 ) -> tuple[float, int]:
-    """Return (tokens/s, nodes) of the draft size with the most tokens/s, 0 included; `drafting(nodes)` is in seconds.
+    """Return (tokens/s, nodes) of the draft size up to `most` with the most tokens/s; 0 nodes is plain decoding.
 
-    A drafter that reads weights reads all of them, whatever the size of the draft.
+    `drafting(nodes)` is the seconds of a draft.
     """
 
     def at(nodes: int) -> float:
@@ -142,11 +143,11 @@ def speed(
 
 @dataclass(frozen=True)
 class DrafterCandidate:
-    """A drafter, by the name that `--drafter` takes. `bytes` is all it holds, its cache included.
+    """A drafter, by the name that `--drafter` takes. `bytes` is all the memory it takes, with its cache.
 
     `draft_seconds(nodes)` is the time of a draft of that size. `acceptance` is None if it is unknown. `replies` are the
-    figures of replies with it on this machine. `trained` and `small` are the weights or the small model that it uses.
-    `published` is set if something must be fetched or made first.
+    figures of replies with it on this machine, if there are any. `trained` are its weights, `small` its small model.
+    `published` is set if the drafter must be fetched or trained first.
     """
 
     name: str
@@ -166,17 +167,17 @@ class DrafterCandidate:
 
     @property
     def with_phrases(self) -> bool:
-        """Whether phrases are a part of its drafts, or lengthen them."""
+        """Whether its drafts contain phrases, or phrases lengthen them."""
         return kind_of(self.drafter).has_phrases or self.drafter.endswith(WITH_PHRASES)
 
     @property
     def here(self) -> bool:
-        """Whether nothing has to be fetched or made before it is loaded."""
+        """Whether it can be loaded now, without fetching or training anything."""
         return self.published is None
 
     @property
     def obtainable(self) -> bool:
-        """Whether its missing parts are published somewhere."""
+        """Whether everything that is missing can be fetched."""
         if self.small is not None:
             return self.small.here or (self.small.entry is not None and self.small.entry.source is not None)
         return self.published is None or self.published.source is not None
@@ -188,23 +189,23 @@ class DrafterCandidate:
 
 
 def reply_key(drafter: str, trained: Sequence[DrafterCard], small: TargetCard | None) -> str:
-    """Return the key of a drafter's replies in the store: its name, and its weights or its small model."""
+    """Return the key of a drafter's replies in the store: its name, and the state of its weights or its small model."""
     if not trained:
         return drafter if small is None else f"{drafter} of {small.path}"
     described = []
     for one in trained:
         weights = one.path / "drafter.safetensors"
-        written = weights.stat().st_mtime_ns if weights.is_file() else 0
-        described.append(f"{one.path}, {one.bytes} bytes, {written}")
+        saved = weights.stat().st_mtime_ns if weights.is_file() else 0
+        described.append(f"{one.path}, {one.bytes} bytes, {saved}")
     return f"{drafter} of {' and '.join(described)}"
 
 
 @dataclass(frozen=True)
 class DraftModelEstimate:
-    """A draft model: its card, its bytes as loaded, and the cost of its forwards.
+    """A draft model: its card, its bytes as loaded, and the costs of its forwards.
 
-    `share` is the bytes that its step reads, relative to those of the target's. `named` says that models.toml names
-    this pair, so that its published figures hold.
+    `share` is the bytes that its step reads, relative to a step of the target. `named` says whether models.toml names
+    this pair, so that the published figures there are of this pair.
     """
 
     card: TargetCard
@@ -216,7 +217,7 @@ class DraftModelEstimate:
 
 @dataclass(frozen=True)
 class CostInputs:
-    """A set of the inputs to a draft's cost: the target's shape and costs, the device's rates, the formats."""
+    """The inputs to the cost of a draft: the target's shape and costs, the device's rates, the formats of numbers."""
 
     shape: Shape
     costs: ForwardCostModel
@@ -261,7 +262,7 @@ def _unmeasured(
 
 
 def _merged(loadable: Mapping[str, DrafterCandidate], at: CostInputs) -> Iterator[DrafterCandidate]:
-    """Yield the combinations of drafters that have replies here: their gain is known from replies only."""
+    """Yield the combinations of drafters that replies here used. Nothing else predicts their gain."""
     for name in sorted({key.partition(" of ")[0].removesuffix(WITH_PHRASES) for key in at.replies if "+" in key}):
         parts = [loadable[one] for one in name.split("+") if one in loadable]
         if 1 < len(parts) == len(name.split("+")):
@@ -272,8 +273,8 @@ def _merged(loadable: Mapping[str, DrafterCandidate], at: CostInputs) -> Iterato
 def _with_phrases(bare: DrafterCandidate, chains: bool) -> Iterator[DrafterCandidate]:
     """Yield a drafter without phrases, then with them.
 
-    Phrases add nothing to the acceptance of a small model, which predicts most of their tokens itself, nor where drafts
-    are `chains`, in which they could only take the place of other tokens.
+    Phrases are not expected to raise the acceptance of a small model, which predicts most of their tokens itself, nor
+    of drafts that are `chains`, where a phrase can only replace other tokens.
     """
     yield bare
     acceptance, phrases = bare.acceptance, expected("phrases")
@@ -291,7 +292,7 @@ def _free(name: str, at: CostInputs) -> DrafterCandidate:
 
 
 def _trained(drafter: DrafterCard, at: CostInputs) -> DrafterCandidate:
-    """Return a drafter that is here. Its acceptance is from the held-out text of its training, or else as published."""
+    """Return a drafter that is here. Its acceptance is from held-out text of its training, else as published."""
     levels = drafter.about.get("accuracy_by_depth", [])
     acceptance = expected(drafter.kind)
     if levels:
@@ -309,9 +310,10 @@ def _trained(drafter: DrafterCard, at: CostInputs) -> DrafterCandidate:
 
 
 def drafter_bytes(drafter: DrafterCard, shape: Shape, dtype: str, numbers: tuple[float, int], planned: int) -> int:
-    """Return the bytes of a drafter that is here, with a target of this shape.
+    """Return the bytes that a drafter takes with a target of this shape.
 
-    They include its cache for `planned` tokens, and the target's hidden states that it takes from a forward.
+    They include its cache for `planned` tokens, and the target's states of a forward that it reads. `numbers` are
+    `fit.drafter_numbers`.
     """
     kind, cache = kind_of(drafter.kind), fit.cache(shape, planned, dtype)
     held = kind.size(DrafterSize(drafter.parameters, drafter.others, shape, *numbers, cache, drafter.options))
@@ -366,5 +368,5 @@ def _draft_seconds(
         lambda rows: costs.at(rows, CONTEXT),
         tokens or at.shape.vocab_size,
     )
-    host = cost.PHRASES if kind.has_phrases else cost.DRAFT
+    host = cost.PHRASES if kind.has_phrases else cost.DRAFT  # seconds of Python
     return lambda nodes: kind.seconds(inputs, nodes) + (host if nodes else 0.0)

@@ -1,4 +1,4 @@
-"""The downloads of `pull`: which model and drafter it fetches for a name, and in which packing they are stored."""
+"""The downloads of `pull`: the model and the drafter that it fetches for a name, and the packing to store."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,17 +21,18 @@ from localspec.models.registry import NOWHERE, TargetCard, named_card
 from localspec.models.shape import Shape
 from localspec.weights.packed_files import FILED
 
-# The packing to store if another machine will load the model, or if none can be chosen here. It loses next to nothing.
+# The packing to store if another machine will load the model, or none can be chosen here. It loses next to nothing.
 LOSSLESS = "int8"
 _ANY = Settings()  # every setting on its default
-WIDEST, SLACK = 4.5, 64 * 2**20  # the most bytes of a published weight, and the most of a file's other contents
+# A download has at most WIDEST bytes for each weight of its config.json, plus SLACK bytes of other contents.
+WIDEST, SLACK = 4.5, 64 * 2**20
 
 
 @dataclass(frozen=True)
 class PullSet:
-    """The repositories to fetch, the model first, and a clause that says why this drafter was chosen.
+    """The repositories to fetch, the model first, and a clause `why` that says why this drafter is fetched.
 
-    `found` is the recommendation that chose it, None if the drafter was named or the sizes are unknown.
+    `found` is the recommendation that chose the drafter; None if the user named it or the sizes are unknown.
     """
 
     sources: tuple[Source, ...]
@@ -48,9 +49,9 @@ def pull_set(
 ) -> PullSet:
     """Return the downloads for a registered model: the model and the published drafter that pays most, or a named one.
 
-    The settings decide by which rule a drafter pays most, and how the model is loaded. If the model came with
-    localspec, or is a directory, only the drafter is fetched, and a layer in the model's own files comes with them.
-    Raises UsageMistake for a drafter that nobody publishes for the model, and for a packing that this machine lacks.
+    The settings say by which rule a drafter pays most, and how the model is loaded. For a model without a repository,
+    such as the embedded one, only the drafter is fetched. An MTP layer is in the model's own files. Raises UsageMistake
+    for a drafter that nobody publishes for the model, and for a packing that this machine lacks.
     """
     entry = card.entry
     assert entry is not None
@@ -61,7 +62,7 @@ def pull_set(
         except LocalspecError:  # an entry without sizes
             first = [one.source for one in entry.drafters if one.source is not None][:1]
             return PullSet((*model_source, *first), "the first published one, because its entry gives no sizes")
-        if settings.quantize != "auto":  # the weights are fetched, whatever packing is here already
+        if settings.quantize != "auto":  # plan for the original weights, whatever packing is here already
             model = replace(model, packed=(), block_bytes=0)
         precisions, rule = _as_asked(settings, machine, model), settings.drafter_rule
         found = recommend(model, machine, measurements, here=False, precisions=precisions, rule=rule)
@@ -127,10 +128,10 @@ def fit(
 ) -> tuple[bool | None, str]:
     """Return whether a model of this shape and these bytes of weights fits here, and a clause about it.
 
-    The settings decide how it is loaded, as far as a device allows. `beside` is the bytes of a drafter that is fetched
-    too. `chosen` is what `pull_set` recommends for the same model, if it does: its reason is not repeated. Where the
-    drafter is `named`, the speed with one that needs no fetching is not shown.
-    The first value is None if config.json gives no sizes (no shape), or sizes that do not match the weights.
+    The settings say how it is loaded, as far as a device allows. `beside` is the bytes of a drafter that is fetched,
+    too. `chosen` is the recommendation of `pull_set` for the same model, whose reason is shown elsewhere. If the user
+    `named` a drafter, the speed with another one is not shown. The first value is None if config.json gives no sizes
+    (`shape` is None), or sizes that do not match the weights.
     """
     if shape is None:
         return None, "it is unknown whether it fits: its config.json does not say how large it is"
@@ -153,7 +154,7 @@ def fit(
 def _recommended(
     name: str, shape: Shape, machine: Machine, measurements: MeasurementSource, beside: int, settings: Settings
 ) -> Recommendation:
-    """Return the recommendation for a model of this shape, with what needs no fetching as its drafter."""
+    """Return the recommendation for a model of this shape, with a drafter that needs no fetching."""
     left = replace(machine, devices=tuple(replace(one, free=max(0, one.free - beside)) for one in machine.devices))
 
     model = Model(TargetCard(name, NOWHERE, None, ""), shape, shape.parameters)
@@ -186,7 +187,7 @@ def _as_asked(settings: Settings, machine: Machine, model: Model) -> Callable[[D
 def kept_packing(
     name: str, license_: str | None, shape: Shape, settings: Settings, machine: Machine, measurements: MeasurementSource
 ) -> str | None:
-    """Return the packing in which the CPU engine would load a model of this shape, or None if it would not load it."""
+    """Return the packing that the CPU engine would make a file of for a model of this shape; None if it would not."""
     model = Model(TargetCard(name, NOWHERE, license_, ""), shape, shape.parameters)
     try:
         choice = choices(model, DrafterSpec("auto"), _of_weights(settings), machine, measurements)[0]

@@ -1,4 +1,4 @@
-"""Predicts the bytes that a model will take on a machine, by arithmetic only. A measured peak later corrects them."""
+"""Predicts the bytes that a model takes on a machine, by arithmetic only. Measured peaks later correct them."""
 
 from localspec.families.architecture import TransformerConfig
 from localspec.models.shape import Shape
@@ -7,26 +7,27 @@ from localspec.weights.recipe import in_four_bits
 
 ITEM = {"fp32": 4, "bf16": 2, "fp16": 2}  # bytes of a number
 CHUNK = 512  # prompt tokens a forward: bounds the memory of prefill
-NOISE_BYTES = 48  # for each id of a row while a GPU finds a pick: noise is computed in 64 bits
-# Recordings that a reply plays, and the bytes that a driver is assumed to hold for one. Nobody has measured the latter.
+NOISE_BYTES = 48  # for each token id while a GPU finds a pick: noise is computed in 64 bits
+# Recordings (CUDA graphs) that a reply uses, and the assumed bytes that a driver holds for one, which nobody measured.
 USUAL_RECORDINGS, RECORDING = 6, 12 * 2**20
-PRODUCTS = 32 * 2**20  # bytes that cuBLAS reserves for recordings, on the largest cards
-STATIC_ROWS = (1, 2, 4, 8, 16, 32, 64)  # rows of a step on a GPU: a step is padded to the next of these
-BUCKET = 256  # slots: caches grow by this many, and attention looks at a multiple of it, so that shapes seldom change
-ROWS, MOST_PARTS = 256, 64 * 2**20  # in the CPU engine: rows that pass a layer together; bytes of attention's parts
-# Rows of a static shape of a model with recurrent layers: it repeats the operations of one row for every row.
+PRODUCTS = 32 * 2**20  # bytes that cuBLAS reserves for recordings on the largest cards
+STATIC_ROWS = (1, 2, 4, 8, 16, 32, 64)  # on a GPU a step is padded to the next of these numbers of rows
+BUCKET = 256  # slots: caches grow by this many, and attention reads a multiple of it, so that shapes seldom change
+# In the CPU engine: rows that pass a layer together, and the most bytes of partial results of attention.
+ROWS, MOST_PARTS = 256, 64 * 2**20
+# The most rows of a static shape of a model with recurrent layers, which repeats the operations of one row for each.
 MOST_CHAINED = 16
-STATES = 8  # states that a recurrent layer holds: the latest, and earlier ones to go back to
-RECENT = 256  # rows that a recurrent layer holds, to read them again
+STATES = 8  # states that a recurrent layer holds: the latest, and earlier ones to return to
+RECENT = 256  # rows whose inputs a recurrent layer holds, to compute them again from an earlier state
 PAGE = 4096  # bytes of a mapped file that are loaded when any of them is read
-PROGRAM = 40 * 2**20  # bytes that a loaded model holds apart from tensors and tokenizer: template, threads
-NATIVE_PROGRAM, PACKING = 8 * 2**20, 24 * 2**20  # `PROGRAM` in the CPU engine; bytes that packing does not give back
-TOKEN = 830  # bytes of each token that a tokenizer knows, measured with vocabularies of 8 and 151 thousand
-MOST_PARKED = 4 * 2**30  # bytes of parked texts
+PROGRAM = 40 * 2**20  # bytes that a loaded model holds in addition to tensors and tokenizer: template, threads
+NATIVE_PROGRAM, PACKING = 8 * 2**20, 24 * 2**20  # `PROGRAM` in the CPU engine; bytes that packing does not release
+TOKEN = 830  # bytes for each token of a tokenizer's vocabulary, measured with vocabularies of 8 and 151 thousand
+MOST_PARKED = 4 * 2**30  # bytes of parked texts: caches of other conversations, held to continue them
 
 
 def packed(weights: int, rows: int, quantize: str, backend: str) -> int:
-    """Return the bytes of packed matrices with `weights` and output channels (`rows`) on a `Device.backend`."""
+    """Return the bytes of packed matrices with `weights` weights and `rows` output channels on a `Device.backend`."""
     if backend in ("native", "cpu"):  # int8 of our library: 64 weights share a scale in fp16
         return weights + weights // 64 * 2
     if quantize == "int8":  # a scale for each channel
@@ -40,7 +41,7 @@ def weights(shape: Shape, dtype: str, quantize: str, backend: str, parameters: i
     """Return the bytes of a model's weights. `parameters` is their exact number, if it is known."""
     item, parameters = ITEM[dtype], parameters or shape.parameters
     small = max(0, parameters - (shape.parameters - shape.small))  # norms, biases and routers
-    if backend == "native" or (backend == "cpu" and quantize != "none"):  # here tables are never packed
+    if backend == "native" or (backend == "cpu" and quantize != "none"):  # tables, like embeddings, are never packed
         tables = shape.table + (0 if shape.tied else shape.embedding)
         if quantize == "none":
             return (shape.matrices + tables) * item + small * 4
@@ -61,7 +62,7 @@ def weights(shape: Shape, dtype: str, quantize: str, backend: str, parameters: i
 
 
 def cache(shape: Shape, tokens: int, dtype: str) -> int:
-    """Return the bytes of the keys and values of `tokens`, tree included, in whole buckets, and of recurrent states."""
+    """Return the bytes of keys and values of `tokens` tokens, tree included, in whole buckets, and of states."""
     return shape.cached(-(-tokens // BUCKET) * BUCKET, ITEM[dtype]) + states(shape, dtype)
 
 
@@ -74,15 +75,15 @@ def states(shape: Shape, dtype: str) -> int:
 
 
 def parking(left: int) -> int:
-    """Return the bytes that parked texts may take: half of what a model with a full context leaves, up to a limit.
+    """Return the bytes that parked texts may take of the `left` bytes that a model leaves: half, up to MOST_PARKED.
 
-    They do not influence which model is chosen. They take free memory, and are dropped when it becomes scarce.
+    No choice counts them, since parked texts are dropped when memory becomes scarce.
     """
     return min(max(0, left // 2), MOST_PARKED)
 
 
 def tokenizer(shape: Shape, backend: str) -> int:
-    """Return the bytes of a loaded tokenizer. It is in main memory, so on a GPU they are 0."""
+    """Return the bytes of a loaded tokenizer: 0 on CUDA, since it is in main memory."""
     return 0 if backend == "cuda" else TOKEN * shape.vocab_size
 
 
@@ -110,9 +111,10 @@ def unread(shape: Shape, quantize: str, backend: str, tokens: int) -> int:
 
 
 def on_disk(shape: Shape, quantize: str, backend: str, weights: int, over: int) -> int:
-    """Return the bytes of a mapped file that stay on the disk where a model takes `over` bytes more than it may.
+    """Return the bytes of experts that stay on the disk if a model takes `over` bytes more memory than it may.
 
-    They are those of experts, at most half of them: with fewer in memory nearly every token would wait for the disk.
+    0 if it fits, if its experts are not in a mapped file, or if more than half of them would stay on the disk: then
+    nearly every token would wait for it.
     """
     if over <= 0 or backend != "native" or quantize == "none" or shape.experts is None:
         return 0
@@ -120,7 +122,7 @@ def on_disk(shape: Shape, quantize: str, backend: str, weights: int, over: int) 
 
 
 def program(quantize: str, backend: str) -> int:
-    """Return the bytes that a loaded model holds apart from its tensors and its tokenizer."""
+    """Return the bytes that a loaded model holds in addition to its tensors and its tokenizer."""
     if backend == "native":
         return NATIVE_PROGRAM + (PACKING if quantize in ("none", BLOCKS) else 0)
     return PROGRAM
@@ -146,8 +148,8 @@ def _row(shape: Shape) -> int:
 def recordings(shape: Shape, dtype: str, quantize: str, nodes: int) -> int:
     """Return the bytes of recorded steps on a GPU, and of finding picks there.
 
-    Each recording has its own memory for results, so their rows add up: 1 + 2 + 4 + …. All recordings share the memory
-    for everything else. With NF4, reading a prompt needs room for one dense matrix.
+    Each recording has separate memory for its results, so their rows add up: 1 + 2 + 4 + …. They share all other
+    memory. With NF4, reading a prompt also needs room for one dense matrix.
     """
     item, rows = ITEM[dtype], next((rows for rows in STATIC_ROWS if rows > nodes), STATIC_ROWS[-1])
     results = 2 * rows * (shape.vocab_size + shape.hidden_size) * item
@@ -161,7 +163,7 @@ def recordings(shape: Shape, dtype: str, quantize: str, nodes: int) -> int:
 
 
 def _native_forward(shape: Shape, dtype: str, quantize: str, tokens: int) -> int:
-    """Return the bytes that the CPU engine holds for forwards: for rows that pass a layer, and attention parts."""
+    """Return the bytes that the CPU engine holds for forwards: of ROWS rows in a layer, and of attention's parts."""
     most, sizes, heads = shape.widest, shape.delta, (2 if shape.gated else 1) * shape.num_heads
     qkv, padded = (heads + 2 * most.num_kv_heads) * most.head_dim, -(-most.head_dim // 16) * 16
     mixed, inner, window = shape.num_heads * most.head_dim, most.intermediate_size, 0
@@ -169,7 +171,7 @@ def _native_forward(shape: Shape, dtype: str, quantize: str, tokens: int) -> int
         qkv, mixed, window = max(qkv, sizes.read + sizes.values), max(mixed, sizes.values), sizes.read
     floats = shape.hidden_size + qkv + shape.num_heads * padded + mixed + inner + most.head_dim + window
     floats += (shape.num_layers + 1) * shape.layer_inputs[0]
-    if (experts := shape.experts) is not None:  # of each pair of a row and an expert, inputs in int8
+    if (experts := shape.experts) is not None:  # for each pair of a row and an expert; inputs are in int8
         floats += shape.hidden_size + experts.count + experts.used * (experts.size + 3 * shape.hidden_size // 2)
     widest = max(shape.hidden_size, inner, mixed)
     inputs = widest * 4 if quantize == "none" else widest + widest // 32 * 4  # quantised, with scales or sums
@@ -180,7 +182,7 @@ def _native_forward(shape: Shape, dtype: str, quantize: str, tokens: int) -> int
 def loading(shape: Shape, dtype: str, quantize: str, backend: str) -> int:
     """Return the bytes added while the largest matrix is packed: the matrix and its packed copy.
 
-    On a CPU they are those of a dense matrix, which torch makes whenever it multiplies by a packed one.
+    With torch on a CPU they are the bytes of a dense matrix, which it makes to multiply by a packed one.
     """
     if quantize == "none" or backend == "native":  # the native engine packs once, piece by piece, and maps the file
         return 0

@@ -1,6 +1,6 @@
-"""Measurements of this machine: saved in the store, recalled for choices, and valid for one model, form and version.
+"""Measurements of this machine, saved in the store for later choices. Each is valid for one model, form and version.
 
-A measurement taken while other programs used cores serves this process only, and is not saved.
+A measurement that was made while other programs used cores serves this process only, and is not saved.
 """
 
 import math
@@ -23,11 +23,11 @@ from localspec.store.database import StoreTrouble
 from localspec.store.store import Store
 from localspec.weights.fingerprint import Identity
 
-LOOK_SECONDS = 0.3  # the least time that other programs are watched before the machine counts as idle
-FADING = 0.95  # each new reply multiplies the weight of earlier ones by this
+LOOK_SECONDS = 0.3  # the least time to watch other programs before the machine counts as idle
+FADING = 0.95  # the sums of earlier replies are multiplied by this for each new one
 LEAST_TOKENS = 100  # tokens of replies before their figures count
-EXPECTATION = 600  # tokens of replies that count as much as what is expected: a few texts say little about the next
-# A peak above this many times the bytes of model, drafter and cache is not theirs: something else was in the process.
+EXPECTATION = 600  # tokens of replies that weigh as much as the prediction: a few texts say little about the next
+# A peak above this many times the bytes of model, drafter and cache counts something else that the process held.
 OTHERS = 3
 READINGS = 3  # how often the memory's bandwidth is read; the highest reading counts
 T = TypeVar("T")
@@ -56,24 +56,24 @@ class ReplyStats:
 
     @property
     def trust(self) -> float:
-        """Return the weight of these figures next to an expectation, from 0 to 1."""
+        """Return the weight of these figures against a prediction, from 0 to 1."""
         return 1 / (1 + EXPECTATION / self.tokens)
 
     def speed(self, costs: ForwardCostModel) -> float:
-        """Return the tokens/s where forwards have these costs."""
+        """Return the tokens/s if forwards have these costs."""
         return self.length / (costs.at(round(1 + self.nodes), CONTEXT) * (1 + self.drafting + self.beside))
 
 
 @dataclass(frozen=True)
 class ModelMeasurements:
-    """Measurements of one model in one precision on this machine: its forwards, and its replies by `reply_key`."""
+    """Measurements of one model in one precision here: the costs of its forwards, and its replies by `reply_key`."""
 
     costs: ForwardCostModel | None = None
     replies: Mapping[str, ReplyStats] = field(default_factory=dict)
 
 
 class MeasurementSource(Protocol):
-    """A source of everything that was measured on a machine so far."""
+    """A source of the measurements of a machine."""
 
     def of(self, card: TargetCard, device: str, dtype: str, quantize: str) -> ModelMeasurements:
         """Return the measurements of one model in one precision."""
@@ -86,7 +86,7 @@ class MeasurementSource(Protocol):
 
 
 class NoMeasurements:
-    """A machine on which nothing was measured."""
+    """A source without measurements."""
 
     def of(self, card: TargetCard, device: str, dtype: str, quantize: str) -> ModelMeasurements:
         return ModelMeasurements()
@@ -165,7 +165,7 @@ class MeasurementCache:
 
     @cached_property
     def idle(self) -> bool:
-        """Whether other programs have left all cores idle since the cache was opened. This is determined once."""
+        """Whether other programs have left all cores idle since the cache was opened; determined at the first use."""
         time.sleep(max(0.0, self._opened + LOOK_SECONDS - time.monotonic()))
         return self._idle_cores() == physical_cores()
 
@@ -192,8 +192,8 @@ def _layers(value: Any) -> list[KeptLayers] | None:
 COSTS = Quantity("costs", ForwardCosts.from_list, ForwardCosts.as_list)
 BANDWIDTH = Quantity("bandwidth", _readings, list)
 LAYERS = Quantity("layers that draft", _layers, lambda found: [one.as_json() for one in found])
-# By `reply_key`: sums of tokens, steps, nodes, seconds of drafting, of verification and of the rest of steps; then the
-# lowest peak and the drafter's bytes.
+# By `reply_key`: sums of tokens, steps, nodes, seconds of drafting, seconds of verification, seconds of the rest of
+# steps; then the lowest peak and the drafter's bytes.
 REPLIES = Quantity("replies that use it", _sums, dict)
 LIBRARIES = Quantity("libraries compute", lambda value: value if isinstance(value, bool) else None, bool)
 
@@ -215,19 +215,19 @@ def replies_subject(weights: str, device: str, dtype: str, quantize: str) -> str
 
 
 def reply_stats(sums: Sequence[float]) -> ReplyStats | None:
-    """Return the figures of replies from their sums; None if they have too few tokens."""
-    tokens, steps, nodes, drafting, verifying, beside, peak, held = sums
+    """Return the figures of replies from their sums; None with fewer than LEAST_TOKENS tokens."""
+    tokens, steps, nodes, drafting, verifying, rest, peak, held = sums
     if tokens < LEAST_TOKENS or not steps or not verifying:
         return None
-    rest = int(peak), int(held)
-    return ReplyStats(tokens / steps, nodes / steps, drafting / verifying, beside / verifying, *rest, tokens)
+    shares = drafting / verifying, rest / verifying
+    return ReplyStats(tokens / steps, nodes / steps, *shares, int(peak), int(held), tokens)
 
 
 def with_reply(sums: dict[str, list[float]], drafter: str, statistics: Statistics) -> dict[str, list[float]]:
     """Return the sums by drafter with one more reply added. Earlier replies count less.
 
-    Of the peaks the lowest counts. A peak far above the bytes held now is ignored, since this process may have held
-    other models before.
+    Of the peaks the lowest counts. A peak above OTHERS times the bytes held now is ignored, since this process may have
+    held other models before.
     """
     new = (
         statistics.acceptance_length * statistics.steps,  # includes the token that ended the reply, since it took time
@@ -249,7 +249,7 @@ class Measurements:
     """A source of this machine's measurements, which measures the bandwidth of its memory if it is unknown.
 
     That takes half a second for each device. With `quiet` nothing is measured. `exact` and `context` say how models
-    will be loaded. If a model was not measured in this form, the measurements of its usual form are taken.
+    will be loaded. If a model was not measured so, its measurements without this context, then without both, count.
     """
 
     def __init__(
@@ -257,7 +257,7 @@ class Measurements:
     ) -> None:
         self.cache, self._quiet = cache, quiet
         self._forms = dict.fromkeys(((exact, context), (exact, None), (False, None)))
-        self._weights: dict[Path, str] = {}  # every precision needs the fingerprint, and it takes many reads of files
+        self._weights: dict[Path, str] = {}  # fingerprints by path: each precision needs one, and it takes many reads
         self._bandwidths: dict[str, float | None] = {}
 
     def of(self, card: TargetCard, device: str, dtype: str, quantize: str) -> ModelMeasurements:

@@ -17,9 +17,10 @@ from localspec.models.shape import Shape, shape_of
 
 @dataclass(frozen=True)
 class DrafterSpec:
-    """A drafter that `--drafter` names: `auto`, or one or more kinds, perhaps with `+phrases`.
+    """A drafter that `--drafter` names: `auto`, or one or more kinds, with or without `+phrases`.
 
-    Several kinds stand in the order of `TABLE`. `trained` holds those that have weights, in the same order.
+    Several kinds are in the order of `TABLE`. `trained` holds the weights of those that have some, in the same order.
+    `small` is the small model, for a kind that drafts with one.
     """
 
     drafter: str
@@ -54,7 +55,7 @@ def named_drafter(name: str, card: TargetCard) -> DrafterSpec:
         return _merged(name, card)
     known = ["auto", *kinds()]
     directory = any(mark in named for mark in "/\\.~") or (named not in known and os.path.isdir(named))
-    if small and re.fullmatch(r"\w{2,}", first):  # a word before the colon, longer than the letter of a drive
+    if small and re.fullmatch(r"\w{2,}", first):  # `word:…` names a kind; one letter would be a drive of Windows
         directory = False
     if row is None and not directory:
         raise UsageMistake(
@@ -109,7 +110,7 @@ def _own_draft(kind: str, card: TargetCard) -> TargetCard:
 
 
 def check_layers(drafter: str, card: TargetCard, shape: Shape) -> None:
-    """Raise UsageMistake for a drafter that cannot draft for layers of this shape: recurrent ones, or with experts."""
+    """Raise UsageMistake for a drafter that cannot draft for recurrent layers or experts, if the shape has them."""
     unfit = next((kind.name for kind in drafting_kinds(drafter) if not kind.drafts_for(shape)), None)
     if unfit and shape.experts and not kind_of(unfit).with_experts:
         others = ", ".join(kind.name for kind in TABLE if kind.drafts_for(shape))

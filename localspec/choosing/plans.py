@@ -1,4 +1,4 @@
-"""Lists every plan to run one model on a device (precision, drafter, bytes, speed, M), and decides which to take."""
+"""Lists the plans to run one model on a device (precision, drafter, bytes, speed, M), and decides which to take."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,17 +23,17 @@ from localspec.quantities import precision_in_words, tokens_a_second
 from localspec.weights.draft_role import as_draft, is_coarser
 from localspec.weights.packed_file import BLOCKS
 
-AUTO_NODES = 16  # the most nodes of a tree if the settings name none; the budget decides how many pay
-# Twice the nodes brought 1 to 11 % more tokens a step, so twice the rows may take at most this many times longer.
+AUTO_NODES = 16  # the most nodes of a tree if the settings name none; a reply drafts as many of them as pay
+# Twice as many nodes brought 1 to 11 % more tokens a step, so a forward with twice the rows may take this much longer.
 NEXT_TO_FREE = 1.03
 COMFORTABLE = 20.0  # tokens/s above which more speed hardly helps a reader
 SLOW_MEMORY = 5e9  # bytes a second: a model that is fast with such memory is fast anywhere, and needs no measurement
 PLANNED = 4096  # tokens of context that must fit if the settings name none
-HARMLESS = 0.98  # of plain decoding's speed: phrases that reach this share of it are worth looking up
-NEXT_TO_NOTHING = 0.05  # of the time of a token: looking up phrases in less time counts as free
-CLEARLY = 1.05  # a drafter must reach this many times the speed or M of a simpler one
+HARMLESS = 0.98  # phrases with at least this share of plain decoding's speed are worth looking up
+NEXT_TO_NOTHING = 0.05  # looking up phrases in less than this share of the time of a token counts as free
+CLEARLY = 1.05  # a drafter must reach more than this many times the speed or M of a simpler one
 ON_APPLE = 1.05  # on Apple's GPUs a drafter must exceed this many times the measured speed of plain decoding
-SHORT = 0.5  # of the memory that may be used on a device: a plan that takes more makes memory short
+SHORT = 0.5  # memory is short if a plan takes more than this share of what may be used on a device
 
 Rule = Literal["memory", "speed"]
 
@@ -45,7 +45,7 @@ def cost_effectiveness(speed: float, memory: float, plain_speed: float, plain_me
 
 @dataclass(frozen=True)
 class Precision:
-    """A device with a dtype and a packing in which a model is computed there."""
+    """A dtype and a packing in which a model is computed on a device."""
 
     device: Device
     dtype: str
@@ -74,15 +74,15 @@ class RunPlan:
 
     precision: Precision
     candidate: DrafterCandidate
-    nodes: int  # of a draft: the number that promises the most tokens/s
+    nodes: int  # the nodes of a draft that promise the most tokens/s
     loaded_bytes: int  # of the weights, and of everything that the drafter holds
-    bytes: int  # `loaded_bytes` with cache, tree and workspace
+    bytes: int  # `loaded_bytes` plus cache, tree and workspace: the expected peak
     memory: int
     speed: float  # tokens/s
     measured: bool  # whether the speed was measured here rather than predicted
     cost_effectiveness: float = 0.0  # M
-    on_disk: int = 0  # bytes of experts without room in memory, which are read from the disk when a token needs them
-    slowed: float = 1.0  # how many times longer a plain step takes for that, as predicted
+    on_disk: int = 0  # bytes of experts without room in memory, which a token that needs them reads from the disk
+    slowed: float = 1.0  # how many times as long a plain forward takes because of `on_disk`, as predicted
     most: int = AUTO_NODES  # the most nodes that a draft may have
     rule: Rule = "speed"  # the rule that decided, if this plan was taken
     rule_named: bool = False  # whether the setting `drafter_rule` names the rule
@@ -94,7 +94,7 @@ class RunPlan:
 
     @property
     def parked(self) -> int:
-        """Bytes that parked texts may take of the memory that this plan leaves."""
+        """The bytes that parked texts may take of the memory that this plan leaves."""
         return fit.parking(self.precision.device.usable - self.bytes)
 
     @property
@@ -113,8 +113,8 @@ class RunPlan:
 def as_computed(device: Device, model: Model) -> Device:
     """Return the device with the packings that it offers for this model.
 
-    Torch computes recurrent layers and experts with dense weights only. Our library can compute a model in the blocks
-    of its GGUF files, and unpacks them for torch on a CPU. `device` may already be adapted to another model.
+    Torch computes recurrent layers and experts with dense weights only. The compiled library computes a model in the
+    blocks of its GGUF files, and unpacks them for torch on a CPU. `device` may already be adapted to another model.
     """
     if device.block_bits:
         others = tuple(packing for packing in device.packings if packing != BLOCKS)
@@ -139,8 +139,8 @@ def possible_precisions(model: Model, precisions: Iterable[Precision]) -> list[P
 def natural_precisions(device: Device) -> list[Precision]:
     """Return the precisions to consider on a device if the settings name none, the most accurate first.
 
-    With our library on a CPU, dense weights are left out: int8 is as good in half the time and memory. So a measured
-    precision never competes with one that was not measured.
+    For the compiled library on a CPU, dense weights are left out: int8 is as good in half the time and memory. So a
+    precision that was measured never competes with one that was not.
     """
     dense = () if device.engine == "native" and device.packings else ("none",)
     return [Precision(device, device.dtypes[0], quantize) for quantize in (*dense, *device.packings)]
@@ -183,9 +183,9 @@ def run_plans(
 
 
 def _as_it_answers(plans: list[RunPlan], model: Model) -> list[RunPlan]:
-    """Leave out packings of a model in GGUF files: all but its default packing if that fits, or else the default.
+    """Return the plans in the default packing of a model in GGUF files if that fits, or else the other plans.
 
-    Where that packing cannot be had, as on a GPU, dense weights stand in, since int8 loses some of a model there.
+    Where the default packing is not offered, as on a GPU, dense weights take its place, since int8 would lose more.
     """
     packings = {plan.precision.quantize for plan in plans}
     default = model.packed[0] if packings & {*model.packed[:1]} else "none"
@@ -215,7 +215,7 @@ def _in_one_packing(plans: list[RunPlan], model: Model, measurements: Measuremen
 
 
 def _comfortable(model: Model, precision: Precision, measurements: MeasurementSource) -> bool:
-    """Return whether plain decoding would be comfortable if only the speed of the memory limited it.
+    """Return whether plain decoding would be comfortable if nothing but the memory's bandwidth limited it.
 
     Timed forwards do not count here, so that a measurement never changes the packing, and with it the text of a seed.
     """
@@ -236,7 +236,7 @@ def auto_nodes(device: Device, costs: ForwardCostModel | None) -> int:
     `costs` is None if forwards were not timed: an estimate does not justify wider trees.
     """
     nodes = AUTO_NODES
-    if device.type == "cpu":  # rows are nearly free for toys only, and wider trees would need another test of exactness
+    if device.type == "cpu":  # only toys have nearly free rows, and wider trees would need another test of exactness
         return nodes
     while costs and 2 * nodes <= MOST_NODES:
         if costs.at(2 * nodes + 1, CONTEXT) > NEXT_TO_FREE * costs.at(nodes + 1, CONTEXT):
@@ -248,7 +248,7 @@ def auto_nodes(device: Device, costs: ForwardCostModel | None) -> int:
 def _plans_in(
     model: Model, precision: Precision, measurements: MeasurementSource, most: int | None, context: int | None
 ) -> Iterator[RunPlan]:
-    """Yield the plans in one precision: plain decoding first, then each drafter whose gain is known or expected."""
+    """Yield the plans in one precision: plain decoding first, then each drafter whose gain is measured or predicted."""
     dtype, quantize, backend = how = precision.backend
     shape, known = model.shape, measurements.of(model.card, precision.device.name, dtype, quantize)
     costs = known.costs or _estimate(model, precision, measurements)
@@ -277,7 +277,7 @@ def _plans_in(
         if replies is not None:
             here, nodes = replies.speed(costs), min(round(replies.nodes), most)
             expected = tokens_per_second if candidate.acceptance is not None else here
-            tokens_per_second = here**trust * expected ** (1 - trust)
+            tokens_per_second = here**trust * expected ** (1 - trust)  # the weighted geometric mean
         measured = known.costs is not None and (trust > 0.5 or candidate.name == "none")
         # Phrases may pay in the next text, and cost nothing until one matches. Only measured figures rule them out.
         harmless = candidate.name == "phrases" and (not measured or tokens_per_second >= HARMLESS * plain_speed)
@@ -288,7 +288,7 @@ def _plans_in(
         if candidate.name == "none":
             plain_speed, plain_bytes = tokens_per_second, size
         memory = size
-        if replies is not None and replies.peak > 0:
+        if replies is not None and replies.peak > 0:  # M needs a ratio: the peak, relative to it without the drafter
             memory = round(plain_bytes * replies.peak / max(replies.peak - replies.held, 1))
             size = max(size, replies.peak)
         yield RunPlan(
@@ -300,7 +300,7 @@ def _plans_in(
 def draft_model(
     model: Model, precision: Precision, measurements: MeasurementSource, planned: int
 ) -> DraftModelEstimate | None:
-    """Return the draft model in the precision that suits its own size; it reads the whole text, as the target does."""
+    """Return the draft model in its fastest precision, with a cache for `planned` tokens; None if there is none."""
     if model.small is None or not (own := draft_precisions(model.small, precision.device)):
         return None
     small, shape = model.small, model.small.shape
@@ -346,11 +346,11 @@ def _rates(precision: Precision, measurements: MeasurementSource) -> Rates:
 def best(
     ranked: Sequence[RunPlan], here: bool = True, allow_plain: bool = True, rule: Literal["auto"] | Rule = "auto"
 ) -> RunPlan | None:
-    """Return the plan to take of those that fit, with the rule that decided; None if nothing fits.
+    """Return the plan to take of those that fit, with the rule that decided; None if no plan can be taken.
 
-    It is the fastest plan. If that one makes memory short, or `rule` says so, it is the plan with the highest M. A more
-    complex drafter is taken only if it is clearly better. `here` leaves out plans that could not be loaded now.
-    `allow_plain` lets plain decoding be taken too. A plan that loses against plain decoding is never taken.
+    It is the fastest plan, or the plan with the highest M if the fastest makes memory short. `rule` names one of these
+    rules. A more complex drafter is taken only if it is CLEARLY better. With `here`, only plans that can be loaded now
+    count. Without `allow_plain`, plain decoding does not. No plan that loses against plain decoding is taken.
     """
     possible = [
         plan
@@ -379,7 +379,7 @@ def worth(plan: RunPlan, rule: Rule) -> float:
 
 
 def pays(plan: RunPlan, ranked: Sequence[RunPlan], rule: Rule) -> bool:
-    """Return whether a plan is no worse than plain decoding in its precision. On Apple GPUs only measurements count."""
+    """Return whether a plan is at least as good as plain decoding. On Apple's GPUs only measured speeds count."""
     if plan.candidate.name == "none":
         return True
     plain = plain_of(plan, ranked)
@@ -394,11 +394,11 @@ def plain_of(plan: RunPlan, ranked: Sequence[RunPlan]) -> RunPlan:
 
 
 def _complexity(plan: RunPlan) -> tuple[int, int, bool]:
-    """Return the key that sorts plans by complexity: rank, bytes, whether free phrases are missing.
+    """Return a key that sorts plans by complexity: rank, bytes, whether it lacks phrases that would be free.
 
-    Phrases rank before plain decoding, since nothing is drafted while they do not pay. They rank last if replies showed
-    that looking them up takes time. Of two drafters with the same bytes, the one with phrases comes first, since the
-    gain of phrases grows with use.
+    Phrases rank before plain decoding, since nothing is drafted while they do not pay, or after it if replies showed
+    that looking them up takes time. Of two drafters with the same bytes, the one with phrases comes first, since their
+    gain grows with use.
     """
     if plan.candidate.name == "phrases":
         free = plan.candidate.draft_seconds(max(plan.nodes, 1)) * plan.speed < NEXT_TO_NOTHING
@@ -446,7 +446,7 @@ def explained(plan: RunPlan, ranked: Sequence[RunPlan], named: bool = False) -> 
 
 
 def disk_words(plan: RunPlan) -> str:
-    """Return a clause about experts that are read from the disk, or nothing where all have room in memory."""
+    """Return a clause about experts that are read from the disk, or "" if there are none."""
     if not plan.on_disk:
         return ""
     slower = f", so a token takes about {plan.slowed:.1f} times as long" if plan.slowed > 1 else ""
@@ -459,7 +459,7 @@ def shown_m(plan: RunPlan) -> str:
 
 
 def rule_words(plan: RunPlan) -> str:
-    """Return which rule decided, as a part of a sentence."""
+    """Return a clause that says which rule decided, and why."""
     why = "memory is short" if plan.rule == "memory" else "memory is plentiful"
     why = "drafter_rule says so" if plan.rule_named else why
     return f"chosen by {'M' if plan.rule == 'memory' else 'speed'}, since {why}"

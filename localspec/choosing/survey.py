@@ -1,4 +1,4 @@
-"""Surveys every registered model on a machine: how it would run there, and which one to take."""
+"""Surveys the registered models on a machine: how each would run there, and which one to take."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -30,23 +30,24 @@ from localspec.weights.packed_files import FILED
 
 Prefer = Literal["speed", "memory", "quality"]
 DrafterRule = Literal["auto", "memory", "speed"]
-FALLING = 1.5  # the power by which quality counts less below a comfortable speed: at half of it, a third
-THINKING = 1.5  # times the comfortable speed, for a model that writes its thoughts before the answer
+FALLING = 1.5  # below a comfortable speed quality is multiplied by (speed / comfortable speed) ** FALLING
+THINKING = 1.5  # a model that thinks before it answers is comfortable at this many times the usual speed
 
 
 # -- forms of a download -----------------------------------------------------------------------------------------------
 
-# Types of GGUF files that serve if these packings would be kept. From Q8_0 they come as close to the original weights
-# as when made from those: docs/figures/q8-0-table.md. A file of four bits is read as it is and never packed again.
+# Type of GGUF file -> the packings in whose place it may be fetched. Packed from Q8_0, they are as close to the
+# original weights as packed from these: docs/figures/q8-0-table.md. A file of four bits is never packed again.
 SUITED = {"Q8_0": FILED, "Q4_K_M": ("int4",), "Q4_0": ("int4",)}
-_BITS = {"": 16.0, "Q8_0": 8.5, "Q4_K_M": 4.9, "Q4_0": 4.7}  # of a weight, embeddings of more bits included
+_BITS = {"": 16.0, "Q8_0": 8.5, "Q4_K_M": 4.9, "Q4_0": 4.7}  # average bits of a weight, wider embeddings included
 
 
 def suited_form(entry: Entry, packing: str | None, packed: bool = False) -> Form | None:
-    """Return the smallest form by the model's own publisher that is good enough to be kept only in this packing.
+    """Return the smallest form by the model's publisher that may be fetched in the place of the original weights.
 
-    With `packed` the file would be packed, and not read as it is. None means the original: if anything else is kept, if
-    the form has terms to accept, or if a drafter of the entry must be made with the publisher's weights.
+    `packing` is the packing to keep, None for the original. `packed` says that the file would be packed again instead
+    of read as it is. Returns None, for the original, if no form suits, if the model has terms to accept, or if a
+    drafter of the entry must be made with the original weights.
     """
     weights = [kind_of(one.kind) for one in entry.drafters if one.kind in kinds(*WEIGHTS)]
     made = any(one.kind in kinds("weights") and one.source is None for one in entry.drafters)
@@ -64,7 +65,7 @@ def suited_form(entry: Entry, packing: str | None, packed: bool = False) -> Form
 
 
 def form_bytes(form: Form, entry: Entry) -> int | None:
-    """Return about how many bytes the download of a form has; None if the registry does not say."""
+    """Return about how many bytes the download of a form has; None if the registry gives no sizes."""
     if form.bytes is not None or entry.shape is None or form.source.gguf not in _BITS:
         return form.bytes
     return round(entry.shape.parameters * _BITS[form.source.gguf] / 8)
@@ -82,7 +83,7 @@ def original_bytes(entry: Entry) -> int | None:
 class ToFetch:
     """The missing downloads of a recommendation: about how many `bytes`, or None if an entry gives no sizes.
 
-    `drafter`: a published drafter is fetched too. Its size is unknown, and not included.
+    `drafter` says that a published drafter of unknown size, which is not included, is fetched too.
     """
 
     bytes: int | None
@@ -91,11 +92,11 @@ class ToFetch:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The best plan to run a model on a machine, one that fits if any does. Without a plan, `reason` says why.
+    """The best plan to run a model on a machine: one that fits, if any does. `reason` explains it, or its absence.
 
     `speedup` is the speed with drafts relative to plain decoding in the same precision; None if nothing fits. `pace` is
-    the tokens/s predicted from the machine only, so that no choice depends on earlier replies. `passed_over` says why a
-    small model that seems meant to draft is not used, `idle` why a GPU is not used.
+    the tokens/s predicted from the machine only, so that the choice of a model does not depend on earlier replies.
+    `passed_over` says why a small model that seems meant to draft is not used, `idle` why a GPU is not used.
     """
 
     card: TargetCard
@@ -135,7 +136,7 @@ class Recommendation:
 
     @property
     def drafter(self) -> str | None:
-        """Its drafter; `none` is plain decoding, None means there is no plan."""
+        """Its drafter: `none` for plain decoding, None without a plan."""
         return None if self.plan is None else self.plan.candidate.name
 
     @property
@@ -145,12 +146,12 @@ class Recommendation:
 
     @property
     def drafts(self) -> bool:
-        """Whether it drafts, so that `speedup` is meaningful."""
+        """Whether its plan drafts and fits, so that `speedup` is meaningful."""
         return self.speedup is not None and self.drafter != "none"
 
     @property
     def to_fetch(self) -> ToFetch:
-        """The downloads of the model in the form that a pull takes, and of its drafter, if they are not here."""
+        """The missing downloads of the model, in the form that `pull` would take, and of its drafter."""
         candidate = self.plan.candidate if self.plan else None
         missing = [card for card in (self.card, candidate.small if candidate else None) if card and not card.here]
         sizes = [self._download(card.entry) if card is self.card else _original(card.entry) for card in missing]
@@ -174,14 +175,16 @@ def _original(entry: Entry | None) -> int | None:
 def recommendations(
     machine: Machine, measurements: MeasurementSource, here: bool, rule: DrafterRule = "auto"
 ) -> list[Recommendation]:
-    """Return every registered model, the best first: as it could be loaded now, or with everything that can
-    be fetched."""
+    """Return the recommendation of each registered model, the highest quality first.
+
+    With `here`, only models and drafters that can be loaded now count, otherwise also those that can be fetched.
+    """
     every = [_of_card(card, machine, measurements, here, rule) for card in known().values() if card.here or not here]
     return sorted(every, key=lambda one: one.quality, reverse=True)
 
 
 def all_ways(here: Sequence[Recommendation], every: Sequence[Recommendation]) -> list[Recommendation]:
-    """Return the models that are here, then all models as they could be fetched, if that differs."""
+    """Return the models that are here, then those of `every` whose model or drafter differs from all of these."""
     seen = {one.way for one in here}
     return [*here, *(one for one in every if one.way not in seen)]
 
@@ -245,7 +248,7 @@ def recommend(
 
 
 class _OfMachine(NoMeasurements):
-    """The facts about a machine that do not depend on a model."""
+    """The measurements of a machine without those of models."""
 
     def __init__(self, measurements: MeasurementSource) -> None:
         self._measurements = measurements
@@ -258,7 +261,7 @@ class _OfMachine(NoMeasurements):
 
 
 def _quality(model: Model) -> int:
-    """Return the quality in the entry, else that of registered models of about this size."""
+    """Return the quality in the registry, or else an estimate: that of registered models of about this size."""
     entry = model.card.entry
     return (entry.quality if entry else 0) or round(12 * (model.parameters / 5e8) ** 0.45)
 
