@@ -1,4 +1,4 @@
-"""A model in GGUF files: its parts, its tensors, and the texts of the equivalent Hugging Face directory."""
+"""A model in GGUF files: its parts, its tensors, and the text files of the equivalent Hugging Face directory."""
 
 import json
 import re
@@ -32,17 +32,18 @@ _PIECE = 2**20  # weights that are dequantized at a time
 _FUSED = "ffn_gate_up_exps"  # gates and ups of each expert in one tensor, as newer converters write them
 _TABLE, _HEAD = "token_embd.weight", "output.weight"
 _SAMPLES = 64  # rows in which head and embedding are compared
-_ALIKE = 0.9  # least cosine of a head and an embedding with the same numbers; two bits per weight give 0.95
-_BESIDE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # part of the configuration
+_ALIKE = 0.9  # the least cosine of a head and an embedding that count as equal; rounding to two bits gives 0.95
+_BESIDE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # configuration
 
 
 @dataclass(frozen=True)
 class GgufTensor(StoredTensor):
-    """A tensor in blocks. With `head_rows`, the rows of each head are stored in pairs of neighbouring channels.
+    """A tensor of a GGUF file, in blocks.
 
-    `change` was applied to each number of a vector before it was stored. If `every` is not 0, parts of that many rows
-    are stored, each followed by as many rows of another tensor. Such a tensor has a type that the packer cannot read
-    directly, so that it calls `floats`.
+    If `head_rows` is not 0, it is the number of rows of a head, whose rows i and i + head_rows / 2 are stored as
+    neighbours. `change` (`family.Change`) was applied to each number before it was stored. If `every` is not 0, the
+    tensor is stored in pieces of that many rows, each followed by as many rows of another tensor. `dtype` is "", so the
+    packer reads numbers by `floats`.
     """
 
     block: Block
@@ -51,7 +52,7 @@ class GgufTensor(StoredTensor):
     every: int = 0
 
     def read(self, into: memoryview, first: int = 0) -> None:
-        """Fill bytes with the tensor's from `first` on. Raises LocalspecError for one changed or unreadable."""
+        """Fill `into` with the tensor's bytes from `first` on. Raises LocalspecError if the file cannot be read."""
         if not self.every:
             return super().read(into, first)
         piece = self.every * (self.bytes // self.shape[0])
@@ -79,10 +80,9 @@ class GgufTensor(StoredTensor):
         return found.reshape(-1)
 
     def samples(self, firsts: Sequence[int], count: int) -> bytes:
-        """Return `count` weights from each of `firsts` on as fp32; all weights of a sample are in one row and one
-        block.
+        """Return `count` weights from each of `firsts` on, as the bytes of fp32 numbers.
 
-        Raises LocalspecError for a file that changed or cannot be read.
+        A sample must be within one row and one block. Raises LocalspecError for a changed or unreadable file.
         """
         if len(self.shape) < 2:
             whole = self.floats(0, prod(self.shape))
@@ -100,7 +100,7 @@ class GgufTensor(StoredTensor):
         return np.concatenate(found).astype("<f4", copy=False).tobytes()
 
     def _stored_row(self, row: int) -> int:
-        """Return where a row of the Hugging Face layout is stored."""
+        """Return the row in the file that stores this row of the Hugging Face layout."""
         if not self.head_rows:
             return row
         head, within = divmod(row, self.head_rows)
@@ -121,7 +121,7 @@ class GgufTensor(StoredTensor):
 
 
 def _samples(parts: Sequence[GgufTensor], firsts: Sequence[int], count: int) -> bytes:
-    """Return samples of tensors that are stacked, as `GgufTensor.samples` returns those of one."""
+    """Return what `GgufTensor.samples` returns, of stacked tensors; `firsts` ascend and count through all of them."""
     ends = [*accumulate(prod(part.shape) for part in parts)]
     found = []
     for at, some in groupby(firsts, lambda first: bisect_right(ends, first)):
@@ -132,9 +132,9 @@ def _samples(parts: Sequence[GgufTensor], firsts: Sequence[int], count: int) -> 
 
 @dataclass(frozen=True)
 class GgufModel:
-    """All parts of a model; the first one has the metadata of all.
+    """A model in one or more GGUF files. The first one has the metadata.
 
-    `given` are the publisher's own texts of the model, which replace those made from the metadata.
+    `given` are the publisher's text files of the model, which replace those made from the metadata.
     """
 
     parts: tuple[GgufFile, ...]
@@ -171,13 +171,13 @@ class GgufModel:
 
     @cached_property
     def parameters(self) -> int:
-        """Number of its weights. A head that repeats the embedding, in whatever type, does not count."""
+        """Number of its weights. A head that repeats the embedding does not count, even in another type."""
         left_out = (*_BESIDE, *self._ahead, *([_HEAD] if self._repeats_embedding() else []))
         return sum(prod(place.shape) for name, (_, place) in self.places.items() if name not in left_out)
 
     @cached_property
     def _ahead(self) -> frozenset[str]:
-        """The tensors of MTP layers, which are numbered after the model's own."""
+        """The names of the tensors of MTP layers, whose numbers follow those of the model's layers."""
         named = self.metadata.text("general.architecture")
         layers = (self.metadata.number(f"{named}.{key}") or 0 for key in ("block_count", "nextn_predict_layers"))
         first = next(layers) - next(layers)
@@ -185,7 +185,7 @@ class GgufModel:
         return frozenset(name for name, layer in found if layer and int(layer[1]) >= first)
 
     def _repeats_embedding(self) -> bool:
-        """Return whether the head has the numbers of the embedding, judged by samples that allow for rounding."""
+        """Return whether the head has the numbers of the embedding, except for rounding, judged by samples."""
         shapes = [self.places[name][1].shape if name in self.places else () for name in (_TABLE, _HEAD)]
         if shapes[0] != shapes[1] or len(shapes[0]) != 2:
             return False
@@ -207,7 +207,7 @@ class GgufModel:
 
     @cached_property
     def texts(self) -> dict[str, bytes]:
-        """The files other than weights of the equivalent directory, by name.
+        """The text files of the equivalent Hugging Face directory, by name.
 
         Raises LocalspecError for a model that localspec does not compute, for impossible metadata, and for given texts
         of another model.
@@ -228,16 +228,16 @@ class GgufModel:
         }
 
     def _given(self, texts: Mapping[str, bytes], own: Mapping[str, Any]) -> dict[str, bytes]:
-        """Return the given texts, adapted if the file has a separate head. Raises ValueError."""
-        said, tied = parse_json(texts["config.json"]), own["tie_word_embeddings"]
-        theirs = ModelConfig.of(said)
+        """Return the given texts, with a config.json adapted to that of the file, `own`. Raises ValueError."""
+        content, tied = parse_json(texts["config.json"]), own["tie_word_embeddings"]
+        theirs = ModelConfig.of(content)
         if other := differences(ModelConfig.of(own), theirs):
             raise ValueError(f"it comes from another model than the other texts: {other}")
-        # # how weights are stored in the file
+        # Private entries describe how this file stores weights.
         stored = {name: value for name, value in own.items() if name.startswith("_")}
         if theirs.tie_word_embeddings == tied and not stored:
             return {**texts}
-        return {**texts, "config.json": json.dumps({**said, "tie_word_embeddings": tied, **stored}).encode()}
+        return {**texts, "config.json": json.dumps({**content, "tie_word_embeddings": tied, **stored}).encode()}
 
     @cached_property
     def config(self) -> ModelConfig:
@@ -248,10 +248,9 @@ class GgufModel:
             raise damaged(self.path, str(error)[:200]) from None
 
     def notices(self, added: Sequence[tuple[str, bool]]) -> list[str]:
-        """Return notices about metadata that are ignored, or that change prompts unlike the model's own files.
+        """Return notices about metadata that are ignored, and about tokens that are added to prompts.
 
-        `added` are the marks that the tokenizer adds to prompts, and whether they come first. Raises the errors of
-        `texts`.
+        `added` are these tokens, each with whether it is before the prompt or after it. Raises the errors of `texts`.
         """
         if self.given is not None:
             return []
@@ -271,7 +270,7 @@ class GgufModel:
 
     @cached_property
     def weights(self) -> str:
-        """The fingerprint of its weights, equal to that of a directory with the same numbers.
+        """The fingerprint of its weights, equal to the fingerprint of a directory with the same numbers.
 
         Raises the errors of `tensors`, and LocalspecError for files that change meanwhile.
         """
@@ -292,7 +291,7 @@ class GgufModel:
         return sampled_weights(shapes, values)
 
     def tensors(self, sizes: TransformerConfig) -> dict[str, list[GgufTensor]]:
-        """Return the tensors of the model, by our parameter that each is stacked into.
+        """Return the tensors that each of our parameters is stacked from, by parameter.
 
         Raises LocalspecError for a tensor that is missing, has an unexpected shape, or is not supported.
         """
@@ -317,9 +316,9 @@ class GgufModel:
         return found
 
     def ahead(self, sizes: TransformerConfig) -> dict[str, list[GgufTensor]]:
-        """Return the tensors of the MTP layer, by our parameters; nothing if there is no such layer.
+        """Return the tensors of the MTP layer, by our parameters; empty without such a layer.
 
-        A layer that localspec does not compute, as with its own embedding, is left out.
+        A layer that localspec does not compute, such as one with a separate embedding, is left out.
         """
         if not self._ahead:
             return {}
@@ -335,7 +334,7 @@ class GgufModel:
         return found
 
     def _form(self, name: str, ours: str, sizes: TransformerConfig) -> tuple[int, str]:
-        """Return how a tensor is stored: the rows of a head that are in pairs, and the change of its numbers."""
+        """Return how a tensor is stored: `head_rows` and `change` of GgufTensor."""
         changes = architecture(self.metadata).changes
         change = changes.get(re.sub(r"^blk\.\d+\.|\.(weight|bias)$", "", name), "")
         if change == "pairs":
@@ -343,7 +342,7 @@ class GgufModel:
         return 0, change
 
     def _half(self, name: str, rows: int, columns: int | None, second: bool, sizes: TransformerConfig) -> GgufTensor:
-        """Return the gates of all experts, or the ups, of a tensor that has both of each expert after each other."""
+        """Return the gates of all experts, or their ups (`second`), of a tensor that has both of each in turn."""
         whole = self._tensor(name, (2 * rows,) if columns is None else (2 * rows, columns))
         every = rows // (sizes.experts.count if sizes.experts else 1)
         start = whole.start + (every * (whole.bytes // (2 * rows)) if second else 0)

@@ -1,4 +1,4 @@
-"""Registers a model in GGUF files, and reads it from there: packed like any other, or in the blocks of its files."""
+"""Registers a model in GGUF files, and reads it from there: to pack it like others, or in the blocks of its files."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -27,21 +27,22 @@ _TYPES = {block.name: block for block in BLOCKS.values()}
 
 
 def rounded(header: Header) -> dict[str, str]:
-    """Return the types without kernels of a registration's matrices, and the type that each is rounded to."""
+    """Return the types of a registration's matrices that have no kernels -> the type that each is rounded to."""
     wide = (part for parts in header.blocks.values() for part in parts if len(part.shape) > 1)
     return {part.type: stand_in(part.type, part.shape[1]) or FILED[0] for part in wide if part.type not in BLOCK_TYPES}
 
 
 def is_filed(header: Header) -> bool:
-    """Return whether a registration is computed from a file of its blocks, which is made once and mapped.
+    """Return whether the blocks of a registered model are packed once into a file that is mapped.
 
-    So are types without kernels, and experts: of these only what is used has to be in memory.
+    They are for types without kernels, which are rounded, and for experts, of which only the used ones need memory.
+    Blocks of other models are copied into memory each time.
     """
     return bool(rounded(header)) or any(".experts." in name for name in header.blocks)
 
 
 def gguf_source(model: GgufModel) -> Source:
-    """Read headers. Raises LocalspecError for a model that localspec does not compute."""
+    """Return a model as the packer reads it, by headers only. Raises LocalspecError if it is not computed."""
     config = model.config
     if least_parameters(config) > model.parameters:
         raise damaged(model.path, f"it promises {config.num_hidden_layers} layers and has {model.parameters} weights")
@@ -68,9 +69,9 @@ def _source(
 
 
 def registration(source: Source, origin: Origin, answers: str = IN_BLOCKS) -> Header:
-    """Return the registration of a model that is read from its files: its texts, and the places of its weights.
+    """Return the header of a registration: a packed file with a model's texts and the places of its weights.
 
-    `answers` is the requested packing.
+    `answers` is the packing that the model is loaded in by default.
     """
     numbers = {file: number for number, file in enumerate(source.checkpoint.weight_files)}
     names = weight_map(source.sizes)  # without a head that repeats the embedding
@@ -108,7 +109,7 @@ def files_of(found: PackedFile) -> list[Path]:
 
 
 def registered_source(header: Header, texts: Mapping[str, bytes], files: Sequence[Path]) -> Source:
-    """Return a registered model as the packer reads it. Raises LocalspecError for an impossible header."""
+    """Return a registered model as the packer reads it; no weights are read. Raises LocalspecError for a bad header."""
     name = header.origin.name
     try:
         config = ModelConfig.of(parse_json(texts["config.json"]))
@@ -130,7 +131,7 @@ def registered_source(header: Header, texts: Mapping[str, bytes], files: Sequenc
 
 
 def _tensor(part: BlockPart, files: Sequence[Path]) -> GgufTensor:
-    """Return a tensor of a file. Raises ValueError if its bytes do not fit its type and shape."""
+    """Return a tensor of a registration. Raises ValueError if its bytes do not fit its type and shape."""
     block, rows = _TYPES[part.type], part.shape[0]
     whole = part.shape[-1] % block.weights == 0 and (len(part.shape) == 2 or block.weights == 1)
     heads = not part.head_rows or (rows % part.head_rows == 0 and part.head_rows % 2 == 0)
@@ -166,8 +167,7 @@ def registered_ahead(path: Path, sizes: TransformerConfig) -> dict[str, list[Ggu
 
 
 def gguf_recipe(source: Source, packing: str, drafts: bool = False) -> Recipe:
-    """Return the recipe of any model, except that the groups of 32 of Q8_0 stay: packing finds the same
-    scales again."""
+    """Return the recipe of a model in GGUF files. In int8, Q8_0 keeps its groups of 32, which packing reproduces."""
     kept = (name for name, parts in source.made_of.items() if all(_is_q8_0(part) for part in parts))
     return Recipe(packing, frozenset(kept), drafts)
 

@@ -24,6 +24,7 @@ from localspec.machine.library import (
 )
 from localspec.weights.packed_file import BLOCK_PANEL, PANEL
 
+# The format of weights to pack; bits of bf16 are given as uint16.
 SOURCES = {np.dtype(np.float32): "fp32", np.dtype(np.float16): "fp16", np.dtype(np.uint16): "bf16"}
 _ALIGNMENT = 64  # bytes
 
@@ -32,7 +33,7 @@ _ALIGNMENT = 64  # bytes
 class PackedMatrix:
     """A weight [out, inputs] and its packed bytes, in a mapped file or in separate memory.
 
-    `format` is fp32, bf16, int8 or int4; `group` inputs share a scale, and it is 0 without scales.
+    `format` is fp32, bf16, int8 or int4. `group` is the number of inputs that share a scale, 0 without scales.
     """
 
     data: npt.NDArray[np.uint8]
@@ -49,10 +50,9 @@ class PackedMatrix:
         group: int = 0,
         interleave: bool = False,
     ) -> "PackedMatrix":
-        """Pack weights [out, inputs] of fp32, fp16, or bf16 as uint16; `interleave` is for stacked gate and up
-        projections.
+        """Pack weights [out, inputs] in fp32, fp16, or bf16 as uint16. `interleave` is for stacked gate and up.
 
-        Raises LocalspecError for an impossible format; int4 in this form is only read from earlier versions.
+        Raises LocalspecError for an impossible format. Panels in int4 are only read, from files of earlier versions.
         """
         weights = np.ascontiguousarray(weights)
         out, inputs = weights.shape
@@ -64,7 +64,7 @@ class PackedMatrix:
 
     @classmethod
     def empty(cls, out: int, inputs: int, format: str, group: int = 0) -> "PackedMatrix":  # noqa: A002
-        """Return room for a matrix, in separate memory. Raises LocalspecError for an impossible format."""
+        """Return a matrix in new memory, not filled yet. Raises LocalspecError for an impossible format."""
         if not (size := library().ls_packed_bytes(out, inputs, FORMATS[format], group)):
             raise LocalspecError(f"A matrix of {out} by {inputs} in {format} cannot be packed by {group}.")
         return cls(room(size), out, inputs, format, group)
@@ -98,7 +98,7 @@ def matrix_rows(matrix: Matrix, ids: Sequence[int]) -> npt.NDArray[np.float32]:
 
 @dataclass(frozen=True)
 class BlockMatrix:
-    """A weight [out, inputs] in blocks of a `type` of BLOCK_TYPES; all values stay as in the file."""
+    """A weight [out, inputs] in blocks of a `type` of BLOCK_TYPES, whose values are those of the GGUF file."""
 
     data: npt.NDArray[np.uint8]
     out: int
@@ -107,14 +107,14 @@ class BlockMatrix:
 
     @classmethod
     def pack(cls, rows: npt.NDArray[np.uint8], inputs: int, type: str, head_rows: int = 0) -> "BlockMatrix":  # noqa: A002
-        """Pack rows [out, bytes] of a file into separate memory. Raises the errors of `empty` and `fill`."""
+        """Pack rows [out, bytes] of a file into new memory. Raises the errors of `empty` and `fill`."""
         packed = cls.empty(len(rows), inputs, type)
         packed.fill(rows, head_rows=head_rows)
         return packed
 
     @classmethod
     def empty(cls, out: int, inputs: int, type: str) -> "BlockMatrix":  # noqa: A002
-        """Return room for a matrix. Raises LocalspecError for impossible sizes."""
+        """Return a matrix in new memory, not filled yet. Raises LocalspecError for impossible sizes."""
         return cls(room(packed_bytes(out, inputs, type)), out, inputs, type)
 
     @property
@@ -125,8 +125,8 @@ class BlockMatrix:
     def fill(self, rows: npt.NDArray[np.uint8], first: int = 0, end: int | None = None, head_rows: int = 0) -> None:
         """Fill panels [first, end) from the rows [out, bytes] of a file; several threads may share the panels.
 
-        If the file has the rows of heads in pairs of neighbours, `head_rows` is the rows of a head. Raises
-        LocalspecError for a scale that is NaN or inf, and for rows of another size.
+        If rows i and i + head_rows / 2 of each head are neighbours in the file, `head_rows` is the rows of a head, else
+        0. Raises LocalspecError for a scale that is NaN or inf, and for rows of another size.
         """
         packing = BlocksPacking(address(rows), rows.nbytes, BLOCK_TYPES[self.type], self.out, self.inputs, head_rows)
         check(library().ls_blocks_pack(packing, address(self.data), first, self.panels if end is None else end))
@@ -134,10 +134,11 @@ class BlockMatrix:
     def fill_rounded(
         self, weights: npt.NDArray[Any], importance: npt.NDArray[np.float32] | None = None, source: str = ""
     ) -> None:
-        """Fill it with weights [out, inputs] of fp32, fp16, or bf16 as uint16, rounded to its type.
+        """Fill it with weights [out, inputs] in fp32, fp16, or bf16 as uint16, rounded to its type.
 
-        `source` names the format of bits that are given as uint16 and are not bf16. `importance` [inputs] weighs the
-        squared errors. Raises LocalspecError for a weight that is NaN or inf, and for a type without rounding.
+        `source` names the format if the type of the array does not, as for fp16 given as uint16. `importance` [inputs]
+        are the weights of the squared errors that rounding minimises. Raises LocalspecError for a weight that is NaN or
+        inf, and for a type without rounding.
         """
         assert weights.shape == (self.out, self.inputs)
         packing = Packing(
@@ -159,7 +160,7 @@ class BlockMatrix:
 
 @dataclass(frozen=True)
 class BlockStack:
-    """A weight whose rows are those of its parts, one after another. Types may differ; inputs are the same."""
+    """A weight in blocks whose rows are those of its parts in turn. Parts may differ in type, not in inputs."""
 
     parts: tuple[BlockMatrix, ...]
 
@@ -198,7 +199,7 @@ class BlockStack:
 
 def room(count: int) -> npt.NDArray[np.uint8]:
     """Return memory whose start is aligned for matrices, in large pages if possible."""
-    spare = np.empty(count + _ALIGNMENT, np.uint8)  # numpy asks for large pages for allocations of this size
+    spare = np.empty(count + _ALIGNMENT, np.uint8)  # numpy asks for large pages for large allocations
     return spare[-spare.ctypes.data % _ALIGNMENT :][:count]
 
 

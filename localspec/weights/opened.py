@@ -1,4 +1,4 @@
-"""Writes packed models, and maps them or holds them in memory for the library to compute with."""
+"""Writes packed models, and maps them or holds them in memory for the compiled library to compute with."""
 
 import hashlib
 import mmap
@@ -29,10 +29,10 @@ Fill = Callable[[str, Section, int, memoryview], None]  # name, section, first b
 
 
 def write(file: Path, header: Header, fill: Fill, threads: int, progress: Progress) -> None:
-    """Write a file whole or not at all: under another name, flushed to disk, then renamed. Only one process may write
-    it.
+    """Write a packed file, complete or not at all: under another name, flushed to disk, then renamed.
 
-    `fill` is called for each piece, by several threads. Raises OSError, and CannotRead if it cannot be read back.
+    Only one process may write it. Several threads call `fill`, once for each piece. Raises OSError, and CannotRead if
+    the file cannot be read back.
     """
     partial = partial_of(file)
     start, lock, held = len(header.encoded()), threading.Lock(), threading.local()
@@ -40,7 +40,7 @@ def write(file: Path, header: Header, fill: Fill, threads: int, progress: Progre
     try:
         with os.fdopen(os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "r+b", buffering=0) as stream:
             os.chmod(partial, 0o600)  # a umask may have removed the permission to read it back
-            stream.write(f"{os.getpid()}\n".encode())  # for waiting processes, until the header is written
+            stream.write(f"{os.getpid()}\n".encode())  # shown by processes that wait, until the header replaces it
 
             def put(name: str, section: Section, first: int, end: int) -> bytes:
                 if not hasattr(held, "buffer"):
@@ -71,8 +71,7 @@ def write(file: Path, header: Header, fill: Fill, threads: int, progress: Progre
 def _each_piece(
     header: Header, put: Callable[[str, Section, int, int], bytes], threads: int, progress: Progress
 ) -> dict[str, str]:
-    """Put every piece in its place by calling `put`, which returns the piece's digest. Return the digests
-    of the sections."""
+    """Call `put`, which stores a piece and returns its digest, for each piece. Return the digests of the sections."""
     done, lock = 0, threading.Lock()
 
     def work(name: str, section: Section, first: int, end: int) -> bytes:
@@ -100,7 +99,7 @@ def _each_piece(
 
 
 def _flush_directory(directory: Path) -> None:
-    """Flush the new name to disk, too; Windows does so automatically."""
+    """Flush the new name of a file to disk. Windows does so automatically."""
     if os.name == "posix":
         handle = os.open(directory, os.O_RDONLY)
         try:
@@ -111,23 +110,23 @@ def _flush_directory(directory: Path) -> None:
 
 @dataclass(frozen=True)
 class PackedModel:
-    """A model in any packing that can be computed with, in a mapped file or in memory."""
+    """A model in any packing, ready to be computed with, in a mapped file or in memory."""
 
     header: Header
     content: mmap.mmap | npt.NDArray[np.uint8]
-    start: int  # of the sections, in bytes
-    head_rows: RowsOf | None = None  # of a head that stays in the model's file
+    start: int  # the first byte of the sections
+    head_rows: RowsOf | None = None  # reads rows of a head that stays in the model's file
 
     @classmethod
     def open(cls, file: Path) -> "PackedModel":
-        """Map a file, which several processes can share. Raises the errors of `packed_file.read`."""
+        """Map a packed file; processes that map it share its memory. Raises the errors of `packed_file.read`."""
         found = read(file)
         with file.open("rb") as stream:
             return cls(found.header, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ), found.start)
 
     @classmethod
     def in_memory(cls, header: Header, fill: Fill, threads: int, progress: Progress) -> "PackedModel":
-        """Pack into memory instead of a file."""
+        """Pack a model into memory instead of a file."""
         content = room(header.section_bytes)
         whole = content.data
 
@@ -148,14 +147,14 @@ class PackedModel:
 
     @cached_property
     def sizes(self) -> TransformerConfig:
-        """The sizes, always with a head.
+        """The sizes, as of a model with a separate head: that of a tied model is the embedding.
 
         Raises LocalspecError for a config.json that cannot be used, or that does not fit the weights.
         """
         sizes = replace(TransformerConfig.of(self.config), tied=False)
         there, wanted = self._parts, weight_map(sizes)
         if "embed_tokens" not in there:
-            del wanted["embed_tokens"]  # it is the head
+            del wanted["embed_tokens"]  # it is stored once, as the head
         if self.head_rows:
             del wanted["lm_head.weight"]
         for name, parts in wanted.items():
@@ -172,7 +171,7 @@ class PackedModel:
 
     @cached_property
     def _parts(self) -> dict[str, list[tuple[str, Tensor]]]:
-        """The sections of each parameter, by name: one, or in blocks one for each part."""
+        """The sections of each parameter: one, or in blocks one for each part."""
         found: dict[str, list[tuple[str, Tensor]]] = {}
         for name, section in self.header.tensors.items():
             assert section.tensor is not None
@@ -182,9 +181,9 @@ class PackedModel:
 
     @cached_property
     def tensors(self) -> dict[str, PackedMatrix | BlockStack | npt.NDArray[Any]]:
-        """The weights by the names of `weight_map`, in place: matrices, and arrays for everything that is not packed.
+        """The weights by the names of `weight_map`, not copied: matrices, and arrays of everything that is not packed.
 
-        Numbers of bf16 are uint16. Embedding and head are always included: as one object if the file has only one.
+        Numbers of bf16 are uint16. If the file has only a head, the embedding is the same object.
         """
         found = {name: self._tensor(name, parts) for name, parts in self._parts.items()}
         if "embed_tokens" not in found and "lm_head.weight" in found:
@@ -226,8 +225,7 @@ class PackedModel:
 
 
 def _fits(parts: list[tuple[str, Tensor]], name: str, out: int, inputs: int | None) -> bool:
-    """Return whether a parameter has the form that the transformer reads: sizes are all that the library
-    knows of it."""
+    """Return whether the `parts` of a parameter have the sizes and formats that the library reads without a check."""
     if not parts:
         return False
     tensor = parts[0][1]

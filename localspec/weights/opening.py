@@ -62,7 +62,7 @@ from localspec.weights.recipe import Recipe
 from localspec.weights.source import Source
 
 PAUSE = 1.0  # seconds between two reports of packing progress
-_ROOM = 320 * MIB  # most address space that threads and the tokenizer take; without it they end the process, or hang
+_ROOM = 320 * MIB  # the most address space that threads and the tokenizer take; without it the process ends, or hangs
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -75,12 +75,12 @@ def load(
     paths: Paths | None = None,
     drafts: bool = False,
 ) -> PackedModel:
-    """Return a model in int8, int4, bf16 or fp32; `path` is its directory, or a packed file.
+    """Return a model in int8, int4, bf16 or fp32; `path` is its directory, or one of its packed files.
 
-    A registered model can also be opened in the blocks of its GGUF files, or in coarser ones if it `drafts`. A packed
-    file is made if it is missing or damaged; only `verify` checks whether its weights are intact. If none can be
-    written, the model is packed in memory, with a notice; bf16 and fp32 always are. Raises LocalspecError for a model
-    that cannot be packed, DoesNotFit if memory runs out, and NotHere for a packed file in another packing.
+    A registered model, which is read from its GGUF files, can also be opened in their blocks, or in coarser ones if it
+    `drafts`. A packed file is made if it is missing or damaged; only `verify` notices damaged weights. If no file can
+    be written, the model is packed in memory, with a notice. In bf16 and fp32 it always is. Raises LocalspecError for a
+    model that cannot be packed, DoesNotFit if memory runs out, and NotHere for a packed file in another packing.
     """
     name = name or path.name
     if is_packed(path):
@@ -96,14 +96,14 @@ def load(
 
 
 def _opened(file: Path) -> PackedModel:
-    """Map a packed file. Raises DamagedFile."""
+    """Map a packed file. Raises DamagedFile if its texts are damaged."""
     model = PackedModel.open(file)
-    model.texts  # noqa: B018 -- compared with their digests
+    model.texts  # noqa: B018 -- reading compares them with their digests
     return model
 
 
 def _opened_or_again(made: Callable[[], Path], reporter: Reporter) -> PackedModel:
-    """Map a file that was made or found. If its texts are damaged, make it again."""
+    """Map the file that `made` makes or finds. If its texts are damaged, delete it and call `made` again."""
     file = made()
     try:
         return _opened(file)
@@ -116,9 +116,9 @@ def _opened_or_again(made: Callable[[], Path], reporter: Reporter) -> PackedMode
 def _all_there_is(
     path: Path, packing: str, threads: int, reporter: Reporter, paths: Paths, drafts: bool
 ) -> PackedModel:
-    """Open a model that is here only packed, or registered and read from its GGUF files, in this packing.
+    """Open a packed model that has no directory of original weights: registered, or here only in packed files.
 
-    Raises NotHere for a packing that it is not here in.
+    Raises NotHere for another packing than those that are here or that can be made.
     """
     here, registered = forms(path), _registration(path)
     missing = registered.header.missing if registered else None
@@ -152,7 +152,7 @@ def _all_there_is(
 
 
 def _registration(path: Path) -> PackedFile | None:
-    """Return the registration of a packed file's weights, if they are read from GGUF files."""
+    """Return the registration among the packed files of a model, or None if it is not read from GGUF files."""
     return next((one for one in map(read, {path, *forms(path).values()}) if one.header.registered), None)
 
 
@@ -162,7 +162,7 @@ def _source(registered: PackedFile) -> Source:
 
 
 def source_of(path: Path) -> Source:
-    """Read the headers of a model's original weights: in its directory, or in the GGUF files that it is read from.
+    """Return a model's original weights, by reading headers only: from its directory, or from its GGUF files.
 
     For a model that is here only packed, `made_of` is empty. Raises the errors of `Source.open` and
     `registered_source`.
@@ -211,8 +211,8 @@ def pack_gguf(
 ) -> Path:
     """Return the packed file of a model in int8, int4 or blocks. Make it if neither it nor one of `others` is usable.
 
-    A file in blocks is also made again if its types differ from those of this version. Raises the errors of `once`, and
-    LocalspecError if the files change meanwhile.
+    A file in blocks is also made again if this version would choose other types of blocks. Raises the errors of `once`,
+    and LocalspecError if the GGUF files change meanwhile.
     """
     files = source.checkpoint.weight_files
     before, header = stamps(files), source.header(origin, packing, gguf_recipe(source, packing))
@@ -235,7 +235,7 @@ def _tensors(header: Header) -> dict[str, Tensor | None]:
 
 
 class CannotWrite(LocalspecError):
-    """The cache directory cannot be written, or not read back."""
+    """The error for a cache directory that cannot be written, or a file there that cannot be read back."""
 
 
 def make(
@@ -248,11 +248,11 @@ def make(
     *,
     only_copy: bool = False,
 ) -> Path:
-    """Return a model's packed file, making it if it is missing or damaged; an older int8 file is accepted, too.
+    """Return a model's packed file. Make it if it is missing, damaged, or outdated.
 
-    If `origin` names a commit, it is the file of that commit: another commit with the same weights has other texts. One
-    process makes it, others wait. `only_copy` says that the original weights will be deleted. Raises CannotWrite,
-    DoesNotFit if the disk has no room, and LocalspecError for a model that cannot be packed.
+    If `origin` names a commit, only a file of that commit counts, since another commit with the same weights may have
+    other texts. One process makes the file, others wait. `only_copy` says that the original weights will be deleted.
+    Raises CannotWrite, DoesNotFit if the disk has no room, and LocalspecError for a model that cannot be packed.
     """
 
     paths, before = paths or Paths(home()), stamps(weight_files(path))
@@ -276,9 +276,9 @@ def make(
 
 
 def with_files(origin: Origin, path: Path, paths: Paths, reporter: Reporter | None = None) -> Origin:
-    """Add the weight files of a directory, which name its packed files.
+    """Return `origin` with the weight files of a directory, from which its packed files have their names.
 
-    If the same weights were packed before, the files keep the names from then.
+    If the same weights were packed before, perhaps from another directory, they are the files named then.
     """
     files, show = weight_files(path), _shown(f"reading the weights of {origin.name}", reporter or Reporter())
     for one in packed_files(paths):
@@ -294,9 +294,10 @@ def once(
     reporter: Reporter,
     serves: Callable[[Header], bool] = lambda header: True,
 ) -> Path:
-    """Return the first of these files that can be read and `serves`; otherwise let one process make the first one.
+    """Return the first of the `known` files that can be read and `serves`. If there is none, make the first one.
 
-    A notice says why one is made again. Raises CannotWrite, DoesNotFit, and the errors of `make_it`.
+    Only one process makes it; others wait. A notice says why a file is made again. Raises CannotWrite, DoesNotFit, and
+    the errors of `make_it`.
     """
     file = known[0]
     try:
@@ -372,7 +373,7 @@ def _in_memory(
     )
     try:
         model = PackedModel.in_memory(header, source.filler({}), threads, progress)
-        np.empty(_ROOM, np.uint8)  # given back at once: later allocations of this size that fail would end the process
+        np.empty(_ROOM, np.uint8)  # a check, released at once: later failures would end the process
     except (OSError, MemoryError) as error:
         raise DoesNotFit(
             f"{origin.name} takes {size(header.section_bytes)} of memory in {packing}, which are not free; choose a "
@@ -384,14 +385,14 @@ def _in_memory(
 
 
 def packing_told(name: str, packing: str, reporter: Reporter) -> Progress:
-    """Report that a model is being packed."""
+    """Report that a model is being packed. Return the function that reports progress."""
     what = f"packing {name} in {packing}, once"
     reporter.progress(what)
     return _shown(what, reporter)
 
 
 def _shown(what: str, reporter: Reporter) -> Progress:
-    """Report that something is being done, with its progress if it takes a while."""
+    """Return a function that reports the progress of `what`, at most once in PAUSE seconds."""
     last = monotonic()
 
     def show(done: int, total: int) -> None:

@@ -7,16 +7,16 @@ from localspec.families.architecture import TABLES, TransformerConfig
 from localspec.weights.draft_role import draft_blocks
 from localspec.weights.packed_file import BLOCKS, RECORDS, Tensor, bits, block_inputs
 
-MOST_BITS = 5.5  # of a weight in blocks of a GGUF file that are not rounded again when a model is packed in four bits
+MOST_BITS = 5.5  # blocks of a GGUF file with at most this many bits per weight are not rounded again in int4
 
 
 @dataclass(frozen=True)
 class Recipe:
     """How a model is packed: in int8, int4, bf16, fp32 or blocks.
 
-    In int4 matrices are in blocks of the types that `block_type` chooses. In blocks they have the types of their file,
-    or stand-ins. Matrices without such a type are in int8. In int8 matrices that are `narrow` have groups of 32. Blocks
-    of a model that `drafts` are coarser, except in tables.
+    In int4, matrices have the types of blocks that `block_type` chooses. In blocks, they have the types of their file,
+    or stand-ins for types without kernels. A matrix whose width no type divides is in int8. In int8, `narrow` names the
+    matrices with groups of 32 inputs. A model that `drafts` has coarser blocks, except in tables.
     """
 
     packing: str
@@ -28,8 +28,8 @@ class Recipe:
     ) -> dict[str, Tensor]:
         """Return how a parameter is packed, by the names of its sections.
 
-        `parts` are the rows of each part, with the type of the blocks that it is stored in, if any. `inputs` is None
-        for a vector. In blocks each part is a section: the parameter's name, a space, its number.
+        `parts` are the rows of each part and the type of its stored blocks, None if it is not in blocks. `inputs` is
+        None for a vector. In blocks each part is a section, named by the parameter, a space and the part's number.
         """
         out = sum(rows for rows, _ in parts)
         in_blocks = self.packing == BLOCKS or (self.packing == "int4" and name not in TABLES)
@@ -52,12 +52,12 @@ class Recipe:
         return found
 
     def tensor(self, name: str, out: int, inputs: int | None) -> Tensor:
-        """Return how a parameter of these sizes is packed where it is not in blocks; `inputs` is None for a vector."""
+        """Return how a parameter [out, inputs] is packed if it is not in blocks; `inputs` is None for a vector."""
         if inputs is None:
             return Tensor("rows", "fp32", 1, out)
         if name.endswith(".conv"):
             return Tensor("rows", "fp32", out, inputs)
-        if name.endswith("router.weight"):  # small, and a row that goes to another expert is another row
+        if name.endswith("router.weight"):  # small, and a rounding that changes the choice of an expert changes much
             return Tensor("panels", "fp32", out, inputs)
         if name in TABLES:
             return Tensor("rows", "fp32" if self.packing == "fp32" else "bf16", out, inputs)
@@ -66,7 +66,7 @@ class Recipe:
         return Tensor("panels", "int8", out, inputs, 32 if inputs % 64 or name in self.narrow else 64)
 
 
-# # the second of each pair is for widths that the first does not divide
+# The second type of each pair is for widths that the first does not divide.
 _USUAL, _FINER = ("Q4_K", "Q5_0"), ("Q6_K", "Q8_0")
 
 
@@ -81,9 +81,9 @@ def block_type(name: str, part: int, layers: int, inputs: int) -> str | None:
 
 
 def part_rows(name: str, stored: Sequence[int], sizes: TransformerConfig) -> list[int]:
-    """Return the rows of the parts of our parameter `name`, each of which may have its own type.
+    """Return the rows of each part of our parameter `name`. In blocks each part may have another type.
 
-    `stored` are the rows of its tensors; some families store queries, keys and values as one, or gate and up.
+    `stored` are the rows of its tensors. Some families store queries, keys and values, or gate and up, in one tensor.
     """
     if name.endswith("gate_up_proj.weight"):
         return [sum(stored) // 2] * 2
@@ -98,7 +98,7 @@ def part_rows(name: str, stored: Sequence[int], sizes: TransformerConfig) -> lis
 
 
 def in_four_bits(linears: Iterable[tuple[str, Sequence[int], int]], layers: int) -> int:
-    """Return the bytes of the matrices of a model of `layers` layers: name, rows of each part, inputs."""
+    """Return the bytes in int4 of matrices (name, rows of each part, inputs) of a model of `layers` layers."""
     found = 0
     for name, parts, inputs in linears:
         for part, rows in enumerate(parts):
@@ -110,6 +110,7 @@ def in_four_bits(linears: Iterable[tuple[str, Sequence[int], int]], layers: int)
 
 
 def _loses_most(name: str, part: int, layers: int) -> bool:
+    """Return whether a part is one of the most sensitive, by the rule of llama.cpp's `use_more_bits`."""
     if name == "lm_head.weight" or ".per_layer_" in f".{name}":
         return True
     if not name.endswith("down_proj.weight") and not (name.endswith("qkv_proj.weight") and part == 2):
@@ -118,6 +119,7 @@ def _loses_most(name: str, part: int, layers: int) -> bool:
     return index < eighth or index >= 7 * layers // 8 or (index - eighth) % 3 == 2
 
 
+# A type without kernels -> the type that it is rounded to.
 STAND_INS: Mapping[str, str] = {
     "TQ1_0": "Q4_K", "TQ2_0": "Q4_K", "IQ1_S": "Q4_K", "IQ1_M": "Q6_K", "IQ2_XXS": "Q5_0", "IQ2_XS": "Q6_K",
     "IQ2_S": "Q6_K", "IQ3_XXS": "Q5_0", "IQ3_S": "Q5_0", "NVFP4": "Q6_K", "F16": "Q8_0", "BF16": "Q8_0", "F32": "Q8_0",

@@ -23,8 +23,8 @@ from localspec.weights.packed_file import BLOCK_PANEL, BLOCKS, PANEL, Header, Or
 from localspec.weights.recipe import Recipe, part_rows
 from localspec.weights.stored import RowsOf, StoredTensor, read_config, rows_in_file, stored_parts, stored_sizes
 
-_SOURCES = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}  # formats that the library packs directly
-_HALF = PANEL // 2  # channels of gate, and of up, in a panel
+_SOURCES = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}  # types that the library packs without a conversion
+_HALF = PANEL // 2  # channels of gate in a panel of gate_up_proj; those of up follow
 Importance = Mapping[str, npt.NDArray[np.float32]]  # by parameter: a weight for each input channel
 
 
@@ -37,7 +37,7 @@ class Source:
     sizes: TransformerConfig
     made_of: Mapping[str, list[StoredTensor]]
     texts: Mapping[str, bytes]
-    ahead: Mapping[str, list[GgufTensor]] = field(default_factory=dict)  # of an MTP layer
+    ahead: Mapping[str, list[GgufTensor]] = field(default_factory=dict)  # like `made_of`, of an MTP layer
 
     @classmethod
     def open(cls, path: Path) -> "Source":
@@ -71,8 +71,10 @@ class Source:
         return Header.plan(origin, packing, self.checkpoint.parameters, tensors, texts)
 
     def head_rows(self, recipe: Recipe) -> RowsOf | None:
-        """Return the reader of rows of the head, if it stays in the model's file, as it may for a draft
-        model in blocks."""
+        """Return the function that reads rows of the head from the model's file, or None for a head that is packed.
+
+        The head stays in the file for a draft model in blocks that computes logits of few tokens only.
+        """
         if not recipe.drafts or recipe.packing != BLOCKS or self.sizes.tied or not head_tokens(self.sizes.vocab_size):
             return None
         return rows_in_file(self.made_of["lm_head.weight"][0])
@@ -133,9 +135,10 @@ def _fill_blocks(
     into: memoryview,
     importance: npt.NDArray[np.float32] | None,
 ) -> bool:
-    """Fill panels of a part with the blocks of its file, or with others. Return whether all weights are finite.
+    """Fill panels of a part in blocks, and return whether all weights are finite.
 
-    `above` are the rows of the parts before it.
+    `first` is the first byte of the piece, and `above` the number of rows of the parts before this one. If one stored
+    tensor has these rows in the same type, its blocks are copied, otherwise its weights are rounded.
     """
     row = BLOCK_PANEL * (first // tensor.panel_bytes)
     count = min(tensor.out - row, BLOCK_PANEL * (len(into) // tensor.panel_bytes))
@@ -157,18 +160,18 @@ def _fill_blocks(
 
 
 def _blocks(part: StoredTensor, row: int, count: int) -> npt.NDArray[np.uint8]:
-    """Return rows of a tensor as stored in its file, with those of heads in our order."""
+    """Return rows [count, bytes] of a tensor in the blocks of its file, with the rows of each head in our order."""
     assert isinstance(part, GgufTensor)
-    heads, of_row = part.head_rows or 1, part.bytes // part.shape[0]
-    before = row % heads
-    rows = np.empty((-(-(before + count) // heads) * heads, of_row), np.uint8)
-    part.read(rows.data.cast("B"), (row - before) * of_row)
-    pairs = rows.reshape(-1, heads // 2, 2, of_row).swapaxes(1, 2).reshape(rows.shape) if part.head_rows else rows
-    return np.ascontiguousarray(pairs[before : before + count])
+    head, row_bytes = part.head_rows or 1, part.bytes // part.shape[0]
+    before = row % head  # whole heads are read
+    rows = np.empty((-(-(before + count) // head) * head, row_bytes), np.uint8)
+    part.read(rows.data.cast("B"), (row - before) * row_bytes)
+    ours = rows.reshape(-1, head // 2, 2, row_bytes).swapaxes(1, 2).reshape(rows.shape) if part.head_rows else rows
+    return np.ascontiguousarray(ours[before : before + count])
 
 
 def _bf16(numbers: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """Round to the nearest, ties to even; NaN stays NaN."""
+    """Return bf16 numbers as uint16, rounded to the nearest, ties to even. NaN stays NaN."""
     bits = numbers.view(np.uint32)
     rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
     return np.where(np.isnan(numbers), bits >> 16 | 0x40, rounded).astype(np.uint16)
@@ -181,7 +184,7 @@ def fill_panels(
     into: memoryview,
     interleave: bool,
 ) -> None:
-    """Pack the panels of a piece, as a separate matrix: gate and up have 16 channels in each panel, others 32."""
+    """Pack the panels of a piece, which begins at byte `first`; `interleave` is for gate_up_proj."""
     panel, count = first // tensor.panel_bytes, len(into) // tensor.panel_bytes
     if interleave:
         half = tensor.out // 2
@@ -198,7 +201,7 @@ def fill_panels(
 
 
 def is_finite(piece: memoryview, tensor: Tensor) -> bool:
-    """Return whether a piece of a packed tensor is finite. Panels in bf16 are not checked: they are never saved."""
+    """Return whether a piece of a packed tensor has no NaN or inf. Panels in bf16 are not checked: no file has them."""
     if tensor.layout == "rows" and tensor.format == "bf16":
         return bool(((np.frombuffer(piece, np.uint16) & 0x7F80) != 0x7F80).all())
     if tensor.format == "fp32":
@@ -206,12 +209,12 @@ def is_finite(piece: memoryview, tensor: Tensor) -> bool:
     if not tensor.group:
         return True
     records = np.frombuffer(piece, np.uint8).reshape(-1, tensor.panel_bytes // -(-tensor.inputs // tensor.group))
-    # # if a weight is NaN or inf, so is its scale
+    # If a weight is NaN or inf, so is its scale.
     return bool(np.isfinite(records[:, : 2 * PANEL].copy().view(np.float16)).all())
 
 
 def _rows(parts: Sequence[StoredTensor], ranges: list[tuple[int, int]], inputs: int) -> tuple[npt.NDArray[Any], str]:
-    """Return rows [from, to) of stacked tensors, one range after another, and their format for the library."""
+    """Return the rows of these ranges [from, to) of stacked tensors, one after another, and their format."""
     same = len({part.dtype for part in parts}) == 1 and parts[0].dtype in _SOURCES
     source = _SOURCES[parts[0].dtype] if same else "fp32"
     rows = np.empty((sum(to - start for start, to in ranges), inputs), np.float32 if source == "fp32" else np.uint16)
