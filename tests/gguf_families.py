@@ -339,10 +339,8 @@ def of_gpt_oss(config: Any) -> Said:
 
 def of_qwen35_moe(config: Any) -> Said:
     return {
-        **of_qwen35(config), **of_qwen3_moe(config), "block_count": config.num_hidden_layers, "nextn_predict_layers": 0,
-        "feed_forward_length": config.moe_intermediate_size,
+        **of_qwen35(config), **of_qwen3_moe(config), "feed_forward_length": config.moe_intermediate_size,
         "expert_shared_feed_forward_length": config.shared_expert_intermediate_size,
-        "attention.recurrent_layers": [kind == "linear_attention" for kind in config.layer_types],
     }  # fmt: skip
 
 
@@ -536,7 +534,7 @@ FAMILIES: dict[str, Family] = {
         tie_word_embeddings=False, rope_parameters=_OSS, more=("MXFP4_MOE",), off=1e-4,
     ),
     "qwen3_5_moe": _family(
-        "QWEN35MOE", "Qwen3_5MoeTextConfig", "qwen35", change=recurrent_with_experts, metadata=of_qwen35_moe,
+        "QWEN35MOE", "Qwen3_5MoeTextConfig", "qwen35", change=recurrent_with_experts, metadata=of_qwen35_moe, ahead=True,
         num_hidden_layers=4, head_dim=ROTATED, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=64,
         linear_value_head_dim=64, rope_parameters={**_PLAIN, "partial_rotary_factor": 0.25, "mrope_section": [3, 3, 2]},
         num_experts=8, num_experts_per_tok=2, moe_intermediate_size=256, shared_expert_intermediate_size=256,

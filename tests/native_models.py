@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tiny_models import Tiny
+from tiny_models import Tiny, by_expert
 from transformers import AutoModelForCausalLM
 
 from localspec.families.architecture import TABLES, TransformerConfig, weight_map
@@ -26,12 +26,15 @@ GROUPS = {"fp32": 0, "bf16": 0, "int8": 64}
 
 def packed_weights(stock: Any, sizes: TransformerConfig, packing: str) -> dict[str, Any]:
     """Return the weights of a stock model as `NativeModel` takes them; the head of a tied one is packed too."""
-    theirs = {name: tensor.detach().float().numpy() for name, tensor in stock.state_dict().items()}
+    theirs = by_expert({name: tensor.detach().float().numpy() for name, tensor in stock.state_dict().items()})
     ours: dict[str, Any] = {}
     for name, made_of in weight_map(sizes).items():
         whole = np.concatenate([theirs[part] for part, _ in made_of])
+        whole = whole.reshape(-1) if name.endswith(".shared_gate") else whole
         if name in TABLES:
             ours[name] = whole
+        elif name.endswith("router.weight"):
+            ours[name] = PackedMatrix.pack(whole, "fp32")
         elif whole.ndim == 2 and packing == "int4":
             ours[name] = in_four_bits(name, whole, [rows for _, rows in made_of], sizes)
         elif whole.ndim == 2:

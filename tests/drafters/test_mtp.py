@@ -19,6 +19,7 @@ from six_words import PROMPT, six_words_qwen35
 from tiny_models import RECURRENT, Tiny, prompt_ids, stock_reply
 from torch import nn
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer, Qwen3_5RMSNorm
+from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeDecoderLayer
 
 from localspec.choosing.choose import choose
 from localspec.choosing.drafters import PUBLISHED
@@ -51,9 +52,10 @@ def stock_layer(config: Any, seed: int = 7, spread: float = 0.25) -> nn.ModuleDi
     width, eps = config.hidden_size, config.rms_norm_eps
     attends = config.layer_types.index("full_attention")
     config._attn_implementation = "eager"
+    of_config = Qwen3_5MoeDecoderLayer if config.model_type == "qwen3_5_moe_text" else Qwen3_5DecoderLayer
     layer = nn.ModuleDict({
         "fc": nn.Linear(2 * width, width, bias=False),
-        "layers": nn.ModuleList([Qwen3_5DecoderLayer(config, attends)]),
+        "layers": nn.ModuleList([of_config(config, attends)]),
         **{name: Qwen3_5RMSNorm(width, eps) for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")},
     })  # fmt: skip
     chance = torch.Generator().manual_seed(seed)
