@@ -104,7 +104,8 @@ def test_what_a_family_says_in_its_own_way_is_read_or_refused_whatever_it_is(nam
     form = table_of_families.OF_GGUF[named].gguf
     usual = {"ssm.conv_kernel": 4, "ssm.state_size": 32, "ssm.group_count": 2, "ssm.time_step_rank": 4,
              "ssm.inner_size": 128, "attention.sliding_window_pattern": np.array([True, True, False]),
-             "attention.key_length_swa": 32}  # fmt: skip
+             "attention.key_length_swa": 32, "expert_count": 8, "expert_used_count": 2,
+             "expert_feed_forward_length": 64, "expert_shared_feed_forward_length": 64}  # fmt: skip
     usual = {name: one for name, one in usual.items() if name in form.keys}
     assert config(metadata(named, usual), SHAPES, lambda _: [1.0])["num_hidden_layers"] == 3
     read = 0
