@@ -238,7 +238,7 @@ def _mtp_seconds(cost: DraftCost, nodes: int) -> float:
     """Return the seconds of drafting token by token with a layer and the target's head: this share of a forward."""
     steps, shape = min(cost.depth, max(nodes, 1)), cost.shape
     read = cost.parameters
-    if shape.experts is not None:  # of its own experts it reads as many as another layer
+    if shape.experts is not None:  # it reads as many experts as another layer
         read = (shape.read(1) - shape.embedding) // shape.num_layers + 2 * shape.hidden_size**2
     return steps * (read + shape.embedding) / shape.read(1) * cost.forward(1)
 
