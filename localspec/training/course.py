@@ -61,11 +61,10 @@ PROBE_SHARE = 0.2  # of the time, for a probe of layers
 LEAST_TRAINING = 0.25  # of the time without bench and measuring, however long reading takes
 NOTED = 5.0  # seconds between notes of how long a course has taken
 LEAST_ANSWERING, MOST_ANSWERING = 0.15, 0.7  # of the time: what training takes is only estimated
-STEPS, BATCHES = 300, (4096, 2048, 1024, 512, 256, 128)  # the largest batch that gives so many steps
+STEPS, STEPS_OF_READINGS = 300, 1000  # of a training; small ones on saved readings cost little
+BATCHES = (4096, 2048, 1024, 512, 256, 128)  # the largest that gives this many steps is taken
 RATE, WIDTH, MOST_RATE = 1e-3, 1024, 3e-3  # narrow models learn at a higher rate (Yang et al. 2022, µP)
-FITTED = (
-    0.5  # of that rate, for heads that begin with least squares: a higher one spoils them where there is little text
-)
+FITTED = 0.5  # of that rate, for few steps of heads that begin with least squares, which a higher one spoils
 
 
 @dataclass(frozen=True)
@@ -435,8 +434,10 @@ class Course(Clock):
         tokens = left / self._state.token_seconds
         if not self.wishes.hours or self._job.shadow.reads_once:
             tokens = min(tokens, self._passes * len(examples) * REPLY)
-        batch = next((size for size in BATCHES if tokens / size >= STEPS), BATCHES[-1])
-        rate = RATE * WIDTH / self._width * (FITTED if self._job.shadow.fits else 1.0)
+        steps = STEPS_OF_READINGS if self._job.shadow.reads_once else STEPS
+        batch = next((size for size in BATCHES if tokens / size >= steps), BATCHES[-1])
+        few = tokens / (self.wishes.batch or batch) < steps
+        rate = RATE * WIDTH / self._width * (FITTED if self._job.shadow.fits and few else 1.0)
         return {
             "batch": self.wishes.batch or batch,
             "rate": self.wishes.rate or round(min(max(RATE, rate), MOST_RATE), 6),

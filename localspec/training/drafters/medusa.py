@@ -159,8 +159,7 @@ class Trainable(TrainableDrafter):
     ) -> Proposed | None:
         """Proposes matrices of the heads' own, as in the paper, where they are little beside model and memory."""
         shape, defaults = target.transformer.config, MedusaOptions()
-        tokens = draft_vocabulary(defaults.vocabulary, shape.vocab_size) or shape.vocab_size
-        own = defaults.heads * tokens * shape.hidden_size
+        own = defaults.heads * shape.vocab_size * shape.hidden_size  # also with a draft vocabulary: they learn slowly
         matrices = (one for one in target.transformer.layers.modules() if isinstance(one, Linear | QuantizedLinear))
         weights = sum(math.prod(one.shape) for one in matrices)
         if own > SHARE * weights or TRAINED_BYTES * own > free_memory(str(target.device)) / 2:
