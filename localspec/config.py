@@ -30,7 +30,7 @@ Rule = Literal["exact", "rejection", "typical"]
 
 
 @dataclass(frozen=True)
-class Row:
+class SettingRow:
     """A row of the table of settings: everything that differs between two of them.
 
     `help` is shown with the flag, and `flags` are its further spellings. `loads` says whether the setting affects how
@@ -45,7 +45,7 @@ class Row:
 
 
 def _row(default: Any, check: Check, help: str, *flags: str, **more: Any) -> Any:  # noqa: A002
-    return field(default=default, metadata={"row": Row(check, help, flags, **more)})
+    return field(default=default, metadata={"row": SettingRow(check, help, flags, **more)})
 
 
 _PARTS = ("accelerating", "lengthening", "beside", "verification", "history")
@@ -140,7 +140,7 @@ class Settings:
     log: bool = _row(True, checks.boolean, "Save conversations and phrases.", loads=True)
     theme: str = _row("auto", checks.name, "Colours of the chat; auto follows the terminal's background.")
     keymap: Mapping[str, str] = field(
-        default_factory=dict, metadata={"row": Row(checks.keymap, "Keys of the chat, by action.")}
+        default_factory=dict, metadata={"row": SettingRow(checks.keymap, "Keys of the chat, by action.")}
     )
     origins: Mapping[str, str] = field(default_factory=dict)
     """The source of each value: default, the path of config.toml, the name of a variable, or a flag."""
@@ -176,7 +176,7 @@ class Settings:
         return origin not in ("default", TYPED) and not origin.startswith("--")
 
 
-TABLE: Mapping[str, Row] = {f.name: f.metadata["row"] for f in fields(Settings) if f.name != "origins"}
+TABLE: Mapping[str, SettingRow] = {f.name: f.metadata["row"] for f in fields(Settings) if f.name != "origins"}
 NAMES = tuple(TABLE)
 LOADED_BY = tuple(name for name, row in TABLE.items() if row.loads)
 SAMPLING = tuple(name for name, row in TABLE.items() if row.per_reply)

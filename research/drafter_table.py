@@ -38,9 +38,9 @@ def measured(
     """Return the report of one run; read again where it was made before."""
     settings = config.load(flags={"temperature": temperature, "seed": 0})
 
-    def row(name: str, size: int) -> comparison.Row:
+    def row(name: str, size: int) -> comparison.ComparedRow:
         own = replace(settings, drafter=name, draft_max=size or "auto")
-        return comparison.Row(choose(card, own), size)
+        return comparison.ComparedRow(choose(card, own), size)
 
     rows = [row("none", 0), *(row(name, nodes) for name in names)]
     compared = comparison.Comparison(rows, answered(card, arguments), arguments.max_tokens)
@@ -48,7 +48,7 @@ def measured(
     return dict(kept(file, lambda: comparison.bench(compared, settings, lambda _: None)))
 
 
-def answered(card: registry.TargetCard, arguments: argparse.Namespace) -> list[prompts.Prompt]:
+def answered(card: registry.TargetCard, arguments: argparse.Namespace) -> list[prompts.BenchPrompt]:
     """Return the first prompts whose greedy reply is as long as it may be, or ends by itself, and does not go round."""
     arguments.work.mkdir(parents=True, exist_ok=True)
 

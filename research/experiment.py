@@ -171,7 +171,7 @@ def parts(asked: argparse.Namespace, head: str, made: Mapping[str, Callable[[], 
 # -- replies -----------------------------------------------------------------------------------------------------------
 
 
-def questions(place: Path, count: int | None) -> list[prompts.Prompt]:
+def questions(place: Path, count: int | None) -> list[prompts.BenchPrompt]:
     """So many prompts, or all, one of each file in turn, categories in turn within a file."""
     files = sorted(place.glob("*.jsonl")) if place.is_dir() else [place]
     asked = [
@@ -187,7 +187,7 @@ class Bench:
     """A loaded model and the prompts that it answers."""
 
     engine: Engine
-    asked: Sequence[prompts.Prompt]
+    asked: Sequence[prompts.BenchPrompt]
     max_tokens: int
     _limits: dict[tuple[Sampling, int], int] = field(default_factory=dict)
 
@@ -200,7 +200,7 @@ class Bench:
         engine = Engine(choice, store=store, phrases="off", measured=True)
         return cls(engine, [], asked.max_tokens).on(questions(asked.prompts, asked.limit))
 
-    def on(self, asked: Sequence[prompts.Prompt]) -> "Bench":
+    def on(self, asked: Sequence[prompts.BenchPrompt]) -> "Bench":
         """Return the same model with other prompts, those of them that leave room for a reply."""
         target, most = self.engine.target, self.max_tokens
         room = [one for one in asked if len(target.encode(prompts.message(one.text))) + most <= target.context]

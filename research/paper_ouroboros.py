@@ -85,7 +85,7 @@ class Pairing:
     def replies(
         self,
         rows: Iterable[str],
-        questions: Sequence[prompts.Prompt],
+        questions: Sequence[prompts.BenchPrompt],
         title: str,
         sampling: Sampling = GREEDY,
         most: int = 0,
@@ -150,7 +150,7 @@ def forwards(drafter: Drafter) -> int:
     return sum(inner.forwards.values()) if isinstance(inner, DraftModel) else 0
 
 
-def questions_of(place: Path, task: str, count: int) -> list[prompts.Prompt]:
+def questions_of(place: Path, task: str, count: int) -> list[prompts.BenchPrompt]:
     """So many prompts of a task."""
     file, category = TASKS[task]
     found = [prompt for prompt in prompts.read(place / f"{file}.jsonl") if prompt.category == category]
@@ -162,7 +162,7 @@ def efficiency(replies: Sequence[Mapping[str, Any]]) -> float:
     return float(sum(len(reply["ids"]) for reply in replies) / sum(reply["steps"] + 1 for reply in replies))
 
 
-def table_4(pairing: Pairing, tasks: Mapping[str, list[prompts.Prompt]]) -> str:
+def table_4(pairing: Pairing, tasks: Mapping[str, list[prompts.BenchPrompt]]) -> str:
     """Return the parts one by one, over all tasks and by task."""
     found = pairing.replies(PARTS, [one for own in tasks.values() for one in own], "parts")
     heads = ["", "tokens a step", "ahead of the row above", "block efficiency", "draft forwards a step"]
@@ -185,7 +185,7 @@ def table_4(pairing: Pairing, tasks: Mapping[str, list[prompts.Prompt]]) -> str:
     return "\n\n".join([table(heads, lines), "By task:", table(["", *tasks], by_task), end])
 
 
-def grid(pairing: Pairing, questions: Sequence[prompts.Prompt]) -> str:
+def grid(pairing: Pairing, questions: Sequence[prompts.BenchPrompt]) -> str:
     """Tokens a step (draft forwards a step) by γ and β: how long drafts and phrases should be."""
     lines = []
     for draft in DRAFTS:
@@ -200,7 +200,7 @@ def grid(pairing: Pairing, questions: Sequence[prompts.Prompt]) -> str:
     return table(["", *(f"β = {phrase}" for phrase in PHRASE)], lines)
 
 
-def sampled(pairing: Pairing, questions: Sequence[prompts.Prompt]) -> str:
+def sampled(pairing: Pairing, questions: Sequence[prompts.BenchPrompt]) -> str:
     """Tokens a step by temperature, top-p 0.8."""
     lines: dict[str, list[str]] = {row: [] for row in COMPARED}
     for temperature in TEMPERATURES:
@@ -223,7 +223,7 @@ def lengths(pairing: Pairing, asked: argparse.Namespace) -> str:
     return table(["", *map(str, sizes)], rows)
 
 
-def locality(pairing: Pairing, tasks: Mapping[str, list[prompts.Prompt]]) -> str:
+def locality(pairing: Pairing, tasks: Mapping[str, list[prompts.BenchPrompt]]) -> str:
     """Return the same prompts of four tasks in another order: so many of one task one after the other."""
     four = [tasks[task][:20] for task in ("code", "mathematics", "summarisation", "translation")]
     whole = [question for own in four for question in own]
@@ -243,7 +243,7 @@ def locality(pairing: Pairing, tasks: Mapping[str, list[prompts.Prompt]]) -> str
     return table(["order", "without history", "with history", "what history brings"], lines)
 
 
-def by_phrases(pairing: Pairing, questions: Sequence[prompts.Prompt]) -> str:
+def by_phrases(pairing: Pairing, questions: Sequence[prompts.BenchPrompt]) -> str:
     """K from 1 to 5, without history, as in the paper."""
     row, lines = "+ phrases from verification", []
     for count in (1, 2, 3, 4, 5):

@@ -113,7 +113,7 @@ def measured(
     card: registry.TargetCard,
     temperature: float,
     asked: argparse.Namespace,
-    every: Callable[[], list[prompts.Prompt]],
+    every: Callable[[], list[prompts.BenchPrompt]],
     most_of_a_kind: int,
     place: Path,
     at_the_end: ExitStack,
@@ -141,11 +141,11 @@ def measured(
             choices[AUTO], firsts[AUTO] = choice, load(choice, store=store, beside=first)
     target, sampling = first.target, first.sampling(settings)
 
-    def reply(name: str, prompt: prompts.Prompt, most: int, kept_in: Store) -> Generator[Event, None, None]:
+    def reply(name: str, prompt: prompts.BenchPrompt, most: int, kept_in: Store) -> Generator[Event, None, None]:
         engine = load(choices[name], store=kept_in, beside=firsts[name])
         return on_its_own_clock(engine.session, engine.chat(prompts.message(prompt.text), sampling, Limits(most)))
 
-    def turn(number: int, prompt: prompts.Prompt) -> dict[str, Any]:
+    def turn(number: int, prompt: prompts.BenchPrompt) -> dict[str, Any]:
         plain = reply(PLAIN, prompt, asked.max_tokens, store)  # by phrases, what a loop brings would be remembered
         *_, done = plain
         assert isinstance(done, Done)
@@ -165,7 +165,7 @@ def measured(
         replies = {name: figures(written[name]) for name in choices}
         return {"category": category(prompt), "load": psutil.getloadavg()[0], "replies": replies}
 
-    def has_room(one: prompts.Prompt) -> bool:
+    def has_room(one: prompts.BenchPrompt) -> bool:
         return bool(len(target.encode(prompts.message(one.text))) + asked.max_tokens <= min(target.context, 1024))
 
     fitting = in_kinds(filter(has_room, every()), most_of_a_kind)
@@ -238,20 +238,20 @@ def predictions(card: registry.TargetCard, plain: Choice, known: Measurements) -
     return {name: speed / speeds[PLAIN] for name, speed in speeds.items()}
 
 
-def questions_of(place: Path, kind: str) -> list[prompts.Prompt]:
+def questions_of(place: Path, kind: str) -> list[prompts.BenchPrompt]:
     """All prompts of a place, all of one kind where that is given."""
     return [replace(one, category=kind or one.category) for one in questions(place, None)]
 
 
-def category(prompt: prompts.Prompt) -> str:
+def category(prompt: prompts.BenchPrompt) -> str:
     if prompt.category == OWN:
         return OWN
     return next((kind for kind, files in KINDS.items() if prompt.category in files), "chat")
 
 
-def in_kinds(asked: Iterable[prompts.Prompt], most: int) -> list[prompts.Prompt]:
+def in_kinds(asked: Iterable[prompts.BenchPrompt], most: int) -> list[prompts.BenchPrompt]:
     """So many of each kind of text, the kinds in turn: a machine that becomes busy slows none alone."""
-    by_kind: dict[str, list[prompts.Prompt]] = {kind: [] for kind in EVERY}
+    by_kind: dict[str, list[prompts.BenchPrompt]] = {kind: [] for kind in EVERY}
     for one in asked:
         if len(own := by_kind[category(one)]) < most:
             own.append(one)

@@ -13,7 +13,7 @@ import psutil
 from localspec import Choice, Done, Engine, Limits, Sampling, Statistics
 from localspec.bench import figures
 from localspec.bench.figures import RowTimer, most_rows
-from localspec.bench.prompts import Prompt, message
+from localspec.bench.prompts import BenchPrompt, message
 from localspec.bench.turns import in_turns, left_words
 from localspec.config import Rule, Settings
 from localspec.errors import UsageMistake
@@ -24,7 +24,7 @@ from localspec.weights.draft_role import draft_in_words
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparedRow:
     """One line of the table: the loaded engine, the requested nodes, and the acceptance rule."""
 
     choice: Choice
@@ -39,8 +39,8 @@ class Comparison:
     Every row answers all prompts `repeat` times, with at most `max_tokens` a reply.
     """
 
-    rows: Sequence[Row]
-    prompts: Sequence[Prompt]
+    rows: Sequence[ComparedRow]
+    prompts: Sequence[BenchPrompt]
     max_tokens: int
     repeat: int = 1
 

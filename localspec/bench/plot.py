@@ -83,7 +83,7 @@ def _png(svg: str) -> bytes:
 def figure(report: dict[str, Any]) -> str:
     """Return the rows of a report as an SVG document."""
     bars = [
-        Bar(row_name(row), row["tokens_per_second"], *_beside(row))
+        PlotBar(row_name(row), row["tokens_per_second"], *_beside(row))
         for row in report["rows"]
         if row["tokens_per_second"]
     ]
@@ -95,7 +95,7 @@ def figure_of_servers(report: dict[str, Any]) -> str:
     """Return the rows of a report on servers as an SVG document."""
     first = report["rows"][0]
     bars = [
-        Bar(
+        PlotBar(
             server_table.row_name(row),
             row[server_table.WHOLE],
             "" if row is first or not row["speedup"] else f"  {speedup(row['speedup'])}",
@@ -107,7 +107,7 @@ def figure_of_servers(report: dict[str, Any]) -> str:
     return _drawn("tokens/s of whole replies", server_table.label(report), bars)
 
 
-class Bar(NamedTuple):
+class PlotBar(NamedTuple):
     """One bar of a drawing: its name, its tokens/s, and the text after it."""
 
     name: str
@@ -126,7 +126,7 @@ def _beside(row: dict[str, Any]) -> tuple[str, str]:
     return f"  {speedup(ratio)}" if ratio else "", FASTER if (ratio or 0) > 1 else SLOWER
 
 
-def _drawn(title: str, below: str, bars: Sequence[Bar]) -> str:
+def _drawn(title: str, below: str, bars: Sequence[PlotBar]) -> str:
     most = max((one.speed for one in bars), default=1.0)
     parts = [
         words(MARGIN // 9, 30, one_line(title), size=17),

@@ -10,7 +10,7 @@ from localspec.outside_files import decoded, parse_json, read_bytes
 
 
 @dataclass(frozen=True)
-class Prompt:
+class BenchPrompt:
     """One question, and the kind of text it asks for."""
 
     id: str
@@ -18,7 +18,7 @@ class Prompt:
     text: str
 
 
-def read(file: Path) -> list[Prompt]:
+def read(file: Path) -> list[BenchPrompt]:
     """Read JSONL, {"turns": ["…"]} or {"prompt": "…"} per line with optional "id" and "category", or one prompt per
     line.
 
@@ -34,11 +34,11 @@ def read(file: Path) -> list[Prompt]:
     if not numbered:
         raise UsageMistake(f"{file} holds no prompts; write one a line.")
     if not numbered[0][1].startswith("{"):
-        return [Prompt(str(number), "text", line) for number, line in numbered]
+        return [BenchPrompt(str(number), "text", line) for number, line in numbered]
     return [_from_json(line, f"{file}, line {number}", str(number)) for number, line in numbered]
 
 
-def _from_json(line: str, place: str, number: str) -> Prompt:
+def _from_json(line: str, place: str, number: str) -> BenchPrompt:
     try:
         entry = parse_json(line)
     except ValueError:
@@ -48,7 +48,7 @@ def _from_json(line: str, place: str, number: str) -> Prompt:
     if not isinstance(text, str) or not text.strip():
         raise UsageMistake(f'{place}: there is no prompt; write {{"prompt": "…"}} or {{"turns": ["…"]}}.')
     text = text.encode("utf-8", "replace").decode()  # a lone surrogate is not text, and no tokenizer accepts it
-    return Prompt(str(entry.get("id", number)), str(entry.get("category", "text")), text)
+    return BenchPrompt(str(entry.get("id", number)), str(entry.get("category", "text")), text)
 
 
 def message(prompt: str) -> list[dict[str, str]]:
@@ -56,9 +56,9 @@ def message(prompt: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": prompt}]
 
 
-def spread(prompts: Sequence[Prompt], limit: int | None) -> list[Prompt]:
+def spread(prompts: Sequence[BenchPrompt], limit: int | None) -> list[BenchPrompt]:
     """Return the first `limit` prompts, one of each category in turn."""
-    kinds: dict[str, list[Prompt]] = {}
+    kinds: dict[str, list[BenchPrompt]] = {}
     for prompt in prompts:
         kinds.setdefault(prompt.category, []).append(prompt)
     return [prompt for turn in zip_longest(*kinds.values()) for prompt in turn if prompt is not None][:limit]
@@ -92,7 +92,7 @@ _TEXTS = {
     "writing": ("Write a short story about a lighthouse keeper who finds a letter in a bottle.",),
 }
 BUILT_IN = [
-    Prompt(f"{category}-{number}", category, text)
+    BenchPrompt(f"{category}-{number}", category, text)
     for category, texts in _TEXTS.items()
     for number, text in enumerate(texts, start=1)
 ]

@@ -71,7 +71,7 @@ class Lane:
 
 
 @dataclass(frozen=True)
-class Result:
+class RaceResult:
     """The result of a race: the speedup of the second lane from the first token on, and where the texts differ."""
 
     speedup: float | None
@@ -103,7 +103,7 @@ def race(lanes: Sequence[Lane], streams: Sequence[Generator[Event, None, None]])
         yield lane
 
 
-def result(plain: Lane, speculative: Lane) -> Result:
+def result(plain: Lane, speculative: Lane) -> RaceResult:
     """Return the result of a finished race. Speeds of replies without drafts, or of few tokens, are not compared."""
     assert plain.statistics is not None and speculative.statistics is not None
     one, other = plain.statistics.token_ids, speculative.statistics.token_ids
@@ -113,13 +113,13 @@ def result(plain: Lane, speculative: Lane) -> Result:
         parted = next((at for at, (a, b) in enumerate(pairs, start=1) if a != b), min(len(one), len(other)) + 1)
     speeds = plain.tokens_per_second, speculative.tokens_per_second
     if not all(speeds):
-        return Result(None, parted, "no second token came")
+        return RaceResult(None, parted, "no second token came")
     if not speculative.statistics.drafted:
-        return Result(None, parted, "no draft was checked")
+        return RaceResult(None, parted, "no draft was checked")
     fewest = min(sum(moment.tokens for moment in lane.moments[1:]) for lane in (plain, speculative))
     if fewest < FEWEST:
-        return Result(None, parted, f"{fewest} tokens after the first are too few")
-    return Result(speeds[1] / speeds[0], parted)
+        return RaceResult(None, parted, f"{fewest} tokens after the first are too few")
+    return RaceResult(speeds[1] / speeds[0], parted)
 
 
 LONGEST = 256  # tokens of a reply, if no number is given
@@ -169,7 +169,7 @@ def opponents(
     return racers(beside, asked, engine.sampling(settings), limits, engine.thinking(settings, system))
 
 
-def sentences(lanes: Sequence[Lane], found: Result) -> Iterator[str]:
+def sentences(lanes: Sequence[Lane], found: RaceResult) -> Iterator[str]:
     """Yield the sentences about the result of a race."""
     plain, fast = lanes
     speeds = f"{fast.tokens_per_second:.1f} and {plain.tokens_per_second:.1f} tokens/s after the first token"

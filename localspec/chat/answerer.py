@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from localspec.decoding.limits import Limits
 
 
-class Sampled(Protocol):
+class ReplySampling(Protocol):
     """The sampling of a reply. None is a value that a server decides and does not report."""
 
     @property
@@ -32,7 +32,7 @@ class Sampled(Protocol):
     def chosen(self) -> Sequence[str]: ...
 
 
-class Chosen(Protocol):
+class ChosenForm(Protocol):
     """The form in which a model answers; an empty text, 0 and no `pace` are unknown."""
 
     @property
@@ -57,7 +57,7 @@ class Labelled(Protocol):
     def label(self, rule: Rule, /) -> str: ...
 
 
-class Spoken(Protocol):
+class CurrentReply(Protocol):
     """The current reply, or the last one."""
 
     @property
@@ -75,11 +75,11 @@ class Answerer(Protocol):
     wanted: Callable[[], bool]  # called while waiting for another machine; False ends the reply, as closing it does
 
     @property
-    def choice(self) -> Chosen: ...
+    def choice(self) -> ChosenForm: ...
     @property
     def exactness(self) -> Labelled: ...
     @property
-    def session(self) -> Spoken: ...
+    def session(self) -> CurrentReply: ...
     @property
     def context(self) -> int: ...
     @property

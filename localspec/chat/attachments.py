@@ -31,7 +31,7 @@ def joined(*parts: str) -> str:
     return "\n\n".join(text for part in parts if (text := part.strip("\r\n")).strip())
 
 
-class Written(NamedTuple):
+class ComposedPrompt(NamedTuple):
     """A prompt: the typed text, the text of files before it with a blank line at its end, and their names and sizes."""
 
     typed: str
@@ -48,18 +48,18 @@ class Written(NamedTuple):
         """The figures that the history saves to divide the prompt again."""
         return {"typed_from": len(self.before), "files": list(self.files)} if self.before else {}
 
-    def behind(self, text: str, *names: str) -> "Written":
+    def behind(self, text: str, *names: str) -> "ComposedPrompt":
         """Return the same prompt after further text of files."""
         ahead = joined(text)
-        return Written(self.typed, f"{ahead}\n\n{self.before}", (*names, *self.files)) if ahead else self
+        return ComposedPrompt(self.typed, f"{ahead}\n\n{self.before}", (*names, *self.files)) if ahead else self
 
 
-def written_in(turn: Turn) -> Written:
+def written_in(turn: Turn) -> ComposedPrompt:
     """Return the prompt of a turn."""
-    return Written(turn.typed, turn.prompt[: turn.typed_from], turn.files)
+    return ComposedPrompt(turn.typed, turn.prompt[: turn.typed_from], turn.files)
 
 
-def with_piped(instruction: str, piped: str, files: str = "") -> Written:
+def with_piped(instruction: str, piped: str, files: str = "") -> ComposedPrompt:
     """Return the prompt of `run`: files, piped text and an instruction, of which some may be empty.
 
     Piped text is in a fence before the instruction. If the instruction also preceded it, a model of 0.5 B continued
@@ -67,11 +67,11 @@ def with_piped(instruction: str, piped: str, files: str = "") -> Written:
     """
     typed, beside = joined(instruction), joined(piped)
     if not typed:
-        return Written(joined(files, piped))
-    prompt = Written(typed).behind(files, GIVEN)
+        return ComposedPrompt(joined(files, piped))
+    prompt = ComposedPrompt(typed).behind(files, GIVEN)
     if beside:
         label = one_line(f"standard input ({size(len(piped.encode()))})")
-        prompt = Written(typed).behind(joined(files, _fenced(beside)), *prompt.files, label)
+        prompt = ComposedPrompt(typed).behind(joined(files, _fenced(beside)), *prompt.files, label)
     return prompt
 
 
@@ -88,7 +88,7 @@ class _Mention(NamedTuple):
     name: str
 
 
-def written(text: str) -> Written:
+def written(text: str) -> ComposedPrompt:
     r"""Return the typed text with the files that it names: `@path`, `@"path with spaces"`; `\@path` names none.
 
     It reads the disk. A name that is not a file and does not look like one is text. Raises UsageMistake for all files
@@ -107,7 +107,7 @@ def written(text: str) -> Written:
         if one.escaped:
             text = text[: one.start] + text[one.start + 1 :]
     names = tuple(_label(name, content) for name, content in texts.items())
-    return Written(text).behind(joined(*texts.values()), *names)
+    return ComposedPrompt(text).behind(joined(*texts.values()), *names)
 
 
 def measured(text: str, count: Callable[[str], int] | None, context: int, *, seen: bool = False) -> list[str]:

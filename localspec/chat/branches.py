@@ -18,7 +18,7 @@ class Branches(Protocol):
     def partings(self, pairs: Sequence[tuple[int, int]]) -> Mapping[tuple[int, int], Parting]: ...
 
 
-class Row(NamedTuple):
+class ListedConversation(NamedTuple):
     """A conversation in a list. `family` is the id of the one that it and others are branches of."""
 
     info: ConversationInfo
@@ -43,7 +43,7 @@ class Row(NamedTuple):
         return "" if self.info.for_a_chat else " (piped)"
 
 
-def rows(history: Branches, infos: Sequence[ConversationInfo]) -> list[Row]:
+def rows(history: Branches, infos: Sequence[ConversationInfo]) -> list[ListedConversation]:
     """Return the conversations with each family at the place of its first member.
 
     Raises StoreTrouble.
@@ -55,7 +55,7 @@ def rows(history: Branches, infos: Sequence[ConversationInfo]) -> list[Row]:
     pairs = {info.id: pair for family in families.values() for info in family if (pair := _pair(info, family))}
     found = history.partings([*pairs.values()]) if pairs else {}
     listed = [
-        Row(
+        ListedConversation(
             info,
             root,
             says=_says(pairs[info.id][1], *found.get(pairs[info.id], (None, None))) if info.id in pairs else "",
@@ -66,9 +66,9 @@ def rows(history: Branches, infos: Sequence[ConversationInfo]) -> list[Row]:
     return parted(listed, set())
 
 
-def parted(rows: Sequence[Row], gone: set[int]) -> list[Row]:
+def parted(rows: Sequence[ListedConversation], gone: set[int]) -> list[ListedConversation]:
     """Return the rows without the conversations that are gone. Another member then leads a family in the same place."""
-    left: list[Row] = []
+    left: list[ListedConversation] = []
     first = ""  # title of a family
     for row in rows:
         if row.info.id in gone:

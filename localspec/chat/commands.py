@@ -102,17 +102,17 @@ def _quoted(text: str) -> str:
 MOST = 50  # of any kind: a user who looks for one among more types a letter
 _PATH = re.compile(r'(?<![\w\\@])@(?:"([^"\n]*)|([^\s"]*))$')
 
-Known = Mapping[str, "Sequence[Entry]"]
+Known = Mapping[str, "Sequence[Suggestion]"]
 
 
-class Entry(NamedTuple):
+class Suggestion(NamedTuple):
     """A possible text, and its description."""
 
     text: str
     about: str
 
 
-class Choice(NamedTuple):
+class Completion(NamedTuple):
     """A completion: the text before the cursor, how it is shown, and its effect."""
 
     line: str
@@ -135,25 +135,27 @@ def needed(before: str) -> str | None:
     return None if found is None else "@" + os.path.split(found[1] or found[2] or "")[0]
 
 
-def look_up(need: str, history: Conversations | None) -> list[Entry]:
+def look_up(need: str, history: Conversations | None) -> list[Suggestion]:
     """Return that list from the disk. It is empty if it cannot be read."""
     try:
         if need == "resume":
             found = rows(history, history.conversations(MOST, lambda info: info.for_a_chat)) if history else ()
-            return [Entry(str(row.info.id), row.name) for row in found]
+            return [Suggestion(str(row.info.id), row.name) for row in found]
         if need == "model":
             from localspec.models import registry  # not needed for the first paint
 
             models = registry.installed()
-            here = [Entry(card.name, card.description) for card, got in models if not isinstance(got, LocalspecError)]
+            here = [
+                Suggestion(card.name, card.description) for card, got in models if not isinstance(got, LocalspecError)
+            ]
             away = (card for card in registry.cards().values() if not card.here)
-            return [*here, *(Entry(card.name, f"not here yet: {card.description}") for card in away)]
+            return [*here, *(Suggestion(card.name, f"not here yet: {card.description}") for card in away)]
         return sorted(_files(need.removeprefix("@")))
     except (LocalspecError, OSError, ValueError):
         return []
 
 
-def choices(before: str, known: Known) -> list[Choice]:
+def choices(before: str, known: Known) -> list[Completion]:
     """Return the possible completions, given the lists that are known already."""
     if not _is_command(before):
         found = _PATH.search(before)
@@ -164,7 +166,7 @@ def choices(before: str, known: Known) -> list[Choice]:
     entries = _settings(rest) if word == "/set" else known.get(word[1:], ())
     wanted = rest.strip().lower()
     return [
-        Choice(f"{word} {entry.text}", one_line(entry.text), one_line(entry.about))
+        Completion(f"{word} {entry.text}", one_line(entry.text), one_line(entry.about))
         for entry in entries
         if entry.text.lower().startswith(wanted) or (word == "/resume" and wanted in entry.about.lower())
     ]
@@ -186,27 +188,27 @@ def _is_command(before: str) -> bool:
     return is_command(before) and "\n" not in before
 
 
-def _command(command: Command) -> Choice:
+def _command(command: Command) -> Completion:
     line = f"/{command.name}"
-    return Choice(f"{line} " if command.argument else line, f"{line} {command.argument}".strip(), command.does)
+    return Completion(f"{line} " if command.argument else line, f"{line} {command.argument}".strip(), command.does)
 
 
-def _settings(rest: str) -> list[Entry]:
+def _settings(rest: str) -> list[Suggestion]:
     key, space, _ = rest.partition(" ")
     if space:
-        return [Entry(f"{key} {DEFAULT}", "the settings from the start")]
-    return [Entry(f"{key} ", "") for key in KEYS]
+        return [Suggestion(f"{key} {DEFAULT}", "the settings from the start")]
+    return [Suggestion(f"{key} ", "") for key in KEYS]
 
 
-def _files(folder: str) -> Iterator[Entry]:
+def _files(folder: str) -> Iterator[Suggestion]:
     with os.scandir(os.path.expanduser(folder) or ".") as found:
         for one in found:
             if safe(one.name) == one.name and not {'"', "\n"} & set(one.name):
                 directory = one.is_dir()
-                yield Entry(f"{one.name}/" if directory else one.name, "a directory" if directory else "")
+                yield Suggestion(f"{one.name}/" if directory else one.name, "a directory" if directory else "")
 
 
-def _paths(ahead: str, typed: str, known: Known) -> list[Choice]:
+def _paths(ahead: str, typed: str, known: Known) -> list[Completion]:
     folder, begun = os.path.split(typed)
     shown = [
         entry
@@ -219,5 +221,5 @@ def _paths(ahead: str, typed: str, known: Known) -> list[Choice]:
         whole = not entry.text.endswith("/")
         quoted = f'"{path}"' if whole else f'"{path}'
         line = f"{ahead}@{quoted if ' ' in path else path}{' ' if whole else ''}"
-        lines.append(Choice(line, one_line(entry.text), entry.about))
+        lines.append(Completion(line, one_line(entry.text), entry.about))
     return lines

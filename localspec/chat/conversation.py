@@ -18,7 +18,7 @@ from localspec.store.titles import cut, title_of
 from localspec.text import one_line, safe
 
 if TYPE_CHECKING:
-    from localspec.chat.answerer import Answerer, Sampled
+    from localspec.chat.answerer import Answerer, ReplySampling
     from localspec.decoding.limits import Limits
     from localspec.events import Statistics
 
@@ -247,7 +247,7 @@ class Conversation:
         self,
         engine: "Answerer",
         prompt: str,
-        sampling: "Sampled",
+        sampling: "ReplySampling",
         limits: "Limits | None" = None,
         about: Mapping[str, Any] | None = None,
         think: bool | None = None,

@@ -12,7 +12,7 @@ from localspec.machine.memory import free_memory
 from localspec.quantities import precision_in_words
 
 if TYPE_CHECKING:
-    from localspec.chat.answerer import Answerer, Sampled
+    from localspec.chat.answerer import Answerer, ReplySampling
 
 ENOUGH, TOKENS = 8, 16  # steps, and tokens of a reply, below which a speedup would be chance
 
@@ -23,7 +23,7 @@ def known_speedup(statistics: Statistics) -> float | None:
     return round(statistics.speedup, 3) if enough and statistics.speedup else None
 
 
-def kept_figures(statistics: Statistics, sampling: "Sampled") -> dict[str, Any]:
+def kept_figures(statistics: Statistics, sampling: "ReplySampling") -> dict[str, Any]:
     """Return the figures of a reply that are saved with it."""
     return {
         "prompt_tokens": statistics.prompt_tokens,

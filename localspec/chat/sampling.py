@@ -15,7 +15,7 @@ from localspec.text import one_line
 from localspec.weights.checkpoint import is_packed
 
 if TYPE_CHECKING:
-    from localspec.chat.answerer import Chosen, Sampled
+    from localspec.chat.answerer import ChosenForm, ReplySampling
     from localspec.models.registry import TargetCard
     from localspec.store.store import Store
 
@@ -37,7 +37,7 @@ _SHOWN_WITH = {
 class Sampler(Protocol):
     """A loaded model."""
 
-    def sampling(self, settings: Settings, /) -> "Sampled":
+    def sampling(self, settings: Settings, /) -> "ReplySampling":
         """Return the sampling with these settings. Raises UsageMistake if they contradict the model."""
         ...
 
@@ -46,7 +46,7 @@ class Sampler(Protocol):
         ...
 
 
-class Line(NamedTuple):
+class SettingLine(NamedTuple):
     """One setting: its key, its present value, and where that comes from."""
 
     key: str
@@ -89,7 +89,7 @@ class ChatSettings:
             return f"{mistake} Sampling is as at the start."
         return None
 
-    def lines(self, model: Sampler | None, key: str | None = None) -> list[Line]:
+    def lines(self, model: Sampler | None, key: str | None = None) -> list[SettingLine]:
         """Return the present value of every setting, or of one. Raises UsageMistake for an unknown one."""
         sampling = model.sampling(self.now) if model is not None else None
         return [_line(one, self.now, sampling) for one in ([_key(key)] if key else KEYS)]
@@ -131,7 +131,7 @@ class ChatSettings:
         )
 
 
-def sampling_words(sampled: "Sampled") -> str:
+def sampling_words(sampled: "ReplySampling") -> str:
     """Return the sampling and its source as text: `temperature 0.2, top-p 0.9 (known for SmolLM2)`."""
     values = {name: getattr(sampled, name) for name in _SHOWN_WITH}
     shown = [name for name, value in values.items() if value is not None and value != _SHOWN_WITH[name]]
@@ -148,7 +148,9 @@ def sampling_words(sampled: "Sampled") -> str:
     )
 
 
-def first_sampled(card: "TargetCard", sampled: "Sampled", store: "Store | None", settings: Settings) -> str | None:
+def first_sampled(
+    card: "TargetCard", sampled: "ReplySampling", store: "Store | None", settings: Settings
+) -> str | None:
     """Return the notice that an imported model samples by default; None for other models, or if it was shown before.
 
     The store remembers that it was shown, unless conversations are not saved.
@@ -172,7 +174,7 @@ def split(rest: str) -> tuple[str, str]:
     return key, value.strip()
 
 
-def listed(lines: Iterable[Line]) -> str:
+def listed(lines: Iterable[SettingLine]) -> str:
     """Return a line of text for each."""
     return "\n".join(f"{key:13}{value:12}{origin}" for key, value, origin in lines)
 
@@ -202,21 +204,21 @@ def _key_of(name: str) -> str:
     return name.replace("_", "-")
 
 
-def _line(key: str, settings: Settings, sampling: "Sampled | None") -> Line:
+def _line(key: str, settings: Settings, sampling: "ReplySampling | None") -> SettingLine:
     name = _name(key)
     value = getattr(settings, name)
     if key == THINK:
         origin = settings.origins.get(name, DEFAULT) if value is not None else "as the chat template decides"
-        return Line(key, {True: "on", False: "off", None: "auto"}[value], one_line(origin))
+        return SettingLine(key, {True: "on", False: "off", None: "auto"}[value], one_line(origin))
     if value is not None:
-        return Line(key, _shown(value), one_line(settings.origins.get(name, DEFAULT)))
+        return SettingLine(key, _shown(value), one_line(settings.origins.get(name, DEFAULT)))
     if name == "max_tokens":
-        return Line(key, "no limit", "but that of the context")
+        return SettingLine(key, "no limit", "but that of the context")
     if name == "seed":
-        return Line(key, "new", "for each reply")
+        return SettingLine(key, "new", "for each reply")
     own = None if sampling is None else getattr(sampling, name)
     source = "the model's default" if sampling is None else sampling.source
-    return Line(key, "?" if own is None else _shown(own), source)
+    return SettingLine(key, "?" if own is None else _shown(own), source)
 
 
 def _shown(number: float) -> str:
@@ -231,7 +233,7 @@ class Thinker(Protocol):
     """A loaded model."""
 
     @property
-    def choice(self) -> "Chosen":
+    def choice(self) -> "ChosenForm":
         """The form in which it answers."""
         ...
 
@@ -280,24 +282,24 @@ def asked(rest: str) -> str:
     return word
 
 
-class State(NamedTuple):
+class ThinkingState(NamedTuple):
     """Whether a model thinks before it answers, and the argument of `/think` that changes it."""
 
     sentence: str
     other: str
 
 
-def state(settings: Settings, model: Thinker, system: str | None) -> State:
+def state(settings: Settings, model: Thinker, system: str | None) -> ThinkingState:
     """Return the present state. Raises UsageMistake if a setting has no effect."""
     told, by_itself = model.thinking(settings, system), model.thinks_by_itself(system)
     if by_itself is None and model.choice.engine == "server":
         now = "auto" if told is None else "on" if told else "off"
-        return State(f"The server is asked for it and may ignore it: /think {now}.", "off" if told else "on")
+        return ThinkingState(f"The server is asked for it and may ignore it: /think {now}.", "off" if told else "on")
     if by_itself is None:
         # # that command is then refused
-        return State("The chat template of this model has no switch for thinking.", "on")
+        return ThinkingState("The chat template of this model has no switch for thinking.", "on")
     thinks = by_itself if told is None else told
     now = "auto" if told is None else "on" if told else "off"
     others = " and ".join(f"/think {word}" for word in WORDS if word != now)
     does = "thinks before it answers" if thinks else "answers without thinking"
-    return State(f"The model {does} (/think {now}); there are {others}.", "off" if thinks else "on")
+    return ThinkingState(f"The model {does} (/think {now}); there are {others}.", "off" if thinks else "on")

@@ -26,7 +26,7 @@ class Piece(NamedTuple):
     text: str
 
 
-class Refused(NamedTuple):
+class RefusedDraft(NamedTuple):
     """A refused continuation: its likeliest chain, and how many tokens were drafted in all."""
 
     tokens: tuple[int, ...]
@@ -35,7 +35,7 @@ class Refused(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Place:
+class TokenPlace:
     """One token of a reply. Its step, from 1 (0: the reading of the prompt), has the tokens `first` to `after`."""
 
     token: int
@@ -44,7 +44,7 @@ class Place:
     first: int
     after: int
     drafted: int  # drafted tokens of the step
-    refused: tuple[Refused, ...]  # at this place
+    refused: tuple[RefusedDraft, ...]  # at this place
 
 
 class Trace:
@@ -126,21 +126,23 @@ class Trace:
         """Number of tokens that the model picked where another had been drafted."""
         return sum(self._corrected[: max(bisect_right(self._ends, len(self.tokens)) - 1, 0)])
 
-    def place(self, token: int) -> Place:
+    def place(self, token: int) -> TokenPlace:
         """Return everything about one token."""
         step = bisect_right(self._ends, token)
         first = self._ends[step - 1] if step else 0
         if step == len(self._ends):  # a server's reply without drafts
-            return Place(token, self.source(token), step, token, token + 1, 0, ())
+            return TokenPlace(token, self.source(token), step, token, token + 1, 0, ())
         after = min(self._ends[step], len(self.tokens))
         if not step:
-            return Place(token, self.source(token), 0, 0, after, 0, ())
+            return TokenPlace(token, self.source(token), 0, 0, after, 0, ())
         start, end = self._node_ends[step - 1], self._node_ends[step]
         proposers = self._proposers[start:end]
         drafted = len(proposers) - proposers.count(0)
-        return Place(token, self.source(token), step, first, after, drafted, tuple(self._refused(step, token - first)))
+        return TokenPlace(
+            token, self.source(token), step, first, after, drafted, tuple(self._refused(step, token - first))
+        )
 
-    def _refused(self, step: int, depth: int) -> Iterator[Refused]:
+    def _refused(self, step: int, depth: int) -> Iterator[RefusedDraft]:
         """Return the draft after the accepted node at `depth` of this step's path, without the accepted tokens."""
         start, end = self._node_ends[step - 1], self._node_ends[step]
         tokens, parents = self._nodes[start:end], self._parents[start:end]
@@ -160,7 +162,7 @@ class Trace:
             while heap:
                 size += 1
                 heap += below[heap.pop()]
-            yield Refused(tuple(tokens[one] for one in chain), tuple(names[proposers[one]] for one in chain), size)
+            yield RefusedDraft(tuple(tokens[one] for one in chain), tuple(names[proposers[one]] for one in chain), size)
 
     def texts(self, before: int, tokens: Sequence[int]) -> list[str]:
         """Return the text that each of these tokens would have after the first `before` tokens of the reply."""
@@ -256,7 +258,7 @@ def about(trace: Trace, piece: Piece) -> Iterator[str]:
     yield _why_nothing(place)
 
 
-def _step(trace: Trace, place: Place) -> str:
+def _step(trace: Trace, place: TokenPlace) -> str:
     if not place.step:
         return "first token: it comes from reading the prompt, so nothing was drafted"
     text = "".join(trace.texts(place.first, trace.tokens[place.first : place.after]))
@@ -264,14 +266,14 @@ def _step(trace: Trace, place: Place) -> str:
     return f"step {place.step} gave {counted(place.after - place.first, 'token')}{drafted}: {visible(text)}"
 
 
-def _refused(trace: Trace, token: int, refused: Refused) -> str:
+def _refused(trace: Trace, token: int, refused: RefusedDraft) -> str:
     text = "".join(trace.texts(token, refused.tokens))
     names = ", ".join(dict.fromkeys(map(source_name, refused.sources)))
     more = refused.drafted - len(refused.tokens)
     return f"{visible(text)}  {names}" + (f", and {counted(more, 'token')} beside it" if more else "")
 
 
-def _why_nothing(place: Place) -> str:
+def _why_nothing(place: TokenPlace) -> str:
     if not place.drafted:
         return "nothing was drafted in this step" if place.step else "nothing is drafted before the first token"
     if place.source == "target":

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from localspec.serving.server_engine import NamedServer
 
 
-class Report(Protocol):
+class ReplyReport(Protocol):
     """The JSON object of one reply."""
 
     @property
@@ -43,12 +43,12 @@ class Report(Protocol):
 class Reporting(Answerer, Protocol):
     """An answerer that makes the JSON object of its last reply."""
 
-    def report(self, sampling: Any, load_seconds: float, /) -> Report:
+    def report(self, sampling: Any, load_seconds: float, /) -> ReplyReport:
         """Return the report of a reply that is sampled in this way, after a model was loaded in `load_seconds`."""
         ...
 
 
-class Begun(NamedTuple):
+class ChatAndServer(NamedTuple):
     """A chat that was started, and the server behind it, if one was named."""
 
     chat: StartedChat
@@ -111,14 +111,14 @@ class Begun(NamedTuple):
         return Engine.open(settings, card, store=self.chat.store, notice=notice, progress=progress)
 
 
-def begin(settings: Settings, resume: Resumed | None, at_the_end: ExitStack, progress: Progress) -> Begun:
+def begin(settings: Settings, resume: Resumed | None, at_the_end: ExitStack, progress: Progress) -> ChatAndServer:
     """Start a chat with the model of the settings. Raises the errors of `start_chat` and `NamedServer.start`."""
     if settings.elsewhere is None:
-        return Begun(start_chat(settings, resume, at_the_end, progress.notice, progress.show), None, progress)
+        return ChatAndServer(start_chat(settings, resume, at_the_end, progress.notice, progress.show), None, progress)
     from localspec.serving.server_engine import NamedServer  # opens connections
 
     server = NamedServer(settings)
-    return Begun(server.start(resume, at_the_end, progress.notice, progress.show), server, progress)
+    return ChatAndServer(server.start(resume, at_the_end, progress.notice, progress.show), server, progress)
 
 
 START_SECONDS = 120.0

@@ -11,7 +11,7 @@ import typer
 
 from localspec import config
 from localspec.bench import plot, prompts, server_table, table
-from localspec.bench.prompts import Prompt
+from localspec.bench.prompts import BenchPrompt
 from localspec.chat.start import chosen_model
 from localspec.choosing.choice import Choice, LoadSpec
 from localspec.choosing.choose import choose
@@ -135,7 +135,8 @@ def bench(
     from localspec.bench import comparison  # needs torch, which takes a second to import
 
     rows = [
-        comparison.Row(choice, size, settings.accept if size else "exact") for (*_, size), choice in choices.items()
+        comparison.ComparedRow(choice, size, settings.accept if size else "exact")
+        for (*_, size), choice in choices.items()
     ]
     try:
         compared = comparison.Comparison(rows, asked, max_tokens, repeat)
@@ -206,15 +207,20 @@ def addresses(given: Sequence[str], settings: Settings) -> list[str]:
 
 
 def measured(
-    urls: Sequence[str], settings: Settings, prompts: Sequence[Prompt], max_tokens: int, repeat: int, progress: Progress
+    urls: Sequence[str],
+    settings: Settings,
+    prompts: Sequence[BenchPrompt],
+    max_tokens: int,
+    repeat: int,
+    progress: Progress,
 ) -> dict[str, Any]:
     """Return the report. Raises the errors of `measure` and `Server.open`, and NotHere for a model that a
     server lacks."""
-    from localspec.serving.measuring import Asked, measure  # opens connections
+    from localspec.serving.measuring import LoadTest, measure  # opens connections
 
     try:
         engines = [_engine(url, settings, progress) for url in urls]
-        return measure(engines, Asked(prompts, max_tokens, repeat), settings, progress.show)
+        return measure(engines, LoadTest(prompts, max_tokens, repeat), settings, progress.show)
     finally:
         progress.clear()
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from localspec.chat.branches import Row, by_present_name, by_present_names, rows
+from localspec.chat.branches import ListedConversation, by_present_name, by_present_names, rows
 from localspec.chat.conversation import saved_conversation
 from localspec.chat.export import as_markdown
 from localspec.cli.console import may_delete, print_json, seen, table
@@ -201,7 +201,7 @@ def _all_saved(history: History | None) -> Iterator[Saved]:
                 yield found
 
 
-def _table(found: Sequence[Row], now: float, width: int) -> list[str]:
+def _table(found: Sequence[ListedConversation], now: float, width: int) -> list[str]:
     lines = [
         [str(row.info.id), ago(row.info.used, now), str(row.info.turns), row.info.model_name, row.indented + row.mark]
         for row in found

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from rich.cells import cell_len
 
-from localspec.chat.commands import Choice, Entry, choices, needed
+from localspec.chat.commands import Completion, Suggestion, choices, needed
 from localspec.cli.progress import tell
 from localspec.cli.texts import LONGEST
 from localspec.errors import UsageMistake
@@ -71,7 +71,7 @@ class WordWrap:
 
 TOO_LONG = f"A prompt is longer than {LONGEST // MIB} MiB, more than any model reads; pipe less."
 
-LookUp = Callable[[str], Sequence[Entry]]
+LookUp = Callable[[str], Sequence[Suggestion]]
 
 
 def read_line(mark: str, look_up: LookUp) -> str:
@@ -98,7 +98,7 @@ class Completer:
 
     def __init__(self, look_up: LookUp) -> None:
         self._look_up = look_up
-        self.found: list[Choice] = []
+        self.found: list[Completion] = []
 
     def __call__(self, line: str, number: int) -> str | None:
         if number == 0:

@@ -8,9 +8,9 @@ from io import TextIOWrapper
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from localspec.chat.attachments import GIVEN, Written, measured, written, written_in
+from localspec.chat.attachments import GIVEN, ComposedPrompt, measured, written, written_in
 from localspec.chat.branches import rows
-from localspec.chat.commands import Entry, listed, look_up, read
+from localspec.chat.commands import Suggestion, listed, look_up, read
 from localspec.chat.conversation import Conversation, saved_conversation
 from localspec.chat.figures import LiveStats
 from localspec.chat.introduction import farewell
@@ -22,7 +22,7 @@ from localspec.chat.sampling import split as key_and_value
 from localspec.chat.start import choose
 from localspec.chat.trace import UNTOLD, Trace, step_by_step
 from localspec.chat.wording import in_words, kept_thought, repeated, same_answer
-from localspec.cli.beginning import Begun, begin
+from localspec.cli.beginning import ChatAndServer, begin
 from localspec.cli.console import piped, width
 from localspec.cli.interrupt import Interrupt, cleared_up_when_ended
 from localspec.cli.line_editing import TOO_LONG, WordWrap, read_line
@@ -86,7 +86,7 @@ class _LineProgress(Progress):
 class _Talk:
     """One run of the line-by-line chat."""
 
-    def __init__(self, flags: SharedFlags, begun: Begun, progress: Progress) -> None:
+    def __init__(self, flags: SharedFlags, begun: ChatAndServer, progress: Progress) -> None:
         self._settings, self._files, self._progress = ChatSettings(flags.settings), flags.files, progress
         self._begun = begun
         self._card, self._store, self._conversation = begun.chat
@@ -168,7 +168,7 @@ class _Talk:
             if (length := length + len(line)) > LONGEST:
                 raise UsageMistake(TOO_LONG)
 
-    def _look_up(self, need: str) -> list[Entry]:
+    def _look_up(self, need: str) -> list[Suggestion]:
         return look_up(need, self._store.history if self._store else None)
 
     def _take(self, line: str) -> None:
@@ -375,7 +375,7 @@ class _Talk:
             tell(one_line(f"+ {about}"))
         self._answer_written(prompt)
 
-    def _answer_written(self, prompt: Written, before: Mapping[str, Any] | None = None) -> None:
+    def _answer_written(self, prompt: ComposedPrompt, before: Mapping[str, Any] | None = None) -> None:
         """Send a prompt; with the figures of a reply `before`, request another answer instead."""
         from localspec import Done, Limits, Prefill, Text
 
@@ -440,6 +440,6 @@ class _Talk:
             tell(f"({' · '.join(words)})")
 
 
-def _show_files(prompt: Written) -> None:
+def _show_files(prompt: ComposedPrompt) -> None:
     for name in prompt.files:
         tell(one_line(f"+ {name}"))

@@ -94,7 +94,7 @@ def _kind(what: str) -> str:
     return re.split(r"\d|: ", what, maxsplit=1)[0]
 
 
-class Download:
+class DownloadProgress:
     """A line of progress for a download."""
 
     PAUSE = 0.2  # seconds between two lines

@@ -12,8 +12,7 @@ from localspec.cli.console import at_a_terminal, print_json, seen
 from localspec.cli.interrupt import cleared_up_when_ended
 from localspec.cli.meanwhile import measure_new
 from localspec.cli.options import takes_settings
-from localspec.cli.progress import Download as DownloadLine
-from localspec.cli.progress import Progress
+from localspec.cli.progress import DownloadProgress, Progress
 from localspec.cli.show import form_in_words
 from localspec.config import Settings
 from localspec.errors import UsageMistake
@@ -85,7 +84,7 @@ def pull(
     if is_address(name):
         name = str(Source.parse(name))
     progress = Progress()
-    download = DownloadLine(progress, name)
+    download = DownloadProgress(progress, name)
     fetched = False
     wishes = Wishes(drafter, force, packed_only, original, settings)
     try:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localspec.bench.race import LONGEST, Lane, Result, race, racers, result, sentences, that_drafts
+from localspec.bench.race import LONGEST, Lane, RaceResult, race, racers, result, sentences, that_drafts
 from localspec.bench.race_view import PAUSE, Size, ends, fits, frame, moments, recording, whole_screen
 from localspec.chat.start import start_chat
 from localspec.cli.console import folded, width
@@ -153,7 +153,7 @@ def _own_screen() -> Iterator[None]:
             print(f"{whole_screen([])}\x1b[?1049l\x1b[?25h", end="", flush=True)
 
 
-def _report(lanes: Sequence[Lane], found: Result, engine: "Engine", sampling: "Sampling") -> dict[str, Any]:
+def _report(lanes: Sequence[Lane], found: RaceResult, engine: "Engine", sampling: "Sampling") -> dict[str, Any]:
     choice = engine.choice
     return {
         "model": choice.target.name,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localspec.chat.attachments import Written, with_piped
+from localspec.chat.attachments import ComposedPrompt, with_piped
 from localspec.chat.figures import known_speedup
 from localspec.chat.sampling import first_sampled, sampling_words, why_empty
 from localspec.chat.wording import (
@@ -21,7 +21,7 @@ from localspec.chat.wording import (
     share_words,
     tokens_a_step,
 )
-from localspec.cli.beginning import Report, begin, kept_seconds
+from localspec.cli.beginning import ReplyReport, begin, kept_seconds
 from localspec.cli.console import piped
 from localspec.cli.interrupt import Interrupt
 from localspec.cli.options import SharedFlags, takes_shared_flags
@@ -76,7 +76,7 @@ def run(
     return _answer(flags, question, output, stats, kept)
 
 
-def _answer(flags: SharedFlags, question: Written, output: "_Output", stats: bool, keep: int | None) -> int:
+def _answer(flags: SharedFlags, question: ComposedPrompt, output: "_Output", stats: bool, keep: int | None) -> int:
     if not sys.stdout.writable():
         raise LocalspecError("Standard output is closed, so the answer cannot be printed; leave it open.")
     settings, progress = flags.settings, Progress()
@@ -181,7 +181,7 @@ def _model_and_prompt(flags: SharedFlags, words: Sequence[str]) -> tuple[SharedF
     raise UsageMistake(f"More words follow the prompt {words[0]!r} ({more}); put quotation marks around the prompt.")
 
 
-def _prompt(argument: str | None, files: str) -> Written:
+def _prompt(argument: str | None, files: str) -> ComposedPrompt:
     """Return files, piped text and the argument as one prompt. Raises UsageMistake if all are missing."""
     before = piped_text()
     if before is None and argument == "-":
@@ -235,7 +235,7 @@ class _Output:
     def __init__(self) -> None:
         self.reply = self.reasoning = ""
 
-    def start(self, report: Report) -> None:
+    def start(self, report: ReplyReport) -> None:
         """Show that the prompt is accepted, and being read."""
 
     def step(self, event: Text) -> None:
@@ -278,7 +278,7 @@ class _Object(_Output):
 class _Stream(_Output):
     """One JSON object per line: start, one per step, end."""
 
-    def start(self, report: Report) -> None:
+    def start(self, report: ReplyReport) -> None:
         self._print({"event": "start", **report.start})
 
     def step(self, event: Text) -> None:

@@ -35,7 +35,7 @@ PROGRAM = (
 )
 
 
-class Place(NamedTuple):
+class OwnPlace(NamedTuple):
     """A file or directory that localspec writes. `private`: it may have text of the user, or a secret.
 
     Of a link only the link is deleted. With `followed` its target is deleted, too: only localspec writes such a file.
@@ -60,16 +60,16 @@ class Place(NamedTuple):
         return sorted(file for file in self.path.iterdir() if not self.names.search(file.name))
 
 
-class Found(NamedTuple):
+class FoundPlace(NamedTuple):
     """An existing place, with the bytes that its deletion frees. `unreadable`: some directory cannot be read."""
 
-    place: Place
+    place: OwnPlace
     bytes: int
     foreign: tuple[Path, ...]
     unreadable: bool
 
     @classmethod
-    def of(cls, place: Place) -> "Found":
+    def of(cls, place: OwnPlace) -> "FoundPlace":
         """Inspect a place once."""
         failures: list[OSError] = []
         foreign: tuple[Path, ...] = ()
@@ -149,7 +149,7 @@ def uninstall(
                 deleted = True
             except OSError as error:
                 stuck.setdefault(error.strerror or str(error), []).append(str(error.filename or one.place.path))
-                deleted = deleted or Found.of(one.place).bytes < one.bytes
+                deleted = deleted or FoundPlace.of(one.place).bytes < one.bytes
         with suppress(OSError):  # it may hold files that localspec did not write, or be a link
             root.rmdir()
     failures += [f"{', '.join(files)} could not be deleted ({reason})" for reason, files in stuck.items()]
@@ -169,61 +169,61 @@ def uninstall(
     typer.echo(PROGRAM)
 
 
-def places_of(paths: Paths) -> dict[Path, list[Place]]:
+def places_of(paths: Paths) -> dict[Path, list[OwnPlace]]:
     """Return every place that localspec writes to, by directory. `uninstall` deletes nothing else there."""
     database = paths.database.name
     data = [
-        Place(file, "conversations, phrases and measurements" if file.name == database else "beside it", True, True)
+        OwnPlace(file, "conversations, phrases and measurements" if file.name == database else "beside it", True, True)
         for file in sorted(paths.data_dir.glob(f"{database}*"))
         if _DATABASE.fullmatch(file.name.removeprefix(database))
     ]
     groups = [
         (
             paths.config_dir,
-            [Place(paths.config_file, "settings", True), Place(paths.user_models_file, "names of models", True)],
+            [OwnPlace(paths.config_file, "settings", True), OwnPlace(paths.user_models_file, "names of models", True)],
         ),
         (
             paths.data_dir,
             [
                 *data,
-                Place(paths.copied, "the text that was copied last", True, True),
-                Place(paths.serving_key, "the key of `localspec serve`", True, True),
-                Place(paths.choice, "the model that answers"),
-                Place(paths.former_names, "former names of models"),
-                Place(paths.imports, "models from GGUF files, and others that are here only packed", names=_PACKED),
-                Place(paths.drafters, "trained drafters"),
-                Place(paths.answers, "answers of models, as training data for drafters"),
-                Place(paths.pulled, "records of what was fetched"),
+                OwnPlace(paths.copied, "the text that was copied last", True, True),
+                OwnPlace(paths.serving_key, "the key of `localspec serve`", True, True),
+                OwnPlace(paths.choice, "the model that answers"),
+                OwnPlace(paths.former_names, "former names of models"),
+                OwnPlace(paths.imports, "models from GGUF files, and others that are here only packed", names=_PACKED),
+                OwnPlace(paths.drafters, "trained drafters"),
+                OwnPlace(paths.answers, "answers of models, as training data for drafters"),
+                OwnPlace(paths.pulled, "records of what was fetched"),
             ],
         ),
         (
             paths.state_dir,
             [
-                Place(paths.socket, "the socket of `localspec serve`"),
-                Place(paths.socket.with_name(f"{paths.socket.name}.lock"), "its lock"),
-                Place(paths.last_notice, "when a notice was shown last"),
-                Place(paths.logs, "logs", True),
+                OwnPlace(paths.socket, "the socket of `localspec serve`"),
+                OwnPlace(paths.socket.with_name(f"{paths.socket.name}.lock"), "its lock"),
+                OwnPlace(paths.last_notice, "when a notice was shown last"),
+                OwnPlace(paths.logs, "logs", True),
             ],
         ),
         (
             paths.cache_dir,
             [
-                Place(paths.packed, "packed models", names=_PACKED),
-                Place(paths.tokenizers, "tokenizers that passed their trial"),
-                Place(paths.kernels, "compiled kernels"),
+                OwnPlace(paths.packed, "packed models", names=_PACKED),
+                OwnPlace(paths.tokenizers, "tokenizers that passed their trial"),
+                OwnPlace(paths.kernels, "compiled kernels"),
             ],
         ),
     ]
-    found: dict[Path, list[Place]] = {}
+    found: dict[Path, list[OwnPlace]] = {}
     for root, places in groups:  # two roots may be the same directory
         for place in places:
-            unfinished = (Place(one, place.what, place.private) for one in root.glob(f".{place.path.name}.*.new"))
+            unfinished = (OwnPlace(one, place.what, place.private) for one in root.glob(f".{place.path.name}.*.new"))
             found.setdefault(root, []).extend([place, *unfinished])
     return found
 
 
-def _there(places: list[Place]) -> list[Found]:
-    return [Found.of(place) for place in places if os.path.lexists(place.path)]
+def _there(places: list[OwnPlace]) -> list[FoundPlace]:
+    return [FoundPlace.of(place) for place in places if os.path.lexists(place.path)]
 
 
 def _fetched(paths: Paths) -> list[Removal | CachedGguf]:
@@ -238,7 +238,7 @@ def _fetched(paths: Paths) -> list[Removal | CachedGguf]:
     return [*found.values(), *files]
 
 
-def _delete(place: Place) -> None:
+def _delete(place: OwnPlace) -> None:
     """Delete a file or a directory, except files of other programs. Private files are overwritten. Raise OSError."""
     path = place.path
     if not os.access(path.parent, os.W_OK):  # before private files are overwritten
@@ -250,7 +250,7 @@ def _delete(place: Place) -> None:
             path.unlink()
     elif foreign := {*place.foreign()}:
         for file in {*path.iterdir()} - foreign:
-            _delete(Place(file, place.what, place.private))
+            _delete(OwnPlace(file, place.what, place.private))
     else:
         for file in (file for file in path.rglob("*") if place.private and file.is_file() and not file.is_symlink()):
             erase(file)

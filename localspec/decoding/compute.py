@@ -33,7 +33,7 @@ class LowRank:
     scale: float
 
 
-class Linear(Protocol):
+class LinearLayer(Protocol):
     """A linear layer y = x Wᵀ + b, or a stack of them that gives each row its own weights."""
 
     @property
@@ -97,7 +97,7 @@ class RowModel(Protocol):
     def head(self, states: Rows) -> Rows:
         """Return the logits [rows, vocab_size] of states after the final norm."""
 
-    def head_rows(self, ids: Sequence[int]) -> Linear:
+    def head_rows(self, ids: Sequence[int]) -> LinearLayer:
         """Return the part of the head that makes the logits of these tokens, a copy in the head's precision."""
 
 
@@ -159,13 +159,13 @@ class Compute(Protocol):
     def rows(self, values: Floats) -> Rows:
         """Return numbers [rows, channels] as an array of the backend."""
 
-    def linear(self, weight: Floats, bias: Floats | None = None, silu: bool = False) -> Linear:
+    def linear(self, weight: Floats, bias: Floats | None = None, silu: bool = False) -> LinearLayer:
         """Return a layer of weight [out, in] and bias [out], for rows [n, in].
 
         With `silu` its result y becomes y σ(y).
         """
 
-    def linears(self, weights: Floats, biases: Floats | None = None, silu: bool = False) -> Linear:
+    def linears(self, weights: Floats, biases: Floats | None = None, silu: bool = False) -> LinearLayer:
         """Return n layers, weights [n, out, in] and biases [n, out], one for each of up to n rows."""
 
     def model(self, sizes: TransformerConfig, rope: Rope | None, weights: Mapping[str, Array]) -> RowModel:

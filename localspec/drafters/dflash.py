@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from localspec.choosing.fit import CHUNK
-from localspec.decoding.compute import Array, Compute, DraftableModel, Linear, Rows
+from localspec.decoding.compute import Array, Compute, DraftableModel, LinearLayer, Rows
 from localspec.decoding.drafter import Context, HeldText, Step
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.eagle3 import are_places
@@ -100,7 +100,7 @@ class Layer:
     ) -> None:
         self._compute, self._eps = compute, sizes.rms_norm_eps
 
-        def linear(part: str, silu: bool = False) -> Linear:
+        def linear(part: str, silu: bool = False) -> LinearLayer:
             return compute.linear(tensors[f"{name}{part}_proj.weight"], tensors.get(f"{name}{part}_proj.bias"), silu)
 
         self._q, self._k, self._v, self._o = (linear(f"self_attn.{part}") for part in "qkvo")

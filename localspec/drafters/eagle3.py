@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 
 from localspec.choosing.fit import CHUNK
-from localspec.decoding.compute import Array, Compute, DraftableModel, Linear, Rows
+from localspec.decoding.compute import Array, Compute, DraftableModel, LinearLayer, Rows
 from localspec.decoding.drafter import Context, HeldText, Step
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.features import Features
@@ -149,7 +149,7 @@ class Layer:
             name: compute.rows(tensors[name][None]) for name in ("embedding_norm", "feature_norm", "mlp_norm")
         }
 
-        def linear(name: str, silu: bool = False) -> Linear:
+        def linear(name: str, silu: bool = False) -> LinearLayer:
             return compute.linear(tensors[f"{name}.weight"], tensors.get(f"{name}.bias"), silu)
 
         self._qkv, self._o = linear("qkv"), linear("o")

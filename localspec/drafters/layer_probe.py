@@ -39,7 +39,7 @@ def probe(
 
 
 @dataclass(frozen=True)
-class Plan:
+class ProbeSchedule:
     """A schedule for a probe with a limited number of reads.
 
     Each round removes `together` layers. All rounds make `tries` comparisons, of `reads` reads each.
@@ -50,7 +50,7 @@ class Plan:
     reads: int
 
     @classmethod
-    def of(cls, layers: int, most: int, available: int) -> "Plan":
+    def of(cls, layers: int, most: int, available: int) -> "ProbeSchedule":
         """Return the most thorough plan of at most `most` reads. The replies are long enough for `available` reads."""
         for together in range(1, layers + 1):
             counts = range(layers, max(1, layers // LEAST), -together)  # of layers at the beginning of a round
@@ -71,7 +71,7 @@ def probing_layers(
     """Do what `probe` does, and yield after each read with some of the layers; make about `most` reads at most."""
     count = target.compute.target.sizes.num_layers
     least, available = max(1, count // LEAST), reads_in(replies)
-    plan = Plan.of(count, NO_BOUND if most is None else most, available)
+    plan = ProbeSchedule.of(count, NO_BOUND if most is None else most, available)
     replies, done = _first_reads(replies, plan.reads), 0
     work = max(1, plan.tries * reads_in(replies))
     kept: tuple[int, ...] = tuple(range(count))

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from localspec.decoding.compute import Array, DraftableModel, Linear, Rows
+from localspec.decoding.compute import Array, DraftableModel, LinearLayer, Rows
 from localspec.decoding.drafter import Context, Step
 from localspec.decoding.logits import Logits
 from localspec.decoding.tree import DraftTree, best_first_tree
@@ -125,7 +125,7 @@ class Drafter(ParallelDrafter):
         self._path = self._stacked(tensors, "path") if options.linear else None
         self._linears = self.compute.linears(tensors["linears"]) if options.private else None
         self._vocabulary = DraftVocabulary(target, tensors, shared=not options.private)
-        self._own: tuple[Linear, ...] = ()
+        self._own: tuple[LinearLayer, ...] = ()
         if rank := options.rank_of_own:
             down, up = (np.asarray(tensors[f"own.{name}"]) for name in ("down", "up"))
             side_by_side = np.ascontiguousarray(up.transpose(1, 0, 2).reshape(up.shape[1], -1))
@@ -134,7 +134,7 @@ class Drafter(ParallelDrafter):
             self._mask = self.compute.rows(np.repeat(np.eye(options.heads, dtype=np.float32), rank, 1))
         self._state: Rows = None  # the target's, which predicted the root
 
-    def _stacked(self, tensors: Mapping[str, Array], name: str, silu: bool = False) -> Linear:
+    def _stacked(self, tensors: Mapping[str, Array], name: str, silu: bool = False) -> LinearLayer:
         """Return the layers of all heads as one, for they read the same row."""
         weight, bias = tensors[f"{name}.weight"], tensors[f"{name}.bias"]
         heads, width = bias.shape

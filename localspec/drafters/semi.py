@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 
-from localspec.decoding.compute import Array, Compute, DraftableModel, Linear, Rows
+from localspec.decoding.compute import Array, Compute, DraftableModel, LinearLayer, Rows
 from localspec.decoding.drafter import Context, Step
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.paths import PathTrees
@@ -205,11 +205,11 @@ _RECENT: dict[str, Callable[[Compute, Mapping[str, Array]], RecentModel]] = {
 }  # fmt: skip
 
 
-def _linear(compute: Compute, tensors: Mapping[str, Array], name: str, silu: bool = False) -> Linear:
+def _linear(compute: Compute, tensors: Mapping[str, Array], name: str, silu: bool = False) -> LinearLayer:
     return compute.linear(tensors[f"{name}.weight"], tensors[f"{name}.bias"], silu)
 
 
-def _cell(compute: Compute, tensors: Mapping[str, Array], name: str) -> Linear:
+def _cell(compute: Compute, tensors: Mapping[str, Array], name: str) -> LinearLayer:
     """Return the gates of an LSTM's layer, of its input and its hidden state side by side."""
     weight = np.concatenate([tensors[f"{name}.weight_ih"], tensors[f"{name}.weight_hh"]], 1)
     return compute.linear(weight, tensors[f"{name}.bias_ih"] + tensors[f"{name}.bias_hh"])

@@ -11,7 +11,7 @@ import numpy as np
 
 from localspec.config import nearest
 from localspec.decoding.calibration import Calibration
-from localspec.decoding.compute import Array, DraftableModel, Linear, Rows
+from localspec.decoding.compute import Array, DraftableModel, LinearLayer, Rows
 from localspec.decoding.drafter import Context, HeldText, Step
 from localspec.decoding.logits import Candidate, Logits
 from localspec.decoding.tree import DraftTree, best_first_tree, sampled_tree
@@ -58,7 +58,7 @@ class DraftVocabulary:
         """`shared`: the drafter uses the target's head. Raise LocalspecError for tokens that the model lacks."""
         self.ids: Array | None = tensors.get("kept")
         self._target = target
-        self._rows: Linear | None = None
+        self._rows: LinearLayer | None = None
         if self.ids is not None:
             check_vocabulary(int(self.ids.min()), int(self.ids.max()), target.vocab_size)
             if shared:

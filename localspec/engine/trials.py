@@ -23,7 +23,7 @@ ENDED = "the program crashed each time this was tried; it is tried again after a
 
 
 @dataclass(frozen=True)
-class Verdict:
+class TrialResult:
     """The result of a trial, and the reason if that is not the best.
 
     A `passing` verdict is tried again by the next session. `tried_by` is the process that has begun a trial and has not
@@ -37,11 +37,11 @@ class Verdict:
     ended: int = 0
 
 
-def verdict_quantity(name: str, sound: Callable[[Verdict], bool]) -> Quantity[Verdict]:
+def verdict_quantity(name: str, sound: Callable[[TrialResult], bool]) -> Quantity[TrialResult]:
     """Return the quantity under which such verdicts are saved. A verdict that is not `sound` is tried again."""
 
-    def read(value: Any) -> Verdict | None:
-        found = Verdict(**value)
+    def read(value: Any) -> TrialResult | None:
+        found = TrialResult(**value)
         types = isinstance(found.why, str | None) and isinstance(found.tried_by, str) and isinstance(found.ended, int)
         return found if types and found.passing is False and sound(found) else None
 
@@ -49,9 +49,9 @@ def verdict_quantity(name: str, sound: Callable[[Verdict], bool]) -> Quantity[Ve
 
 
 def tried(
-    cache: MeasurementCache, quantity: Quantity[Verdict], subject: str, what: str, fallback: str,
-    try_out: Callable[[], Verdict],
-) -> Verdict:  # fmt: skip
+    cache: MeasurementCache, quantity: Quantity[TrialResult], subject: str, what: str, fallback: str,
+    try_out: Callable[[], TrialResult],
+) -> TrialResult:  # fmt: skip
     """Return the saved verdict, or the result of `try_out`.
 
     Return the fallback if another process is trying, or all trials ended their process. The progress is "checking once
@@ -60,7 +60,7 @@ def tried(
     ourselves, until = _process(os.getpid()), time.monotonic() + PATIENCE
     while (found := cache.recall(quantity, subject)) is not None and _alive(found.tried_by, ourselves):
         if time.monotonic() > until:
-            return Verdict(fallback, f"another process is checking whether {what}", passing=True)
+            return TrialResult(fallback, f"another process is checking whether {what}", passing=True)
         cache.reporter.progress(f"waiting for another process, which checks whether {what} on this GPU")
         time.sleep(LOOK_SECONDS)
     ended = 0 if found is None or found.tried_by in ("", ourselves) else found.ended + 1
@@ -68,8 +68,8 @@ def tried(
         cache.remember(quantity, subject, found, silent=True)  # it is still in use, and old measurements are deleted
         return found
     cache.reporter.progress(f"checking once whether {what} on this GPU")
-    cache.remember(quantity, subject, Verdict(fallback, ENDED, tried_by=ourselves, ended=ended))
-    found = Verdict(fallback, passing=True)
+    cache.remember(quantity, subject, TrialResult(fallback, ENDED, tried_by=ourselves, ended=ended))
+    found = TrialResult(fallback, passing=True)
     try:
         found = try_out()
     finally:  # also after Ctrl+C
@@ -100,7 +100,7 @@ def _alive(process: str, ourselves: str) -> bool:
 
 OWN, LIBRARIES = "own", "libraries"
 KERNELS = verdict_quantity("kernels", lambda found: found.outcome == (OWN if found.why is None else LIBRARIES))
-_settled: dict[str, Verdict] = {}  # by device
+_settled: dict[str, TrialResult] = {}  # by device
 
 
 def settle_kernels(device: str, cache: MeasurementCache) -> None:
@@ -116,12 +116,12 @@ def settle_kernels(device: str, cache: MeasurementCache) -> None:
 
     card = torch.device(device)
 
-    def try_out() -> Verdict:
+    def try_out() -> TrialResult:
         try:
             why = own_kernels.tried(card)
         except MemoryError:
-            return Verdict(LIBRARIES, "there is no memory to try them now", passing=True)
-        return Verdict(OWN) if why is None else Verdict(LIBRARIES, why)
+            return TrialResult(LIBRARIES, "there is no memory to try them now", passing=True)
+        return TrialResult(OWN) if why is None else TrialResult(LIBRARIES, why)
 
     if own_kernels.not_for(card) is None:
         found = tried(cache, KERNELS, _subject(device), "localspec's own kernels are right", LIBRARIES, try_out)
@@ -156,11 +156,11 @@ def settle_step_form(device: str, target: Target, cache: MeasurementCache, subje
     use_step_form(target, cast("StepForm", found.outcome))
 
 
-def _find(target: Target) -> Verdict:
+def _find(target: Target) -> TrialResult:
     try:
-        return Verdict(*find_step_form(target))
+        return TrialResult(*find_step_form(target))
     except MemoryError:
-        return Verdict("eager", "there is no memory for it now", passing=True)
+        return TrialResult("eager", "there is no memory for it now", passing=True)
 
 
 class RecordingWatch:
@@ -178,7 +178,7 @@ class RecordingWatch:
         """Check the recordings after a reply, whose text is the same in either form."""
         steps, drafts = recording_troubles(self._target) if self._watches else (None, None)
         if steps is not None and self._tell("steps are", steps):
-            self._cache.remember(STEP_FORM, self._subject, Verdict("static", steps))
+            self._cache.remember(STEP_FORM, self._subject, TrialResult("static", steps))
         if drafts is not None:
             self._tell("what the drafter computes is", drafts)
 

@@ -17,7 +17,7 @@ from localspec.drafters.parallelspec import MODEL_MASKS, ParallelSpecOptions, la
 from localspec.drafters.saved import WEIGHTS, drafter_class
 from localspec.drafters.tensors import StoredTensors, check_tensors
 from localspec.errors import LocalspecError, UsageMistake
-from localspec.exporting.engines import Engine, Form, no_counterpart
+from localspec.exporting.engines import Form, OtherEngine, no_counterpart
 from localspec.exporting.layouts import write_eagle3, write_heads, write_model
 from localspec.families.architecture import TransformerConfig, weight_map
 from localspec.families.model_config import ModelConfig
@@ -71,7 +71,7 @@ class _Model:
         return cls(config, sizes, dtype, Weights(made_of, sizes, dtype, "cpu"))
 
 
-def counterpart(engine: Engine, drafter: str, card: TargetCard, checkpoint: Checkpoint) -> Counterpart:
+def counterpart(engine: OtherEngine, drafter: str, card: TargetCard, checkpoint: Checkpoint) -> Counterpart:
     """Return the counterpart of a drafter. Raises UsageMistake if the engine has none.
 
     `checkpoint` is the target's own files. Raises the errors of `named_drafter`, and LocalspecError for damaged files.
@@ -110,7 +110,7 @@ def _heads(trained: DrafterCard, checkpoint: Checkpoint, target: _Model) -> Coun
     return Counterpart("medusa heads", options.heads, write, notes=tuple(notes))
 
 
-def _eagle3(engine: Engine, trained: DrafterCard, checkpoint: Checkpoint, target: _Model) -> Counterpart:
+def _eagle3(engine: OtherEngine, trained: DrafterCard, checkpoint: Checkpoint, target: _Model) -> Counterpart:
     """Return a head that was trained here. A published one already exists in its publisher's layout."""
     options: Eagle3Options = _options(trained, checkpoint)
     if options.config:
@@ -146,7 +146,7 @@ def _eagle3(engine: Engine, trained: DrafterCard, checkpoint: Checkpoint, target
     return Counterpart("eagle3 head", options.depth, write, heads, notes)
 
 
-def _parallelspec(engine: Engine, trained: DrafterCard, checkpoint: Checkpoint, target: _Model) -> Counterpart:
+def _parallelspec(engine: OtherEngine, trained: DrafterCard, checkpoint: Checkpoint, target: _Model) -> Counterpart:
     """Return a small model. One that was trained here drafts in parallel; layers on the target's embedding do not keep
     that.
 
@@ -193,7 +193,7 @@ def _parallelspec(engine: Engine, trained: DrafterCard, checkpoint: Checkpoint, 
 
 
 def _small_model(
-    engine: Engine, small: Checkpoint, checkpoint: Checkpoint, target: _Model, parallel: bool
+    engine: OtherEngine, small: Checkpoint, checkpoint: Checkpoint, target: _Model, parallel: bool
 ) -> Counterpart:
     """Return a small model that others published or trained. `parallel` means that it has a mask token."""
     own, vocab_size, tokens = _Model.of(small), target.sizes.vocab_size, 0
@@ -222,7 +222,7 @@ def _small_model(
     return Counterpart(form, tokens, write, ((own.sizes.num_heads, own.sizes.num_kv_heads),), notes)
 
 
-def _parallel(engine: Engine, path: Path, mask: int, vocab_size: int) -> tuple[Form, tuple[str, ...]]:
+def _parallel(engine: OtherEngine, path: Path, mask: int, vocab_size: int) -> tuple[Form, tuple[str, ...]]:
     """Return the form of a small model with a mask token, and what is lost with it."""
     if mask >= vocab_size:
         raise UsageMistake(

@@ -21,7 +21,7 @@ _MISREAD = ("eagle-", "eagle3", "dflash", "dspark")
 
 
 @dataclass(frozen=True)
-class Engine:
+class OtherEngine:
     """An engine by the name of its command line; `forms` are the drafters that it reads, the first choice first."""
 
     name: str
@@ -31,13 +31,13 @@ class Engine:
 
 
 ENGINES = {
-    "vllm": Engine("vllm", "vLLM", ("medusa heads", "eagle3 head", "parallel draft model", "draft model"), 5),
-    "sglang": Engine("sglang", "SGLang", ("eagle3 head", "draft model"), 3),
+    "vllm": OtherEngine("vllm", "vLLM", ("medusa heads", "eagle3 head", "parallel draft model", "draft model"), 5),
+    "sglang": OtherEngine("sglang", "SGLang", ("eagle3 head", "draft model"), 3),
 }
 
 
 @dataclass(frozen=True)
-class Served:
+class ExportedModel:
     """The model that a command serves, by its repository with a `revision` or its directory, and its drafter."""
 
     model: str
@@ -48,14 +48,14 @@ class Served:
     tensor_parallel: int
 
 
-def engine_named(name: str) -> Engine:
+def engine_named(name: str) -> OtherEngine:
     """Raise UsageMistake for an engine whose layouts are not known."""
     if name not in ENGINES:
         raise UsageMistake(f"There is no engine {name!r}{nearest(name, ENGINES)}; give one of {', '.join(ENGINES)}.")
     return ENGINES[name]
 
 
-def command(engine: Engine, served: Served) -> list[str]:
+def command(engine: OtherEngine, served: ExportedModel) -> list[str]:
     """Return the words of the command that serves a model with its drafter."""
     parallel, revision = served.tensor_parallel, ["--revision", served.revision] if served.revision else []
     if engine.name == "sglang":
@@ -76,7 +76,7 @@ def command(engine: Engine, served: Served) -> list[str]:
     return [*words, "--speculative-config", json.dumps(config)]
 
 
-def check_path(engine: Engine, path: Path, form: Form) -> None:
+def check_path(engine: OtherEngine, path: Path, form: Form) -> None:
     """Raise UsageMistake for a directory that an engine would misread by its name, or that cannot be typed.
 
     It has a drafter of this `form`.
@@ -103,7 +103,7 @@ def check_heads(heads: int, kv_heads: int, tensor_parallel: int) -> None:
         )
 
 
-def no_counterpart(engine: Engine, drafter: str) -> UsageMistake:
+def no_counterpart(engine: OtherEngine, drafter: str) -> UsageMistake:
     """Return the error for a drafter without counterpart in an engine, with the nearest substitute there."""
     if drafter == "auto":
         return UsageMistake("auto does not name a drafter to export; name one.")

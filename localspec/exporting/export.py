@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from localspec.environment import home
 from localspec.errors import DoesNotFit, LocalspecError, NotHere, UsageMistake, first_line
 from localspec.exporting.counterparts import counterpart
-from localspec.exporting.engines import Form, Served, check_heads, check_path, command, engine_named
+from localspec.exporting.engines import ExportedModel, Form, check_heads, check_path, command, engine_named
 from localspec.hub.cache import find_snapshot
 from localspec.models.drafter_cards import read_drafter
 from localspec.models.registry import TargetCard, resolve
@@ -60,7 +60,7 @@ def export(engine: str, drafter: str, model: str | None, out: Path, tensor_paral
         found.write(directory)
     repository, revision = _served_as(card)
     tokens = found.tokens or named.tokens
-    words = command(named, Served(repository, revision, out, found.form, tokens, tensor_parallel))
+    words = command(named, ExportedModel(repository, revision, out, found.form, tokens, tensor_parallel))
     sizes = {file.name: file.stat().st_size for file in sorted(out.iterdir())}
     return Exported(
         engine, found.form, card.name, out, tuple(sizes), sum(sizes.values()), tokens, tuple(words), found.notes

@@ -22,7 +22,7 @@ _ORIGINS: dict[str, str] = {
 }
 
 
-class Choice(NamedTuple):
+class SavedChoice(NamedTuple):
     """A saved choice: the name or directory of a model, and which command made it."""
 
     model: str
@@ -36,12 +36,12 @@ class Present(NamedTuple):
     origin: str
 
 
-def saved_choice(paths: Paths) -> Choice | None:
+def saved_choice(paths: Paths) -> SavedChoice | None:
     """Return the saved choice; None if there is none or it cannot be read."""
     with suppress(OSError, ValueError):
         found = parse_json(read_bytes(paths.choice))
         if isinstance(found, dict) and isinstance(found.get("model"), str) and found.get("by") in get_args(By):
-            return Choice(found["model"], found["by"])
+            return SavedChoice(found["model"], found["by"])
     return None
 
 
@@ -69,7 +69,7 @@ def present_model(settings: Settings, paths: Paths) -> Present:
     return Present("demo", "no other model is here")
 
 
-def _chosen(choice: Choice, paths: Paths) -> registry.TargetCard | None:
+def _chosen(choice: SavedChoice, paths: Paths) -> registry.TargetCard | None:
     """Return the model of the saved choice; None if it is not here, for example if the name is any directory."""
     try:
         card = registry.resolve(choice.model, paths)

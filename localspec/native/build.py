@@ -35,7 +35,7 @@ class BuildFailed(Exception):
 
 
 @dataclass(frozen=True)
-class Target:
+class Platform:
     """A platform for which the library is built."""
 
     name: str  # system and machine, as the platform itself names the machine
@@ -47,11 +47,11 @@ class Target:
 TARGETS = {
     target.name: target
     for target in (
-        Target("linux-x86_64", "x86_64-linux-gnu.2.17", "manylinux_2_17_x86_64", "localspec_native.so"),
-        Target("linux-aarch64", "aarch64-linux-gnu.2.17", "manylinux_2_17_aarch64", "localspec_native.so"),
-        Target("macos-arm64", "aarch64-macos.11.0", "macosx_11_0_arm64", "localspec_native.dylib"),
-        Target("macos-x86_64", "x86_64-macos.11.0", "macosx_11_0_x86_64", "localspec_native.dylib"),
-        Target("windows-x86_64", "x86_64-windows-gnu", "win_amd64", "localspec_native.dll"),
+        Platform("linux-x86_64", "x86_64-linux-gnu.2.17", "manylinux_2_17_x86_64", "localspec_native.so"),
+        Platform("linux-aarch64", "aarch64-linux-gnu.2.17", "manylinux_2_17_aarch64", "localspec_native.so"),
+        Platform("macos-arm64", "aarch64-macos.11.0", "macosx_11_0_arm64", "localspec_native.dylib"),
+        Platform("macos-x86_64", "x86_64-macos.11.0", "macosx_11_0_x86_64", "localspec_native.dylib"),
+        Platform("windows-x86_64", "x86_64-windows-gnu", "win_amd64", "localspec_native.dll"),
     )
 }
 
@@ -64,7 +64,7 @@ def this_machine() -> str:
     return f"{system}-{platform.machine().lower().replace('amd64', 'x86_64')}"
 
 
-def wanted_target() -> Target | None:
+def wanted_target() -> Platform | None:
     """Return the target of BUILD_NATIVE_FOR, else this machine; None if there is to be no library."""
     name = os.environ.get("BUILD_NATIVE_FOR", "")
     if not name:
@@ -90,7 +90,7 @@ class Compiler:
     version: str
 
 
-def compiler(target: Target) -> Compiler:
+def compiler(target: Platform) -> Compiler:
     """Return zig, from the package ziglang; or the compiler in CXX, for this machine only."""
     named = os.environ.get("CXX", "")
     if named and target.name == this_machine():
@@ -145,7 +145,7 @@ def compiled(source: Path, using: Compiler, folder: Path, headers: str) -> Path:
     return place
 
 
-def build(target: Target, output: Path | None = None, objects: Path = OBJECTS) -> Path:
+def build(target: Platform, output: Path | None = None, objects: Path = OBJECTS) -> Path:
     """Return the library for `target`, at `output` or next to this file; nothing is done if it is up to date.
 
     Raises BuildFailed with a sentence and the compiler's output.

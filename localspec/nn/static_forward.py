@@ -33,7 +33,7 @@ from localspec.nn.transformer import Transformer
 MOST_RECORDINGS = 16
 
 
-class Shape(NamedTuple):
+class StaticShape(NamedTuple):
     """The numbers that a forward's operations depend on."""
 
     rows: int
@@ -70,7 +70,7 @@ class StaticForward:
 
     def __init__(self, transformer: Transformer, recorder: Recorder) -> None:
         self._transformer, self._recorder = transformer, recorder
-        self._results: dict[Shape, tuple[torch.Tensor, ...]] = {}
+        self._results: dict[StaticShape, tuple[torch.Tensor, ...]] = {}
         self._finders: dict[tuple[float, ...], RecordedRows] = {}  # of contenders
         self._unrecorded: set[Hashable] = set()  # shapes for whose recording there was no memory
 
@@ -134,7 +134,7 @@ class StaticForward:
         rows = filled_rows(max(count, multiple))
         _reserve(cache, cache.length + rows)
         chosen, own = None if layers is None else tuple(layers), None if adapters is None else id(adapters)
-        shape = Shape(rows, visible_slots(cache, rows), chosen, own, inner, embeddings is not None)
+        shape = StaticShape(rows, visible_slots(cache, rows), chosen, own, inner, embeddings is not None)
         spare = range(count, rows)
         seen = [signed(one) for one in (*bits, *(1 << row for row in spare))]
         columns = [*tokens, *[0] * len(spare)], [*depth, *[0] * len(spare)], seen
@@ -159,7 +159,7 @@ class StaticForward:
 
     def _function(
         self,
-        shape: Shape,
+        shape: StaticShape,
         cache: KVCache,
         adapters: Mapping[int, LayerAdapters] | None,
         held: HeldStates | None,
@@ -191,14 +191,14 @@ class StaticForward:
 
     def _recording(
         self,
-        shape: Shape,
+        shape: StaticShape,
         cache: KVCache,
         adapters: object,
         function: Function,
         inputs: Sequence[torch.Tensor],
     ) -> Recording | None:
         """Return the recording of a shape over this cache's slots, made on demand; None if that is impossible."""
-        recordings: dict[Shape, tuple[Recording, object]] = cache.recordings
+        recordings: dict[StaticShape, tuple[Recording, object]] = cache.recordings
         if shape in recordings:
             recording, _ = recordings.pop(shape)
         else:
@@ -226,7 +226,7 @@ class StaticForward:
             # The values by which a recording is compared: copies, because `held` is overwritten.
             return held.matrices_after[..., 0].clone(), held.tails_after.clone()
 
-        shape = Shape(count, 0, (), None, (), True)  # of no attention layers
+        shape = StaticShape(count, 0, (), None, (), True)  # of no attention layers
         recording = self._recording(shape, cache, None, again, [held.tails]) if self._recorder.active else None
         (recording or again)(held.tails)
 

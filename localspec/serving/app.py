@@ -22,12 +22,12 @@ from localspec.events import Text
 from localspec.models.chat_tokenizer import Refusal
 from localspec.models.registry import TargetCard
 from localspec.outside_files import parse_json
-from localspec.serving.asked import Asked, Refused, chat_request, text_request, without_twins
+from localspec.serving.client_request import ClientRequest, RequestRefused, chat_request, text_request, without_twins
 from localspec.serving.guard import BadBody, is_socket, refuse
 from localspec.serving.loaded import model_named, models_here
 from localspec.serving.over_socket import SIGN_SECONDS as LINE_SECONDS
-from localspec.serving.replies import Shape, broken_off, error
-from localspec.serving.room import Answer, Begun, Ended, EngineRoom, Line, Mailbox, Ticket, TooMany
+from localspec.serving.replies import ReplyForm, broken_off, error
+from localspec.serving.room import Answer, CommandLine, Ended, EngineRoom, Mailbox, StartedReply, Ticket, TooMany
 from localspec.serving.socket_requests import OpenRequest, ReplyRequest
 
 SIGN_SECONDS = 5.0  # a stream gets a comment after this time without an answer, so that its client does not give up
@@ -92,7 +92,7 @@ class Serving:
 
     # -- replies ------------------------------------------------------------------------------------------------------
 
-    def _answered(self, read: Callable[[object], Asked]) -> Callable[[Request], Any]:
+    def _answered(self, read: Callable[[object], ClientRequest]) -> Callable[[Request], Any]:
         async def answer(request: Request) -> Response:
             try:
                 body = await request.body()
@@ -103,7 +103,7 @@ class Serving:
 
         return answer
 
-    async def _reply(self, request: Request, asked: Asked, size: int) -> Response:
+    async def _reply(self, request: Request, asked: ClientRequest, size: int) -> Response:
         left, streams = asyncio.ensure_future(_left(request)), False
         try:
             box = self._put(asked, asked.client or (request.client.host if request.client else ""), size, left)[1]
@@ -132,7 +132,7 @@ class Serving:
                 left.cancel()
 
     def _put(
-        self, asked: Asked | OpenRequest | ReplyRequest, client: str, size: int, left: "asyncio.Future[None]"
+        self, asked: ClientRequest | OpenRequest | ReplyRequest, client: str, size: int, left: "asyncio.Future[None]"
     ) -> tuple[Ticket, Mailbox[Answer]]:
         """Put a request in the queue; the mailbox receives the answers. Raises TooMany."""
         box = Mailbox[Answer](left)
@@ -182,7 +182,7 @@ class Serving:
         try:
             return await asyncio.to_thread(parse_json, body)
         except ValueError as wrong:
-            raise Refused(f"The body of the request is not JSON ({wrong}).") from None
+            raise RequestRefused(f"The body of the request is not JSON ({wrong}).") from None
 
     async def _lines(
         self, ticket: Ticket, box: Mailbox[Answer], ahead: int, left: "asyncio.Future[None]"
@@ -277,14 +277,14 @@ def _unless_wrong(answer: Answer) -> Answer:
     return answer
 
 
-def _parsed(body: bytes, read: Callable[[object], Asked]) -> Asked:
-    """Return the request in a body of JSON. Raises Refused."""
+def _parsed(body: bytes, read: Callable[[object], ClientRequest]) -> ClientRequest:
+    """Return the request in a body of JSON. Raises RequestRefused."""
     try:
         value = parse_json(body, without_twins)
     except ValueError as wrong:
-        raise Refused(f"The body of the request is not JSON ({wrong}).") from None
+        raise RequestRefused(f"The body of the request is not JSON ({wrong}).") from None
     if not _is_text(value):
-        raise Refused("A text has half of a surrogate pair, which is not a character; correct its \\u escapes.")
+        raise RequestRefused("A text has half of a surrogate pair, which is not a character; correct its \\u escapes.")
     return read(value)
 
 
@@ -292,20 +292,20 @@ def _wrong(trouble: LocalspecError) -> tuple[int, dict[str, Any]]:
     """Return the HTTP status and the JSON body for an error."""
     _, status, kind, code = next(row for row in STATUSES if isinstance(trouble, row[0]))
     named = {NotHere: "model", Overlong: "messages", Refusal: "messages"}.get(type(trouble))
-    field = trouble.field if isinstance(trouble, Refused) else named
+    field = trouble.field if isinstance(trouble, RequestRefused) else named
     return status, error(str(trouble), kind, param=field, code=code)
 
 
-def _begun(answer: Answer) -> Begun:
+def _begun(answer: Answer) -> StartedReply:
     """Return the first answer to a request, and raise it if it is an error."""
     begun = _unless_wrong(answer)
-    assert isinstance(begun, Begun)
+    assert isinstance(begun, StartedReply)
     return begun
 
 
-def _shape(asked: Asked, begun: Begun) -> Shape:
+def _shape(asked: ClientRequest, begun: StartedReply) -> ReplyForm:
     """Return the JSON form of the reply to a request."""
-    return Shape(asked.messages is not None, begun.model, localspec.__version__, begun.start)
+    return ReplyForm(asked.messages is not None, begun.model, localspec.__version__, begun.start)
 
 
 async def _within(seconds: float, box: Mailbox[Answer]) -> Answer | Silent | None:
@@ -318,7 +318,7 @@ async def _within(seconds: float, box: Mailbox[Answer]) -> Answer | Silent | Non
 
 
 async def _pieces(
-    asked: Asked, begun: Begun | None, box: Mailbox[Answer], left: "asyncio.Future[None]"
+    asked: ClientRequest, begun: StartedReply | None, box: Mailbox[Answer], left: "asyncio.Future[None]"
 ) -> AsyncIterator[bytes]:
     """Yield a reply in pieces of a stream, and a comment after each SIGN_SECONDS without an answer.
 
@@ -352,7 +352,7 @@ async def _pieces(
         left.cancel()
 
 
-def _piece(shape: Shape, answer: Answer, usage: bool) -> tuple[bytes, bool]:
+def _piece(shape: ReplyForm, answer: Answer, usage: bool) -> tuple[bytes, bool]:
     """Return the piece of the stream for an answer, and whether it is the last one."""
     match answer:
         case Text():
@@ -368,7 +368,7 @@ def _piece(shape: Shape, answer: Answer, usage: bool) -> tuple[bytes, bool]:
 
 def _own_line(answer: Answer) -> tuple[bytes, bool]:
     """Return the line for an answer to one of the user's own commands, and whether it is the last one."""
-    if isinstance(answer, Line):  # the last of a reply, or everything about an engine
+    if isinstance(answer, CommandLine):  # the last of a reply, or everything about an engine
         return _line(answer.value), bool(answer.value.keys() & {"kept", "server"})
     if isinstance(answer, Exception):
         known = answer if isinstance(answer, LocalspecError) else LocalspecError("Something went wrong.")

@@ -20,7 +20,7 @@ from localspec.machine.memory import give_back
 from localspec.models import registry
 from localspec.models.model import model_of
 from localspec.models.registry import TargetCard
-from localspec.serving.asked import shown
+from localspec.serving.client_request import shown
 from localspec.store.store import Store
 from localspec.weights.checkpoint import inspect
 from localspec.weights.stored import read_config
@@ -59,7 +59,7 @@ class Loaded:
 
 
 @dataclass(frozen=True)
-class Taken:
+class ServedChoice:
     """The choices for a model that is loaded or would be; `context` in tokens."""
 
     choice: Choice
@@ -77,10 +77,10 @@ class Taken:
 
 def would_take(
     settings: Settings, card: TargetCard, store: Store | None, reporter: Reporter, machine: Machine | None = None
-) -> Taken:
+) -> ServedChoice:
     """Return how a model would be loaded. Raises UsageMistake, NotHere, DoesNotFit if the settings forbid it."""
     choice = _would_choose(settings, card, store, reporter, machine)
-    return Taken(choice, read_config(inspect(card.path)).context_for(settings.context))
+    return ServedChoice(choice, read_config(inspect(card.path)).context_for(settings.context))
 
 
 def _would_choose(
@@ -196,7 +196,7 @@ class LoadedModels:
         found = self._of(card)
         return found, time.monotonic() - began
 
-    def taken(self, name: str, path: str) -> "Taken":
+    def taken(self, name: str, path: str) -> "ServedChoice":
         """Return the choices of that engine for settings left open, or those it would make.
 
         No model is loaded for this. Raises the errors of `exactly`.
@@ -204,7 +204,7 @@ class LoadedModels:
         card = self._exact_card(name, path)
         if card.name in self._loaded:
             engine = self._loaded[card.name].engine
-            return Taken(engine.choice, engine.context)
+            return ServedChoice(engine.choice, engine.context)
         self._unpark()
         without = machine_without(self._loaded[name].engine for name in self._in_the_way(card))
         return would_take(self._settings, card, self._store, self._reporter, without)

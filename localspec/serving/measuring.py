@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from localspec import Limits
 from localspec.bench.figures import rounded, spread
-from localspec.bench.prompts import Prompt
+from localspec.bench.prompts import BenchPrompt
 from localspec.bench.turns import in_turns, left_words
 from localspec.config import Settings
 from localspec.errors import UsageMistake
@@ -19,7 +19,7 @@ SHORTEST = 0.05  # seconds: text that comes faster may have been buffered and se
 WARM_UP = ("Hi", 4)  # not a prompt of the bench: a server may cache it
 
 
-class Reply(NamedTuple):
+class TimedReply(NamedTuple):
     """The times of one reply. `at_first` of its tokens came with the first text.
 
     If tokens are not `told`, pieces count.
@@ -45,16 +45,16 @@ class Reply(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Asked:
+class LoadTest:
     """The task of every server: all prompts `repeat` times, with at most `max_tokens` per reply."""
 
-    prompts: Sequence[Prompt]
+    prompts: Sequence[BenchPrompt]
     max_tokens: int
     repeat: int
 
 
 def measure(
-    engines: Sequence[ServerEngine], asked: Asked, settings: Settings, progress: Callable[[str], None]
+    engines: Sequence[ServerEngine], asked: LoadTest, settings: Settings, progress: Callable[[str], None]
 ) -> dict[str, Any]:
     """Measure all servers; return the report.
 
@@ -65,7 +65,7 @@ def measure(
         progress(f"warming up {engine.server.address.name}")
         _reply(engine, WARM_UP[0], settings, min(WARM_UP[1], asked.max_tokens))
     turns, began = asked.repeat * len(asked.prompts), time.monotonic()
-    replies: list[dict[int, Reply]] = [{} for _ in engines]  # of each engine, by turn
+    replies: list[dict[int, TimedReply]] = [{} for _ in engines]  # of each engine, by turn
     too_long: dict[int, TooLong] = {}  # by prompt
     for number, (turn, at) in enumerate(in_turns(range(len(engines)), turns)):
         place = turn % len(asked.prompts)
@@ -110,20 +110,22 @@ def _names(engines: Sequence[ServerEngine]) -> list[str]:
     return [url if short.count(name) > 1 else name for name, url in zip(short, long, strict=True)]
 
 
-def _reply(engine: ServerEngine, prompt: str, settings: Settings, max_tokens: int) -> Reply:
+def _reply(engine: ServerEngine, prompt: str, settings: Settings, max_tokens: int) -> TimedReply:
     asked, sampling = [{"role": "user", "content": prompt}], engine.sampling(settings)
     *events, done = engine.chat(asked, sampling, Limits(max_tokens))
     assert isinstance(done, Done)
     texts = [one for one in events if isinstance(one, Text)]
     told = done.statistics.tokens
     if not texts:
-        return Reply("", told, 0, 0.0, 0.0)
+        return TimedReply("", told, 0, 0.0, 0.0)
     text, began = "".join(one.reasoning + one.text for one in texts), texts[0].seconds
     at_first, tokens = len(texts[0].tokens) or 1, told or len(texts)
-    return Reply(text, tokens, at_first, began, texts[-1].seconds - began, told > 0)
+    return TimedReply(text, tokens, at_first, began, texts[-1].seconds - began, told > 0)
 
 
-def _figures(replies: Sequence[Reply], firsts: Sequence[Reply], prompts: int, comparable: bool) -> dict[str, Any]:
+def _figures(
+    replies: Sequence[TimedReply], firsts: Sequence[TimedReply], prompts: int, comparable: bool
+) -> dict[str, Any]:
     """Return one server's figures, compared with the first one's. A figure is None if nothing was measured for it."""
     whole, whole_quartiles = spread([one.whole for one in replies if one.whole])
     speed, speed_quartiles = spread([one.speed for one in replies if one.speed])

@@ -28,7 +28,7 @@ class GaveUp(LocalspecError):
     """An error that a server reports in the middle of a reply."""
 
 
-class Piece(NamedTuple):
+class ServerPiece(NamedTuple):
     """The content of one message of a server."""
 
     text: str = ""
@@ -42,7 +42,7 @@ class Piece(NamedTuple):
     chosen: bool = False  # whether it is part of the reply at all
 
 
-class Told:
+class ReportedFigures:
     """The figures that localspec reports of its own replies. A missing or impossible figure is 0."""
 
     def __init__(self, own: Mapping[str, Any]) -> None:
@@ -71,7 +71,7 @@ class Told:
         return Memory(target, drafter, cache, peak)
 
 
-def read_piece(content: bytes) -> Piece:
+def read_piece(content: bytes) -> ServerPiece:
     """Read one message of a stream, or a whole reply. Raises Broken, GaveUp for a refusal by the server."""
     try:
         value = parse_json(content)
@@ -90,7 +90,7 @@ def read_piece(content: bytes) -> Piece:
     said = _object(first.get("delta")) or _object(first.get("message"))
     reason = first.get("finish_reason") or None  # some have an empty text until the end
     named = reason if isinstance(reason, str) else repr(reason)
-    return Piece(
+    return ServerPiece(
         _content(said.get("content"), content),
         _text(said.get("reasoning_content")) or _text(said.get("reasoning")),
         None if reason is None else _REASONS.get(named, "stop"),
@@ -122,7 +122,7 @@ class ThinkingInText:
         self._parting = None if told_apart else Parting(KNOWN[0])
         self._handed_on = 0  # up to here
 
-    def part(self, piece: Piece, final: bool) -> Piece:
+    def part(self, piece: ServerPiece, final: bool) -> ServerPiece:
         """Return the next piece, divided.
 
         The possible beginning of a mark waits for more text, or for the `final` piece.

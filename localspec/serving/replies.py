@@ -16,7 +16,7 @@ def error(message: str, kind: str, *, param: str | None = None, code: str | None
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-class Shape:
+class ReplyForm:
     """The form of one reply: of a conversation, or of a continued text."""
 
     def __init__(self, chat: bool, model: str, version: str, start: Mapping[str, Any]) -> None:

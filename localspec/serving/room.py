@@ -17,7 +17,7 @@ from localspec.engine.report import Report
 from localspec.errors import LocalspecError, UsageMistake, first_line
 from localspec.events import Done, Prefill, Text
 from localspec.machine.memory import is_lost
-from localspec.serving.asked import Asked, Refused
+from localspec.serving.client_request import ClientRequest, RequestRefused
 from localspec.serving.loaded import LoadedModels
 from localspec.serving.metrics import Metrics
 from localspec.serving.socket_requests import NAMED_SECONDS, EventLines, OpenRequest, ReplyRequest, form
@@ -69,7 +69,7 @@ class TooMany(LocalspecError):
     """More requests wait than there is room for."""
 
 
-class Turns(Generic[One]):
+class ClientQueue(Generic[One]):
     """A queue by client that any thread may use. At most `most` items wait, with at most `most_bytes` together."""
 
     def __init__(self, most: int, most_bytes: int) -> None:
@@ -125,7 +125,7 @@ STOPPED = "The server is being stopped."
 
 
 @dataclass(frozen=True)
-class Begun:
+class StartedReply:
     """The prompt is being read; this is how and by whom the reply will be written."""
 
     model: str
@@ -141,20 +141,20 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class Line:
+class CommandLine:
     """A line for one of the user's own commands."""
 
     value: Mapping[str, Any]
 
 
-Answer = Begun | Text | Ended | Line | Exception
+Answer = StartedReply | Text | Ended | CommandLine | Exception
 
 
 @dataclass(frozen=True)
 class Ticket:
     """A request that waits or is being answered. `deliver` is called on the engines' thread, and must not wait."""
 
-    asked: Asked | OpenRequest | ReplyRequest
+    asked: ClientRequest | OpenRequest | ReplyRequest
     client: str
     size: int  # bytes
     deliver: Callable[[Answer], None]
@@ -180,7 +180,7 @@ class EngineRoom(threading.Thread):
         super().__init__(name="engines", daemon=True)  # torch cannot be interrupted
         self.metrics = Metrics()
         self._settings, self._opening, self._idle, self._end = settings, opening, idle, end
-        self._turns: Turns[Ticket] = Turns(WAITING, WAITING_BYTES)
+        self._turns: ClientQueue[Ticket] = ClientQueue(WAITING, WAITING_BYTES)
         self._leaving = threading.Event()
         self._under_way: Ticket | None = None
         self.failure: str | None = None
@@ -252,7 +252,7 @@ class EngineRoom(threading.Thread):
                 case OpenRequest() as asked:
                     if self._idle is not None:
                         self._idle = max(self._idle, asked.keep or 0.0)
-                    ticket.deliver(Line(asked.answer(models, self._settings)))
+                    ticket.deliver(CommandLine(asked.answer(models, self._settings)))
                 case ReplyRequest() as asked:
                     self._reply_to_own(models, ticket, asked)
                 case asked:
@@ -274,7 +274,7 @@ class EngineRoom(threading.Thread):
         loaded.heard.clear()
         try:
             with closing(asked.events(engine)) as events:
-                ticket.deliver(Line({"engine": form(engine, asked.rule)}))
+                ticket.deliver(CommandLine({"engine": form(engine, asked.rule)}))
                 for event in events:
                     began = True
                     if ticket.gone.is_set() or ticket.stopped.is_set():
@@ -282,8 +282,8 @@ class EngineRoom(threading.Thread):
                     if self._leaving.is_set():
                         raise LocalspecError(STOPPED)
                     for sentence in loaded.news():
-                        ticket.deliver(Line({"notice": sentence}))
-                    ticket.deliver(Line(telling.of(event)))
+                        ticket.deliver(CommandLine({"notice": sentence}))
+                    ticket.deliver(CommandLine(telling.of(event)))
                     if isinstance(event, Done):
                         self.metrics.count(event.statistics)
                         break
@@ -294,16 +294,16 @@ class EngineRoom(threading.Thread):
             engine.conversation = None
         loaded.touch()
         for sentence in loaded.news():
-            ticket.deliver(Line({"notice": sentence}))
+            ticket.deliver(CommandLine({"notice": sentence}))
         found = engine.session.statistics if began else None  # otherwise those of another reply
-        ticket.deliver(Line({"kept": None if found is None else asdict(found)}))
+        ticket.deliver(CommandLine({"kept": None if found is None else asdict(found)}))
 
-    def _reply(self, models: LoadedModels, ticket: Ticket, asked: Asked) -> None:
+    def _reply(self, models: LoadedModels, ticket: Ticket, asked: ClientRequest) -> None:
         loaded = models.get(asked.model)
         engine = loaded.engine
         engine.wanted = lambda: not ticket.gone.is_set()
         if asked.max_tokens is not None and asked.max_tokens > engine.context:
-            raise Refused(
+            raise RequestRefused(
                 f"'{asked.limit_field}' is {asked.max_tokens}, but prompt and reply together may have "
                 f"{engine.context} tokens; ask for fewer, or leave it out.",
                 asked.limit_field,
@@ -312,7 +312,7 @@ class EngineRoom(threading.Thread):
         try:
             sampling = engine.sampling(settings)
         except UsageMistake as mistake:
-            raise Refused(str(mistake), _named(str(mistake), asked.sampling)) from None
+            raise RequestRefused(str(mistake), _named(str(mistake), asked.sampling)) from None
         limits = Limits(asked.max_tokens or settings.max_tokens, asked.stop or settings.stop)
         report = Report.before(engine, sampling, loaded.load_seconds)
         if asked.messages is None:
@@ -325,7 +325,9 @@ class EngineRoom(threading.Thread):
                 messages.insert(0, {"role": "system", "content": settings.system})
             system = messages[0]["content"] if messages[0]["role"] == "system" else None
             if asked.think is not None and not engine.target.chat.heeds_switch(system):
-                raise Refused("The model's chat template has no switch for thinking; leave it out.", asked.think_field)
+                raise RequestRefused(
+                    "The model's chat template has no switch for thinking; leave it out.", asked.think_field
+                )
             think = engine.thinking(settings, system) if asked.think is None else asked.think
             unspelled = engine.cannot_spell(messages)
             # Turns are left out only if the request allows it.
@@ -339,7 +341,7 @@ class EngineRoom(threading.Thread):
                     raise LocalspecError(STOPPED)
                 if not begun:
                     dropped = {"dropped_turns": event.dropped} if isinstance(event, Prefill) else {}
-                    ticket.deliver(Begun(engine.choice.target.name, {**report.start, **dropped}))
+                    ticket.deliver(StartedReply(engine.choice.target.name, {**report.start, **dropped}))
                     begun = True
                 if isinstance(event, Text):
                     ticket.deliver(event)

@@ -28,7 +28,7 @@ _PROGRAMS = {
 _OVERFLOWS = ("context_length_exceeded", "exceed_context_size", "context length", "context size", "context window")
 
 
-class Served(NamedTuple):
+class ServedModel(NamedTuple):
     """A model of a server: its owner, as the server says, and its context in tokens; 0 if not reported."""
 
     owner: str
@@ -45,7 +45,7 @@ class Server:
 
     address: ServerAddress
     key: str | None
-    models: Mapping[str, Served]
+    models: Mapping[str, ServedModel]
     unread: int = 0
 
     @classmethod
@@ -148,7 +148,7 @@ def _whole(address: ServerAddress, link: Link) -> tuple[Head, bytes]:
     return head, b"\n".join(lines)
 
 
-def _models(address: ServerAddress, content: bytes) -> tuple[dict[str, Served], int]:
+def _models(address: ServerAddress, content: bytes) -> tuple[dict[str, ServedModel], int]:
     """Return the models that can be named, and the number of unreadable entries."""
     try:
         value = parse_json(content)
@@ -160,14 +160,14 @@ def _models(address: ServerAddress, content: bytes) -> tuple[dict[str, Served], 
             f"{address.url} does not list models but {shown(content)}, so it is not an OpenAI-compatible server; "
             "correct the address, which usually ends in /v1."
         )
-    found: dict[str, Served] = {}
+    found: dict[str, ServedModel] = {}
     unread = 0
     for one in listed[:MOST_MODELS]:
         name = one.get("id") if isinstance(one, dict) else None
         if isinstance(name, str) and 0 < len(name) <= 500 and one_line(name) == name:
             own = one.get("meta") if isinstance(one.get("meta"), dict) else {}
             context = count(one.get("max_model_len")) or count(own.get("n_ctx")) or 0
-            found[name] = Served(str(one.get("owned_by"))[:100], context)
+            found[name] = ServedModel(str(one.get("owned_by"))[:100], context)
         else:
             unread += 1
     return found, unread

@@ -26,8 +26,8 @@ from localspec.serving.pieces import (
     word,
 )
 from localspec.serving.server import Server, TooLong
-from localspec.serving.server_reply import Reply, ServerReport
-from localspec.serving.socket_engine import Form, Session
+from localspec.serving.server_reply import ServerReply, ServerReport
+from localspec.serving.socket_engine import ReplyFigures, ServedForm
 from localspec.store.conversations import Saved
 from localspec.store.store import Store
 from localspec.text import one_line
@@ -74,18 +74,18 @@ class ServerEngine:
         self.conversation: int | None = None
         self.wanted: Callable[[], bool] = lambda: True
         self.context = server.models[model].context if model in server.models else 0
-        self.session, self.told = Session(), dict[str, Any]()
+        self.session, self.told = ReplyFigures(), dict[str, Any]()
         self._room = sys.maxsize  # characters; the server refused a longer conversation
         self._truncates = False  # whether requests ask the server to leave out turns
         self._path = _place(model) if server.ours else None
         self._decoders: dict[str, Decode] = {}  # by revision
 
     @property
-    def choice(self) -> Form:
+    def choice(self) -> ServedForm:
         """Return what the server reported with the last reply."""
         told = {name: word(self.told.get(name)) for name in ("device", "dtype", "quantize")}
         where = f"at {self.server.address.name}"
-        return Form(
+        return ServedForm(
             device=where,
             dtype=told["dtype"],
             quantize=told["quantize"] or "none",
@@ -212,7 +212,7 @@ class ServerEngine:
         patience = Patience(FIRST_SECONDS)
         heard = partial(patience.renew, NEXT_SECONDS)
         with self.server.post("chat/completions", content) as link:
-            yield from Reply(self, dropped, body.get("max_tokens"), heard).events(self._wait(link, patience))
+            yield from ServerReply(self, dropped, body.get("max_tokens"), heard).events(self._wait(link, patience))
 
     def _wait(self, link: Link, patience: Patience) -> Iterator[Head | bytes | None]:
         """Yield what arrives, as long as the reply is wanted and in time. Comments only show that the server lives."""

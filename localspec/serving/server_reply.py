@@ -13,8 +13,8 @@ from localspec.serving.pieces import (
     END,
     Broken,
     GaveUp,
-    Piece,
-    Told,
+    ReportedFigures,
+    ServerPiece,
     count,
     messages,
     number,
@@ -45,7 +45,7 @@ _TOLD = (
 )  # of localspec
 
 
-class Reply:
+class ServerReply:
     """A reply that arrives from a server.
 
     `most` tokens were requested, and `heard` is called when text arrives. Anything beyond that many, or without end, is
@@ -64,7 +64,7 @@ class Reply:
         self._sources: dict[str, int] = {}
         self._thoughts, self._said = 0, False
         self._thought_until = 0.0
-        self._piece = Piece()  # what was reported so far in addition to the text
+        self._piece = ServerPiece()  # what was reported so far in addition to the text
         self._thinking = pieces.ThinkingInText(told_apart=engine.server.ours)
 
     def events(self, arrivals: Iterator[Head | bytes | None]) -> Iterator[Event]:
@@ -113,7 +113,7 @@ class Reply:
             return
         if not ended and self._piece.reason is None:
             raise _broken_off(where) if begun else NothingCame(f"{where} sent no reply and no reason; ask again.")
-        if event := self._text(Piece(), final=True):
+        if event := self._text(ServerPiece(), final=True):
             if not told:
                 told = True
                 yield Prefill(0, 0, self._dropped)
@@ -153,13 +153,13 @@ class Reply:
             return f"has sent more than {LONGEST_REPLY // 2**20} MiB of text and no end"
         return ""
 
-    def _take(self, piece: Piece) -> None:
+    def _take(self, piece: ServerPiece) -> None:
         if self._engine.server.ours and piece.own:
             self._engine.told.update({name: piece.own[name] for name in _TOLD if name in piece.own})
             if "dropped_turns" in piece.own:
                 self._dropped = self._left_out + (count(piece.own["dropped_turns"]) or 0)
         before = self._piece
-        self._piece = Piece(
+        self._piece = ServerPiece(
             reason=piece.reason or before.reason,
             usage=piece.usage or before.usage,
             own={**before.own, **piece.own},
@@ -168,7 +168,7 @@ class Reply:
             tool=before.tool if piece.tool is None else before.tool or piece.tool,
         )
 
-    def _text(self, piece: Piece, final: bool = False) -> Text | None:
+    def _text(self, piece: ServerPiece, final: bool = False) -> Text | None:
         tokens, sources = proposed(piece.own) if self._engine.server.ours else ((), ())
         piece = self._thinking.part(piece, final)
         if not (piece.text or piece.reasoning or tokens):
@@ -191,7 +191,7 @@ class Reply:
 
     def _statistics(self) -> Statistics:
         """Return the present figures: the server's own, or those measured here."""
-        usage, told = self._piece.usage, Told(self._piece.own)
+        usage, told = self._piece.usage, ReportedFigures(self._piece.own)
         details = usage.get("completion_tokens_details")
         thoughts = count(details.get("reasoning_tokens")) if isinstance(details, dict) else None
         written = count(usage.get("completion_tokens"))

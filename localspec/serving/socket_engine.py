@@ -53,7 +53,7 @@ class SocketSampling:
 
 
 @dataclass
-class Session:
+class ReplyFigures:
     """The figures of the current reply, or of the last one, as far as the server has sent them.
 
     `memory` is None if the server is on another machine.
@@ -69,7 +69,7 @@ class Session:
         self.memory = statistics.memory
 
 
-class Form(NamedTuple):
+class ServedForm(NamedTuple):
     """The form in which the server's engine computes, as far as the server says."""
 
     engine: str = "server"
@@ -102,7 +102,7 @@ class SocketEngine:
         self._conversation: int | None = None
         self._replying = False
         self._here: Any = None  # the engine of this process, after the server is gone
-        self._session = Session()
+        self._session = ReplyFigures()
         self.wanted: Callable[[], bool] = lambda: True
         self._context = int(opened["context"])
         self._parameters = int(opened["parameters"]) if chats else 0
@@ -158,7 +158,7 @@ class SocketEngine:
 
     def _take_form(self, sent: Mapping[str, Any]) -> None:
         """Set what the server says about its engine. Raises KeyError, TypeError and ValueError for anything else."""
-        self._form, self._label = Form(**sent["choice"]), str(sent["label"])
+        self._form, self._label = ServedForm(**sent["choice"]), str(sent["label"])
         device, held = sent["held"]
         self._held, self._session.memory = (str(device), int(held)), Memory(**sent["memory"])
         self._report.exactness = self._label

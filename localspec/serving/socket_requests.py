@@ -16,7 +16,7 @@ from localspec.engine.report import Report
 from localspec.errors import LocalspecError
 from localspec.events import Done, Draft, Event, Prefill, Text
 from localspec.models.messages import Message
-from localspec.serving.asked import Refused
+from localspec.serving.client_request import RequestRefused
 from localspec.serving.loaded import LoadedModels
 
 NAMED_SECONDS = 1.0  # for the conversation to be named, which happens with the first event
@@ -43,13 +43,13 @@ class OpenRequest:
 
     @classmethod
     def of(cls, body: object) -> "OpenRequest":
-        """Read the JSON of a request. Raises Refused."""
+        """Read the JSON of a request. Raises RequestRefused."""
         try:
             assert isinstance(body, dict)
             settings = config.restored(body.pop("settings"), body.pop("origins"))
             return cls(**body, settings=settings)
         except (AssertionError, KeyError, TypeError, ValueError, AttributeError):
-            raise Refused("This request does not come from localspec's own commands.") from None
+            raise RequestRefused("This request does not come from localspec's own commands.") from None
 
     def answer(self, models: LoadedModels, own: Settings) -> dict[str, Any]:
         """Return the description of the engine, which is loaded if necessary.
@@ -117,14 +117,14 @@ class ReplyRequest:
 
     @classmethod
     def of(cls, body: object) -> "ReplyRequest":
-        """Read the JSON of a request. Raises Refused."""
+        """Read the JSON of a request. Raises RequestRefused."""
         try:
             assert isinstance(body, dict)
             found = cls(**body)
             Sampling(**found.sampling)
             return found
         except (AssertionError, TypeError):
-            raise Refused("This request does not come from localspec's own commands.") from None
+            raise RequestRefused("This request does not come from localspec's own commands.") from None
 
     @property
     def rule(self) -> Rule:

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from localspec.bench.prompts import Prompt
+from localspec.bench.prompts import BenchPrompt
 from localspec.config import Settings
 from localspec.environment import home
 from localspec.errors import LocalspecError, UsageMistake
@@ -222,7 +222,7 @@ class Course(Clock):
         return [*self._past.asked, *shipped_questions()]
 
     @property
-    def _held_out(self) -> list[Prompt]:
+    def _held_out(self) -> list[BenchPrompt]:
         return [*self._past.held_out, *held_out_prompts()]
 
     @property

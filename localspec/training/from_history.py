@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from localspec.bench.prompts import Prompt
+from localspec.bench.prompts import BenchPrompt
 from localspec.models.messages import Message
 from localspec.store.conversations import Saved, Turn
 from localspec.store.history import History
@@ -30,7 +30,7 @@ class Past:
 
     own: Sequence[PastConversation]
     asked: Sequence[Question]
-    held_out: Sequence[Prompt]
+    held_out: Sequence[BenchPrompt]
 
 
 def read_past(history: History, model: str) -> Past:
@@ -53,7 +53,9 @@ def read_past(history: History, model: str) -> Past:
             first, *following = [turn.prompt for turn in turns]
             asked.append(Question(name, (*_system(one), {"role": "user", "content": first}), tuple(following)))
     benched = sorted(apart, key=_digest)[:BENCHED]
-    return Past(own, asked, [Prompt(f"yours-{number}", "yours", text) for number, text in enumerate(benched, start=1)])
+    return Past(
+        own, asked, [BenchPrompt(f"yours-{number}", "yours", text) for number, text in enumerate(benched, start=1)]
+    )
 
 
 def _is_held_out(prompt: str) -> bool:

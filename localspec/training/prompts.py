@@ -9,7 +9,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
-from localspec.bench.prompts import Prompt
+from localspec.bench.prompts import BenchPrompt
 from localspec.training.examples import Question
 
 FILE = Path(__file__).parent / "prompts.toml"
@@ -23,11 +23,11 @@ def shipped_questions() -> list[Question]:
     return _in_turn([list(_questions(kind, entry)) for kind, entry in _kinds().items()])
 
 
-def held_out_prompts() -> list[Prompt]:
+def held_out_prompts() -> list[BenchPrompt]:
     """Return what no drafter is trained on, of all kinds in turn."""
     return _in_turn(
         [
-            [Prompt(f"{kind}-{number}", kind, text) for number, text in enumerate(entry["held_out"], start=1)]
+            [BenchPrompt(f"{kind}-{number}", kind, text) for number, text in enumerate(entry["held_out"], start=1)]
             for kind, entry in _kinds().items()
         ]
     )

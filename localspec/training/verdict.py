@@ -11,7 +11,7 @@ from typing import Any, Self
 from localspec import config
 from localspec.bench import figures
 from localspec.bench.comparison import run_rows
-from localspec.bench.prompts import Prompt, message
+from localspec.bench.prompts import BenchPrompt, message
 from localspec.choosing.choice import Choice
 from localspec.choosing.choose import choose
 from localspec.choosing.measure import MeasurementCache, Measurements
@@ -68,7 +68,7 @@ def judge(
     card: TargetCard,
     directory: Path,
     settings: Settings,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[BenchPrompt],
     seconds: float,
     store: Store | None,
     reporter: Reporter,

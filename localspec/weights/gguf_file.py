@@ -28,7 +28,7 @@ Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Block:
+class BlockType:
     """A type: its name in ggml, how many weights are in a block, and its bytes."""
 
     name: str
@@ -36,21 +36,22 @@ class Block:
     bytes: int
 
 
-BLOCKS: dict[int, Block] = {
-    0: Block("F32", 1, 4), 1: Block("F16", 1, 2), 30: Block("BF16", 1, 2),
-    2: Block("Q4_0", 32, 18), 3: Block("Q4_1", 32, 20), 6: Block("Q5_0", 32, 22), 7: Block("Q5_1", 32, 24),
-    8: Block("Q8_0", 32, 34), 10: Block("Q2_K", 256, 84), 11: Block("Q3_K", 256, 110), 12: Block("Q4_K", 256, 144),
-    13: Block("Q5_K", 256, 176), 14: Block("Q6_K", 256, 210), 16: Block("IQ2_XXS", 256, 66),
-    17: Block("IQ2_XS", 256, 74), 18: Block("IQ3_XXS", 256, 98), 19: Block("IQ1_S", 256, 50),
-    20: Block("IQ4_NL", 32, 18), 21: Block("IQ3_S", 256, 110), 22: Block("IQ2_S", 256, 82),
-    23: Block("IQ4_XS", 256, 136), 29: Block("IQ1_M", 256, 56), 34: Block("TQ1_0", 256, 54),
-    35: Block("TQ2_0", 256, 66), 39: Block("MXFP4", 32, 17), 40: Block("NVFP4", 64, 36),
+BLOCKS: dict[int, BlockType] = {
+    0: BlockType("F32", 1, 4), 1: BlockType("F16", 1, 2), 30: BlockType("BF16", 1, 2), 2: BlockType("Q4_0", 32, 18),
+    3: BlockType("Q4_1", 32, 20), 6: BlockType("Q5_0", 32, 22), 7: BlockType("Q5_1", 32, 24),
+    8: BlockType("Q8_0", 32, 34), 10: BlockType("Q2_K", 256, 84), 11: BlockType("Q3_K", 256, 110),
+    12: BlockType("Q4_K", 256, 144), 13: BlockType("Q5_K", 256, 176), 14: BlockType("Q6_K", 256, 210),
+    16: BlockType("IQ2_XXS", 256, 66), 17: BlockType("IQ2_XS", 256, 74), 18: BlockType("IQ3_XXS", 256, 98),
+    19: BlockType("IQ1_S", 256, 50), 20: BlockType("IQ4_NL", 32, 18), 21: BlockType("IQ3_S", 256, 110),
+    22: BlockType("IQ2_S", 256, 82), 23: BlockType("IQ4_XS", 256, 136), 29: BlockType("IQ1_M", 256, 56),
+    34: BlockType("TQ1_0", 256, 54), 35: BlockType("TQ2_0", 256, 66), 39: BlockType("MXFP4", 32, 17),
+    40: BlockType("NVFP4", 64, 36),
 }  # fmt: skip
 # Types that weights never have, or that the package gguf does not read, for error messages.
 NAMES = {9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 41: "Q1_0", 42: "Q2_0"}
 
 
-def floats(block: Block, stored: Any) -> Floats:
+def floats(block: BlockType, stored: Any) -> Floats:
     """Return the numbers in whole blocks, one after another, as ggml's dequantize_row computes them."""
     from gguf import GGMLQuantizationType, quants
 
@@ -103,12 +104,12 @@ Value = str | int | float | bool | Texts | npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorPlace:
     """The place of a tensor: its first byte, its shape as a matrix (rows first), and the type of its rows."""
 
     start: int
     shape: tuple[int, ...]
-    block: Block
+    block: BlockType
 
     @property
     def bytes(self) -> int:
@@ -121,7 +122,7 @@ class GgufFile:
 
     path: Path
     metadata: dict[str, Value]
-    tensors: dict[str, Place]
+    tensors: dict[str, TensorPlace]
     bytes: int
 
 
@@ -167,7 +168,7 @@ class _Reader:
             if key in metadata:
                 raise ValueError(f"{key!r} is there twice")
             metadata[key] = self._value()
-        found: dict[str, tuple[int, tuple[int, ...], Block]] = {}
+        found: dict[str, tuple[int, tuple[int, ...], BlockType]] = {}
         for _ in range(count):
             name = self._text(_LONGEST_NAME)
             if name in found:
@@ -176,14 +177,14 @@ class _Reader:
         return GgufFile(self._path, metadata, self._placed(found, metadata), self._size)
 
     def _placed(
-        self, found: dict[str, tuple[int, tuple[int, ...], Block]], metadata: dict[str, Value]
-    ) -> dict[str, Place]:
+        self, found: dict[str, tuple[int, tuple[int, ...], BlockType]], metadata: dict[str, Value]
+    ) -> dict[str, TensorPlace]:
         """Return the places of tensors: after the header, aligned, in the order of the table, and without gaps."""
         step = metadata.get("general.alignment", 32)
         if type(step) is not int or not 8 <= step <= 2**20 or step & (step - 1):
             raise ValueError(f"an alignment of {str(step)[:40]} bytes")
         start = -(-self._at // step) * step
-        places = {name: Place(start + offset, shape, block) for name, (offset, shape, block) in found.items()}
+        places = {name: TensorPlace(start + offset, shape, block) for name, (offset, shape, block) in found.items()}
         end = start
         for name, place in places.items():
             if place.start != end:
@@ -194,7 +195,7 @@ class _Reader:
                 raise ValueError(f"the tensor {name!r} ends beyond the file, which has {self._size} bytes")
         return places
 
-    def _tensor(self, name: str) -> tuple[int, tuple[int, ...], Block]:
+    def _tensor(self, name: str) -> tuple[int, tuple[int, ...], BlockType]:
         dimensions = self._number("<I")
         if not 1 <= dimensions <= _DIMENSIONS:
             raise ValueError(f"the tensor {name!r} has {dimensions} dimensions")

@@ -22,7 +22,7 @@ from localspec.outside_files import parse_json
 from localspec.text import LONGEST_LICENSE, one_line
 from localspec.weights.fingerprint import sampled_weights
 from localspec.weights.gguf_config import architecture, config, differences, generation_config, ignored_sampling
-from localspec.weights.gguf_file import Block, GgufFile, Place, damaged, floats, read
+from localspec.weights.gguf_file import BlockType, GgufFile, TensorPlace, damaged, floats, read
 from localspec.weights.gguf_metadata import Metadata, in_short
 from localspec.weights.gguf_tokens import ends_at_words, impossible_roles, tokenizer_files
 from localspec.weights.packed_files import parts_of
@@ -46,7 +46,7 @@ class GgufTensor(StoredTensor):
     packer reads numbers by `floats`.
     """
 
-    block: Block
+    block: BlockType
     head_rows: int = 0
     change: str = ""
     every: int = 0
@@ -166,7 +166,7 @@ class GgufModel:
         return Metadata(self.parts[0].metadata, self.path.name)
 
     @cached_property
-    def places(self) -> dict[str, tuple[Path, Place]]:
+    def places(self) -> dict[str, tuple[Path, TensorPlace]]:
         return {name: (part.path, place) for part in self.parts for name, place in part.tensors.items()}
 
     @cached_property

@@ -43,7 +43,7 @@ def settings_of(asked: Asked, precision: str, **more: Any) -> Settings:
     return config.load(flags=flags)
 
 
-def questions_of(asked: Asked, count: int) -> list[prompts.Prompt]:
+def questions_of(asked: Asked, count: int) -> list[prompts.BenchPrompt]:
     """So many prompts, of all kinds."""
     if asked.prompts is None:
         return prompts.spread(prompts.BUILT_IN, count)

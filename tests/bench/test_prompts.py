@@ -2,7 +2,7 @@ import pytest
 from each import each
 from golden import matching
 
-from localspec.bench.prompts import BUILT_IN, Prompt, read, spread
+from localspec.bench.prompts import BUILT_IN, BenchPrompt, read, spread
 from localspec.errors import UsageMistake
 
 
@@ -14,13 +14,13 @@ def test_json_lines(tmp_path):
         '{"prompt": "Why?\u2028Or \\ud800not?", "id": 7}\n',
         "utf-8",
     )
-    assert read(file) == [Prompt("a-1", "code", "Sort a list."), Prompt("7", "text", "Why?\u2028Or ?not?")]
+    assert read(file) == [BenchPrompt("a-1", "code", "Sort a list."), BenchPrompt("7", "text", "Why?\u2028Or ?not?")]
 
 
 def test_plain_text_has_a_prompt_a_line(tmp_path):
     file = tmp_path / "prompts.txt"
     file.write_bytes("\ufeffWhy is the sky blue?\r\n\r\n  Count to {10}. \n".encode())
-    assert read(file) == [Prompt("1", "text", "Why is the sky blue?"), Prompt("3", "text", "Count to {10}.")]
+    assert read(file) == [BenchPrompt("1", "text", "Why is the sky blue?"), BenchPrompt("3", "text", "Count to {10}.")]
 
 
 @each(
@@ -57,7 +57,7 @@ def test_a_file_that_is_not_there(tmp_path):
 
 def test_a_limit_takes_one_of_each_category_in_turn():
     asked = [
-        Prompt(f"{kind}{number}", kind, "?")
+        BenchPrompt(f"{kind}{number}", kind, "?")
         for kind, count in (("a", 4), ("b", 1), ("c", 2))
         for number in range(count)
     ]

@@ -11,7 +11,7 @@ from scripted_conversation import SAMPLING, Engine
 
 from localspec.chat.attachments import (
     LONGEST,
-    Written,
+    ComposedPrompt,
     counted_tokens,
     joined,
     measured,
@@ -66,7 +66,7 @@ def test_a_file_that_is_not_there_is_told_where_one_was_meant(folder, name):
     shown = name.strip('"')
     with pytest.raises(UsageMistake, match=re.escape(f"@{shown} cannot be read (") + r".*\\@ for a plain @"):
         written(f"what is in @{name}, please")
-    assert written(f"what is in \\@{name}, please") == Written(f"what is in @{name}, please")
+    assert written(f"what is in \\@{name}, please") == ComposedPrompt(f"what is in @{name}, please")
     assert [said.partition(" (")[0] for said in measured(f"@{name} is", None, 0)] == [f"@{shown} cannot be read"]
     assert measured(f"what is in @{name}", None, 0) == [], "it is still being typed"
 
@@ -79,7 +79,7 @@ def test_all_that_cannot_be_read_are_told_at_once(folder):
 
 
 def test_an_escaped_name_is_text_and_other_backslashes_stay(folder):
-    assert written(r"\@notes.txt and \@array") == Written(r"@notes.txt and \@array")
+    assert written(r"\@notes.txt and \@array") == ComposedPrompt(r"@notes.txt and \@array")
 
 
 @each("name, why", [("image.png", wording("is_not_utf_8_text")), ("null", "holds NUL bytes")])
@@ -133,14 +133,14 @@ def test_the_history_tells_what_was_typed(folder, tmp_path):
     "figures", [{}, {"typed_from": 99}, {"typed_from": -1}, {"typed_from": "3"}, {"files": ["x"]}, {"typed_from": None}]
 )
 def test_figures_that_others_wrote_fold_nothing(figures):
-    assert written_in(Turn(1, "whole", "", None, figures)) == Written("whole")
-    assert written_in(Turn(1, "a\n\nb", "", None, {"typed_from": 3, "files": "x"})) == Written("b", "a\n\n")
+    assert written_in(Turn(1, "whole", "", None, figures)) == ComposedPrompt("whole")
+    assert written_in(Turn(1, "a\n\nb", "", None, {"typed_from": 3, "files": "x"})) == ComposedPrompt("b", "a\n\n")
     assert written_in(Turn(1, "a\n\nb", "", None, {"typed_from": 3, "files": [1, "e\x1b"]})).files == ("e␛",)
 
 
 def test_files_before_other_files():
-    assert Written("x", "b\n\n", ("b",)).behind("a\n", "a") == Written("x", "a\n\nb\n\n", ("a", "b"))
-    assert Written("x").behind("", "none") == Written("x")
+    assert ComposedPrompt("x", "b\n\n", ("b",)).behind("a\n", "a") == ComposedPrompt("x", "a\n\nb\n\n", ("a", "b"))
+    assert ComposedPrompt("x").behind("", "none") == ComposedPrompt("x")
     assert joined("a\n", "", "\n b") == "a\n\n b"
 
 

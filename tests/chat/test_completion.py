@@ -4,7 +4,7 @@ import pytest
 from each import each
 from golden import wording
 
-from localspec.chat.commands import COMMANDS, Choice, Entry, choices, is_whole, look_up, needed
+from localspec.chat.commands import COMMANDS, Completion, Suggestion, choices, is_whole, look_up, needed
 from localspec.chat.sampling import KEYS
 from localspec.store.conversations import ConversationInfo
 
@@ -27,7 +27,7 @@ def lines(before, **known):
 def test_commands_with_their_arguments_and_what_they_do():
     assert len(choices("/", {})) == len(COMMANDS)
     assert choices("/tit", {}) == [
-        Choice("/title ", "/title [TEXT]", COMMANDS[[c.name for c in COMMANDS].index("title")].does)
+        Completion("/title ", "/title [TEXT]", COMMANDS[[c.name for c in COMMANDS].index("title")].does)
     ]
     assert lines("/ne") == ["/new"] and lines("/nwe") == []
 
@@ -102,11 +102,11 @@ def test_paths(folder, before, become):
 
 
 def test_what_is_shown_is_safe():
-    hostile = Entry("evil\x1b]0;x\x07", "a\nb\x9b")
+    hostile = Suggestion("evil\x1b]0;x\x07", "a\nb\x9b")
     [choice] = choices("/model ", {"model": [hostile]})
     assert choice.shown == "evil␛]0;x␇" and choice.does == "a b\ufffd"
 
 
 def test_behind_two_slashes_stands_a_prompt():
-    known = {"@": [Entry("notes.md", "")]}
+    known = {"@": [Suggestion("notes.md", "")]}
     assert [choice.shown for choice in choices("//new @no", known)] == ["notes.md"]

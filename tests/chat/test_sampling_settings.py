@@ -10,7 +10,7 @@ from localspec.chat.sampling import (
     FIRST_SAMPLED,
     KEYS,
     ChatSettings,
-    Line,
+    SettingLine,
     first_sampled,
     listed,
     sampling_words,
@@ -132,9 +132,9 @@ def test_flags_that_contradict_a_model_are_still_refused(tmp_path):
 def test_all_are_listed(tmp_path):
     settings = ChatSettings(config.load(Paths(tmp_path), {"LOCALSPEC_MAX_TOKENS": "50"}, {}))
     assert settings.lines(WARM) == [
-        Line("temperature", "0.8", "the model's file"), Line("top-p", "0.95", "the model's file"),
-        Line("top-k", "0", "the model's file"), Line("min-p", "0", "the model's file"),
-        Line("max-tokens", "50", "LOCALSPEC_MAX_TOKENS"), Line("seed", "new", "for each reply"),
+        SettingLine("temperature", "0.8", "the model's file"), SettingLine("top-p", "0.95", "the model's file"),
+        SettingLine("top-k", "0", "the model's file"), SettingLine("min-p", "0", "the model's file"),
+        SettingLine("max-tokens", "50", "LOCALSPEC_MAX_TOKENS"), SettingLine("seed", "new", "for each reply"),
     ]  # fmt: skip
     assert [line.key for line in settings.lines(None)] == list(KEYS)
     assert settings.lines(None)[0].value == "?"

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from localspec.chat.trace import Piece, Pieces, Place, Refused, Trace
+from localspec.chat.trace import Piece, Pieces, RefusedDraft, TokenPlace, Trace
 from localspec.events import Draft, Prefill, Text
 
 BYTES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
@@ -37,10 +37,10 @@ SECOND = Text(" one two eight", (1, 2, 8), ("a", "a", "target"), 0.2, 1, (DRAFT,
 
 def test_a_place_tells_what_stood_beside_it():
     found = trace(FIRST, SECOND)
-    assert found.place(0) == Place(0, "target", 0, 0, 1, 0, ())
-    assert found.place(1) == Place(1, "a", 1, 1, 4, 7, (Refused((7,), ("c",), 1),))
-    assert found.place(2).refused == (Refused((5, 6), ("b", "a+b"), 2),)
-    assert found.place(3).refused == (Refused((3, 4), ("b", "b"), 2),)
+    assert found.place(0) == TokenPlace(0, "target", 0, 0, 1, 0, ())
+    assert found.place(1) == TokenPlace(1, "a", 1, 1, 4, 7, (RefusedDraft((7,), ("c",), 1),))
+    assert found.place(2).refused == (RefusedDraft((5, 6), ("b", "a+b"), 2),)
+    assert found.place(3).refused == (RefusedDraft((3, 4), ("b", "b"), 2),)
     assert found.place(3).source == "target"
     assert [found.corrected(token) for token in range(4)] == [False, False, False, True]
     assert found.texts(3, (3, 4)) == [" three", " four"]
@@ -70,7 +70,7 @@ def test_plain_steps_and_probes_propose_nothing():
     found = trace(FIRST, Text(" one", (1,), ("target",), 0.2, 1, (alone,)))
     found.take(Text(" four", (4,), ("target",), 0.3, 2, (probed,)))
     assert (found.place(1).drafted, found.place(1).refused) == (0, ())
-    assert (found.place(2).drafted, found.place(2).refused) == (1, (Refused((2,), ("a",), 1),))
+    assert (found.place(2).drafted, found.place(2).refused) == (1, (RefusedDraft((2,), ("a",), 1),))
 
 
 def test_equal_nodes_beside_the_accepted_one_were_not_refused():
@@ -81,7 +81,7 @@ def test_equal_nodes_beside_the_accepted_one_were_not_refused():
 
 def test_events_that_say_nothing_of_drafts():
     found = trace(FIRST, Text(" one", (1,), ("target",), 0.2, 1))
-    assert found.place(1) == Place(1, "target", 1, 1, 2, 0, ())
+    assert found.place(1) == TokenPlace(1, "target", 1, 1, 2, 0, ())
 
 
 def test_halves_of_characters_are_one_piece():

@@ -6,7 +6,7 @@ import sys
 import pytest
 from golden import matching
 
-from localspec.chat.commands import Entry
+from localspec.chat.commands import Suggestion
 from localspec.cli import line_editing
 from localspec.cli.line_editing import Completer, read_line
 from localspec.errors import UsageMistake
@@ -17,7 +17,7 @@ def test_matches_are_given_one_after_the_other():
 
     def look_up(need):
         asked.append(need)
-        return [Entry("demo", "the demo"), Entry("dream", "another")]
+        return [Suggestion("demo", "the demo"), Suggestion("dream", "another")]
 
     completer = Completer(look_up)
     assert [completer("/model d", number) for number in range(3)] == ["/model demo", "/model dream", None]

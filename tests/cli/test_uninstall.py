@@ -188,13 +188,13 @@ def test_sizes_are_those_of_what_is_deleted(home: Path) -> None:
     place = next(one for one in uninstall.places_of(Paths(home))[Paths(home).cache_dir] if one.path.name == "packed")
     place.path.mkdir(exist_ok=True)
     (place.path / "one.packed").write_text("packed")
-    before = uninstall.Found.of(place)
+    before = uninstall.FoundPlace.of(place)
     assert before.bytes == sum(file.stat().st_size for file in files(place.path)) > 0
     (place.path / "thesis").mkdir()
     for file in ("thesis.tex", "thesis/one.packed"):
         (place.path / file).write_text("mine")
-    assert uninstall.Found.of(place).bytes == before.bytes
-    assert {file.name for file in uninstall.Found.of(place).foreign} == {"thesis", "thesis.tex"}
+    assert uninstall.FoundPlace.of(place).bytes == before.bytes
+    assert {file.name for file in uninstall.FoundPlace.of(place).foreign} == {"thesis", "thesis.tex"}
 
 
 def test_what_was_remembered_of_digests_goes(home: Path) -> None:

@@ -21,7 +21,7 @@ from localspec.decoding.exactness import Exactness
 from localspec.decoding.measuring import finished
 from localspec.engine import trials
 from localspec.engine.model_profile import EXACTNESS, ModelProfile
-from localspec.engine.trials import KERNELS, LIBRARIES, OWN, Verdict, settle_kernels
+from localspec.engine.trials import KERNELS, LIBRARIES, OWN, TrialResult, settle_kernels
 from localspec.events import Reporter
 from localspec.machine.nvidia import NvidiaDriver
 from localspec.models.registry import resolve
@@ -214,8 +214,13 @@ def test_exactness_is_of_rows_that_fill_up_or_not(process: Process, monkeypatch:
 
 
 def test_verdicts_are_read_as_they_were_kept() -> None:
-    for found in (Verdict(OWN), Verdict(LIBRARIES, "why")):
+    for found in (TrialResult(OWN), TrialResult(LIBRARIES, "why")):
         assert KERNELS.parse(KERNELS.to_json(found)) == found
-    for odd in (Verdict("captured"), Verdict(OWN, "why"), Verdict(LIBRARIES), Verdict(LIBRARIES, "why", passing=True)):
+    for odd in (
+        TrialResult("captured"),
+        TrialResult(OWN, "why"),
+        TrialResult(LIBRARIES),
+        TrialResult(LIBRARIES, "why", passing=True),
+    ):
         assert KERNELS.parse(KERNELS.to_json(odd)) is None
     assert KERNELS.parse({"outcome": OWN, "passing": []}) is None

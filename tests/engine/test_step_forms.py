@@ -16,7 +16,7 @@ from localspec.decoding.limits import Limits
 from localspec.engine import trials
 from localspec.engine import trials as module
 from localspec.engine.engine import Engine
-from localspec.engine.trials import STEP_FORM, RecordingWatch, Verdict, settle_step_form
+from localspec.engine.trials import STEP_FORM, RecordingWatch, TrialResult, settle_step_form
 from localspec.events import Reporter
 from localspec.machine.nvidia import NvidiaDriver
 from localspec.models.registry import resolve
@@ -139,7 +139,7 @@ def test_while_another_process_looks_nobody_else_does(gpu: GPU, monkeypatch: pyt
 @pytest.mark.parametrize("passing", [False, True], ids=["found", "given up"])
 def test_what_another_process_finds_is_waited_for(gpu: GPU, monkeypatch: pytest.MonkeyPatch, passing: bool) -> None:
     def come_to_an_end(seconds: float) -> None:
-        gpu.store.measurements.remember(STEP_FORM.name, KEPT, asdict(Verdict("static", "why", passing)))  # type: ignore[union-attr]
+        gpu.store.measurements.remember(STEP_FORM.name, KEPT, asdict(TrialResult("static", "why", passing)))  # type: ignore[union-attr]
 
     left_by(gpu, kept_while_it_was_tried(gpu), tried_by=ANOTHER)
     monkeypatch.setattr(trials.time, "sleep", come_to_an_end)
@@ -223,7 +223,7 @@ def test_what_else_stands_in_the_store_is_checked_again(gpu: GPU, value: Any) ->
 
 
 def test_what_was_found_is_read_as_it_was_kept() -> None:
-    for found in (Verdict("captured"), Verdict("static", "why")):
+    for found in (TrialResult("captured"), TrialResult("static", "why")):
         assert STEP_FORM.parse(STEP_FORM.to_json(found)) == found
 
 

@@ -16,7 +16,7 @@ from localspec.models import registry
 from localspec.models.model import model_of
 from localspec.models.registry import resolve
 from localspec.serving import loaded
-from localspec.serving.loaded import LoadedModels, Taken, model_named, models_here
+from localspec.serving.loaded import LoadedModels, ServedChoice, model_named, models_here
 
 
 def engine(*stages: str) -> SimpleNamespace:
@@ -191,7 +191,7 @@ def test_what_was_taken_is_compared_with_what_is_asked_for(tmp_path):
         target=demo, drafter="s3d", trained=named_drafter("s3d", demo).trained, draft=None, device="cpu", dtype="bf16",
         quantize="int8",
     )  # fmt: skip
-    taken = Taken(choice, 1024)
+    taken = ServedChoice(choice, 1024)
     same = {"drafter": "s3d", "device": "cpu", "dtype": "bf16", "quantize": "int8", "context": 1024}
     other = {"drafter": "s3d+phrases", "device": "cuda", "dtype": "fp32", "quantize": "none", "context": 512}
     for name in same:
@@ -199,7 +199,7 @@ def test_what_was_taken_is_compared_with_what_is_asked_for(tmp_path):
         assert not taken.agrees(name, Settings(**{name: other[name]})), name
     elsewhere = shutil.copytree(choice.trained[0].path, tmp_path / "mine")
     assert not taken.agrees("drafter", Settings(drafter=str(elsewhere))), "other weights may be of another training"
-    paired = Taken(SimpleNamespace(**{**vars(choice), "drafter": "draft_model", "trained": ()}), 1024)
+    paired = ServedChoice(SimpleNamespace(**{**vars(choice), "drafter": "draft_model", "trained": ()}), 1024)
     assert not paired.agrees("drafter", Settings(drafter="draft_model")), "it drafts with another small model, or none"
 
 

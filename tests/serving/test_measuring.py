@@ -9,11 +9,11 @@ from golden import wording
 from serving.scripted_server import DONE, HELLO, USAGE, answer, ended, said, scripted, stream
 
 from localspec.bench import plot, server_table
-from localspec.bench.prompts import Prompt
+from localspec.bench.prompts import BenchPrompt
 from localspec.config import Settings
 from localspec.events import Reporter
 from localspec.serving import measuring
-from localspec.serving.measuring import Asked, Reply, measure
+from localspec.serving.measuring import LoadTest, TimedReply, measure
 from localspec.serving.server import Server
 from localspec.serving.server_engine import ServerEngine
 
@@ -54,10 +54,15 @@ def test_two_side_by_side(tmp_path, prompts):
 
 def test_the_figures(monkeypatch):
     """By a clock that stands still otherwise."""
-    asked = [Reply("a", 11, 1, 0.5, 2.0), Reply("b", 11, 1, 0.7, 1.0), Reply("c", 9, 3, 0.6, 0.01)]
+    asked = [TimedReply("a", 11, 1, 0.5, 2.0), TimedReply("b", 11, 1, 0.7, 1.0), TimedReply("c", 9, 3, 0.6, 0.01)]
     assert [one.speed for one in asked] == [5.0, 10.0, 0.0], "what comes in no time is no speed"
-    assert asked[0].whole == pytest.approx(11 / 2.5) and Reply("", 0, 0, 0.0, 0.0).whole == 0
-    twice = [*asked, Reply("a", 11, 1, 0.1, 0.4), Reply("x", 11, 1, 0.1, 0.4), Reply("c", 9, 3, 0.1, 0.4)]
+    assert asked[0].whole == pytest.approx(11 / 2.5) and TimedReply("", 0, 0, 0.0, 0.0).whole == 0
+    twice = [
+        *asked,
+        TimedReply("a", 11, 1, 0.1, 0.4),
+        TimedReply("x", 11, 1, 0.1, 0.4),
+        TimedReply("c", 9, 3, 0.1, 0.4),
+    ]
     found = measuring._figures(twice, [*asked, *asked], 3, comparable=True)
     assert (found["first_token_s"], found["identical_prompts"], found["tokens"]) == (0.3, 2, 62)
     assert found["tokens_per_second"] == 15.0, "the median of 5, 10, 15, 25 and 25"
@@ -69,14 +74,14 @@ def test_each_takes_its_turn_and_who_is_first_changes(monkeypatch):
 
     def reply(engine, prompt, settings, most):
         order.append((engine.model, prompt))
-        return Reply("x", 5, 1, 0.1, 1.0)
+        return TimedReply("x", 5, 1, 0.1, 1.0)
 
     monkeypatch.setattr(measuring, "_reply", reply)
     with scripted() as server:
         there = Server.open(server.url)
         engines = [ServerEngine(there, name, Reporter()) for name in ("a", "b")]
         told = []
-        measure(engines, Asked([Prompt("1", "x", "One?")], 9, 2), Settings(temperature=0.0), told.append)
+        measure(engines, LoadTest([BenchPrompt("1", "x", "One?")], 9, 2), Settings(temperature=0.0), told.append)
     assert order[2:] == [("a", "One?"), ("b", "One?"), ("b", "One?"), ("a", "One?")]
     assert "prompt 2 of 2" in told[-1] and "left" in told[-1]
 

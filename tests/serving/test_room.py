@@ -12,10 +12,10 @@ from localspec.config import Settings
 from localspec.errors import LocalspecError
 from localspec.machine import memory
 from localspec.serving import room
-from localspec.serving.asked import Asked
+from localspec.serving.client_request import ClientRequest
 from localspec.serving.room import EngineRoom, Ticket
 
-ASKED = Asked("demo", [{"role": "user", "content": "Hi"}], None, {})
+ASKED = ClientRequest("demo", [{"role": "user", "content": "Hi"}], None, {})
 
 
 class Models:

@@ -15,10 +15,10 @@ from localspec.config import Settings
 from localspec.errors import LocalspecError
 from localspec.events import Done, Reporter
 from localspec.serving import server_engine
-from localspec.serving.pieces import Piece
+from localspec.serving.pieces import ServerPiece
 from localspec.serving.server import Server
 from localspec.serving.server_engine import ServerEngine
-from localspec.serving.server_reply import Reply
+from localspec.serving.server_reply import ServerReply
 
 
 def test_a_reply_in_parts_is_read_and_others_than_the_first_are_not(tmp_path):
@@ -78,7 +78,11 @@ def test_what_is_wrong_names_the_address_once(tmp_path):
 
 def test_turns_that_the_server_left_out_count_as_well_as_those_left_out_here():
     engine = SimpleNamespace(server=SimpleNamespace(ours=True), told={})
-    reply = Reply(engine, dropped=4)
-    for piece, dropped in ((Piece(), 4), (Piece(own={"dropped_turns": 2}), 6), (Piece(own={"dropped_turns": 2}), 6)):
+    reply = ServerReply(engine, dropped=4)
+    for piece, dropped in (
+        (ServerPiece(), 4),
+        (ServerPiece(own={"dropped_turns": 2}), 6),
+        (ServerPiece(own={"dropped_turns": 2}), 6),
+    ):
         reply._take(piece)
         assert reply._dropped == dropped

@@ -5,11 +5,11 @@ import threading
 import pytest
 from each import each
 
-from localspec.serving.room import TooMany, Turns
+from localspec.serving.room import ClientQueue, TooMany
 
 
 def test_one_with_many_requests_does_not_hold_up_the_others():
-    turns = Turns[str](10, 100)
+    turns = ClientQueue[str](10, 100)
     for one in ("a1", "a2", "a3", "b1", "c1", "b2"):
         turns.put(one[0], one)
     assert len(turns) == 6
@@ -18,7 +18,7 @@ def test_one_with_many_requests_does_not_hold_up_the_others():
 
 @each("room, sizes", [(2, (0, 0, 0)), (9, (60, 40, 1))])
 def test_more_requests_or_bytes_than_there_is_room_for_are_refused(room, sizes):
-    turns = Turns[int](room, 100)
+    turns = ClientQueue[int](room, 100)
     turns.put("a", 1, sizes[0])
     turns.put("b", 2, sizes[1])
     with pytest.raises(TooMany):
@@ -28,7 +28,7 @@ def test_more_requests_or_bytes_than_there_is_room_for_are_refused(room, sizes):
 
 
 def test_who_waits_for_the_next_one_is_told_of_the_end():
-    turns, found = Turns[int](2, 100), []
+    turns, found = ClientQueue[int](2, 100), []
     waiting = threading.Thread(target=lambda: found.append(turns.next(None)))
     waiting.start()
     assert turns.close() == []
@@ -39,7 +39,7 @@ def test_who_waits_for_the_next_one_is_told_of_the_end():
 
 
 def test_those_that_wait_at_the_end_are_told():
-    turns = Turns[int](3, 100)
+    turns = ClientQueue[int](3, 100)
     turns.put("a", 1)
     turns.put("b", 2)
     assert turns.close() == [1, 2] and turns.next(0) is None and turns.closed

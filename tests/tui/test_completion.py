@@ -7,7 +7,7 @@ from golden import wording
 from textual.widgets import OptionList
 from tui.scripted_engine import say, talked, until
 
-from localspec.chat.commands import COMMANDS, Entry
+from localspec.chat.commands import COMMANDS, Suggestion
 from localspec_tui.screens.models import ModelsScreen
 from localspec_tui.widgets.prompt import Prompt
 from localspec_tui.widgets.suggestions import Suggestions
@@ -115,7 +115,7 @@ async def test_a_slow_disk_holds_no_key_up_and_tab_waits_a_moment_for_it(chat, m
 
         def slowly(need, history):
             time.sleep(0.05)
-            return [Entry("hostile.txt", "")]
+            return [Suggestion("hostile.txt", "")]
 
         monkeypatch.setattr("localspec_tui.screens.chat.look_up", slowly)
         await pilot.press(*"@hos", "tab", "x")  # as fast as one can
@@ -134,7 +134,7 @@ async def test_a_click_completes(chat):
 
 async def test_tab_asks_for_the_list_of_what_was_put_there(chat, monkeypatch):
     talk = chat()
-    monkeypatch.setattr("localspec_tui.screens.chat.look_up", lambda need, history: [Entry("hostile.txt", "")])
+    monkeypatch.setattr("localspec_tui.screens.chat.look_up", lambda need, history: [Suggestion("hostile.txt", "")])
     async with talk.playing() as pilot:
         talk.app.query_one(Prompt).put("@hos")  # as an earlier prompt, which opens nothing
         await pilot.pause()

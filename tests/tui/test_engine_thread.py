@@ -9,7 +9,7 @@ import pytest
 from clocks import PATIENCE
 from tui.scripted_engine import ScriptedChat, ScriptedEngine, card, talked, until
 
-from localspec.chat.attachments import Written
+from localspec.chat.attachments import ComposedPrompt
 from localspec.errors import LocalspecError
 from localspec_tui import messages
 
@@ -113,7 +113,7 @@ def test_jobs_behind_the_end_are_not_done(talk):
 
     talk.models["scripted"] = [load, talk.engine]
     talk.thread.begin(told.append)
-    talk.thread.ask(Written("never"))
+    talk.thread.ask(ComposedPrompt("never"))
     assert not talk.thread.close(0)
     gate.set()
     assert talk.thread.close(PATIENCE)
@@ -124,7 +124,7 @@ def test_a_prompt_without_a_model_is_given_back(talk):
     post, told, ended = heard(messages.ReplyEnded)
     talk.models["scripted"] = [LocalspecError("It does not load.")]
     talk.thread.begin(post)
-    talk.thread.ask(Written("Anybody?"))
+    talk.thread.ask(ComposedPrompt("Anybody?"))
     assert ended.acquire(timeout=PATIENCE)
     got = next(message for message in told if isinstance(message, messages.ReplyEnded))
     assert (got.prompt, got.turn, got.trouble) == ("Anybody?", None, None)

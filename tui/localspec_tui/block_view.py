@@ -21,7 +21,7 @@ from textual.widget import Widget
 from localspec.text import one_line, safe
 from localspec_tui import keymap
 from localspec_tui.laid_block import PADDING, LaidBlock, LaidOutOnce
-from localspec_tui.reply_blocks import Block, Margin
+from localspec_tui.reply_blocks import Margin, ReplyBlock
 
 if TYPE_CHECKING:
     from localspec_tui.app import ChatApp
@@ -49,7 +49,7 @@ class BlockView(LaidOutOnce, Widget):
 
     def __init__(self) -> None:
         super().__init__()
-        self._blocks: list[Block] = []
+        self._blocks: list[ReplyBlock] = []
         self._laid: list[LaidBlock] = []
         self._tops = [0]  # the first row of each block, then the row after the last block
         self._lines = [0]  # likewise for lines
@@ -59,7 +59,7 @@ class BlockView(LaidOutOnce, Widget):
 
     # -- what is shown ------------------------------------------------------------------------------------------------
 
-    def show(self, blocks: Sequence[Block], settled: int = 0) -> None:
+    def show(self, blocks: Sequence[ReplyBlock], settled: int = 0) -> None:
         """Show these blocks. The first `settled` ones are known to be unchanged."""
         same, height = settled, self._tops[-1]
         while same < min(len(blocks), len(self._blocks)) and self._blocks[same] == blocks[same]:
@@ -75,7 +75,7 @@ class BlockView(LaidOutOnce, Widget):
         )
 
     @property
-    def blocks(self) -> Sequence[Block]:
+    def blocks(self) -> Sequence[ReplyBlock]:
         """Return the blocks that are shown."""
         return self._blocks
 
@@ -215,7 +215,7 @@ class BlockView(LaidOutOnce, Widget):
             ]
         return drawn
 
-    def _spans(self, block: Block, start: int, end: int) -> Iterator[Span]:
+    def _spans(self, block: ReplyBlock, start: int, end: int) -> Iterator[Span]:
         """Yield the styles of a block's text from `start` to `end`, as spans that count from `start`."""
         if block.kind == "code":
             app = self.app
@@ -344,7 +344,7 @@ class PlainText(BlockView):
 
     def set_text(self, text: str) -> None:
         """Show this text instead. Rows of an unchanged beginning are not computed again."""
-        self.show([Block("plain", safe(text).expandtabs(8))] if text else [])
+        self.show([ReplyBlock("plain", safe(text).expandtabs(8))] if text else [])
 
 
 LONGEST_CODE = 8192  # characters; longer code is not highlighted

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from textual.message import Message
 
-from localspec.chat.attachments import Written
+from localspec.chat.attachments import ComposedPrompt
 from localspec.chat.sampling import first_sampled, sampling_words
 from localspec.chat.trace import Trace
 from localspec.errors import LocalspecError
@@ -181,7 +181,7 @@ class CurrentConversation:
         with interpreter.shared(engine):
             race_job.run(engine, prompt, self.now.system, self._model.settings.now, stop, post)
 
-    def answer(self, prompt: Written, stop: threading.Event, trace: Trace) -> None:
+    def answer(self, prompt: ComposedPrompt, stop: threading.Event, trace: Trace) -> None:
         """Answer a prompt until the model ends or `stop` is set, and post ReplyEnded."""
         talk, engine, live = self.now, self._model.engine, self._model.live
         replaced, self._replaced = self._replaced, None
@@ -223,7 +223,7 @@ class CurrentConversation:
         self._branched = None
 
     def _ask(
-        self, engine: "Answerer", live: "LiveStats", prompt: Written, replaced: Mapping[str, Any] | None
+        self, engine: "Answerer", live: "LiveStats", prompt: ComposedPrompt, replaced: Mapping[str, Any] | None
     ) -> "Generator[Event]":
         """Ask the model with the settings that hold now, and return the events of its reply. Raise LocalspecError."""
         from localspec import Limits

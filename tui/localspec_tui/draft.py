@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from localspec.store.drafts import Drafts
 
 
-class Draft:
+class UnsentText:
     """A saver of the unsent text: what is typed, the prompts that are not answered, and drafts that were put aside.
 
     Without a store nothing is saved. A failing store only sets `trouble`.

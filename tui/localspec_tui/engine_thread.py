@@ -8,7 +8,7 @@ from queue import SimpleQueue
 
 from textual.message import Message
 
-from localspec.chat.attachments import Written
+from localspec.chat.attachments import ComposedPrompt
 from localspec.chat.trace import Trace
 from localspec.config import Settings
 from localspec.errors import LocalspecError, UsageMistake
@@ -47,7 +47,7 @@ class EngineThread(threading.Thread):
             self.outlet.send = post
             self.start()
 
-    def ask(self, prompt: Written) -> None:
+    def ask(self, prompt: ComposedPrompt) -> None:
         """Ask the model; its reply comes through `buffer`, and ReplyEnded after it."""
         self._stops_reply = threading.Event()
         self.buffer.begin()

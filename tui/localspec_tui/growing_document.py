@@ -14,7 +14,7 @@ from dataclasses import replace
 from markdown_it.token import Token
 
 from localspec_tui.markdown_parser import parser
-from localspec_tui.reply_blocks import Block, BlockReader, with_more
+from localspec_tui.reply_blocks import BlockReader, ReplyBlock, with_more
 
 LONGEST = 64 * 1024  # bytes; a longer text is shown as plain text
 PIECE = 2048  # characters of the tail, beyond which its last block is divided
@@ -31,10 +31,10 @@ def is_long(text: str) -> bool:
     return 4 * len(text) > LONGEST and len(text.encode(errors="replace")) > LONGEST
 
 
-def read_blocks(text: str) -> list[Block]:
+def read_blocks(text: str) -> list[ReplyBlock]:
     """Return the blocks of a whole text. This is safe on any thread."""
     if is_long(text):
-        return [Block("plain", text.expandtabs(8))]
+        return [ReplyBlock("plain", text.expandtabs(8))]
     return BlockReader().read(parser().parse(text))
 
 
@@ -52,7 +52,7 @@ class GrowingDocument:
     def __init__(self) -> None:
         self.set("", [])
 
-    def set(self, source: str, blocks: list[Block]) -> None:
+    def set(self, source: str, blocks: list[ReplyBlock]) -> None:
         """Show this text. `blocks` is what `read_blocks` returned for it."""
         self.source, self.blocks = source, blocks
         self.settled = 0
@@ -62,18 +62,18 @@ class GrowingDocument:
     def _undivided(self) -> None:
         """Note that the tail begins with a whole block."""
         self._opening = ""  # parsed before the tail: the first line of a fence, or the header of a table
-        self._base: Block | None = None  # the settled beginning of a divided block that the tail continues
+        self._base: ReplyBlock | None = None  # the settled beginning of a divided block that the tail continues
         self._in_list = False  # whether the tail begins with an item of a divided list
         self._number: int | None = None  # the number of that item
         # Lengths of the tail: when it was parsed last, and when it is parsed next.
         self._read, self._next_read = 0, 0
-        self._shown_then: list[Block] = []  # the blocks of the tail when it was parsed last
+        self._shown_then: list[ReplyBlock] = []  # the blocks of the tail when it was parsed last
 
     def append(self, text: str) -> None:
         """Append to the text. Only blocks that are not settled change."""
         self.source += text
         if is_long(self.source):
-            self.settled, self.blocks = 0, [Block("plain", self.source.expandtabs(8))]
+            self.settled, self.blocks = 0, [ReplyBlock("plain", self.source.expandtabs(8))]
         else:
             self._read_tail()
 
@@ -82,7 +82,7 @@ class GrowingDocument:
         tail = self.source[self._tail_at :]
         if len(tail) < self._next_read:  # too early to parse: show what was added as plain text
             rest = " ".join(tail[self._read :].split())
-            self.blocks[self.settled :] = [*self._shown_then, *([Block("paragraph", rest)] if rest else [])]
+            self.blocks[self.settled :] = [*self._shown_then, *([ReplyBlock("paragraph", rest)] if rest else [])]
             return
         tail = _without_open_line(tail)
         reader = self._reader_of(tail)
@@ -109,7 +109,7 @@ class GrowingDocument:
         reader.read(parser().parse(self._opening + tail))
         return reader
 
-    def _joined(self, blocks: list[Block]) -> list[Block]:
+    def _joined(self, blocks: list[ReplyBlock]) -> list[ReplyBlock]:
         """Return the blocks of the tail, with the first one joined to the beginning of a divided block."""
         base = self._base
         if base is None:

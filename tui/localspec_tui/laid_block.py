@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from rich.cells import cell_len, get_character_cell_size
 from textual.geometry import Region, Size
 
-from localspec_tui.reply_blocks import Block
+from localspec_tui.reply_blocks import ReplyBlock
 
 FURTHER = 2  # columns
 
@@ -61,7 +61,7 @@ PADDING = 2  # columns on both sides of code
 AROUND = 3  # columns around a cell: a blank on each side, a line
 
 
-class Part(NamedTuple):
+class RowPart(NamedTuple):
     """A part of a row, which begins at `column`: a range of the block's text, or `drawn`, such as a line of a table."""
 
     column: int
@@ -80,7 +80,7 @@ class _Table:
     y 4   └────┴────┘
     """
 
-    def __init__(self, block: Block, room: int) -> None:
+    def __init__(self, block: ReplyBlock, room: int) -> None:
         self._block = block
         self.height = 0
         cells, text = block.cells, block.text
@@ -112,28 +112,28 @@ class _Table:
             top += lines + 1
         self.height = max(top, 2)
 
-    def parts(self, y: int) -> list[Part]:
+    def parts(self, y: int) -> list[RowPart]:
         """Return the parts of one row on the screen, from the left."""
         number = bisect_right(self._tops, y) - 1
         if y == 0:
-            return [Part(0, 0, 0, self._line("┌┬┐"))]
+            return [RowPart(0, 0, 0, self._line("┌┬┐"))]
         if y == self.height - 1:
-            return [Part(0, 0, 0, self._line("└┴┘"))]
+            return [RowPart(0, 0, 0, self._line("└┴┘"))]
         after = self._tops[number + 1] if number + 1 < len(self._tops) else self.height
         if y == after - 1:
-            return [Part(0, 0, 0, self._line("├┼┤"))]
-        parts, column, line = [Part(0, 0, 0, "│ ")], 2, y - self._tops[number]
+            return [RowPart(0, 0, 0, self._line("├┼┤"))]
+        parts, column, line = [RowPart(0, 0, 0, "│ ")], 2, y - self._tops[number]
         for at, (start, end) in enumerate(self._block.cells[number]):
             breaks = self._breaks.get((number, at), [start])
             if line < len(breaks):
                 begin = breaks[line]
                 end = breaks[line + 1] if line + 1 < len(breaks) else end
-                parts.append(Part(column, begin, begin + len(self._block.text[begin:end].rstrip())))
+                parts.append(RowPart(column, begin, begin + len(self._block.text[begin:end].rstrip())))
             column += self.widths[at] + AROUND
-            parts.append(Part(column - 2, 0, 0, "│ "))
+            parts.append(RowPart(column - 2, 0, 0, "│ "))
         for at in range(len(self._block.cells[number]), len(self.widths)):
             column += self.widths[at] + AROUND
-            parts.append(Part(column - 2, 0, 0, "│ "))
+            parts.append(RowPart(column - 2, 0, 0, "│ "))
         parts[-1] = parts[-1]._replace(drawn="│")
         return parts
 
@@ -154,7 +154,7 @@ class _Table:
 class LaidBlock:
     """A block in `width` columns: its rows, and the parts of each."""
 
-    def __init__(self, block: Block, width: int) -> None:
+    def __init__(self, block: ReplyBlock, width: int) -> None:
         self.block = block
         self.margin = min(sum(len(one.text) for one in block.rest), max(width - LEAST_ROOM, 0))
         self.room = max(width - self.margin, 1)
@@ -164,7 +164,7 @@ class LaidBlock:
         self.head = block.above + (block.kind == "code")  # rows before those of the text
         self.height = self.head + (self._table.height if self._table is not None else len(self._starts))
 
-    def parts(self, row: int) -> list[Part]:
+    def parts(self, row: int) -> list[RowPart]:
         """Return the parts of a row, from the left; `row` counts without the head."""
         if self._table is not None:
             return self._table.parts(row)
@@ -179,7 +179,7 @@ class LaidBlock:
                 column += min(indent_of(text, start), max(self.room - 2 * PADDING, 1) // 2)
         elif self.block.kind != "plain" and row + 1 < len(self._starts):
             end = start + len(text[start:end].rstrip(" "))
-        return [Part(column, start, end)]
+        return [RowPart(column, start, end)]
 
     def row_of(self, place: int) -> int:
         """Return the row of a place in the text; it counts with the head."""

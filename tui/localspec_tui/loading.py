@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Protocol
 
 from localspec.chat.attachments import measured
-from localspec.chat.sampling import ChatSettings, State, state, why_empty
+from localspec.chat.sampling import ChatSettings, ThinkingState, state, why_empty
 from localspec.config import Settings
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Reporter
@@ -174,7 +174,7 @@ class LoadedModel:
         except LocalspecError as error:  # a tokenizer that cannot read this text
             return [str(error)]
 
-    def thinking(self, system: str | None) -> State:
+    def thinking(self, system: str | None) -> ThinkingState:
         """Return whether the model thinks before it answers, and what changes that. Raise UsageMistake."""
         if self.engine is None:
             raise UsageMistake("No model is loaded now.")

@@ -19,7 +19,7 @@ _MARKS = {"em_open": "em", "strong_open": "strong", "s_open": "s"}
 _ENDS = {"em_close": "em", "strong_close": "strong", "s_close": "s"}
 
 
-class Run(NamedTuple):
+class StyledRun(NamedTuple):
     """A range of a text with styles (`marks`, such as "strong"), and the address if it is a link."""
 
     start: int
@@ -36,7 +36,7 @@ class Margin(NamedTuple):
 
 
 @dataclass
-class Block:
+class ReplyBlock:
     """A paragraph, heading, table, piece of code or rule.
 
     An example: a paragraph in a list in a quote, with a blank row above it.
@@ -50,7 +50,7 @@ class Block:
 
     kind: str
     text: str = ""
-    runs: list[Run] = field(default_factory=list)
+    runs: list[StyledRun] = field(default_factory=list)
     lead: tuple[Margin, ...] = ()
     rest: tuple[Margin, ...] = ()
     above: int = 0
@@ -58,7 +58,7 @@ class Block:
     language: str = ""
     cells: list[list[tuple[int, int]]] = field(default_factory=list)
 
-    def runs_in(self, start: int, end: int) -> Iterator[Run]:
+    def runs_in(self, start: int, end: int) -> Iterator[StyledRun]:
         """Yield the runs between `start` and `end`, clipped to this range."""
         at = bisect_right(self.runs, start, key=lambda run: run.end)
         while at < len(self.runs) and self.runs[at].start < end:
@@ -89,7 +89,7 @@ class BlockReader:
     """
 
     def __init__(self, number: int | None = None) -> None:
-        self.blocks: list[Block] = []
+        self.blocks: list[ReplyBlock] = []
         self.tops: list[tuple[Token, int]] = []  # tokens of the outer level, and their first block
         self.items: list[int] = []  # the first line of each item of the last list of the outer level
         self._number = number
@@ -97,7 +97,7 @@ class BlockReader:
         self._before: list[_Container] = []  # the containers that were open at the last block
         self._numbers: list[Iterator[str] | None] = []  # item numbers of each open list; None for bullets
 
-    def read(self, tokens: "Sequence[Token]") -> list[Block]:
+    def read(self, tokens: "Sequence[Token]") -> list[ReplyBlock]:
         """Return the blocks of these tokens."""
         at = 0
         while at < len(tokens):
@@ -107,12 +107,12 @@ class BlockReader:
             match token.type:
                 case "paragraph_open" | "heading_open":
                     kind = "paragraph" if token.type == "paragraph_open" else token.tag
-                    self._add(Block(kind, *inline(tokens[at + 1])))
+                    self._add(ReplyBlock(kind, *inline(tokens[at + 1])))
                     at += 2
                 case "fence" | "code_block":
-                    self._add(Block("code", code(token.content), language=token.info))
+                    self._add(ReplyBlock("code", code(token.content), language=token.info))
                 case "hr":
-                    self._add(Block("rule"))
+                    self._add(ReplyBlock("rule"))
                 case "table_open":
                     at = self._add_table(tokens, at)
                 case "blockquote_open":
@@ -134,12 +134,12 @@ class BlockReader:
                     self._numbers.pop()
                 case "list_item_close" | "blockquote_close":
                     if not self._open[-1].used:
-                        self._add(Block("paragraph"))  # an empty item or quote
+                        self._add(ReplyBlock("paragraph"))  # an empty item or quote
                     self._open.pop()
             at += 1
         return self.blocks
 
-    def _add(self, block: Block) -> None:
+    def _add(self, block: ReplyBlock) -> None:
         """Add a block, with margins for the open containers."""
         if self.blocks:
             pairs = zip(self._open, self._before, strict=False)
@@ -169,7 +169,7 @@ class BlockReader:
 
     def _add_table(self, tokens: "Sequence[Token]", at: int) -> int:
         """Add a table whose first token is at `at`, and return the index of its last token."""
-        block, parts, size = Block("table"), list[str](), 0
+        block, parts, size = ReplyBlock("table"), list[str](), 0
         while tokens[at].type != "table_close":
             token = tokens[at]
             if token.type == "tr_open":
@@ -193,13 +193,13 @@ class BlockReader:
         return at
 
 
-def inline(token: "Token") -> tuple[str, list[Run]]:
+def inline(token: "Token") -> tuple[str, list[StyledRun]]:
     """Return the text of an inline token, and its runs.
 
     Nested marks become consecutive runs: "*a **b** c*" gives "a " (em), "b" (em, strong) and " c" (em).
     """
     parts: list[str] = []
-    runs: list[Run] = []
+    runs: list[StyledRun] = []
     depths = {"em": 0, "strong": 0, "s": 0}
     hrefs: list[str] = []
     size = 0
@@ -214,7 +214,7 @@ def inline(token: "Token") -> tuple[str, list[Run]]:
             if runs and runs[-1].end == size and runs[-1][2:] == (marks, href):
                 runs[-1] = runs[-1]._replace(end=size + len(text))
             else:
-                runs.append(Run(size, size + len(text), marks, href))
+                runs.append(StyledRun(size, size + len(text), marks, href))
         parts.append(text)
         size += len(text)
 
@@ -242,7 +242,7 @@ def inline(token: "Token") -> tuple[str, list[Run]]:
     return "".join(parts), runs
 
 
-def with_more(base: Block, more: Block) -> Block:
+def with_more(base: ReplyBlock, more: ReplyBlock) -> ReplyBlock:
     """Return a block with the text of another one added. From a table, only the rows below its header are added."""
     if base.kind == "code":
         return replace(base, text=f"{base.text}{more.text}".rstrip())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from textual.screen import Screen
 from textual.timer import Timer
 
-from localspec.chat.attachments import GIVEN, Written, written
+from localspec.chat.attachments import GIVEN, ComposedPrompt, written
 from localspec.chat.wording import repeated, same_answer, thought
 from localspec.repetition import goes_round
 from localspec_tui import keymap, messages
@@ -31,9 +31,9 @@ class Outbox:
     """The prompts without a reply. At most one is being answered; the text of given files goes before the next one."""
 
     def __init__(self, first: str | None, files: str) -> None:
-        self.waiting = [Written(first)] if first else []
+        self.waiting = [ComposedPrompt(first)] if first else []
         self.files = files
-        self.under_way: Written | None = None
+        self.under_way: ComposedPrompt | None = None
         self.model_loaded = False
         self.to_be_shown = 1  # conversations that were requested; prompts wait until the last one is shown
         self._given = ""  # the files whose text goes with the current prompt
@@ -53,13 +53,13 @@ class Outbox:
         """Return the waiting prompts, as they were typed."""
         return [one.typed for one in self.waiting]
 
-    def take(self) -> Written:
+    def take(self) -> ComposedPrompt:
         """Return the prompt that has waited longest; it becomes the current one."""
         self.under_way = self.waiting.pop(0).behind(self.files, GIVEN)
         self._given, self.files = self.files, ""
         return self.under_way
 
-    def end(self) -> Written | None:
+    def end(self) -> ComposedPrompt | None:
         """Return the prompt that was being answered."""
         ended, self.under_way = self.under_way, None
         return ended
@@ -108,18 +108,18 @@ class Turns:
 
     # -- sending ------------------------------------------------------------------------------------------------------
 
-    async def read(self, text: str) -> Written:
+    async def read(self, text: str) -> ComposedPrompt:
         """Return a prompt with the text of the files that it names. Raise UsageMistake."""
-        return await asyncio.to_thread(written, text) if "@" in text else Written(text)
+        return await asyncio.to_thread(written, text) if "@" in text else ComposedPrompt(text)
 
-    async def send(self, prompt: Written) -> None:
+    async def send(self, prompt: ComposedPrompt) -> None:
         """Send a prompt as soon as it can be answered, in place of the turn that is being edited, if there is one."""
         turn, self.edited = self.edited, None
         if turn is not None:
             await self._go_on_from(turn)
         await self._queue(prompt)
 
-    async def _queue(self, prompt: Written) -> None:
+    async def _queue(self, prompt: ComposedPrompt) -> None:
         self._first.leave()
         self._outbox.waiting.append(prompt)
         await self.send_waiting()
@@ -221,7 +221,7 @@ class Turns:
         await self._finder.search_again(last=False)
         await self.send_waiting()
 
-    async def _take_back(self, prompt: Written, before: "Sequence[Turn] | None") -> None:
+    async def _take_back(self, prompt: ComposedPrompt, before: "Sequence[Turn] | None") -> None:
         """Return a prompt to the field. If it was sent in place of another, show the turns `before` that again."""
         self._outbox.refuse()
         if before is None:

@@ -14,7 +14,7 @@ from localspec.chat.commands import is_command, look_up, read
 from localspec.errors import LocalspecError
 from localspec_tui import keymap, messages, slash_commands
 from localspec_tui.clipboard import CodeCopies
-from localspec_tui.draft import Draft
+from localspec_tui.draft import UnsentText
 from localspec_tui.editor import edit_prompt
 from localspec_tui.engine_thread import EngineThread
 from localspec_tui.screens.dialogs import StableLayout
@@ -105,7 +105,7 @@ class ChatScreen(StableLayout, Screen[None]):
         )  # fmt: skip
         self.models = ModelChoice(self, engine, outbox, self.turns, self.download)
         self.settings = ReplySettings(self, engine, outbox, self._top)
-        self.draft = Draft(self._prompt, outbox, engine)
+        self.draft = UnsentText(self._prompt, outbox, engine)
         self.conversations: ConversationChoice = ConversationChoice(
             self, engine, outbox, self.turns, self.draft, self._top
         )

@@ -15,7 +15,7 @@ from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
 
 from localspec import environment
-from localspec.chat.branches import Row, by_present_name, by_present_names, parted, rows
+from localspec.chat.branches import ListedConversation, by_present_name, by_present_names, parted, rows
 from localspec.chat.conversation import saved_conversation
 from localspec.chat.export import as_markdown, proposed_file, write_new
 from localspec.errors import LocalspecError, UsageMistake
@@ -37,7 +37,7 @@ OLD = "30d"  # the proposed age
 
 
 class _Entry(NamedTuple):
-    row: Row
+    row: ListedConversation
     excerpt: str  # the match in it; empty without a search
 
     @property

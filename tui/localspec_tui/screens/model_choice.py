@@ -7,7 +7,7 @@ from textual.screen import Screen
 
 from localspec.errors import UsageMistake
 from localspec_tui import keymap, messages
-from localspec_tui.draft import Draft
+from localspec_tui.draft import UnsentText
 from localspec_tui.engine_thread import EngineThread
 from localspec_tui.turns import Outbox, Turns
 from localspec_tui.widgets.download_line import DownloadLine
@@ -76,7 +76,7 @@ class ConversationChoice:
     """The choice of the current conversation. A running reply is stopped for another one."""
 
     def __init__(
-        self, screen: Screen[None], engine: EngineThread, outbox: Outbox, turns: Turns, draft: Draft, top: TopLine
+        self, screen: Screen[None], engine: EngineThread, outbox: Outbox, turns: Turns, draft: UnsentText, top: TopLine
     ) -> None:
         self._screen, self._engine, self._outbox = screen, engine, outbox
         self._turns, self._draft, self._top = turns, draft, top

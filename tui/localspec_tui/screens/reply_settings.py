@@ -14,7 +14,7 @@ from localspec_tui.widgets.status_line import TopLine
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from localspec.chat.sampling import State
+    from localspec.chat.sampling import ThinkingState
     from localspec_tui.screens.system_prompt import Typed
 
 
@@ -91,7 +91,7 @@ class ReplySettings:
         self._notify("Thinking", self._thinking.sentence)
 
     @property
-    def _thinking(self) -> "State":
+    def _thinking(self) -> "ThinkingState":
         return self._engine.model.thinking(self._engine.conversation.now.system)
 
     # -- sampling -----------------------------------------------------------------------------------------------------

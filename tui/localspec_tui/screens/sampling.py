@@ -17,7 +17,7 @@ from localspec_tui.widgets.keys_panel import KeysFooter
 from localspec_tui.widgets.typed_text import OneLine
 
 if TYPE_CHECKING:
-    from localspec.chat.sampling import Line
+    from localspec.chat.sampling import SettingLine
 
 HEADING = "Sampling (used from the next reply; leave a field empty for the default)"
 UNSAVED = "Sampling (not saved yet; leave a field empty for the default)"
@@ -43,7 +43,7 @@ class SamplingScreen(ClosesOnce, ModalScreen[dict[str, str]]):
 
     def __init__(
         self,
-        lines: "Sequence[Line]",
+        lines: "Sequence[SettingLine]",
         typed: Mapping[str, str],
         change: Callable[[Mapping[str, str]], None],
         draft: Mapping[str, str],

@@ -8,7 +8,7 @@ from textual.await_complete import AwaitComplete
 from textual.geometry import Size
 from textual.widget import Widget
 
-from localspec.chat.attachments import Written, written_in
+from localspec.chat.attachments import ComposedPrompt, written_in
 from localspec.store.searched_words import fold, span
 from localspec_tui.block_view import BlockView
 from localspec_tui.widgets.message_view import MessageView, NoticeView
@@ -106,7 +106,7 @@ class ConversationView(MountedTurns):
         """Return the source of that message, else of the last reply; empty without a reply."""
         return self.chosen.source if isinstance(self.chosen, MessageView) else self.last_reply or ""
 
-    def turn_of(self, view: Widget | None) -> tuple[int, Written] | None:
+    def turn_of(self, view: Widget | None) -> tuple[int, ComposedPrompt] | None:
         """Return the number and the prompt of a message's turn, or of the last turn. None if there are no turns."""
         exchanges = self._every
         found = [at for at, one in enumerate(exchanges) if view in one.views] or [len(exchanges) - 1]
@@ -242,7 +242,7 @@ class ConversationView(MountedTurns):
     # -- the current turn
     # ---------------------------------------------------------------------------------------------------
 
-    async def add_prompt(self, written: Written, trace: "Trace") -> None:
+    async def add_prompt(self, written: ComposedPrompt, trace: "Trace") -> None:
         """Begin a turn with this prompt."""
         await self._leave_sought()
         exchange = Exchange(written, trace=trace)

@@ -4,7 +4,7 @@ from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.widgets import Static
 
-from localspec.chat.attachments import Written
+from localspec.chat.attachments import ComposedPrompt
 from localspec.text import safe
 from localspec_tui.block_view import PlainText
 from localspec_tui.laid_block import LaidOutOnce
@@ -22,7 +22,7 @@ class MessageView(LaidOutOnce, Vertical, can_focus=True):
 class PromptView(MessageView):
     """A prompt as it was typed; the files before it have one line each."""
 
-    def __init__(self, written: Written) -> None:
+    def __init__(self, written: ComposedPrompt) -> None:
         super().__init__(written.typed)
         self._files = written.files
 

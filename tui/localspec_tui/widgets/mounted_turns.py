@@ -13,7 +13,7 @@ from textual.geometry import Region, Size
 from textual.widget import Widget
 from textual.widgets import Static
 
-from localspec.chat.attachments import Written
+from localspec.chat.attachments import ComposedPrompt
 from localspec.chat.figures import memory_begins
 from localspec.quantities import counted
 from localspec_tui.laid_block import LaidOutOnce
@@ -32,7 +32,7 @@ MEMORY_LINE = "── the model no longer reads the text above ──"
 class Exchange:
     """A prompt and its reply, and their widgets while they are mounted."""
 
-    written: Written
+    written: ComposedPrompt
     reply: str = ""
     reasoning: str = ""
     reason: str | None = "stop"

@@ -10,9 +10,9 @@ from textual.content import Content
 from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
-from localspec.chat.commands import Choice, Entry, choices, is_begun, needed
+from localspec.chat.commands import Completion, Suggestion, choices, is_begun, needed
 
-LookUp = Callable[[str], Sequence[Entry]]
+LookUp = Callable[[str], Sequence[Suggestion]]
 
 PATIENCE = 0.3  # seconds that a key waits for a list
 
@@ -28,11 +28,11 @@ class Suggestions(OptionList, can_focus=False):
     def __init__(self, look_up: LookUp) -> None:
         super().__init__(markup=False)
         self._look_up = look_up
-        self._known: dict[str, Sequence[Entry]] = {}
+        self._known: dict[str, Sequence[Suggestion]] = {}
         self._fetched = asyncio.Event()
         self._fetched.set()  # no look-up is running
         self._before = ""
-        self._choices: list[Choice] = []
+        self._choices: list[Completion] = []
         self._dismissed = False  # closed by the user, until there is nothing to complete any more
         self.at: int | None = None  # the one chosen by the arrow keys
 

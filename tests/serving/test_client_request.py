@@ -6,7 +6,7 @@ import pytest
 from each import each
 from golden import matching, wording
 
-from localspec.serving.asked import Refused, chat_request, text_request
+from localspec.serving.client_request import RequestRefused, chat_request, text_request
 
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -95,7 +95,7 @@ def test_parts_of_text_belong_together_and_thoughts_come_along():
     ],
 )
 def test_what_cannot_be_done_is_refused_by_its_name(more: dict[str, Any], field: str, words: str):
-    with pytest.raises(Refused, match=".") as refused:
+    with pytest.raises(RequestRefused, match=".") as refused:
         chat_request({"messages": HI, **more})
     assert refused.value.field == field and words in str(refused.value)
 
@@ -111,7 +111,7 @@ def test_what_cannot_be_done_is_refused_by_its_name(more: dict[str, Any], field:
     ],
 )
 def test_no_field_is_suggested_that_would_be_refused_as_well(more: dict[str, Any], hint: str):
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RequestRefused) as refused:
         chat_request({"messages": HI, **more})
     assert str(refused.value) == wording("there_field_here_leave_out", value=[*more][-1], hint=hint)
 
@@ -130,7 +130,7 @@ def test_no_field_is_suggested_that_would_be_refused_as_well(more: dict[str, Any
     ],
 )
 def test_so_is_what_a_text_cannot_have(more: dict[str, Any]):
-    with pytest.raises(Refused):
+    with pytest.raises(RequestRefused):
         text_request({"prompt": "Once", **more})
 
 
@@ -147,14 +147,14 @@ def test_what_asks_for_nothing_is_taken():
     )  # fmt: skip
     assert asked.messages == [*HI, {"role": "assistant", "content": "B"}, later, *HI]
     for field, value in (("prompt_cache_key", 3), ("verbosity", "low"), ("whatever", 0)):
-        with pytest.raises(Refused, match=field) as refused:
+        with pytest.raises(RequestRefused, match=field) as refused:
             chat_request({"messages": HI, field: value})
         assert refused.value.field == field
-    with pytest.raises(Refused, match="annotations"):
+    with pytest.raises(RequestRefused, match="annotations"):
         chat_request({"messages": [{**got, "annotations": [{"type": "url_citation"}]}, *HI]})
 
 
 @each("body", [None, [], "x", 5])
 def test_a_body_that_is_no_object(body: object):
-    with pytest.raises(Refused, match=matching("json_object")):
+    with pytest.raises(RequestRefused, match=matching("json_object")):
         chat_request(body)

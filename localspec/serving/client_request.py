@@ -15,7 +15,7 @@ MOST_STOPS = 16
 MOST_MESSAGES = 10_000
 
 
-class Refused(UsageMistake):
+class RequestRefused(UsageMistake):
     """A refusal of a request. `field` is the key that caused it."""
 
     def __init__(self, sentence: str, field: str | None = None) -> None:
@@ -24,7 +24,7 @@ class Refused(UsageMistake):
 
 
 @dataclass(frozen=True)
-class Asked:
+class ClientRequest:
     """One request. `messages` of a conversation, or a `text` to continue; `sampling` has the settings that
     were given."""
 
@@ -56,28 +56,28 @@ class _Fields:
         return default if value is None else read(name, value)
 
     def only(self, name: str, *values: Any, why: str, instead: str = "leave it out") -> None:
-        """Accept a field that is not supported only with a value that has no effect. Raises Refused otherwise."""
+        """Accept an unsupported field only with a value that has no effect. Raises RequestRefused otherwise."""
         value = self.left.pop(name, None)
         if value is not None and not any(value == one and type(value) is type(one) for one in values):
-            raise Refused(f"'{name}' is not served here ({why}); {instead}.", name)
+            raise RequestRefused(f"'{name}' is not served here ({why}); {instead}.", name)
 
     def none_left(self) -> None:
         for name in (name for name, value in self.left.items() if value is not None):  # null means the same as no field
-            raise Refused(
+            raise RequestRefused(
                 f"There is no field '{name[:100]}' here{nearest(name, self.known)}; leave it out.", name[:100]
             )
 
 
-def chat_request(body: object) -> Asked:
-    """Return the request in the body of `POST /v1/chat/completions`. Raises Refused."""
+def chat_request(body: object) -> ClientRequest:
+    """Return the request in the body of `POST /v1/chat/completions`. Raises RequestRefused."""
     fields = _fields(body)
     messages = fields.take("messages", _messages)
     if messages is None:
-        raise Refused("'messages' is missing; give the conversation as a list of messages.", "messages")
+        raise RequestRefused("'messages' is missing; give the conversation as a list of messages.", "messages")
     think = fields.take("reasoning_effort", _effort)
     template = fields.take("chat_template_kwargs", _template_switch)
     if think is not None and template is not None and think != template:
-        raise Refused("'reasoning_effort' and 'chat_template_kwargs' contradict each other.", "reasoning_effort")
+        raise RequestRefused("'reasoning_effort' and 'chat_template_kwargs' contradict each other.", "reasoning_effort")
     whole = fields.take("truncation", _truncation, True)
     longest = fields.take("max_completion_tokens", _count)
     for name in ("tools", "functions"):
@@ -97,12 +97,12 @@ def chat_request(body: object) -> Asked:
     return replace(asked, think_field="chat_template_kwargs") if think is None else asked
 
 
-def text_request(body: object) -> Asked:
-    """Return the request in the body of `POST /v1/completions`. Raises Refused."""
+def text_request(body: object) -> ClientRequest:
+    """Return the request in the body of `POST /v1/completions`. Raises RequestRefused."""
     fields = _fields(body)
     text = fields.take("prompt", _prompt)
     if text is None:
-        raise Refused("'prompt' is missing; give the text to continue.", "prompt")
+        raise RequestRefused("'prompt' is missing; give the text to continue.", "prompt")
     fields.only("suffix", "", why="text is written from left to right")
     fields.only("echo", False, why="a reply is what is new")
     fields.only("best_of", 1, why="one reply is written")
@@ -112,16 +112,18 @@ def text_request(body: object) -> Asked:
 
 def _fields(body: object) -> _Fields:
     if not isinstance(body, dict):
-        raise Refused("The body of the request is not a JSON object; send one.")
+        raise RequestRefused("The body of the request is not a JSON object; send one.")
     return _Fields(dict(body))
 
 
 def _shared(
     fields: _Fields, messages: Sequence[Message] | None, text: str | None, think: bool | None, longest: int | None
-) -> Asked:
+) -> ClientRequest:
     max_tokens = fields.take("max_tokens", _count)
     if longest is not None and max_tokens is not None and longest != max_tokens:
-        raise Refused("'max_tokens' and 'max_completion_tokens' contradict each other; give one of them.", "max_tokens")
+        raise RequestRefused(
+            "'max_tokens' and 'max_completion_tokens' contradict each other; give one of them.", "max_tokens"
+        )
     sampling = {
         "temperature": fields.take("temperature", _number),
         "top_p": fields.take("top_p", _number),
@@ -132,7 +134,7 @@ def _shared(
     stream = fields.take("stream", _flag, False)
     usage = fields.take("stream_options", _stream_options)
     if usage is not None and not stream:
-        raise Refused("'stream_options' has no effect without 'stream'; leave it out.", "stream_options")
+        raise RequestRefused("'stream_options' has no effect without 'stream'; leave it out.", "stream_options")
     if not stream:
         fields.known.discard("stream_options")
     fields.only("n", 1, why="one reply is written")
@@ -144,7 +146,7 @@ def _shared(
     fields.only("service_tier", "auto", "default", why="there is one")
     for name in ("prompt_cache_key", "prompt_cache_retention", "safety_identifier"):  # hints without effect here
         fields.take(name, _hint)
-    asked = Asked(
+    asked = ClientRequest(
         model=fields.take("model", _text),
         messages=messages,
         text=text,
@@ -162,11 +164,11 @@ def _shared(
 
 
 def without_twins(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of JSON. Raises Refused for a key that occurs twice: the first value would be ignored."""
+    """Return an object of JSON. Raises RequestRefused for a key that occurs twice: the first value would be ignored."""
     found = dict(pairs)
     if len(found) < len(pairs):
         [(twin, _)] = Counter(key for key, _ in pairs).most_common(1)
-        raise Refused(f"An object has the key {shown(twin)} twice; leave one of them out.")
+        raise RequestRefused(f"An object has the key {shown(twin)} twice; leave one of them out.")
     return found
 
 
@@ -175,38 +177,38 @@ def without_twins(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 def _text(name: str, value: object) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise Refused(f"'{name}' must be a text, not {shown(value)}.", name)
+        raise RequestRefused(f"'{name}' must be a text, not {shown(value)}.", name)
     return value
 
 
 def _hint(name: str, value: object) -> None:
     """Check that a field without effect is a text."""
     if not isinstance(value, str):
-        raise Refused(f"'{name}' must be a text, not {shown(value)}.", name)
+        raise RequestRefused(f"'{name}' must be a text, not {shown(value)}.", name)
 
 
 def _flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
-        raise Refused(f"'{name}' must be true or false, not {shown(value)}.", name)
+        raise RequestRefused(f"'{name}' must be true or false, not {shown(value)}.", name)
     return value
 
 
 def _number(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise Refused(f"'{name}' must be a number, not {shown(value)}.", name)
+        raise RequestRefused(f"'{name}' must be a number, not {shown(value)}.", name)
     return float(value)
 
 
 def _truncation(name: str, value: object) -> bool:
     """Return whether no turn may be left out. The values are those of OpenAI's Responses API."""
     if value not in ("auto", "disabled"):
-        raise Refused(f"'{name}' must be 'auto' or 'disabled', not {shown(value)}.", name)
+        raise RequestRefused(f"'{name}' must be 'auto' or 'disabled', not {shown(value)}.", name)
     return value == "disabled"
 
 
 def _whole(name: str, value: object, least: int = 0) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
-        raise Refused(f"'{name}' must be a whole number of {least} or more, not {shown(value)}.", name)
+        raise RequestRefused(f"'{name}' must be a whole number of {least} or more, not {shown(value)}.", name)
     return value
 
 
@@ -217,7 +219,9 @@ def _count(name: str, value: object) -> int:
 def _stops(name: str, value: object) -> tuple[str, ...]:
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or len(texts) > MOST_STOPS or not all(isinstance(x, str) and x for x in texts):
-        raise Refused(f"'{name}' must be a text, or a list of at most {MOST_STOPS} texts, none of them empty.", name)
+        raise RequestRefused(
+            f"'{name}' must be a text, or a list of at most {MOST_STOPS} texts, none of them empty.", name
+        )
     return tuple(texts)
 
 
@@ -225,7 +229,7 @@ def _stream_options(name: str, value: object) -> bool:
     """Return whether the last piece includes the usage."""
     options = _Fields(dict(value)) if isinstance(value, dict) else None
     if options is None:
-        raise Refused(f"'{name}' must be an object, not {shown(value)}.", name)
+        raise RequestRefused(f"'{name}' must be an object, not {shown(value)}.", name)
     usage = options.take("include_usage", _flag, False)
     options.only("include_obfuscation", False, why="nothing hides the length of a piece")
     options.none_left()
@@ -235,14 +239,14 @@ def _stream_options(name: str, value: object) -> bool:
 def _effort(name: str, value: object) -> bool:
     """Return whether the model should think. Degrees of effort are not distinguished."""
     if value not in ("none", "minimal", "low", "medium", "high"):
-        raise Refused(f"'{name}' must be none, minimal, low, medium or high, not {shown(value)}.", name)
+        raise RequestRefused(f"'{name}' must be none, minimal, low, medium or high, not {shown(value)}.", name)
     return value not in ("none", "minimal")
 
 
 def _template_switch(name: str, value: object) -> bool | None:
     switches = _Fields(dict(value)) if isinstance(value, dict) else None
     if switches is None:
-        raise Refused(f"'{name}' must be an object, not {shown(value)}.", name)
+        raise RequestRefused(f"'{name}' must be an object, not {shown(value)}.", name)
     found: bool | None = switches.take("enable_thinking", _flag)
     switches.none_left()
     return found
@@ -252,28 +256,28 @@ def _prompt(name: str, value: object) -> str:
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     if not isinstance(value, str) or not value:
-        raise Refused(f"'{name}' must be a single text; lists of texts and token ids are not supported.", name)
+        raise RequestRefused(f"'{name}' must be a single text; lists of texts and token ids are not supported.", name)
     return value
 
 
 def _messages(name: str, value: object) -> list[Message]:
     if not isinstance(value, list) or not value or len(value) > MOST_MESSAGES:
-        raise Refused(f"'{name}' must be a list of 1 to {MOST_MESSAGES:,} messages.", name)
+        raise RequestRefused(f"'{name}' must be a list of 1 to {MOST_MESSAGES:,} messages.", name)
     messages = [_message(f"{name}[{place}]", one) for place, one in enumerate(value)]
     if messages[-1]["role"] != "user":
-        raise Refused(f"The last message of '{name}' is not the user's, so there is nothing to answer.", name)
+        raise RequestRefused(f"The last message of '{name}' is not the user's, so there is nothing to answer.", name)
     return messages
 
 
 def _message(place: str, value: object) -> Message:
     if not isinstance(value, dict):
-        raise Refused(f"'{place}' must be an object, not {shown(value)}.", place)
+        raise RequestRefused(f"'{place}' must be an object, not {shown(value)}.", place)
     fields = _Fields(dict(value))
     role = fields.take("role", _text)
     if role not in ("system", "developer", "user", "assistant"):
-        raise Refused(f"'{place}.role' must be system, developer, user or assistant, not {shown(role)}.", place)
+        raise RequestRefused(f"'{place}.role' must be system, developer, user or assistant, not {shown(role)}.", place)
     content = fields.take("content", lambda _, given: _content(place, given))
-    fields.only("name", why="models are told roles, and no names", instead="leave it out, or say it in 'content'")
+    fields.only("name", why="models get roles, but no names", instead="leave it out, or say it in 'content'")
     fields.only("refusal", why="nothing is refused here")
     fields.only("tool_calls", [], why="models are given no tools")
     fields.only("annotations", [], why="models are given no pages of the web")
@@ -281,7 +285,7 @@ def _message(place: str, value: object) -> Message:
     if role == "assistant" and (reasoning := fields.take("reasoning_content", _text)):
         message["reasoning_content"] = reasoning
     if content is None:
-        raise Refused(f"'{place}.content' is missing.", place)
+        raise RequestRefused(f"'{place}.content' is missing.", place)
     fields.none_left()
     return {**message, "content": content}
 
@@ -293,7 +297,9 @@ def _content(place: str, value: object) -> str:
     parts = []
     for part in value if isinstance(value, list) else [value]:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise Refused(f"'{place}.content' must be text; pictures, sounds and files are not supported.", place)
+            raise RequestRefused(
+                f"'{place}.content' must be text; pictures, sounds and files are not supported.", place
+            )
         parts.append(part["text"])
     return "".join(parts)
 
