@@ -1,1 +1,1 @@
-"""What families of models differ in, as their config.json says."""
+"""The differences between families of models, as their config.json says them."""

@@ -1,4 +1,4 @@
-"""The layer in a model's files that predicts a token further ahead (MTP): its sizes, and the tensors it is made of."""
+"""The layer in a model's files that predicts a token further ahead (MTP): its sizes and its tensors."""
 
 from dataclasses import replace
 
@@ -10,18 +10,18 @@ BEFORE = ("embedding_norm", "state_norm", "fc.weight")  # our parameters that ar
 
 
 def ahead_config(target: TransformerConfig) -> TransformerConfig:
-    """Return the sizes of the layer: one that attends to the whole text, as such layers of the target do."""
+    """Return the sizes of the layer. It attends to the whole text, as such layers of the target do."""
     return replace(target, vocab_size=0, tied=True, sliding_windows=(None,), delta=None)
 
 
 def ahead_map(target: TransformerConfig) -> dict[str, list[tuple[str, int]]]:
-    """Our parameter -> the tensors in safetensors that it is stacked from, with their rows."""
+    """Return the safetensors tensors that each of our parameters is stacked from, with their rows."""
     family = FAMILIES[target.family]
     return _named(target, {**family.tensors, **family.ahead}, "mtp.layers.0.")
 
 
 def ahead_gguf_map(target: TransformerConfig) -> dict[str, list[tuple[str, int]]]:
-    """Our parameter -> the tensors of a GGUF file that it is stacked from, with their rows."""
+    """Return the GGUF tensors that each of our parameters is stacked from, with their rows."""
     of_family = FAMILIES[target.family].gguf
     assert of_family is not None
     prefix = f"blk.{target.num_layers}."

@@ -1,7 +1,7 @@
-"""The transformer of all families that are served: how they differ, and what its weights are.
+"""The transformer of all supported families: how they differ, and its parameters.
 
-`weight_map` says which tensors of the Hugging Face layout each of our parameters is made of, `gguf_map` which of a
-GGUF file. `post_attention_layernorm` is before any MLP.
+`weight_map` names the Hugging Face tensors that make up each of our parameters, and `gguf_map` those of a GGUF file.
+`post_attention_layernorm` is before any MLP.
 """
 
 import re
@@ -16,14 +16,14 @@ from localspec.families.layer_sizes import LayerSizes
 from localspec.families.model_config import ModelConfig
 from localspec.families.table import FAMILIES
 
-TABLES = ("embed_tokens", "embed_tokens_per_layer")  # parameters of which a token reads its row
-# Our activations, and what config.json calls them.
+TABLES = ("embed_tokens", "embed_tokens_per_layer")  # parameters of which only the rows of the tokens are read
+# Our activations, and their names in config.json.
 _CALLED = {"silu": ("silu", "swish"), "gelu": ("gelu_pytorch_tanh",), "clamped": ("silu",)}
 
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """What the families differ in. Sizes are in channels; a window counts positions, the token's own included."""
+    """The differences between families. Sizes are in channels; a window counts positions, including the token's own."""
 
     family: str
     vocab_size: int
@@ -33,36 +33,36 @@ class TransformerConfig:
     num_kv_heads: int
     head_dim: int
     rms_norm_eps: float
-    sliding_windows: tuple[int | None, ...]  # one per layer; None sees everything
+    sliding_windows: tuple[int | None, ...]  # one per layer; None: the whole text
     tied: bool
     qkv_bias: bool
     o_bias: bool
     mlp_bias: bool
     qk_norm: bool
     activation: str = "silu"  # of the MLP's gate: silu, gelu (by tanh), or clamped (gpt-oss)
-    gate_limit: float = 0.0  # of a clamped gate, and of what it is multiplied by
-    output_norms: bool = False  # norms of what attention and MLP give, too
-    norm_offset: float = 0.0  # norms multiply by this plus their weight
-    embed_scale: float = 1.0  # embeddings are multiplied by it, rounded to their own precision
-    query_scalar: float = 0.0  # scores are divided by its root; that of head_dim where it is 0
-    residual_scale: float = 1.0  # what attention and MLP give is multiplied by it
-    logit_scale: float = 1.0  # states are multiplied by it before the head
-    local_layers: tuple[bool, ...] = ()  # those that are rotated by `Rope.local`; () for none
-    layer_sizes: tuple[LayerSizes, ...] = ()  # where layers differ; () where all are as wide as is said above
-    per_layer_inputs: tuple[int, int] = (0, 0)  # (channels, tokens of the table) that layers read beside their states
-    value_norm: bool = False  # values are normed, without weights
-    layer_scalars: bool = False  # what a layer gives is multiplied by a number of its own
-    logit_cap: float = 0.0  # logits are bent to stay below it, by tanh; 0 for not
-    interleaved: bool = False  # channels that are rotated together are neighbours, and not those of two halves
-    gated: bool = False  # what attention gives is multiplied by a sigmoid, whose inputs are projected with the queries
-    borrows: bool = False  # all layers read keys and values of another model's, those of its layers `keys_of`
-    delta: DeltaNet | None = None  # layers that have a recurrent state in the place of attention
-    experts: Experts | None = None  # in the place of the MLP
-    sinks: bool = False  # each head has a score of nothing, which takes its share of the softmax
+    gate_limit: float = 0.0  # of a clamped gate, and of its factor
+    output_norms: bool = False  # norms also after attention and MLP
+    norm_offset: float = 0.0  # the factor of a norm is this plus its weight
+    embed_scale: float = 1.0  # factor of embeddings, rounded to their own precision
+    query_scalar: float = 0.0  # scores are divided by its square root; 0: by that of head_dim
+    residual_scale: float = 1.0  # factor of the outputs of attention and MLP
+    logit_scale: float = 1.0  # factor of the states before the head
+    local_layers: tuple[bool, ...] = ()  # the layers that are rotated by `Rope.local`; () for none
+    layer_sizes: tuple[LayerSizes, ...] = ()  # if layers differ; () if all have the widths above
+    per_layer_inputs: tuple[int, int] = (0, 0)  # (channels, tokens of the table) of the additional input of each layer
+    value_norm: bool = False  # values have a norm without weights
+    layer_scalars: bool = False  # the output of each layer has a factor of its own
+    logit_cap: float = 0.0  # tanh keeps logits below it; 0 for none
+    interleaved: bool = False  # channels that are rotated together are neighbours, not i and i + half
+    gated: bool = False  # the output of attention has a sigmoid factor, projected with the queries
+    borrows: bool = False  # all layers read keys and values of another model, from its layers `keys_of`
+    delta: DeltaNet | None = None  # layers with a recurrent state instead of attention
+    experts: Experts | None = None  # instead of the MLP
+    sinks: bool = False  # each head has one more score, without a value, in its softmax
 
     @classmethod
     def of(cls, config: ModelConfig) -> "TransformerConfig":
-        """Read a model's config. Raises LocalspecError where this transformer would not compute the same."""
+        """Read a model's config. Raises LocalspecError if this transformer would compute something else."""
         arithmetic = {"activation": "silu", **FAMILIES[config.model_type].arithmetic}
         known = _CALLED[arithmetic["activation"]]
         if config.hidden_act not in known:
@@ -106,16 +106,16 @@ class TransformerConfig:
         return cls(**{**usual, **arithmetic})
 
     def is_local(self, layer: int) -> bool:
-        """Whether a layer is rotated by `Rope.local`."""
+        """Return whether a layer is rotated by `Rope.local`."""
         return bool(self.local_layers) and self.local_layers[layer]
 
     def sizes_of(self, layer: int) -> LayerSizes:
-        """Return what a layer has."""
+        """Return the sizes of a layer."""
         same = LayerSizes(self.num_kv_heads, self.head_dim, self.intermediate_size)
         return self.layer_sizes[layer] if self.layer_sizes else same
 
     def need_layers_alone(self, kind: str) -> None:
-        """Raise UsageMistake where no layers of its own can draft: they read what only all layers have, or an id."""
+        """Raise UsageMistake if a few of its layers cannot draft: they need other layers, or a token id."""
         if self.per_layer_inputs[0] or any(one.keys_of is not None for one in self.layer_sizes):
             raise UsageMistake(
                 f"{kind} drafts with some of a model's own layers, and those of this one need the others: they share "
@@ -123,12 +123,12 @@ class TransformerConfig:
             )
 
     def is_recurrent(self, layer: int) -> bool:
-        """Whether a layer has a recurrent state in the place of attention."""
+        """Return whether a layer has a recurrent state instead of attention."""
         return self.delta is not None and self.delta.layers[layer]
 
     @property
     def attending(self) -> list[int]:
-        """The layers that attend, in order."""
+        """Attention layers, in order."""
         return [layer for layer in range(self.num_layers) if not self.is_recurrent(layer)]
 
     @property
@@ -137,26 +137,27 @@ class TransformerConfig:
 
     @property
     def cache_shapes(self) -> tuple[tuple[int, int] | None, ...]:
-        """(key and value heads, channels of a head) of each layer; None of one that keeps none of its own."""
+        """(Heads, channels of a head) of each layer's keys and values; None for a layer that stores none of its own."""
         sizes = [self.sizes_of(layer) for layer in range(self.num_layers)]
         keeps = [one.keys_of is None and not self.is_recurrent(layer) for layer, one in enumerate(sizes)]
         return tuple((one.num_kv_heads, one.head_dim) if kept else None for one, kept in zip(sizes, keeps, strict=True))
 
 
 def weight_map(config: TransformerConfig) -> dict[str, list[tuple[str, int]]]:
-    """Our parameter -> the Hugging Face tensors it is made of, stacked along the first axis, with their rows."""
+    """Return the Hugging Face tensors that each of our parameters is stacked from, with their rows."""
     return named_parts(parameter_rows(config), FAMILIES[config.family].tensors, "model.layers.{}.", _count(config))
 
 
 def gguf_map(config: TransformerConfig) -> dict[str, list[tuple[str, int]]]:
-    """Our parameter -> the tensors of a GGUF file that it is made of, stacked along the first axis, with their rows."""
+    """Return the GGUF tensors that each of our parameters is stacked from, with their rows."""
     of_family = FAMILIES[config.family].gguf
     assert of_family is not None, f"{config.family} is not read from GGUF"
     return named_parts(parameter_rows(config), of_family.tensors, "blk.{}.", _count(config))
 
 
 def unread(config: TransformerConfig) -> set[str]:
-    """Return the tensors of a GGUF file that may be there and are not read: keys of layers that take others'."""
+    """Return the tensors that a GGUF file may have although they are not read: keys of layers that use
+    those of others."""
     of_family = FAMILIES[config.family].gguf
     sharing = [index for index, one in enumerate(config.layer_sizes) if one.keys_of is not None]
     if of_family is None or not sharing:
@@ -174,8 +175,8 @@ def named_parts(
 ) -> dict[str, list[tuple[str, int]]]:
     """Return the tensors that parameters are made of, by the rows of their parts.
 
-    `prefix` comes before the names of a layer's tensors, with the layer's number in it. A name with braces stands for
-    a tensor of each of the `experts`.
+    `prefix` comes before the names of a layer's tensors, and includes the layer's number. A name with braces stands for
+    one tensor for each of the `experts`.
     """
     found: dict[str, list[tuple[str, int]]] = {}
     for ours, parts in rows.items():
@@ -195,7 +196,7 @@ def named_parts(
 
 
 def parameter_rows(config: TransformerConfig) -> dict[str, list[int]]:
-    """Our parameter -> the rows of its parts: queries, keys, values; gate, up; and so on."""
+    """Return the rows of each parameter's parts: queries, keys, values; gate, up; and so on."""
     hidden, (width, tokens) = config.hidden_size, config.per_layer_inputs
     parts: dict[str, list[int]] = {"embed_tokens": [config.vocab_size]}
     if width:
@@ -214,7 +215,7 @@ def _layer_rows(config: TransformerConfig, index: int) -> dict[str, list[int]]:
     hidden, sizes, width = config.hidden_size, config.sizes_of(index), config.per_layer_inputs[0]
     delta = config.delta if config.is_recurrent(index) else None
     keys, queries = sizes.num_kv_heads * sizes.head_dim, config.num_heads * sizes.head_dim
-    projected = 2 * queries if config.gated else queries  # head by head: its query, and what gates its output
+    projected = 2 * queries if config.gated else queries  # for each head: its query, then the gate of its output
     linears: dict[str, tuple[list[int], bool]] = {}
     if delta is None:
         qkv = [projected, keys, keys][: 1 if sizes.keys_of is not None else 2 if sizes.keys_are_values else 3]
@@ -261,14 +262,14 @@ def _layer_rows(config: TransformerConfig, index: int) -> dict[str, list[int]]:
 
 
 def stored_shape(name: str, rows: int, columns: int | None) -> tuple[int, ...]:
-    """Return the shape in the Hugging Face layout of a tensor of so many rows that our parameter is made of."""
+    """Return the shape in the Hugging Face layout of a tensor with this many rows."""
     if columns is None:
         return (1, rows) if name.endswith(".shared_gate") else (rows,)
     return (rows, 1, columns) if name.endswith(".conv") else (rows, columns)  # a filter for each channel
 
 
 def in_features(name: str, config: TransformerConfig) -> int | None:
-    """Return the columns of one of our parameters: None for a vector, else the channels that the layer takes in."""
+    """Return the columns of one of our parameters: None for a vector, else the input channels of the layer."""
     if name.endswith((".bias", "norm", "scalar", ".dt_bias", ".A_log", ".sinks", ".expert_scale", ".shared_gate")):
         return None
     if name == "embed_tokens_per_layer":

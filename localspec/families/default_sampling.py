@@ -19,7 +19,7 @@ FILE, DEFAULT = "the model's file", "localspec's default"
 
 @dataclass(frozen=True)
 class DefaultSampling:
-    """A default for how a model is sampled, and the source of that. Temperature 0 is greedy."""
+    """A default for how a model is sampled, and its source. Temperature 0 is greedy."""
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -66,7 +66,7 @@ def _with(found: DefaultSampling, given: Mapping[str, Any]) -> DefaultSampling:
 
 
 def _decimal(number: Any) -> float:
-    """Return the shortest decimal of a float32, as GGUF files hold them: 0.4, not 0.400000005960464; others as is."""
+    """Return the shortest decimal of a float32, because GGUF files have those: 0.4, not 0.400000005960464."""
     value = float(number)
     try:
         stored = struct.pack("f", value)

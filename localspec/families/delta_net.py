@@ -1,12 +1,13 @@
-"""Layers with a recurrent state in the place of attention (Gated DeltaNet, Yang et al. 2024): sizes, and their weights.
+"""Sizes and weights of layers with a recurrent state instead of attention (Gated DeltaNet, Yang et al. 2024).
 
-A token reads and changes a matrix for each value head; nothing else is kept of it. Several value heads share a key
-head. Before that, queries, keys and values pass a short convolution: each channel is a sum over the last few tokens.
+A token reads and changes a matrix for each value head; nothing else of the token is stored. Several value heads share a
+key head. Before that, queries, keys and values pass a short convolution: each channel becomes a sum over the last few
+tokens.
 """
 
 from dataclasses import dataclass
 
-LINEAR = "linear_attention"  # what config.json calls such a layer
+LINEAR = "linear_attention"  # the name of such a layer in config.json
 
 
 @dataclass(frozen=True)
@@ -18,30 +19,31 @@ class DeltaNet:
     value_heads: int
     key_dim: int  # of a head
     value_dim: int  # of a head
-    taps: int  # of the convolution: tokens that it sums over, the token's own included
-    tiled: bool = False  # value heads that share a key head are `key_heads` apart, and do not follow each other
+    taps: int  # of the convolution: tokens in its sum, including the token's own
+    tiled: bool = False  # value heads that share a key head are `key_heads` apart, not consecutive
 
     @property
     def keys(self) -> int:
-        """Channels of all keys, and of all queries."""
+        """Channels of all keys together, and of all queries together."""
         return self.key_heads * self.key_dim
 
     @property
     def values(self) -> int:
-        """Channels of all values, and of their gates."""
+        """Channels of all values together, and of their gates."""
         return self.value_heads * self.value_dim
 
     @property
     def channels(self) -> int:
-        """What the convolution reads: queries, keys, values."""
+        """Input channels of the convolution: queries, keys, values."""
         return 2 * self.keys + self.values
 
     @property
     def read(self) -> int:
-        """Numbers that a token changes a state by: those channels, and for each value head how much, and what stays."""
+        """Numbers with which a token changes a state: `channels`, and two for each value head, its strength
+        and its decay."""
         return self.channels + 2 * self.value_heads
 
     @property
     def numbers(self) -> int:
-        """Numbers of a state, in all layers together, without the last tokens of the convolutions."""
+        """Numbers in the states of all layers, without the last tokens of the convolutions."""
         return sum(self.layers) * self.value_heads * self.key_dim * self.value_dim

@@ -1,11 +1,11 @@
-"""Gemma 3: norms of each query and key and of what attention and MLP give, GELU, and two rotations.
+"""Gemma 3: norms of queries and keys, norms after attention and MLP, GELU, and two rotations.
 
-Norms multiply by one plus their weight, embeddings are multiplied by the root of their width, and scores are divided
-by the root of a number that config.json names. Of each six layers the last one sees everything; the others have a
+The factor of a norm is one plus its weight, embeddings are multiplied by the square root of their width, and scores are
+divided by the square root of a number in config.json. One in six layers attends to the whole text; the others have a
 window, and a rotation with another base.
 
-In GGUF the one is in the weights of norms already. Such files do not say the pattern of layers and, in files made
-before November 2026, neither the base of layers with a window nor the divisor of the scores, which llama.cpp knows.
+In GGUF, the weights of norms include the one. Such files do not have the pattern of layers. In files made before
+November 2026, they also lack the base of layers with a window, and the divisor of the scores, which llama.cpp knows.
 """
 
 import math
@@ -44,7 +44,7 @@ def _read(found: Mapping[str, Any]) -> dict[str, Any]:
 
 def _from_gguf(content: Mapping[str, Any], file: GgufFile) -> dict[str, Any]:
     layers, heads = content["num_hidden_layers"], content["num_attention_heads"]
-    # llama.cpp knows the 27B by its layers: its scores are divided by the width of all heads together.
+    # llama.cpp knows the 27B by its number of layers: its scores are divided by the width of all heads together.
     scalar = content["hidden_size"] // heads if layers == 62 else content["head_dim"]
     slides = file.by_layer("attention.sliding_window_pattern") or [_PATTERN]
     if len(slides) == 1 and positive(slides[0]):

@@ -1,15 +1,15 @@
-"""Gemma 4: a Gemma 3 whose layers differ.
+"""Gemma 4: a Gemma 3 whose layers differ from each other.
 
-Layers without a window have heads of their own, and the last layers read keys and values of earlier ones. Values are
-normed, one projection may make keys and values, what a layer gives is multiplied by a number, and in small models each
-layer reads an input by the token's id. Norms multiply by their weight, without one in addition.
+Layers without a window have their own heads, and the last layers read keys and values of earlier ones. Values have a
+norm, one projection may make both keys and values, the output of a layer is multiplied by a number, and in small models
+each layer reads an input by the token's id. The factor of a norm is its weight, without one in addition.
 
-In GGUF the layers with a window are in an array, and the rotation of the others is in `rope_freqs.weight`, whose
-channels that are not rotated are divided by 1e30.
+In GGUF, an array says which layers have a window, and the rotation of the others is in `rope_freqs.weight`, which
+divides the channels that are not rotated by 1e30.
 
-The 12B calls itself another model, `gemma4_unified`, and is computed as the others are.
+The 12B has another model type, `gemma4_unified`, but the same arithmetic.
 
-Sizes of the model are those of layers without a window, which have the rotation of the model too.
+Sizes of the model are those of layers without a window, and so is the rotation of the model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,8 @@ from localspec.families.reading import by_pattern, check, number, positive, two_
 
 
 def _read(found: Mapping[str, Any]) -> dict[str, Any]:
-    check(found, "use_bidirectional_attention", lambda value: value in (None, "vision"))  # texts: from left to right
+    # text is read from left to right
+    check(found, "use_bidirectional_attention", lambda value: value in (None, "vision"))
     width, cap = found["hidden_size_per_layer_input"] or 0, found["final_logit_softcapping"]
     check(found, "hidden_size_per_layer_input", lambda value: not value or positive(value))
     if width and not (
@@ -58,7 +59,7 @@ def _read(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _whole_heads(found: Mapping[str, Any], types: Sequence[str]) -> tuple[int, int]:
-    """Return (key heads, channels of a head) of layers without a window, as published files or saved ones say it."""
+    """Return (key heads, channels of a head) of layers without a window, from published or saved files."""
     heads, by_layer = found["num_key_value_heads"], found.get("per_layer_config")
     if by_layer is None:
         own = found["num_global_key_value_heads"] if found["attention_k_eq_v"] else None
@@ -137,7 +138,7 @@ def _experts_from_gguf(file: GgufFile) -> dict[str, Any]:
 
 
 def _proportional(theta: float, file: GgufFile) -> dict[str, Any]:
-    """Return the rotation of layers without a window, by the factors that each channel is divided by."""
+    """Return the rotation of layers without a window, from the divisors of the channels."""
     factors = file.factors("rope_freqs.weight") if "rope_freqs.weight" in file.shapes else [1.0]
     rotated = [one for one in factors if one < _UNROTATED]
     unrotated = factors[len(rotated) :]

@@ -1,6 +1,6 @@
-"""GLM-4, dense: Llama with norms of what attention and MLP give, gate and up in one matrix, and another rotation.
+"""GLM-4, dense: Llama with norms after attention and MLP, gate and up in one matrix, and another rotation.
 
-Half of a head is rotated, and channels that are rotated together are neighbours, in files of both kinds. Queries, keys
+Half of a head is rotated, and channels that are rotated together are neighbours, in both kinds of files. Queries, keys
 and values have biases, and the output has none.
 """
 

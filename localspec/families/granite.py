@@ -1,8 +1,8 @@
 """Granite 3 and dense Granite 4: Llama with four multipliers.
 
-Of Granite 4 what has neither experts nor recurrent layers is a Granite 3 with other names, gate and up in one tensor,
-and with or without a rotation. In GGUF both are `granite`, with gate and up as two tensors; a file of one that is not
-rotated says `rope.scaling.finetuned = false`.
+A Granite 4 without experts and recurrent layers is a Granite 3 with other names, gate and up in one tensor, and with or
+without a rotation. In GGUF both are `granite`, with gate and up as two tensors; without a rotation, the file has
+`rope.scaling.finetuned = false`.
 """
 
 from collections.abc import Mapping
@@ -55,7 +55,7 @@ def _from_gguf(content: Mapping[str, Any], file: GgufFile) -> dict[str, Any]:
     }
 
 
-# Converters say of a dense Granite 4 how its recurrent layers would be, of which it has none.
+# Converters write the sizes of recurrent layers into files of a dense Granite 4, which has none.
 _UNUSED = tuple(f"ssm.{name}" for name in ("conv_kernel", "state_size", "group_count", "time_step_rank", "inner_size"))
 _SCALES = ("embedding_scale", "attention.scale", "residual_scale", "logit_scale")
 _GGUF = Gguf(

@@ -1,6 +1,6 @@
 """Ministral 3: Llama with YaRN, whose queries grow beyond the length that the model was first trained with.
 
-In GGUF it is `mistral3`, as are Mistral's models of 2025 that read pictures too, which are plain Llamas.
+In GGUF it is `mistral3`, like Mistral's models of 2025 that also read pictures, which are plain Llamas.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ def _from_gguf(content: Mapping[str, Any], file: GgufFile) -> dict[str, Any]:
     rope = content["rope_parameters"]
     if rope["rope_type"] != "yarn":
         return {}
-    # llama.cpp divides what YaRN makes of the scores by the same: they stay as they are.
+    # llama.cpp divides the scores by the factor of YaRN again, so that they stay unchanged.
     growth = {"llama_4_scaling_beta": file.number("attention.temperature_scale") or 0.0}
     return {"rope_parameters": {**rope, "mscale": 1.0, "mscale_all_dim": 1.0, **growth}}
 

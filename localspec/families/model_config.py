@@ -1,4 +1,4 @@
-"""Reads a model's config.json, with the values its family has for what it leaves out."""
+"""Reads a model's config.json, with the family's defaults."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from localspec.families.reading import ORIGINAL, NotComputed, check, number, pos
 from localspec.families.supported import nearest_model, text_config
 from localspec.families.table import FAMILIES
 
-# As the config classes of the Hugging Face code have them; a family has only the keys that its stock model reads.
+# Defaults of the config classes in the Hugging Face code; a family has only the keys that its stock model reads.
 _ALL: Mapping[str, Any] = {
     "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": None, "head_dim": None,
     "hidden_act": "silu", "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "attention_bias": False,
@@ -28,7 +28,7 @@ _SWITCHES = ("tie_word_embeddings", "attention_bias", "mlp_bias")
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What a config.json means. Fields are called as its keys; `content` is what it says itself."""
+    """The meaning of a config.json. Fields are named as its keys; `content` is the file itself."""
 
     model_type: str
     vocab_size: int
@@ -48,27 +48,28 @@ class ModelConfig:
     max_window_layers: int
     layer_types: tuple[str, ...] | None
     rope_parameters: Mapping[str, Any]
-    local_rope_parameters: Mapping[str, Any] | None  # of layers with a window, where those are rotated otherwise
-    query_pre_attn_scalar: float  # 0 where scores are divided by the root of head_dim
+    local_rope_parameters: Mapping[str, Any] | None  # of layers with a window, if they are rotated differently
+    query_pre_attn_scalar: float  # 0 if scores are divided by the square root of head_dim
     soft_caps: bool
     unrotated: tuple[bool, ...]  # layers whose queries and keys are not rotated; () for none
     embedding_multiplier: float
     residual_multiplier: float
     logits_scaling: float  # logits are divided by it
-    layer_sizes: tuple[LayerSizes, ...]  # where layers differ; () where they do not
-    per_layer_inputs: tuple[int, int]  # (channels, tokens of the table) of what each layer reads of a token, 0 for none
-    logit_cap: float  # logits are bent to stay below it, by tanh; 0 for not
-    delta: DeltaNet | None  # of layers with a recurrent state in the place of attention
-    experts: Experts | None  # in the place of the MLP
-    gate_limit: float  # of a gate that is clamped; 0 for others
-    partial_rotary: bool  # a part of a head may be rotated where positions are not scaled, too
+    layer_sizes: tuple[LayerSizes, ...]  # if layers differ; else ()
+    # (channels, tokens of the table) of the additional input of each layer; 0 for none
+    per_layer_inputs: tuple[int, int]
+    logit_cap: float  # tanh keeps logits below it; 0 for none
+    delta: DeltaNet | None  # of layers with a recurrent state instead of attention
+    experts: Experts | None  # instead of the MLP
+    gate_limit: float  # of a clamped gate; else 0
+    partial_rotary: bool  # a part of a head may be rotated even if positions are not scaled
     query_growth: tuple[float, int] | None  # (b, p): queries at position i are multiplied by 1 + b log(1 + i // p)
-    eos_token_id: Any  # whoever ends replies checks it, with those of other files
+    eos_token_id: Any  # checked together with those of other files by the code that ends replies
     content: Mapping[str, Any]
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> "ModelConfig":
-        """Read the content of a config.json. Raises ValueError, with a clause, for one that is not possible."""
+        """Read the content of a config.json. Raises ValueError, with a clause, if it is impossible."""
         content = text_config(content)
         family = FAMILIES.get(str(content.get("model_type")))
         if family is None:
@@ -106,9 +107,9 @@ class ModelConfig:
 
     @property
     def sliding_windows(self) -> tuple[int | None, ...]:
-        """For each layer how many positions it sees, its own included; None where it sees everything.
+        """How many positions each layer sees, including the token's own; None for the whole text.
 
-        Raises LocalspecError for a kind of layer that is unknown.
+        Raises LocalspecError for an unknown kind of layer.
         """
         layers, window = range(self.num_hidden_layers), self.sliding_window or None
         types = self.layer_types or [("full", "sliding")[i >= self.max_window_layers] + "_attention" for i in layers]
@@ -121,7 +122,7 @@ class ModelConfig:
 
     @property
     def contexts(self) -> tuple[int, int]:
-        """(the model's own context, the longest that it can be given), in tokens."""
+        """(The model's own context, the longest possible one), in tokens."""
         limit, rope = self.max_position_embeddings, self.rope_parameters
         if rope["rope_type"] == "longrope":  # two sets of factors: the model was mostly trained with the short one
             return min(rope[ORIGINAL], limit), limit
@@ -130,7 +131,8 @@ class ModelConfig:
         return limit, limit
 
     def context_for(self, asked: int | None) -> int:
-        """The context that was asked for, by default the model's own. Raises UsageMistake for one it cannot hold."""
+        """Return the requested context, by default the model's own. Raises UsageMistake if it is too long
+        for the model."""
         own, limit = self.contexts
         if asked is not None and asked > limit:
             raise UsageMistake(
@@ -140,7 +142,7 @@ class ModelConfig:
         return asked or own
 
 
-_NEUTRAL: Mapping[str, Any] = {  # where a family says nothing else
+_NEUTRAL: Mapping[str, Any] = {  # if a family has no other value
     "local_rope_parameters": None, "query_pre_attn_scalar": 0.0, "soft_caps": False, "unrotated": (),
     "embedding_multiplier": 1.0, "residual_multiplier": 1.0, "logits_scaling": 1.0, "layer_sizes": (),
     "per_layer_inputs": (0, 0), "logit_cap": 0.0, "delta": None, "query_growth": None, "experts": None,
@@ -149,7 +151,7 @@ _NEUTRAL: Mapping[str, Any] = {  # where a family says nothing else
 
 
 def with_defaults(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what a config.json says of the language model, with what its family leaves out or calls otherwise."""
+    """Return the config of the language model in a config.json, with the family's defaults, under our keys."""
     said = text_config(content)
     if (family := FAMILIES.get(str(said.get("model_type")))) is None:
         return said
@@ -162,10 +164,10 @@ def _texts(value: object, count: int) -> bool:
 
 
 def not_computed(error: NotComputed, where: object, architecture: str | None) -> LocalspecError:
-    """What is said of a model of a family that is read, in a directory or repository, that is refused all the same."""
+    """Return the error for a refused model of a supported family, in a directory or repository."""
     return LocalspecError(f"The model in {where} has {error}; {nearest_model(architecture)}")
 
 
 def least_parameters(config: ModelConfig) -> int:
-    """So many parameters, at least, has a model of these sizes: its embedding and a few rows of each layer."""
+    """Return the fewest parameters that a model of these sizes has: its embedding, and a few rows of each layer."""
     return config.vocab_size * config.hidden_size + config.num_hidden_layers * 4 * config.hidden_size

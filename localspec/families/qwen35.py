@@ -1,13 +1,13 @@
-"""Qwen3.5, 3.6 and 3.8: three layers of four have a recurrent state in the place of attention (Gated DeltaNet).
+"""Qwen3.5, 3.6 and 3.8: three of four layers have a recurrent state instead of attention (Gated DeltaNet).
 
-Layers that attend have norms of each query and key, a quarter of a head rotated, and a gate on what they give, whose
-inputs are projected with the queries: a head's query, its gate, the next head's query. Norms multiply by one plus their
-weight, but for the norm of the values of a recurrent layer. A layer that predicts a token further ahead is in the
-files (`mtp.*`) and no part of the model.
+Attention layers have norms of queries and keys, a rotation of a quarter of each head, and a gate on their output that
+is projected with the queries: a head's query, its gate, the next head's query. The factor of a norm is one plus its
+weight, except for the norm of the values of a recurrent layer. The files include a layer that predicts a token further
+ahead (`mtp.*`); it is no part of the model.
 
-In GGUF one is in the weights of norms already, a decay is stored as -exp of its logarithm, and value heads are in
-another order: those that share a key head do not follow each other, but every `num_key_heads` heads. The layer that
-predicts further ahead is counted as the last one.
+In GGUF, the weights of norms include the one, a decay is stored as -exp of its logarithm, and value heads have another
+order: those that share a key head are `num_key_heads` apart, not consecutive. The layer that predicts further ahead is
+counted as the last one.
 """
 
 from collections.abc import Mapping
@@ -62,7 +62,7 @@ def _from_gguf(content: Mapping[str, Any], file: GgufFile) -> dict[str, Any]:
     }
 
 
-# Of the last but one the channels of all heads together.
+# The last but one is the channels of all heads together.
 _SIZES_IN_GGUF = ("group_count", "time_step_rank", "state_size", "inner_size", "conv_kernel")
 _PLUS_ONE: Mapping[str, Change] = dict.fromkeys(
     (
@@ -114,7 +114,7 @@ QWEN35 = Family(
             "full_attention_interval": positive,
             "attention.recurrent_layers": lambda value: value in (0, 1),
             "nextn_predict_layers": lambda value: value in (0, 1),
-            "rope.dimension_sections": number,  # of pictures and sounds; in texts all three count the same positions
+            "rope.dimension_sections": number,  # of pictures and sounds; in text all three count the same positions
         },
         tensors={
             **IN_GGUF,

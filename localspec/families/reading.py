@@ -1,6 +1,6 @@
-"""What families share in reading a config.json: checks of values, kinds of layers by a pattern, rotations.
+"""Shared code of families for config.json: checks of values, kinds of layers by a pattern, rotations.
 
-`found` is what a file says, with what its family leaves out. ValueError, with a clause, tells what is not possible.
+`found` is the content of a file with the family's defaults. ValueError, with a clause, means impossible values.
 """
 
 import math
@@ -8,39 +8,39 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 ORIGINAL = "original_max_position_embeddings"
-MOST_POSITIONS = 2**31  # of the library
+MOST_POSITIONS = 2**31  # limit of the library
 
 
 class NotComputed(ValueError):
-    """What a model of a family that is read may have, and no model that is served has: `has` names it."""
+    """A property (`has`) of a model that its family allows, but that no supported model has."""
 
     def __init__(self, has: str) -> None:
         super().__init__(f"{has}, which localspec does not compute")
 
 
 def check(values: Mapping[str, Any], name: str, possible: Callable[[Any], bool], where: str = "") -> None:
-    """Raise ValueError, with a clause, where the value of a key is not possible."""
+    """Raise ValueError, with a clause, if the value of a key is impossible."""
     if not possible(values[name]):
         raise ValueError(f"{where}{name} = {str(values[name])[:40]} is not possible")
 
 
 def number(value: object) -> bool:
-    """Return whether this is a number, and not a truth value."""
+    """Return whether this is a number; true and false are not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def positive(value: object) -> bool:
-    """Return whether this is a number of things that fits the library."""
+    """Return whether this is a positive count that fits the library."""
     return type(value) is int and 1 <= value < 2**31
 
 
 def by_pattern(layers: int, every: int, others: str = "sliding_attention") -> tuple[str, ...]:
-    """Return kinds of layers: of each `every` layers the last one attends to everything, and `others` are the rest."""
+    """Return kinds of layers: the last of each `every` layers attends to the whole text, the rest are `others`."""
     return tuple(others if layer % every else "full_attention" for layer in range(1, layers + 1))
 
 
 def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how positions are rotated, from where files of any age say it."""
+    """Return the rotation of positions, from any of the keys that older and newer files have."""
     said = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(said, dict) or any(isinstance(value, dict) for value in said.values()):
         raise ValueError("the rope_parameters are not of one kind for all layers, which localspec cannot serve")
@@ -67,7 +67,7 @@ def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
 def two_rotations(
     found: Mapping[str, Any], whole_default: Mapping[str, Any], local_default: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the rotation of layers without a window, and that of layers with one, as Gemmas have them."""
+    """Return the rotations of layers without a window and of those with one, as in Gemma 3 and 4."""
     if "sliding_attention" in found["layer_types"]:
         check(found, "sliding_window", positive)
     rotations, scaling = found.get("rope_parameters") or {}, found.get("rope_scaling") or {}

@@ -1,7 +1,7 @@
-"""The frequencies by which positions are rotated, for every kind of scaling that the served families have.
+"""The frequencies by which positions are rotated, for every kind of scaling in the supported families.
 
-Each is computed as the Hugging Face code computes it, step by step in fp32, but for the power: that is rounded from
-double precision, so that it is the same on every machine.
+Each is computed step by step in fp32 as in the Hugging Face code, except for the power: that is rounded from double
+precision, so that it is the same on every machine.
 """
 
 import math
@@ -26,8 +26,9 @@ class Rope:
 
     inv_freq: _Frequencies
     attention_scaling: float
-    local: "Rope | None" = None  # of layers that are rotated otherwise, or not at all (zeros); as wide as their heads
-    query_factors: _Frequencies | None = None  # queries at position i are multiplied by that of i // query_period
+    # for layers that are rotated differently, or not at all (zeros); as wide as their heads
+    local: "Rope | None" = None
+    query_factors: _Frequencies | None = None  # factors of queries at position i, by i // query_period
     query_period: int = 1
 
     @property
@@ -38,8 +39,8 @@ class Rope:
     def of(cls, config: ModelConfig, context: int) -> "Rope":
         """Return the rotation of a model for texts of at most `context` tokens.
 
-        Scaling that depends on the length (dynamic NTK, longrope) is fixed by it, so that a token's rotation never
-        changes while a text grows. Raises LocalspecError for parameters that are not known or not possible.
+        Scaling that depends on the length (dynamic NTK, longrope) is fixed by `context`, so that a token's rotation
+        never changes while a text grows. Raises LocalspecError for unknown or impossible parameters.
         """
         whole = cls._by(config, config.rope_parameters, context)
         if config.query_growth is not None and context > config.query_growth[1]:
@@ -101,7 +102,7 @@ def _default(config: ModelConfig, parameters: Mapping[str, Any], context: int) -
 
 
 def _proportional(config: ModelConfig, parameters: Mapping[str, Any], context: int) -> tuple[_Frequencies, float]:
-    """Gemma 4: the slower frequencies of a head are zeros, and the others as if there were no such zeros."""
+    """Gemma 4: the slower frequencies of a head are zeros; the others are as they would be without that."""
     half, share = config.head_dim // 2, parameters.get("partial_rotary_factor", 1.0)
     kept = np.arange(half) < int(share * config.head_dim // 2)
     inv_freq = np.reciprocal(_powers(parameters["rope_theta"], config.head_dim)) / np.float32(
@@ -123,7 +124,7 @@ def _dynamic(config: ModelConfig, parameters: Mapping[str, Any], context: int) -
 
 
 def _yarn(config: ModelConfig, parameters: Mapping[str, Any], context: int) -> tuple[_Frequencies, float]:
-    """YaRN (Peng et al. 2023): slow channels are interpolated, fast ones are not, those between by a ramp."""
+    """YaRN (Peng et al. 2023): slow channels are interpolated, fast ones are not, and those between follow a ramp."""
     dim, base, original = _rotary_dim(config, parameters), parameters["rope_theta"], _original(parameters)
     factor = parameters.get("factor") or config.max_position_embeddings / original
 
@@ -152,7 +153,8 @@ def _yarn_attention_scaling(parameters: Mapping[str, Any], factor: float) -> flo
 
 
 def _longrope(config: ModelConfig, parameters: Mapping[str, Any], context: int) -> tuple[_Frequencies, float]:
-    """LongRoPE (Ding et al. 2024): a searched factor for each channel, of one set for short and one for long texts."""
+    """LongRoPE (Ding et al. 2024): a factor for each channel that was found by a search, one set for short texts and
+    one for long ones."""
     original = _original(parameters)
     factor = parameters.get("factor") or config.max_position_embeddings / original
     factors = np.array(parameters["long_factor" if context > original else "short_factor"], np.float32)
@@ -166,7 +168,7 @@ def _longrope(config: ModelConfig, parameters: Mapping[str, Any], context: int) 
 
 
 def _llama3(config: ModelConfig, parameters: Mapping[str, Any], context: int) -> tuple[_Frequencies, float]:
-    """Llama 3.1: waves longer than a part of the original context are stretched, short ones are not."""
+    """Llama 3.1: wavelengths above a part of the original context are stretched, short ones are not."""
     inv_freq = np.reciprocal(_powers(parameters["rope_theta"], _rotary_dim(config, parameters)))
     original = _original(parameters)
     factor, low, high = (parameters[name] for name in ("factor", "low_freq_factor", "high_freq_factor"))

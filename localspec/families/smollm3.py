@@ -1,6 +1,6 @@
-"""SmolLM3: Llama in which every fourth layer is not rotated; windows, if any, belong to the layers that are not.
+"""SmolLM3: Llama in which every fourth layer is not rotated; only those may have windows.
 
-A GGUF file does not say which layers these are, and llama.cpp leaves every fourth one as it is.
+A GGUF file does not say which layers these are, and llama.cpp does not rotate every fourth one.
 """
 
 from collections.abc import Mapping

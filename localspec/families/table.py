@@ -1,4 +1,4 @@
-"""The families that are computed, one row each."""
+"""The supported families, one row each."""
 
 from collections.abc import Mapping
 

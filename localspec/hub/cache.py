@@ -1,4 +1,4 @@
-"""The common Hugging Face cache, without any network: revisions in it are found, verified and removed.
+"""The common Hugging Face cache, without any network: finds, verifies and removes revisions.
 
 The cache belongs to every program of this user: <cache>/models--org--name/snapshots/<commit>/FILE is a link to
 ../../blobs/<digest>.
@@ -22,13 +22,13 @@ from localspec.paths import Paths
 from localspec.weights.checkpoint import inspect
 
 HEADS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")  # files of Medusa heads; the first that exists is used
-TOKENIZER = "tokenizer.json"  # the one form that is read; others would have to be converted
+TOKENIZER = "tokenizer.json"  # the only form that is read; others would need a conversion
 _PIECE = 2**22  # bytes read at once
 
 
 @dataclass(frozen=True)
 class Verified:
-    """What verifying a revision found. `files` were compared with our record (`recorded`) or the cache's names."""
+    """The result of verifying a revision. `files` were compared with our record (`recorded`) or the cache's names."""
 
     commit: str
     files: int
@@ -38,7 +38,7 @@ class Verified:
 
 @dataclass(frozen=True)
 class Removal:
-    """What removing a revision would do. `bytes` become free; `also` are its other names; other revisions `stay`."""
+    """The effect of removing a revision. `bytes` become free; `also` are its other names; other revisions `stay`."""
 
     source: Source
     commit: str
@@ -64,8 +64,8 @@ def snapshot(source: Source, commit: str) -> Path:
 def find_snapshot(source: Source, paths: Paths | None = None) -> Path | None:
     """Return the directory of this revision if it is complete. None after an interrupted pull, or for a wrong length.
 
-    A revision that was pulled stays the commit that it was then, whatever other programs have fetched since. GGUF files
-    are found by their registrations.
+    A pulled revision stays the commit that it was then, whatever other programs have fetched since. GGUF files are
+    found by their registrations.
     """
     if source.gguf:
         return None
@@ -80,7 +80,7 @@ def find_snapshot(source: Source, paths: Paths | None = None) -> Path | None:
 
 
 def pulled_sources(paths: Paths | None = None) -> list[Source]:
-    """Every revision that was pulled and is here and complete, sorted by name; Medusa heads are among them."""
+    """Return every revision that was pulled and is complete here, sorted by name, including Medusa heads."""
     return sorted((one.source for one in all_records(paths) if find_snapshot(one.source, paths) is not None), key=str)
 
 
@@ -96,7 +96,7 @@ def cached_commit(source: Source) -> str | None:
 
 
 def _is_complete(path: Path) -> bool:
-    """Whether a directory that another program fetched holds a model with its tokenizer, or Medusa heads."""
+    """Return whether a directory that another program fetched has a model with its tokenizer, or Medusa heads."""
     if any((path / name).is_file() for name in HEADS) and (path / "config.json").is_file():
         return True
     if not holds_tokenizer(path):
@@ -108,7 +108,7 @@ def _is_complete(path: Path) -> bool:
 
 
 def holds_tokenizer(path: Path) -> bool:
-    """Whether a directory holds a tokenizer that is read."""
+    """Return whether a directory has a tokenizer that localspec reads."""
     return (path / TOKENIZER).is_file()
 
 
@@ -121,7 +121,7 @@ def size(file: Path) -> int:
 
 
 def cached(source: Source, commit: str, file: ExpectedFile) -> Path | None:
-    """Where the client will find this file in the cache, by its name or by its content; None where it is not there."""
+    """Return where the client will find this file in the cache, by its name or its content; None if it is missing."""
     pointer = snapshot(source, commit) / file.name
     path = pointer if os.path.lexists(pointer) else repository(source) / "blobs" / file.digest
     return path if size(path) == file.bytes else None
@@ -131,7 +131,8 @@ def discard(source: Source, commit: str, file: ExpectedFile) -> None:
     """Remove a damaged file from the cache: its name in this revision, and the content that the name links to."""
     for link in (snapshot(source, commit) / file.name, repository(source) / "blobs" / file.digest):
         content = Path(os.path.realpath(link))
-        if content.is_relative_to(os.path.realpath(hub_places().cache)):  # not what somebody linked in from elsewhere
+        # not content that somebody linked from elsewhere
+        if content.is_relative_to(os.path.realpath(hub_places().cache)):
             content.unlink(missing_ok=True)
         link.unlink(missing_ok=True)
 
@@ -159,7 +160,7 @@ def verify(
 
 
 def damages(path: Path, files: Sequence[ExpectedFile], progress: Callable[[int, int], None]) -> list[str]:
-    """Read files of a directory. Return a clause about each that is damaged."""
+    """Read files of a directory. Return a clause about each damaged one."""
     total, before = sum(max(size(path / file.name), 0) for file in files), 0
     problems = []
     for file in files:
@@ -205,7 +206,7 @@ def damage(path: Path, file: ExpectedFile, progress: Callable[[int], None] = lam
 
 
 def differs(content: bytes, file: ExpectedFile) -> bool:
-    """Whether this is not what the file must hold."""
+    """Return whether this differs from the content that the file must have."""
     digest = _hash_of(file, len(content))
     digest.update(content)
     found: str = digest.hexdigest()
@@ -254,7 +255,7 @@ def removable(source: Source, paths: Paths | None = None) -> Removal:
 
 
 def _is_rest(source: Source) -> bool:
-    """Whether all that is here is what a deletion left that was stopped: contents without a name."""
+    """Return whether only the rest of a stopped deletion is here: contents without a name."""
     place = repository(source)
     return place.is_dir() and not place.is_symlink() and not any(place.glob("snapshots/*"))
 
@@ -264,15 +265,15 @@ def _bytes_below(directory: Path) -> int:
 
 
 def _display_name(source: Source, commit: str, refs: frozenset[str], records: dict[str, PullRecord]) -> str:
-    """How a commit is shown: by a name that means it, else as the commit itself."""
+    """Return a name of a commit for display: a branch or tag that means it, else the commit itself."""
     names = sorted({*refs, *(name for name, pulled in records.items() if pulled.commit == commit)})
     return str(Source(source.repo, names[0] if names else commit))
 
 
 def remove(removal: Removal, paths: Paths | None = None) -> None:
-    """Delete what no other revision uses, and its record. Raises OSError, and LocalspecError if that fails.
+    """Delete what no other revision uses, and the record. Raises OSError, and LocalspecError if that fails.
 
-    If nothing stays, names go first: by contents without names `removable` knows that a deletion was stopped.
+    If nothing stays, names go first: contents without names show `removable` that a deletion was stopped.
     """
     rest = removal.path == repository(removal.source)
     strategy = None if rest else _scan(removal.source).delete_revisions(removal.commit)

@@ -1,4 +1,4 @@
-"""GGUF files in the common cache: those of models that were pulled, and what another program fetched."""
+"""GGUF files in the common cache: of pulled models, and those that other programs fetched."""
 
 import os
 import re
@@ -16,17 +16,17 @@ from localspec.hub.sources import Source
 from localspec.quantities import size
 
 _TYPE = r"((?P<stem>.*?)[-._])??(?P<type>(UD-)?(I?Q\d[A-Z0-9_]*|TQ\d[A-Z0-9_]*|BF16|FP?16|FP?32|MXFP4))"
-# Types that some of the weights are in by the name alone, and that `localspec.weights.gguf_file` has not.
+# Names of types in which some of the weights have a type that `localspec.weights.gguf_file` cannot read.
 _UNREAD = re.compile(r"(UD-)?(Q1_.*|Q2_0|Q7_.*|Q4_0_\d.*|Q8_1|Q8_K)", re.ASCII)
 _TYPED = re.compile(_TYPE, re.IGNORECASE | re.ASCII)
 _PARTED = re.compile(r"(?P<name>.*?)(-(?P<part>\d{5})-of-(?P<count>\d{5}))?\.gguf", re.IGNORECASE | re.ASCII)
-_BESIDE = ("mmproj", "imatrix")  # what else is kept in such files
+_BESIDE = ("mmproj", "imatrix")  # other content that such files may have
 
 
 def by_type(known: Iterable[ExpectedFile]) -> dict[str, list[ExpectedFile]]:
-    """Return the files of each type, in the order of their names, the smallest type first.
+    """Return the files of each type, ordered by name, the smallest type first.
 
-    If a type is in several folders, the files that lie least deep are taken.
+    If a type is in several folders, the files in the fewest folders are taken.
     """
     found: dict[str, list[ExpectedFile]] = {}
     for file in sorted(known, key=lambda file: (file.name.count("/"), file.name)):
@@ -49,8 +49,8 @@ def _type_of(file: ExpectedFile) -> str | None:
 def of_type(source: Source, known: Sequence[ExpectedFile]) -> list[ExpectedFile]:
     """Return the files of the type that a source names.
 
-    Unsloth's `UD-` may be left out. Raises LocalspecError, which lists the types, if there are none, and for a type
-    that is not read.
+    Unsloth's `UD-` may be left out. Raises LocalspecError if there are none, with a list of the types, or if the type
+    is not supported.
     """
     there = by_type(known)
     named = next((one for one in (source.gguf, f"UD-{source.gguf}") if one in there), None)
@@ -71,7 +71,8 @@ def of_type(source: Source, known: Sequence[ExpectedFile]) -> list[ExpectedFile]
 
 
 def types_listed(source: Source, known: Sequence[ExpectedFile]) -> str:
-    """Return what to do with a repository of GGUF files that was named without a type. Empty if it has none."""
+    """Return a sentence that lists the types, for a repository of GGUF files named without one. Empty if it
+    has none."""
     there = by_type(known)
     return f"{source.repo} holds GGUF files; {_choose(source, there)}" if there else ""
 
@@ -104,7 +105,7 @@ class CachedGguf:
 
     @property
     def places(self) -> set[str]:
-        """Return where the contents of the files really are."""
+        """Return the real paths of the contents."""
         return {os.path.realpath(self.path / file.name) for file in self.files}
 
     @property
@@ -117,7 +118,7 @@ class CachedGguf:
 
 
 def cached_gguf(source: Source | None = None) -> list[CachedGguf]:
-    """Return the files that are here of a repository, or of one type of it.
+    """Return the files of a repository, or of one type of it, that are here.
 
     Without a source, those of every repository.
     """
@@ -144,7 +145,7 @@ def _is_meant(found: CachedGguf, asked: Source) -> bool:
 
 
 def _file(commit: Path, path: Path) -> ExpectedFile:
-    """Return a file as the cache has it: a copy, or a link to a content that is named by its digest."""
+    """Return a file in the cache, which is a copy, or a link to a content named by its digest."""
     digest = os.path.basename(os.readlink(path)) if path.is_symlink() else ""
     return ExpectedFile(
         path.relative_to(commit).as_posix(), bytes_of(path), digest if DIGEST.fullmatch(digest) else "-"
@@ -167,7 +168,7 @@ def discard_gguf(cached: CachedGguf) -> None:
         for file in cached.files:
             discard(cached.source, cached.commit, file)
         for link in (commit / name for commit in commits.iterdir() for name in names):
-            if link.is_symlink() and not link.exists():  # another commit with the same content
+            if link.is_symlink() and not link.exists():  # another commit may have the same content
                 link.unlink()
     except OSError as error:
         raise LocalspecError(f"{cached.path} could not be deleted ({error.strerror}); correct that.") from None
@@ -180,7 +181,7 @@ def tidy(source: Source, commit: str, names: list[str]) -> None:
     place = repository(source)
     folders = {str(folder) for name in names for folder in PurePosixPath(name).parents} - {"."}
     inside = [f"snapshots/{commit}/{folder}" for folder in sorted(folders, key=len, reverse=True)]
-    with suppress(OSError):  # what others have in it stays
+    with suppress(OSError):  # files of others stay
         for directory in (*inside, f"snapshots/{commit}", "snapshots", "blobs", "refs", "."):
             if (place / directory).is_dir():
                 (place / directory).rmdir()

@@ -14,10 +14,10 @@ from localspec.errors import DoesNotFit, LocalspecError, NotAllowed, NotHere, fi
 from localspec.hub.sources import Source
 from localspec.text import one_line, shortened
 
-LONGEST_WAIT = 60  # seconds that a server may ask for
+LONGEST_WAIT = 60  # seconds that a server may ask us to wait
 _LONGEST_ANSWER = 2**26  # bytes of an answer that is read as a whole
-_LONGEST_REFUSAL = 2**20  # bytes of an answer that leads elsewhere or refuses
-_LEAST_PIECE = 64  # bytes that any piece counts for, since it takes memory and time
+_LONGEST_REFUSAL = 2**20  # bytes of an answer that redirects or refuses
+_LEAST_PIECE = 64  # bytes that any piece counts for at least, because it takes memory and time
 _LONGEST = 200  # characters of another library's message
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -28,14 +28,14 @@ def client() -> Any:
     quiet_hub()
     import huggingface_hub
 
-    huggingface_hub.logging.set_verbosity(100)  # each of its warnings is a sentence of ours, or is dealt with
-    huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE = 2**20  # bytes; progress is reported once a piece
+    huggingface_hub.logging.set_verbosity(100)  # we handle each of its warnings, or show a sentence of our own
+    huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE = 2**20  # bytes; progress is reported once per piece
     huggingface_hub.set_client_factory(_session)
     return huggingface_hub
 
 
 class _Wanted:
-    """A question for a pull that runs in a thread: whether its download is still wanted."""
+    """A check for a pull in a thread: whether its download is still wanted."""
 
     ask: Callable[[], bool] = staticmethod(lambda: True)
 
@@ -56,7 +56,7 @@ def _session() -> Any:
     from huggingface_hub import constants
 
     class Bounded(httpx2.SyncByteStream):
-        """An answer that ends with an error after its most bytes."""
+        """An answer that fails after too many bytes."""
 
         def __init__(self, stream: Any, most: int) -> None:
             self._stream, self._most = stream, most
@@ -73,7 +73,7 @@ def _session() -> Any:
             self._stream.close()
 
     def bound(response: Any) -> None:
-        """Limit what is read into memory. A wanted file is read in pieces, and is not limited."""
+        """Limit the bytes that are read into memory. A requested file is read in pieces, and is not limited."""
         read_whole, most = response.read, _LONGEST_ANSWER if response.is_success else _LONGEST_REFUSAL
 
         def read() -> Any:
@@ -92,7 +92,7 @@ def _session() -> Any:
     def after(response: Any) -> None:
         _check_wait(response)
         if response.headers.get("content-encoding", "identity").strip().lower() != "identity":
-            # A few bytes may stand for gigabytes, and the limits are of bytes that are sent.
+            # A few bytes may expand to gigabytes, and the limits count received bytes.
             raise LocalspecError(f"{server()} sends compressed what was asked for as it is; try again later.")
         bound(response)
         # These headers become paths in the cache; a slash in one would lead outside.
@@ -112,7 +112,7 @@ def _session() -> Any:
 
 
 def _check_wait(response: Any) -> None:
-    """Raise LocalspecError where the server asks for a longer wait than LONGEST_WAIT."""
+    """Raise LocalspecError if the server asks for a longer wait than LONGEST_WAIT."""
     if response.status_code != 429 and response.status_code < 500:
         return
     said = [response.headers.get("retry-after", "").strip()]
@@ -140,7 +140,7 @@ def server() -> str:
 
 
 def without_password(address: str) -> str:
-    """Return an address as it may be shown."""
+    """Return an address that may be shown: without its password."""
     return re.sub(r"(//|^)[^/@\s]*@", r"\1", address)
 
 
@@ -149,7 +149,7 @@ def broke_off(what: str, why: str) -> str:
 
 
 def page(source: Source) -> str:
-    """Where a person reads about a repository."""
+    """Return the address of a repository's page."""
     return f"{server()}/{source.repo}"
 
 
@@ -166,7 +166,7 @@ def must_be_online(what: str, instead: str = "") -> None:
 
 @contextmanager
 def localspec_errors(source: Source, kept: Callable[[], str] = str) -> Iterator[None]:
-    """Turn errors of the client into LocalspecError. The sentence of `kept` says what is not lost."""
+    """Turn errors of the client into LocalspecError. The sentence of `kept` says which data are still there."""
     try:
         yield
     except Exception as error:  # the client and its libraries raise exceptions of many classes
@@ -179,7 +179,7 @@ def _error_of(source: Source, error: Exception) -> LocalspecError:
     from huggingface_hub import errors
 
     if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
-        return _error_of(source, error.__cause__)  # which hides what kept the client from the network
+        return _error_of(source, error.__cause__)  # the outer error hides why the client could not reach the network
     if isinstance(error, LocalspecError):
         return error
     where = server()
@@ -269,7 +269,7 @@ def _cached_repositories() -> list[str]:
 
 
 def _no_such_name(error: BaseException | None) -> bool:
-    """Whether what caused it is that a name has no address: a socket.gaierror, and sockets are for others."""
+    """Return whether an error was caused by a name without an address, which is a socket.gaierror."""
     while error is not None and type(error).__name__ != "gaierror":
         error = error.__cause__ or error.__context__
     return error is not None

@@ -1,4 +1,4 @@
-"""Fetches a plan with the Hugging Face client, and compares each file with what the server said of it."""
+"""Fetches a plan with the Hugging Face client, and compares each file with the server's digest."""
 
 import os
 import stat
@@ -19,11 +19,11 @@ from localspec.hub.sources import Source
 from localspec.paths import Paths, own_files, write_anew
 from localspec.quantities import size as shown
 
-_IN_VAIN = 3  # times in a row that a file is sent anew and breaks off without a tenth of it more than before, at most
+_IN_VAIN = 3  # times in a row that a file may break off with less than a tenth of it added
 
 
 class Interrupted(KeyboardInterrupt):
-    """The user stopped a pull. The message says what is kept."""
+    """The user stopped a pull. The message says which data are still there."""
 
 
 def fetch(
@@ -32,11 +32,12 @@ def fetch(
     paths: Paths | None = None,
     force: bool = False,
 ) -> list[str]:
-    """Fetch what is missing or damaged, compare every file with its digest, record the pull; return notices.
+    """Fetch missing or damaged files, compare every file with its digest, record the pull; return notices.
 
     `progress` is called with the bytes that are there and the bytes in all.
-    Raises DoesNotFit (unless `force`), and LocalspecError where no record can be written, before anything is fetched;
-    then Interrupted, NotAllowed, NotHere, and LocalspecError, which all say what is kept.
+
+    Raises DoesNotFit (unless `force`), and LocalspecError if no record can be written, before anything is fetched; then
+    Interrupted, NotAllowed, NotHere, and LocalspecError, which all say which data are still there.
     """
     if not planned.fits_on_disk and not force:
         raise DoesNotFit(too_large(planned))
@@ -45,7 +46,7 @@ def fetch(
     fetching = _Fetching(planned, progress)
     try:
         with warnings.catch_warnings(), own_files():
-            warnings.simplefilter("ignore")  # the client warns of a small disk, which the plan has said
+            warnings.simplefilter("ignore")  # the client warns of a small disk, and the plan did so already
             for part in planned.parts:
                 with localspec_errors(part.source, fetching.kept), _own_locks(part.source):
                     fetching.part(part)
@@ -64,7 +65,7 @@ def too_large(planned: Plan) -> str:
 
 @dataclass
 class _Fetching:
-    """How far a pull is: bytes and files that are done, the file that is `coming` and the bytes of it so far."""
+    """The progress of a pull: finished bytes and files, the file that is `coming` and its bytes so far."""
 
     plan: Plan
     progress: Callable[[int, int], None]
@@ -75,7 +76,7 @@ class _Fetching:
     notices: list[str] = field(default_factory=list)
 
     def kept(self) -> str:
-        """Return a sentence about what is not lost. Empty before the first file."""
+        """Return a sentence about the data that are still there. Empty before the first file."""
         said = []
         if self.whole:
             names = ", ".join(self.whole) if len(self.whole) <= 6 else f"{len(self.whole)} files"
@@ -88,9 +89,9 @@ class _Fetching:
         return f"{'; '.join(said)}." if said else ""
 
     def part(self, part: Part) -> None:
-        """Fetch a part, small files first: without weights, a directory is never taken for a model.
+        """Fetch a part, small files first: a directory without weights is never taken for a model.
 
-        Files that are cached already are compared with their digests too.
+        Files that are cached already are compared with their digests, too.
         """
         hub, places = client(), hub_places()
         for file in sorted(part.files, key=lambda file: (is_weights(file.name), file.bytes)):
@@ -131,7 +132,7 @@ class _Fetching:
         self.progress(done, self.plan.bytes)
 
     def _clear(self, source: Source, commit: str, file: ExpectedFile) -> None:
-        """Remove a file of the wrong length, which the client would accept, and what a killed pull left."""
+        """Remove a file of the wrong length, which the client would accept, and the files of a killed pull."""
         from filelock import Timeout
 
         blob = repository(source) / "blobs" / file.digest
@@ -142,7 +143,7 @@ class _Fetching:
         lock = hub_places().cache / ".locks" / folder(source) / f"{file.digest}.lock"
         if any(blob.parent.glob(pattern)) and lock.exists():
             with suppress(Timeout, OSError), client().utils.WeakFileLock(lock, timeout=0.1):
-                left = list(blob.parent.glob(pattern))  # the lock is held, so no pull still writes them
+                left = list(blob.parent.glob(pattern))  # the lock is held, so no other pull is writing them
                 freed = sum(max(size(path), 0) for path in left)
                 for path in left:
                     path.unlink(missing_ok=True)
@@ -152,7 +153,7 @@ class _Fetching:
                     )
 
     def _bar(self, file: ExpectedFile) -> type:
-        """Return a class in place of tqdm's bar: it draws nothing, and raises if the plan is not met."""
+        """Return a class to replace tqdm's bar: it draws nothing, and raises if the download differs from the plan."""
         state, most, in_vain = self, 0, 0
 
         class Bar:
@@ -171,7 +172,7 @@ class _Fetching:
 
             def update(self, count: float | None = 1) -> None:
                 nonlocal most, in_vain
-                if (count or 0) < 0:  # the client asked for the rest, and the server begins anew
+                if (count or 0) < 0:  # the client asked for the rest, but the server starts again
                     in_vain = 0 if state.of_coming > most + file.bytes // 10 else in_vain + 1
                     most = max(most, state.of_coming)
                     if in_vain >= _IN_VAIN:
@@ -194,23 +195,22 @@ class _Fetching:
 
 @contextmanager
 def _own_locks(source: Source) -> Iterator[None]:
-    """Make lock files that only their user can write: the client gives them a mode, whatever the umask."""
+    """Make lock files that only their user can write: the client gives them a fixed mode, whatever the umask."""
     place = hub_places().cache / ".locks" / folder(source)
     before = set(place.glob("*.lock"))
     try:
         yield
     finally:
         for lock in set(place.glob("*.lock")) - before:
-            with suppress(OSError):  # it is another user's, or gone
+            with suppress(OSError):  # it belongs to another user, or is gone
                 lock.chmod(stat.S_IMODE(lock.stat().st_mode) & ~0o022)
 
 
 def _clear_what_the_client_tried(blobs: Path) -> None:
-    """Remove the files by which the client learns the umask and whether links work, which stay if it is killed or the
-    disk fails.
+    """Remove the files with which the client tests the umask and links; they stay if it is killed or the disk fails.
 
-    Another process that tries links at this moment learns the same: it needs no file that the link leads to, and once
-    the link is there no directory.
+    Another process that tests links at the same moment gets the same result: it needs no target of the link, and no
+    directory once the link exists.
     """
     for left in (*blobs.glob("tmp_*-*-*-*-*"), *hub_places().cache.glob("tmp????????/dummy_file_*")):
         with suppress(OSError):
@@ -223,7 +223,7 @@ def _clear_what_the_client_tried(blobs: Path) -> None:
 
 
 def _finish(part: Part, paths: Paths | None) -> list[str]:
-    """Record the pull, and write the ref that other programs read as the present meaning of the revision.
+    """Record the pull, and write the ref that tells other programs which commit the revision means.
 
     Return notices.
     """

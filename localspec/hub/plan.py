@@ -1,4 +1,4 @@
-"""What a pull would fetch: the server is asked first, and what localspec cannot serve is refused."""
+"""The plan of a pull: the server is asked first, and models that localspec cannot run are refused."""
 
 import re
 import shutil
@@ -35,9 +35,9 @@ _READ_FIRST = 2**25  # bytes of a config.json or index that is read for a plan, 
 class Part:
     """The files to fetch of one revision of a repository.
 
-    `heads` is the kind of drafter whose heads they are. `whole` says that they are pickles of a model with Medusa heads
-    inside, `beside` that they are the texts of a model whose weights are in the previous part. `here` are the names of
-    files that the cache has already.
+    `heads` is the kind of drafter, if they are heads. `whole`: they are pickles of a model with Medusa heads inside.
+    `beside`: they are the texts of a model whose weights are in the previous part. `here`: names of files that the
+    cache has already.
     """
 
     source: Source
@@ -60,7 +60,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a pull would fetch; `disk_free` is the bytes free on the cache's disk."""
+    """The downloads of a pull; `disk_free` is the bytes free on the cache's disk."""
 
     parts: tuple[Part, ...]
     disk_free: int
@@ -90,10 +90,10 @@ def is_weights(name: str) -> bool:
 
 
 def plan(sources: Sequence[Source]) -> Plan:
-    """Ask the server what these revisions hold; fetch nothing but config.json and the index of weights.
+    """Ask the server for the files of these revisions; fetch only config.json and the index of weights.
 
-    Raises NotHere (nothing of that name, or offline), NotAllowed (gated), and LocalspecError for what cannot be served
-    here, or where the server fails.
+    Raises NotHere (nothing of that name, or offline), NotAllowed (gated), and LocalspecError for unsupported models or
+    a failure of the server.
     """
     must_be_online(f"Fetching {sources[0] if sources else 'a model'}")
     parts = []
@@ -104,7 +104,7 @@ def plan(sources: Sequence[Source]) -> Plan:
 
 
 def free_disk_bytes() -> int:
-    """Bytes that are free on the cache's disk."""
+    """Return the bytes that are free on the cache's disk."""
     cache = hub_places().cache
     there = next(parent for parent in (cache, *cache.parents) if parent.exists())
     return shutil.disk_usage(there).free
@@ -117,7 +117,7 @@ def _part(source: Source) -> Part:
     )
     if not isinstance(info.sha, str) or not COMMIT.fullmatch(info.sha):
         raise ValueError("no commit")
-    # Only files with a harmless name, beside config.json but for GGUF: nothing else in directories, nothing outside.
+    # Only files with a harmless name, next to config.json except for GGUF: no directories, nothing outside.
     files = {
         file.rfilename: ExpectedFile(
             file.rfilename, file.lfs.size if file.lfs else file.size, file.lfs.sha256 if file.lfs else file.blob_id
@@ -156,7 +156,7 @@ def _part(source: Source) -> Part:
 
 
 def _planned(source: Source, info: Any, config: Mapping[str, Any], files: Sequence[ExpectedFile], **more: Any) -> Part:
-    """Return what would be fetched of these files. Raises LocalspecError, and ValueError for impossible values."""
+    """Return a part with these files. Raises LocalspecError, and ValueError for impossible values."""
     if odd := next((file for file in files if not is_valid(file)), None):
         raise ValueError(f"no length or digest of {odd.name}")
     if endless := next((file for file in files if file.bytes > _LONGEST), None):
@@ -183,7 +183,7 @@ def _weight_names(
             return [name]
     if PICKLED_INDEX in known:
         table = _table(source, known, read, PICKLED_INDEX, ".bin")
-        if any(name.startswith(HEAD_PREFIX) for name in table):  # read as data, as heads are that stand alone
+        if any(name.startswith(HEAD_PREFIX) for name in table):  # read as data, like separate heads
             return sorted(set(table.values()))
     if heads == "eagle3" and PICKLED in known:  # read as data, too
         return [PICKLED]
@@ -200,7 +200,7 @@ def _weight_names(
 def _table(
     source: Source, known: Mapping[str, ExpectedFile], read: Callable[[str], Any], index: str, suffix: str
 ) -> dict[str, str]:
-    """Which file of a repository holds each tensor, by an index. Raises LocalspecError for what is no such file."""
+    """Return which file of a repository has each tensor, from an index. Raises LocalspecError for another content."""
     table = read(index).get("weight_map")
     if not isinstance(table, dict) or not table:
         raise LocalspecError(f"{index} of {source} holds no weight_map; choose another model.")
@@ -214,7 +214,7 @@ def _table(
 
 
 def _check_supported(source: Source, config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return notes about a model with this config.json. Raises LocalspecError if localspec cannot serve it."""
+    """Return notes about a model with this config.json. Raises LocalspecError if localspec cannot run it."""
     if not config:
         raise LocalspecError(
             f"{source} has no config.json, so it is no model in the Hugging Face layout; choose another."
@@ -234,7 +234,7 @@ def _check_supported(source: Source, config: Mapping[str, Any]) -> tuple[str, ..
             f"The weights of {source} are packed ({method}), which localspec does not read; choose the model's bf16 or "
             "fp16 weights."
         )
-    # Many models of a supported architecture still name the code from before transformers supported them.
+    # Many models of a supported architecture still name code from before transformers supported them.
     return ("It names code of its own (auto_map), which is neither fetched nor run.",) if own_code else ()
 
 

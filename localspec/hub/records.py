@@ -1,4 +1,4 @@
-"""Records of what was pulled, a small file for each repository, so that it can be verified without a network."""
+"""Records of pulls, one small file for each repository, with which files can be verified without a network."""
 
 import json
 import re
@@ -17,10 +17,10 @@ from localspec.paths import Paths, private_directory, write_anew
 from localspec.weights.packed_file import PackedFile
 from localspec.weights.packed_files import packed_files, rank
 
-FORMAT = 1  # of the files of records
+FORMAT = 1  # version of the files of records
 COMMIT = re.compile(r"[0-9a-f]{40}")
 DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")  # of a file that is fetched: no directory, and harmless
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")  # of a fetched file: no directory, and harmless
 GGUF_NAME = re.compile(rf"({NAME.pattern}/){{0,3}}{NAME.pattern}\.gguf", re.IGNORECASE)  # often in folders of their own
 
 
@@ -35,7 +35,7 @@ class ExpectedFile:
 
 @dataclass(frozen=True)
 class PullRecord:
-    """One revision of a repository as it was pulled; `commit` is what `source.revision` meant then."""
+    """One pulled revision of a repository; `commit` is what `source.revision` meant then."""
 
     source: Source
     commit: str
@@ -49,7 +49,8 @@ def folder(source: Source) -> str:
 
 
 def all_records(paths: Paths | None = None) -> list[PullRecord]:
-    """Every revision of every repository that was pulled; what cannot be read, or names no repository, is skipped."""
+    """Return every revision of every repository that was pulled; unreadable records, and those of no repository, are
+    skipped."""
     directory, found = (paths or Paths(home())).pulled, []
     with suppress(OSError):
         for file in sorted(directory.glob("models--*.json")):
@@ -170,7 +171,7 @@ def _write(file: Path, source: Source, known: dict[str, PullRecord]) -> None:
 def packed_sources(paths: Paths) -> dict[str, PackedFile]:
     """Return the packed models that were pulled, by source.
 
-    Of several, one that is read from its files, or the newest.
+    If there are several, one that is read from its files, else the newest.
     """
     pulled = [one for one in packed_files(paths) if _is_source(one.header.origin.repo)]
     return {one.header.origin.repo: one for one in sorted(pulled, key=rank)}

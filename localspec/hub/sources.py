@@ -1,4 +1,4 @@
-"""Where models come from: a repository of the Hugging Face hub, at one of its revisions; of GGUF files one type."""
+"""Sources of models: a repository of the Hugging Face hub at one revision, and one type of its GGUF files."""
 
 import re
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Source:
         typed, text = text, _from_address(text)
         name, colon, gguf = text.partition(":")
         repo, at, revision = name.partition("@")
-        # -- stands for / in the names of the cache's directories; the client refuses longer names.
+        # -- replaces / in the names of the cache's directories; the client refuses longer names.
         unsafe = ".." in text or "--" in repo or repo.endswith(".git") or len(repo) > 96 or len(revision) > 200
         unsafe = unsafe or bool(colon and not _TYPE.fullmatch(gguf))
         if not REPOSITORY.fullmatch(repo) or unsafe or (at and not _REVISION.fullmatch(revision)):
@@ -49,7 +49,7 @@ def is_address(text: str) -> bool:
 
 
 def _from_address(text: str) -> str:
-    """Return what `org/repo[@revision][:TYPE]` an address at the hub stands for; other texts as they are."""
+    """Return the `org/repo[@revision][:TYPE]` of an address at the hub; other texts unchanged."""
     if (address := _ADDRESS.fullmatch(text.strip())) is None:
         return text
     path = re.split(r"[?#]", address[1])[0].strip("/")

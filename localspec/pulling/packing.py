@@ -1,4 +1,4 @@
-"""The packed form of a model that was fetched. It is made after the download, and can replace it."""
+"""Packs a model that was fetched. The packed form can replace the download."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ from localspec.weights.packed_files import FILED, packed_files
 
 @dataclass(frozen=True)
 class Installed:
-    """A model is here, in this directory or file; `held` describes the weights of one that is read from its file."""
+    """A model is here, in this directory or file; `held` describes weights that are read directly from its file."""
 
     source: Source
     path: Path
@@ -40,7 +40,7 @@ class Installed:
 class Packed:
     """A model's packed form is here; `deleted` bytes of its download are deleted.
 
-    `stays` are the bytes of its own weights that were here before, if only the packed form was to be kept.
+    With --packed-only, `stays` is the bytes of its own weights that were here before.
     """
 
     source: Source
@@ -51,7 +51,7 @@ class Packed:
 
 
 def packing_of(part: Part, settings: Settings, machine: Machine, measurements: MeasurementSource) -> str | None:
-    """Return the packing in which the CPU engine would load a model that may not be here.
+    """Return the packing in which the CPU engine would load a model, whether or not it is here yet.
 
     None if it would not load it.
     """
@@ -61,9 +61,9 @@ def packing_of(part: Part, settings: Settings, machine: Machine, measurements: M
 
 
 def packing_to_keep(plan: Plan, packing: str | None, settings: Settings) -> str:
-    """Return the packing to keep a model in without its own weights: that of the settings, or `packing`, or int8.
+    """Return the packing of a model without its original weights: from the settings, else `packing`, else int8.
 
-    Raises UsageMistake or LocalspecError for what cannot be kept so, DoesNotFit for a disk that is too small.
+    Raises UsageMistake or LocalspecError if that is impossible, DoesNotFit for a disk that is too small.
     """
     model = plan.parts[0]
     trouble = ""
@@ -87,7 +87,7 @@ def packing_to_keep(plan: Plan, packing: str | None, settings: Settings) -> str:
         config = ModelConfig.of(model.config)
         TransformerConfig.of(config)
         Rope.of(config, config.contexts[0])
-        if least_parameters(config) > model.weights:  # none takes less than a byte
+        if least_parameters(config) > model.weights:  # each takes a byte at least
             trouble = f"config.json promises more weights than {model.weights} bytes can hold"
     except (ValueError, LocalspecError) as error:
         trouble = str(error).rstrip(".")
@@ -106,7 +106,7 @@ def packing_to_keep(plan: Plan, packing: str | None, settings: Settings) -> str:
 
 
 def packed_alone(part: Part, packing: str) -> Packed | None:
-    """Return the packed form of exactly this commit, if it is all that is here of it."""
+    """Return the packed form of exactly this commit, if its original weights are not here."""
     if part.here & {file.name for file in part.files if file.name.endswith(".safetensors")}:
         return None
     for one in packed_files(Paths(home())):
@@ -117,9 +117,9 @@ def packed_alone(part: Part, packing: str) -> Packed | None:
 
 
 def pack_beside(part: Part, packing: str, machine: Machine, reporter: Reporter) -> Packed | None:
-    """Packs a model that was fetched, which stays; None where that fails.
+    """Pack a model that was fetched; the download stays. Return None if that fails.
 
-    That it cannot be written is a notice: it is made, or said, again when the model is loaded.
+    A notice says if it cannot be written: loading the model will then pack it again, or say why not.
     """
     from localspec.weights.opening import CannotWrite  # numpy
 
@@ -127,22 +127,22 @@ def pack_beside(part: Part, packing: str, machine: Machine, reporter: Reporter) 
         return _pack(part, snapshot(part.source, part.commit), packing, machine, reporter)
     except (CannotWrite, DoesNotFit) as error:
         reporter.notice(str(error))
-    except LocalspecError:  # what is wrong with the model is told when it is loaded
+    except LocalspecError:  # loading the model will say what is wrong
         pass
     return None
 
 
 def pack_alone(part: Part, packing: str, machine: Machine, reporter: Reporter) -> Packed:
-    """Packs a model that was fetched and deletes what was fetched for it; what was there before stays.
+    """Pack a model that was fetched, and delete what was fetched for that; older files stay.
 
-    Raises CannotWrite, DoesNotFit, and LocalspecError for a model that cannot be packed, or cannot be opened then; what
-    was fetched stays in any of these cases.
+    Raises CannotWrite, DoesNotFit, and LocalspecError for a model that cannot be packed, or not opened afterwards; the
+    download stays in each of these cases.
     """
     from localspec.native.target import NativeTarget  # numpy
 
     try:
         packed = _pack(part, snapshot(part.source, part.commit), packing, machine, reporter, only_copy=True)
-        NativeTarget.open(packed.path, packing=packing)  # its tokenizer, too: nothing else will be left of it
+        NativeTarget.open(packed.path, packing=packing)  # with its tokenizer: nothing else will remain
     except LocalspecError as error:
         raise type(error)(
             f"{str(error).rstrip('.')}; what was fetched stays until `localspec rm {part.source}`."
@@ -152,12 +152,12 @@ def pack_alone(part: Part, packing: str, machine: Machine, reporter: Reporter) -
 
 
 def discard_fetched(part: Part) -> int:
-    """Delete what a pull fetched of a part, and its record if that is all of it. Return the bytes."""
+    """Delete the files that a pull fetched of a part, and its record if nothing else is in it. Return the bytes."""
     fetched = [file for file in part.files if file.name not in part.here]
     for file in fetched:
         discard(part.source, part.commit, file)
     if len(fetched) == len(part.files):
-        if not part.beside:  # of which there is no record, nor what the revision means
+        if not part.beside:  # such a part has no record and no ref
             forget(part.source, part.commit)
             with suppress(OSError):
                 (repository(part.source) / "refs" / part.source.revision).unlink(missing_ok=True)
@@ -166,11 +166,11 @@ def discard_fetched(part: Part) -> int:
 
 
 def forget_damaged(path: Path) -> None:
-    """Delete packed files from before a model's weights came here: they may be of damaged weights with the same digest.
+    """Forget packed files from before a model's weights came here: they may come from damaged weights.
 
-    A pull compares what it packs; a load believes the names that the common cache has for files.
+    A pull compares the weights with their digests; loading trusts the names of files in the common cache.
     """
-    with suppress(LocalspecError, OSError):  # no model that is ever packed
+    with suppress(LocalspecError, OSError):  # such a model was never packed
         came, here = max(file.stat().st_ctime_ns for file in weight_files(path)), revision(path)
         for one in packed_files(Paths(home())):
             origin = one.header.origin
@@ -181,7 +181,7 @@ def forget_damaged(path: Path) -> None:
 def _pack(
     part: Part, path: Path, packing: str, machine: Machine, reporter: Reporter, *, only_copy: bool = False
 ) -> Packed:
-    """Return the packed file of a commit, and delete those of earlier commits of this source."""
+    """Pack a commit into a file, and delete the packed files of earlier commits of this source."""
     from localspec.weights.opening import make, with_files
 
     source = str(part.source)
@@ -199,7 +199,7 @@ def _pack(
 
 
 def _alone_in(origin: Origin, packing: str) -> str | None:
-    """Another source of these weights whose packed file is all there is of it."""
+    """Return another source of these weights, if its packed file is its only copy."""
     for one in packed_files(Paths(home())):
         of = one.header.origin
         same = (of.revision, of.files, one.header.packing) == (origin.revision, origin.files, packing)

@@ -1,4 +1,4 @@
-"""The repositories of the hub that a name stands for."""
+"""The repositories of the hub that a name means."""
 
 from pathlib import Path
 
@@ -10,12 +10,12 @@ from localspec.weights.packed_files import is_gguf
 
 
 def sources_of(name: str, here: bool = False) -> list[Source]:
-    """All that may have been fetched for a name: the model, in any of its forms, and its published drafters.
+    """Return all repositories that may have been fetched for a name: the model in any of its forms, and its drafters.
 
-    `here` says that only models of this machine can be meant.
+    `here`: only models of this machine can be meant.
 
-    Raises LocalspecError for what may be damaged, NotHere for a name that is not registered, and UsageMistake for one
-    that is no repository either.
+    Raises LocalspecError for damaged files, NotHere for a name that is not registered, and UsageMistake for one that is
+    no repository either.
     """
     known = cards()
     if name in known:
@@ -39,7 +39,7 @@ def sources_of(name: str, here: bool = False) -> list[Source]:
 
 
 def own_source(name: str) -> Source | None:
-    """Return the repository that the model itself is here from, or the one of its publisher.
+    """Return the repository that the model here comes from, or its publisher's.
 
     None if it came with localspec, or is a directory of the user's.
     """
