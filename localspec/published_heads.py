@@ -1,9 +1,9 @@
-"""Which kind of drafter the heads of a repository are, by their config.json alone, and why others are not read."""
+"""Recognises published drafters by their config.json alone, and says why others are not read."""
 
 from collections.abc import Mapping
 from typing import Any
 
-# What heads of one layer say of themselves; the first as the models they are for do, beside draft_vocab_size.
+# Keys that heads of one layer have; the first with the value of their model, beside draft_vocab_size.
 _EAGLE3 = (
     "LlamaForCausalLM",
     "LlamaForCausalLMEagle3",
@@ -13,12 +13,12 @@ _EAGLE3 = (
 )
 
 DSPARK = "dspark"
-_DSPARK = ("Qwen3DSparkModel", "DSparkDraftModel")  # DeepSpec's, and what vLLM takes for the same
+_DSPARK = ("Qwen3DSparkModel", "DSparkDraftModel")  # DeepSpec's, and vLLM's name for the same
 ASSISTANT = "assistant"
 _ASSISTANTS = ("Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM")
-_OF_ASSISTANTS = "-assistant"  # what the name of their repository has after that of their model
+_OF_ASSISTANTS = "-assistant"  # after the model's name in the name of an assistant's repository
 _ASSISTANTS_IN_GGUF = ("gemma4-assistant", "gemma4_assistant", "gemma4_mtp")  # llama.cpp's name, and those of forks
-_NOT_READ = {  # what it is, and what to take in its place
+_NOT_READ = {  # a name, and what to take instead
     "Gemma4DSparkModel": "a DSpark drafter with layers of Gemma, and localspec computes those of Qwen3; use the "
     "model's assistant",
     "DFlash2DraftModel": "a DFlash drafter of the second form, whose convolutions and choice of candidates localspec "
@@ -33,7 +33,7 @@ _NOT_READ = {  # what it is, and what to take in its place
 
 
 def is_eagle3(config: Mapping[str, Any]) -> bool:
-    """Whether this config.json is of an EAGLE-3 head (SafeAILab, SpecForge, speculators)."""
+    """Return whether this config.json is of an EAGLE-3 head (SafeAILab, SpecForge, speculators)."""
     if (said := config.get("speculators_model_type")) is not None:
         return bool(said == "eagle3")
     names = config.get("architectures")
@@ -42,13 +42,13 @@ def is_eagle3(config: Mapping[str, Any]) -> bool:
 
 
 def is_dflash(config: Mapping[str, Any]) -> bool:
-    """Whether this config.json is of a DFlash drafter, as Z Lab publishes them."""
+    """Return whether this config.json is of a DFlash drafter, as Z Lab publishes them."""
     named = config.get("architectures") == ["DFlashDraftModel"] and "speculators_model_type" not in config
     return named and not is_dspark(config)
 
 
 def is_dspark(config: Mapping[str, Any]) -> bool:
-    """Whether this config.json is of a DSpark drafter (DeepSpec, SpecForge)."""
+    """Return whether this config.json is of a DSpark drafter (DeepSpec, SpecForge)."""
     if "speculators_model_type" in config:
         return False
     names, inner = config.get("architectures"), config.get("dflash_config")
@@ -71,7 +71,7 @@ def why_not_read(config: Mapping[str, Any]) -> str | None:
 
 
 def why_not_in_gguf(architecture: str) -> str | None:
-    """Return the end of a sentence: which drafter a GGUF file holds, and what to fetch. None for all else."""
+    """Return the end of a sentence: which drafter a GGUF file has, and what to fetch. None for all else."""
     if architecture not in _ASSISTANTS_IN_GGUF:
         return None
     return (
@@ -81,7 +81,7 @@ def why_not_in_gguf(architecture: str) -> str | None:
 
 
 def kind_of_heads(config: Mapping[str, Any]) -> str | None:
-    """Return the kind of the heads that a config.json is of; None where it is of none that is read."""
+    """Return the kind of the heads by their config.json; None for others."""
     if is_eagle3(config):
         return "eagle3"
     if is_dflash(config):

@@ -1,4 +1,4 @@
-"""What the registry knows of a pull, without a network: the plan of `localspec pull NAME --dry-run`."""
+"""The registry's facts about a pull, without a network: the plan of `localspec pull NAME --dry-run`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from localspec.pulling.pull import NothingToFetch, Wishes, measured, nothing_to_
 
 @dataclass(frozen=True)
 class Download:
-    """What the registry says of one repository. `bytes` is about what will be fetched, or None if it is unknown."""
+    """The registry's facts about one repository. `bytes` is about the size of the download, or None if unknown."""
 
     source: Source
     publisher: str
@@ -33,7 +33,8 @@ class Download:
 
 @dataclass(frozen=True)
 class Announced:
-    """A pull by the registry, without a network. `forms` are other forms of the model; the rest is as in `Planned`."""
+    """The registry's plan of a pull, without a network. `forms` are other forms of the model; the rest is
+    as in `Planned`."""
 
     downloads: tuple[Download, ...]
     forms: tuple[Form, ...]
@@ -42,12 +43,12 @@ class Announced:
     memory: str
     drafter: str
     instead: Instead | None = None
-    to_make: str | None = None  # a kind of drafter that its entry names, and nobody publishes
-    hours: float | None = None  # of its training on `TRAINING_TOKENS`, estimated by the machine's rates
+    to_make: str | None = None  # a kind of drafter that its entry names, and that is not published
+    hours: float | None = None  # of its training on `TRAINING_TOKENS`, estimated from the machine's rates
 
     @property
     def bytes(self) -> int | None:
-        """Of all of it; None where the size of one is not known."""
+        """Bytes of all downloads together; None if the size of one is unknown."""
         return _sum(self.downloads)
 
     @property
@@ -64,7 +65,7 @@ class Announced:
 
 
 def announced(card: TargetCard, wishes: Wishes, reporter: Reporter) -> Announced | NothingToFetch:
-    """Return what a pull of a registered model would fetch, by its entry and those of its drafters, without the hub.
+    """Return what a pull of a registered model would fetch, from its entry and its drafters', without the hub.
 
     Raises UsageMistake for invalid wishes, as the pull itself does.
     """
@@ -100,7 +101,7 @@ def _hours(kind: str, entry: Entry, machine: Machine) -> float | None:
 
 
 def _instead(card: TargetCard, wishes: Wishes, machine: Machine, measurements: MeasurementSource) -> Instead | None:
-    """Return what would replace the publisher's own weights, by the sizes in the registry."""
+    """Return what would replace the publisher's own weights, from the sizes in the registry."""
     entry = card.entry
     if entry is None or entry.source is None or entry.shape is None or source_here(entry) == entry.source:
         return None
@@ -114,13 +115,13 @@ def _instead(card: TargetCard, wishes: Wishes, machine: Machine, measurements: M
 
 
 def _of_form(form: Form, entry: Entry) -> Download:
-    """Return a form by the registry. It is here if the model came from it."""
+    """Return the download of a form from the registry. It is here if the model came from it."""
     here = source_here(entry) == form.source
     return Download(form.source, form.publisher, form.license, False, form_bytes(form, entry), here)
 
 
 def _download(source: Source, card: TargetCard) -> Download:
-    """Return a source as the entry of this model, or of its small model, describes it."""
+    """Return a source's download from the entry of this model, or of its small model."""
     assert card.entry is not None
     for entry in (card.entry, *(other.entry for other in cards().values() if other.entry)):
         if entry.source == source:
@@ -140,7 +141,7 @@ def _memory(
     measurements: MeasurementSource,
     chosen: PullSet,
 ) -> tuple[bool | None, str]:
-    """Whether the model fits into memory by the sizes in its entry, and a sentence about it."""
+    """Return whether the model fits into memory by the sizes in its entry, and a sentence about it."""
     entry = card.entry
     if entry is None or entry.source is None:
         return None, "not known for a drafter alone"

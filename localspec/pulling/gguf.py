@@ -1,4 +1,4 @@
-"""A GGUF file that was fetched becomes a model that is read from it, under the name of its source."""
+"""Makes a fetched GGUF file a model under the name of its source, read directly from the file."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -30,12 +30,12 @@ from localspec.weights.checkpoint import inspect
 from localspec.weights.packed_file import BLOCKS, Origin, PackedFile
 from localspec.weights.packed_files import FILED, packed_files
 
-# Of a weight in memory, the fewest bits where types have no kernels: those of the blocks that they are rounded to.
+# Bits per weight in memory, at least, for types without kernels: those of the types that they are rounded to.
 _ROUNDED = {r"(^|-)B?F(P?16|P?32)": 8.5, r"(^|-)(IQ[123]|TQ)": 4.5}
 
 
 def made_before(part: Part, texts: Part | None) -> PackedFile | None:
-    """Return what was made of exactly this commit with the same texts: its registration, else its packed file."""
+    """Return the result of exactly this commit with the same texts: its registration, else its packed file."""
     found = packed_sources(Paths(home())).get(str(part.source))
     if found is None or found.header.origin.commit != part.commit:
         return None
@@ -49,7 +49,7 @@ def as_held(part: Part, texts: Part) -> Part:
 
 
 def _holds(packed: PackedFile, texts: Part) -> bool:
-    """Whether a packed file has these texts; its config.json may say otherwise whether there is a head."""
+    """Return whether a packed file has these texts; its config.json may differ in whether there is a head."""
     try:
         return not any(differs(packed.text(file.name), file) for file in texts.files if file.name != CONFIG)
     except (KeyError, OSError, LocalspecError):
@@ -57,10 +57,10 @@ def _holds(packed: PackedFile, texts: Part) -> bool:
 
 
 def check(part: Part, packed_only: bool, settings: Settings) -> None:
-    """Look at a plan of GGUF files.
+    """Check a plan of GGUF files.
 
-    Raises UsageMistake for --packed-only, LocalspecError for an architecture that the hub names and localspec does not
-    compute, and what `asked_packing` raises.
+    Raises UsageMistake for --packed-only, LocalspecError for an unsupported architecture that the hub names, and the
+    errors of `asked_packing`.
     """
     if not part.source.gguf:
         return
@@ -85,7 +85,7 @@ def memory(part: Part, settings: Settings, machine: Machine) -> tuple[bool | Non
     others = ", ".join(device.name for device in machine.devices if device.type != "cpu")
     instead = f"; {others} computes it in bf16 or int8" if others else ""
     bits = float(_bits(part.source.gguf))
-    bits += 0 if bits > 8 else 0.5 if bits == 8 else 1.5  # at most: some parts of a file are in types of more bits
+    bits += 0 if bits > 8 else 0.5 if bits == 8 else 1.5  # at most: some parts of a file have types of more bits
     weights = int(part.weights * 8 / bits)
     asked, usable = asked_packing(settings), machine.devices[-1].usable
     sizes = {packing: packed(weights, 0, packing, "native") for packing in ([asked] if asked else FILED)}
@@ -105,11 +105,11 @@ def memory(part: Part, settings: Settings, machine: Machine) -> tuple[bool | Non
 def register(
     part: Part, settings: Settings, reporter: Reporter, texts: Part | None, before: PackedFile | None
 ) -> Iterator[Installed | Packed]:
-    """Register the file of a part under the name of its source, and pack it if a packing is asked for.
+    """Register the file of a part under the name of its source, and pack it if the settings say so.
 
-    `texts` are the model's own, which are taken in place of those in the file; `before` is what `made_before` found.
-    All that was fetched stays if it cannot be registered. Raises what `import_gguf` raises, and LocalspecError for
-    a model of fewer bits than its own weights were replaced for.
+    `texts` are the model's own, used instead of those in the file; `before` is the result of `made_before`. All fetched
+    files stay if the registration fails. Raises the errors of `import_gguf`, and LocalspecError if the file has fewer
+    bits than the form that should replace the original.
     """
     from localspec.weights.checkpoint import read_texts  # numpy
 
@@ -124,7 +124,7 @@ def register(
         done = import_gguf(file, settings, reporter, origin, own)
     except LocalspecError as error:
         instead = f"; the weights themselves come with --original, from {texts.source}" if texts else ""
-        why = str(error).rstrip(".").replace("fetch it again, or choose", "choose")  # it is what the hub has
+        why = str(error).rstrip(".").replace("fetch it again, or choose", "choose")  # it is the hub's own file
         raise type(error)(f"{why}{instead}; what was fetched stays until `localspec rm {source}`: {file}.") from None
     if texts and not before:
         discard_fetched(texts)
@@ -136,7 +136,7 @@ def register(
 
 
 def _forget_former(registered: PackedFile, stay: set[Path], reporter: Reporter) -> None:
-    """Delete what was made of a source before, and say which file of it is still there."""
+    """Delete the former result of a source, and say which file of it is still there."""
     source, files = registered.header.origin.repo, {Path(name).resolve() for name in registered.header.origin.files}
     for one in packed_files(Paths(home())):
         if one.header.origin.repo == source and one.path not in stay:
@@ -149,7 +149,7 @@ def _forget_former(registered: PackedFile, stay: set[Path], reporter: Reporter) 
 
 
 def _check_types(file: Path, named: str) -> None:
-    """Raise LocalspecError for a file whose matrices have fewer bits than this type, which it is named by."""
+    """Raise LocalspecError for a file whose matrices have fewer bits than the type in its name."""
     from localspec.weights.gguf_model import GgufModel  # numpy
 
     if fewer := sorted(one for one in {*GgufModel.open(file).types} if _bits(one) < _bits(named)):
@@ -166,7 +166,7 @@ def _bits(named: str) -> int:
 
 @dataclass(frozen=True)
 class Instead:
-    """What is fetched in place of the `original` of this many `bytes`, which would be packed so.
+    """The form fetched instead of the `original` with this many `bytes`, and the packing that the original would have.
 
     None: the size is unknown.
     """
@@ -178,7 +178,7 @@ class Instead:
 
     @property
     def why(self) -> str:
-        """Why nothing is lost by it, and what needs the original, in a sentence without its stop."""
+        """Return why nothing is lost by it, and what needs the original, as a sentence without its stop."""
         about = "" if self.bytes is None else f" ({size(self.bytes)})"
         kind = self.form.source.gguf
         near = f"{kind} is the publisher's own form of as many bits, read as it is"
@@ -193,14 +193,14 @@ class Instead:
 
 
 def is_packed(settings: Settings) -> bool:
-    """Return whether a packing or a type of numbers is asked for, so that a GGUF file is not read as it is."""
+    """Return whether the settings name a packing or number format, so that a GGUF file is not read directly."""
     return (settings.quantize, settings.dtype) != ("auto", "auto")
 
 
 def replaced(packing: str | None, packed_only: bool, settings: Settings) -> str | None:
     """Return the packing of the original that a smaller form may replace; None if it may not.
 
-    If only a packing that is asked for is to stay, the file of the form would be a second copy.
+    If only a given packing should stay, the file of the form would be a second copy.
     """
     if not packed_only:
         return packing
@@ -210,10 +210,10 @@ def replaced(packing: str | None, packed_only: bool, settings: Settings) -> str 
 def with_smaller_form(
     found: Plan, entry: Entry, packing: str | None, settings: Settings, notice: Callable[[str], None]
 ) -> tuple[Plan, Instead | None]:
-    """Return the plan with the smallest form of its model that serves, or as it is if none serves or is smaller.
+    """Return the plan with the smallest usable form of its model, or unchanged if none is usable or smaller.
 
-    Configuration and tokenizer come from the original: a GGUF file lacks how its model samples, and writes its
-    tokenizer in another way. A notice says what the hub lacks after all; then the original is taken.
+    Configuration and tokenizer come from the original: a GGUF file lacks the model's sampling, and has its tokenizer in
+    another form. If the hub lacks the form, a notice says so, and the original is taken.
     """
     from localspec.weights.checkpoint import TOKENIZER_FILES  # the tokenizers library
 
@@ -221,7 +221,7 @@ def with_smaller_form(
     form = suited_form(entry, packing, packed=is_packed(settings))
     if form is None or packing is None or entry.source is None or original.heads or original.whole:
         return found, None
-    if source_here(entry) == entry.source:  # which is brought up to date
+    if source_here(entry) == entry.source:  # it is updated
         return found, None
     try:
         (smaller,) = plan((form.source,)).parts

@@ -1,4 +1,4 @@
-"""Turns published drafters into drafters of ours, in a directory of their own."""
+"""Converts published drafters into our drafters, in a directory of their own."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -20,7 +20,7 @@ from localspec.weights.checkpoint import HEAD_PREFIX, inspect, read_json, tensor
 
 @dataclass(frozen=True)
 class Converted:
-    """The heads of a repository are a drafter of this kind and model now."""
+    """A drafter of this kind and model was made from the heads of a repository."""
 
     heads: Source
     model: Source
@@ -29,7 +29,7 @@ class Converted:
 
 @dataclass(frozen=True)
 class NotConverted:
-    """The heads of a repository wait for their model, which is not here; None where they do not name it."""
+    """The heads of a repository wait for their model, which is not here; None if they do not name it."""
 
     heads: Source
     model: Source | None
@@ -75,7 +75,7 @@ def convert_heads(
 
 
 def drafter_made_of(source: Source, commit: str) -> Path | None:
-    """Return the directory of the drafter that was made of the heads in this revision, if there is one."""
+    """Return the directory of the drafter that was made from the heads in this revision, if there is one."""
     directory = _drafter_directory(source)
     with suppress(LocalspecError):
         content = read_json(directory / "drafter" / "drafter.json")
@@ -86,7 +86,7 @@ def drafter_made_of(source: Source, commit: str) -> Path | None:
 
 
 def _path_of(model: Source) -> Path | None:
-    """Return the directory that was fetched of a model, or the registration of its GGUF files."""
+    """Return the fetched directory of a model, or the registration of its GGUF files."""
     if not model.gguf:
         return find_snapshot(model)
     found = packed_sources(Paths(home())).get(str(model))
@@ -94,7 +94,7 @@ def _path_of(model: Source) -> Path | None:
 
 
 def _heads_inside(path: Path) -> bool:
-    """Whether a model's files hold Medusa heads, too."""
+    """Return whether a model's files also have Medusa heads."""
     return any(name.startswith(HEAD_PREFIX) for file in inspect(path).weight_files for name in tensor_headers(file))
 
 

@@ -1,7 +1,7 @@
-"""Pulling a model, as a generator of events: planned for this machine, fetched from the hub, its drafter made.
+"""Pulls a model, as a generator of events: the plan for this machine, the download, its drafter.
 
-Nothing is fetched before the event after `AboutToFetch` is asked for: who does not want it closes the generator. What
-goes on between two events, such as the bytes of a file that arrive, is reported through callbacks.
+Nothing is fetched before the event after `AboutToFetch` is requested: a caller that does not want it closes the
+generator. Progress between two events, such as received bytes, is reported through callbacks.
 """
 
 from collections.abc import Callable, Generator, Iterator
@@ -45,19 +45,19 @@ from localspec.store.store import user_store
 
 @dataclass(frozen=True)
 class NothingToFetch:
-    """All that was asked for is here already; `why` says in words what there was to look for."""
+    """Everything is here already; `why` says what that includes."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class Planned:
-    """What would be fetched.
+    """The plan of a pull.
 
-    `fits` says whether the model fits into memory, None where that cannot be known; `memory` puts it in words, and
-    `drafter` why this drafter comes along, if there was a choice. `packing` is the one that the CPU engine would load
-    the model in, None where that would not compute it or nothing is to be packed now. `instead` is there where a
-    smaller form is fetched than the publisher's own weights.
+    `fits`: whether the model fits into memory, None if that is unknown; `memory` is a sentence about it. `drafter` is
+    the reason for the choice of a drafter, if there was one. `packing` is the one in which the CPU engine would load
+    the model, None if it would not, or if nothing is to be packed now. `instead` is set if a smaller form is fetched
+    instead of the publisher's own weights.
     """
 
     plan: Plan
@@ -77,14 +77,14 @@ class AboutToFetch:
 
 @dataclass(frozen=True)
 class Fetched:
-    """Every file is here and agrees with its digest. `notices` are sentences about what was found damaged or left."""
+    """Every file is here and matches its digest. `notices` are sentences about damaged or leftover files."""
 
     notices: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class DrafterToTrain:
-    """A kind of drafter that is not published. `localspec train` makes it of this many tokens in about these hours.
+    """A kind of drafter that is not published. `localspec train` makes it from this many tokens in about these hours.
 
     `memory` is in bytes.
     """
@@ -97,13 +97,13 @@ class DrafterToTrain:
 
 PullEvent = (
     NothingToFetch | Planned | AboutToFetch | Fetched | Converted | NotConverted | Installed | Packed | DrafterToTrain
-)  # in this order, from the plan on
+)  # in this order, starting with the plan
 
 
 @dataclass(frozen=True)
 class Wishes:
-    """What a pull is to do besides the name: a kind of drafter, a model that does not fit, only the packed form, the
-    `original` weights where a smaller form would serve.
+    """The options of a pull besides the name: a kind of drafter, a model that does not fit, only the packed form, the
+    `original` weights although a smaller form could replace them.
 
     `settings` say how the model would be loaded, and so how it is packed. With `quiet` the user chats meanwhile, and no
     reply may become slower: only saved measurements are used, the model is packed when it is loaded, and the time of
@@ -121,11 +121,10 @@ class Wishes:
 def pull(
     name: str, wishes: Wishes, reporter: Reporter, downloaded: Callable[[int, int], None]
 ) -> Generator[PullEvent, None, None]:
-    """Fetch the model that a name or org/repo[@revision] stands for, and the drafter of the kind given or that pays.
+    """Fetch the model of a name or org/repo[@revision], and a drafter of the given kind or one that pays.
 
-    `downloaded` gets the bytes that are here and the bytes in all, as they arrive. Raises UsageMistake for an invalid
-    drafter, DoesNotFit after the plan, and what `plan`, `packing_to_keep`, `fetch`, `convert_heads` and `pack_alone`
-    raise.
+    `downloaded` gets the bytes that are here and the bytes in all. Raises UsageMistake for an invalid drafter,
+    DoesNotFit after the plan, and the errors of `plan`, `packing_to_keep`, `fetch`, `convert_heads` and `pack_alone`.
     """
     force, card = wishes.force, cards().get(name)
     if nothing := nothing_to_fetch(name, wishes):
@@ -180,15 +179,15 @@ def pull(
         reporter.progress(f"estimating what training {kind} takes")
         from localspec.training.estimate import outlook  # torch and transformers
 
-        with suppress(DoesNotFit):  # nobody trains what has no room for its target
+        with suppress(DoesNotFit):  # without room for the target, nobody trains a drafter
             hours, memory = outlook(kind, named_card(name), machine, NoMeasurements(), TRAINING_TOKENS)
             yield DrafterToTrain(kind, TRAINING_TOKENS, hours, memory)
 
 
 def nothing_to_fetch(name: str, wishes: Wishes) -> NothingToFetch | None:
-    """Return the sentence that nothing is to be fetched for a name, if so.
+    """Return the event that nothing needs to be fetched for a name, if so.
 
-    Raises UsageMistake for wishes that have no effect with it, and what `sources_of` raises.
+    Raises UsageMistake for wishes that have no effect, and the errors of `sources_of`.
     """
     if not sources_of(name):
         return NothingToFetch("nothing is to be fetched for it")
@@ -208,7 +207,7 @@ def nothing_to_fetch(name: str, wishes: Wishes) -> NothingToFetch | None:
 
 @contextmanager
 def measured(card: TargetCard | None, wishes: Wishes, reporter: Reporter) -> Iterator[MeasurementSource]:
-    """Open the measurements that a drafter is chosen by, as `doctor` does it; that a model fits needs none."""
+    """Open the measurements for the choice of a drafter, as `doctor` does; checking memory needs none."""
     with user_store(reporter.notice, create=False) as store:
         known = Measurements(MeasurementCache(store, reporter), quiet=wishes.quiet)
         if wishes.drafter is None and card is not None and card.entry is not None and card.entry.drafters:
@@ -218,7 +217,7 @@ def measured(card: TargetCard | None, wishes: Wishes, reporter: Reporter) -> Ite
 
 
 def _planned(name: str, wishes: Wishes, machine: Machine, reporter: Reporter) -> Planned | NothingToFetch:
-    """Chooses the drafter, asks the hub, and predicts whether the model fits and how it would be loaded."""
+    """Choose the drafter, ask the hub, and predict whether the model fits and how it would be loaded."""
     card, drafter = cards().get(name), wishes.drafter
     with measured(card, wishes, reporter) as measurements:
         if card:
@@ -247,14 +246,14 @@ def _check_computed(model: Part) -> None:
         ModelConfig.of(model.config)
     except NotComputed as error:
         raise not_computed(error, model.source, str(model.config["architectures"][0])) from None
-    except ValueError:  # a value that cannot be is told where the model is read
+    except ValueError:  # reading the model will report an impossible value
         return
 
 
 def _memory(
     name: str, found: Plan, wishes: Wishes, machine: Machine, measurements: MeasurementSource, chosen: PullSet
 ) -> tuple[bool | None, str]:
-    """Whether the model of a plan fits into memory, and a sentence about it."""
+    """Return whether the model of a plan fits into memory, and a sentence about it."""
     model, *drafters = found.parts
     if model.source.gguf:
         return gguf.memory(model, wishes.settings, machine)
@@ -263,6 +262,6 @@ def _memory(
     # A drafter that was chosen for this machine fits beside the model.
     beside = sum(part.weights for part in drafters) if wishes.drafter is not None else 0
     shape, entry = Shape.of(model.config), named_card(name).entry if chosen.found else None
-    same = chosen.found if entry is not None and entry.shape == shape else None  # else the hub's sizes are believed
+    same = chosen.found if entry is not None and entry.shape == shape else None  # otherwise the hub's sizes are used
     named = wishes.drafter is not None
     return fit(name, shape, model.weights, machine, measurements, beside, wishes.settings, same, named)

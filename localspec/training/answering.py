@@ -1,7 +1,7 @@
-"""Who lets a target answer prompts: transformers or our CPU engine, many at once, or torch, one after the other.
+"""Lets a target answer prompts: through transformers or our CPU engine, many at once, or through torch, one by one.
 
-Only throughput matters here, which batches have: eight rows cost a CPU about as much as two. Rows of one forward lie in
-caches of different texts, and each says what it would say by itself.
+Only throughput matters here, and batches increase it: eight rows cost a CPU about as much as two. The rows of one
+forward belong to caches of different texts, and no text changes another's reply.
 """
 
 import hashlib
@@ -31,17 +31,17 @@ from localspec.repetition import until_it_goes_round
 from localspec.store.store import Store
 from localspec.weights.checkpoint import is_packed, revision
 
-BATCH = 16  # prompts at once, where nothing else was asked for
+BATCH = 16  # prompts at once by default
 TEXTS = 8  # at once on a CPU
 CHUNK = 256  # tokens of a prompt that are read at once
-LOOKED = 32  # tokens after which a reply is looked at, whether it goes round
+LOOKED = 32  # a reply is checked for repetition after this many tokens
 
 
 @dataclass(frozen=True)
 class Way:
-    """How replies are to be written: at most `max_tokens` long; temperature 0 is greedy.
+    """How replies are to be written: with at most `max_tokens`; temperature 0 is greedy.
 
-    With `cut` they end where they go round, which teaches nothing.
+    With `cut` they end where they start to repeat themselves, because nothing is learnt from that.
     """
 
     max_tokens: int
@@ -52,7 +52,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Reply:
-    """The ids of a reply, without its end mark, and whether it came to one."""
+    """The ids of a reply, without its end mark, and whether it reached one."""
 
     tokens: Sequence[int]
     finished: bool
@@ -69,22 +69,22 @@ class Answerer(Protocol):
         """Tokens of prompt and reply together, at most."""
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
-        """Return the token ids of a conversation that waits for the assistant."""
+        """Return the token ids of a conversation that ends with a user's message."""
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of a reply."""
 
     def answer(self, conversations: Sequence[Sequence[Message]], way: Way, draw: str) -> list[Reply]:
-        """Answers each of them; where replies are drawn, `draw` and the seed decide. Raises DoesNotFit."""
+        """Answer each of them; for sampled replies, `draw` and the seed decide. Raises DoesNotFit."""
 
 
 def answerer(
     card: TargetCard, settings: Settings, batch: int | None, store: Store | None, reporter: Reporter
 ) -> Answerer:
-    """Return who answers for a model with these settings: `batch` prompts at once, where that is asked for.
+    """Return a model that answers with these settings: `batch` prompts at once, if that is given.
 
-    On a CPU this takes transformers and dense weights. Raises UsageMistake for a batch that cannot be had, and what
-    choosing and loading a model raise.
+    On a CPU, transformers needs dense weights. Raises UsageMistake for an impossible batch, and the errors of choosing
+    and loading a model.
     """
     choice = answering_choice(card, settings, batch, store, reporter)
     if can_batch(choice):
@@ -105,7 +105,7 @@ def answerer(
 def answering_choice(
     card: TargetCard, settings: Settings, batch: int | None, store: Store | None, reporter: Reporter
 ) -> Choice:
-    """Return how the model that answers is loaded: with whatever drafts there, where it answers one by one."""
+    """Return how to load the model that answers; if it answers one by one, with its best drafter."""
     own = replace(settings, drafter="auto", draft_max="auto", accept="exact", exact=False, context=None)
     plain = replace(own, drafter="none")
     known = Measurements(MeasurementCache(store, reporter))
@@ -118,18 +118,18 @@ def answering_choice(
 
 
 def at_once(choice: Choice) -> int:
-    """Return how many tokens are answered in the time of about one, by what was measured of both."""
+    """Return how many conversations take about the time of one, from measurements of both."""
     return BATCH if can_batch(choice) else TEXTS // 2 if choice.engine == "native" else 1
 
 
 def can_batch(choice: Choice) -> bool:
-    """Return whether transformers computes what is chosen: a directory's weights, dense or on CUDA bitsandbytes'."""
+    """Return whether transformers can compute the choice: a directory's weights, dense or bitsandbytes on CUDA."""
     own = choice.engine == "torch" and not is_packed(choice.target.path)
     return own and (choice.quantize == "none" or choice.device.startswith("cuda"))
 
 
 class Native:
-    """Our CPU engine, several conversations at once, each row of a forward in a cache of another one."""
+    """Our CPU engine with several conversations at once; each row of a forward belongs to another one's cache."""
 
     at_once = TEXTS
 
@@ -160,7 +160,7 @@ class Native:
         return [text.reply for text in texts]
 
     def _begun(self, prompt: Sequence[int], way: Way, sampling: Sampling) -> "_Text":
-        """Return a text whose prompt was read, and the first token of its reply picked."""
+        """Return a text whose prompt was read, and whose first token was picked."""
         cache = self._target.cache(len(prompt) + way.max_tokens)
         for start in range(0, len(prompt), CHUNK):
             part = prompt[start : start + CHUNK]
@@ -173,7 +173,7 @@ class Native:
 
 @dataclass
 class _Text:
-    """A conversation under way: the cache of what was read, and the `tokens` of its reply, the last one unread."""
+    """A conversation in progress: its cache, and the `tokens` of its reply, of which the last is not read yet."""
 
     cache: NativeCache
     way: Way
@@ -183,7 +183,7 @@ class _Text:
     finished: bool = False
 
     def take(self, token: int) -> None:
-        """Take the token that was picked next, unless it is an end mark."""
+        """Append the token that was picked, unless it is an end mark."""
         if token in self.ends:
             self.goes_on, self.finished = False, True
             return
@@ -198,14 +198,14 @@ class _Text:
 
 
 def cut_reply(reply: Reply, way: Way) -> Reply:
-    """Return a reply up to where it goes round, if that was asked for."""
+    """Return a reply up to where it starts to repeat itself, if `way` asks for that."""
     if not way.cut or (end := until_it_goes_round(reply.tokens)) == len(reply.tokens):
         return reply
     return Reply(reply.tokens[:end], False)
 
 
 class OneByOne:
-    """Torch with packed weights, with whatever drafts there; it keeps no phrases."""
+    """Torch with packed weights and its best drafter; phrases are not saved."""
 
     at_once = 1
 
@@ -234,7 +234,7 @@ class OneByOne:
 
 
 class Batched:
-    """transformers' `generate`; the model is loaded once something is asked."""
+    """transformers' `generate`; the model is loaded with the first prompts."""
 
     def __init__(self, choice: Choice, at_once: int) -> None:
         from localspec.nn.target import Target  # torch takes seconds to import
@@ -254,7 +254,7 @@ class Batched:
         return self._light.decode(tokens)
 
     def answer(self, conversations: Sequence[Sequence[Message]], way: Way, draw: str) -> list[Reply]:
-        """Prompts are padded on the left."""
+        """Answer them, with prompts padded on the left."""
         import torch
 
         torch.manual_seed(_number(way, draw))
@@ -320,7 +320,7 @@ class Batched:
 
 
 def bitsandbytes_config(choice: Choice) -> Any:
-    """What transformers is told of packed weights, which are the ones that our engine has there; None of dense ones."""
+    """Return the configuration of transformers for packed weights as our engine has them there; None for dense ones."""
     if choice.quantize == "none":
         return None
     from transformers import BitsAndBytesConfig

@@ -1,7 +1,7 @@
-"""Converts published assistants of Gemma 4 to a drafter of ours.
+"""Converts published assistants of Gemma 4 into our drafters.
 
     Google   model.safetensors   model.layers.N.{…} model.norm model.embed_tokens pre_projection post_projection
-             and in small ones   masked_embedding.{centroids,token_ordering}    text_config, and words beside it
+             and in small ones   masked_embedding.{centroids,token_ordering}    text_config, and keys beside it
 
 The head is the embedding. This is the layout of transformers' `gemma4_assistant`; no published file was seen.
 """
@@ -19,7 +19,7 @@ from localspec.published_heads import ASSISTANT, kind_of_heads
 from localspec.training.published_files import Published, fitted, tensors_in
 from localspec.weights.checkpoint import read_config
 
-_NAMES = {  # by ours
+_NAMES = {  # by our names
     "before.weight": ("pre_projection.weight",), "after.weight": ("post_projection.weight",),
     "centroids.weight": ("masked_embedding.centroids.weight",), "members": ("masked_embedding.token_ordering",),
 }  # fmt: skip
@@ -28,7 +28,7 @@ _NAMES = {  # by ours
 def read_published(path: Path, target: Target) -> Published:
     """Return the assistant in a directory for this target, in the precision of its files.
 
-    Raise NotHere where there is none, LocalspecError for one of another model or form, and damaged files.
+    Raise NotHere if there is none, LocalspecError for another model or form, and damaged files.
     """
     config = read_config(path)
     if kind_of_heads(config) != ASSISTANT:
@@ -52,7 +52,7 @@ def read_published(path: Path, target: Target) -> Published:
 
 
 def _options(config: Mapping[str, Any], hidden_size: int) -> AssistantOptions:
-    """Return what config.json says. Raise UsageMistake for another target's, and what is not possible."""
+    """Return the options in config.json. Raise UsageMistake for those of another target, and impossible ones."""
     text, backbone = config.get("text_config"), config.get("backbone_hidden_size")
     if not isinstance(text, dict):
         raise UsageMistake("its config.json has no text_config; fetch it again.")

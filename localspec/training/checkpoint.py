@@ -1,7 +1,7 @@
-"""Checkpoints, from which a training goes on as if it had never stopped: tensors as safetensors, the rest as JSON.
+"""Checkpoints, from which a training resumes exactly: tensors as safetensors, the rest as JSON.
 
-`state.json` names the file of tensors that belongs to it and is replaced atomically, so a kill at any moment leaves the
-old checkpoint or the new one.
+`state.json` names its file of tensors and is replaced atomically, so a kill at any moment leaves the old checkpoint or
+the new one.
 """
 
 import errno
@@ -22,12 +22,12 @@ from localspec.outside_files import parse_json, read_bytes
 
 STATE, SPENT = "state.json", "spent"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_STATE = {"asked": dict, "at_once": int, "tensors": str}  # what a training's state must have
+_STATE = {"asked": dict, "at_once": int, "tensors": str}  # required keys of a training's state
 _ASKED = {"asked": dict, "options": dict}
 
 
 def save(directory: Path, step: int, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
-    """Write a checkpoint. Raises DoesNotFit where the disk is full; the old checkpoint is then still there."""
+    """Write a checkpoint. Raises DoesNotFit if the disk is full; the old checkpoint is then still there."""
     name = f"step-{step}.safetensors"
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -46,13 +46,13 @@ def save(directory: Path, step: int, tensors: Mapping[str, torch.Tensor], state:
 
 
 def note_spent(directory: Path, seconds: float) -> None:
-    """Note how long a training has taken so far, where it has a checkpoint: what a kill loses is counted, too."""
-    with suppress(OSError):  # a full disk is told of where the next checkpoint is written
+    """Record the duration of a training so far, if it has a checkpoint. So time that a kill loses is counted, too."""
+    with suppress(OSError):  # the next checkpoint will report a full disk
         (directory / SPENT).write_text(f"{seconds:.3f}\n", "utf-8")
 
 
 def spent(directory: Path) -> float:
-    """Return the seconds that were noted last; 0 where there are none that can be."""
+    """Return the recorded seconds; 0 if there are none, or impossible ones."""
     try:
         seconds = float((directory / SPENT).read_text("utf-8"))
     except (OSError, ValueError):
@@ -61,14 +61,14 @@ def spent(directory: Path) -> float:
 
 
 def remove(directory: Path) -> None:
-    """Remove a checkpoint, or what is left of one."""
-    with suppress(OSError):  # the state first: whoever is killed now leaves no checkpoint that lacks its tensors
+    """Remove a checkpoint, or an incomplete one."""
+    with suppress(OSError):  # the state first: after a kill here, no checkpoint lacks its tensors
         (directory / STATE).unlink()
     shutil.rmtree(directory, ignore_errors=True)
 
 
 def load(directory: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | None:
-    """Return (tensors, state) of the last checkpoint, if there is one. Raises LocalspecError where it is damaged."""
+    """Return (tensors, state) of the last checkpoint, if there is one. Raises LocalspecError if it is damaged."""
     try:
         state = parse_json(read_bytes(directory / STATE))
     except FileNotFoundError:
@@ -84,9 +84,9 @@ def load(directory: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | No
 
 
 def state(directory: Path) -> Mapping[str, Any] | None:
-    """Return the state of a training that was stopped; None where there is no checkpoint.
+    """Return the state of a stopped training; None if there is no checkpoint.
 
-    Raises LocalspecError where it is damaged.
+    Raises LocalspecError if it is damaged.
     """
     try:
         found = parse_json(read_bytes(directory / STATE))
@@ -101,7 +101,7 @@ def state(directory: Path) -> Mapping[str, Any] | None:
 
 
 def full(error: Exception) -> bool:
-    """Return whether a write failed for lack of room."""
+    """Return whether a write failed because the disk is full."""
     text = str(error).lower()
     return (isinstance(error, OSError) and error.errno in _FULL) or "no space" in text or "too large" in text
 

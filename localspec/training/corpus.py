@@ -1,7 +1,7 @@
-"""Makes rows of token ids from examples, and batches from rows, in an order that depends on a seed alone.
+"""Makes rows of token ids from examples, and batches from rows, in an order that depends only on a seed.
 
-Rows are as long as their texts, and a batch has rows of similar length: texts are not packed one after the other, so a
-drafter sees what it sees in use, a text from its beginning.
+Rows are as long as their texts, and a batch has rows of similar length. Texts are not packed one after the other, so
+that a drafter sees each text from its beginning, as in use.
 """
 
 import random
@@ -15,11 +15,11 @@ from localspec.errors import LocalspecError, UsageMistake
 from localspec.nn.target import Target
 from localspec.training.examples import Example
 
-HELD_OUT, LEAST_HELD_OUT = 0.02, 16  # of the examples, and so many at least: they are never trained on
-MOST_HELD_OUT = 0.25  # of few examples
-MEASURED = 16384  # tokens of held-out text that are measured
+HELD_OUT, LEAST_HELD_OUT = 0.02, 16  # of the examples, and at least this many: never trained on
+MOST_HELD_OUT = 0.25  # if there are few examples
+MEASURED = 16384  # tokens of held-out text for the measurement
 BLOCK = 1024  # examples that are shuffled into batches together
-SHORTEST = 8  # tokens of a row: in fewer there is nothing to predict
+SHORTEST = 8  # tokens of a row; fewer leave nothing to predict
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,13 @@ class Row:
 
     @property
     def worth(self) -> int:
-        """The number of tokens in the loss that a drafter can predict: it has no state before the third token."""
+        """Tokens in the loss that a drafter can predict: it has no state before the third token."""
         return sum(self.loss_mask[2:])
 
 
 @dataclass
 class Cursor:
-    """Where in its order a training is: the pass, the block of examples, the batch of the block."""
+    """The position of a training in its order: the pass, the block of examples, the batch of the block."""
 
     epoch: int = 0
     block: int = 0
@@ -45,17 +45,17 @@ class Cursor:
 
 
 class Corpus:
-    """The examples to train on, and those held out to measure with. Raises UsageMistake where there is too little text.
+    """The examples for training and the held-out ones. Raises UsageMistake if there is too little text.
 
-    Rows have at most `length` tokens, and a batch `batch` tokens, padding included. Of those to train on no batch has
-    what is not `usable`.
+    Rows have at most `length` tokens, and a batch `batch` tokens with padding. Only `usable` examples are in batches
+    for training.
     """
 
     def __init__(self, target: Target, examples: Sequence[Example], length: int, batch: int, seed: int) -> None:
         self._target, self.length, self._batch, self._seed = target, length, batch, seed
         self.usable: Callable[[Row], bool] = lambda row: True
-        self.refused: set[bytes] = set()  # digests of what the model's template or tokenizer refuses
-        # By digest, so that a text that occurs twice is on one side only.
+        self.refused: set[bytes] = set()  # digests of examples that the model's template or tokenizer refuses
+        # By digest, so that no text is on both sides.
         by_digest = {example.digest: example for example in examples}
         digests = sorted(by_digest)
         limit = int(HELD_OUT * 2**32).to_bytes(4, "big")
@@ -69,11 +69,12 @@ class Corpus:
 
     @property
     def blocks(self) -> int:
-        """The number of blocks of one pass."""
+        """Blocks of one pass."""
         return -(-len(self.examples) // BLOCK)
 
     def batches(self, start: Cursor) -> Iterator[tuple[list[Row], Cursor, float]]:
-        """Yield without end from `start` on: the rows of a step, where the next one begins, and the passes so far."""
+        """Yield batches from `start` on, without end: the rows of a step, the position after it, and the
+        passes so far."""
         epoch, number, skip = start.epoch, start.block, start.batch
         while True:
             block = self._block(epoch, number)
@@ -95,13 +96,13 @@ class Corpus:
                 return
 
     def rows(self) -> Iterator[Row]:
-        """Yield all rows that are measured with or trained on, in the order of the first pass."""
+        """Yield all rows of both sides, in the order of the first pass."""
         yield from self.held_out
         for rows in self.one_pass():
             yield from rows
 
     def _block(self, epoch: int, number: int) -> list[list[Row]]:
-        """Return the batches of one block, each with at most the tokens of a batch, padding included."""
+        """Return the batches of one block, each with at most the tokens of a batch with padding."""
         order = list(range(len(self.examples)))
         random.Random(f"{self._seed} {epoch}").shuffle(order)  # noqa: S311
         chosen = order[number * BLOCK : (number + 1) * BLOCK]
@@ -116,7 +117,7 @@ class Corpus:
         return [batch for batch in batches if batch]
 
     def frequencies(self, most: int = 20_000) -> torch.Tensor:
-        """Return how often each token occurs in the loss, [vocab_size], in about `most` examples at most."""
+        """Return how often each token occurs in the loss, [vocab_size], in about `most` examples."""
         found = torch.zeros(self._target.transformer.config.vocab_size, dtype=torch.long)
         for example in self.examples[:: -(-len(self.examples) // most)]:
             for row in self._rows(example):
@@ -165,7 +166,7 @@ class Corpus:
         return [Row(piece, [True] * len(piece)) for piece in pieces]
 
     def _chat(self, example: Example) -> list[Row]:
-        """Return one row; or one for each reply, where the template renders a reply differently later on."""
+        """Return one row; or one for each reply, if the template renders earlier replies differently."""
         messages = list(example.messages)
         whole, spans = self._target.chat.render_apart(messages, waits=False), []
         for index in (at for at, message in enumerate(messages) if at and message["role"] == "assistant"):
@@ -180,7 +181,8 @@ class Corpus:
         return [self._row(upto, [(len(before), len(upto))]) for before, upto in spans if upto.startswith(before)]
 
     def _row(self, text: str, spans: Sequence[tuple[int, int]]) -> Row:
-        """Return the row of a text whose tokens within spans of characters are in the loss, up to an end mark each."""
+        """Return the row of a text. Tokens in these spans of characters are in the loss, with the end mark
+        after each."""
         tokens, offsets = self._target.chat.marks.encode_with_offsets(text, self._target.chat.add_special_tokens)
         loss_mask, over = [], False
         waiting = iter([*spans, (len(text) + 1, 0)])
@@ -203,7 +205,7 @@ class PaddedRows:
 
     @classmethod
     def of(cls, rows: Sequence[Row], device: str) -> "PaddedRows":
-        """Pad rows. The mask follows from the rows' lengths and never from an id: zero may well be an end mark."""
+        """Pad rows. The mask depends on the rows' lengths, not on ids: zero may be an end mark."""
         longest = max(len(row.tokens) for row in rows)
         tokens = torch.zeros(len(rows), longest, dtype=torch.long)
         loss_mask = torch.zeros(len(rows), longest, dtype=torch.bool)
@@ -214,13 +216,13 @@ class PaddedRows:
 
     @cached_property
     def causal(self) -> torch.Tensor:
-        """bool [n, n]: a row sees itself and what precedes it, so padding at the end is seen by no token."""
+        """A mask, bool [n, n]: each token sees itself and those before it, so that none sees the padding at the end."""
         n = self.tokens.shape[1]
         return torch.ones(n, n, dtype=torch.bool, device=self.tokens.device).tril_()
 
 
 def split_rows(rows: Sequence[Row], tokens: int) -> list[list[Row]]:
-    """Return rows in groups of at most so many tokens, padding included; a longer row is a group of its own."""
+    """Return rows in groups of at most this many tokens with padding; a longer row is a group by itself."""
     groups: list[list[Row]] = []
     longest = 0
     for row in sorted(rows, key=lambda row: -len(row.tokens)):

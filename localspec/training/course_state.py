@@ -1,4 +1,4 @@
-"""Where a course is, in files of its directory: its plan, what it has done, whether its drafter is written."""
+"""The state of a course, in files of its directory: its plan, its progress, whether its drafter is written."""
 
 import json
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from localspec.weights.checkpoint import read_json
 
 @dataclass(frozen=True)
 class Plan:
-    """What a course should take, told before it begins: tokens of text, hours of its parts, bytes."""
+    """The predicted needs of a course: tokens of text, hours of its parts, bytes."""
 
     conversations: int  # of the user
     prompts: int
@@ -27,7 +27,7 @@ class Plan:
     files: int
 
     def as_json(self) -> dict[str, Any]:
-        """Return what `train --json` prints of it."""
+        """Return the plan in the form of `train --json`."""
         return {
             "conversations": self.conversations, "prompts": self.prompts, "tokens": self.tokens,
             "answer_hours": round(self.answering, 4), "train_hours": round(self.training, 4),
@@ -38,19 +38,19 @@ class Plan:
 
 @dataclass
 class State:
-    """plan.json: which course it is, what it should take, the seconds it has taken, how it trains once it does."""
+    """The content of plan.json: the course, its predicted needs, the seconds so far, and how it trains."""
 
     id: str
     asked: Mapping[str, Any]
-    token_seconds: float  # of training, for each token
+    token_seconds: float  # of training, per token
     plan: Mapping[str, Any] = field(default_factory=dict)
     spent: float = 0.0
     training: Mapping[str, Any] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)  # that were proposed
-    each: float = 0.0  # seconds that a token took to answer, together with others
+    options: Mapping[str, Any] = field(default_factory=dict)  # proposed by the drafter's kind
+    each: float = 0.0  # seconds per answered token, with several conversations at once
 
     def save(self, directory: Path) -> None:
-        """Write plan.json; no reader sees half of it. Raises DoesNotFit."""
+        """Write plan.json atomically. Raises DoesNotFit."""
         content = json.dumps(vars(self), indent=2) + "\n"
         try:
             (new := directory / f"{PLAN}.new").write_text(content, "utf-8")
@@ -62,7 +62,7 @@ class State:
 
 
 def read(directory: Path) -> State | None:
-    """Return where a course is; None where none was begun. Raises LocalspecError where that cannot be read."""
+    """Return the state of a course; None if there is none. Raises LocalspecError if it cannot be read."""
     if not begun(directory):
         return None
     with suppress(TypeError):
@@ -74,7 +74,7 @@ def read(directory: Path) -> State | None:
 
 
 def drafter_json(directory: Path) -> Mapping[str, Any]:
-    """Return what is written beside the trained drafter; empty before."""
+    """Return the drafter.json of the trained drafter; empty before it is written."""
     file = directory / "drafter" / "drafter.json"
     return _object(file) if file.exists() else {}
 

@@ -1,4 +1,4 @@
-"""Draws losses.jsonl: the loss, and how often the likeliest token of each depth was right, over the steps."""
+"""Draws losses.jsonl over the steps: the loss, and how often the likeliest token of each depth was right."""
 
 import json
 from collections.abc import Sequence
@@ -10,18 +10,18 @@ from localspec import marks
 
 LEFT, WIDE, HIGH, GAP, TOP = 70, 640, 200, 64, 56  # pixels
 COLOURS = ("#1f5fa8", "#c8591b", "#3b8a3e", "#8a3b86", "#777777", "#a88a1f", "#1fa89b", "#a81f3c")
-MAX_POINTS = 400  # of a line; one a step where there are fewer
+MAX_POINTS = 400  # of a line, at most
 
 
 def draw(log: Path, drawn: Path, title: str) -> None:
-    """Draws the log of a training to the file `drawn`. Raises OSError."""
+    """Draw the log of a training into the file `drawn`. Raises OSError."""
     lines = _read(log)
     (new := drawn.with_suffix(".new")).write_text(figure(lines, title), encoding="utf-8")
     new.replace(drawn)
 
 
 def in_characters(log: Path, width: int, height: int = 8) -> list[str]:
-    """Return the curve of the loss for a terminal, at most `width` columns; nothing where there were no steps."""
+    """Return the curve of the loss for a terminal, at most `width` columns; empty if there were no steps."""
     losses = [(line["step"], line["loss"]) for line in _read(log) if "loss" in line]
     if not losses:
         return []
@@ -36,7 +36,7 @@ def _read(log: Path) -> list[dict[str, Any]]:
 
 
 def figure(lines: Sequence[dict[str, Any]], title: str) -> str:
-    """Return the drawing of a log's lines, an SVG document."""
+    """Return the figure of a log's lines as an SVG document."""
     losses = [(line["step"], line["loss"]) for line in lines if "loss" in line]
     measured = [(line["step"], line["accuracy_by_depth"]) for line in lines if "accuracy_by_depth" in line]
     most = max([step for step, _ in losses] + [step for step, _ in measured] + [1])
@@ -97,6 +97,6 @@ def _panel(top: int, name: str, lines: Sequence[tuple[str, Line]], most: float, 
 
 
 def _words(x: float, y: float, text: str, **attributes: str) -> str:
-    """Return a text element; attributes that it does not have are those of the whole drawing."""
+    """Return a text element; other attributes are inherited from the figure."""
     shape = "".join(f' {name.replace("_", "-")}="{value}"' for name, value in attributes.items())
     return f'<text x="{x:.1f}" y="{y:.1f}"{shape}>{escape(text)}</text>'

@@ -1,11 +1,11 @@
-"""Converts published DFlash and DSpark drafters to one of ours: tensors, and what config.json says of them as options.
+"""Converts published DFlash and DSpark drafters into ours: tensors, and options from config.json.
 
     DFlash   Z Lab       layers.N.{…} fc hidden_norm norm      a Qwen3's config with dflash_config and block_size
-    DSpark   DeepSpec    the same, markov_head confidence_head embed_tokens lm_head     the same words in one table
+    DSpark   DeepSpec    the same, markov_head confidence_head embed_tokens lm_head     the same keys in one table
     DSpark   SpecForge   DSpark's tensors                      DFlash's config with projector_type = dspark
 
 The embedding and the head in DSpark's files are copies of the target's, which its trainers freeze: they are left out.
-Drafters called DFlash by DeepSpec are DSpark's without its two heads. All this is of the trainers' code; no published
+Drafters called DFlash by DeepSpec are DSpark's without its two heads. All this follows the trainers' code; no published
 file was seen.
 """
 
@@ -26,11 +26,11 @@ _LAYER_KEYS = (
     "hidden_act", "max_position_embeddings", "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters",
     "num_hidden_layers", "attention_bias", "layer_types", "sliding_window", "use_sliding_window", "max_window_layers",
 )  # fmt: skip
-_OURS = {  # what dflash_config may say, or config.json beside it
+_OURS = {  # keys of dflash_config, or of config.json around it
     "block_size": "block", "mask_token_id": "mask", "input_embedding_scale": "scale", "output_multiplier": "multiplier",
     "final_logit_softcapping": "cap",
 }  # fmt: skip
-_DSPARK = {  # what DSpark says in addition, ours, and values of what is computed only so
+_DSPARK = {  # additional keys of DSpark, ours, and their only supported values
     "markov_rank": "rank", "enable_confidence_head": "", "confidence_head_with_markov": "", "markov_head_type": "",
     "confidence_head_alpha": "", "num_anchors": "", "projector_type": "", "attention_mode": "",
     "sample_from_anchor": "",
@@ -40,7 +40,7 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "sample_from_anchor": (True,),
 }  # fmt: skip
 _CAUSAL = {None: "windows", True: "all", False: "none"}
-_NAMES = {  # by ours, where they differ
+_NAMES = {  # by our names, if they differ
     "embedding": ("markov_head.markov_w1.weight",), "markov.weight": ("markov_head.markov_w2.weight",),
     **{f"confidence.{part}": (f"confidence_head.proj.{part}",) for part in ("weight", "bias")},
 }  # fmt: skip
@@ -50,8 +50,7 @@ _CALLED = {"dflash": "DFlash", DSPARK: "DSpark"}
 def read_published(path: Path, target: Target) -> Published:
     """Return the drafter in a directory for this target, in the precision of its files.
 
-    Raises NotHere where there is none, LocalspecError for one of another model or of a form that is not computed here,
-    and damaged files.
+    Raises NotHere if there is none, LocalspecError for another model or an unsupported form, and damaged files.
     """
     config = read_config(path)
     kind = kind_of_heads(config)
@@ -71,7 +70,8 @@ def read_published(path: Path, target: Target) -> Published:
 
 
 def _options(config: Mapping[str, Any], target: Target, path: Path, kind: str) -> dict[str, Any]:
-    """What config.json says. Raises LocalspecError for what is not computed here, UsageMistake for what cannot be."""
+    """Return the options in config.json. Raises LocalspecError for unsupported ones, UsageMistake for
+    impossible ones."""
     inner = config.get("dflash_config")
     inner = inner if isinstance(inner, dict) else {}
     names = {**_OURS, **(_DSPARK if kind == DSPARK else {}), "target_layer_ids": ""}
@@ -99,10 +99,11 @@ def _options(config: Mapping[str, Any], target: Target, path: Path, kind: str) -
     options = {names[name]: value for name, value in said.items() if value is not None and names[name]}
     if "mask" not in options:
         raise LocalspecError(f"{path / 'config.json'} names no mask_token_id; fetch it again.")
-    if kind == DSPARK:  # whose rows all see each other
+    if kind == DSPARK:  # its rows all see each other
         has, both = said.get("enable_confidence_head", False), said.get("confidence_head_with_markov", False)
         options |= {"confidence": ("both" if both else "state") if has else "none", "rank": options.get("rank", 0)}
         causal = bool(causal)
-    # States are counted by the layers that they leave, ours by Hugging Face's list, whose first is the embedding.
+    # These files number states by the layers that they leave; ours are numbered as Hugging Face's list, which starts
+    # with the embedding.
     options |= {"config": json.dumps(described, sort_keys=True), "causal": _CAUSAL[causal]}
     return options | {"states": ",".join(str(place + 1) for place in places)}

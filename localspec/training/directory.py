@@ -10,15 +10,15 @@ from typing import Any, Self
 from localspec.errors import LocalspecError, UsageMistake
 
 PLAN, ANSWERS = "plan.json", "answers.jsonl"  # of a course
-READINGS = "readings"  # what the target says of texts
+READINGS = "readings"  # the target's output for texts
 FILES = ("losses.jsonl", "losses.svg", PLAN, ANSWERS)
 DIRECTORIES = ("checkpoint", "drafter", "target", READINGS)
 LOCK = "training.lock"
-OWN_WORDS = ("prompts", "history")  # what a course has answered, and learns from
+OWN_WORDS = ("prompts", "history")  # of a course: text that the model answered, or learns from
 
 
 def usable(directory: Path) -> None:
-    """Raise UsageMistake where a training could not be written, as far as can be seen before it begins."""
+    """Raise UsageMistake if a training could not be written, as far as that can be seen in advance."""
     there = directory
     try:
         directory.stat()
@@ -41,12 +41,12 @@ def _check(there: Path, directory: bool) -> None:
 
 
 def begun(directory: Path) -> bool:
-    """Whether a course was begun in a directory and has not ended."""
+    """Return whether a directory has a course that has not ended."""
     return (directory / PLAN).exists()
 
 
 def refuse_course(directory: Path, force: bool) -> None:
-    """Raise UsageMistake where a course was begun; with `force` it cannot go on any more."""
+    """Raise UsageMistake if a course was begun; with `force` it can no longer be resumed."""
     if begun(directory) and not force:
         raise UsageMistake(
             f"{directory} holds a training without --data FILE that was stopped; give that command to go on, another "
@@ -56,7 +56,7 @@ def refuse_course(directory: Path, force: bool) -> None:
 
 
 def refuse_result(directory: Path, *names: str) -> None:
-    """Raise UsageMistake where one of these is there already, which this training would replace."""
+    """Raise UsageMistake if one of these exists already, because this training would replace it."""
     for name in names:
         if (directory / name).exists():
             raise UsageMistake(
@@ -66,11 +66,11 @@ def refuse_result(directory: Path, *names: str) -> None:
 
 
 def refuse_other(directory: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise UsageMistake where the training that was stopped there was asked for otherwise than this one."""
+    """Raise UsageMistake if the stopped training in that directory has other settings than this one."""
     for name, value in now.items():
         if (before := was.get(name)) != value:
             differs = f"begun {_as_typed(name, before)}, and this one is {_as_typed(name, value)}"
-            if name == "data" and value not in OWN_WORDS:  # but a digest of the text
+            if name == "data" and value not in OWN_WORDS:  # for files, a digest of the text
                 differs = "which learns from other text than this one"
             raise UsageMistake(
                 f"{directory} holds a training that was stopped, {differs}; give the same command to go on, "
@@ -79,7 +79,7 @@ def refuse_other(directory: Path, was: Mapping[str, Any], now: Mapping[str, Any]
 
 
 def _as_typed(name: str, value: Any) -> str:
-    """How a setting of a training was given on the command line."""
+    """Return a training's setting as it was typed on the command line."""
     flag = {"kind": "KIND", "model": "-m", "options": "-O"}.get(name, f"--{name.replace('_', '-')}")
     if value in (None, {}, "prompts"):
         return f"without {flag}"
@@ -89,7 +89,7 @@ def _as_typed(name: str, value: Any) -> str:
 
 
 class Lock:
-    """Held from `take` until the end of a with statement, or of the process, however it ends."""
+    """A lock, held from `take` until the end of a with statement, or of the process, however it ends."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -100,19 +100,19 @@ class Lock:
 
     def __exit__(self, *exception: object) -> None:
         if self._held is not None:
-            with suppress(OSError):  # Windows removes no open file; one that stays is free
+            with suppress(OSError):  # Windows removes no open file; a leftover file does not lock
                 (self._directory / LOCK).unlink()
             self._held.close()
             self._held = None
 
     def take(self) -> None:
-        """Take the lock, unless the directory does not exist yet or this lock was taken already.
+        """Take the lock, unless the directory does not exist yet or this lock is taken already.
 
-        Raises UsageMistake where another training has it, and LocalspecError where no lock can be written.
+        Raises UsageMistake if another training has it, and LocalspecError if no lock can be written.
         """
         if self._held is not None or not self._directory.is_dir():
             return
-        # An empty SQLite file, as beside the database: the one lock that works in the same way on every system.
+        # An empty SQLite file, as for the database: the only lock that works the same way on every system.
         try:
             with ExitStack() as opened:
                 lock = sqlite3.connect(self._directory / LOCK, timeout=0, isolation_level=None)

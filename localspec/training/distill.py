@@ -1,6 +1,6 @@
-"""The target answers prompts: conversations in its own words, for drafters to learn from (Medusa, §3.3.2).
+"""Lets the target answer prompts. Drafters learn from these conversations in the target's own words (Medusa, §3.3.2).
 
-A file of replies grows line by line, and prompts that it answers already are left out.
+A file of replies grows line by line, and prompts that are answered already are left out.
 """
 
 import hashlib
@@ -18,13 +18,14 @@ from localspec.outside_files import DATA_LIMIT, parse_json, read_bytes
 from localspec.training.answering import Answerer, Reply, Way
 from localspec.training.examples import Question
 
-PROBE = 16  # tokens that are generated to estimate the time
-BEGINNING = b'{"asked": "'  # of every line that is written here
+PROBE = 16  # tokens that are generated to estimate the duration
+BEGINNING = b'{"asked": "'  # every line that is written here starts with this
 
 
 @dataclass(frozen=True)
 class Written:
-    """A batch was written: `done` replies of `total` so far, about how many seconds are `left`, and what is `new`."""
+    """A written batch: `done` of `total` replies so far, about how many seconds are `left`, and the `new`
+    conversations."""
 
     done: int
     total: int
@@ -34,7 +35,7 @@ class Written:
 
 @dataclass
 class _Dialogue:
-    """A conversation under way, and the prompts of the user that are still to be asked."""
+    """A conversation in progress, and the user's prompts that follow."""
 
     messages: list[Message]
     following: list[str]
@@ -49,9 +50,9 @@ class _Dialogue:
 
 
 class Distiller:
-    """Answers the prompts that `file` does not answer yet.
+    """Answers the prompts that have no reply in `file` yet.
 
-    Raises what loading a model raises, and UsageMistake for prompts or a file that cannot be used.
+    Raises the errors of loading a model, and UsageMistake for unusable prompts or an unusable file.
     """
 
     def __init__(self, questions: Sequence[Question], file: Path, model: Answerer, way: Way) -> None:
@@ -74,11 +75,11 @@ class Distiller:
 
     @property
     def total(self) -> int:
-        """The number of prompts that can be answered."""
+        """Prompts that can be answered."""
         return len(self._questions)
 
     def estimate(self) -> float:
-        """Return the seconds that the rest takes at most, with replies as long as allowed. Generates a few tokens."""
+        """Return the seconds that the rest takes at most, with replies as long as possible. Generates a few tokens."""
         if not self._batches:
             return 0.0
         _, group = self._batches[0]
@@ -94,7 +95,7 @@ class Distiller:
         return turns * (seconds[0] + each * self._way.max_tokens)
 
     def run(self) -> Iterator[Written]:
-        """Yield an event a batch. What was written stays when the caller stops."""
+        """Yield an event per batch. Written replies stay if the caller stops."""
         began = time.monotonic()
         for done, (index, group) in enumerate(self._batches, start=1):
             found = self._answer(index, group)
@@ -105,7 +106,7 @@ class Distiller:
             yield Written(len(self.answered), self.total, left, [dialogue.messages for _, dialogue in new])
 
     def _answer(self, index: int, group: Sequence[str]) -> dict[str, _Dialogue]:
-        """Return these conversations with a reply to each of their prompts, as far as the context goes."""
+        """Return these conversations with a reply to each of their prompts, as far as the context allows."""
         found = {
             name: _Dialogue([*self._questions[name].messages], [*self._questions[name].following]) for name in group
         }
@@ -120,7 +121,7 @@ class Distiller:
         return found
 
     def _goes_on(self, dialogue: _Dialogue) -> bool:
-        """Whether there is a further prompt, which is then asked, and room for a reply."""
+        """Return whether there is a further prompt, which is then added, and room for a reply."""
         if not dialogue.following:
             return False
         dialogue.ask_next()
@@ -134,16 +135,16 @@ class Distiller:
 
     def _line(self, name: str, dialogue: _Dialogue) -> dict[str, Any]:
         return {
-            "asked": self._marks[name],  # first, for a line that was cut by a kill is recognised by it
+            "asked": self._marks[name],  # first, because a line that a kill cut is recognised by it
             "id": name,
             "messages": dialogue.messages,
             "finish_reason": "stop" if dialogue.finished else "length",
         }
 
     def _read(self) -> set[str]:
-        """Return the ids of prompts that are answered.
+        """Return the ids of answered prompts.
 
-        Raises UsageMistake where the file was not written by `distill`, or with another request.
+        Raises UsageMistake if the file was not written by `distill`, or for another request.
         """
         found = set()
         for number, entry in enumerate(written(self._file), start=1):
@@ -178,9 +179,9 @@ def append(file: Path, lines: Sequence[Mapping[str, Any]]) -> None:
 
 
 def written(file: Path) -> list[dict[str, Any]]:
-    """Return what the lines of a file of replies say. Cuts off a line that a kill left half-written.
+    """Return the lines of a file of replies. Cuts off a half-written line after a kill.
 
-    Raises UsageMistake where the file was not written by `distill`.
+    Raises UsageMistake if the file was not written by `distill`.
     """
     try:
         content = read_bytes(file, DATA_LIMIT)
@@ -210,7 +211,7 @@ def _foreign(file: Path, number: int) -> UsageMistake:
 
 
 def _mark(question: Question, way: Way, model: Sequence[str]) -> str:
-    """Return a digest of everything in the request that changes the reply."""
+    """Return a digest of all parts of the request that change the reply."""
     following = [list(question.following)] if question.following else []
     cut = ["cut"] if way.cut else []
     parts = [question.messages, *following, way.max_tokens, way.temperature, way.seed, *cut, *model]

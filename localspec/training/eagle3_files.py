@@ -1,11 +1,11 @@
-"""Converts published EAGLE-3 heads, in the layouts that exist, to a drafter of ours.
+"""Converts published EAGLE-3 heads, in the existing layouts, into our drafters.
 
     SafeAILab    pytorch_model.bin    midlayer.{…}  fc norm lm_head d2t t2d   a Llama's config with draft_vocab_size
-    SpecForge    model.safetensors    the same names                          eagle_config may count layers otherwise
+    SpecForge    model.safetensors    the same names                          eagle_config may number layers otherwise
     speculators  model.safetensors    layers.0.{…}  embed_tokens verifier_norm   transformer_layer_config
 
-d2t [draft vocabulary] is what is added to a draft id to make it the target's, t2d [vocabulary] which are meant.
-Sizes follow from config.json, and every tensor must fit them.
+d2t [draft vocabulary] is added to a draft id to get the target's id, and t2d [vocabulary] says which ids are in the
+draft vocabulary. Sizes follow from config.json, and every tensor must have them.
 """
 
 import json
@@ -39,7 +39,7 @@ _LAYER_KEYS = (
     "hidden_act", "max_position_embeddings", "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters",
     "num_hidden_layers",
 )  # fmt: skip
-_NAMES = {  # by ours; without `layers.0.`
+_NAMES = {  # by our names; without `layers.0.`
     "fc.weight": ("fc.weight",), "norm": ("norm.weight",), "head.weight": ("lm_head.weight",),
     "embedding": ("embed_tokens.weight",), "feature_norm": ("hidden_norm.weight",),
     "embedding_norm": ("input_layernorm.weight",), "mlp_norm": ("post_attention_layernorm.weight",),
@@ -56,9 +56,9 @@ _PREFIX = re.compile(r"^(model\.)?(midlayer\.|layers\.0\.)?")
 def read_published(path: Path, target: Target, stored: Stored) -> Published:
     """Return the head in a directory for this target, in the precision of its files.
 
-    Of the target's `stored` weights the embedding is read: a head that has the same gets none of its own. Pickles are
-    read as data, never run. Raises NotHere where there is no head, LocalspecError for one of another model or of a form
-    that is not computed here, and damaged files.
+    Of the target's `stored` weights the embedding is read: a head with the same one gets none of its own. Pickles are
+    read as data, never run. Raises NotHere if there is no head, LocalspecError for another model or an unsupported
+    form, and damaged files.
     """
     config = read_config(path)
     if not is_eagle3(config):
@@ -76,7 +76,7 @@ def read_published(path: Path, target: Target, stored: Stored) -> Published:
         raise LocalspecError(f"The EAGLE-3 head in {path} cannot be used: {mistake}") from None
     for name in (name for ours in expected if ours.endswith(".bias") for name in _NAMES[ours]):
         weight = tensors.get(name.removesuffix("bias") + "weight")
-        if weight is not None:  # only some layers have a bias, and one switch of ours is for all
+        if weight is not None:  # only some layers have a bias, and our option is for all of them
             tensors.setdefault(name, weight.new_zeros(len(weight)))
     norms = tuple(name for name in _EACH if name in tensors) or (_JOINED,)
     found = fitted(expected, tensors, {**_NAMES, "states_norm": norms}, "the EAGLE-3 head", path, _IGNORED)
@@ -97,7 +97,7 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
 
 
 def _options(config: Mapping[str, Any], tensors: Tensors, path: Path, target: Target) -> Eagle3Options:
-    """Return what config.json says of the head, and its tensors. Raises LocalspecError for what is not read."""
+    """Return the head's options from config.json and its tensors. Raises LocalspecError if it is not supported."""
     newer = "speculators_model_type" in config
     layer = config.get("transformer_layer_config") if newer else config
     family = layer.get("model_type", "qwen3" if newer else "llama") if isinstance(layer, dict) else None
@@ -123,7 +123,7 @@ def _options(config: Mapping[str, Any], tensors: Tensors, path: Path, target: Ta
     places = _places(config, target.transformer.config.num_layers, path)
     norms = "each" if any(name in tensors for name in _EACH) else "joined" if _JOINED in tensors else "none"
     draft = len(tensors["d2t"]) if "d2t" in tensors else 0
-    draft = 0 if draft == target.vocab_size else draft  # the maps are there all the same, and say nothing
+    draft = 0 if draft == target.vocab_size else draft  # the maps exist all the same, but map each id to itself
     try:
         return Eagle3Options(
             depth=_tokens(config), vocabulary=draft, states=places, config=json.dumps(described, sort_keys=True),
@@ -135,9 +135,9 @@ def _options(config: Mapping[str, Any], tensors: Tensors, path: Path, target: Ta
 
 
 def _places(config: Mapping[str, Any], num_layers: int, path: Path) -> str:
-    """Return the states that the head reads, by their indices in hidden_states, as options have them.
+    """Return the states that the head reads, by their indices in hidden_states, in the form of options.
 
-    vLLM and speculators count as Hugging Face does, SpecForge and SGLang by the layers that states leave.
+    vLLM and speculators number states as Hugging Face does, SpecForge and SGLang by the layers that states leave.
     """
     nested = config.get("eagle_config")
     after = nested.get("eagle_aux_hidden_state_layer_ids") if isinstance(nested, dict) else None
@@ -158,7 +158,7 @@ def _places(config: Mapping[str, Any], num_layers: int, path: Path) -> str:
 
 
 def _tokens(config: Mapping[str, Any]) -> int:
-    """So many tokens a draft are proposed where the head is used as it was published; ours where nothing is said."""
+    """Return how many tokens a draft has by the published config; ours if it does not say."""
     try:
         tokens = config["speculators_config"]["proposal_methods"][0]["speculative_tokens"]
     except (KeyError, IndexError, TypeError):
@@ -167,7 +167,7 @@ def _tokens(config: Mapping[str, Any]) -> int:
 
 
 def _vocabulary(options: Eagle3Options, tensors: Tensors, path: Path, vocab_size: int) -> dict[str, torch.Tensor]:
-    """Return the target's ids of a draft vocabulary. Raises LocalspecError where the maps are not of this target."""
+    """Return the target's ids of a draft vocabulary. Raises LocalspecError if the maps are not of this target."""
     if not options.vocabulary:
         return {}
     kept = tensors["d2t"].long() + torch.arange(options.vocabulary)

@@ -33,19 +33,19 @@ from localspec.training.optimizers import has_small_moments, trainable_groups
 from localspec.training.trainable import TrainableDrafter, make_drafter
 
 LENGTH = 1024  # tokens of a row by default, or the model's context
-STATES = 6  # vectors of hidden_size around a layer of the drafter's own: what is joined before it, and what is compared
+STATES = 6  # vectors of hidden_size around a drafter's own layer: its joined inputs, and the compared states
 LOGITS = 6  # copies of a few rows' logits: the drafter's, the teacher's, their logarithms, the gradient
-PRODUCT_ROWS, WIDTH, MEASURED_SECONDS = 512, 2048, 0.5  # of a product that is timed
-LEAST_PRODUCTS = 3  # a program that was stopped meanwhile has used up its time with one
-COARSE = 16  # bytes of a number in bf16 while it takes its step in fp32, one tensor after the other
-PROGRAM = 300 * 2**20  # libraries and what else a process holds
+PRODUCT_ROWS, WIDTH, MEASURED_SECONDS = 512, 2048, 0.5  # of a timed product
+LEAST_PRODUCTS = 3  # one product alone may take all the time if the program was stopped meanwhile
+COARSE = 16  # bytes per number in bf16 during its step in fp32, one tensor after the other
+PROGRAM = 300 * 2**20  # libraries and other memory of a process
 
 
 @dataclass(frozen=True)
 class Needs:
-    """Estimated bytes: `fixed` whatever the size of a batch, `token` of each token of a forward, `files` on disk.
+    """Estimated bytes: `fixed` for any batch size, `token` for each token of a forward, `files` on disk.
 
-    Of a token layers hold as much as `recomputed` says where a gradient's are computed a second time.
+    If layers are computed twice to save memory, they hold the bytes of `recomputed` tokens.
     """
 
     fixed: int
@@ -55,22 +55,22 @@ class Needs:
     recomputed: int
 
     def memory(self, at_once: int, recomputed: bool = False) -> int:
-        """Return the bytes of memory with so many tokens in a forward."""
+        """Return the bytes of memory with this many tokens in a forward."""
         return self.fixed + at_once * (self.recomputed if recomputed else self.token)
 
 
 @dataclass(frozen=True)
 class Fit:
-    """How a training fits in memory: tokens of a forward, and whether layers are computed twice to hold less."""
+    """How a training fits in memory: tokens of a forward, and whether layers are computed twice to save memory."""
 
     at_once: int
     recomputed: bool = False
 
 
 def shadow(kind: str, card: TargetCard, options: Mapping[str, Any], choice: Choice) -> TrainableDrafter:
-    """Return the drafter that would be trained, on the meta device, without weights.
+    """Return the drafter to train on the meta device, without weights.
 
-    Raises as `make_drafter` does, and UsageMistake for what recurrent layers or experts do not allow.
+    Raises as `make_drafter` does, and UsageMistake for options that recurrent layers or experts do not allow.
     """
     target = Target.load(card.path, device="meta", dtype=DTYPES[choice.dtype])
     if target.transformer.config.experts is not None and not kind_of(kind).with_experts:
@@ -85,12 +85,12 @@ def shadow(kind: str, card: TargetCard, options: Mapping[str, Any], choice: Choi
             f"others; train one of {others}."
         )
     if choice.quantize != "none":
-        target.transformer.linear_class = QuantizedLinear  # which a drafter may ask for; shapes are the same
+        target.transformer.linear_class = QuantizedLinear  # a drafter may ask for it; shapes are the same
     return make_drafter(kind, target, options)
 
 
 def product_seconds(device: str, dtype: torch.dtype) -> float:
-    """Measures the seconds that torch takes for one weight and one row, of many of both; it takes half a second."""
+    """Measure the seconds that torch takes per weight and row of a large product, for half a second."""
     x, weight = (torch.ones(rows, WIDTH, device=device, dtype=dtype) for rows in (PRODUCT_ROWS, WIDTH))
     taken: list[float] = []
     began = time.perf_counter()
@@ -99,15 +99,15 @@ def product_seconds(device: str, dtype: torch.dtype) -> float:
         x @ weight
         wait_for(device)
         taken.append(time.perf_counter() - start)
-    best = min(taken)  # what else the machine does makes it slower, never faster
+    best = min(taken)  # other programs make it slower, never faster
     return best / (PRODUCT_ROWS * WIDTH * WIDTH)
 
 
 def hours(drafter: TrainableDrafter, seconds: float, tokens: int, recomputed: bool = False) -> float:
-    """Return about how many hours it takes to train on so many tokens, by the `product_seconds` of the device.
+    """Return about how many hours training on this many tokens takes, from the `product_seconds` of the device.
 
-    The target reads each token in each pass, unless it reads texts once for all; what is trained computes three passes,
-    four where layers are computed twice.
+    The target reads each token in each pass, unless it reads texts once for all; the trained part computes three
+    passes, or four if layers are computed twice.
     """
     weights = sum(parameter.numel() for parameter in drafter.target.transformer.parameters())
     read = 0 if drafter.reads_once else weights
@@ -128,31 +128,31 @@ def outlook(
 
 
 def needs(drafter: TrainableDrafter, choice: Choice, length: int, written: int = 0) -> Needs:
-    """Return what training this drafter needs; it may be on torch's meta device, without weights.
+    """Return the needs of training this drafter, which may be on torch's meta device, without weights.
 
-    Where the target is changed, it is `written` as so many bytes.
+    If the target is changed, `written` is the bytes of the new one.
     """
     shape = drafter.target.transformer.config
-    # On a CPU packed weights are computed with in fp32.
+    # On a CPU, packed weights are computed in fp32.
     item = 4 if choice.dtype == "fp32" or (choice.device == "cpu" and choice.quantize != "none") else 2
     heads = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
     read = item * (
         8 * shape.hidden_size + 3 * shape.intermediate_size + 2 * heads + shape.num_heads // shape.num_kv_heads * length
     )
-    if shape.delta is not None:  # in fp32, whatever the weights have
+    if shape.delta is not None:  # in fp32, whatever the precision of the weights
         read = max(read, item * 8 * shape.hidden_size + 4 * in_a_recurrent_layer(shape.delta))
     passed = _in_a_layer(shape, item, drafter.adapters, choice.device)
     layers = shape.num_layers if drafter.changes_target else 0
-    # Beside all that one layer holds, each layer holds what goes in.
+    # Besides the memory inside one layer, each layer's input stays.
     learnt = layers * passed, item * layers * shape.hidden_size + min(layers, 1) * passed
     drawn, width, row = drafter.drawn(length), item, passed
     if drafter.target.transformer not in drafter.transformers:  # its own layers compute in fp32
         width, row = 4, _in_a_layer(shape, 4, None, choice.device) + 4 * STATES * shape.hidden_size
-    row += width * shape.num_heads * length  # scores, where there is no kernel that does without
+    row += width * shape.num_heads * length  # scores, if no kernel avoids them
     rows = drawn.layers * row, width * drawn.layers * shape.hidden_size + row
-    if not drawn.layers:  # heads compute in the precision of the states that they read
+    if not drawn.layers:  # heads compute in the precision of the states
         rows = (item * drawn.vectors * shape.hidden_size,) * 2
-    # As they were read, and before the new rows of each layer; states each, and all side by side.
+    # As they were read, and before the new rows of each layer; first each state, then all side by side.
     prefix = 2 * item * 2 * shape.num_kv_heads * shape.head_dim * len(drafter.reads_layers)
     prefix += 4 * 2 * shape.hidden_size * len(drafter.reads_inner)
     token, recomputed = (read + one + round(drawn.rows * more + prefix) for one, more in zip(learnt, rows, strict=True))
@@ -161,7 +161,7 @@ def needs(drafter: TrainableDrafter, choice: Choice, length: int, written: int =
     small = has_small_moments(choice.device)
     dense = unpacked(shape) if choice.device == "cpu" else item * 2 * shape.intermediate_size * shape.hidden_size
     return Needs(
-        # beside the target, and a packed matrix that is made dense
+        # the target, and one packed matrix that is made dense
         fixed=choice.loaded_bytes
         + (dense if choice.quantize != "none" else 0)
         + sum(_learning(parameter, id(parameter) in loaded, small) for parameter in parameters)
@@ -170,7 +170,7 @@ def needs(drafter: TrainableDrafter, choice: Choice, length: int, written: int =
         + drafter.depth * HELD
         + PROGRAM,
         token=token,
-        # two checkpoints, for the old one stays until the new one is whole; then the drafter, and perhaps a target
+        # two checkpoints, because the old one stays until the new one is complete; then the drafter, and maybe a target
         files=sum(2 * _kept(one, small) + one.nbytes for one in parameters) + written,
         trainable=sum(parameter.numel() for parameter in parameters),
         recomputed=recomputed,
@@ -178,7 +178,7 @@ def needs(drafter: TrainableDrafter, choice: Choice, length: int, written: int =
 
 
 def in_a_recurrent_layer(sizes: DeltaNet) -> int:
-    """Return about how many numbers of each token a recurrent layer holds at most while torch reads a text in chunks.
+    """Return about how many numbers per token a recurrent layer holds at most while torch reads a text in chunks.
 
     Queries, keys and values of each head are there several times; so are products of a chunk's rows.
     """
@@ -186,12 +186,11 @@ def in_a_recurrent_layer(sizes: DeltaNet) -> int:
 
 
 def _in_a_layer(shape: TransformerConfig, item: int, adapters: Adapters | None, device: str) -> int:
-    """Return the bytes that one row leaves in a layer for the gradient, in numbers of so many bytes.
+    """Return the bytes that one row leaves in a layer for the gradient, with this many bytes per number.
 
-    They are what norms read, queries, keys and values as one product gives them and once more with their positions,
-    queries side by side, what was attended to, and in the feed-forward network the gate, its activation and what it is
-    multiplied by. What learns keeps its inputs, adapters in fp32 with a mask of those that they drop, and what lies
-    between their two matrices.
+    They are the inputs of norms, queries, keys and values before and after their rotation, queries side by side, the
+    output of attention, and in the MLP the gate, its activation and its factor. Trained matrices keep their inputs;
+    adapters keep them in fp32 with a dropout mask, and the numbers between their two matrices.
     """
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     own = 2 * shape.hidden_size + 4 * queries + 3 * keys + 3 * shape.intermediate_size
@@ -204,7 +203,7 @@ def _in_a_layer(shape: TransformerConfig, item: int, adapters: Adapters | None, 
 
 
 def divided(needed: Needs, drafter: TrainableDrafter, processes: int) -> Needs:
-    """Return what one of so many processes needs that share the target's layers: its part, and two that are whole."""
+    """Return the needs of one of several processes that share the target's layers: its part, and two whole layers."""
     transformer = drafter.target.transformer
     layer = sum(parameter.nbytes for parameter in transformer.layers[0].parameters())
     layers = layer * len(transformer.layers)
@@ -212,27 +211,27 @@ def divided(needed: Needs, drafter: TrainableDrafter, processes: int) -> Needs:
 
 
 def _learning(parameter: torch.nn.Parameter, loaded: bool, small: bool) -> int:
-    """Return the bytes of a weight that learns: itself, if it is not the target's, its gradient and two moments."""
+    """Return the bytes of a trained weight: itself, if it is not the target's, its gradient and two moments."""
     return (1 if loaded else 2) * parameter.nbytes + (2 if small else 8) * parameter.numel()
 
 
 def _for_a_moment(parameter: torch.nn.Parameter) -> int:
-    """Return the bytes beside a weight that learns: its step in fp32, or a second gradient that is added to the first.
+    """Return temporary bytes of a trained weight: its step in fp32, or a second gradient that is added to the first.
 
-    That of one head's part is as large as the whole, and zero elsewhere.
+    The gradient of one head's part is as large as the whole, with zeros elsewhere.
     """
     return COARSE * parameter.numel() if parameter.dtype == torch.bfloat16 else parameter.nbytes
 
 
 def _kept(parameter: torch.nn.Parameter, small: bool) -> int:
-    """Return its bytes in a checkpoint: itself, as a part of the drafter and as a parameter, and two moments."""
+    """Return a weight's bytes in a checkpoint: itself, as a part of the drafter and as a parameter, and two moments."""
     return 2 * parameter.nbytes + (2 if small else 8) * parameter.numel()
 
 
 def fitting(needed: Needs, choice: Choice, at_once: int, least: int) -> Fit:
-    """Return how many tokens of a forward fit: those asked for, else a half, a quarter, …, but `least` at least.
+    """Return how many tokens of a forward fit: `at_once`, else a half, a quarter, …, but at least `least`.
 
-    Where not even those fit, layers are computed twice. Raises DoesNotFit.
+    If not even those fit, layers are computed twice. Raises DoesNotFit.
     """
     free = free_memory(choice.device)
     for recomputed in (False, True):
@@ -249,7 +248,7 @@ def fitting(needed: Needs, choice: Choice, at_once: int, least: int) -> Fit:
 
 
 def room(needed: Needs, directory: Path) -> None:
-    """Raise DoesNotFit where the disk has no room for checkpoints and result."""
+    """Raise DoesNotFit if the disk has no room for checkpoints and result."""
     there = next(parent for parent in (directory, *directory.absolute().parents) if parent.exists())
     free = shutil.disk_usage(there).free
     if needed.files > free:

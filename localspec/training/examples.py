@@ -13,7 +13,7 @@ from typing import Any
 from localspec.errors import UsageMistake
 from localspec.outside_files import DATA_LIMIT, MIB, decoded, parse_json, read_bytes
 
-PIECE = 4000  # characters of plain text that make one example, about; it is cut between paragraphs
+PIECE = 4000  # characters of plain text in an example, about; it is cut between paragraphs
 ROLES = ("system", "user", "assistant")
 
 Message = dict[str, str]
@@ -21,20 +21,20 @@ Message = dict[str, str]
 
 @dataclass(frozen=True)
 class Example:
-    """Something to learn from: a text, or a conversation in which the assistant speaks."""
+    """A text to learn from, or a conversation with replies of the assistant."""
 
     text: str = ""
     messages: tuple[Message, ...] = ()
 
     @cached_property
     def digest(self) -> bytes:
-        """A digest, equal on every machine for equal words."""
+        """A digest, the same on every machine for the same text."""
         return hashlib.sha256(json.dumps([self.text, self.messages], sort_keys=True).encode()).digest()
 
 
 @dataclass(frozen=True)
 class Question:
-    """A conversation that the assistant is to answer, and what the user says `following` each of its replies."""
+    """A conversation for the assistant to answer, and what the user says `following` each of its replies."""
 
     id: str
     messages: tuple[Message, ...]
@@ -42,9 +42,9 @@ class Question:
 
 
 def read_examples(files: Sequence[Path]) -> list[Example]:
-    """Read plain text, or JSONL with "text" or "messages" a line; either may be packed with xz.
+    """Read plain text, or JSONL with "text" or "messages" in each line; both may be compressed with xz.
 
-    Raises UsageMistake for a file that cannot be read, is not UTF-8, or holds nothing of that kind.
+    Raises UsageMistake for a file that cannot be read, is not UTF-8, or has no examples.
     """
     return [example for file in files for example in _examples(file)]
 
@@ -61,10 +61,11 @@ def _examples(file: Path) -> list[Example]:
 
 
 def read_questions(file: Path) -> list[Question]:
-    """Read JSONL with "turns", "prompt" or "messages" a line (and "id"), or plain text with a prompt a line; also xz.
+    """Read JSONL with "turns", "prompt" or "messages" in each line (and "id"), or plain text with one prompt per line;
+    also xz.
 
-    Each of several turns is asked; of a conversation the part up to the last user message is. Raises what
-    `read_examples` raises.
+    Each of several turns is answered; of a conversation the part up to the last user message is. Raises the errors of
+    `read_examples`.
     """
     content = _content(file)
     if _is_json(file, content):
@@ -89,7 +90,7 @@ def read_questions(file: Path) -> list[Question]:
 
 
 def _asked(entry: dict[str, Any], place: str) -> tuple[tuple[Message, ...], tuple[str, ...]]:
-    """Return what is asked first, and what after each reply."""
+    """Return the first prompt, and those after each reply."""
     if "messages" in entry:
         messages = _messages(entry["messages"], place)
         last = max((at for at, message in enumerate(messages) if message["role"] == "user"), default=-1)
@@ -137,11 +138,11 @@ def _is_list(content: str) -> bool:
     try:
         return isinstance(parse_json(content), list)
     except ValueError:
-        return False  # a text may well begin with a bracket
+        return False  # a text may begin with a bracket
 
 
 def _entries(file: Path, content: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield (object, its place) of every line that is not empty."""
+    """Yield (object, its place) for every line that is not empty."""
     for number, line in enumerate(content.split("\n"), start=1):
         if not line.strip():
             continue
@@ -186,7 +187,8 @@ def _pieces(text: str) -> Iterator[str]:
     waiting: list[str] = []
     size = 0  # of the waiting paragraphs
     for paragraph in text.replace("\r\n", "\n").split("\n\n"):
-        start = 0  # of what is left: by index, for copying the rest each time would take hours of a large file
+        # the start of the rest: an index, because copying the rest each time would take hours for a large file
+        start = 0
         while len(paragraph) - start > PIECE:
             end = start + PIECE
             cut = max(paragraph.rfind("\n", start + 1, end), paragraph.rfind(" ", start + 1, end))
@@ -204,5 +206,5 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def _whole(text: str) -> str:
-    """Return a lone surrogate is no text, and no tokenizer takes it."""
+    """Return a text without lone surrogates, which no tokenizer accepts."""
     return text.encode("utf-8", "replace").decode()

@@ -1,4 +1,4 @@
-"""The user's own conversations as something to learn from. What is read here is private: it stays on this machine."""
+"""The user's own conversations as training text. It is private: it stays on this machine."""
 
 import hashlib
 from collections.abc import Sequence
@@ -10,14 +10,14 @@ from localspec.store.conversations import Saved, Turn
 from localspec.store.history import History
 from localspec.training.examples import Question
 
-HELD_OUT = 0.125  # of the conversations, by the digests of how they began: the same ones when others have come
+HELD_OUT = 0.125  # of the conversations, by digests of their beginnings: the same ones after others were added
 BENCHED = 12  # of those, at most
-WHOLE = ("stop", "length")  # how a reply ended that nobody interrupted
+WHOLE = ("stop", "length")  # reasons for the end of an uninterrupted reply
 
 
 @dataclass(frozen=True)
 class PastConversation:
-    """A conversation as it was held: every reply is the model's own."""
+    """A saved conversation in which every reply is the model's own."""
 
     id: str
     messages: tuple[Message, ...]
@@ -25,8 +25,8 @@ class PastConversation:
 
 @dataclass(frozen=True)
 class Past:
-    """Conversations of the user, the newest first: those to learn from as they are, those whose prompts the model is to
-    answer itself, and prompts that are held out, which stand in neither."""
+    """Conversations of the user, the newest first: those to learn from directly, those whose prompts the model will
+    answer again, and held-out prompts, which are in neither."""
 
     own: Sequence[PastConversation]
     asked: Sequence[Question]
@@ -34,7 +34,7 @@ class Past:
 
 
 def read_past(history: History, model: str) -> Past:
-    """Return the saved conversations; the replies are `model`'s own where it is the one that was last used there.
+    """Return the saved conversations; replies count as `model`'s own if it was the last one used there.
 
     Raises StoreTrouble.
     """
@@ -63,7 +63,7 @@ def _is_held_out(prompt: str) -> bool:
 
 
 def _name(conversation: int, turns: Sequence[Turn]) -> str:
-    """Return another one once the conversation has gone on: then it is another text."""
+    """Return a name for a conversation, a new one after each further turn, because the text has changed."""
     said = hashlib.sha256("\0".join(text for turn in turns for text in (turn.prompt, turn.reply)).encode())
     return f"history-{conversation}-{said.hexdigest()[:8]}"
 
@@ -73,7 +73,7 @@ def _digest(prompt: str) -> bytes:
 
 
 def _as_held(one: Saved, turns: Sequence[Turn]) -> tuple[Message, ...]:
-    """Return the turns up to the first reply that was interrupted or never came."""
+    """Return the turns before the first reply that was interrupted or never came."""
     messages: list[Message] = []
     for turn in turns:
         if turn.reason not in WHOLE or not turn.reply.strip():

@@ -1,4 +1,4 @@
-"""One training from what was asked to what is written: checks, estimate, the loop, the result."""
+"""One training, from its request to its result: checks, estimate, the loop, the written files."""
 
 import hashlib
 import shutil
@@ -49,7 +49,7 @@ CHANGING = ("joint", "first", "full")  # options of forms that change the target
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for. What is None is chosen for the user."""
+    """The request for a training. None means that localspec chooses the value."""
 
     kind: str
     card: TargetCard
@@ -70,13 +70,11 @@ class Request:
     epochs: float | None
     save_seconds: float
     force: bool
-    readings: Path | None = (
-        None  # where what the target says of texts is kept; else with the result, until it is written
-    )
-    course: str = ""  # names the course that this is a part of, and that decides whether the drafter is kept
+    readings: Path | None = None  # the directory for the target's saved output, if it is not beside the result
+    course: str = ""  # the name of the course that this is a part of, which decides whether the drafter is used
 
     def identity(self, choice: Choice, own: str) -> dict[str, Any]:
-        """Return what must be the same for a stopped training to go on."""
+        """Return the settings that must be the same to resume a stopped training."""
         digest = hashlib.sha256(b"".join(example.digest for example in self.examples)).hexdigest()[:16]
         return {
             "kind": self.kind, "model": own, "options": dict(self.options), "data": digest, "length": self.length,
@@ -87,29 +85,29 @@ class Request:
 
 
 class Clock:
-    """How long the parts of a training may take; this one allows everything."""
+    """The time limits for the parts of a training; this class has none."""
 
     def note(self) -> None:
-        """Note that time goes on; called after every step."""
+        """Take notice of the time; called after every step."""
 
     def reading_is_over(self) -> bool:
-        """Whether no further text is to be read."""
+        """Return whether no further text may be read."""
         return False
 
     def training(self) -> float | None:
-        """Return the hours that are left for training, now that text was read."""
+        """Return the hours that are left for training, once text was read."""
         return None
 
     def measuring(self) -> float:
-        """Return after how many seconds no further reply is measured, of either kind of text."""
+        """Return the seconds after which no further reply is measured, for each of the two kinds of text."""
         return SECONDS
 
 
 class Job:
-    """A training: where and how it computes, what it takes, and once it is loaded the loop and its result.
+    """A training: where and how it computes, its needs, and once it is loaded, the loop and its result.
 
-    Raises UsageMistake, DoesNotFit and LocalspecError before anything is written. `say` is called with what a user
-    should know before training starts, `progress` with what is being done.
+    Raises UsageMistake, DoesNotFit and LocalspecError before anything is written. `say` is called with facts that the
+    user should know before training starts, `progress` with each activity.
     """
 
     def __init__(
@@ -131,9 +129,9 @@ class Job:
             self.needed = estimate.divided(self.needed, self.shadow, processes.count())
 
     def fitting(self, begun: int | None = None) -> estimate.Fit:
-        """Return how it fits in memory, with so many tokens of a forward as it has begun with.
+        """Return how it fits in memory, if it has begun with this many tokens of a forward.
 
-        Raises DoesNotFit, also where the disk is too small.
+        Raises DoesNotFit, also if the disk is too small.
         """
         request = self.request
         at_once = begun or request.at_once or max(request.batch, self.length)
@@ -142,7 +140,7 @@ class Job:
         return fit
 
     def plan(self, fit: estimate.Fit | None = None) -> str:
-        """Return a sentence about what it takes. Raises what `fitting` does."""
+        """Return a sentence about its needs. Raises the errors of `fitting`."""
         fit, request = fit or self.fitting(), self.request
         memory = self.needed.memory(fit.at_once, fit.recomputed)
         return (
@@ -153,12 +151,12 @@ class Job:
         )
 
     def load(self, lock: Lock, clock: "Clock | None" = None) -> None:
-        """Make it ready to run, or to go on; take `lock`, that of its directory.
+        """Prepare to run, or to resume; take `lock`, that of its directory.
 
-        Where the target reads texts once, it does so here, as long as the `clock` of a course allows.
+        If the target reads texts once for all, it does so here, within the `clock` of a course.
         """
         request, progress = self.request, self._progress
-        AcceleratorState._reset_state(reset_partial_state=True)  # an earlier one's
+        AcceleratorState._reset_state(reset_partial_state=True)  # of an earlier training
         self.processes = processes.begin(self.choice)
         self.main = bool(self.processes.is_main_process)
         if self.main:
@@ -201,7 +199,7 @@ class Job:
             steps=request.steps, hours=request.hours if clock is None else clock.training(), epochs=request.epochs,
             save_seconds=request.save_seconds,
         )  # fmt: skip
-        # All of them, for what is left out may mean something else in a later version.
+        # All of them, because an omitted option may have another default in a later version.
         identity = {"asked": asked, "options": asdict(drafter_class(request.kind).parse_options(options))}
         self.training = Training(
             self.drafter, corpus, plan, request.directory, self.processes, identity, self.divided, readings
@@ -216,7 +214,7 @@ class Job:
             self._tell(f"going on after step {self.began}, where this training was stopped.")
 
     def _read_once(self, target: Target, corpus: Corpus) -> Readings:
-        """Lets the model as it answers read all text that it has not read yet; what time is left for counts.
+        """Let the target read all text that it has not read yet, in the precision of replies, until time is up.
 
         Several processes leave it to the first one.
         """
@@ -247,10 +245,10 @@ class Job:
             self._say(sentence)
 
     def _choose(self, settings: Settings) -> tuple[Choice, TrainableDrafter]:
-        """Return where and in which precision to train, and the drafter without weights, by which both are chosen.
+        """Return where and in which precision to train, and the drafter without weights for that choice.
 
-        A form that changes the target trains weights in few bits by adapters, which become part of the target's own
-        weights; what trains those directly needs fp32 or bf16.
+        A form that changes the target trains packed weights through adapters, which become part of the target's own
+        weights; direct training needs fp32 or bf16.
         """
         request, plain = self.request, replace(settings, drafter="none", draft_max="auto", accept="exact", exact=False)
         machine = this_machine().as_torch_has_it()
@@ -265,7 +263,8 @@ class Job:
                 f"`-O {changing}={request.options[changing]}` changes the weights of {request.card.name}, of which "
                 f"only {held} are here; leave it out, or name a model's directory in the Hugging Face layout."
             )
-        if shadow.reads_once and not self.divided:  # in the precision that answers, which its drafter will read
+        # in the precision that answers, because the drafter will read its states
+        if shadow.reads_once and not self.divided:
             choice = choose(request.card, plain, machine)
         if self.divided:
             processes.check_divided(shadow)
@@ -274,9 +273,9 @@ class Job:
     def _choose_to_change(
         self, choice: Choice, settings: Settings, plain: Settings, machine: Machine
     ) -> tuple[Choice, TrainableDrafter]:
-        """Return the most accurate weights beside which there is room to train a form that changes the target.
+        """Return the most accurate weights that leave room to train a form that changes the target.
 
-        One that was stopped goes on in those that it began with. Raises DoesNotFit, and what `choose` raises.
+        A stopped training resumes with the same weights. Raises DoesNotFit, and the errors of `choose`.
         """
         request, named = self.request, (settings.quantize, settings.dtype)
         dense = estimate.shadow(request.kind, request.card, request.options, replace(choice, quantize="none"))
@@ -317,7 +316,7 @@ class Job:
         return length
 
     def _options(self, target: Target) -> Mapping[str, Any]:
-        """Return the options that were given; without any, those that the kind proposes for this model and machine."""
+        """Return the given options; without any, those that the kind proposes for this model and machine."""
         if self.request.options:
             return self.request.options
         proposed = self.proposed(target)
@@ -327,9 +326,9 @@ class Job:
         return proposed.options
 
     def proposed(self, target: Target | None = None, seconds: float = PROBE_SECONDS) -> Proposed | None:
-        """Return what the kind proposes for this model and machine.
+        """Return the kind's proposal for this model and machine.
 
-        Without the `target` of a training it is loaded as replies have it, and takes so many seconds to measure, about.
+        Without the `target` of a training, it is loaded as for replies, and the measurement takes about `seconds`.
         """
         previous = [
             PreviousRun(card.options, card.right_after_right)
@@ -341,7 +340,7 @@ class Job:
         return trainable_class(self.request.kind).propose(own, previous, served, seconds, self._progress)
 
     def run(self, stop: Callable[[], bool] = lambda: False) -> Iterator[StepReport]:
-        """Yield an event a step, until the end or until `stop` returns true; `training.stopped` says which."""
+        """Yield an event per step, until the end or until `stop` returns true; `training.stopped` says which."""
 
         def noted() -> bool:
             self.clock.note()
@@ -350,7 +349,7 @@ class Job:
         return self.training.run(noted)
 
     def finish(self) -> dict[str, Any]:
-        """Measures and writes the result, and returns what `train --json` prints. Raises DoesNotFit."""
+        """Measure and write the result, and return the output of `train --json`. Raises DoesNotFit."""
         request, training = self.request, self.training
         accuracy = training.measure()
         if self.changes_target:
@@ -365,7 +364,7 @@ class Job:
             **({"perplexity": rounded(self.perplexity)} if self.changes_target else {}),
         }
         generated: dict[str, Any] = {}
-        if self.main and not self.divided:  # one process alone cannot decode with a target that all share
+        if self.main and not self.divided:  # one process alone cannot decode with a divided target
             decoding = self._decoding()
             held_out = training.corpus.held_out
             generated = measured_text(decoding, self.drafter.drafter(decoding), held_out, self.clock.measuring())
@@ -386,13 +385,13 @@ class Job:
         return report_of(request.directory) if self.main else {}
 
     def _decoding(self) -> DraftableModel[Any]:
-        """Return what decodes with the target; one that stays as it is decodes as it is served."""
+        """Return the model that decodes; an unchanged target decodes as it does for replies."""
         if self.changes_target:
             return decoding_target(self.choice, self.drafter.target)
         return served_target(self.request.card, self._settings, self.drafter.target)
 
     def _change_target(self) -> None:
-        """Write the changed target; what was changed by adapters is loaded anew, as it will be from now on."""
+        """Write the changed target; if adapters changed it, load it again as it will be from now on."""
         request = self.request
         if self.main:
             write_target(self.drafter, request.card.path, request.directory)
@@ -406,7 +405,7 @@ class Job:
         self.drafter = self.drafter.for_changed(target)
 
     def _record(self, accuracy: Sequence[Sequence[float]], figures: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what drafter.json says about how the drafter was made."""
+        """Return the part of drafter.json about the drafter's training."""
         request, training = self.request, self.training
         return {
             **({"course": request.course, "kept": False} if request.course else {}),
@@ -432,9 +431,11 @@ class Job:
 
 
 def _densely(card: TargetCard, settings: Settings, machine: Machine) -> Choice:
-    """Return the choice; where nothing was named, the most accurate weights that fit on a CPU: fewer bits save memory.
+    """Return the choice; without any given format, the most accurate weights that fit on a CPU, since fewer bits save
+    memory.
 
-    Any other there only rounds what the drafter learns from. Blocks of a GGUF file are as accurate as dense weights.
+    In another place, fewer bits only make the drafter's training text less accurate. Blocks of a GGUF file are as
+    accurate as dense weights.
     """
     choice = choose(card, settings, machine)
     if choice.device == "cpu" and (settings.dtype, settings.quantize) == ("auto", "auto"):
@@ -442,15 +443,15 @@ def _densely(card: TargetCard, settings: Settings, machine: Machine) -> Choice:
             ("none",) if choice.quantize == packed_file.BLOCKS else ("none", "int8")
         )
         for quantize in finer:
-            with suppress(DoesNotFit, NotHere, UsageMistake):  # without our library there are no packed weights
+            with suppress(DoesNotFit, NotHere, UsageMistake):  # without our library, there are no packed weights
                 return choose(card, replace(settings, device="cpu", quantize=quantize), machine)
     return choice
 
 
 def _resumed(request: Request, asked: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what a stopped training in this directory had chosen; empty without one, or where it is to be replaced.
+    """Return the choices of a stopped training in this directory; empty if there is none, or if it will be replaced.
 
-    Raises UsageMistake where the directory holds another training, or a finished one.
+    Raises UsageMistake if the directory has another training, or a finished one.
     """
     path = request.directory
     if request.force:
@@ -463,13 +464,13 @@ def _resumed(request: Request, asked: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
         refuse_result(path, "drafter", "target")
     except UsageMistake:
-        checkpoint.remove(path / "checkpoint")  # which a kill may have left
+        checkpoint.remove(path / "checkpoint")  # a kill may have left it
         raise
     return {}
 
 
 def _clear(request: Request, lock: Lock) -> None:
-    """Take the lock, and for --force removes an old checkpoint and log; an old result stays until a new one exists."""
+    """Take the lock, and for --force remove an old checkpoint and log; an old result stays until a new one exists."""
     try:
         request.directory.mkdir(parents=True, exist_ok=True)
         lock.take()

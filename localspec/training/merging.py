@@ -1,6 +1,6 @@
-"""Writes the target that adapters have changed: its own weights, a tensor at a time, and what was learnt added to them.
+"""Writes the target that adapters have changed: its own weights, one tensor at a time, plus the adapters' products.
 
-What was trained on may have been rounded to a few bits: what is written is not.
+The training may have used weights rounded to a few bits: the written ones are not rounded.
 """
 
 import json
@@ -17,15 +17,15 @@ from localspec.nn.weights import TYPES, read_stored
 from localspec.weights.checkpoint import originals
 from localspec.weights.stored import StoredTensor, read_config, stored_sizes, stored_tensors
 
-SHARD = 2**30  # bytes of a file at most, and of weights that are in memory at once
-FINE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # what a small change is not lost in
+SHARD = 2**30  # bytes of a file at most, and of weights in memory at once
+FINE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # precise enough for a small change
 
 
 def write_merged(origin: Path, target: Target, adapters: Adapters, path: Path) -> None:
     """Write the model in the directory `origin`, changed by adapters that were trained on `target`, to `path`.
 
-    A tied head that has learnt is no longer the embedding. Raises NotHere for a packed file, LocalspecError for broken
-    files, OSError and SafetensorError where nothing can be written.
+    A tied head that was trained becomes a separate matrix. Raises NotHere for a packed file, LocalspecError for
+    broken files, OSError and SafetensorError if nothing can be written.
     """
     path.mkdir(parents=True)
     files: list[dict[str, torch.Tensor]] = [{}]
@@ -53,13 +53,13 @@ def write_merged(origin: Path, target: Target, adapters: Adapters, path: Path) -
 
 
 def _write(tensors: dict[str, torch.Tensor], path: Path, number: int) -> None:
-    """Write one file, whose name tells their number before it is known how many there will be; let go of tensors."""
+    """Write one file, under a temporary name until the number of files is known; free the tensors."""
     save_file(tensors, path / str(number), metadata={"format": "pt"})
     tensors.clear()
 
 
 def _merged(origin: Path, adapters: Adapters) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of the Hugging Face layout; one that an adapter changes is at least as fine as bf16."""
+    """Yield the tensors of the Hugging Face layout; changed ones are at least as precise as bf16."""
     checkpoint = originals(origin)
     sizes = stored_sizes(checkpoint, read_config(checkpoint))
     stored, made_of = stored_tensors(checkpoint, sizes), weight_map(sizes)

@@ -1,4 +1,4 @@
-"""Reads the options of a drafter that is trained, as they are written on the command line."""
+"""Reads the options of a trained drafter from the command line."""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -11,7 +11,7 @@ SWITCHES = {"true": True, "yes": True, "on": True, "1": True, "false": False, "n
 
 
 def parse_options(kind: str, words: Sequence[str]) -> dict[str, Any]:
-    """Return options of the form NAME=VALUE, each in its option's type. Raises UsageMistake."""
+    """Return options of the form NAME=VALUE, each in its own type. Raises UsageMistake."""
     types = {option.name: type(option.default) for option in fields(drafter_class(kind).Options)}
     found: dict[str, Any] = {}
     for word in words:
@@ -25,7 +25,7 @@ def parse_options(kind: str, words: Sequence[str]) -> dict[str, Any]:
 
 
 def _value(type_: type, text: str) -> Any:
-    """Return a text in this type, or itself where it has no such value: `make_drafter` says what is wrong with it."""
+    """Return a text converted to this type, or unchanged if that fails: `make_drafter` will say what is wrong."""
     if type_ is bool:
         return SWITCHES.get(text.lower(), text)
     try:

@@ -1,4 +1,4 @@
-"""How well a target foresees held-out text: what a training that changes it must not spoil."""
+"""The target's perplexity on held-out text, which a training that changes the target must not increase."""
 
 import math
 

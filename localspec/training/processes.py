@@ -1,7 +1,7 @@
-"""The processes that `accelerate launch` began, on one machine or several: what they agree on, and a target they share.
+"""The processes of `accelerate launch`, on one machine or several: their agreement, and the target they share.
 
-With its flag --use_fsdp each holds a part of every layer of the target, and gets the rest of a layer while it
-computes with it. The drafter, the embedding and the head are whole in each of them.
+With its flag --use_fsdp each process holds a part of every layer of the target, and gets the rest of a layer while it
+computes with it. Each has the whole drafter, embedding and head.
 """
 
 import os
@@ -24,12 +24,12 @@ FSDP = "ACCELERATE_USE_FSDP"
 
 
 def count() -> int:
-    """How many processes were begun."""
+    """Return the number of processes."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def divides() -> bool:
-    """Whether they share the target's layers among them."""
+    """Return whether they share the target's layers."""
     return count() > 1 and os.environ.get(FSDP, "").lower() == "true"
 
 
@@ -37,7 +37,7 @@ def begin(choice: Choice) -> Accelerator:
     """Return the processes of `accelerate launch`, or this one; the drafter computes in the target's precision."""
     dense = choice.quantize == "none"
     precision = choice.dtype if dense and choice.dtype != "fp32" else "no"
-    with _unset(FSDP):  # it would have accelerate divide what is trained, which is small, and not the target
+    with _unset(FSDP):  # accelerate would divide the trained part, which is small, and not the target
         return Accelerator(cpu=choice.device == "cpu", mixed_precision=precision)
 
 
@@ -52,7 +52,7 @@ def _unset(variable: str) -> Iterator[None]:
 
 
 def agree(processes: Accelerator, found: Mapping[str, Any]) -> None:
-    """Raise UsageMistake, in all processes, where what they found for themselves differs."""
+    """Raise UsageMistake, in all processes, if their findings differ."""
     if processes.num_processes == 1:
         return
     everywhere = gather_object([dict(found)])
@@ -66,7 +66,7 @@ def agree(processes: Accelerator, found: Mapping[str, Any]) -> None:
 
 
 def layer_divider(processes: Accelerator) -> Callable[[nn.Module], None]:
-    """Return what divides a layer, once it is read, among all processes."""
+    """Return a function that divides a layer among all processes after it was read."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -83,7 +83,7 @@ def layer_divider(processes: Accelerator) -> Callable[[nn.Module], None]:
 
 
 def for_divided(settings: Settings, machine: Machine) -> tuple[Settings, Machine]:
-    """Return settings and machine by which a divided target is chosen: whole weights, and the memory of all cards.
+    """Return the settings and machine for choosing a divided target: dense weights, and the memory of all GPUs.
 
     Raises UsageMistake for weights in few bits.
     """
@@ -100,7 +100,7 @@ def for_divided(settings: Settings, machine: Machine) -> tuple[Settings, Machine
 
 
 def check_divided(drafter: TrainableDrafter) -> None:
-    """Raise UsageMistake for a form that computes with the target's layers while it learns."""
+    """Raise UsageMistake for a form whose training computes with the target's layers."""
     if drafter.changes_target or drafter.reads_layers:
         raise UsageMistake(
             f"This form of {drafter.kind} learns through the model's own layers, which cannot be divided then; leave "

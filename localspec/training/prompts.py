@@ -1,4 +1,4 @@
-"""The prompts that ship with the program: those that a model answers to make its training text, and those held out."""
+"""The prompts that come with localspec: those for making a model's training text, and held-out ones."""
 
 import random
 import re
@@ -13,18 +13,18 @@ from localspec.bench.prompts import BenchPrompt
 from localspec.training.examples import Question
 
 FILE = Path(__file__).parent / "prompts.toml"
-COPIES = 16  # of a template, with other words and numbers each time
+COPIES = 16  # of a template, each time with other words and numbers
 T = TypeVar("T")
 SLOT = re.compile("«(?:(\\d+)-(\\d+)|([a-z]+))»")
 
 
 def shipped_questions() -> list[Question]:
-    """Return what a model is asked to learn from, of all kinds in turn; always the same, in the same order."""
+    """Return the prompts for training text, all kinds in turn; always the same, in the same order."""
     return _in_turn([list(_questions(kind, entry)) for kind, entry in _kinds().items()])
 
 
 def held_out_prompts() -> list[BenchPrompt]:
-    """Return what no drafter is trained on, of all kinds in turn."""
+    """Return prompts that no drafter is trained on, all kinds in turn."""
     return _in_turn(
         [
             [BenchPrompt(f"{kind}-{number}", kind, text) for number, text in enumerate(entry["held_out"], start=1)]
@@ -54,7 +54,7 @@ def _kinds() -> dict[str, Mapping[str, Any]]:
 
 
 def _single(entry: Mapping[str, Any]) -> Iterator[Sequence[str]]:
-    """Yield the prompts of a kind that have one turn, those of templates included; none twice."""
+    """Yield the prompts of a kind that have one turn, including those of templates; none twice."""
     found = dict.fromkeys(entry["prompts"])
     for template in entry["templates"]:
         draw = random.Random(template)  # noqa: S311

@@ -1,7 +1,7 @@
-"""What all readers of published drafters share: files that are read as data, tables of names, and what is made of them.
+"""Shared code of all readers of published drafters: files that are read as data, tables of names, and conversion.
 
 A format is one file with a table of its names of tensors and a function `read_published`: `medusa_files.py`,
-`eagle3_files.py`, `dflash_files.py` (DSpark's, too) and `assistant_files.py`.
+`eagle3_files.py`, `dflash_files.py` (also for DSpark) and `assistant_files.py`.
 """
 
 import pickle
@@ -32,17 +32,17 @@ from localspec.weights.checkpoint import inspect, text_name, weight_files
 from localspec.weights.fingerprint import Identity
 
 Tensors = Mapping[str, torch.Tensor]
-Stored = Callable[[Sequence[str]], torch.Tensor]  # the first of these matrices that a model's files hold
+Stored = Callable[[Sequence[str]], torch.Tensor]  # returns the first of these matrices that a model's files have
 _READERS = {
     "medusa": "medusa_files", "eagle3": "eagle3_files", "dflash": "dflash_files", "dspark": "dflash_files",
     "assistant": "assistant_files",
 }  # fmt: skip
-_NUMBERS = (torch.float32, torch.float16, torch.bfloat16)  # what drafters are kept in
+_NUMBERS = (torch.float32, torch.float16, torch.bfloat16)  # the types of drafters' numbers
 
 
 @dataclass(frozen=True)
 class Published:
-    """A drafter as it is written."""
+    """A published drafter, ready to be written."""
 
     kind: str
     options: Any
@@ -54,11 +54,11 @@ class Published:
 
 
 def convert(kind: str, path: Path, model: Path, directory: Path, about: Mapping[str, Any]) -> None:
-    """Write the published drafter in `path` to directory/drafter, as one of ours for the model in `model`.
+    """Convert the published drafter in `path` into our form for the model in `model`, in directory/drafter.
 
-    Of the model only shapes are read, and matrices that its reader asks for. `about` has the model's `name` and where
-    the drafter was `published`; one that was written before from the same files for the same model stays. Raises what
-    the reader and `Target.load` do, and DoesNotFit where the disk is full.
+    Of the model, only shapes are read, and the matrices that the reader asks for. `about` has the model's `name`, and
+    where the drafter was `published`. An earlier conversion of the same files for the same model stays. Raises the
+    errors of the reader and of `Target.load`, and DoesNotFit if the disk is full.
     """
     own, new = Identity(model), directory / "drafter"
     made_for = {"name": about["name"], "revision": own.revision, "weights": own.weights}
@@ -76,7 +76,7 @@ def convert(kind: str, path: Path, model: Path, directory: Path, about: Mapping[
 
 
 def stored_matrix(model: Path, names: Sequence[str]) -> torch.Tensor:
-    """Return the first of these matrices that a model's files hold, as they hold it."""
+    """Return the first of these matrices that a model's files have, unchanged."""
     found: dict[str, torch.Tensor] = {}
     for file in inspect(model).weight_files:
         with safe_open(file, framework="pt") as opened:
@@ -88,7 +88,7 @@ def stored_matrix(model: Path, names: Sequence[str]) -> torch.Tensor:
 
 @contextmanager
 def told(directory: Path) -> Iterator[None]:
-    """Says in a sentence why something cannot be written, and removes what was written in part."""
+    """Turn errors of writing into a sentence, and remove incomplete files."""
     try:
         with private_files():
             yield
@@ -114,10 +114,10 @@ def _as_stored(names: Collection[str]) -> Mapping[str, str]:
 def read_tensors(
     file: Path, called: Callable[[Collection[str]], Mapping[str, str]] = _as_stored
 ) -> dict[str, torch.Tensor]:
-    """Return the tensors of a file, or of those beside an index; a pickle is read as data, never run.
+    """Return the tensors of a file, or of those named by an index; a pickle is read as data, never run.
 
-    Of all names in the file `called` returns those that are read, and how each is called. Raises what it raises, and
-    LocalspecError for damaged files.
+    `called` maps the names in the file that are read to our names. Raises its errors, and LocalspecError for damaged
+    files.
     """
     found: dict[str, torch.Tensor] = {}
     with damage_told(file):
@@ -142,7 +142,7 @@ def _opened(file: Path) -> Iterator[tuple[Collection[str], Callable[[str], torch
 
 
 def tensors_in(path: Path, ids: Container[str] = ()) -> dict[str, torch.Tensor]:
-    """Return the tensors of a directory's safetensors files. Raise what `read_tensors` and `check_numbers` do."""
+    """Return the tensors of a directory's safetensors files. Raise the errors of `read_tensors` and `check_numbers`."""
     found: dict[str, torch.Tensor] = {}
     for file in weight_files(path):
         found |= read_tensors(file)
@@ -158,10 +158,10 @@ def fitted(
     path: Path,
     ignored: str = "",
 ) -> dict[str, torch.Tensor]:
-    """Return the tensors that a drafter needs, by our names; `names` has those that one is stacked from, where unlike.
+    """Return a drafter's tensors by our names; `names` has the tensors that one is stacked from, if they differ.
 
-    `what` a sentence calls the drafter in `path`. Raise LocalspecError for a tensor that is missing or of another
-    shape, and for one that has no place and is not `ignored`, a pattern.
+    `what` is the name for the drafter in `path` in errors. Raise LocalspecError for a tensor that is missing or has
+    another shape, and for one without a use that is not `ignored`, a pattern.
     """
     found, used = {}, set[str]()
     for ours, spec in expected.items():
@@ -188,9 +188,9 @@ def fitted(
 
 
 def check_numbers(tensors: Tensors, where: Path, ids: Container[str] = ()) -> None:
-    """Raise LocalspecError for a tensor without rows, of a type that is not read, or with numbers that are none.
+    """Raise LocalspecError for a tensor without rows, of an unsupported type, or with numbers that are not finite.
 
-    Those that are called as in `ids` are lists of tokens, or say of each token whether it is meant.
+    Tensors with the names in `ids` are lists of tokens, or have a flag for each token.
     """
     for name, one in tensors.items():
         if not one.ndim:

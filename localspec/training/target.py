@@ -1,4 +1,4 @@
-"""The target of a training, which torch computes: gradients go through it. Few bits on a CPU are our library's own."""
+"""The target of a training, computed by torch for gradients. On a CPU, packed weights are those of our library."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,9 +30,9 @@ from localspec.weights.matrices import BlockStack, PackedMatrix
 
 
 def load_target(choice: LoadSpec, reporter: Reporter, each: Callable[[nn.Module], None] = lambda layer: None) -> Target:
-    """Load the model of a choice that torch computes; `each` is called with every layer that is dense.
+    """Load the model of a choice in torch; `each` is called with every dense layer.
 
-    Raises DoesNotFit, and what loading a model raises.
+    Raises DoesNotFit, and the errors of loading a model.
     """
     path = choice.target.path
     try:
@@ -49,7 +49,7 @@ def load_target(choice: LoadSpec, reporter: Reporter, each: Callable[[nn.Module]
 
 
 def decoding_target(choice: LoadSpec, target: Target) -> DraftableModel[Any]:
-    """Return what decodes with the target of this choice: our library where it is packed on a CPU, else torch itself.
+    """Return the model that decodes for this choice: our library if it is packed on a CPU, else torch itself.
 
     Torch would make every packed weight dense in each forward.
     """
@@ -61,7 +61,7 @@ def decoding_target(choice: LoadSpec, target: Target) -> DraftableModel[Any]:
 def served_target(card: TargetCard, settings: Settings, target: Target | None) -> DecodingTarget:
     """Return the model as it is loaded for replies with these settings, beside the `target` of a training, if any.
 
-    That is our library in the precision that it decodes in; the target itself where torch decodes, or there is no room.
+    That is our library in the precision that it decodes in, or the target itself if torch decodes or there is no room.
     """
     try:
         choice = choose(card, replace(settings, drafter="none", draft_max="auto", accept="exact", exact=False))
@@ -73,13 +73,13 @@ def served_target(card: TargetCard, settings: Settings, target: Target | None) -
 
 
 def torch_target(native: NativeTarget) -> Target:
-    """The same model with the same numbers, computed by torch in fp32 and with gradients; weights stay where they are.
+    """Return the same model in torch with the same weights, for gradients, computed in fp32.
 
-    What differs is that activations are not rounded. An embedding that is the packed head is dense here.
+    The difference is that activations are not rounded. An embedding that is the packed head is dense here.
     """
     model = native.model
     scale = as_fine(model.sizes.embed_scale, model.weights["embed_tokens"])
-    sizes = replace(model.sizes, tied=False, embed_scale=scale)  # the head is packed, apart from the embedding
+    sizes = replace(model.sizes, tied=False, embed_scale=scale)  # the head is packed, the embedding is not
     weights = {name: _of_torch(name, weight) for name, weight in model.weights.items()}
     transformer = Transformer(sizes, RotaryEmbedding(model.rope, "cpu"), weights, PackedLinear)
     return Target(transformer, native.config, native.tokenizer, native.context, native.generation)
@@ -95,5 +95,5 @@ def _of_torch(name: str, weight: PackedMatrix | BlockStack | npt.NDArray[Any]) -
         interleaved = name.endswith("gate_up_proj.weight")
         shape = torch.Size((weight.out, weight.inputs))
         return PackedWeight(shape, weight.data.nbytes, lambda: weight.unpack(interleaved), weight.rows)
-    tensor = torch.from_numpy(weight.copy())  # a mapped file cannot be written, and torch knows no such tensors
+    tensor = torch.from_numpy(weight.copy())  # a mapped file is read-only, and torch has no such tensors
     return tensor.view(torch.bfloat16) if weight.dtype == np.uint16 else tensor
