@@ -87,7 +87,7 @@ async def test_the_cursor_tells_of_a_token_its_step_and_what_was_refused(chat):
         await pilot.press("right", "right")
         await until(pilot, lambda: "token 3" in told(talk))
         assert told(talk) == (
-            '" on"  token 3 of 9, by this chat\nstep 1 brought 3 tokens, of 6 drafted: " falls on the"\n'
+            '" on"  token 3 of 9, by this chat\nstep 1 gave 3 tokens, of 6 drafted: " falls on the"\n'
             'drafted here and refused:\n  " in town"  Medusa'
         )
         await pilot.press("right")

@@ -411,7 +411,7 @@ def test_values_that_no_text_can_come_from_are_not_packed(tiny, tmp_path, value,
 
     path = copied(tiny(FAMILIES[0]).path, tmp_path / "model", change)
     for packing in ("int8", "int4"):
-        with pytest.raises(LocalspecError, match=f"{ours} of .*model holds NaN or inf"):
+        with pytest.raises(LocalspecError, match=f"{ours} of .*model has NaN or inf"):
             load(path, packing, "tiny", 1, quiet(), Paths(tmp_path / "home"))
     assert not list((tmp_path / "home").rglob("*.packed*"))
 
