@@ -157,7 +157,7 @@ def test_kept_alone_no_second_copy_stays(home, hub: Hub, repo, tiny):
     result = at(home, hub, "pull", "org/name", "--packed-only")
     (file,) = packed(home)
     assert result.returncode == 0 and f"org/name is packed, {size(file.stat().st_size)}: {file}" in result.stdout
-    assert f"{size(sum(map(len, repo.files.values())))}, is deleted" in result.stderr
+    assert f"{size(sum(map(len, repo.files.values())))}, are deleted" in result.stderr
     assert not list(common_cache(home).glob("models--*")) and find_snapshot(Source("org/name"), Paths(home)) is None
     card = resolve("org/name", Paths(home))
     assert card.path == file and card.here and inspect(file).packing == "int8"
@@ -357,7 +357,7 @@ def test_kept_alone_without_the_library_nothing_computes_it(alone, monkeypatch):
     result = alone.run("run", "Hi", "-m", "org/name", "-n", "2")
     assert result.returncode == 3 and "`localspec pull org/name`" in result.stderr
     (row,) = [row for row in json.loads(alone.run("doctor", "--json").stdout)["choices"] if row["model"] == "org/name"]
-    assert not row["fits"] and row["quantize"] is None and "packed form" in row["reason"]
+    assert not row["fits"] and row["quantize"] is None and "only packed" in row["reason"]
 
 
 def test_kept_alone_with_a_damaged_text_it_says_what_to_do(alone):
