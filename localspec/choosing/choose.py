@@ -44,7 +44,7 @@ INVARIANT = {"cpu": ("none", "int8", "int4", BLOCKS), "cuda": ("none", "int8", "
 
 @dataclass(frozen=True)
 class Attempt:
-    """The plans for one device. `ranked` holds every plan there, the best M first.
+    """A set of plans for one device. `ranked` holds every plan there, the best M first.
 
     `eligible` holds the plans that the settings allow, the preferred one first. If the device cannot meet the settings,
     or the model is not here in a form for it, there are no plans and `refused` says why. `no_room` is set if the named

@@ -81,7 +81,7 @@ class CurrentCosts:
 
 @dataclass(frozen=True)
 class FromDisk:
-    """The costs of forwards if `on_disk` bytes of a model's experts stay on the disk until a row chooses them."""
+    """A model of costs if `on_disk` bytes of the experts stay on the disk until a row chooses them."""
 
     in_memory: ForwardCostModel
     shape: Shape
@@ -194,7 +194,7 @@ def _unpacked(device: Device, quantize: str, read: float) -> float:
 
 @dataclass(frozen=True)
 class Rates:
-    """Seconds of the parts of a forward: reading a weight, multiplying it by one row, a layer, a row in a layer.
+    """A set of seconds: of reading a weight, multiplying it by one row, a layer, and a row in a layer.
 
     `attended` is for one number of a key or value and one row; if it is 0, keys and values count like weights.
     `overlap` is the exponent p of `product`.

@@ -58,7 +58,7 @@ HELD_OUT = 0.85
 
 @dataclass(frozen=True)
 class Acceptance:
-    """The tokens that each further node of a draft should add to a step, the largest first, and their source."""
+    """A list of the tokens that each further node of a draft should add to a step, the largest first, with a source."""
 
     gains: tuple[float, ...]
     origin: str
@@ -217,7 +217,7 @@ class DraftModelEstimate:
 
 @dataclass(frozen=True)
 class CostInputs:
-    """The inputs to the cost of a draft: the target's shape and costs, the device's rates, the formats of numbers."""
+    """A set of inputs to the cost of a draft: the target's shape and costs, the device's rates, formats of numbers."""
 
     shape: Shape
     costs: ForwardCostModel

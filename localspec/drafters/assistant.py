@@ -35,7 +35,7 @@ MOST_CLUSTERS = 2**16
 
 @dataclass(frozen=True)
 class AssistantOptions:
-    """The options of an assistant. `depth` is the most levels of a draft, which ends sooner if another would not pay.
+    """A set of options. `depth` is the most levels of a draft, which ends sooner if another level would not pay.
 
     `config` is the text of the config.json of the assistant's layers. The vocabulary is divided into `clusters` of
     equal size, and the tokens of the `nearest` ones are scored; with 0 clusters all tokens are. Raises UsageMistake for

@@ -29,7 +29,7 @@ KEYS_IN_GGUF = dict.fromkeys(("expert_count", "expert_used_count", "expert_feed_
 
 @dataclass(frozen=True)
 class Experts:
-    """The sizes of a layer's mixture of experts.
+    """A set of the sizes of a layer's mixture of experts.
 
     With `beside`, the layer also has an MLP of `intermediate_size` channels for all tokens, whose output is added. If
     that is `gated`, it is multiplied by a number for each token first. With `norms`, router, experts and MLP each have

@@ -48,7 +48,7 @@ PAIRS: Mapping[str, Change] = {"attn_q": "pairs", "attn_k": "pairs"}  # since ll
 
 
 class GgufFile(Protocol):
-    """The part of a GGUF file that a family reads. Keys are without the prefix of the architecture."""
+    """A GGUF file as a family reads it. Keys are without the prefix of the architecture."""
 
     @property
     def shapes(self) -> Mapping[str, Sequence[int]]:
@@ -89,7 +89,7 @@ class Gguf:
 
 @dataclass(frozen=True)
 class Sampled:
-    """The sampling settings of models whose files have none.
+    """A set of sampling settings for models whose files have none.
 
     `answering` is (temperature, top_p, top_k) for answers without thinking, if they differ.
     """

@@ -28,7 +28,7 @@ def chosen_experts(logits: torch.Tensor, sizes: Sizes) -> tuple[torch.Tensor, to
 
 
 class Experts(nn.Module):
-    """The experts of a layer. `gate_up_proj` has the gates of all experts, then the ups of all.
+    """A mixture of the experts of a layer. `gate_up_proj` has the gates of all experts, then the ups of all.
 
     `gated` is the activation (gate, up) -> product. `exact` computes drafts row by row on a CPU, too.
     """

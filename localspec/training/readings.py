@@ -37,7 +37,7 @@ Reader = Callable[[Sequence[int], int], tuple[npt.NDArray[Any], npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Places:
-    """The n positions of a batch of texts whose next token counts in the loss, in the order of the texts.
+    """A batch of the n positions of some texts whose next token counts in the loss, in the order of the texts.
 
     `states` [n, hidden_size] are the target's, and `roots` [n] the tokens that follow in the text. `numbers` [n] int64
     ascend: they differ by 1 for neighbours in a text, and by more than any draft is long for positions of different
@@ -63,7 +63,7 @@ def positions(row: Row) -> list[int]:
 
 
 class Readings:
-    """The readings in a directory, with states of `width` channels. Raises LocalspecError if they are damaged."""
+    """A directory of readings with states of `width` channels. Raises LocalspecError if they are damaged."""
 
     def __init__(self, directory: Path, width: int) -> None:
         self._directory = directory

@@ -235,7 +235,7 @@ def _tensors(header: Header) -> dict[str, Tensor | None]:
 
 
 class CannotWrite(LocalspecError):
-    """The error for a cache directory that cannot be written, or a file there that cannot be read back."""
+    """An error for a cache directory that cannot be written, or a file there that cannot be read back."""
 
 
 def make(
