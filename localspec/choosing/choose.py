@@ -37,7 +37,7 @@ from localspec.weights.checkpoint import inspect, only_packed
 from localspec.weights.draft_role import is_coarser
 from localspec.weights.packed_file import BLOCKS
 
-# Packings in which a row's result is the same to the bit, whatever other rows are computed with it. On CUDA our own
+# Packings in which a row's result does not depend, to the bit, on the rows computed with it. On CUDA localspec's
 # kernels guarantee this, and they need bf16.
 INVARIANT = {"cpu": ("none", "int8", "int4", BLOCKS), "cuda": ("none", "int8", "nf4"), "mps": ("none",)}
 
@@ -110,9 +110,9 @@ def choices(
     machine: Machine | None = None,
     measurements: MeasurementSource | None = None,
 ) -> list[Choice]:
-    """Return the choice, then one that takes less memory, in case the first does not fit when it is loaded.
+    """Return the choice, then one that takes less memory, if there is one, in case the first turns out not to fit.
 
-    `drafter` is the one that the settings name. Raises UsageMistake, NotHere and DoesNotFit.
+    `drafter` is what the settings name. Raises UsageMistake, NotHere and DoesNotFit.
     """
     measurements = measurements or NoMeasurements()
     machine = machine or this_machine(measurements.recalled_bandwidth)
@@ -128,7 +128,7 @@ def choices(
         raise DoesNotFit(_too_large(model.card, possible[0].smallest, settings.context, machine, measurements))
     if fitting[0].no_room and all(attempt.no_room for attempt in fitting):
         raise fitting[0].no_room
-    # The device on which the model is fastest. Of two equally fast ones, the one that torch lists first.
+    # Take the device on which the model is fastest; of equally fast ones, the first in torch's order.
     taken = max((one for one in fitting if not one.no_room), key=lambda attempt: attempt.fitting[0].speed)
     first, *others = taken.fitting
     smaller = [plan for plan in others if plan.bytes < first.bytes][:1]

@@ -89,10 +89,12 @@ def _sources_of(found: Recommendation) -> tuple[Source, ...]:
 
 
 def _of_card(card: TargetCard) -> tuple[Source, ...]:
+    """Return the repository of a registered model; empty if it has none."""
     return (card.entry.source,) if card.entry and card.entry.source else ()
 
 
 def _named(entry: Entry, card: TargetCard, kind: str) -> tuple[Source, ...]:
+    """Return the repository of the drafter that the user names. Raises UsageMistake if nobody publishes it."""
     published = [one for one in entry.drafters if one.kind == kind]
     if kind in kinds("draft model") and card.draft:
         return _of_card(named_card(card.draft))

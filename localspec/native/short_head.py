@@ -49,7 +49,7 @@ class ShortHead:
             return
         try:
             rows = self._rows_of(fresh)
-        except (LocalspecError, OSError):  # the file is gone, which costs only speed
+        except (LocalspecError, OSError):  # the file is gone; fewer tokens cost only speed
             return
         known = np.concatenate([self._tokens, np.empty(READ_TOKENS, np.int32)])[: self.matrix.out]
         used = len(self._tokens)

@@ -141,7 +141,7 @@ def _all_there_is(
     if packing in FILED or (packing == BLOCKS and is_filed(registered.header)):
         try:
             origin = registered.header.origin
-            others = of_same_weights(path) if packing == BLOCKS else []  # made when the GGUF file was elsewhere
+            others = of_same_weights(path) if packing == BLOCKS else []  # made before the GGUF file was moved
             return _opened_or_again(
                 lambda: pack_gguf(source, packing, origin, threads, reporter, paths, others), reporter
             )
@@ -162,7 +162,7 @@ def _source(registered: PackedFile) -> Source:
 
 
 def source_of(path: Path) -> Source:
-    """Return a model's original weights, by reading headers only: from its directory, or from its GGUF files.
+    """Return the source of a model's original weights, by reading headers only: its directory, or its GGUF files.
 
     For a model that is here only packed, `made_of` is empty. Raises the errors of `Source.open` and
     `registered_source`.
@@ -190,7 +190,7 @@ def register(header: Header, texts: Mapping[str, bytes], reporter: Reporter, pat
         for name, section in header.texts.items()
     }
 
-    def same(known: Header) -> bool:  # another process may have registered the file under another name at the same time
+    def same(known: Header) -> bool:  # another process may have registered the file under another name just now
         origin = replace(header.origin, name=known.origin.name)
         return known == replace(header.with_digests(digests), origin=origin)
 
@@ -248,7 +248,7 @@ def make(
     *,
     only_copy: bool = False,
 ) -> Path:
-    """Return a model's packed file. Make it if it is missing, damaged, or outdated.
+    """Return a model's packed file. Make it if it is missing or damaged, or in int4 of an earlier version.
 
     If `origin` names a commit, only a file of that commit counts, since another commit with the same weights may have
     other texts. One process makes the file, others wait. `only_copy` says that the original weights will be deleted.

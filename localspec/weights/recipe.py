@@ -57,7 +57,7 @@ class Recipe:
             return Tensor("rows", "fp32", 1, out)
         if name.endswith(".conv"):
             return Tensor("rows", "fp32", out, inputs)
-        if name.endswith("router.weight"):  # small, and a rounding that changes the choice of an expert changes much
+        if name.endswith("router.weight"):  # small, and a rounded logit may choose another expert
             return Tensor("panels", "fp32", out, inputs)
         if name in TABLES:
             return Tensor("rows", "fp32" if self.packing == "fp32" else "bf16", out, inputs)
