@@ -15,7 +15,7 @@ from localspec.hub.sources import Source
 from localspec.machine.machine import Device, Machine
 from localspec.models.drafter_cards import MTP, check_family, comes_with_mtp, trained_drafters
 from localspec.models.drafter_kinds import kinds
-from localspec.models.entries import Entry
+from localspec.models.entries import UNLICENSED, Entry
 from localspec.models.model import Model, model_of
 from localspec.models.registry import NOWHERE, TargetCard, named_card
 from localspec.models.shape import Shape
@@ -49,9 +49,10 @@ def pull_set(
 ) -> PullSet:
     """Return the downloads for a registered model: the model and the published drafter that pays most, or a named one.
 
-    The settings say by which rule a drafter pays most, and how the model is loaded. For a model without a repository,
-    such as the embedded one, only the drafter is fetched. An MTP layer is in the model's own files. Raises UsageMistake
-    for a drafter that nobody publishes for the model, and for a packing that this machine lacks.
+    A drafter whose publisher states no license is fetched only if it is named. The settings say by which rule a drafter
+    pays most, and how the model is loaded. For a model without a repository, such as the embedded one, only the drafter
+    is fetched. An MTP layer is in the model's own files. Raises UsageMistake for a drafter that nobody publishes for
+    the model, and for a packing that this machine lacks.
     """
     entry = card.entry
     assert entry is not None
@@ -70,6 +71,12 @@ def pull_set(
         unknown = [one.kind for one in entry.drafters if one.source and not one.accepted and not expected(one.kind)]
         if unknown:
             why += f"; the speedup of {unknown[0]} is not known; --drafter {unknown[0]} fetches it"
+        published = found.plan.candidate.published if found.plan else None
+        if sources and published and published.license == UNLICENSED:
+            sources, why = (
+                (),
+                f"{why}; its publisher states no license, so it comes only with --drafter {published.kind}",
+            )
         return PullSet((*model_source, *sources), why, found)
     if drafter == "none":
         return PullSet(model_source, "only the model, as you asked")

@@ -19,6 +19,7 @@ from localspec.models.thinking import WhenItThinks
 PACKAGE = Path(__file__).parent.parent
 DEEPEST = 64  # tokens of a draft
 LARGEST = 10**12  # number in an entry; a larger one is a mistake
+UNLICENSED = "not stated"  # the license of weights whose publisher states none
 
 
 @dataclass(frozen=True)

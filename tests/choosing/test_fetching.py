@@ -14,7 +14,7 @@ from localspec.choosing.survey import form_bytes, original_bytes, recommend, sui
 from localspec.config import Settings
 from localspec.errors import UsageMistake
 from localspec.hub.sources import Source
-from localspec.models.entries import Entry, Form, PublishedDrafter, PublishedLength
+from localspec.models.entries import UNLICENSED, Entry, Form, PublishedDrafter, PublishedLength
 from localspec.models.model import model_of
 from localspec.models.registry import cards
 from localspec.models.shape import Shape
@@ -39,6 +39,11 @@ def test_the_published_drafter_that_pays_comes_along() -> None:
     assert fetched(weak) == ["org/model"]
     assert fetched(PublishedDrafter("s3d")) == ["org/model"], "what nobody publishes cannot be fetched"
     assert fetched(HEADS, drafter="none") == ["org/model"] and fetched(weak, drafter="medusa")[1:] == ["org/heads"]
+
+
+def test_weights_without_a_stated_license_come_only_if_named() -> None:
+    heads = replace(HEADS, license=UNLICENSED)
+    assert fetched(heads) == ["org/model"] and fetched(heads, drafter="medusa") == ["org/model", "org/heads"]
 
 
 def test_what_is_not_published_is_refused_with_what_is() -> None:
