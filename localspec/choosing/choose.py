@@ -357,9 +357,9 @@ def _too_large(
     )
     if context is not None and context > PLANNED:  # other models would need more memory for it too
         return f"{missing}; close other programs, or give a smaller --context."
-    there = replace(machine, devices=(machine.device(device.name) or device,))
+    only_there = replace(machine, devices=(machine.device(device.name) or device,))
     others = [
-        one for one in recommendations(there, measurements, here=False) if one.fits and one.card.name != card.name
+        one for one in recommendations(only_there, measurements, here=False) if one.fits and one.card.name != card.name
     ]
     here = [one for one in others if one.card.here and not one.toy]
     if (one := preferred(here) or preferred(others)) is not None and one.plan is not None:

@@ -164,10 +164,10 @@ def _recommended(
     name: str, shape: Shape, machine: Machine, measurements: MeasurementSource, beside: int, settings: Settings
 ) -> Recommendation:
     """Return the recommendation for a model of this shape, with a drafter that needs no fetching."""
-    left = replace(machine, devices=tuple(replace(one, free=max(0, one.free - beside)) for one in machine.devices))
-
+    devices = tuple(replace(one, free=max(0, one.free - beside)) for one in machine.devices)
+    remaining = replace(machine, devices=devices)
     model = Model(TargetCard(name, NOWHERE, None, ""), shape, shape.parameters)
-    return recommend(model, left, measurements, here=True, precisions=_as_asked(settings, left, model))
+    return recommend(model, remaining, measurements, here=True, precisions=_as_asked(settings, remaining, model))
 
 
 def _as_asked(settings: Settings, machine: Machine, model: Model) -> Callable[[Device], Sequence[Precision]]:

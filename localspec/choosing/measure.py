@@ -237,12 +237,12 @@ def with_reply(sums: dict[str, list[float]], drafter: str, statistics: Statistic
         statistics.verify_seconds,
         max(0.0, statistics.step_seconds - statistics.draft_seconds - statistics.verify_seconds),
     )
-    held = statistics.memory
-    known = held.peak if held.peak <= OTHERS * (held.target + held.drafter + held.cache) else 0
+    memory = statistics.memory
+    new_peak = memory.peak if memory.peak <= OTHERS * (memory.target + memory.drafter + memory.cache) else 0
     *before, peak, _ = sums.get(drafter) or [0.0] * 8
-    lowest = min((one for one in (peak, known) if one), default=0)
+    lowest = min((one for one in (peak, new_peak) if one), default=0)
     faded = [FADING * old + one for old, one in zip(before, new, strict=True)]
-    return {**sums, drafter: [*faded, float(lowest), float(held.drafter)]}
+    return {**sums, drafter: [*faded, float(lowest), float(memory.drafter)]}
 
 
 class Measurements:

@@ -255,7 +255,7 @@ def _plans_in(
     most = most or auto_nodes(precision.device, known.costs)
     planned = min(context or PLANNED, shape.context)  # a longer context is refused when the model is loaded
     weights = weight_bytes(model, precision) - fit.unread(shape, quantize, backend, planned)
-    beside = fit.program(quantize, backend) + fit.tokenizer(shape, backend)
+    program = fit.program(quantize, backend) + fit.tokenizer(shape, backend)
     form = "int8" if backend == "native" and quantize != "none" else "none"  # of the matrices of drafters
     rates = _rates(Precision(precision.device, dtype, form), measurements)
     numbers = fit.drafter_numbers(dtype, quantize, backend)
@@ -265,9 +265,9 @@ def _plans_in(
     plain_speed, plain_bytes, in_memory = 0.0, 0, costs
     for candidate in candidates(model.card, inputs, trained, small, model.small_here):
         replies, nodes = candidate.replies, 0
-        least = weights + candidate.bytes + beside + fit.cache(shape, planned + most + 1, dtype)
-        least += fit.workspace(shape, *how, planned, most)
-        on_disk = fit.on_disk(shape, quantize, backend, weights, least - precision.device.usable)
+        whole = weights + candidate.bytes + program + fit.cache(shape, planned + most + 1, dtype)
+        whole += fit.workspace(shape, *how, planned, most)
+        on_disk = fit.on_disk(shape, quantize, backend, weights, whole - precision.device.usable)
         costs = cost.FromDisk(in_memory, shape, on_disk) if on_disk and known.costs is None else in_memory
         if candidate.acceptance is not None:
             tokens_per_second, nodes = speed(costs, candidate.acceptance, candidate.draft_seconds, most)
@@ -275,16 +275,16 @@ def _plans_in(
             continue
         trust = replies.trust if replies is not None else 0.0
         if replies is not None:
-            here, nodes = replies.speed(costs), min(round(replies.nodes), most)
-            expected = tokens_per_second if candidate.acceptance is not None else here
-            tokens_per_second = here**trust * expected ** (1 - trust)  # the weighted geometric mean
+            in_replies, nodes = replies.speed(costs), min(round(replies.nodes), most)
+            predicted = tokens_per_second if candidate.acceptance is not None else in_replies
+            tokens_per_second = in_replies**trust * predicted ** (1 - trust)  # the weighted geometric mean
         measured = known.costs is not None and (trust > 0.5 or candidate.name == "none")
         # Phrases may pay in the next text, and cost nothing until one matches. Only measured figures rule them out.
         harmless = candidate.name == "phrases" and (not measured or tokens_per_second >= HARMLESS * plain_speed)
         if harmless and tokens_per_second < plain_speed:
             tokens_per_second, nodes = plain_speed, 0
         working = fit.cache(shape, planned + nodes + 1, dtype) + fit.workspace(shape, *how, planned, nodes)
-        size = weights + candidate.bytes + beside + max(working, fit.loading(shape, *how)) - on_disk
+        size = weights + candidate.bytes + program + max(working, fit.loading(shape, *how)) - on_disk
         if candidate.name == "none":
             plain_speed, plain_bytes = tokens_per_second, size
         memory = size
@@ -301,10 +301,10 @@ def draft_model(
     model: Model, precision: Precision, measurements: MeasurementSource, planned: int
 ) -> DraftModelEstimate | None:
     """Return the draft model in its fastest precision, with a cache for `planned` tokens; None if there is none."""
-    if model.small is None or not (own := draft_precisions(model.small, precision.device)):
+    if model.small is None or not (possible := draft_precisions(model.small, precision.device)):
         return None
     small, shape = model.small, model.small.shape
-    chosen = min(own, key=lambda one: _estimate(small, one, measurements).at(1, CONTEXT))
+    chosen = min(possible, key=lambda one: _estimate(small, one, measurements).at(1, CONTEXT))
     tokens = min(shape.context, planned)
     size = weight_bytes(small, chosen) - fit.unread(shape, chosen.quantize, chosen.device.backend, tokens)
     size += fit.cache(shape, tokens, chosen.dtype) + fit.tokenizer(shape, chosen.device.backend)

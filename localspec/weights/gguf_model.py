@@ -147,9 +147,9 @@ class GgufModel:
         if missing := next((file for file in files if not file.is_file()), None):
             raise NotHere(f"{missing}, a part of this model, is missing; put it into the same directory as the others.")
         parts = tuple(read(file) for file in files)
-        said = parts[0].metadata.get("split.count", 1)
-        if type(said) is not int or said not in (0, len(parts)):
-            raise damaged(path, f"it is one of {in_short(said)} parts, but its name does not say which")
+        count = parts[0].metadata.get("split.count", 1)
+        if type(count) is not int or count not in (0, len(parts)):
+            raise damaged(path, f"it is one of {in_short(count)} parts, but its name does not say which")
         found, tensors = cls(parts, given), parts[0].metadata.get("split.tensors.count")
         if len(parts) > 1 and tensors is not None and in_short(tensors) != str(len(found.places)):
             raise damaged(path, f"its parts have {len(found.places)} tensors of {in_short(tensors)}")
@@ -265,8 +265,8 @@ class GgufModel:
         return found
 
     def license(self) -> str | None:
-        said = self.metadata.label("general.license")
-        return one_line(said)[:LONGEST_LICENSE] if said else None
+        name = self.metadata.label("general.license")
+        return one_line(name)[:LONGEST_LICENSE] if name else None
 
     @cached_property
     def weights(self) -> str:
@@ -300,10 +300,10 @@ class GgufModel:
         for ours, parts in gguf_map(sizes).items():
             columns = in_features(ours, sizes)
             for name, rows in parts:
-                both = name.replace("ffn_gate_exps", _FUSED).replace("ffn_up_exps", _FUSED)
-                if both != name and name not in self.places and both in self.places:
-                    taken.add(both)
-                    found.setdefault(ours, []).append(self._half(both, rows, columns, "ffn_up_exps" in name, sizes))
+                fused = name.replace("ffn_gate_exps", _FUSED).replace("ffn_up_exps", _FUSED)
+                if fused != name and name not in self.places and fused in self.places:
+                    taken.add(fused)
+                    found.setdefault(ours, []).append(self._half(fused, rows, columns, "ffn_up_exps" in name, sizes))
                     continue
                 taken.add(name)
                 shape = (rows,) if columns is None else (rows, columns)

@@ -63,8 +63,8 @@ def _source(
 ) -> Source:
     every = {name: [*parts] for name, parts in made_of.items()}
     every.setdefault("lm_head.weight", every["embed_tokens"])
-    architecture, held = str(config.content["architectures"][0]), sum(file.stat().st_size for file in files)
-    checkpoint = Checkpoint(files[0], config.content, architecture, (*files,), parameters, held)
+    architecture, size = str(config.content["architectures"][0]), sum(file.stat().st_size for file in files)
+    checkpoint = Checkpoint(files[0], config.content, architecture, (*files,), parameters, size)
     return Source(checkpoint, config, sizes, every, texts)
 
 
@@ -76,11 +76,11 @@ def registration(source: Source, origin: Origin, answers: str = IN_BLOCKS) -> He
     numbers = {file: number for number, file in enumerate(source.checkpoint.weight_files)}
     names = weight_map(source.sizes)  # without a head that repeats the embedding
     blocks = {name: tuple(_part(one, numbers) for one in source.made_of[name]) for name in names}
-    held = source.header(origin, IN_BLOCKS, gguf_recipe(source, IN_BLOCKS)).block_bytes
+    in_memory = source.header(origin, IN_BLOCKS, gguf_recipe(source, IN_BLOCKS)).block_bytes
     texts = {name: len(text) for name, text in source.texts.items()}
     plan = Header.plan(origin, IN_BLOCKS, source.checkpoint.parameters, {}, texts)
     ahead = {name: tuple(_part(one, numbers) for one in parts) for name, parts in source.ahead.items()}
-    return replace(plan, blocks=blocks, weight_bytes=held, answers=answers, ahead=ahead)
+    return replace(plan, blocks=blocks, weight_bytes=in_memory, answers=answers, ahead=ahead)
 
 
 def _part(tensor: StoredTensor, numbers: Mapping[Path, int]) -> BlockPart:
@@ -133,10 +133,13 @@ def registered_source(header: Header, texts: Mapping[str, bytes], files: Sequenc
 def _tensor(part: BlockPart, files: Sequence[Path]) -> GgufTensor:
     """Return a tensor of a registration. Raises ValueError if its bytes do not fit its type and shape."""
     block, rows = _TYPES[part.type], part.shape[0]
-    whole = part.shape[-1] % block.weights == 0 and (len(part.shape) == 2 or block.weights == 1)
-    heads = not part.head_rows or (rows % part.head_rows == 0 and part.head_rows % 2 == 0)
-    apart = not part.every or (rows % part.every == 0 and not part.head_rows)
-    if not whole or not heads or not apart or prod(part.shape) // block.weights * block.bytes != part.bytes:
+    whole_blocks = part.shape[-1] % block.weights == 0 and (len(part.shape) == 2 or block.weights == 1)
+    whole_heads = not part.head_rows or (rows % part.head_rows == 0 and part.head_rows % 2 == 0)
+    whole_pieces = not part.every or (rows % part.every == 0 and not part.head_rows)
+    if (
+        not (whole_blocks and whole_heads and whole_pieces)
+        or prod(part.shape) // block.weights * block.bytes != part.bytes
+    ):
         raise ValueError(f"a tensor of {part.type} has {part.bytes} bytes")
     return GgufTensor(
         files[part.file], part.offset, part.shape, "", part.bytes, block, part.head_rows, part.change, part.every
