@@ -1,8 +1,8 @@
 """Gemma 4's assistants: a tiny model that drafts level by level and attends to the target's own keys and values.
 
     tokens   a    b    root  t     t'       A row joins the target's embedding of its token and a state. The root's is
-    states             s_b   m_r   m_t      the target's state that predicted it, others have their parent's row's.
-    position           2     2     2        All rows have the root's position. They see the text before it, no draft.
+    states             s_b   m_r   m_t      the target's that predicted it, any other's is its parent's output.
+    position           2     2     2        All rows have the root's position. They see the text before it, no drafts.
 
 The layers have queries only. A layer with a window reads the keys and values of the target's last layer with a window,
 the others those of its last layer without one. Layers that borrow keys themselves do not count. Since no row sees
