@@ -153,6 +153,11 @@ def _register(
                 f"{changed} has a new date or size since it was read, but its samples are the same; `localspec "
                 f"verify {former.header.origin.name}` checks the whole content."
             )
+    if former and same and known and not former.header.missing and former.header.origin.files != held:
+        there = next(iter(former.header.origin.files))
+        reporter.notice(f"{file} has the same content as {there}, and {origin.name} is still read from there.")
+        chat.tokenizer.hand_on()
+        return former, model, False
     if not (same and known):
         for sentence in [*model.notices(chat.added_marks()), *_rounding(header)]:
             reporter.notice(sentence)

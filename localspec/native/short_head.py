@@ -59,7 +59,7 @@ class ShortHead:
             try:
                 self._put(start, rows[:count])
             except LocalspecError:
-                return
+                break  # what was put before stays
             self._known -= {*self._tokens[start : start + count].tolist()}
             self._known |= {*fresh[:count]}
             known[start : start + count] = fresh[:count]

@@ -27,6 +27,7 @@ from localspec.training.corpus import Row
 
 LIKELIEST = 64  # tokens stored for a position; on published models they have about 96 % of the probability
 RECORDS, INDEX = "readings.bin", "readings.jsonl"
+GAP = 128  # positions between two texts; more than a draft has
 CHUNK = 128  # tokens of a forward, or rows of a softmax over the vocabulary: bounds the memory
 LARGEST = float(np.finfo(np.float16).max)  # of a stored state
 
@@ -145,7 +146,7 @@ class Readings:
             parts.append(self._records[first : first + count])
             roots += [row.tokens[place + 1] for place in found]
             numbers += [start + place for place in found]
-            start += 2 * len(row.tokens) + 1  # a gap, so that no text goes on in the next one
+            start += len(row.tokens) + GAP  # so that no text goes on in the next one
         records = np.concatenate(parts)
         following = torch.tensor(roots, device=device)
         if distill:

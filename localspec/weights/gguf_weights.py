@@ -19,7 +19,7 @@ from localspec.weights.gguf_model import GgufModel, GgufTensor
 from localspec.weights.packed_file import BLOCKS as IN_BLOCKS
 from localspec.weights.packed_file import BlockPart, Header, Origin, PackedFile, read
 from localspec.weights.packed_files import FILED
-from localspec.weights.recipe import Recipe, stand_in
+from localspec.weights.recipe import KEPT_AS_NUMBERS, Recipe, stand_in
 from localspec.weights.source import Source
 from localspec.weights.stored import StoredTensor
 
@@ -28,7 +28,8 @@ _TYPES = {block.name: block for block in BLOCKS.values()}
 
 def rounded(header: Header) -> dict[str, str]:
     """Return the types of a registration's matrices that have no kernels -> the type that each is rounded to."""
-    wide = (part for parts in header.blocks.values() for part in parts if len(part.shape) > 1)
+    packed = (parts for name, parts in header.blocks.items() if not name.endswith(KEPT_AS_NUMBERS))
+    wide = (part for parts in packed for part in parts if len(part.shape) > 1)
     return {part.type: stand_in(part.type, part.shape[1]) or FILED[0] for part in wide if part.type not in BLOCK_TYPES}
 
 

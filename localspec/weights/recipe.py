@@ -33,7 +33,7 @@ class Recipe:
         """
         out = sum(rows for rows, _ in parts)
         in_blocks = self.packing == BLOCKS or (self.packing == "int4" and name not in TABLES)
-        if not in_blocks or inputs is None or name.endswith((".conv", "router.weight")):
+        if not in_blocks or inputs is None or name.endswith(KEPT_AS_NUMBERS):
             return {name: self.tensor(name, out, inputs)}
         found = {}
         for number, (rows, stored) in enumerate(parts):
@@ -65,6 +65,8 @@ class Recipe:
             return Tensor("panels", self.packing, out, inputs)
         return Tensor("panels", "int8", out, inputs, 32 if inputs % 64 or name in self.narrow else 64)
 
+
+KEPT_AS_NUMBERS = (".conv", "router.weight")  # matrices that are never packed
 
 # The second type of each pair is for widths that the first does not divide.
 _USUAL, _FINER = ("Q4_K", "Q5_0"), ("Q6_K", "Q8_0")

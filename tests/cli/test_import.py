@@ -420,6 +420,16 @@ def test_a_file_that_changed_where_nothing_is_sampled_is_said(tmp_path: Path, gg
 
 
 @pytest.mark.slow
+def test_a_copy_leaves_the_model_where_it_is(tmp_path: Path, gguf: Path) -> None:
+    imported(tmp_path, gguf)
+    copy = Path(shutil.copy(gguf, tmp_path / "copy.gguf"))
+    again = called(tmp_path, "import", str(copy))
+    assert again.returncode == 0 and wording("is_still_read_from_there") in again.stderr, again.stderr
+    copy.unlink()
+    assert called(tmp_path, "run", "-m", "Tiny-Chat.Q8_0", "-n", "1", "--no-log", "Hi").returncode == 0
+
+
+@pytest.mark.slow
 def test_what_a_file_cannot_be_is_said(tmp_path: Path, gguf: Path, directory: Path) -> None:
     def refused(code: int, *arguments: str) -> str:
         result = called(tmp_path, *arguments)

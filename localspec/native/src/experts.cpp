@@ -46,7 +46,7 @@ Inputs from_row(const Inputs& all, const ls_matrix& m, size_t row) {
 int check_experts(const ls_expert_sizes& s, int hidden_size) {
     if (s.count < 1 || s.count > MOST_EXPERTS || s.used < 1 || s.used > s.count) return fail(LS_WRONG, "%d of %d experts for each row are not possible.", s.used, s.count);
     if (s.size < 1 || s.size % 16 || hidden_size % PANEL) return fail(LS_WRONG, "Experts of %d channels on states of %d are not possible; give multiples of 16 and of %d.", s.size, hidden_size, PANEL);
-    if ((int64_t)s.count * larger(2 * s.size, hidden_size) > LARGEST_SIZE) return fail(LS_WRONG, "%d experts of %d channels are too many.", s.count, s.size);
+    if (s.count * larger((int64_t)2 * s.size, (int64_t)hidden_size) > LARGEST_SIZE) return fail(LS_WRONG, "%d experts of %d channels are too many.", s.count, s.size);
     return LS_OK;
 }
 
