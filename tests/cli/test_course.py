@@ -432,7 +432,7 @@ def test_without_conversations_there_is_no_history(train):
     "flags, words",
     [
         (["--keep-answers"], wording("keep_answers_effect_without_data")),
-        (["--data", "history", "more.txt"], "--data history stands alone"),
+        (["--data", "history", "more.txt"], "--data history cannot be combined"),
         (["more.txt"], wording("more_txt_given_without_data")),
         (["--hours", "1e-6"], wording("hours_1e_06_too_short_6_answers")),
         (["--hours", "0"], wording("hours_0_0_possible")),
