@@ -85,7 +85,7 @@ def test_every_finished_turn_is_there_on_resume(tmp_path, kills):
         if afresh:
             finished.clear()
         else:
-            greeting = chat.wait_for(b"Going on after")
+            greeting = chat.wait_for(b"Continuing after")
             assert int(greeting.split()[3]) - len(finished) in (0, 1)  # the one that was killed may be there in part
         chat.ask(f"Tell me a story about the number {number}.")
         chat.wait_for_text()

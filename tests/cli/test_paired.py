@@ -192,7 +192,7 @@ def test_a_draft_model_with_one_damaged_row_is_refused_before_a_word_is_said(hom
     for kind in ("draft_model", "ouroboros"):
         result = called(home, "run", "-m", str(model), *ASK, "hello", "--drafter", f"{kind}:{rotten}")
         assert (result.returncode, result.stdout) == (1, "")
-        assert f"embed_tokens of {rotten} holds NaN" in sentence(result)
+        assert f"embed_tokens of {rotten} has NaN" in sentence(result)
 
 
 def engine(store: Store, model: Path, drafter: str, **more) -> Engine:

@@ -47,6 +47,9 @@ FORMS: list[dict[str, Any]] = [
 def eagle(target: Any, seed: int = 0, **options: Any) -> Trainable:
     """Return an untrained one, the same for a seed."""
     torch.manual_seed(seed)
+    if options.get("config") == QWEN3:  # it shares the target's embedding
+        own = torch_form(target).transformer.config.hidden_size
+        options["config"] = json.dumps({**json.loads(QWEN3), "hidden_size": own})
     made = make_drafter("eagle3", torch_form(target), options)
     assert isinstance(made, Trainable)
     if made.kept is not None:

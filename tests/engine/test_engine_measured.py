@@ -143,7 +143,7 @@ def test_what_cannot_be_measured_costs_a_sentence(measured, store, monkeypatch):
     engine = Engine(choice(), store=store, reporter=Reporter(told.append))
     for _ in engine.measure():
         pass
-    assert told == ["timing this model failed (no room); estimates serve."]
+    assert told == ["timing this model failed (no room); estimates are used."]
     assert isinstance(engine.costs, Estimate)
 
 

@@ -26,7 +26,7 @@ TYPED = [f"What is question {number}?" for number in range(8)]
 FIGURES = re.compile(
     r"^(?:(?:\(stopped\)\n)?\((?:([\d,.]+ tok/s .*)|context .*)|\(stopped\)|(Ctrl\+D ends\.))$", re.MULTILINE
 )
-NOT_KEPT = "can only be read|kept no longer|nothing new is kept|not kept|cannot be kept|no longer kept"
+NOT_KEPT = "can only be read|nothing new is saved|not saved|cannot be saved|no longer saved|not kept"
 # What a name has of chance in it, and what a live process or SQLite keeps beside a file.
 CHANCE = re.compile(r"[0-9a-f]{16,}|(?<=[-._])[a-z0-9_]{8}(?=\.|$)|\d{4,}")
 BESIDE = re.compile(

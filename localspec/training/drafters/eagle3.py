@@ -97,10 +97,13 @@ class Trainable(TrainableDrafter):
             queries = one.num_heads * one.head_dim
             self.qkv.weight[:queries, width:] *= (one.head_dim / one.query_scalar) ** 0.5
         self.o.weight.copy_(last["layers.0.o_proj.weight"] * one.residual_scale)
-        gate, up = last["layers.0.gate_up_proj.weight"].chunk(2)
-        self.gate.weight.copy_(gate)
-        self.up.weight.copy_(up)
-        self.down.weight.copy_(last["layers.0.down_proj.weight"] * one.residual_scale)
+        if "layers.0.gate_up_proj.weight" in last:
+            gate, up = last["layers.0.gate_up_proj.weight"].chunk(2)
+            self.gate.weight.copy_(gate)
+            self.up.weight.copy_(up)
+            self.down.weight.copy_(last["layers.0.down_proj.weight"] * one.residual_scale)
+        else:  # of many experts none would be right, so the MLP adds nothing at first
+            self.down.weight.zero_()
         self.feature_norm.copy_(last["layers.0.input_layernorm"] + one.norm_offset)
         self.mlp_norm.copy_(last["layers.0.post_attention_layernorm"] + one.norm_offset)
         self.norm.copy_(transformer.norm + one.norm_offset)
