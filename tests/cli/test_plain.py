@@ -1001,7 +1001,7 @@ def test_somebody_types(somebody, home, endless):
     assert [(turn.prompt, turn.reason) for turn in kept(home)[0].turns] == [
         ("aXb", "interrupted"), ("aXb", "interrupted"), ("one\ntwo", "interrupted")
     ]  # fmt: skip
-    assert b"> \r\n" in somebody.shown and re.search(rb"\r\n\S+ is kept; to go on: ", somebody.shown)
+    assert b"> \r\n" in somebody.shown and re.search(rb"\r\n\S+ is saved; continue with: ", somebody.shown)
     assert b"\x1b[K" not in somebody.shown.partition(b"Ctrl+D ends.")[0]
 
 
