@@ -561,7 +561,7 @@ def test_processes_that_share_the_model_learn_what_one_learns(tmp_path):
     chats = tmp_path / "chats.jsonl"
     chats.write_text("".join(json.dumps({"text": f"{'one two three ' * n} and {n}"}) + "\n" for n in range(1, 40)))
     asked = ["train", "parallelspec", "-m", "demo", "--data", chats, "--steps", 3, "--batch", 192, "--length", 96,
-             "--at-once", 96, "--device", "cpu", "--dtype", "fp32", "-O", "form=medusa"]  # fmt: skip
+             "--at-once", 96, "--device", "cpu", "--dtype", "fp32", "-O", "form=eagle"]  # fmt: skip
     alone = called(tmp_path, *map(str, asked), "-o", "alone")
     assert alone.returncode == 0, alone.stderr
     (tmp_path / "divided.py").write_text(DIVIDED)
