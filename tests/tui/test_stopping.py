@@ -149,7 +149,7 @@ def test_a_shell_stops_it_in_the_background_too(tmp_path, number):
         terminal.send("hello\r")
         terminal.shows("Well said.", "❯ Say something")
         terminal.send(CTRL_Q)
-        terminal.shows("is kept", "shell>")
+        terminal.shows("is saved", "shell>")
         terminal.send("exit\n")
         assert terminal.ends() == 0
         terminal.check_that_it_is_whole()
