@@ -61,7 +61,7 @@ def suited_form(entry: Entry, packing: str | None, packed: bool = False) -> Form
         and packing in SUITED.get(one.source.gguf, ())
         and (one.source.gguf == "Q8_0" or not packed)
     ]
-    return min(suited, key=lambda one: form_bytes(one, entry) or 0, default=None)
+    return min(suited, key=lambda one: form_bytes(one, entry) or float("inf"), default=None)
 
 
 def form_bytes(form: Form, entry: Entry) -> int | None:

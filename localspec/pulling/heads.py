@@ -1,4 +1,4 @@
-"""Converts published drafters into our drafters, in a directory of their own."""
+"""Converts published drafters into our drafters, in a separate directory."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress

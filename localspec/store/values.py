@@ -1,4 +1,4 @@
-"""Reads values of a row, whoever wrote them. An invalid one costs only that value, never a command."""
+"""Reads the values of a row. An invalid one, whichever program wrote it, costs only that value, never a command."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Whether a trained drafter pays: beside plain decoding, and beside what would be chosen without it."""
+"""Decides whether a trained drafter pays, compared with plain decoding and with what would be chosen without it."""
 
 import json
 import time
