@@ -34,13 +34,42 @@ class LowRank:
 
 
 class LinearLayer(Protocol):
-    """A linear layer y = x Wᵀ + b, or a stack of them that gives each row its own weights."""
+    """A linear layer y = x Wᵀ + b."""
 
     @property
     def nbytes(self) -> int:
         """Bytes of the weights."""
 
     def __call__(self, x: Rows, /) -> Rows: ...
+
+
+@dataclass(frozen=True)
+class HeadWeights:
+    """Draft heads that read one row (Medusa, Cai et al. 2024, §3.1), each array a stack of those of all heads.
+
+    Head k starts from the state x, and every block makes x += silu(B x + b): `blocks` are pairs B [heads, hidden_size,
+    hidden_size] and b [heads, hidden_size]. With a `path`, such a pair A and a, the first block makes x = A z + a +
+    silu(B z + b) from z [2 * hidden_size], which is the state and the root's embedding, each divided by the root of its
+    mean square. Logits of x are those of a shared head or of `own` [heads, tokens, hidden_size], and up (down x) more,
+    with `down` [heads, rank, hidden_size] and `up` [heads, tokens, rank].
+    """
+
+    blocks: Sequence[tuple[Array, Array]]
+    path: tuple[Array, Array] | None
+    own: Array | None
+    down: Array | None
+    up: Array | None
+
+
+class DraftHeads(Protocol):
+    """Draft heads with their weights."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of their weights, without those of a head that they share."""
+
+    def __call__(self, state: Rows, root: int, count: int) -> Rows:
+        """Return the logits [count, tokens] of the first heads after a state [1, hidden_size] and a root."""
 
 
 class PackedAdapters(Protocol):
@@ -165,8 +194,8 @@ class Compute(Protocol):
         With `silu` its result y becomes y σ(y).
         """
 
-    def linears(self, weights: Floats, biases: Floats | None = None, silu: bool = False) -> LinearLayer:
-        """Return n layers, weights [n, out, in] and biases [n, out], one for each of up to n rows."""
+    def draft_heads(self, weights: HeadWeights, head: Any) -> DraftHeads:
+        """Return draft heads. If they share a head, it is `head`, a result of `head_rows`; None means the target's."""
 
     def model(self, sizes: TransformerConfig, rope: Rope | None, weights: Mapping[str, Array]) -> RowModel:
         """Return a small transformer with weights named as in `weight_map`. Without `rope` it rotates like the target.

@@ -4,14 +4,13 @@ The heads read the state that predicted the root; head k predicts the token k po
 the tokens between. Ours read the root, too, which is known when they draft (as in Hydra, Ankner et al. 2024).
 """
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
-import numpy as np
-
-from localspec.decoding.compute import Array, DraftableModel, LinearLayer, Rows
+from localspec.decoding.compute import Array, DraftableModel, HeadWeights, Rows
 from localspec.decoding.drafter import Context, Step
 from localspec.decoding.logits import Logits
 from localspec.decoding.tree import DraftTree, best_first_tree
@@ -35,6 +34,7 @@ SCHEDULES = ("sine", "constant")
 SOFT_BALANCE, TEXT_BALANCE = 0.01, 0.2  # λ₀ by labels
 ADAPTERS_RATE = 0.25  # the learning rate of the target's adapters, as a share of the heads' (§4.0.1)
 TREES = ("confident", "static", "dense", "chain")
+EVERY = 16  # drafts of which one has all heads
 UNMEASURED = [0.5 ** (rank + 1) for rank in range(RANKS)]  # accuracies by rank if none were measured
 
 
@@ -117,28 +117,20 @@ class Drafter(ParallelDrafter):
 
     def __init__(self, target: DraftableModel[Any], options: MedusaOptions, tensors: Mapping[str, Array]) -> None:
         super().__init__(target, options, tensors)
-        self._first = self._stacked(tensors, "blocks.0", silu=True)
-        self._blocks = [
-            self.compute.linears(tensors[f"blocks.{index}.weight"], tensors[f"blocks.{index}.bias"], silu=True)
-            for index in range(1, options.layers)
-        ]
-        self._path = self._stacked(tensors, "path") if options.linear else None
-        self._linears = self.compute.linears(tensors["linears"]) if options.private else None
         self._vocabulary = DraftVocabulary(target, tensors, shared=not options.private)
-        self._own: tuple[LinearLayer, ...] = ()
-        if rank := options.rank_of_own:
-            down, up = (np.asarray(tensors[f"own.{name}"]) for name in ("down", "up"))
-            side_by_side = np.ascontiguousarray(up.transpose(1, 0, 2).reshape(up.shape[1], -1))
-            self._own = (self.compute.linear(down.reshape(-1, down.shape[2])), self.compute.linear(side_by_side))
-            # Every head's row meets all of the matrices at once; only the products with its own ones count.
-            self._mask = self.compute.rows(np.repeat(np.eye(options.heads, dtype=np.float32), rank, 1))
+        pairs = ((f"blocks.{index}.weight", f"blocks.{index}.bias") for index in range(options.layers))
+        down, up = ("own.down", "own.up") if options.rank_of_own else (None, None)
+        weights = HeadWeights(
+            blocks=[(tensors[weight], tensors[bias]) for weight, bias in pairs],
+            path=(tensors["path.weight"], tensors["path.bias"]) if options.linear else None,
+            own=tensors["linears"] if options.private else None,
+            down=tensors[down] if down else None,
+            up=tensors[up] if up else None,
+        )
+        self._logits = self.compute.draft_heads(weights, self._vocabulary.rows)
         self._state: Rows = None  # the target's, which predicted the root
-
-    def _stacked(self, tensors: Mapping[str, Array], name: str, silu: bool = False) -> LinearLayer:
-        """Return the layers of all heads as one, for they read the same row."""
-        weight, bias = tensors[f"{name}.weight"], tensors[f"{name}.bias"]
-        heads, width = bias.shape
-        return self.compute.linear(weight.reshape(heads * width, -1), bias.reshape(-1), silu)
+        self._reached: deque[int] = deque(maxlen=EVERY)  # the last depth of each recent draft that was verified
+        self._drafts = 0
 
     @classmethod
     def tensor_specs(cls, target: DraftableModel[Any], options: MedusaOptions) -> dict[str, TensorSpec]:
@@ -168,11 +160,13 @@ class Drafter(ParallelDrafter):
     @property
     def nbytes(self) -> int:
         """Bytes of the heads."""
-        given = (layer for layer in (self._path, self._linears) if layer is not None)
-        return sum(layer.nbytes for layer in (self._first, *self._blocks, *given, *self._own)) + self._vocabulary.nbytes
+        return self._logits.nbytes + self._vocabulary.nbytes
 
     def observe(self, step: Step) -> None:
         """Calibrate the last draft, and store the state that predicted the new root: that of the last row."""
+        if step.tree is not None and step.tree.source and self._candidates:
+            nodes = zip(step.tree.depth, step.tree.source, strict=True)
+            self._reached.append(max(depth for depth, source in nodes if depth == 0 or source == self.kind))
         self.calibrate(step)
         self._state = step.hidden.take([len(step.hidden) - 1]).rows  # a copy: a view would keep a whole chunk in memory
 
@@ -185,7 +179,7 @@ class Drafter(ParallelDrafter):
         """Return the tree of all heads, computed at once; no logits of heads that no node would be left for."""
         if self._state is None or not context.nodes:
             return DraftTree((context.root,), (-1,))
-        rows = self._logits(self._state, context.root, min(context.nodes, self.depth))
+        rows = self._logits(self._state, context.root, self._heads(context))
         if context.sampling.rule == "rejection":
             return self.build_tree(context, self.compute.logits(self._vocabulary.whole(rows)))
         logits = self.compute.logits(rows)
@@ -193,21 +187,14 @@ class Drafter(ParallelDrafter):
             return self._static(context, logits)
         return self.build_tree(context, logits, 1 if self.options.tree == "chain" else RANKS, self._vocabulary.ids)
 
-    def _logits(self, state: Rows, root: int, heads: int) -> Rows:
-        """Return the first heads' logits [heads, tokens] of one state [1, hidden_size] and the root after it."""
-        if self._path is None:
-            x = self.compute.repeated(state, heads) + self._first(state).reshape(self.depth, -1)[:heads]
-        else:
-            read = (self.compute.rms_norm(part) for part in (state, self.compute.target.embed([root])))
-            both = self.compute.concat([*read], 1)
-            x = (self._path(both) + self._first(both)).reshape(self.depth, -1)[:heads]
-        for block in self._blocks:
-            x = x + block(x)
-        logits = self._vocabulary.head(x) if self._linears is None else self._linears(x)
-        if self._own:
-            down, up = self._own
-            logits = logits + up(down(x) * self._mask[:heads])
-        return logits
+    def _heads(self, context: Context) -> int:
+        """Return the number of heads to compute: in most drafts only those that recent verified trees had nodes of."""
+        most = min(context.nodes, self.depth)
+        self._drafts += 1
+        whole = self.options.tree in ("static", "dense") or context.sampling.rule == "rejection"
+        if whole or self._drafts % EVERY == 1 or len(self._reached) < EVERY:
+            return most
+        return min(most, max(1, *self._reached))
 
     def _static(self, context: Context, logits: Logits) -> DraftTree:
         """Return the measured tree with this step's tokens. It has no chances: the budget observes them."""

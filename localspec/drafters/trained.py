@@ -58,20 +58,20 @@ class DraftVocabulary:
         """`shared`: the drafter uses the target's head. Raise LocalspecError for tokens that the model lacks."""
         self.ids: Array | None = tensors.get("kept")
         self._target = target
-        self._rows: LinearLayer | None = None
+        self.rows: LinearLayer | None = None  # a copy of the target's head, if it is shared
         if self.ids is not None:
             check_vocabulary(int(self.ids.min()), int(self.ids.max()), target.vocab_size)
             if shared:
-                self._rows = target.compute.target.head_rows(self.ids.tolist())
+                self.rows = target.compute.target.head_rows(self.ids.tolist())
 
     @property
     def nbytes(self) -> int:
         """Bytes of the copied rows of the target's head."""
-        return 0 if self._rows is None else self._rows.nbytes
+        return 0 if self.rows is None else self.rows.nbytes
 
     def head(self, states: Rows) -> Rows:
         """Return the target's logits [rows, tokens] of states after the final norm."""
-        return (self._rows or self._target.compute.target.head)(states)
+        return (self.rows or self._target.compute.target.head)(states)
 
     def whole(self, logits: Rows) -> Rows:
         """Return logits [rows, vocab_size] of those of these tokens; -inf for all others."""

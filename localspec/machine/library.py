@@ -71,6 +71,15 @@ class Adapter(ctypes.Structure):
     _fields_ = (("a", c_void_p), ("b", c_void_p), ("rank", c_int32), ("scale", c_float))
 
 
+class Heads(ctypes.Structure):
+    """ls_heads: draft heads that read one row."""
+
+    _fields_ = (
+        ("blocks", c_void_p), ("path", c_void_p), ("own", c_void_p), ("head", c_void_p), ("down", c_void_p),
+        ("up", c_void_p), ("heads", c_int32), ("layers", c_int32), ("tokens", c_int32), ("cap", c_float),
+    )  # fmt: skip
+
+
 class DeltaSizes(ctypes.Structure):
     """ls_delta_sizes."""
 
@@ -164,6 +173,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "ls_pack": (c_int, [POINTER(Packing), c_void_p, c_int, c_int]),
     "ls_unpack": (c_int, [POINTER(Matrix), c_int, c_void_p]),
     "ls_linear": (c_int, [c_void_p, POINTER(Matrix), c_int, c_void_p, c_void_p, c_int]),
+    "ls_draft_heads": (c_int, [POINTER(Heads), c_void_p, c_void_p, c_void_p, c_int32, c_int, c_void_p]),
     "ls_blocks_bytes": (c_size_t, [c_int, c_int, c_int]),
     "ls_blocks_pack": (c_int, [POINTER(BlocksPacking), c_void_p, c_int, c_int]),
     "ls_blocks_round": (c_int, [POINTER(Packing), c_int, c_void_p, c_int, c_int]),

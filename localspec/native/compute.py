@@ -1,7 +1,6 @@
 """The arithmetic of drafters in the CPU engine, as `decoding/compute.py` describes it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +9,7 @@ from localspec.decoding.compute import (
     EPS,
     Array,
     Floats,
+    HeadWeights,
     LowRank,
     PackedAdapters,
     RowAttention,
@@ -19,65 +19,17 @@ from localspec.decoding.forward import TokenCache
 from localspec.events import Reporter
 from localspec.families.architecture import TransformerConfig, weight_map
 from localspec.families.rope import Rope
-from localspec.machine.library import address, check, library
 from localspec.native.cache import NativeCache, cache_format
+from localspec.native.linear import NativeHeads, NativeLinear
 from localspec.native.logits import NativeLogits
 from localspec.native.model import NativeAdapters, NativeModel, Weights
 from localspec.native.packed_drafter import StoredMatrix, packed_tensors
 from localspec.native.row_attention import NativeAttention, rms_norm
-from localspec.native.threads import Threads
 from localspec.weights import opening
 from localspec.weights.draft_role import HEAD_BLOCKS
 from localspec.weights.matrices import BlockMatrix, BlockStack, PackedMatrix
 
 _GROUP = 32  # inputs that share a scale
-_NONE, _SILU = 0, 1  # activations, as localspec.h numbers them
-
-
-class NativeLinear:
-    """y = x Wᵀ + b with a packed weight, or one in blocks."""
-
-    def __init__(
-        self,
-        matrix: PackedMatrix | BlockStack,
-        bias: Floats | None,
-        threads: Threads,
-        silu: bool = False,
-        cap: float = 0.0,
-    ) -> None:
-        """With a `cap`, y is bent to stay below it, by tanh."""
-        self._matrix, self._bias, self._threads, self._cap = matrix, bias, threads, np.float32(cap)
-        self._activation = _SILU if silu else _NONE
-        self._struct = matrix.struct(bias)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the packed weight, and of the bias."""
-        return self._matrix.nbytes + (0 if self._bias is None else self._bias.nbytes)
-
-    def __call__(self, x: Floats) -> Floats:
-        """Apply the layer to rows [n, in]."""
-        x = np.ascontiguousarray(x, np.float32)
-        assert x.ndim == 2 and x.shape[1] == self._matrix.inputs, x.shape  # the library reads this many
-        y = np.empty((len(x), self._matrix.out), np.float32)
-        check(library().ls_linear(self._threads.handle, self._struct, len(x), address(x), address(y), self._activation))
-        return np.tanh(y / self._cap) * self._cap if self._cap else y
-
-
-@dataclass(frozen=True)
-class NativeLinears:
-    """One layer for each row."""
-
-    layers: Sequence[NativeLinear]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all of them."""
-        return sum(layer.nbytes for layer in self.layers)
-
-    def __call__(self, x: Floats) -> Floats:
-        """Apply the first layers to as many rows, one layer per row."""
-        return np.concatenate([layer(x[row : row + 1]) for row, layer in enumerate(self.layers[: len(x)])])
 
 
 class NativeRowModel:
@@ -179,11 +131,17 @@ class NativeCompute:
         """Return a layer of weight [out, in] and bias [out]."""
         return NativeLinear(self._pack(weight), bias, self._model.threads, silu)
 
-    def linears(self, weights: Floats, biases: Floats | None = None, silu: bool = False) -> NativeLinears:
-        """Return n layers, weights [n, out, in] and biases [n, out], one per row."""
-        return NativeLinears(
-            [self.linear(weight, None if biases is None else biases[n], silu) for n, weight in enumerate(weights)]
-        )
+    def draft_heads(self, weights: HeadWeights, head: NativeLinear | None) -> NativeHeads:
+        """Return heads that are computed by one call."""
+
+        def by_head(weight: Array | None, bias: Array | None = None, silu: bool = False) -> list[NativeLinear]:
+            if weight is None:
+                return []
+            return [self.linear(one, None if bias is None else bias[n], silu) for n, one in enumerate(weight)]
+
+        blocks = [by_head(*block, silu=True) for block in weights.blocks]
+        path, own = by_head(*weights.path or (None,)), by_head(weights.own)
+        return NativeHeads(self._model, blocks, path, own, head, (by_head(weights.down), by_head(weights.up)))
 
     def model(self, sizes: TransformerConfig, rope: Rope | None, weights: Mapping[str, Array]) -> NativeRowModel:
         """Return a small transformer, packed as other matrices are."""

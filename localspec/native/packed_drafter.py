@@ -26,9 +26,8 @@ from localspec.weights.stored import StoredTensor
 LARGE = 2**20  # weights of a tensor that is packed
 MATTERS = 2**25  # weights of all of them from which a file pays: packing them takes a core a tenth of a second
 _STORED = ("F32", "F16", "BF16")
-# Tensors that are multiplied with the target's head when loaded, read by rows, or put side by side: no products.
-_READ = ("correction.out.weight", "embedding", "own.down", "own.up")
-_STACKED = ("blocks.0.weight", "path.weight")  # matrices that read the same row, and are one
+# Tensors that are multiplied with the target's head when loaded, or read by rows: no products.
+_READ = ("correction.out.weight", "embedding")
 
 
 class StoredMatrix(NDArrayOperatorsMixin):
@@ -48,12 +47,6 @@ class StoredMatrix(NDArrayOperatorsMixin):
         if name.startswith("__"):  # numpy looks for other protocols
             raise AttributeError(name)
         return getattr(np.asarray(self), name)
-
-    def reshape(self, rows: int, columns: int) -> Any:
-        """Return it with these numbers of rows and columns; itself, if it is packed like that."""
-        if len(self.packed) == 1 and self.packed[0].out == rows:
-            return self
-        return np.asarray(self).reshape(rows, columns)
 
     def __len__(self) -> int:
         return len(np.asarray(self)) if len(self.packed) == 1 else len(self.packed)
@@ -148,8 +141,6 @@ def _large(file: Path) -> dict[str, list[StoredTensor]]:
             continue
         if len(shape) not in (2, 3) or prod(shape) < LARGE or min(shape[-2:]) < 32:
             continue
-        if name in _STACKED:
-            shape = (prod(shape[:-1]), shape[-1])
         count = 1 if len(shape) == 2 else shape[0]
         size = (end - first) // count
         found[name] = [StoredTensor(file, start + first + n * size, shape[-2:], dtype, size) for n in range(count)]

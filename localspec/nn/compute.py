@@ -10,7 +10,17 @@ import torch
 import torch.nn.functional as F
 
 from localspec.choosing.choice import StepForm
-from localspec.decoding.compute import EPS, Array, Floats, LowRank, PackedAdapters, RowAttention, RowFunction
+from localspec.decoding.compute import (
+    EPS,
+    Array,
+    Floats,
+    HeadWeights,
+    LinearLayer,
+    LowRank,
+    PackedAdapters,
+    RowAttention,
+    RowFunction,
+)
 from localspec.decoding.forward import TokenCache
 from localspec.events import Reporter
 from localspec.families.architecture import TransformerConfig, weight_map
@@ -116,6 +126,43 @@ class TorchHeadRows:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return the logits of these rows for some states."""
         return self.layer(x)
+
+
+@dataclass(frozen=True)
+class TorchHeads:
+    """Draft heads of one row; the layers of all heads that read the same row are one layer."""
+
+    compute: "TorchCompute"
+    first: LinearLayer
+    path: LinearLayer | None
+    blocks: Sequence[LinearLayer]
+    own: LinearLayer | None
+    head: Callable[[torch.Tensor], torch.Tensor]
+    change: tuple[LinearLayer, LinearLayer, torch.Tensor] | None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the heads."""
+        given: list[LinearLayer | None] = [self.first, self.path, *self.blocks, self.own]
+        if self.change:
+            given += self.change[:2]
+        return sum(layer.nbytes for layer in given if layer is not None)
+
+    def __call__(self, state: torch.Tensor, root: int, count: int) -> torch.Tensor:
+        """Return the logits [count, tokens] of the first heads."""
+        if self.path is None:
+            x = self.compute.repeated(state, count) + self.first(state).reshape(-1, state.shape[1])[:count]
+        else:
+            read = (self.compute.rms_norm(part) for part in (state, self.compute.target.embed([root])))
+            both = torch.cat([*read], 1)
+            x = (self.path(both) + self.first(both)).reshape(-1, state.shape[1])[:count]
+        for block in self.blocks:
+            x = x + block(x)
+        logits = self.head(x) if self.own is None else self.own(x)
+        if self.change:
+            down, up, mask = self.change
+            logits = logits + up(down(x) * mask[:count])
+        return logits
 
 
 @dataclass(frozen=True)
@@ -282,6 +329,29 @@ class TorchCompute:
         if found := [one for one in packed if one is not None]:  # all have one size
             return PackedLayers(found)
         return TorchLinears(self.rows(weights), None if biases is None else self.rows(biases), silu)
+
+    def draft_heads(self, weights: HeadWeights, head: TorchHeadRows | None) -> TorchHeads:
+        """Return draft heads."""
+
+        def stacked(weight: Array, bias: Array, silu: bool = False) -> TorchLinear | PackedLayer:
+            return self.linear(np.asarray(weight).reshape(bias.size, -1), bias.reshape(-1), silu)
+
+        change = None
+        if weights.down is not None and weights.up is not None:
+            heads, rank, _ = weights.down.shape
+            side_by_side = np.ascontiguousarray(np.asarray(weights.up).transpose(1, 0, 2)).reshape(-1, heads * rank)
+            # Every head's row meets the matrices of all of them at once; only the products with its own ones count.
+            mask = self.rows(np.repeat(np.eye(heads, dtype=np.float32), rank, 1))
+            change = self.linear(weights.down.reshape(heads * rank, -1)), self.linear(side_by_side), mask
+        return TorchHeads(
+            self,
+            stacked(*weights.blocks[0], silu=True),
+            stacked(*weights.path) if weights.path else None,
+            [self.linears(*block, silu=True) for block in weights.blocks[1:]],
+            None if weights.own is None else self.linears(weights.own),
+            head or self.target.head,
+            change,
+        )
 
     def model(self, sizes: TransformerConfig, rope: Rope | None, weights: Mapping[str, Array]) -> TorchRowModel:
         """Return a small transformer in the precision of the target's computations."""

@@ -132,6 +132,30 @@ def test_heads_do_not_run_in_prefill_and_then_on_one_row(tiny: Make, monkeypatch
     assert seen and set(seen) == {(2, 48)}, "no third head where there are nodes for two"
 
 
+def test_heads_that_no_verified_tree_reached_are_computed_once_in_sixteen_drafts(tiny: Make) -> None:
+    target, text = tiny(LLAMA).target, prompt_ids(9)
+    drafter, counts = drafting(medusa(target), target), []
+
+    def verified(depth: int) -> None:
+        """Draft four levels, and verify a chain of some of them."""
+        drafter.observe(Step(text, hidden_for(target, torch.ones(1, 48))))
+        drafter.draft(Context(list(text), target.cache(0), 4, GREEDY))
+        counts.append(len(drafter._candidates))
+        tree = DraftTree.chain([text[-1], *range(depth)], "medusa")
+        drafter.observe(Step([5], hidden_for(target, torch.ones(1 + depth, 48)), tree))
+
+    for _ in range(48):
+        verified(2)
+    assert counts == [4] * 17 + [2] * 15 + [4] + [2] * 15
+    counts.clear()
+    for _ in range(16):
+        verified(3)
+    assert counts == [4] + [3] * 15, "what was reached counts at once"
+    for _ in range(32):
+        verified(0)
+    assert counts[32:] == [4] + [1] * 15, "where nothing is verified, one level is still judged"
+
+
 def test_what_is_behind_a_rewind_is_neither_drafted_from_nor_judged(tiny: Make) -> None:
     target, text = tiny(LLAMA).target, prompt_ids(9)
     drafter = drafting(medusa(target), target)

@@ -19,7 +19,7 @@ from slow_cases import covering
 from tiny_models import DRAFTING, FAMILIES, prompt_ids
 
 from localspec.decoding.budget import Budget
-from localspec.decoding.compute import LowRank
+from localspec.decoding.compute import HeadWeights, LowRank
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree
@@ -58,13 +58,48 @@ def test_layers_are_those_of_torch_as_far_as_they_are_rounded(tiny, packing):
     for given in ((weight,), (weight, bias)):
         for silu in (False, True):
             near(ours.linear(*given, silu=silu)(x), theirs.linear(*given, silu=silu)(torch.from_numpy(x)), by)
-    weights, biases = numbers(4, 37, 45), numbers(4, 37, seed=1)
-    for rows in (1, 3, 4):
-        for given in ((weights,), (weights, biases)):
-            for silu in (False, True):
-                found = ours.linears(*given, silu=silu)(x[:rows])
-                near(found, theirs.linears(*given, silu=silu)(torch.from_numpy(x[:rows])), by)
     assert ours.linear(weight, bias).nbytes >= {"fp32": 4, "bf16": 2}.get(packing, 1) * weight.size + bias.nbytes
+
+
+@each("name", [LLAMA, "granite-grouped-multipliers-tied", "gemma4-many-heads-untied-keys-as-values-capped"])
+@each("packing", ["fp32", "int8"])
+@each("form", ["shared", "few tokens", "path", "two blocks", "own"])
+def test_draft_heads_are_those_of_torch(tiny, name, packing, form):
+    target, root, heads, ids = tiny(name, packing).target, 7, 3, [3, 40, 319, 7, 11]
+    size, tokens = target.compute.target.sizes.hidden_size, target.vocab_size
+    path, own, few = form in ("path", "two blocks"), form == "own", form != "shared"
+    layers = 2 if form == "two blocks" else 1
+    columns = len(ids) if few else tokens
+    blocks = [
+        (
+            numbers(heads, size, 2 * size if path and not layer else size, seed=layer) / 8,
+            numbers(heads, size, seed=layer + 5),
+        )
+        for layer in range(layers)
+    ]
+    weights = HeadWeights(
+        blocks=blocks,
+        path=(numbers(heads, size, 2 * size, seed=11) / 8, numbers(heads, size, seed=12)) if path else None,
+        own=numbers(heads, columns, size, seed=13) if own else None,
+        down=numbers(heads, 5, size, seed=14) / 8 if form != "own" else None,
+        up=numbers(heads, columns, 5, seed=15) if form != "own" else None,
+    )
+    state, found = numbers(1, size, seed=16) * 3, []
+    for one in (target.compute, torch_form(target).compute):
+        made = one.draft_heads(weights, one.target.head_rows(ids) if few and not own else None)
+        assert made.nbytes > 0
+        found.append([made(one.rows(state), root, count) for count in (1, 2, heads)])
+    for ours, theirs in zip(*found, strict=True):
+        near(ours, theirs, 1e-4 if packing == "fp32" else 6e-2)
+        assert np.array_equal(ours, found[0][2][: len(ours)]), "a head's logits do not depend on the number of heads"
+    if path:
+        assert np.abs(found[0][2] - made_for(target, weights, ids)(state, root + 1, heads)).max() > 0.01, (
+            "the root is read"
+        )
+
+
+def made_for(target, weights, ids):
+    return target.compute.draft_heads(weights, target.compute.target.head_rows(ids))
 
 
 def test_functions_are_those_of_torch(tiny):

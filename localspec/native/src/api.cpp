@@ -7,6 +7,7 @@
 #include "blocks.h"
 #include "experts.h"
 #include "forward.h"
+#include "heads.h"
 #include "pack.h"
 #include "pick.h"
 #include "pieces.h"
@@ -548,6 +549,30 @@ int ls_head(const ls_model* model, ls_pool* pool, int rows, const float* hidden,
     if (rows == 0) return LS_OK;
     Call call(*pool);
     return head(*model, *pool, rows, hidden, logits, argmax);
+}
+
+int ls_draft_heads(const ls_heads* heads, const ls_model* model, ls_pool* pool, const float* state, int32_t root, int count, float* logits) {
+    LS_CHECK(heads && model && pool && state && logits, "Draft heads need weights, a model, a pool, a state and a place for logits.");
+    const ls_heads& h = *heads;
+    const ls_model_config& c = model->config;
+    LS_CHECK(h.heads >= 1 && h.layers >= 1 && h.blocks && count >= 1 && count <= h.heads, "%d of %d draft heads of %d blocks are not possible.", count, h.heads, h.layers);
+    LS_CHECK(!h.down == !h.up, "A change of the draft heads' logits has two matrices.");
+    for (int i = 0; i < h.layers * h.heads; i++)
+        LS_TRY(check_size(h.blocks[i], "A block of a draft head", c.hidden_size, h.path && i < h.heads ? 2 * c.hidden_size : c.hidden_size));
+    for (int i = 0; i < h.heads; i++) {
+        if (h.path) LS_TRY(check_size(h.path[i], "The path of a draft head", c.hidden_size, 2 * c.hidden_size));
+        if (h.own) LS_TRY(check_size(h.own[i], "The vocabulary matrix of a draft head", h.tokens, c.hidden_size));
+        if (h.down) LS_TRY(check_size(h.down[i], "The first matrix of a draft head's change", h.down[i].out, c.hidden_size));
+        if (h.down) LS_TRY(check_size(h.up[i], "The second matrix of a draft head's change", h.tokens, h.down[i].out));
+    }
+    const ls_matrix& shared = h.head ? *h.head : c.lm_head;
+    if (!h.own) LS_TRY(check_size(shared, "The draft heads' vocabulary matrix", h.tokens, c.hidden_size));
+    if (h.path) {
+        LS_CHECK(is_there(c.embed_tokens), "The model has no embeddings.");
+        LS_CHECK(root >= 0 && root < c.vocab_size, "The root is token %d, and the model knows ids below %d.", root, c.vocab_size);
+    }
+    Call call(*pool);
+    return draft_heads(h, *model, *pool, state, root, count, logits);
 }
 
 namespace {

@@ -18,7 +18,7 @@
 extern "C" {
 #endif
 
-enum { LS_ABI = 11 };                                  /* changes with anything in this file */
+enum { LS_ABI = 12 };                                  /* changes with anything in this file */
 enum { LS_OK = 0, LS_WRONG = 1, LS_NO_MEMORY = 2 };   /* codes */
 enum { LS_FP32 = 0, LS_BF16 = 1, LS_INT8 = 2, LS_INT4 = 3, LS_FP16 = 4, LS_BLOCKS = 5 }; /* formats; weights have no LS_FP16 */
 enum { LS_C = 0, LS_NEON = 1, LS_AVX2 = 2, LS_AVX_VNNI = 3, LS_AVX512_VNNI = 4 }; /* instruction sets */
@@ -249,6 +249,21 @@ LS_API int ls_forward_each(const ls_model* model, ls_cache* const* caches, ls_po
 LS_API int ls_embed(const ls_model* model, int rows, const int32_t* tokens, float* x); /* -> [rows, hidden_size] */
 /* hidden [rows, hidden_size] after the final norm -> logits [rows, lm_head.out], argmax [rows]; either may be NULL */
 LS_API int ls_head(const ls_model* model, ls_pool* pool, int rows, const float* hidden, float* logits, int32_t* argmax);
+
+/* ---- draft heads that read one row (Medusa, Cai et al. 2024, section 3.1), one for each depth. A head starts from the state x,
+   and each block makes x += silu(B x + b). With `path` the first block makes x = path z + silu(B z + b), z being the state and the
+   embedding of the root, each divided by the root of its mean square. Logits are head x, or own x, and up (down x) more. */
+typedef struct {
+    const ls_matrix* blocks;      /* [layers][heads], with biases */
+    const ls_matrix* path;        /* [heads], with biases; or NULL */
+    const ls_matrix* own;         /* [heads]; NULL: they share `head` */
+    const ls_matrix* head;        /* NULL: the model's, with its scale and cap */
+    const ls_matrix *down, *up;   /* [heads]; or NULL */
+    int32_t heads, layers, tokens; /* tokens: those of a row of logits */
+    float cap;                    /* of logits of `head`: they stay below it, by tanh; 0: they stay as they are */
+} ls_heads;
+/* -> logits [count, tokens] of the first `count` heads */
+LS_API int ls_draft_heads(const ls_heads* heads, const ls_model* model, ls_pool* pool, const float* state, int32_t root, int count, float* logits);
 
 /* ---- picking, as localspec/decoding/sampling.py tells it; logits [vocab] */
 typedef struct {

@@ -8,6 +8,7 @@ namespace ls {
 namespace {
 
 constexpr int HEAP = 1024;         // a k up to here is found with a heap
+constexpr int PART = 128;          // logits that are compared at once
 constexpr double MOST_NOISE = 38;  // more than -log(-log(1 - 2^-54))
 
 // ---- noise: splitmix64 (Steele, Lea and Flood 2014)
@@ -56,6 +57,10 @@ bool likelier(const Scored& a, const Scored& b) { return a.score > b.score || (a
 int likeliest(const float* logits, int vocab, float temperature, int count, Scored* heap) {
     int size = 0;
     for (int32_t id = 0; id < vocab; id++) {
+        if (size == count && id % PART == 0 && !(kernels().maximum(logits + id, smaller(PART, vocab - id)) / temperature > heap[0].score)) {
+            id += PART - 1;  // none of these is likelier
+            continue;
+        }
         const Scored now{logits[id] / temperature, id};
         if (size == count && !likelier(now, heap[0])) continue;
         if (size == count) std::pop_heap(heap, heap + size--, likelier);
