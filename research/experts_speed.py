@@ -4,7 +4,8 @@
     python research/experts_speed.py ours|llama.cpp FILE.gguf [--rows 1,4,8] [--threads 2]
 
 `write` needs the package gguf, and takes the tokens of another GGUF file, and as many more as the shape has. Blocks are random,
-with scales of usual size. Routers are random, too, so rows pick experts independently: for several rows that is the worst case.
+with scales of usual size. Routers are random, too, and embeddings large, so rows pick experts nearly independently: for several rows
+that is the worst case. Peak memory, to which the mapped file counts, shows how many experts were used.
 A figure is the median of forwards of each number of rows after 64 tokens. Only one program is loaded at a time.
 """
 
@@ -27,6 +28,8 @@ from localspec.native.target import NativeTarget
 from localspec.native.threads import Threads
 from localspec.weights.packed_file import BLOCKS
 
+# The largest number of the embeddings: what layers add to them, which all tokens share in part, hardly turns them.
+FAR_APART = 200.0
 CONTEXT, ROOM, SECONDS = 64, 1024, 12.0
 _Q4_K, _Q6_K, _MXFP4, _Q8_0, _F32 = "Q4_K", "Q6_K", "MXFP4", "Q8_0", "F32"
 # By shape: architecture, layers, hidden size, heads, key heads, channels of a head, experts, used, their channels,
@@ -43,14 +46,15 @@ _SCALES = {
 }  # where they are; the largest multiple
 
 
-def blocks(kind: str, rows: int, columns: int, chance: np.random.Generator) -> np.ndarray:
-    """Return random rows of a type of blocks, about as large as those of a trained model."""
+def blocks(kind: str, rows: int, columns: int, chance: np.random.Generator, largest: float = 0.0) -> np.ndarray:
+    """Return random rows of a type of blocks: about as large as those of a trained model, or with this largest number."""
     weights, size = _BLOCKS[kind]
     count = rows * columns // weights
     one = chance.integers(0, 256, (count, size), dtype=np.uint8)
-    largest = 3 / np.sqrt(columns)
+    largest = largest or 3 / np.sqrt(columns)
     for at, most in _SCALES.get(kind, ()):
-        scales = (largest / most * chance.uniform(0.5, 1, count)).astype("<f2")
+        # Of both signs: weights with a mean would draw all tokens to one direction, and so to the same experts.
+        scales = (largest / most * chance.uniform(0.5, 1, count) * chance.choice((-1, 1), count)).astype("<f2")
         one[:, at : at + 2] = scales.view(np.uint8).reshape(-1, 2)
     if kind == _MXFP4:
         one[:, 0] = 127 - 8 + chance.integers(0, 2, count)
@@ -124,12 +128,13 @@ def write(shape: str, file: Path, vocabulary: Path, layers: int | None) -> None:
     made: dict[tuple[str, tuple[int, ...]], np.ndarray] = {}
     for tensor, kind, size in planned:
         if kind == _F32:
-            spread = hidden**-0.5 if "inp.weight" in tensor else 0.1
+            spread = hidden**-0.5 if "inp.weight" in tensor else 0.1 if "norm" in tensor else 0.1 * hidden**-0.5
             mean = 1.0 if "norm" in tensor else 0.0
             writer.write_tensor_data(chance.normal(mean, spread, size).astype(np.float32))
             continue
         if len(size) < 3:
-            writer.write_tensor_data(blocks(kind, *size, chance))
+            largest = FAR_APART if tensor == "token_embd.weight" else 0.0
+            writer.write_tensor_data(blocks(kind, *size, chance, largest))
             continue
         if (kind, size) not in made:  # of all layers; experts are put in another order
             made[kind, size] = np.stack([blocks(kind, *size[1:], chance) for _ in range(size[0])])
