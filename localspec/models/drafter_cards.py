@@ -104,6 +104,9 @@ RANKS = 10  # candidates by rank whose accuracy is stored
 ACCEPTANCE = ("acceptance", "acceptance_elsewhere")  # on text like the training text, and on all kinds
 RIGHT_AFTER_RIGHT = "right_after_right"  # on held-out text, by depth: the first guess, given all before it were right
 BY_ROWS = ("masks", "embedding")  # embedding tensors, which are read by rows and not multiplied
+SHIPPED = Path(__file__).parents[1] / "trained"  # drafters of published models that came with localspec
+# Numbers of a tensor in int8 that share a factor, and the end of the factors' name.
+GROUP, FACTORS = 32, ".factors"
 REMEDY = "train the drafter again"  # a drafter from `train` cannot be fetched
 
 
@@ -226,12 +229,13 @@ def _drafters_here(card: TargetCard, paths: Paths | None) -> Iterator[tuple[obje
 
 
 def _drafter_places(card: TargetCard, paths: Paths | None) -> list[Path]:
-    """Return where drafters for a model may be: in the user's data directory, and next to the model's weights."""
+    """Return where drafters for a model may be: in the user's data directory, next to the model, and in localspec."""
     own = (paths or Paths(home())).drafters
     trained = [file.parent for file in own.glob("*/drafter/drafter.json")] if own.is_dir() else []
     trained.sort(key=lambda path: (path / "drafter.json").stat().st_mtime, reverse=True)
     beside = [card.path / "drafters" / kind for kind in kinds("weights")]
-    return [*trained, *(path for path in beside if (path / "drafter.json").is_file())]
+    shipped = sorted(file.parent for file in SHIPPED.glob("*/drafter.json"))
+    return [*trained, *(path for path in beside if (path / "drafter.json").is_file()), *shipped]
 
 
 def read_drafter(path: Path) -> DrafterCard:
@@ -276,6 +280,7 @@ def read_drafter(path: Path) -> DrafterCard:
     if not weights.is_file():
         raise NotHere(f"{path} lacks drafter.safetensors; train the drafter again.")
     shapes = {name: tuple(entry["shape"]) for name, entry in tensor_headers(weights, REMEDY).items()}
+    shapes = {name: shape for name, shape in shapes.items() if not name.endswith(FACTORS)}
     parameters = sum(map(math.prod, shapes.values()))
     others = sum(
         math.prod(shape)

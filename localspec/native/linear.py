@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -93,5 +94,6 @@ class NativeHeads:
         return logits
 
 
-def _structs(layers: Sequence[NativeLinear]) -> "ctypes.Array[Matrix] | None":
+def _structs(layers: Sequence[NativeLinear]) -> Any:
+    """Return the layers' structures in one array, None if there are no layers."""
     return (Matrix * len(layers))(*(layer.struct for layer in layers)) if layers else None

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from localspec.choosing.choose import choose
 from localspec.config import Settings
 from localspec.errors import LocalspecError, NotHere, UsageMistake
+from localspec.models import drafter_cards
 from localspec.models.drafter_cards import find_drafter, read_drafter, trained_drafters
 from localspec.models.registry import TargetCard, resolve
 from localspec.paths import Paths
@@ -60,6 +61,15 @@ def test_of_a_kind_the_users_newest_comes_first_and_then_the_models_own(paths, m
     found = find_drafter("medusa", model, paths)
     assert (found.path, found.kind, found.parameters, found.target) == (newer, "medusa", 12, "mine")
     assert [drafter.kind for drafter in trained_drafters(model, paths)] == ["medusa", "semi"]
+
+
+def test_one_that_came_with_localspec_comes_last_and_belongs_to_its_weights_only(paths, model, tmp_path, monkeypatch):
+    monkeypatch.setattr(drafter_cards, "SHIPPED", tmp_path / "shipped")
+    path = written(tmp_path / "shipped" / "mine-medusa", model)
+    written(tmp_path / "shipped" / "other-medusa", model, kind="semi", target={"name": "other", "revision": "0" * 40})
+    assert [drafter.path for drafter in trained_drafters(model, paths)] == [path]
+    own = written(paths.drafters / "a" / "drafter", model, age=9)
+    assert find_drafter("medusa", model, paths).path == own
 
 
 def test_one_that_was_made_for_another_model_is_not_meant_by_its_kind_and_refused_by_its_directory(paths, model):
