@@ -1,7 +1,7 @@
 # make demo        fetch a published model, once, and ask it two questions
 # make real-models  fetch the published model that tests use, and name the others
 # make test        the tests that every change must pass, in 15 minutes of two cores
-# make test-all    the same, and published models with every drafter and packing; before a release
+# make test-all    the same, published models with every drafter and packing, and what takes long; before a release
 # make check       format, lint, types, layers and the fast tests; under a minute
 # make torture     faults of the disk, signals and damaged files for so long (TORTURE: --seconds 1800 --seed 7, --kills 1000, --every run)
 # make bench       plain and speculative decoding side by side: localspec bench BENCH

@@ -18,6 +18,7 @@ from command import called, environment, sentence
 from each import each
 from gguf_files import write_model
 from golden import wording
+from real.whole_matrix import WHOLE_MATRIX
 from torture.cage import Signal
 from transformers import LlamaConfig
 
@@ -556,6 +557,7 @@ sys.exit(code)
 """
 
 
+@WHOLE_MATRIX
 def test_processes_that_share_the_model_learn_what_one_learns(tmp_path):
     """Of the demo model each holds a half of the layers, before and after they were used; steps give them unequal work."""
     chats = tmp_path / "chats.jsonl"

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from command import ROOT
+from real.whole_matrix import WHOLE_MATRIX
 
 from localspec.machine import compiled
 from localspec.native import build
@@ -43,6 +44,7 @@ def verdict(folder, objects) -> str:
     return run.stdout
 
 
+@WHOLE_MATRIX
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 def test_the_library_that_another_compiler_makes(tmp_path, monkeypatch):
     """Its kernels for AVX-VNNI use the encoding of AVX-512, where this CPU has that. The instruction is the same.

@@ -1,7 +1,7 @@
-"""A mark for cases that take minutes each: every drafter and packing on published models. `make test-all` runs them."""
+"""A mark for cases that take a minute or more: `make test-all` runs them."""
 
 import os
 
 import pytest
 
-WHOLE_MATRIX = pytest.mark.skipif("WHOLE_MATRIX" not in os.environ, reason="it takes minutes; `make test-all` runs it")
+WHOLE_MATRIX = pytest.mark.skipif("WHOLE_MATRIX" not in os.environ, reason="it takes long; `make test-all` runs it")

@@ -7,6 +7,7 @@ import tokenizers
 import torch
 from each import each
 from golden import matching
+from real.whole_matrix import WHOLE_MATRIX
 from tiny_models import RECURRENT
 from torch.profiler import ProfilerActivity
 from training.minimal_drafter import Linears
@@ -140,6 +141,7 @@ def test_what_a_recurrent_layer_holds_of_a_text_is_counted(tiny, name):
     assert needs(drafter, CHOICE, n).token * n > peak
 
 
+@WHOLE_MATRIX
 @pytest.mark.slow
 @each(
     "options",
