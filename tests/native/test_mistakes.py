@@ -16,6 +16,7 @@ from localspec.machine.library import (
     Adapter,
     Delta,
     DeltaSizes,
+    Heads,
     LayerInputs,
     Matrix,
     ModelConfig,
@@ -312,6 +313,40 @@ def test_mistakes_with_matrices():
             )
         )
     assert linear(PackedMatrix.pack(weights, "fp32"), np.zeros((0, 64))).shape == (0, 64)
+
+
+@each(
+    "given, count, root, sentence",
+    [
+        ({"heads": 0}, 1, 5, "1 of 0 draft heads"),
+        ({}, 3, 5, "3 of 2 draft heads"),
+        ({}, 0, 5, "0 of 2 draft heads"),
+        ({"layers": 0}, 1, 5, "of 0 blocks"),
+        ({"blocks": None}, 1, 5, "draft heads of 1 blocks"),
+        ({"up": None}, 1, 5, "two matrices"),
+        ({"path": None}, 1, 5, "A block of a draft head is 48 x 96"),
+        ({"tokens": 7}, 1, 5, "320 x 5, and the model.s sizes ask for 7 x 5"),
+        ({"down": "up"}, 1, 5, "first matrix of a draft head's change"),
+        ({}, 1, 320, "token 320, and the model knows ids below 320"),
+        ({}, 1, -1, "token -1"),
+    ],
+)
+def test_mistakes_with_draft_heads(model, given, count, root, sentence):
+    def stack(out, inputs):
+        packed = [PackedMatrix.pack(np.ones((out, inputs), np.float32), "fp32") for _ in range(2)]
+        return packed, (Matrix * 2)(*(one.struct() for one in packed))
+
+    matrices = {
+        "blocks": stack(48, 96), "path": stack(48, 96), "own": (), "head": (), "down": stack(5, 48), "up": stack(320, 5)
+    }  # fmt: skip
+    named = {name: matrices[given.get(name, name) or "own"] for name in matrices}
+    places = [ctypes.addressof(one[1]) if one else None for one in named.values()]
+    heads = Heads(*places, given.get("heads", 2), given.get("layers", 1), given.get("tokens", 320))
+    state, logits = np.ones(48, np.float32), np.zeros((2, 320), np.float32)
+    asked = heads, model.handle, POOL.handle, address(state), root, count, address(logits)
+    with pytest.raises(LocalspecError, match=sentence):
+        check(library().ls_draft_heads(*asked))
+    assert not logits.any()
 
 
 def test_mistakes_with_pieces():
