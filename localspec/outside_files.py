@@ -55,7 +55,7 @@ def decoded(content: bytes) -> str:
     except UnicodeDecodeError:
         raise ValueError("is not UTF-8 text") from None
     if "\0" in text:
-        raise ValueError("holds NUL bytes, so it is no text")
+        raise ValueError("has NUL bytes, so it is not text")
     return text
 
 

@@ -19,16 +19,16 @@ _ASSISTANTS = ("Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM"
 _OF_ASSISTANTS = "-assistant"  # after the model's name in the name of an assistant's repository
 _ASSISTANTS_IN_GGUF = ("gemma4-assistant", "gemma4_assistant", "gemma4_mtp")  # llama.cpp's name, and those of forks
 _NOT_READ = {  # a name, and what to take instead
-    "Gemma4DSparkModel": "a DSpark drafter with layers of Gemma, and localspec computes those of Qwen3; use the "
+    "Gemma4DSparkModel": "a DSpark drafter with Gemma layers, but localspec computes only those of Qwen3; use the "
     "model's assistant",
-    "DFlash2DraftModel": "a DFlash drafter of the second form, whose convolutions and choice of candidates localspec "
-    "does not compute; use a DSpark drafter or a DFlash drafter of the first form, if the model has one",
-    "dflash": "a DFlash drafter with a vocabulary of its own (speculators), and localspec reads those of Z Lab; use "
+    "DFlash2DraftModel": "a DFlash drafter of the second version, whose convolutions and choice of candidates "
+    "localspec does not compute; use a DSpark drafter or a DFlash drafter of the first version, if the model has one",
+    "dflash": "a DFlash drafter with its own vocabulary (speculators), but localspec reads only those of Z Lab; use "
     "one of these",
-    DSPARK: "a DSpark drafter in the form of speculators, and localspec reads those of DeepSpec and SpecForge; use one "
-    "of these",
-    "peagle": "an EAGLE head that drafts in parallel (P-EAGLE), and localspec reads EAGLE-3's one layer; use an "
-    "EAGLE-3 head, or a DFlash or DSpark drafter, if the model has one",
+    DSPARK: "a DSpark drafter in the format of speculators, but localspec reads only those of DeepSpec and "
+    "SpecForge; use one of these",
+    "peagle": "an EAGLE head that drafts in parallel (P-EAGLE), but localspec reads only EAGLE-3 heads of one "
+    "layer; use an EAGLE-3 head, or a DFlash or DSpark drafter, if the model has one",
 }
 
 

@@ -142,7 +142,7 @@ def _survey(settings: Settings) -> _Survey:
     progress, others = Progress(), hardware.OthersLoad()
     with ExitStack() as at_the_end:
         at_the_end.callback(progress.clear)
-        progress.show("looking at this machine")
+        progress.show("checking this machine")
         # Measurements are saved there.
         store = at_the_end.enter_context(user_store(progress.notice, create=settings.log))
         measurements = Measurements(MeasurementCache(store, progress.reporter), settings.exact, settings.context)

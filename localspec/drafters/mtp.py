@@ -187,7 +187,7 @@ class _Read(Mapping[str, Array]):
         parts = self._stored[name]
         whole = np.concatenate([part.floats(0, prod(part.shape)).reshape(part.shape) for part in parts])
         if not np.isfinite(whole).all():
-            raise damaged(parts[0].file, f"'{self._names[name]}' holds NaN or inf")
+            raise damaged(parts[0].file, f"'{self._names[name]}' has NaN or inf")
         return whole
 
     def __contains__(self, name: object) -> bool:

@@ -101,7 +101,7 @@ class StoredTensors(Mapping[str, Array]):
         if entry["dtype"] in FLOATS:
             numbers = numbers.astype(np.float32, copy=False)
             if not np.isfinite(numbers).all():
-                raise LocalspecError(f"'{name}' holds NaN or inf; {REMEDY}.")
+                raise LocalspecError(f"'{name}' has NaN or inf; {REMEDY}.")
         return numbers
 
     def __contains__(self, name: object) -> bool:

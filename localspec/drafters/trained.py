@@ -48,7 +48,7 @@ def draft_vocabulary(wanted: int, vocab_size: int) -> int:
 def check_vocabulary(least: int, most: int, vocab_size: int) -> None:
     """Raise LocalspecError if the lowest or the highest id of a draft vocabulary is not one of the model's."""
     if least < 0 or most >= vocab_size:
-        raise LocalspecError("'kept' names tokens that the model does not have; train the drafter again.")
+        raise LocalspecError("'kept' lists tokens that the model does not have; train the drafter again.")
 
 
 class DraftVocabulary:

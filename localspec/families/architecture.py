@@ -67,8 +67,8 @@ class TransformerConfig:
         known = _CALLED[arithmetic["activation"]]
         if config.hidden_act not in known:
             raise LocalspecError(
-                f"The model's activation is '{config.hidden_act}', and localspec computes '{known[0]}' only, "
-                "in models of this family; choose another model."
+                f"The model's activation is '{config.hidden_act}', but for this family localspec computes only "
+                f"'{known[0]}'; choose another model."
             )
         if config.soft_caps:
             raise LocalspecError(
@@ -118,8 +118,8 @@ class TransformerConfig:
         """Raise UsageMistake if a few of its layers cannot draft: they need other layers, or a token id."""
         if self.per_layer_inputs[0] or any(one.keys_of is not None for one in self.layer_sizes):
             raise UsageMistake(
-                f"{kind} drafts with some of a model's own layers, and those of this one need the others: they share "
-                "keys and values, or read inputs that a mask token does not have; use another drafter."
+                f"{kind} drafts with some of a model's own layers, but this model's layers need each other: they "
+                "share keys and values, or read inputs that a mask token does not have; use another drafter."
             )
 
     def is_recurrent(self, layer: int) -> bool:

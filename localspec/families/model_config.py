@@ -116,7 +116,8 @@ class ModelConfig:
         known = {"full_attention", "sliding_attention", *([LINEAR] if self.delta else [])}
         if unknown := set(types) - known:
             raise LocalspecError(
-                f"The model has layers of type '{unknown.pop()}', which localspec cannot serve; choose another model."
+                f"The model has layers of type '{unknown.pop()}', which localspec does not compute; choose another "
+                "model."
             )
         return tuple(window if layer_type == "sliding_attention" else None for layer_type in types)
 

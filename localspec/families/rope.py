@@ -66,7 +66,8 @@ class Rope:
         rope_type = parameters["rope_type"]
         if not isinstance(rope_type, str) or rope_type not in _KINDS:
             raise LocalspecError(
-                f"The model scales its positions by '{rope_type}', which localspec does not know; choose another model."
+                f"The model scales its positions by '{rope_type}', which localspec does not support; choose another "
+                "model."
             )
         try:
             with np.errstate(all="ignore"):

@@ -155,7 +155,7 @@ def verify(
     files = pulled.files if pulled else tuple(_linked_files(path))
     problems = damages(path, files, progress)
     if not pulled and not problems and not _is_complete(path):
-        problems.append("files are missing, or they are no model that localspec can use")
+        problems.append("files are missing, or are not a model that localspec can use")
     return Verified(commit, len(files), pulled is not None, tuple(problems))
 
 
@@ -189,7 +189,7 @@ def damage(path: Path, file: ExpectedFile, progress: Callable[[int], None] = lam
     if length < 0:
         return f"{file.name} is missing"
     if length != file.bytes:
-        return f"{file.name} has {length:,} bytes where {file.bytes:,} belong"
+        return f"{file.name} has {length:,} bytes instead of {file.bytes:,}"
     digest, read = _hash_of(file, length), 0
     try:
         with path.open("rb") as stream:
@@ -202,7 +202,7 @@ def damage(path: Path, file: ExpectedFile, progress: Callable[[int], None] = lam
     if digest.hexdigest() == file.digest:
         return None
     kind = "sha256" if len(file.digest) == 64 else "git's sha1"
-    return f"{file.name} is damaged: its {kind} is {digest.hexdigest()[:12]}… where {file.digest[:12]}… belongs"
+    return f"{file.name} is damaged: its {kind} is {digest.hexdigest()[:12]}… instead of {file.digest[:12]}…"
 
 
 def differs(content: bytes, file: ExpectedFile) -> bool:
@@ -238,11 +238,11 @@ def removable(source: Source, paths: Paths | None = None) -> Removal:
             return Removal(source, commit or "", repository(source), _bytes_below(repository(source)), (), ())
         if trouble := next((str(one) for one in info.warnings if folder(source) in str(one)), None):
             raise LocalspecError(
-                f"The cache of {source.repo} in {repository(source)} is damaged ({trouble}); "
-                f"mend it with `localspec pull {source}`, or delete that directory."
+                f"The cache of {source.repo} in {repository(source)} is damaged ({trouble}); repair it with "
+                f"`localspec pull {source}`, or delete that directory."
             )
         others = ", ".join(sorted(_display_name(source, hash_, found.refs, known) for hash_, found in here.items()))
-        raise NotHere(f"{source} is not here{f'; of it there is {others}' if others else ', so nothing is removed'}.")
+        raise NotHere(f"{source} is not here{f', only {others}' if others else ', so nothing is removed'}.")
     names = {*here[commit].refs, *(name for name, one in known.items() if one.commit == commit)}
     return Removal(
         source,

@@ -64,8 +64,8 @@ def of_type(source: Source, known: Sequence[ExpectedFile]) -> list[ExpectedFile]
     parts = [int(one["part"] or 1) for one in names]
     if len(stems) > 1 or len(counts) > 1 or parts != list(range(1, max(counts) + 1)):
         raise LocalspecError(
-            f"{', '.join(file.name for file in files[:4])} of {source.repo} are no parts of one model; fetch the right "
-            "one yourself, and give it to `localspec import`."
+            f"{', '.join(file.name for file in files[:4])} of {source.repo} are not parts of one model; fetch the "
+            "right file yourself, and give it to `localspec import`."
         )
     return files
 
@@ -79,16 +79,16 @@ def types_listed(source: Source, known: Sequence[ExpectedFile]) -> str:
 
 def _choose(source: Source, there: dict[str, list[ExpectedFile]]) -> str:
     if not there:
-        return "it has none of any type that its name tells."
+        return "no file name states a type."
     read = {name: files for name, files in there.items() if not _UNREAD.fullmatch(name)}
     others = ", ".join(name for name in there if name not in read)
     if not read:
-        return f"all that it has is of types that localspec does not read: {others}."
+        return f"it has only types that localspec does not read: {others}."
     listed = ", ".join(f"{name} ({size(_bytes(files))})" for name, files in read.items())
     likely = next((name for name in ("Q4_K_M", "Q8_0") if name in read), next(iter(read)))
     whole = Source(source.repo, source.revision, likely)
     unread = f"; it does not read {others}" if others else ""
-    return f"choose a type, as in `localspec pull {whole}`, out of {listed}{unread}."
+    return f"choose a type, as in `localspec pull {whole}`, from {listed}{unread}."
 
 
 def _bytes(files: Sequence[ExpectedFile]) -> int:

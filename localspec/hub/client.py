@@ -66,7 +66,7 @@ def _session() -> Any:
             for part in self._stream:
                 read += max(len(part), _LEAST_PIECE)
                 if read > self._most:
-                    raise LocalspecError(f"{server()} sends an answer without end; try again later.")
+                    raise LocalspecError(f"{server()} sends an endless answer; try again later.")
                 yield part
 
         def close(self) -> None:
@@ -93,7 +93,7 @@ def _session() -> Any:
         _check_wait(response)
         if response.headers.get("content-encoding", "identity").strip().lower() != "identity":
             # A few bytes may expand to gigabytes, and the limits count received bytes.
-            raise LocalspecError(f"{server()} sends compressed what was asked for as it is; try again later.")
+            raise LocalspecError(f"{server()} sends compressed data that was requested uncompressed; try again later.")
         bound(response)
         # These headers become paths in the cache; a slash in one would lead outside.
         if "x-repo-commit" in response.headers:
@@ -119,7 +119,7 @@ def _check_wait(response: Any) -> None:
     said += re.findall(r"\bt=(\d+)", response.headers.get("ratelimit", ""))
     seconds = max((int(found[:9]) for found in said if found.isdecimal()), default=0)
     if seconds > LONGEST_WAIT:
-        raise LocalspecError(f"{server()} asks to wait {seconds} seconds before it is asked again; try again then.")
+        raise LocalspecError(f"{server()} asks you to wait {seconds} seconds; try again then.")
 
 
 def _unusable_network_settings(error: Exception) -> str:
@@ -145,7 +145,7 @@ def without_password(address: str) -> str:
 
 
 def broke_off(what: str, why: str) -> str:
-    return f"The connection to {server()} broke off while {what} was fetched ({why}); try again."
+    return f"The connection to {server()} was lost while fetching {what} ({why}); try again."
 
 
 def page(source: Source) -> str:
@@ -161,7 +161,7 @@ def must_be_online(what: str, instead: str = "") -> None:
     if not re.match(r"https?://[^/\s]+", hub_places().endpoint):
         raise LocalspecError(f"HF_ENDPOINT is {server()!r}; set it to an address such as https://huggingface.co.")
     if re.search(r"[^!-~]", client().get_token() or ""):  # httpx2 would quote it in its error
-        raise LocalspecError("The token of this user holds a blank or a character that no token has; correct HF_TOKEN.")
+        raise LocalspecError("Your Hugging Face token has a character that no token may have; correct HF_TOKEN.")
 
 
 @contextmanager
@@ -188,11 +188,11 @@ def _error_of(source: Source, error: Exception) -> LocalspecError:
     if isinstance(error, errors.HfHubHTTPError):
         return _error_of_status(source, error, errors)
     if isinstance(error, httpx2.TooManyRedirects):
-        return LocalspecError(f"{where} sends requests for {source} round in circles; try again later.")
+        return LocalspecError(f"{where} redirects requests for {source} in a loop; try again later.")
     if isinstance(error, httpx2.TimeoutException):
-        return LocalspecError(f"{where} did not answer in time about {source}; try again, or later.")
+        return LocalspecError(f"{where} did not answer in time about {source}; try again later.")
     if isinstance(error, httpx2.ConnectError) and _no_such_name(error) and not network_variables("_proxy"):
-        return LocalspecError(f"{where} cannot be found; see whether this machine is online, and try again.")
+        return LocalspecError(f"{where} cannot be found; check whether this machine is online, and try again.")
     if isinstance(error, httpx2.ConnectError | httpx2.ProxyError):
         proxies = [f"{name}={without_password(value)}" for name, value in network_variables("_proxy").items()]
         check = f"check {' and '.join(proxies)}" if proxies else "check the network"
@@ -205,10 +205,10 @@ def _error_of(source: Source, error: Exception) -> LocalspecError:
         place = error.filename or hub_places().cache
         return LocalspecError(f"{place} cannot be written ({error.strerror}); correct that, and try again.")
     if isinstance(error, OSError) and "Consistency check" in str(error):
-        return LocalspecError(f"{where} sent a file of {source} of another length than it announced; try again.")
+        return LocalspecError(f"{where} sent a file of {source} with another length than announced; try again.")
     return LocalspecError(
         f"{where} did not answer about {source} as a Hugging Face server does ({_first_line(error)}); "
-        "check HF_ENDPOINT, and whether a proxy or a log-in page of this network stands between."
+        "check HF_ENDPOINT, and whether a proxy or a login page of this network is in the way."
     )
 
 
@@ -223,7 +223,7 @@ def _error_of_status(source: Source, error: Any, errors: Any) -> LocalspecError:
             )
         return NotAllowed(
             f"{source.repo} is gated, and the account that is logged in here has no access: visit {page(source)} to "
-            "ask for it, or log in as another with `hf auth login`."
+            "request it, or log in to another account with `hf auth login`."
         )
     if isinstance(error, errors.DisabledRepoError):
         return NotAllowed(f"{source.repo} was disabled by {where}; choose another model.")
@@ -240,11 +240,11 @@ def _error_of_status(source: Source, error: Any, errors: Any) -> LocalspecError:
     if isinstance(error, errors.RemoteEntryNotFoundError):
         return NotHere(f"{source} lacks a file that it listed a moment ago; try again.")
     if status == 401:
-        return NotAllowed(f"{where} does not accept the token of this user; log in again with `hf auth login`.")
+        return NotAllowed(f"{where} does not accept your token; log in again with `hf auth login`.")
     if status == 403:
         return NotAllowed(
-            f"{where} forbids access to {source.repo}; visit {page(source)}, and log in with `hf auth login` as "
-            "somebody who has it."
+            f"{where} forbids access to {source.repo}; visit {page(source)}, and log in with `hf auth login` to an "
+            "account that has access."
         )
     if status == 404:
         return NotHere(f"There is no {source} on {where}; check the spelling.")
@@ -280,7 +280,7 @@ def _first_line(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
         return "no JSON"
     if isinstance(error, (TypeError, AttributeError, LookupError, RecursionError)):
-        return "its answer is not what a hub says"
+        return "its answer is not a hub's"
     if lacking := re.search(r"missing the '([\w-]+)' header", str(error)):
         return f"its answer lacks the header {lacking[1]}"
     return shortened(first_line(error), _LONGEST)

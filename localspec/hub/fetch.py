@@ -58,7 +58,7 @@ def fetch(
 
 def too_large(planned: Plan) -> str:
     return (
-        f"{shown(planned.fetch_bytes)} are to be fetched; {shown(planned.disk_free)} are free on "
+        f"{shown(planned.fetch_bytes)} must be fetched, but only {shown(planned.disk_free)} are free on "
         f"the disk of {hub_places().cache}; make room, or set HF_HOME to another disk."
     )
 
@@ -82,8 +82,8 @@ class _Fetching:
             names = ", ".join(self.whole) if len(self.whole) <= 6 else f"{len(self.whole)} files"
             said.append(f"{names} {'is' if len(self.whole) == 1 else 'are'} kept")
         if self.coming:
-            came = f" ({self.of_coming:,} of {self.coming.bytes:,} bytes had come)" if self.of_coming else ""
-            said.append(f"{self.coming.name}{came} is fetched again from its beginning by a later pull")
+            came = f" ({self.of_coming:,} of {self.coming.bytes:,} bytes were fetched)" if self.of_coming else ""
+            said.append(f"{self.coming.name}{came} is fetched from the start by a later pull")
         elif said:
             said.append("a later pull fetches the rest")
         return f"{'; '.join(said)}." if said else ""
@@ -148,9 +148,7 @@ class _Fetching:
                 for path in left:
                     path.unlink(missing_ok=True)
                 if left:
-                    self.notices.append(
-                        f"Removed {freed:,} bytes of {file.name} that a pull which was killed left behind."
-                    )
+                    self.notices.append(f"Removed {freed:,} bytes of {file.name}, left by a pull that was killed.")
 
     def _bar(self, file: ExpectedFile) -> type:
         """Return a class to replace tqdm's bar: it draws nothing, and raises if the download differs from the plan."""
@@ -160,7 +158,7 @@ class _Fetching:
             def __init__(self, *_: Any, total: int | None = None, **__: Any) -> None:
                 if total is not None and total != file.bytes:
                     raise LocalspecError(
-                        f"{server()} now announces {total:,} bytes for {file.name}, and {file.bytes:,} "
+                        f"{server()} now announces {total:,} bytes for {file.name}, but {file.bytes:,} "
                         "were planned; try again."
                     )
 
@@ -238,5 +236,8 @@ def _finish(part: Part, paths: Paths | None) -> list[str]:
     notice = remember(source, part.commit, part.files, paths)
     if former and former.commit != part.commit and snapshot(source, former.commit).exists():
         old = Source(source.repo, former.commit)
-        return [*filter(None, [notice]), f"What {source} was before is still there; `localspec rm {old}` deletes it."]
+        return [
+            *filter(None, [notice]),
+            f"The earlier version of {source} is still here; `localspec rm {old}` deletes it.",
+        ]
     return [notice] if notice else []

@@ -161,8 +161,8 @@ def _planned(source: Source, info: Any, config: Mapping[str, Any], files: Sequen
         raise ValueError(f"no length or digest of {odd.name}")
     if endless := next((file for file in files if file.bytes > _LONGEST), None):
         raise LocalspecError(
-            f"{server()} announces more than a million GiB for {endless.name} of {source}, which cannot be; choose "
-            "another model, or try again."
+            f"{server()} announces more than a million GiB for {endless.name} of {source}, which is impossible; "
+            "choose another model, or try again."
         )
     here = frozenset(file.name for file in files if cached(source, info.sha, file))
     return Part(
@@ -189,12 +189,10 @@ def _weight_names(
         return [PICKLED]
     if pickled := sorted(name for name in known if _PICKLED.fullmatch(name)):
         raise LocalspecError(
-            f"{source} holds its weights as pickle only ({pickled[0]}), which may run code when it is read; choose a "
+            f"{source} has its weights only as pickle ({pickled[0]}), which may run code when it is read; choose a "
             f"revision or a copy with safetensors, see {page(source)}."
         )
-    raise LocalspecError(
-        f"{source} holds no weights that localspec reads; it needs {WEIGHTS}, or {INDEX} and its files."
-    )
+    raise LocalspecError(f"{source} has no weights that localspec reads; it needs {WEIGHTS}, or {INDEX} and its files.")
 
 
 def _table(
@@ -203,12 +201,13 @@ def _table(
     """Return which file of a repository has each tensor, from an index. Raises LocalspecError for another content."""
     table = read(index).get("weight_map")
     if not isinstance(table, dict) or not table:
-        raise LocalspecError(f"{index} of {source} holds no weight_map; choose another model.")
+        raise LocalspecError(f"{index} of {source} has no weight_map; choose another model.")
     for name in sorted({str(name) for name in table.values()}):
         if not name.endswith(suffix) or name not in known:
             what = "safetensors file" if suffix == ".safetensors" else "file of weights"
             raise LocalspecError(
-                f"{index} of {source} names {name[:100]!r}, which is no {what} beside it; choose another."
+                f"{index} of {source} names {name[:100]!r}, which is not a {what} in the same directory; choose "
+                "another."
             )
     return table
 
@@ -217,7 +216,7 @@ def _check_supported(source: Source, config: Mapping[str, Any]) -> tuple[str, ..
     """Return notes about a model with this config.json. Raises LocalspecError if localspec cannot run it."""
     if not config:
         raise LocalspecError(
-            f"{source} has no config.json, so it is no model in the Hugging Face layout; choose another."
+            f"{source} has no config.json, so it is not a model in the Hugging Face layout; choose another."
         )
     if why := why_not_read(config):
         raise LocalspecError(f"{source} is {why}.")
@@ -226,7 +225,7 @@ def _check_supported(source: Source, config: Mapping[str, Any]) -> tuple[str, ..
     own_code = isinstance(config.get("auto_map"), dict)
     if architecture not in ARCHITECTURES or config.get("model_type") != ARCHITECTURES[architecture]:
         what = f"is of the architecture {architecture}" if architecture else "names no architecture"
-        code = " and brings code of its own (auto_map), which localspec never runs" if own_code else ""
+        code = " and comes with code (auto_map), which localspec never runs" if own_code else ""
         raise LocalspecError(f"{source} {what}{code}; {supported(architecture)}")
     if packed := config.get("quantization_config"):
         method = str(packed.get("quant_method", "unknown") if isinstance(packed, dict) else packed)[:80]
@@ -235,13 +234,13 @@ def _check_supported(source: Source, config: Mapping[str, Any]) -> tuple[str, ..
             "fp16 weights."
         )
     # Many models of a supported architecture still name code from before transformers supported them.
-    return ("It names code of its own (auto_map), which is neither fetched nor run.",) if own_code else ()
+    return ("It comes with code (auto_map), which is neither fetched nor run.",) if own_code else ()
 
 
 def _read(source: Source, commit: str, file: ExpectedFile) -> dict[str, Any]:
     """Return the object in a small JSON file of a repository, from the cache if it is there."""
     if not is_valid(file) or file.bytes > _READ_FIRST:
-        raise ValueError(f"no length that {file.name} can have")
+        raise ValueError(f"an impossible length of {file.name}")
     content = b""
     if (here := cached(source, commit, file)) and not damage(here, file):
         content = read_bytes(here)

@@ -69,7 +69,7 @@ def must_be_writable(paths: Paths | None = None) -> None:
             pass
     except OSError as error:
         raise LocalspecError(
-            f"What is fetched is recorded in {directory}, which cannot be written ({error.strerror}); correct that, or "
+            f"Fetched models are recorded in {directory}, which cannot be written ({error.strerror}); correct that, or "
             "set LOCALSPEC_HOME to another directory."
         ) from None
 

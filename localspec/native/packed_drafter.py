@@ -153,6 +153,6 @@ def _filler(every: Mapping[str, StoredTensor]) -> Callable[[str, Section, int, m
         assert tensor is not None
         fill_panels([every[name]], tensor, first, into, _interleaved(name))
         if not is_finite(into, tensor):
-            raise LocalspecError(f"'{name.rpartition(' ')[0]}' holds NaN or inf; {REMEDY}.")
+            raise LocalspecError(f"'{name.rpartition(' ')[0]}' has NaN or inf; {REMEDY}.")
 
     return fill

@@ -71,7 +71,7 @@ def announced(card: TargetCard, wishes: Wishes, reporter: Reporter) -> Announced
     """
     if nothing := nothing_to_fetch(card.name, wishes):
         return nothing
-    reporter.progress("looking at this machine")
+    reporter.progress("checking this machine")
     machine, entry = this_machine(), card.entry
     assert entry is not None
     with measured(card, wishes, reporter) as measurements:
@@ -146,7 +146,7 @@ def _memory(
     if entry is None or entry.source is None:
         return None, "not known for a drafter alone"
     if entry.shape is None:
-        return None, "whether it fits cannot be told, for its entry gives no sizes"
+        return None, "it is unknown whether it fits: its entry gives no sizes"
     named = wishes.drafter is not None
     beside, weights = (_sum(downloads[1:]) or 0) if named else 0, 2 * entry.shape.parameters
     return fit(card.name, entry.shape, weights, machine, measurements, beside, wishes.settings, chosen.found, named)

@@ -65,7 +65,7 @@ def check(part: Part, packed_only: bool, settings: Settings) -> None:
     if not part.source.gguf:
         return
     if packed_only:
-        raise UsageMistake(f"--packed-only has no effect with {part.source}, which is read as it is; leave it out.")
+        raise UsageMistake(f"--packed-only has no effect with {part.source}, which is read unchanged; leave it out.")
     asked_packing(settings)
     named = part.config.get("architecture")
     if isinstance(named, str) and named not in OF_GGUF:
@@ -95,10 +95,9 @@ def memory(part: Part, settings: Settings, machine: Machine) -> tuple[bool | Non
     packing = next((one for one in sizes if sizes[one] <= usable), [*sizes][-1])
     held = "" if packing == BLOCKS else f" packed in {packing}"
     if sizes[packing] > usable:
-        return False, f"{part.source} takes about {size(sizes[packing])}{held}, of {size(usable)} that may be taken"
+        return False, f"{part.source} takes about {size(sizes[packing])}{held}, of {size(usable)} that may be used"
     return None, (
-        f"about {size(sizes[packing])}{held}, of {size(usable)} that may be taken; more is known when the file is "
-        f"here{instead}"
+        f"about {size(sizes[packing])}{held}, of {size(usable)} that may be used; the file itself will say{instead}"
     )
 
 
@@ -123,7 +122,7 @@ def register(
             _check_types(file, part.source.gguf)
         done = import_gguf(file, settings, reporter, origin, own)
     except LocalspecError as error:
-        instead = f"; the weights themselves come with --original, from {texts.source}" if texts else ""
+        instead = f"; --original fetches the original weights, from {texts.source}" if texts else ""
         why = str(error).rstrip(".").replace("fetch it again, or choose", "choose")  # it is the hub's own file
         raise type(error)(f"{why}{instead}; what was fetched stays until `localspec rm {source}`: {file}.") from None
     if texts and not before:
@@ -145,7 +144,7 @@ def _forget_former(registered: PackedFile, stay: set[Path], reporter: Reporter) 
             others = [Path(name) for name in one.header.origin.files if Path(name).resolve() not in files]
             if one.header.registered and any(file.exists() for file in others):
                 name = replace(Source.parse(source), revision=one.header.origin.commit)
-                reporter.notice(f"What {source} was before is still there; `localspec rm {name}` deletes it.")
+                reporter.notice(f"The earlier version of {source} is still here; `localspec rm {name}` deletes it.")
 
 
 def _check_types(file: Path, named: str) -> None:
@@ -153,9 +152,7 @@ def _check_types(file: Path, named: str) -> None:
     from localspec.weights.gguf_model import GgufModel  # numpy
 
     if fewer := sorted(one for one in {*GgufModel.open(file).types} if _bits(one) < _bits(named)):
-        raise LocalspecError(
-            f"{file.name} holds weights in {', '.join(fewer)}, which are fewer bits than its name says"
-        )
+        raise LocalspecError(f"{file.name} has weights in {', '.join(fewer)}, fewer bits than its name says")
 
 
 def _bits(named: str) -> int:
@@ -233,9 +230,7 @@ def with_smaller_form(
     texts = replace(original, files=tuple(file for file in original.files if file.name in names), beside=True)
     taken = replace(found, parts=(smaller, as_held(smaller, texts), *others))
     if smaller.gated:
-        notice(
-            f"{form.source} is gated now, which the registry did not know; so {entry.source} is fetched, and larger."
-        )
+        notice(f"{form.source} is gated now, unlike in the registry, so {entry.source} is fetched, which is larger.")
     if smaller.gated or taken.fetch_bytes >= found.fetch_bytes:
         return found, None
     return taken, Instead(form, entry.source, sum(file.bytes for file in original.files), packing)

@@ -68,14 +68,14 @@ def packing_to_keep(plan: Plan, packing: str | None, settings: Settings) -> str:
     model = plan.parts[0]
     trouble = ""
     if model.heads:
-        raise UsageMistake(f"--packed-only is for models, and {model.source} is a drafter; leave it out.")
+        raise UsageMistake(f"--packed-only is for models, but {model.source} is a drafter; leave it out.")
     if model.whole:
-        raise UsageMistake(f"--packed-only is for safetensors, and {model.source} holds pickles; leave it out.")
+        raise UsageMistake(f"--packed-only is for safetensors, but {model.source} has pickle files; leave it out.")
     asked = settings.dtype if settings.quantize == "auto" else settings.quantize  # as `run` understands them
     if asked not in ("auto", *FILED):
         raise UsageMistake(
-            f"--packed-only keeps a model in {' or '.join(FILED)}, and weights in {asked} are asked for; give "
-            "--quantize with one of these, or leave --packed-only out."
+            f"--packed-only keeps a model in {' or '.join(FILED)}, but you asked for {asked}; give --quantize with "
+            "one of these, or leave --packed-only out."
         )
     packing = settings.quantize if settings.quantize != "auto" else packing or LOSSLESS
     if "tokenizer.json" not in {file.name for file in model.files}:
@@ -95,11 +95,11 @@ def packing_to_keep(plan: Plan, packing: str | None, settings: Settings) -> str:
     if missing := compiled.missing():
         trouble = f"the CPU engine would read it, and {missing}"
     if trouble:
-        raise LocalspecError(f"{model.source} cannot be kept packed alone: {trouble}; leave --packed-only out.")
+        raise LocalspecError(f"{model.source} cannot be kept only packed: {trouble}; leave --packed-only out.")
     needed = plan.fetch_bytes + (weights(shape, "bf16", packing, "native") if shape else model.weights)
     if needed > plan.disk_free:
         raise DoesNotFit(
-            f"{size(needed)} are needed while it is packed, and {size(plan.disk_free)} are free on "
+            f"Packing it needs {size(needed)}, but only {size(plan.disk_free)} are free on "
             "the disk; make room, or set HF_HOME and LOCALSPEC_HOME to another disk."
         )
     return packing

@@ -130,18 +130,18 @@ def pull(
     if nothing := nothing_to_fetch(name, wishes):
         yield nothing
         return
-    known = f"What the registry knows of it is told by `localspec pull {name} --dry-run`." if card else ""
+    known = f"`localspec pull {name} --dry-run` shows what the registry knows about it." if card else ""
     must_be_online(f"Fetching {name}", known)
-    reporter.progress("looking at this machine")
+    reporter.progress("checking this machine")
     machine = this_machine()
     planned = _planned(name, wishes, machine, reporter)
     yield planned
     if isinstance(planned, NothingToFetch):
         return
     if not planned.plan.fits_on_disk and not force:
-        raise DoesNotFit(f"{too_large(planned.plan)} --force tries all the same.")
+        raise DoesNotFit(f"{too_large(planned.plan)} --force tries anyway.")
     if planned.fits is False and not force:
-        raise DoesNotFit(f"{planned.memory}; choose a smaller model, or give --force to fetch it all the same.")
+        raise DoesNotFit(f"{planned.memory}; choose a smaller model, or give --force to fetch it anyway.")
     plan, model, alone, made = planned.plan, planned.plan.parts[0], "", None
     texts = next((part for part in plan.parts if part.beside), None)
     before = gguf.made_before(model, texts) if model.source.gguf else None
@@ -190,16 +190,15 @@ def nothing_to_fetch(name: str, wishes: Wishes) -> NothingToFetch | None:
     Raises UsageMistake for wishes that have no effect, and the errors of `sources_of`.
     """
     if not sources_of(name):
-        return NothingToFetch("nothing is to be fetched for it")
+        return NothingToFetch("it needs no download")
     if wishes.drafter is not None and name not in cards():
-        raise UsageMistake(f"--drafter {wishes.drafter} has no effect with a repository; leave it out, or pull a name.")
-    if wishes.original and name not in cards():
-        raise UsageMistake("--original has no effect with a repository, which is fetched as it is; leave it out.")
-    if wishes.packed_only and wishes.drafter == MTP:
         raise UsageMistake(
-            f"--packed-only keeps no layer that predicts further ahead, which --drafter {MTP} needs; leave one "
-            "of them out."
+            f"--drafter {wishes.drafter} has no effect with a repository; leave it out, or pull a registered model."
         )
+    if wishes.original and name not in cards():
+        raise UsageMistake("--original has no effect with a repository, which is fetched unchanged; leave it out.")
+    if wishes.packed_only and wishes.drafter == MTP:
+        raise UsageMistake(f"--packed-only drops the MTP layer, which --drafter {MTP} needs; leave one of them out.")
     if wishes.packed_only and own_source(name) is None:
         raise UsageMistake(f"--packed-only has no effect with {name}, which is not fetched; leave it out.")
     return None

@@ -24,7 +24,7 @@ def sources_of(name: str, here: bool = False) -> list[Source]:
         every = (*entry.sources, *(one.source for one in entry.drafters))
         return list(dict.fromkeys(one for one in every if one is not None))
     if is_path(name) and is_gguf(Path(name).expanduser()):
-        raise UsageMistake(f"{name} is on this machine already; chat with it: `localspec chat -m {name}`.")
+        raise UsageMistake(f"{name} is already on this machine; chat with it: `localspec chat -m {name}`.")
     if "/" not in name:
         if here:
             refuse_damaged(name)

@@ -298,8 +298,8 @@ class Batched:
         needed, free = choice.loaded_bytes, free_memory(choice.device)
         if needed > free:
             raise DoesNotFit(
-                f"{choice.target.name} needs {needed / 2**30:.1f} GiB of memory and {free / 2**30:.1f} GiB are free; "
-                "close other programs, or choose a smaller model."
+                f"{choice.target.name} needs {needed / 2**30:.1f} GiB of memory, but only {free / 2**30:.1f} GiB are "
+                "free; close other programs, or choose a smaller model."
             )
         logging.disable_progress_bar()
         try:

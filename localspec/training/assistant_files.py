@@ -32,7 +32,7 @@ def read_published(path: Path, target: Target) -> Published:
     """
     config = read_config(path)
     if kind_of_heads(config) != ASSISTANT:
-        raise NotHere(f"{path / 'config.json'} is of no assistant of Gemma 4; give a directory that holds one.")
+        raise NotHere(f"{path / 'config.json'} does not describe an assistant of Gemma 4; give the directory of one.")
     own = target.transformer.config
     try:
         options = _options(config, own.hidden_size)
@@ -58,8 +58,8 @@ def _options(config: Mapping[str, Any], hidden_size: int) -> AssistantOptions:
         raise UsageMistake("its config.json has no text_config; fetch it again.")
     if backbone != hidden_size:
         raise UsageMistake(
-            f"it is made for a model of {backbone!r} channels, and this one has {hidden_size}; name the model that it "
-            "was made for."
+            f"it is made for a model of {backbone!r} channels, but this one has {hidden_size}; name the model that "
+            "it was made for."
         )
     ordered = config.get("use_ordered_embeddings", False) is True
     said = {

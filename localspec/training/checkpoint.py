@@ -78,7 +78,7 @@ def load(directory: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | No
     try:
         return load_file(directory / state["tensors"]), state
     except FileNotFoundError:
-        raise LocalspecError(f"{directory} lacks {state['tensors']}; give --force to begin anew.") from None
+        raise LocalspecError(f"{directory} lacks {state['tensors']}; give --force to start over.") from None
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise _damaged(directory, error) from None
 
@@ -91,7 +91,7 @@ def state(directory: Path) -> Mapping[str, Any] | None:
     try:
         found = parse_json(read_bytes(directory / STATE))
         if not (_has(found, _STATE) and _has(found["asked"], _ASKED)):
-            raise ValueError(f"{STATE} is no state of a training")
+            raise ValueError(f"{STATE} is not the state of a training")
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -111,7 +111,7 @@ def _has(value: object, entries: Mapping[str, type]) -> bool:
 
 
 def _damaged(directory: Path, error: Exception) -> LocalspecError:
-    return LocalspecError(f"The checkpoint in {directory} is damaged ({error}); give --force to begin anew.")
+    return LocalspecError(f"The checkpoint in {directory} is damaged ({error}); give --force to start over.")
 
 
 def _write_error(error: Exception, directory: Path, tensors: Mapping[str, torch.Tensor]) -> LocalspecError:

@@ -130,12 +130,12 @@ class Corpus:
         length, self.length = self.length, self._target.context
         if self._first_rows(held_out, 1) and self._first_rows(self.examples[:BLOCK], 1):
             return UsageMistake(
-                f"Nothing is left to learn of {named} when they are cut to {length} tokens; give a larger --length."
+                f"With {named} cut to {length} tokens, nothing is left to learn; give a larger --length."
             )
-        refused = ", and some of which the model's template or tokenizer refuses" if self.refused else ""
+        refused = ", and the model's template or tokenizer refuses some of it" if self.refused else ""
         return UsageMistake(
-            f"There is too little text ({named}, a part of which is held out{refused}); give several, of more than "
-            f"{SHORTEST} tokens each."
+            f"There is too little text ({named}, part of which is held out{refused}); give several texts of more "
+            f"than {SHORTEST} tokens each."
         )
 
     def _first_rows(self, examples: Sequence[Example], tokens: int) -> list[Row]:

@@ -114,7 +114,7 @@ class Course(Clock):
         self._settings, self._lock, self._store, self._reporter = settings, lock, store, reporter
         self.directory = request.directory
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            raise UsageMistake("Several processes need text to learn from; give --data FILE, or begin one process.")
+            raise UsageMistake("Several processes need training text; give --data FILE, or start only one process.")
         self._job = Job(self._sized(1), settings, reporter.notice, reporter.progress)
         if not request.force and not begun(self.directory):
             _refuse_finished(self.directory)
@@ -135,8 +135,8 @@ class Course(Clock):
         past = read_past(self._store.history, registry.reference(self.request.card))
         if not past.own and not past.asked:
             raise UsageMistake(
-                "There are no saved conversations to learn from; have some, or leave --data out for the prompts that "
-                "ship with localspec."
+                "There are no saved conversations to learn from; chat first, or leave --data out to use the prompts "
+                "that come with localspec."
             )
         return past
 
@@ -185,7 +185,7 @@ class Course(Clock):
         if self.wishes.hours and least + tail > MOST_ANSWERING * self._total:
             raise UsageMistake(
                 f"--hours {self.wishes.hours} is too short: {LEAST} answers of {self.request.name}, training and a "
-                f"bench of {LEAST_PROMPTS} prompts take {self._least_hours(least):g} hours here; give as many or more."
+                f"bench of {LEAST_PROMPTS} prompts take {self._least_hours(least):g} hours here; give at least that."
             )
         balanced = (self._total - tail) / (1 + each * speed)
         answering = min(max(balanced, LEAST_ANSWERING * self._total), MOST_ANSWERING * self._total)
@@ -482,7 +482,7 @@ def _refuse_finished(directory: Path) -> None:
         verdict = Verdict.read(card)
         again, result = ("", "kept") if verdict.kept else (" (with more --hours)", "not kept")
         raise UsageMistake(
-            f"{directory} holds a finished training, whose drafter is {result} ({verdict.drafter} against plain "
+            f"{directory} has a finished training, whose drafter is {result} ({verdict.drafter} against plain "
             f"decoding: {speedup(verdict.speedup)}). Give --force to train it again{again}, or another -o."
         )
     refuse_result(directory, "checkpoint", "drafter", "target", ANSWERS)

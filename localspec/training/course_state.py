@@ -70,7 +70,7 @@ def read(directory: Path) -> State | None:
         Plan(**state.plan)
         if isinstance(state.asked, dict) and isinstance(state.training, dict) and isinstance(state.spent, int | float):
             return state
-    raise LocalspecError(f"{directory / PLAN} is damaged; give --force to begin anew.")
+    raise LocalspecError(f"{directory / PLAN} is damaged; give --force to start over.")
 
 
 def drafter_json(directory: Path) -> Mapping[str, Any]:
@@ -80,5 +80,5 @@ def drafter_json(directory: Path) -> Mapping[str, Any]:
 
 
 def _object(file: Path) -> Mapping[str, Any]:
-    content = read_json(file, "give --force to begin anew")
+    content = read_json(file, "give --force to start over")
     return content if isinstance(content, dict) else {}

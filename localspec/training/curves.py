@@ -52,7 +52,7 @@ def figure(lines: Sequence[dict[str, Any]], title: str) -> str:
             *_panel(TOP, "loss (mean of neighbouring steps)", [("", _thinned(losses))], most),
             *_panel(
                 TOP + HIGH + GAP,
-                "first guess right, on held-out text, %",
+                "first guess correct on held-out text, %",
                 [(f"depth {depth}", [(x, 100 * y) for x, y in line]) for depth, line in enumerate(chances, start=1)],
                 most,
                 100.0,

@@ -55,7 +55,9 @@ def read_published(path: Path, target: Target) -> Published:
     config = read_config(path)
     kind = kind_of_heads(config)
     if kind not in _CALLED:
-        raise NotHere(f"{path / 'config.json'} is of no DFlash or DSpark drafter; give a directory that holds one.")
+        raise NotHere(
+            f"{path / 'config.json'} does not describe a DFlash or DSpark drafter; give the directory of one."
+        )
     class_ = dspark.Drafter if kind == DSPARK else dflash.Drafter
     try:
         options = class_.parse_options(_options(config, target, path, kind))
@@ -86,14 +88,16 @@ def _options(config: Mapping[str, Any], target: Target, path: Path, kind: str) -
     own = target.transformer.config.num_layers
     if layers is not None and layers != own:
         raise UsageMistake(
-            f"it is made for a model of {layers!r} layers, and this one has {own}; name the model that it was made for."
+            f"it is made for a model of {layers!r} layers, but this one has {own}; name the model that it was made for."
         )
     least = -1 if kind == DSPARK else 0  # the embedding
     if not isinstance(places, list) or not all(type(place) is int and place >= least for place in places):
-        raise LocalspecError(f"target_layer_ids in {path / 'config.json'} are no layers; fetch it again.")
+        raise LocalspecError(f"target_layer_ids in {path / 'config.json'} are not layers; fetch it again.")
     causal = config.get("is_causal")
     if causal is not None and not isinstance(causal, bool):
-        raise LocalspecError(f"{path / 'config.json'} says is_causal = {causal!r}, which is neither; fetch it again.")
+        raise LocalspecError(
+            f"{path / 'config.json'} says is_causal = {causal!r}, which is not true or false; fetch it again."
+        )
     described = {name: config[name] for name in _LAYER_KEYS if config.get(name) is not None}
     described |= {"model_type": config.get("model_type", "qwen3")}
     options = {names[name]: value for name, value in said.items() if value is not None and names[name]}

@@ -35,7 +35,7 @@ def usable(directory: Path) -> None:
 def _check(there: Path, directory: bool) -> None:
     if there.is_dir() != directory:
         found, needed = ("a file", "a directory") if directory else ("a directory", "a file")
-        raise UsageMistake(f"{there} is {found}, and {needed} is needed there; give another -o.")
+        raise UsageMistake(f"{there} is {found}, but {needed} is needed there; give another -o.")
     if not os.access(there, os.W_OK | os.X_OK if directory else os.W_OK):
         raise UsageMistake(f"{there} cannot be written; give another -o.")
 
@@ -49,8 +49,8 @@ def refuse_course(directory: Path, force: bool) -> None:
     """Raise UsageMistake if a course was begun; with `force` it can no longer be resumed."""
     if begun(directory) and not force:
         raise UsageMistake(
-            f"{directory} holds a training without --data FILE that was stopped; give that command to go on, another "
-            "-o, or --force to begin anew."
+            f"{directory} has a training without --data FILE that was stopped; give that command to continue, "
+            "another -o, or --force to start over."
         )
     (directory / PLAN).unlink(missing_ok=True)
 
@@ -60,7 +60,7 @@ def refuse_result(directory: Path, *names: str) -> None:
     for name in names:
         if (directory / name).exists():
             raise UsageMistake(
-                f"{directory / name} is there already, from an earlier training; give another -o, or --force to "
+                f"{directory / name} already exists, from an earlier training; give another -o, or --force to "
                 "replace it."
             )
 
@@ -69,12 +69,12 @@ def refuse_other(directory: Path, was: Mapping[str, Any], now: Mapping[str, Any]
     """Raise UsageMistake if the stopped training in that directory has other settings than this one."""
     for name, value in now.items():
         if (before := was.get(name)) != value:
-            differs = f"begun {_as_typed(name, before)}, and this one is {_as_typed(name, value)}"
+            differs = f"started {_as_typed(name, before)}, but this command is {_as_typed(name, value)}"
             if name == "data" and value not in OWN_WORDS:  # for files, a digest of the text
-                differs = "which learns from other text than this one"
+                differs = "which learned from other text"
             raise UsageMistake(
-                f"{directory} holds a training that was stopped, {differs}; give the same command to go on, "
-                "another -o, or --force to begin anew."
+                f"{directory} has a training that was stopped, {differs}; give the same command to continue, "
+                "another -o, or --force to start over."
             )
 
 

@@ -152,8 +152,8 @@ class Distiller:
             if name in self._marks:
                 if mark != self._marks[name]:
                     raise UsageMistake(
-                        f"{self._file}, line {number}: the reply to {name!r} was asked for with another prompt, model, "
-                        "seed, temperature or length; give the same command to go on, or another -o."
+                        f"{self._file}, line {number}: the reply to {name!r} was generated with another prompt, model, "
+                        "seed, temperature or length; give the same command to continue, or another -o."
                     )
                 found.add(name)
         return found
@@ -207,7 +207,7 @@ def written(file: Path) -> list[dict[str, Any]]:
 
 
 def _foreign(file: Path, number: int) -> UsageMistake:
-    return UsageMistake(f"{file}, line {number}: this is no reply of localspec distill; give another -o.")
+    return UsageMistake(f"{file}, line {number}: this is not a reply of localspec distill; give another -o.")
 
 
 def _mark(question: Question, way: Way, model: Sequence[str]) -> str:

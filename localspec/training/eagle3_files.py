@@ -62,7 +62,7 @@ def read_published(path: Path, target: Target, stored: Stored) -> Published:
     """
     config = read_config(path)
     if not is_eagle3(config):
-        raise NotHere(f"{path / 'config.json'} is of no EAGLE-3 head; give a directory that holds one.")
+        raise NotHere(f"{path / 'config.json'} does not describe an EAGLE-3 head; give the directory of one.")
     tensors = _read(path)
     options = _options(config, tensors, path, target)
     tensors |= _vocabulary(options, tensors, path, target.transformer.config.vocab_size)
@@ -90,8 +90,8 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
     check_numbers(found, path, ("d2t", "t2d"))
     if "mask_hidden" in found:
         raise LocalspecError(
-            f"'mask_hidden' in {path} is of a head that drafts in parallel (P-EAGLE), and localspec reads EAGLE-3's "
-            "one layer; use another head."
+            f"'mask_hidden' in {path} is of a head that drafts in parallel (P-EAGLE), but localspec reads only "
+            "EAGLE-3 heads of one layer; use another head."
         )
     return found
 
@@ -106,9 +106,7 @@ def _options(config: Mapping[str, Any], tensors: Tensors, path: Path, target: Ta
             f"{path / 'config.json'} describes no layer of Llama or Qwen3; localspec reads no other EAGLE-3 heads."
         )
     if not newer and config.get("norm_output", True) is False:
-        raise LocalspecError(
-            f"{path / 'config.json'} says norm_output = false, a form that localspec does not compute."
-        )
+        raise LocalspecError(f"{path / 'config.json'} says norm_output = false, which localspec does not compute.")
     described = {name: layer[name] for name in _LAYER_KEYS if layer.get(name) is not None}
     described = {"num_hidden_layers": 1, **described, "model_type": family}
     described["attention_bias"] = any(f"self_attn.{name}_proj.bias" in tensors for name in "qkvo")
@@ -116,7 +114,7 @@ def _options(config: Mapping[str, Any], tensors: Tensors, path: Path, target: Ta
         described["mlp_bias"] = any(f"mlp.{name}_proj.bias" in tensors for name in ("gate", "up", "down"))
     if described.get("vocab_size", target.vocab_size) != target.vocab_size:
         raise LocalspecError(
-            f"The EAGLE-3 head in {path} is of a model with {described['vocab_size']} tokens, and this one has "
+            f"The EAGLE-3 head in {path} is of a model with {described['vocab_size']} tokens, but this one has "
             f"{target.vocab_size}; name the model that it was made for."
         )
     described["vocab_size"] = target.vocab_size
@@ -145,14 +143,14 @@ def _places(config: Mapping[str, Any], num_layers: int, path: Path) -> str:
     said = here or after or [2, num_layers // 2, num_layers - 3]
     if not isinstance(said, list) or not all(type(place) is int for place in said):
         raise LocalspecError(
-            f"eagle_aux_hidden_state_layer_ids in {path / 'config.json'} are no layers; fetch it again."
+            f"eagle_aux_hidden_state_layer_ids in {path / 'config.json'} are not layers; fetch it again."
         )
     if after and not here:
         said = [place + 1 for place in said]
     if any(not 0 <= place < num_layers for place in said):
         raise LocalspecError(
-            f"The EAGLE-3 head in {path} reads the states {', '.join(map(str, said))}, and this model has {num_layers} "
-            "layers; name the model that it was made for."
+            f"The EAGLE-3 head in {path} reads the states {', '.join(map(str, said))}, but this model has "
+            f"{num_layers} layers; name the model that it was made for."
         )
     return ",".join(map(str, said))
 
@@ -177,7 +175,7 @@ def _vocabulary(options: Eagle3Options, tensors: Tensors, path: Path, vocab_size
         fits = len(known) == vocab_size and bool(known.bool()[kept].all()) and int(known.bool().sum()) == len(kept)
     if not fits:
         raise LocalspecError(
-            f"The draft vocabulary of the EAGLE-3 head in {path} (d2t, t2d) is not one of a model with {vocab_size} "
+            f"The draft vocabulary of the EAGLE-3 head in {path} (d2t, t2d) does not suit a model of {vocab_size} "
             "tokens; name the model that it was made for."
         )
     return {"kept": kept}

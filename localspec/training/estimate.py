@@ -76,13 +76,13 @@ def shadow(kind: str, card: TargetCard, options: Mapping[str, Any], choice: Choi
     if target.transformer.config.experts is not None and not kind_of(kind).with_experts:
         others = ", ".join(one for one in kinds("weights") if kind_of(one).with_experts)
         raise UsageMistake(
-            f"'{kind}' is not trained for {card.name}, whose layers have experts; train one of {others}."
+            f"'{kind}' cannot be trained for {card.name}, whose layers have experts; train one of {others}."
         )
     if target.transformer.config.delta is not None and not kind_of(kind).on_chains:
         others = ", ".join(one for one in kinds("weights") if kind_of(one).on_chains)
         raise UsageMistake(
-            f"'{kind}' is not trained for {card.name}, some of whose layers are recurrent and do not draft without the "
-            f"others; train one of {others}."
+            f"'{kind}' cannot be trained for {card.name}, because some of its layers are recurrent and cannot draft "
+            f"without the others; train one of {others}."
         )
     if choice.quantize != "none":
         target.transformer.linear_class = QuantizedLinear  # a drafter may ask for it; shapes are the same
@@ -241,9 +241,9 @@ def fitting(needed: Needs, choice: Choice, at_once: int, least: int) -> Fit:
         if needed.memory(tokens, recomputed) <= free:
             return Fit(tokens, recomputed)
     raise DoesNotFit(
-        f"Training beside {choice.target.name} takes {needed.memory(least, True) / 2**30:.1f} GiB of memory with "
-        f"{least} tokens at once, and {free / 2**30:.1f} GiB are free; close other programs, give a smaller "
-        "--at-once or --length, or choose a smaller model."
+        f"Training while {choice.target.name} is loaded takes {needed.memory(least, True) / 2**30:.1f} GiB of "
+        f"memory with {least} tokens at once, but only {free / 2**30:.1f} GiB are free; close other programs, give a "
+        "smaller --at-once or --length, or choose a smaller model."
     )
 
 
@@ -253,6 +253,6 @@ def room(needed: Needs, directory: Path) -> None:
     free = shutil.disk_usage(there).free
     if needed.files > free:
         raise DoesNotFit(
-            f"Checkpoints and result take {needed.files / 2**30:.1f} GiB in {directory}, and {free / 2**30:.1f} GiB "
-            "are free on that disk; make room, or give another -o."
+            f"Checkpoints and result take {needed.files / 2**30:.1f} GiB in {directory}, but only "
+            f"{free / 2**30:.1f} GiB are free on that disk; make room, or give another -o."
         )

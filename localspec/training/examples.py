@@ -56,7 +56,7 @@ def _examples(file: Path) -> list[Example]:
     else:
         found = [Example(piece) for piece in _pieces(content)]
     if not found:
-        raise UsageMistake(f"{file} holds no text; give a file that does.")
+        raise UsageMistake(f"{file} has no text; give a file that has some.")
     return found
 
 
@@ -79,12 +79,12 @@ def read_questions(file: Path) -> list[Question]:
             Question(str(number), ({"role": "user", "content": line},)) for number, line in enumerate(lines, start=1)
         ]
     if not found:
-        raise UsageMistake(f"{file} holds no prompts; write one a line.")
+        raise UsageMistake(f"{file} has no prompts; write one per line.")
     names = [question.id for question in found]
     if len({*names}) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise UsageMistake(
-            f"{file} has the id {twice!r} more than once, so replies could not be told apart; correct it."
+            f"{file} has the id {twice!r} more than once, so its replies would be ambiguous; correct it."
         )
     return found
 
@@ -118,7 +118,7 @@ def _content(file: Path) -> str:
         except (lzma.LZMAError, EOFError) as error:
             raise UsageMistake(f"{file} is not a whole xz file ({error}); fetch it again.") from None
         if len(content) > DATA_LIMIT:
-            raise UsageMistake(f"{file} holds more than {DATA_LIMIT // MIB} MiB of text; give less of it.")
+            raise UsageMistake(f"{file} has more than {DATA_LIMIT // MIB} MiB of text; give less.")
     try:
         return decoded(content)
     except ValueError as error:
@@ -130,7 +130,7 @@ def _is_json(file: Path, content: str) -> bool:
     name = file.with_suffix("").suffix if file.suffix == ".xz" else file.suffix
     begins = "" if name == ".txt" else content.lstrip()[:1]
     if begins == "[" and name != ".jsonl" and _is_list(content):
-        raise UsageMistake(f"{file} is one list in JSON; write its objects one a line (JSONL).")
+        raise UsageMistake(f"{file} is one JSON list; write one object per line (JSONL).")
     return name == ".jsonl" or begins == "{"
 
 
@@ -152,7 +152,7 @@ def _entries(file: Path, content: str) -> Iterator[tuple[dict[str, Any], str]]:
         except ValueError:
             raise UsageMistake(f"{place}: this is not JSON; correct it.") from None
         if not isinstance(entry, dict):
-            raise UsageMistake(f"{place}: this is no JSON object; correct it.")
+            raise UsageMistake(f"{place}: this is not a JSON object; correct it.")
         yield entry, place
 
 
@@ -160,9 +160,7 @@ def _from_json(entry: dict[str, Any], place: str) -> Example:
     if "messages" in entry:
         messages = _messages(entry["messages"], place)
         if not any(message["role"] == "assistant" for message in messages):
-            raise UsageMistake(
-                f"{place}: no message is the assistant's, so there is nothing to learn; remove the line."
-            )
+            raise UsageMistake(f"{place}: it has no assistant message, so there is nothing to learn; remove the line.")
         return Example(messages=messages)
     text = entry.get("text")
     if not isinstance(text, str) or not text.strip():
@@ -172,12 +170,12 @@ def _from_json(entry: dict[str, Any], place: str) -> Example:
 
 def _messages(value: object, place: str) -> tuple[Message, ...]:
     if not isinstance(value, list) or not value:
-        raise UsageMistake(f'{place}: "messages" is no list of messages; write [{{"role": …, "content": …}}, …].')
+        raise UsageMistake(f'{place}: "messages" is not a list of messages; write [{{"role": …, "content": …}}, …].')
     found = []
     for message in value:
         role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
         if role not in ROLES or not isinstance(content, str):
-            raise UsageMistake(f'{place}: a message needs a "role" out of {", ".join(ROLES)}, and "content" of text.')
+            raise UsageMistake(f'{place}: a message needs a "role" ({", ".join(ROLES)}) and "content" that is text.')
         found.append({"role": role, "content": _whole(content)})
     return tuple(found)
 

@@ -147,7 +147,7 @@ class Job:
             f"{request.kind} for {request.name}: about {memory / 2**30:.1f} GiB of memory with "
             f"{fit.at_once} tokens at once, {self.needed.files / 2**20:.0f} MiB on disk, "
             f"{self.needed.trainable / 1e6:.2f} M trainable parameters"
-            f"{'; layers are computed a second time, so that they fit' if fit.recomputed else ''}."
+            f"{'; layers are computed twice to save memory' if fit.recomputed else ''}."
         )
 
     def load(self, lock: Lock, clock: "Clock | None" = None) -> None:
@@ -171,8 +171,8 @@ class Job:
         self._tell(self.plan(fit))
         if self.changes_target and self.choice.quantize != "none":
             self._tell(
-                f"{request.name} learns and teaches in {self.choice.quantize}, to which its weights are rounded; what "
-                "it has learnt is added to its own weights in the end."
+                f"{request.name} learns and teaches with weights rounded to {self.choice.quantize}; the changes are "
+                "added to its original weights at the end."
             )
         progress(f"loading {request.card.name}")
         torch.manual_seed(request.seed)
@@ -206,12 +206,12 @@ class Job:
         )
         if corpus.refused:
             self._tell(
-                f"{len(corpus.refused)} of the texts that were looked at are left out, for the model's template or "
+                f"{len(corpus.refused)} of the texts that were read are left out, because the model's template or "
                 "tokenizer refuses them."
             )
         self.began = self.training.state.step
         if self.began:
-            self._tell(f"going on after step {self.began}, where this training was stopped.")
+            self._tell(f"continuing after step {self.began}, where this training was stopped.")
 
     def _read_once(self, target: Target, corpus: Corpus) -> Readings:
         """Let the target read all text that it has not read yet, in the precision of replies, until time is up.
@@ -260,8 +260,8 @@ class Job:
             held = "blocks of a GGUF file" if packed_file.read(request.card.path).header.registered else "packed ones"
             changing = next(name for name in CHANGING if request.options.get(name))
             raise UsageMistake(
-                f"`-O {changing}={request.options[changing]}` changes the weights of {request.card.name}, of which "
-                f"only {held} are here; leave it out, or name a model's directory in the Hugging Face layout."
+                f"`-O {changing}={request.options[changing]}` changes the weights of {request.card.name}, but only "
+                f"{held} are here; leave it out, or name a model's directory in the Hugging Face layout."
             )
         # in the precision that answers, because the drafter will read its states
         if shadow.reads_once and not self.divided:
@@ -282,7 +282,7 @@ class Job:
         directly = dense.adapters is None
         if directly and named in (("auto", "fp16"), ("none", "fp16")):
             raise UsageMistake(
-                f"This form of {request.kind} trains the target's own weights, which fp16 is too coarse for; give "
+                f"This form of {request.kind} trains the target's own weights, for which fp16 is too coarse; give "
                 "--dtype bf16 or fp32, --quantize int8 for adapters, or choose a form that leaves the target as it is."
             )
         ways: list[tuple[Any, Any]] = [
@@ -310,8 +310,8 @@ class Job:
         length = self.request.length or min(estimate.LENGTH, target.context)
         if length > target.context:
             raise UsageMistake(
-                f"--length {length} is more than the context of {target.context} tokens that {self.request.card.name} "
-                "has; give less."
+                f"--length {length} is more than the context of {target.context} tokens that "
+                f"{self.request.card.name} has; give fewer."
             )
         return length
 

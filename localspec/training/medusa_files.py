@@ -103,7 +103,7 @@ def read_published(path: Path, target: Target, stored: Stored | None = None) -> 
     for name, (weight, bias) in ((f"{i}.{j}", pair) for i, head in enumerate(blocks) for j, pair in enumerate(head)):
         if weight.shape != (shape.hidden_size, shape.hidden_size) or bias.shape != (shape.hidden_size,):
             raise LocalspecError(
-                f"Block {name} in {file} has the shape {list(weight.shape)}, and the model is {shape.hidden_size} "
+                f"Block {name} in {file} has the shape {list(weight.shape)}, but the model is {shape.hidden_size} "
                 "wide; name the model that these heads were made for."
             )
     linears = _linears(tensors, file, heads)
@@ -146,9 +146,9 @@ def _head_names(names: Collection[str], file: Path) -> dict[str, str]:
         if not (_BLOCK.match(name) or _LINEAR.match(name) or name in (_ONE_LINEAR, _TOKEN_MAP))
     ]
     if not any(_BLOCK.match(name) for name in named.values()):
-        raise NotHere(f"{file} holds no Medusa heads; train some with `localspec train medusa`.")
+        raise NotHere(f"{file} has no Medusa heads; train some with `localspec train medusa`.")
     if others:
-        raise LocalspecError(f"'{others[0]}' in {file} is no part of Medusa heads; get them from somewhere else.")
+        raise LocalspecError(f"'{others[0]}' in {file} is not a part of Medusa heads; get them from another source.")
     return named
 
 
@@ -176,7 +176,7 @@ def _linears(tensors: Tensors, file: Path, heads: int) -> list[torch.Tensor]:
     if one is not None:
         return [one] * heads
     if found and found.keys() != set(range(heads)):
-        raise LocalspecError(f"{file} holds {heads} heads and {len(found)} vocabulary matrices; fetch it again.")
+        raise LocalspecError(f"{file} has {heads} heads, but {len(found)} vocabulary matrices; fetch it again.")
     return [found[head] for head in range(heads)] if found else []
 
 

@@ -60,8 +60,8 @@ def agree(processes: Accelerator, found: Mapping[str, Any]) -> None:
         first, *others = (one[name] for one in everywhere)
         if different := [value for value in others if value != first]:
             raise UsageMistake(
-                f"The processes differ in {name}, {first!r} and {different[0]!r}; start the same command on every "
-                "machine, with the same files, and with an -o that all of them share."
+                f"The processes differ in {name} ({first!r} and {different[0]!r}); start the same command on every "
+                "machine, with the same files and an -o that they share."
             )
 
 
@@ -103,6 +103,6 @@ def check_divided(drafter: TrainableDrafter) -> None:
     """Raise UsageMistake for a form whose training computes with the target's layers."""
     if drafter.changes_target or drafter.reads_layers:
         raise UsageMistake(
-            f"This form of {drafter.kind} learns through the model's own layers, which cannot be divided then; leave "
-            "--use_fsdp of accelerate out, or train medusa, parallelspec or semi."
+            f"This form of {drafter.kind} learns through the model's own layers, which then cannot be divided among "
+            "processes; leave accelerate's --use_fsdp out, or train medusa, parallelspec or semi."
         )

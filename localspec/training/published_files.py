@@ -103,7 +103,7 @@ def first_file(path: Path, names: Sequence[str], lacks: str) -> Path:
     """Return the first of these files in a directory, or `path` if it is a file. Raise NotHere if there is none."""
     file = next((path / name for name in names if (path / name).is_file()), path)
     if not file.is_file():
-        raise NotHere(f"There is {lacks} in {path}; give a directory that holds {names[0]}.")
+        raise NotHere(f"There is {lacks} in {path}; give a directory that has {names[0]}.")
     return file
 
 
@@ -173,16 +173,16 @@ def fitted(
         if whole is None or tuple(whole.shape) != spec.shape:
             missing = next((name for name in theirs if name not in stored), "")
             shapes = " and ".join(str([*one.shape]) for one in there)
-            has = "is not there" if missing else f"has the shape {shapes}"
+            has = "is missing" if missing else f"has the shape {shapes}"
             raise LocalspecError(
-                f"'{missing or theirs[0]}' of {what} in {path} {has} where {[*spec.shape]} belongs; name the model "
-                "that it was made for, or fetch it again."
+                f"'{missing or theirs[0]}' of {what} in {path} {has} (expected: {[*spec.shape]}); name the model "
+                "that it was made for, or fetch the drafter again."
             )
         found[ours] = whole
     if others := sorted(name for name in stored.keys() - used if not (ignored and re.search(ignored, name))):
         raise LocalspecError(
-            f"'{others[0]}' in {path} is no part of {what}, so it would draft otherwise than it was trained; use "
-            "another drafter."
+            f"'{others[0]}' in {path} is not a part of {what}, which would draft differently from its training; "
+            "use another drafter."
         )
     return found
 
@@ -194,22 +194,22 @@ def check_numbers(tensors: Tensors, where: Path, ids: Container[str] = ()) -> No
     """
     for name, one in tensors.items():
         if not one.ndim:
-            raise LocalspecError(f"'{name}' in {where} is a single number, where heads have rows; fetch it again.")
+            raise LocalspecError(f"'{name}' in {where} is a single number instead of an array; fetch it again.")
         whole = name in ids and not one.is_floating_point()
         if one.dtype not in _NUMBERS and not whole:
             raise LocalspecError(
-                f"'{name}' in {where} is of the type {str(one.dtype).removeprefix('torch.')}, and localspec reads "
-                "float32, float16 and bfloat16 of drafters; get it in one of these."
+                f"'{name}' in {where} is of the type {str(one.dtype).removeprefix('torch.')}, but localspec reads "
+                "drafters in float32, float16 or bfloat16; get it in one of these."
             )
         if not one.isfinite().all():
-            raise LocalspecError(f"'{name}' in {where} holds NaN or inf; fetch it again.")
+            raise LocalspecError(f"'{name}' in {where} has NaN or inf; fetch it again.")
 
 
 def unpickled(file: Path) -> Tensors:
     """Return the tensors of a pickle, which is read as data and never run."""
     content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
     if not isinstance(content, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in content.values()):
-        raise LocalspecError(f"{file} holds something other than tensors; get the heads from somewhere else.")
+        raise LocalspecError(f"{file} has something other than tensors; get the heads from another source.")
     return content
 
 
@@ -218,7 +218,7 @@ def table_of(index: Path) -> Mapping[str, str]:
     table: dict[str, str] = parse_json(read_bytes(index))["weight_map"]
     for name in table.values():
         if not re.fullmatch(r"[\w.-]+\.(safetensors|bin)", name):
-            raise LocalspecError(f"{index} names {name!r}, which holds no weights beside it; fetch it again.")
+            raise LocalspecError(f"{index} names {name!r}, which is not a file in the same directory; fetch it again.")
     return table
 
 
@@ -231,8 +231,8 @@ def damage_told(file: Path) -> Iterator[None]:
         raise
     except pickle.UnpicklingError as error:
         raise LocalspecError(
-            f"{file} is damaged, or would run code when it is read, which localspec refuses; "
-            "get the heads from somewhere else."
+            f"{file} is damaged, or would run code when it is read, which localspec refuses; get the heads from "
+            "another source."
         ) from error
     except Exception as error:  # a damaged file may raise anything
         raise LocalspecError(

@@ -97,7 +97,7 @@ class Readings:
             os.truncate(self._directory / INDEX, whole)
             os.truncate(self._directory / RECORDS, self._count * self._record.itemsize)
         except (OSError, ValueError, TypeError) as error:
-            raise LocalspecError(f"{self._directory} cannot be used ({error}); remove it, and begin again.") from None
+            raise LocalspecError(f"{self._directory} cannot be used ({error}); remove it, and start over.") from None
 
     def __len__(self) -> int:
         return self._count

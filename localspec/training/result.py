@@ -121,8 +121,8 @@ def _told(directory: Path) -> Iterator[None]:
             shutil.rmtree(left) if left.is_dir() else left.unlink()
         kind, remedy = (DoesNotFit, "make room") if checkpoint.full(error) else (LocalspecError, "correct that")
         raise kind(
-            f"The result cannot be written to {directory} ({error}); {remedy}, and give the same command again: "
-            "it goes on from its checkpoint."
+            f"The result cannot be written to {directory} ({error}); {remedy}, and give the same command again: it "
+            "continues from its checkpoint."
         ) from error
 
 
@@ -143,7 +143,7 @@ def report_of(directory: Path) -> dict[str, Any]:
             **{name: trained[name] for name in REPORTED if name in trained},
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise LocalspecError(f"{file} cannot be read ({error}); give --force to begin anew.") from None
+        raise LocalspecError(f"{file} cannot be read ({error}); give --force to start over.") from None
 
 
 def rounded(shares: Sequence[float]) -> list[float]:

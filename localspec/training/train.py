@@ -207,8 +207,8 @@ class Training:
         mean = float(self._sum(total))
         if not math.isfinite(mean):
             raise LocalspecError(
-                f"The loss of step {self.state.step + 1} is {mean}; give a smaller --lr, or begin "
-                "anew with --force and another --dtype."
+                f"The loss of step {self.state.step + 1} is {mean}; give a smaller --lr, or start over with --force "
+                "and another --dtype."
             )
         self._processes.clip_grad_norm_(self._parameters, CLIP)
         self._update()
@@ -324,7 +324,7 @@ class Training:
                 self._restore(*found)
             except (KeyError, TypeError, ValueError, RuntimeError) as error:
                 raise LocalspecError(
-                    f"The checkpoint in {self.directory} does not fit ({error}); give --force to begin anew."
+                    f"The checkpoint in {self.directory} does not fit ({error}); give --force to start over."
                 ) from error
         if self._processes.is_main_process:
             self._log.touch()

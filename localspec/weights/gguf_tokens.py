@@ -277,7 +277,7 @@ def _split(metadata: Metadata) -> Split:
         )
     if named not in SPLITS:
         raise LocalspecError(
-            f"The tokenizer of the {metadata.file} splits text as {named[:40]!r}, which localspec does not know; "
+            f"The tokenizer of the {metadata.file} splits text as {named[:40]!r}, which localspec does not support; "
             "choose another model."
         )
     return SPLITS[named]

@@ -183,7 +183,7 @@ def locked(file: Path, reporter: Reporter, what: str) -> Iterator[None]:
                 who = _writer(partial)
                 raise Stalled(
                     errno.ETIMEDOUT,
-                    f"{who}, which {what}, has written nothing for {STALLED:.0f} s; let it go on or end it",
+                    f"{who}, which {what}, has written nothing for {STALLED:.0f} s; let it continue, or end it",
                 ) from None
             reporter.progress(f"waiting for {_writer(partial)}, which {what}")
     try:

@@ -26,8 +26,8 @@ def test_plain_text_has_a_prompt_a_line(tmp_path):
 @each(
     "content, words",
     [
-        (b"", ["holds no prompts"]),
-        (b" \n\n", ["holds no prompts"]),
+        (b"", ["has no prompts"]),
+        (b" \n\n", ["has no prompts"]),
         (b"\xff\xfe", ["UTF-8"]),
         (b"Why?\nWhat \0?\n", ["NUL bytes"]),
         (b'{"prompt": "a"}\nnot json', ["line 2", "JSON"]),

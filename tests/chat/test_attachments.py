@@ -82,7 +82,7 @@ def test_an_escaped_name_is_text_and_other_backslashes_stay(folder):
     assert written(r"\@notes.txt and \@array") == ComposedPrompt(r"@notes.txt and \@array")
 
 
-@each("name, why", [("image.png", wording("is_not_utf_8_text")), ("null", "holds NUL bytes")])
+@each("name, why", [("image.png", wording("is_not_utf_8_text")), ("null", "has NUL bytes")])
 def test_what_is_no_text_is_refused(folder, name, why):
     with pytest.raises(UsageMistake, match=f"@{name} {why}"):
         written(f"see @{name}")

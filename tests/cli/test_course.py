@@ -297,7 +297,7 @@ def test_what_should_not_pay_is_asked_about_before_anything_is_answered(
 
     def proposed(self: Job, target: object = None, seconds: float = 0.0) -> Proposed:
         measured.append(seconds)
-        return Proposed({"kept": "0", "depth": 2}, "No share of the layers should pay here.", pays=False)
+        return Proposed({"kept": "0", "depth": 2}, "No number of layers is expected to pay here.", pays=False)
 
     monkeypatch.setattr(Job, "proposed", proposed)
     answers_, asked = [False], []
@@ -305,7 +305,7 @@ def test_what_should_not_pay_is_asked_about_before_anything_is_answered(
     monkeypatch.setattr(train_command.typer, "confirm", lambda text, default: asked.append(text) or answers_.pop())
     words = ["train", "s3d", "-m", str(model), "--steps", "1", "--batch", "256", "--length", "128", "--json"]
     assert main(words) == 130 and asked and not (tmp_path / "home" / "data" / "answers").exists()
-    assert "should pay here" in capfd.readouterr().err and measured == [120.0]
+    assert "expected to pay here" in capfd.readouterr().err and measured == [120.0]
     assert main(words) == 0, "asked for again, it goes on, and measures nothing twice"
     assert measured == [120.0] and len(asked) == 1
     place = tmp_path / "home" / "data" / "drafters" / f"{model.name}-s3d"

@@ -162,7 +162,7 @@ TRAIN = [
     ("medusa --epochs 1e308", 2, "--epochs 1e+308"),
     ("s3d -O full=true --dtype fp16 --quantize none", 2, "fp16", "bf16", "fp32"),
 ]
-DATA = [("gone.txt", 2, "cannot be read"), ("empty.txt", 2, "holds no text"), ("binary.txt", 2, "UTF-8")]
+DATA = [("gone.txt", 2, "cannot be read"), ("empty.txt", 2, "has no text"), ("binary.txt", 2, "UTF-8")]
 RACE = [
     ("--drafter none", 2, "needs a drafter"),
     ("--draft-max 0", 2, "--draft-max 0 turns them off"),
@@ -180,7 +180,7 @@ DISTILL = [
     ("--prompts text.txt -o a --temp -1", 2, "--temperature -1"),
     ("--prompts text.txt -o a --seed 1.5", 2, "--seed 1.5"),
     ("--prompts text.txt -o a --batch 0", 2, "--batch"),
-    ("--prompts empty.txt -o a", 2, "holds no prompts"),
+    ("--prompts empty.txt -o a", 2, "has no prompts"),
     ("--prompts unlike.jsonl -o a", 2, wording("there_is_no_prompt")),
     ("--prompts broken.jsonl -o a", 2, "line 2"),
 ]

@@ -244,7 +244,7 @@ def test_what_cannot_be_packed_is_refused_before_the_download(home, repo, change
     with served(org__name=Repository(files)) as hub:
         result = at(home, hub, "pull", "org/name", "--packed-only", "--yes")
         assert result.returncode == 1 and result.stderr.count("\n") == 1
-        assert re.search(f"cannot be kept packed alone: .*{said}.*; leave --packed-only out", result.stderr)
+        assert re.search(f"cannot be kept only packed: .*{said}.*; leave --packed-only out", result.stderr)
     assert not list(common_cache(home).rglob("blobs/*"))
 
 
@@ -296,7 +296,7 @@ def test_without_the_library_it_is_refused_before_the_download(home, hub: Hub, m
     assert result.returncode == 1 and wording("no_compiled_library") in result.stderr
     assert not list(common_cache(home).rglob("blobs/*"))
     result = at(home, hub, "pull", "demo", "--packed-only")
-    assert result.returncode == 0 and wording("demo_is_here_already") in result.stdout, "nothing is fetched for it"
+    assert result.returncode == 0 and wording("demo_is_here_already") in result.stdout, "it needs no download"
 
 
 # -- what a model that is here only packed can do ----------------------------------------------------------------------

@@ -322,7 +322,11 @@ def test_fewer_bits_than_the_name_says_are_refused_there_too(home, hub):
     content = written(metadata_of(demo, "smollm"), tensors_of(demo, "Q2_K"))
     hub.repositories["org/name-qat-GGUF"] = Repository({"name-q4_0.gguf": content})
     result = pull(home, hub, quantize="auto")
-    assert result.returncode == 1 and "Q2_K" in result.stderr and "--original, from org/name" in result.stderr
+    assert (
+        result.returncode == 1
+        and "Q2_K" in result.stderr
+        and "--original fetches the original weights, from org/name" in result.stderr
+    )
     assert packed_files(Paths(home)) == []
 
 
@@ -337,5 +341,9 @@ def test_a_file_that_is_not_what_it_should_be_is_refused_with_the_original(home,
     content = written(metadata, tensors_of(demo, unlike.get("kind", "Q8_0")))
     hub.repositories["org/name-GGUF"] = Repository({"name-q8_0.gguf": content})
     result = pull(home, hub)
-    assert result.returncode == 1 and said in result.stderr and "--original, from org/name" in result.stderr
+    assert (
+        result.returncode == 1
+        and said in result.stderr
+        and "--original fetches the original weights, from org/name" in result.stderr
+    )
     assert packed_files(Paths(home)) == [] and at(home, hub, "run", "-m", "mine", "Hi").returncode == 3

@@ -255,7 +255,7 @@ def with_config(path: Path, **words: Any) -> Path:
 @each(
     "config, tensors, said",
     [
-        ({"backbone_hidden_size": 64}, {}, "made for a model of 64 channels, and this one has 48"),
+        ({"backbone_hidden_size": 64}, {}, "made for a model of 64 channels, but this one has 48"),
         ({"text_config": {"vocab_size": 300}}, {}, "a Gemma 4 of 300 tokens, .* and has 320"),
         ({"text_config": {"head_dim": 10}}, {}, "key heads of 10 channels in a layer, but this model has 4 of 12"),
         ({"text_config": None}, {}, "no text_config"),
@@ -264,15 +264,15 @@ def with_config(path: Path, **words: Any) -> Path:
         (
             {"use_ordered_embeddings": True, "num_centroids": 64},
             {},
-            "'masked_embedding.centroids.weight' .* is not there",
+            "'masked_embedding.centroids.weight' .* is missing",
         ),
         (
             {},
             {"pre_projection.weight": torch.zeros(24, 95)},
             r"'pre_projection.weight' .* has the shape \[24, 95\] where \[24, 96\]",
         ),
-        ({}, {"model.layers.1.mlp.up_proj.weight": None}, "'model.layers.1.mlp.up_proj.weight' .* is not there"),
-        ({}, {"model.layers.0.router.weight": torch.zeros(2)}, "'model.layers.0.router.weight' .* is no part"),
+        ({}, {"model.layers.1.mlp.up_proj.weight": None}, "'model.layers.1.mlp.up_proj.weight' .* is missing"),
+        ({}, {"model.layers.0.router.weight": torch.zeros(2)}, "'model.layers.0.router.weight' .* is not a part"),
         ({}, {"model.norm.weight": torch.full((24,), float("nan"))}, "'model.norm.weight' .* NaN"),
     ],
 )

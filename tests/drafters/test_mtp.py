@@ -264,7 +264,7 @@ def test_a_layer_that_is_damaged_or_another_models_is_refused(tiny: Make, tmp_pa
     for name, change, said in (
         ("missing", {"mtp.norm.weight": None}, r"lack 'mtp\.norm\.weight'; fetch"),
         ("wide", {"mtp.fc.weight": torch.zeros(48, 90)}, r"'mtp\.fc\.weight' .* has the shape \[48, 90\] but config"),
-        ("nan", {"mtp.fc.weight": torch.full((48, 96), float("nan"))}, r"'mtp\.fc\.weight' holds NaN or inf"),
+        ("nan", {"mtp.fc.weight": torch.full((48, 96), float("nan"))}, r"'mtp\.fc\.weight' has NaN or inf"),
     ):
         path = published(model.path, tmp_path / name, layer)
         weights = {**load_file(path / "model.safetensors"), **change}

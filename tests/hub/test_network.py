@@ -110,7 +110,7 @@ def test_a_wait_that_is_too_long_is_refused(hub: Hub, tmp_path, naps, headers, f
     hub.answer = lambda path: None
     found = plan([SOURCE])
     hub.answer = lambda path: (429, headers, b"") if "/resolve/" in path or not file else None
-    with pytest.raises(LocalspecError, match=r"asks to wait (100000|86400) seconds before it is asked again"):
+    with pytest.raises(LocalspecError, match=r"asks you to wait (100000|86400) seconds"):
         fetch(found, paths=Paths(tmp_path)) if file else plan([SOURCE])
     assert naps == []
 

@@ -237,7 +237,7 @@ def test_trees_and_layers_without_the_others_are_refused_with_what_to_do(tiny, n
         with pytest.raises(UsageMistake, match=f"'s3d' does not draft for {NAME}, .*use one of"):
             choose(card, Settings(drafter=drafter, device="cpu"))
     choice = choose(card, Settings(drafter="none", device="cpu"))
-    with pytest.raises(UsageMistake, match=f"'s3d' is not trained for {NAME}, .*recurrent.* eagle3, medusa, par"):
+    with pytest.raises(UsageMistake, match=f"'s3d' cannot be trained for {NAME}, .*recurrent.* eagle3, medusa, par"):
         shadow("s3d", card, {}, choice)
     for kind in (kind for kind in kinds("weights") if kind != "s3d"):
         with pytest.raises(NotHere, match=f"no drafter '{kind}' for .*train one with `localspec train {kind} -m"):

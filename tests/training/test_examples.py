@@ -84,9 +84,9 @@ def test_json_lines_packed_or_not(tmp_path):
 @each(
     "name, content, words",
     [
-        ("a.txt", b"", ["holds no text"]),
-        ("a.txt", b" \n\n \n", ["holds no text"]),
-        ("a.jsonl", b"\n", ["holds no text"]),
+        ("a.txt", b"", ["has no text"]),
+        ("a.txt", b" \n\n \n", ["has no text"]),
+        ("a.jsonl", b"\n", ["has no text"]),
         ("a.txt", b"\xff\xfe", ["UTF-8"]),
         ("a.txt", b"a\0 word", ["no text", "NUL"]),
         ("a.json", b'[\n{"text": "one"},\n{"text": "two"}]', ["list", "JSONL"]),

@@ -85,9 +85,9 @@ async def test_what_cannot_be_read_is_told_and_given_back(chat, folder):
         await pilot.press("ctrl+u")
         await until(pilot, lambda: attached(talk) == "")
         await pilot.press(*"see @null")
-        await until(pilot, lambda: "@null holds NUL bytes" in attached(talk))
+        await until(pilot, lambda: "@null has NUL bytes" in attached(talk))
         await pilot.press("enter")
-        await until(pilot, lambda: "✗ @null holds NUL bytes" in talk.screen_text())
+        await until(pilot, lambda: "✗ @null has NUL bytes" in talk.screen_text())
         assert talk.typed == "see @null" and talk.prompts() == []
         await pilot.press(*["backspace"] * 4)
         await say(pilot, "/nope")

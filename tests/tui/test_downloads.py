@@ -178,7 +178,7 @@ async def test_a_server_that_dies_costs_the_download_and_nothing_else(chat, hub,
     hub.die_after = HALF
     async with talk.playing(SIZE) as pilot:
         await begin(talk, pilot)
-        await until(pilot, lambda: f"{hub.endpoint} cannot be reached" in words(talk) or "broke off" in words(talk))
+        await until(pilot, lambda: f"{hub.endpoint} cannot be reached" in words(talk) or "was lost" in words(talk))
         assert wording("mine_was_not_fetched") in words(talk)
         assert wording("from_beginning_later_pull") in words(talk) and "↓" not in words(talk)
         await say(pilot, "Hello?")

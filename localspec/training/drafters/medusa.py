@@ -167,8 +167,8 @@ class Trainable(TrainableDrafter):
         return Proposed(
             {"private": True},
             (
-                f"each head gets a vocabulary matrix of its own, {100 * own / weights:.0f} % of the model's weights "
-                "together; give -O private=false for a change of low rank."
+                f"each head gets its own vocabulary matrix, together {100 * own / weights:.0f} % of the model's "
+                "weights; give -O private=false for a change of low rank."
             ),
         )
 

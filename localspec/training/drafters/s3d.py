@@ -133,7 +133,7 @@ class Trainable(TrainableDrafter):
         """
         if len(self.layers) and not self._trainable:
             raise UsageMistake(
-                "The full form of s3d trains the target's own weights, and those in fp16 cannot learn; use --dtype "
+                "The full form of s3d trains the target's own weights, which cannot learn in fp16; use --dtype "
                 "bf16 or fp32, or leave full out."
             )
         own, prefix = None, batch.prefix
@@ -290,15 +290,15 @@ class Trainable(TrainableDrafter):
         rows, best = fastest(layers)
         rows, chosen = (rows, best) if best.speedup > 1 else fastest(max(1, layers // 2))
         listed, constants = _listed(chosen.kept), priced[rows]
-        hopeless = "" if best.speedup > 1 else "No share of the layers should pay here. "
+        hopeless = "" if best.speedup > 1 else "No number of layers is expected to pay here. "
         sentence = (
             f"{hopeless}Drafting {chosen.gamma} tokens at a time with {len(chosen.kept)} of {layers} layers ({listed}) "
-            f"and verifying {rows} rows should make {chosen.speedup:.2f} times the tokens a second of plain decoding: "
-            "S3D's formula with "
-            f"{'how often these layers are right before they are trained' if said else 'the U of the paper'}, "
+            f"and verifying {rows} rows should reach {chosen.speedup:.2f} times the speed of plain decoding. This "
+            "follows from S3D's formula with "
+            f"{'the acceptance of these layers before training' if said else 'the U of the paper'}, "
             f"a discount of {constants.discount:.2f} "
             f"{'as fitted to this model' if measured else 'as in the paper'}, "
-            f"and δ = {constants.delta:.2f}, by drafts, their verification and plain steps as timed here in "
+            f"and δ = {constants.delta:.2f}, from drafts, their verification and plain steps as timed here in "
             f"{model.precision}."
         )
         return Proposed({"kept": listed, "depth": chosen.gamma}, sentence, best.speedup > 1)
