@@ -80,7 +80,7 @@ def _period(tail: str, least: int) -> int:
     return 0
 
 
-# # a text repeats itself once a part of at most this many tokens has appeared this often in a row
+# A text repeats itself if the same part of at most PERIOD tokens comes REPEATED times in a row.
 REPEATED, PERIOD = 3, 24
 
 

@@ -296,7 +296,7 @@ def state(settings: Settings, model: Thinker, system: str | None) -> ThinkingSta
         now = "auto" if told is None else "on" if told else "off"
         return ThinkingState(f"The server is asked for it and may ignore it: /think {now}.", "off" if told else "on")
     if by_itself is None:
-        # # that command is then refused
+        # /think is refused in this case.
         return ThinkingState("The chat template of this model has no switch for thinking.", "on")
     thinks = by_itself if told is None else told
     now = "auto" if told is None else "on" if told else "off"

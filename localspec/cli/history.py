@@ -157,7 +157,7 @@ def rm(
             return
         removed = store.history.remove([info.id for info in infos], everything)
         drafts = store.drafts.remove_left() if drafts else 0
-        # # it may come from any conversation
+        # The copied text may come from any conversation, so it is deleted as well.
         also = ", and the text that was copied last" if remove_copied(copied) else ""
         typer.echo(f"Deleted {_counts(removed, drafts)}{also}.")
         if store.history.unfinished:

@@ -92,7 +92,7 @@ def serve(
             key = serving_key(paths.serving_key, progress.notice)
         store = at_the_end.enter_context(user_store(progress.notice, create=settings.log))
         card = chosen_model(settings, store, progress.reporter)
-        # # report an impossible configuration here, not at each request
+        # Report an impossible configuration here, not at each request.
         would_take(settings, card, store, progress.reporter)
 
         def opening(_: ExitStack) -> "LoadedModels":

@@ -12,7 +12,7 @@ from localspec.decoding.tree import DraftTree
 ENOUGH = 3  # steps without a draft that give a reliable mean
 WARM = 3  # steps of an engine, after which memory and caches are warm
 INTERRUPTED = 4  # times the usual seconds of a step: the machine was busy with something else
-# # steps until one without a draft is wanted: at first, and at most; the interval doubles within a reply
+# Steps between two without a draft: at first, and at most. The interval doubles within a reply.
 SOON, OFTEN = 4, 64
 
 
@@ -57,7 +57,7 @@ class PlainTime:
             self._warming -= 1
             return
         self._lately.append(seconds)
-        # # an interruption would distort only one side of the comparison
+        # Cut off interruptions, which would distort only one side of the comparison.
         steady = min(seconds, INTERRUPTED * median(self._lately))
         cost = 1.0 if self._costs is None else self._costs.at(1, context)
         self._spent += steady
@@ -149,7 +149,7 @@ class Budget:
 
     def begin(self) -> None:
         """Begin a new reply: drafts that did not pay in the last one may pay in this one."""
-        # # the last draft, before pruning, and the length of the text before it
+        # The last draft before pruning, and the length of the text before that draft.
         self._draft, self._context = DraftTree((0,), (-1,)), 0
         self._off, self._declined = False, 0  # the latter: steps in a row for which the drafter declined to draft
         self.off_reason = self._always_off  # a sentence for the user, from switching off until drafts pay again
@@ -157,7 +157,7 @@ class Budget:
         self._lost = self._gained = self._paid = (
             0.0  # plain steps: lost since drafts last paid, and the two sums that they come from
         )
-        # # plain steps until the next try, and the slowness when speculation was switched off
+        # Plain steps left until the next try, the length of the wait after it, and the slowness when switched off.
         self._wait, self._interval, self._slowness = 0, SOONEST, 1.0
         self.plain.begin()
 

@@ -147,7 +147,7 @@ class _Reply:
         self.drafts: list[Draft] = []  # not yet passed to the consumer
         self.began = 0.0  # when its first event was requested
         self.prefill_seconds = self.first_seconds = self.last_seconds = 0.0  # since then: prompt, first, last token
-        # # reply tokens that the consumer has, and how many of them come before the answer
+        # Reply tokens that the consumer has, and how many of them come before the answer.
         self.released = self.thought = 0
         self.thought_seconds = 0.0  # when the last of those came
         self.reused = 0  # prompt tokens that were in the cache

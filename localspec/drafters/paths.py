@@ -13,7 +13,7 @@ from localspec.drafters.trained import TrainedDrafter
 
 BRANCHES = 8  # candidates of a node below the first depth
 PRIOR = 0.7  # assumed chance at first that a level has the next token, given all above it was right
-# # recent levels of a depth whose seconds are averaged, and the number that gives a reliable average
+# Recent levels of a depth whose seconds are averaged, and how many of them make a reliable average.
 REMEMBERED, ENOUGH = 9, 3
 JUDGED = 24  # drafts in the average of how often a level was right
 UNTRIED = 256  # drafts that end before a depth, after which its average may be out of date

@@ -23,7 +23,7 @@ WIDE, NEARLY_FREE = (65, 128, 192), 1.3
 NEAR, FAR = 256, 2048  # tokens of context
 MOST_REPETITIONS = 15
 ENOUGH_SECONDS = 1.0  # of repetitions, but at least two
-# # after this time one repetition is enough; a forward that takes as long ends the increase of rows
+# After this time one repetition is enough. After a forward that took this long, no more rows are tried.
 PATIENCE_SECONDS = 3.0
 
 

@@ -238,7 +238,7 @@ def _name(
         )
     taken = registry.cards(paths).keys() - every.keys()
     listed = registry.listed_as(digests.values(), paths)
-    # # phrases are saved under the former name
+    # The store saves phrases under the former name.
     names = (old for old, now in registry.renamed(paths).items() if now == listed)
     return next(names, listed) or new_name(file, next(iter(digests.values())), taken, paths, ollama_name(file))
 

@@ -16,7 +16,7 @@ from localspec.text import one_line
 Form = Literal["medusa heads", "eagle3 head", "parallel draft model", "draft model"]
 
 NGRAM = 4  # most tokens that an engine searches for in the text before
-# # parts of a path by which vLLM takes any model for another method's
+# vLLM takes a model for a drafter of another method if its path has one of these.
 _MISREAD = ("eagle-", "eagle3", "dflash", "dspark")
 
 

@@ -160,7 +160,7 @@ def _busy_seconds() -> float:
     for line in _STATISTICS.read_text().splitlines():  # psutil leaves out the processor numbers, which may have gaps
         name, *counts = line.split()
         if name in allowed:
-            # # the remaining columns are included in `user`
+            # The columns after the eighth (guests) are included in `user` and `nice`.
             user, nice, system, _idle, _waiting, *rest = map(int, counts[:8])
             ticks += user + nice + system + sum(rest)
     return ticks / os.sysconf("SC_CLK_TCK")

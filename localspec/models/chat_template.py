@@ -82,7 +82,7 @@ _GROWING = frozenset((
 _MOST_BITS = 4096  # of the result of a power or a product
 _TOO_MUCH = f"it makes more than {CHARACTERS // 10**6} million characters"
 _TOO_LARGE = f"it makes a number of more than {_MOST_BITS:,} bits"
-# # widths in a format that are large, or come from another argument
+# Formats with a large width, or with one that comes from another argument.
 _BOUNDLESS = re.compile(r"\d{5}|%[^%a-zA-Z]*\*|\{[^{}]*\{")
 _left = threading.local()  # `characters` that the rendering on this thread may still create
 

@@ -34,7 +34,7 @@ class ChatTokenizer:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self._stopped = tokenizer.trial.template_fault
-        # # messages included in the text, by roles and switches
+        # The messages that the template writes into its text, by roles and switches.
         self._writes: dict[tuple[object, ...], frozenset[int]] = {}
         self._spelled: dict[str, bool] = {}  # whether the vocabulary can spell a character
         self._counts: dict[int, int] = {}  # tokens of messages, by the hash of their text

@@ -234,7 +234,7 @@ def resolve(name: str, paths: Paths | None = None) -> TargetCard:
         return card
     path = Path(os.path.abspath(os.path.expanduser(name)))
     if path.parent == (paths or Paths(home())).packed and "\0" not in name and not path.exists():
-        # # a conversation may have the path where the file was before
+        # A conversation may have saved the path of the file before it was moved.
         path = (paths or Paths(home())).imports / path.name
     if name and "\0" not in name and os.path.isdir(path):
         if not (path / "config.json").exists() and (path / "target" / "config.json").exists():

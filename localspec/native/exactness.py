@@ -21,7 +21,7 @@ from localspec.native.target import NativeTarget
 
 CONTEXT = 37  # tokens before the tree: within a block of slots, so that branches cross its border
 DEPTH = 6  # tokens of the compared path
-# # rows: within and across the groups that are computed at once
+# Numbers of rows, within and across the groups that are computed at once.
 WIDTHS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 17, 24, 33, 64, 65)
 Rows = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]  # logits and states of some nodes
 

@@ -87,7 +87,7 @@ def _studio(device: torch.device) -> _Studio:
 
 
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    # # compares NaN as equal
+    # As bytes, because NaN differs from itself as a number.
     return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
 
 

@@ -51,7 +51,7 @@ def copied_layers(
                 there = getattr(there, attribute, None)
             if there is None:
                 continue
-            # # a layer that processes share is distributed among them
+            # A layer that processes share is a DTensor: collect the parts of all of them.
             there = getattr(there, "full_tensor", there.detach)()
             assert isinstance(there, torch.Tensor)
             if there.shape == fresh.shape:

@@ -76,7 +76,7 @@ def lines(place: Path, path: str, body: Mapping[str, Any]) -> Generator[Any, Non
             connection.settimeout(HEAD_SECONDS)
             connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
             connection.settimeout(LOOK)
-            # # since the last line, or the start of this one
+            # `since` is the time of the last whole line, or of the first byte of an unfinished one.
             buffer, headed, since = bytearray(), False, time.monotonic()
             while True:
                 try:

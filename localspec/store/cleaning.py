@@ -56,7 +56,7 @@ def vacuum(connection: sqlite3.Connection, path: Path | None) -> None:
     try:
         connection.execute("PRAGMA temp_store_directory = '{}'".format(private.replace("'", "''")))
         found = connection.execute("PRAGMA temp_store_directory").fetchone()
-        # # otherwise the temporary file would be in a directory that everybody can read
+        # Otherwise the temporary file could be in a directory that everybody can read.
         if found is not None and found[0] == private:
             connection.execute("PRAGMA temp_store = FILE")
         connection.execute("VACUUM")

@@ -171,7 +171,7 @@ class Phrases:
                 connection.execute(
                     "UPDATE pool SET path = coalesce(?, path), tokenizer = ? WHERE id = ?", (place, tokenizer, known[0])
                 )
-                # # the place of its model at that time
+                # `known[1]` is where the model was when the pool was saved.
                 if earlier is not None and known[1] and not os.path.exists(known[1]):
                     connection.execute("UPDATE pool SET model = ? WHERE id = ?", (model, known[0]))
             else:

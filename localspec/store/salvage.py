@@ -12,7 +12,7 @@ from localspec.quantities import counted
 from localspec.store.cleaning import mark
 from localspec.store.history_tables import without_triggers
 
-# # the first keeps ids from being used again
+# sqlite_sequence comes first: it keeps ids from being used again.
 TABLES = ("sqlite_sequence", "conversation", "turn", "pool", "measurement", "draft")
 LAST = 2**63 - 1
 MOST_HALVINGS = 20_000  # of one table; each takes about 20 µs

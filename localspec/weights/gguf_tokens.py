@@ -159,7 +159,7 @@ _MOST_MERGES = 2**20  # the largest published vocabulary, o200k of GPT-4o and gp
 _MERGED = 0.9  # the least share of words that merges make; in published vocabularies it is all or nearly all
 _LONGEST_TEMPLATE = 2**20  # characters; published ones have some thousands
 _LONGEST_PIECE = 2**7  # characters of a token that others are merged to
-# # the sum of the squares of their bytes, about a second of computing; Gemma's 262,144 tokens have 14 million
+# Most of the sum of the squares of the tokens' bytes: about a second of computing. Gemma's 262,144 have 14 million.
 _MOST_WAYS = 2**27
 _ROLES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 _OF_PHI_3 = {"<|user|>", "<|assistant|>", "<|end|>"}  # marks after which its tokenizer drops blanks

@@ -29,7 +29,7 @@ LOOK = 0.5  # seconds after which a wait for another process is reported
 STALLED = 30.0  # seconds after which a process that writes nothing is no longer waited for
 
 GPU_SUFFIX = ".safetensors"  # of files packed for a GPU, which another library reads
-# # packings that are saved on disk; dense ones are read about as fast from the model's own files
+# Packings that are saved on disk. Dense weights are read about as fast from the model's own files.
 FILED = ("int8", "int4")
 ROUNDED = "rounded"  # in the name of a file in blocks, for a registration with types without kernels
 

@@ -188,7 +188,7 @@ def read_config(checkpoint: Checkpoint) -> ModelConfig:
         raise LocalspecError(
             f"The config.json in {checkpoint.path} cannot be used ({error}); fetch the model again, or choose another."
         ) from None
-    # # checked before anything is allocated for layers that do not exist
+    # Check this before anything is allocated for layers that do not exist.
     if least_parameters(config) > checkpoint.parameters:
         raise LocalspecError(
             f"{checkpoint.path / 'config.json'} promises {config.num_hidden_layers} layers and a vocabulary of "

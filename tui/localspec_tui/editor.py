@@ -37,7 +37,7 @@ def edited(text: str, command: str | None, leaving: Callable[[], bool]) -> str:
     """
     if not command or not (words := _words(command)):
         raise UsageMistake(NONE_NAMED)
-    # # readable only for its owner
+    # A temporary directory is readable only by its owner.
     with tempfile.TemporaryDirectory(prefix="localspec-", ignore_cleanup_errors=True) as folder:
         file, name = Path(folder, "prompt.md"), Path(words[0]).name
         with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as opened:

@@ -73,7 +73,7 @@ class ConversationView(MountedTurns):
         self._unmark_words: Callable[[], None] = lambda: None
         self._growing: ReplyView | None = None
         self._reads_above = False  # whether the user has scrolled up from the end
-        # # the last widget, and its lines to the end, when the user left the end
+        # The last widget when the user scrolled up, and its lines then.
         self._left_at: tuple[Widget, int] | None = None
 
     @property

@@ -137,7 +137,7 @@ class Finder:
         self._hits: Sequence[Hit] = ()
         self._hit: Hit | None = None  # the shown one
         self._only_counts = False
-        # # to the user's place before; None while it is closed
+        # Returns the view to where the user was; None while this line is closed.
         self._go_back: Callable[[], Awaitable[None]] | None = None
 
     def open(self, words: str) -> bool:
