@@ -434,15 +434,15 @@ def explained(plan: RunPlan, ranked: Sequence[RunPlan], named: bool = False) -> 
     """Return why this plan is taken, in one sentence. If the user named its drafter, the rule is left out."""
     name = "plain decoding" if plan.candidate.name == "none" else plan.candidate.name
     basis = "measured here" if plan.measured else "predicted"
-    sentence = f"{name} in {plan.precision}: {_pace(plan)}, {shown_m(plan)} ({basis}"
+    sentence = f"{name} in {plan.precision}: {_pace(plan)} ({basis}), {shown_m(plan)}"
     if (replies := plan.candidate.replies) is not None and plan.candidate.name != "none":
-        sentence += f"; {replies.length:.2f} tokens/step as measured here"
+        sentence += f", {replies.length:.2f} tokens/step as measured here"
     elif plan.candidate.name != "none" and not plan.nodes:
         sentence += "; drafts are expected to cost more than they save, so they are made only where they should pay"
     elif (acceptance := plan.candidate.acceptance) is not None and plan.candidate.name != "none":
-        sentence += f"; {acceptance.length(plan.nodes):.2f} tokens/step {acceptance.origin}"
+        sentence += f", {acceptance.length(plan.nodes):.2f} tokens/step {acceptance.origin}"
     disk = f"; {found}" if (found := disk_words(plan)) else ""
-    return f"{sentence}){disk}" if named else f"{sentence}){disk}; {rule_words(plan)}{_others(plan, ranked)}"
+    return f"{sentence}{disk}" if named else f"{sentence}{disk}; {rule_words(plan)}{_others(plan, ranked)}"
 
 
 def disk_words(plan: RunPlan) -> str:
@@ -455,7 +455,7 @@ def disk_words(plan: RunPlan) -> str:
 
 def shown_m(plan: RunPlan) -> str:
     """Return M in words, with the source of its memory figure."""
-    return f"M {plan.cost_effectiveness:.2f} by the {'peak measured' if plan.peak_measured else 'memory predicted'}"
+    return f"M {plan.cost_effectiveness:.2f} ({'measured peak' if plan.peak_measured else 'predicted'} memory)"
 
 
 def rule_words(plan: RunPlan) -> str:

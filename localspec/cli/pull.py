@@ -204,6 +204,8 @@ def planned_lines(planned: Planned) -> Iterator[str]:
 
 def announced_lines(name: str, announced: Announced) -> Iterator[str]:
     """Yield the lines of a plan by the registry."""
+    if announced.imported:
+        yield f"{name} is already here: {announced.imported}"
     yield f"{name}, from the registry; the hub was not asked"
     for one in announced.downloads:
         gated = ", gated: its terms must be accepted at the hub first" if one.gated else ""

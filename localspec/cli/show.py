@@ -211,6 +211,8 @@ def _shown(key: str, value: object) -> str:
         if not value:
             return "none"
         return "; ".join(value) if any(", " in one for one in value) else ", ".join(value)
+    if key == "verified":  # in JSON a word for programs; people would think of `localspec verify`
+        return "its source is known to work" if value else "its source was never tried"
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)

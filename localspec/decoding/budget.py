@@ -267,7 +267,7 @@ class Budget:
                 if self._gained < HARDLY
                 else "drafts save almost no time here"
                 if ratio >= NOTHING
-                else f"it cost {ratio:.{1 if ratio > 1.1 else 3}f}× the time it saved"
+                else f"drafts took {ratio:.{1 if ratio > 1.1 else 3}f}× the time that they saved"
             )
             self._lost = self._gained = self._paid = 0.0
 

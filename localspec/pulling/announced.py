@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from localspec.choosing.cost import TRAINING_TOKENS, Rates, training_hours
 from localspec.choosing.fetching import PullSet, fit, kept_packing, pull_set, to_make
@@ -45,6 +46,7 @@ class Announced:
     instead: Instead | None = None
     to_make: str | None = None  # a kind of drafter that its entry names, and that is not published
     hours: float | None = None  # of its training on `TRAINING_TOKENS`, estimated from the machine's rates
+    imported: Path | None = None  # where the model is, if it came from none of these downloads
 
     @property
     def bytes(self) -> int | None:
@@ -86,7 +88,10 @@ def announced(card: TargetCard, wishes: Wishes, reporter: Reporter) -> Announced
     forms = tuple(one for one in entry.forms if one.source != downloads[0].source)
     kind = to_make(card)
     hours = _hours(kind, entry, machine) if kind else None
-    return Announced(tuple(downloads), forms, free_disk_bytes(), fits, memory, chosen.why, instead, kind, hours)
+    imported = card.path if card.here and not downloads[0].here else None
+    return Announced(
+        tuple(downloads), forms, free_disk_bytes(), fits, memory, chosen.why, instead, kind, hours, imported
+    )
 
 
 def _hours(kind: str, entry: Entry, machine: Machine) -> float | None:

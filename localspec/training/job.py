@@ -224,11 +224,11 @@ class Job:
         if self.main and not begun:
             self._progress("reading text")
             rows = list(corpus.rows())
-            reader, done = reader_of(served_target(self.request.card, self._settings, target)), 0
-            missing = [row for row in rows if row not in readings]
+            reader = reader_of(served_target(self.request.card, self._settings, target))
+            missing, stored = readings.lacking(rows), len(readings)
             worth = sum(map(len, map(positions, missing)))
-            for row, _ in zip(missing, readings.fill(missing, reader), strict=False):
-                done += len(positions(row))
+            for count in readings.fill(missing, reader):
+                done = count - stored
                 self._progress(f"{100 * done / worth:.0f} %  read {done} of {worth} tokens")
                 if self.clock.reading_is_over() and done >= 2 * sum(map(len, map(positions, corpus.held_out))):
                     break

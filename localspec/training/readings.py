@@ -105,21 +105,24 @@ class Readings:
     def __contains__(self, row: Row) -> bool:
         return _digest(row) in self._found
 
-    def fill(self, rows: Sequence[Row], reader: Reader) -> Iterator[int]:
-        """Read the rows that are not stored yet, and yield the number of stored positions after each of them.
+    def lacking(self, rows: Sequence[Row]) -> list[Row]:
+        """Return the rows that have positions and are not stored yet, each once."""
+        found = {_digest(row): row for row in rows if positions(row)}
+        return [row for name, row in found.items() if name not in self._found]
 
-        Rows without a position are skipped. Raises DoesNotFit if the files cannot be written.
+    def fill(self, rows: Sequence[Row], reader: Reader) -> Iterator[int]:
+        """Read the `lacking` rows, and yield the number of stored positions after each of them.
+
+        Raises DoesNotFit if the files cannot be written.
         """
-        for row in rows:
-            name, places = _digest(row), positions(row)
-            if name in self._found or not places:
-                continue
+        for row in self.lacking(rows):
+            places = positions(row)
             states, ids, chances = reader(row.tokens[: places[-1] + 1], places[0])
             wanted = np.array(places) - places[0]
             records = np.empty(len(places), self._record)
             records["state"] = np.clip(states[wanted], -LARGEST, LARGEST)
             records["ids"], records["chances"] = ids[wanted], chances[wanted]
-            self._append(name, records)
+            self._append(_digest(row), records)
             yield self._count
 
     def _append(self, name: str, records: npt.NDArray[Any]) -> None:

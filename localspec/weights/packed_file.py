@@ -288,10 +288,13 @@ class PackedFile:
     start: int  # of the sections, in bytes
 
     def text(self, name: str) -> bytes:
-        """Return the content of one of the model's own text files. Raises KeyError, and DamagedFile."""
+        """Return the content of one of the model's own text files. Raises KeyError, DamagedFile and CannotRead."""
         section = self.header.texts[name]
-        with self.path.open("rb") as stream:
-            content = _bytes(stream, self.start + section.offset, section.bytes)
+        try:
+            with self.path.open("rb") as stream:
+                content = _bytes(stream, self.start + section.offset, section.bytes)
+        except FileNotFoundError:
+            raise _replaced(self.path) from None
         return undamaged(content, section, f"{name} in {self.path}")
 
     def verify(self, progress: Progress = lambda done, total: None) -> list[str]:
@@ -347,6 +350,8 @@ def peek(file: Path) -> tuple[PackedFile, int]:
             if not 2 <= length <= min(size - 48, _HEADER_LIMIT):
                 raise _damaged(file, f"its header does not fit in {size} bytes")
             text = stream.read(length)
+    except FileNotFoundError:
+        raise _replaced(file) from None
     except OSError as error:
         raise CannotRead(f"{file} cannot be read ({error.strerror}).") from None
     if hashlib.sha256(text).digest() != begin[16:]:
@@ -402,6 +407,11 @@ def _same_weights(one: Header, other: Header) -> bool:
         sizes = [sorted(size for size, _ in header.origin.files.values()) for header in (one, other)]
         return sizes[0] == sizes[1]
     return one.origin.files == other.origin.files
+
+
+def _replaced(file: Path) -> CannotRead:
+    """Return the error for a file that is missing though it was listed: importing it again replaces it."""
+    return CannotRead(f"Another process has just replaced or deleted the packed model {file.name}; try again.")
 
 
 def _damaged(file: Path, what: str) -> DamagedFile:

@@ -23,7 +23,7 @@ def test_the_most_important_first():
     assert list(in_words(KNOWN)) == [
         "61 tok/s", "2.4× faster", "3.1 tokens/step", "context 29 %"
     ]  # fmt: skip
-    off = replace(KNOWN, speedup=0.8, off_reason="it cost 3.1× the time it saved", reasoning_tokens=7)
+    off = replace(KNOWN, speedup=0.8, off_reason="drafts took 3.1× the time that they saved", reasoning_tokens=7)
     assert list(in_words(off))[1] == "20 % slower"
     assert list(in_words(off))[-2:] == [
         "thought for under 0.1 s, 7 tokens", wording("drafting_paused_cost_3_1_time"),

@@ -243,7 +243,7 @@ def test_a_context_that_was_asked_for_takes_its_bytes_and_no_more_than_the_model
 
 def test_the_reason_is_a_sentence_about_what_is_taken() -> None:
     reason = choose(CARD, Settings(), HERE).reason
-    figures = r"[\d.]+ tokens/s, M \d\.\d\d by the memory predicted \(predicted; \d\.\d\d tokens/step .*\)"
+    figures = r"[\d.]+ tokens/s \(predicted\), M \d\.\d\d \(predicted memory\), \d\.\d\d tokens/step .*"
     assert re.fullmatch(rf"phrases in int8: {figures}; chosen by speed, since memory is plentiful", reason)
     assert " in bf16: " in choose(CARD, Settings(quantize="none"), HERE).reason
     assert choose(CARD, Settings(drafter="lookahead"), HERE).reason == wording("lookahead_as_asked_in_int8")

@@ -238,7 +238,7 @@ def test_the_reason_has_the_figures_of_this_machine() -> None:
     feed(budget, chain(1), RIGHT, times=20)
     while budget.nodes:
         feed(budget, chain(1), RIGHT, seconds=2.5)
-    figures = re.fullmatch(r"it cost (\d+\.\d+)× the time it saved", budget.off_reason or "")
+    figures = re.fullmatch(r"drafts took (\d+\.\d+)× the time that they saved", budget.off_reason or "")
     assert figures and float(figures[1]) == pytest.approx(2.5, abs=0.1)
 
 

@@ -80,6 +80,15 @@ def test_what_a_kill_cut_off_is_read_again(tiny: Make, readings: Readings, tmp_p
                 name.write_bytes(bytes_)
 
 
+def test_rows_without_a_position_and_repeated_rows_are_not_read(tiny: Make, tmp_path: Path) -> None:
+    empty = Row(prompt_ids(12, seed=4), [False] * 12)
+    found = Readings(tmp_path / "readings", tiny(LLAMA).target.transformer.config.hidden_size)
+    rows = [empty, ROWS[1], empty, ROWS[0], ROWS[1]]
+    assert found.lacking(rows) == [ROWS[1], ROWS[0]]
+    counts = list(found.fill(rows, reader_of(tiny(LLAMA).target)))
+    assert counts == [22, 53] and found.lacking(rows) == []
+
+
 def test_the_likeliest_tokens_are_labels_as_a_whole_distribution_is() -> None:
     torch.manual_seed(0)
     logits, states_, head = torch.randn(7, 80), torch.randn(7, 16), torch.randn(80, 16)

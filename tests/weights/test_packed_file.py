@@ -21,7 +21,16 @@ from golden import matching
 from localspec.errors import LocalspecError
 from localspec.weights import packed_file
 from localspec.weights.opened import PackedModel, write
-from localspec.weights.packed_file import PARTIAL, DamagedFile, Header, Origin, Tensor, UnreadableFormat, read
+from localspec.weights.packed_file import (
+    PARTIAL,
+    CannotRead,
+    DamagedFile,
+    Header,
+    Origin,
+    Tensor,
+    UnreadableFormat,
+    read,
+)
 
 ORIGIN = Origin("a model", "0" * 40, "MIT", "org/repo", "1" * 40, {"model.safetensors": (123, "")})
 TENSORS = {
@@ -93,6 +102,14 @@ def test_progress_ends_with_all_bytes(tmp_path):
     seen = []
     write(tmp_path / "model.packed", planned(), fill, 2, lambda done, total: seen.append((done, total)))
     assert seen == sorted(seen) and seen[-1][0] == sum(section.bytes for section in planned().sections.values())
+
+
+def test_a_file_that_another_process_replaced_is_named_without_its_path(tmp_path):
+    found = read(write_one(tmp_path / "model.packed"))
+    found.path.unlink()
+    for act in (lambda: read(found.path), lambda: found.text("config.json")):
+        with pytest.raises(CannotRead, match=r"^Another process .* the packed model model\.packed; try again\.$"):
+            act()
 
 
 @pytest.mark.slow
