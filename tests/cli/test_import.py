@@ -272,6 +272,7 @@ def test_a_file_that_an_entry_lists_is_that_model(tmp_path: Path, gguf: Path) ->
     shown = json.loads(called(tmp_path, "show", "listed", "--json").stdout)
     assert (shown["quality"], shown["source"], shown["verified"]) == (7, str(gguf), True)
     assert run_hi(tmp_path, "listed") == run_hi(tmp_path, str(gguf))
+    assert called(tmp_path, "pull", "listed", "--dry-run").stdout.startswith(f"listed is already here: {shown['path']}")
     assert wording("every_weight_agrees") in called(tmp_path, "verify", "listed").stdout
     assert called(tmp_path, "rm", "listed", "--yes").returncode == 0 and "listed" not in listed(tmp_path)
     assert list(tmp_path.rglob("*.packed")) == []
