@@ -1,4 +1,4 @@
-// The C functions: arguments are checked here, and nowhere else.
+// The C functions. They check their arguments; nothing below them does.
 #include "localspec.h"
 
 #include <cstdarg>
@@ -18,9 +18,9 @@ struct ls_pool : Pool {};
 
 namespace {
 
-thread_local char sentence[512] = "";  // of this thread's last mistake
+thread_local char sentence[512] = "";  // the error of this thread's last call
 
-// A call that computes: it has the pool to itself.
+// The right to compute: while it exists, no other call uses the pool.
 struct Call {
     Lock lock;
     FloatMode mode;
@@ -486,7 +486,7 @@ int64_t ls_cache_bytes(const ls_cache* cache) { return cache ? (int64_t)(cache->
 
 int ls_cache_keep(ls_cache* cache, const int32_t* path, int count) {
     LS_CHECK(cache && (path || count == 0), "To keep rows, give a cache and their numbers.");
-    const int rows = cache->slots - cache->length;  // also those that no forward wrote: measurements pretend
+    const int rows = cache->slots - cache->length;  // also rows that no forward wrote: measurements keep such rows
     LS_CHECK(count >= 0 && count <= rows, "%d rows cannot be kept; there is room for %d.", count, rows);
     for (int i = 0; i < count; i++)
         LS_CHECK(path[i] > (i ? path[i - 1] : -1) && path[i] < rows, "Row %d cannot be kept here; rows ascend and are below %d.", path[i], rows);
@@ -496,7 +496,7 @@ int ls_cache_keep(ls_cache* cache, const int32_t* path, int count) {
         LS_CHECK(!written || cache->states.reaches(cache->length + count), "Of %d rows that were read at once, %d alone cannot be kept.", cache->rows, count);
         if (!written) cache->states.assume(cache->length, cache->length + count);
     }
-    for (int i = 0; i < count; i++) cache->move(cache->length + path[i], cache->length + i);  // nothing is overwritten before it moves
+    for (int i = 0; i < count; i++) cache->move(cache->length + path[i], cache->length + i);  // in this order no row is overwritten before it moves
     cache->length += count, cache->rows = 0;
     return LS_OK;
 }
@@ -632,7 +632,7 @@ double ls_read_seconds(const void* data, size_t bytes, int threads) {
     if (!pool) return -1;
     const size_t piece = (size_t)1 << 18;
     std::atomic<uint64_t> sum{0};
-    pool->share(threads, [](int, int, int) {});  // wakes them
+    pool->share(threads, [](int, int, int) {});  // wakes the threads
     const double began = seconds();
     pool->share((int)((bytes + piece - 1) / piece), [&](int from, int to, int) {
         const size_t end = (size_t)to * piece;
@@ -640,5 +640,5 @@ double ls_read_seconds(const void* data, size_t bytes, int threads) {
     });
     const double took = seconds() - began;
     ls_pool_free(pool);
-    return sum == 1 ? took + 1e-12 : took;  // the sum is needed, so that the reading is
+    return sum == 1 ? took + 1e-12 : took;  // uses the sum, so that the compiler cannot leave the reading out
 }

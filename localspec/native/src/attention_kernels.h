@@ -5,12 +5,12 @@
 //   row of 7 sees     0 1 2 3 4   5     7        prefix 6 (slots 0-5 lie as they are seen), tail [7]
 //   logical index     0 1 2 3 4   5     6
 //
-// A row's result depends on its logical sequence alone: scores by lane of the logical index, sums in its order, in chunks
-// that begin at multiples of CHUNK and are combined in order.
+// A row's result depends only on its logical sequence: scores are computed in the lane of the logical index, and sums in
+// logical order, in chunks that begin at multiples of CHUNK and are combined in order.
 
 LS_INLINE v16 exp_of_difference(float a, float b) { return exponential(all(a - b)); }
 
-// ---- what comes first: norms, rotation, the new keys and values
+// ---- before attention: norms, rotation, the new keys and values
 void rotate(float* v, const float* cos, const float* sin, int half) {
     for (int i = 0; i < half; i += 16) {
         const int count = half - i;
@@ -21,7 +21,7 @@ void rotate(float* v, const float* cos, const float* sin, int half) {
     }
 }
 
-// The same of channels that are neighbours.
+// The same for pairs of neighbouring channels.
 void rotate_neighbours(float* v, const float* cos, const float* sin, int half) {
     for (int i = 0; i < half; i += 16, v += 32) {
         const int count = smaller(16, half - i);
@@ -51,7 +51,7 @@ void place_as(const Attending& a, int kv_head, int from_row, int to_row) {
         const float* qkv = a.qkv + (size_t)row * a.qkv_stride;
         const v16 scale = all(a.factors ? usual * a.factors[row] : usual);
         float* queries = a.queries + ((size_t)row * a.num_heads + kv_head * group) * padded;
-        // key and value are made in the place of the row's first query, which comes after them
+        // the place of the row's first query holds key and value until that query is written
         if (a.own_keys) {
             const int slot = a.first_slot + row;
             head_row(a, qkv + (size_t)(a.first_key + kv_head) * d, a.k_norm, row, queries);
@@ -100,7 +100,7 @@ void scores_of(const float* const* q, const Cell* keys, int d, int from, int to,
 }
 template <class Cell>
 void score(int count, const float* const* q, const Cell* keys, int d, int from, int to, float* s, int stride) {
-    if (REGISTERS < 32 && count > 4) {  // sums of four queries are what the registers hold
+    if (REGISTERS < 32 && count > 4) {  // the registers hold the sums of four queries
         scores_of<4>(q, keys, d, from, to, s, stride);
         score(count - 4, q + 4, keys, d, from, to, s + 4 * (size_t)stride, stride);
     } else if (count > 4) scores_of<8>(q, keys, d, from, to, s, stride);
@@ -165,7 +165,7 @@ LS_INLINE bool sees(const Attending& a, int row, int chunk) {
 
 struct Query {
     int row, head;
-    int from, prefix, to;  // logical: it sees [from, to) of this chunk; what lies before `prefix` is at its slot
+    int from, prefix, to;  // logical indexes: the row sees [from, to) of this chunk; below `prefix` the index is the slot
 };
 
 template <class Cell>
@@ -191,7 +191,7 @@ void score_chunk(const Attending& a, const Head<Cell>& h, int start, const Query
     }
     if (from < prefix) score(count, q, h.keys, h.d, from / 16, ceil_div(prefix, 16), s + from / 16 * 16 - start, CHUNK);
     if (!tails_to) return;
-    // with the whole tree; then a row's ancestors to their logical places
+    // with all slots of the tree; then the scores of a row's ancestors move to their logical indexes
     const int tree_block = a.tree_slot / 16, to_block = ceil_div(tails_to, 16), tree_slots = (to_block - tree_block) * 16;
     score(count, q, h.keys, h.d, tree_block, to_block, tree, tree_slots);
     for (int i = 0; i < count; i++) {
@@ -223,7 +223,7 @@ void mix_alone(const Head<Cell>& h, int start, const float* s, int from, int to,
     mix<1>(&p, h.values + (size_t)from * h.padded, h.padded, to - from, sum);
 }
 
-// Values of up to 4 queries: what all see of the prefix in one pass, the rest by each alone.
+// Values of up to 4 queries: the part of the prefix that all see in one pass, the rest separately.
 template <int Q, class Cell>
 void mix_prefixes(const Head<Cell>& h, int start, const Query* queries, float* s, float* const* sums) {
     int from = 0, to = start + CHUNK;
@@ -300,7 +300,7 @@ void attend(const Attending& a, int kv_head, int from_row, int to_row, int chunk
     else attend_as<float>(a, kv_head, from_row, to_row, chunk, scratch);
 }
 
-// Chunks that several threads computed, in order.
+// Combine, in order, the chunks that several threads computed.
 void combine(const Attending& a, int row, float* scratch) {
     const int size = state_floats(a.head_dim), first = a.visible_from[row] / CHUNK;
     for (int head = 0; head < a.num_heads; head++) {

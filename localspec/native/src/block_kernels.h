@@ -1,10 +1,10 @@
 // A linear layer whose weights are blocks (block_layout.h): 16 output channels, a lane each, for up to 8 rows.
 //
-// Every output is computed in this order, whatever is computed at the same time: acc = 0, then for groups of 32 inputs
+// Every output is computed in this order, whatever rows are computed with it: acc = 0, then for each group of 32 inputs
 //   one scale     acc = fma(float(i) * scale, s, acc); acc = fma(minimum, s * sum, acc)
 //   two scales    t = float(i0) * scale0; t = fma(float(i1), scale1, t); acc = fma(t, s, acc);
 //                 u = minimum0 * -sum0; u = fma(minimum1, -sum1, u); acc = fma(u, -s, acc)
-// with s the scale of the inputs, i the sum of (byte - offset) * input, and without the last step where there are no minima.
+// where s is the scale of the inputs and i the sum of (byte - offset) * input. Types without minima leave out the last step.
 
 // 32 inputs share a scale, as in prepare_span (row_kernels.h).
 LS_INLINE void prepare_group(const Preparing& p, int block, int r, int group) {
@@ -21,7 +21,7 @@ LS_INLINE void prepare_group(const Preparing& p, int block, int r, int group) {
     i16 v[2];
     for (int h = 0; h < 2; h++) {
         const v16 scaled = inputs[h] * factor;
-        v[h] = rounded(chosen(scaled == scaled, scaled, all(0.0f)));  // inf * 0
+        v[h] = rounded(chosen(scaled == scaled, scaled, all(0.0f)));  // NaN from inf * 0 becomes 0
         to_bytes(v[h], p.to.values + 32 * at + 16 * h);
     }
     const int32_t both = sum_of(v[0] + (v[1] << 16)), first = (int16_t)both, second = (both - first) >> 16;  // 12 bits each
@@ -37,7 +37,7 @@ void prepare_blocks(const Preparing& p, int block, int from_span, int to_span) {
         for (int group = GROUPS * from_span; group < GROUPS * to_span; group++) prepare_group(p, block, r, group);
 }
 
-// Some rows of one block of rows, from a group on.
+// Some rows of a block of rows, starting at a group.
 struct BlockRows {
     const int8_t* values;
     const float *scales, *scaled_sums;
@@ -95,11 +95,11 @@ template <class T, int N, int GROUP> LS_INLINE void add_groups(const uint8_t* p,
     }
 }
 
-struct Ahead {  // bytes that memory is asked for in advance; 0: not asked
+struct Ahead {  // how far ahead memory is prefetched, in bytes; 0: not at all
     int near, far;
 };
 
-// One panel for N of the `rows` rows of a block, from x on; out [N][16].
+// One panel for N of the `rows` rows of a block, starting at x; out [N][16].
 template <class T, int N> __attribute__((noinline)) void block_tile(const uint8_t* p, int records, BlockRows x, int rows, Ahead ahead, float* out) {
     constexpr int LINES = record_lines(T::LAYOUT), PER_CHUNK = T::GROUPS * T::SCALES, SHARE = (LINES + T::CHUNKS - 1) / T::CHUNKS;
     Reals acc[PARTS][N] = {};
@@ -156,7 +156,7 @@ template <class T> __attribute__((noinline)) void read_lane(const uint8_t* panel
     }
 }
 
-// Calls `work` with the type of a matrix.
+// Call `work` with the type of a matrix.
 template <class Work> LS_INLINE void with_block_type(int type, const Work& work) {
     switch (type) {
         case LS_Q4_0: return work(Q4_0());
@@ -180,7 +180,7 @@ void read_blocks(const ls_blocks& part, int in, int row, int from, int to, float
     with_block_type(part.type, [&](auto type) { read_lane<decltype(type)>(data, row % BLOCK_PANEL, from, to, weights); });
 }
 
-// A part of a weight, with what would be found again for every panel.
+// A part of a weight, with values that are the same for every panel.
 struct BlockPart {
     const uint8_t* data;
     size_t panel_bytes;
@@ -196,14 +196,14 @@ struct BlockPart {
 // One panel and one block of rows; out [rows][16].
 LS_INLINE void block_panel(const BlockPart& part, int panel, BlockRows x, int rows, bool first, float* out) {
     const uint8_t* data = part.data + part.panel_bytes * panel;
-    // As measured. AMD (Zen 4, Q4_K and Q6_K): it fetches for a row or two by itself, and asking is 15 to 30 % slower; four rows
-    // and more are up to 70 % faster with it. Intel: as in tile_avx512.h.
+    // Measured on AMD (Zen 4, Q4_K and Q6_K): the processor prefetches enough for a row or two, and more is 15 to 30 % slower;
+    // for four rows and more it is up to 70 % faster. Intel: as in tile_avx512.h.
     const Ahead ahead = !first || (rows <= 2 && !made_by_intel) ? Ahead{0, 0} : made_by_intel ? Ahead{1024, 8192} : Ahead{0, 8192};
     for (int r = 0; r < rows; r += TURN, x.pass(TURN))
         part.tile(smaller(TURN, rows - r), data, part.records, x, rows, r ? Ahead{0, 0} : ahead, out + BLOCK_PANEL * r);
 }
 
-// Two panels and the channels that they give.
+// Two panels and their output channels.
 struct BlockUnit {
     int parts[2], panels[2];
     Channels channels;
@@ -221,7 +221,7 @@ struct BlockUnit {
 };
 
 void multiply_blocks(const Product& p, int from_unit, int to_unit, int thread) {
-    constexpr int NEAR = 384 << 10;  // bytes of inputs that stay in the second cache while panels pass
+    constexpr int NEAR = 384 << 10;  // bytes of inputs that stay in the second-level cache from panel to panel
     constexpr int MOST = 32;         // blocks of rows
     const ls_matrix& m = *p.matrix;
     float u[BLOCK * BLOCK_PANEL], v[BLOCK * BLOCK_PANEL] = {};

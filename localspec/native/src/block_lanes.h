@@ -1,8 +1,8 @@
-// What the product of blocks needs of an instruction set: vectors as wide as its registers, a lane for each output channel,
-// and a Sum, to which four weights times four inputs are added in each lane. Integers, so that their order does not matter.
+// The part of the product of blocks that depends on the instruction set: vectors as wide as its registers, with a lane for
+// each output channel, and a Sum that adds four weights times four inputs in each lane. Integers: their order does not matter.
 //
 // Bytes of weights are 0 to T::MOST, or where T::SIGNED -128 to 127; inputs are -127 to 127. Where UNSIGNED_WEIGHTS, signed
-// ones come with 128 added, and the sum begins with what that adds. TURN: rows whose sums fit into the registers.
+// ones have 128 added, and the sum begins with the correction for that. TURN: rows whose sums fit into the registers.
 
 #if defined(LS_TARGET_AVX512)
 typedef v16 Reals;
@@ -16,7 +16,7 @@ LS_INLINE Words looked_up(const int8_t* table, Words indices) {
 template <class T> struct Sum {
     __m512i i;
     LS_INLINE void begin(Words from) { i = (__m512i)from; }
-    template <int STEP> LS_INLINE void add(Words w, const int8_t* x) {  // compilers load the inputs first, and run out of registers
+    template <int STEP> LS_INLINE void add(Words w, const int8_t* x) {  // assembly, because compilers load all inputs first and run out of registers
         asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(i) : "v"((__m512i)w), "m"(*(const int32_t*)x));
     }
     LS_INLINE Words total() const { return (Words)i; }
@@ -40,9 +40,9 @@ template <class T> struct Sum {
     LS_INLINE Words total() const { return (Words)i; }
 };
 #else
-constexpr int TURN = 8;  // measured: 8 rows in 12 % less time than by fours
+constexpr int TURN = 8;  // measured: 8 rows take 12 % less time than twice 4
 constexpr bool UNSIGNED_WEIGHTS = false;
-template <class T> struct Sum {  // two products fit in 16 bits, and those of FIT steps, as large as weights are
+template <class T> struct Sum {  // two products fit in 16 bits, and so do those of FIT steps with weights this large
     static constexpr int STEPS = 8 / T::SCALES, MANY = T::SIGNED ? 1 : 32767 / (2 * 127 * T::MOST), FIT = MANY < STEPS ? MANY : STEPS;
     __m256i i, pairs;
     LS_INLINE void begin(Words from) { i = (__m256i)from; }
@@ -81,7 +81,7 @@ typedef float Reals __attribute__((vector_size(16)));
 typedef int32_t Words __attribute__((vector_size(16)));
 constexpr int TURN = 1;
 constexpr bool UNSIGNED_WEIGHTS = false;
-__attribute__((noinline)) Reals fma(Reals a, Reals b, Reals c) {  // inlined it would be most of this file's code
+__attribute__((noinline)) Reals fma(Reals a, Reals b, Reals c) {  // inlined, it would make up most of this file's code
     for (int i = 0; i < 4; i++) c[i] = fma(a[i], b[i], c[i]);
     return c;
 }

@@ -1,4 +1,4 @@
-// How a part of a weight, [out, in], lies in memory that stays in the blocks of a GGUF file: panels of 16 output channels.
+// The layout in memory of a part of a weight [out, in] that stays in the blocks of a GGUF file: panels of 16 output channels.
 //
 //   part     panel | panel | ...           each from its first byte to its last
 //   panel    record | record | ...         a record: the same block, or 2 or 4 blocks, of 16 rows
@@ -6,9 +6,9 @@
 //   word     4 bytes of each row: r0 | r1 | ... | r15; of the first block of the record, then of the next; see line_of
 //   fields   16 fp16 numbers for each of one or two fields: the scales of two blocks, or scale and minimum of one
 //
-// So a lane of a vector is an output channel, and a value of the file is never changed. Two things are not as in the file:
-// the fields, and fifth bits: bit t of byte b of that word belongs to input 4 t + b. Where rows end within a record, or out
-// within a panel, zeros follow.
+// So a lane of a vector is an output channel, and no value of the file is changed. Two things differ from the file: the
+// fields, and fifth bits: bit t of byte b of that word belongs to input 4 t + b. If rows end within a record, or `out`
+// within a panel, zeros fill the rest.
 #pragma once
 #include "common.h"
 
@@ -50,7 +50,7 @@ constexpr const BlockLayout* find_layout(int type) {
         if (layout.type == type) return &layout;
     return nullptr;
 }
-// The line of a block's word: in the order in which a product first reads them, because processors fetch ahead along that.
+// The line of a block's word. Lines are in the order in which a product first reads them, so that processors prefetch well.
 constexpr int line_of(const BlockLayout& l, int word) {
     if (l.type == LS_Q3_K) return word >= 24 ? word - 24 : word + 3;  // scales are first
     if (l.type != LS_Q6_K) return word;

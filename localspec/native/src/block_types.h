@@ -1,4 +1,4 @@
-// How each type of block is read. A weight is scale * (byte - offset) + minimum.
+// Readers of each type of block. A weight is scale * (byte - offset) + minimum.
 //
 // A record has CHUNKS * GROUPS groups of 32 inputs. `scales` gives SCALES of each group (for 32 inputs, or for 16), and as
 // many minima where MINIMA; `word` gives the bytes of four inputs: number STEP of 8 in group GROUP of a chunk. `p` is the first
@@ -18,7 +18,7 @@ template <int TYPE> struct Stored {
     }
 };
 
-// A byte has a weight of the first 16 inputs in its low half, and of the last 16 in its high half.
+// A byte has a weight of the first 16 inputs in its low half, and one of the last 16 in its high half.
 template <int STEP> LS_INLINE Words nibbles(const uint8_t* p) {
     const Words w = words_at(p + LINE * (STEP % 4));
     return (STEP < 4 ? w : shifted(w, 4)) & FOURS;
@@ -63,7 +63,7 @@ struct IQ4_NL : Stored<LS_IQ4_NL> {
 alignas(16) constexpr int8_t E2M1[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
 struct MXFP4 : Stored<LS_MXFP4> {
     static constexpr int MOST = 28, OFFSET = 4;
-    static LS_INLINE void scales(const uint8_t* p, const uint8_t*, Reals* scale, Reals*) {  // half of 2^(byte - 127), as ggml has it
+    static LS_INLINE void scales(const uint8_t* p, const uint8_t*, Reals* scale, Reals*) {  // half of 2^(byte - 127), as in ggml
         const Words four = words_at(p - LINE);
         for (int i = 0; i < 4; i++) {
             const Words e = byte_of(four, i), small = e < 2;

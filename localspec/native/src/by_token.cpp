@@ -5,9 +5,9 @@
 namespace ls {
 namespace {
 
-constexpr float BOTH = 0.70710678118654752f;  // a row of the table and a norm have the mean square 1, and so has their sum times this
+constexpr float BOTH = 0.70710678118654752f;  // the table's row and the norm each have the mean square 1; times this, so has their sum
 
-// Of a token's row, which has so many columns, `count` from the first on.
+// Read `count` columns of a token's row, starting at `first`.
 void read_table(const ls_table& table, int columns, int token, int first, int count, float scale, float* x) {
     const size_t at = (size_t)token * columns + first;
     if (!table.rows) read_row(table.matrix, token, first, first + count, x);

@@ -1,4 +1,4 @@
-// What is read by a token's id: its embedding, and what layers read of it beside their states (Gemma 4).
+// Rows that are read by a token's id: embeddings, and the inputs by token that each layer of Gemma 4 has.
 #pragma once
 #include "linear.h"
 #include "model.h"

@@ -11,7 +11,7 @@ template <class Cell> void move_head(char* keys, char* values, int padded, int f
     memcpy((Cell*)values + (size_t)to * padded, (Cell*)values + (size_t)from * padded, sizeof(Cell) * padded);
 }
 
-// Layer by layer where keys and values lie, of recurrent ones none -> channels of a slot's keys in all of them.
+// Fill in where each layer's keys and values lie; recurrent layers have none. Return the channels of a slot's keys in all.
 template <class Use> int64_t each_place(const ls_model& model, const Use& use) {
     int64_t channels = 0;
     for (int i = 0; i < model.config.num_layers; i++) {

@@ -1,18 +1,18 @@
 // Keys and values of a text. For each layer that has its own, and each of its key heads: keys [slots / 16][padded
 // head_dim][16], values [slots][padded head_dim]; a cell is fp16 or fp32. A slot is not a position: each slot has its
-// position beside it.
+// position next to it.
 #pragma once
 #include "model.h"
 #include "states.h"
 
 struct ls_cache {
     struct Place {  // of a layer's keys and values
-        int32_t layer;       // whose they are
+        int32_t layer;       // that they belong to
         int32_t kv_heads, padded_dim;
         int64_t before;      // channels of a slot's keys in the layers before
     };
     int32_t layers = 0, format = LS_FP32;
-    int32_t slots = 0, length = 0, rows = 0;  // rows: of the last forward, behind the committed tokens
+    int32_t slots = 0, length = 0, rows = 0;  // rows: those of the last forward, which follow the committed tokens
     int64_t channels = 0;                     // of a slot's keys in all layers; values have as many
     ls::Memory places;                        // Place [layers]
     ls::Memory cells;                         // layer by layer its keys, then its values

@@ -1,4 +1,4 @@
-// What all files share: 16-bit floats, memory at multiples of a cache line, and how a mistake becomes a sentence.
+// Shared by all files: 16-bit floats, memory aligned to cache lines, and errors as sentences.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -11,7 +11,7 @@
 #define LS_INLINE inline __attribute__((always_inline))
 
 namespace ls {
-namespace {  // in every file anew: each is compiled for its own instruction set
+namespace {  // local to each file, because each is compiled for its own instruction set
 
 template <class To, class From> LS_INLINE To bits_as(From from) {
     static_assert(sizeof(To) == sizeof(From), "");
@@ -52,14 +52,14 @@ LS_INLINE uint16_t float_to_half(float f) {  // to the nearest, ties to even
 
 }  // namespace
 
-// Memory at a multiple of 64 bytes, zeros at first, without exceptions.
+// Zeroed memory at a multiple of 64 bytes. It throws no exceptions.
 class Memory {
   public:
     Memory() = default;
     Memory(const Memory&) = delete;
     Memory& operator=(const Memory&) = delete;
     ~Memory() { free(base_); }
-    bool resize(size_t bytes) {  // contents are lost; where there is no memory, all stays as it was
+    bool resize(size_t bytes) {  // loses the contents; without memory it changes nothing
         if (bytes > SIZE_MAX - 128) return false;
         void* base = calloc(1, bytes + 128);
         if (!base) return false;
@@ -83,7 +83,7 @@ class Memory {
     size_t bytes_ = 0;
 };
 
-// Objects without exceptions; a new one is NULL where there is no memory.
+// Objects without exceptions; `new` returns NULL if there is no memory.
 template <class T> T* make() {
     void* room = malloc(sizeof(T) + alignof(T));
     if (!room) return nullptr;
@@ -98,7 +98,7 @@ template <class T> void unmake(T* object) {
     free(room);
 }
 
-// Parts of one block of memory: asked for twice, first to count, then to hand out.
+// Parts of one block of memory. The same code runs twice: first it counts the bytes, then it takes them.
 class Arena {
   public:
     explicit Arena(char* base) : base_(base) {}

@@ -38,7 +38,7 @@ const ls_delta* copied(Arena& arena, const ls_delta& from, const ls_delta_sizes&
 }
 
 void Delta::take(Arena& arena, const States& states, int rows) {
-    const int most = larger(rows, smaller(States::RECENT, BATCH));  // rows that are read again pass in batches, too
+    const int most = larger(rows, smaller(States::RECENT, BATCH));  // rows that are read again are also read in batches
     window_ = arena.take<float>((size_t)(c_.delta.taps - 1 + most) * states.padded_channels());
     gates_ = arena.take<float>((size_t)most * 2 * c_.delta.value_heads);
     scratch_size_ = k_.recurring_scratch(c_.delta.key_dim, c_.delta.value_dim);
@@ -66,7 +66,7 @@ void Delta::read(States& states, const States::Reading& reading, const ls_layer&
     advance(states, layer, number, from, reading.after, rows, projected, values);
 }
 
-// Rows that were read before, to the state after the committed tokens.
+// Read rows again, up to the state after the committed tokens.
 void Delta::again(States& states, const States::Reading& reading, const ls_layer& layer, int number) {
     const int stride = states.padded_channels();
     int from = reading.source;
@@ -81,7 +81,7 @@ void Delta::again(States& states, const States::Reading& reading, const ls_layer
     }
 }
 
-// The rows before a state, to the front of the window.
+// Copy the rows before a state to the front of the window.
 void Delta::begin(const States& states, int slot, int number) {
     const int count = states.padded_channels() * (c_.delta.taps - 1);
     if (slot == States::NOTHING) memset(window_, 0, sizeof(float) * count);

@@ -1,4 +1,4 @@
-// A recurrent layer of a forward: what it reads is kept, its state goes on, and its heads are shared among threads.
+// A recurrent layer of a forward: it saves its inputs and updates its state; threads share its heads.
 #pragma once
 #include "isa.h"
 #include "model.h"
@@ -8,7 +8,7 @@
 namespace ls {
 
 const ls_delta* copied(Arena& arena, const ls_delta& from, const ls_delta_sizes& sizes, bool now);  // as kernels read it
-int check_delta(const ls_delta_sizes& sizes);  // LS_OK where such sizes are possible
+int check_delta(const ls_delta_sizes& sizes);  // LS_OK if these sizes are possible
 
 class Delta {
   public:

@@ -1,5 +1,5 @@
-// Gated DeltaNet, a head and a row at a time. A state S [key_dim][value_dim] lies in blocks of 32 columns, each of which is
-// read and changed by itself: for all rows before the next one, so that it stays in the first cache.
+// Gated DeltaNet, one head and one row at a time. A state S [key_dim][value_dim] lies in blocks of 32 columns. A block is
+// updated for all rows before the next block, so that it stays in the first-level cache.
 //
 //   S ← α S;   S ← S + k βᵀ(v − Sᵀk);   o = Sᵀq / √key_dim          (sums over even and over odd channels, then of both)
 
@@ -19,7 +19,7 @@ void from_cells(const void* cells, int count, int format, float* x) {  // count:
     for (int i = 0; i < count; i += 16) store(x + i, format == LS_FP16 ? load_cells((const uint16_t*)cells + i) : load_cells((const float*)cells + i));
 }
 
-// How much each value head changes, and what stays of its state: sigmoid(x), and e^(rate * log(1 + e^(x + bias))).
+// By value head: how much it changes, sigmoid(x), and how much of its state stays, e^(rate * log(1 + e^(x + bias))).
 void gates(const float* x, const float* dt_bias, const float* rates, int heads, float* to) {
     for (int head = 0; head < heads; head++) {
         const double part = falling_exponential(x[head] > 0 ? -(double)x[head] : (double)x[head]);
@@ -51,7 +51,7 @@ LS_INLINE void to_length_one(float* x, int size, float scale) {
     for (int i = 0; i < size; i += 16) store(x + i, load(x + i) * all(inverse) * all(scale));
 }
 
-// One row and 32 columns of a state, `from` -> `to`, which may be one; v becomes what the row gets.
+// One row and 32 columns of a state, `from` -> `to`, which may be the same; v becomes the row's output.
 LS_INLINE void change(const float* from, float* to, int key_dim, const float* q, const float* k, float* v, float beta, float decay) {
     const v16 stays = all(decay);
     v16 even0 = all(0.0f), even1 = all(0.0f), odd0 = all(0.0f), odd1 = all(0.0f);
@@ -88,7 +88,7 @@ LS_INLINE void change(const float* from, float* to, int key_dim, const float* q,
     store(v, even0 + odd0), store(v + 16, even1 + odd1);
 }
 
-// What a value head gives, after its norm, times SiLU of its gate.
+// The output of a value head: its norm times SiLU of its gate.
 LS_INLINE void give(const Recurring& r, int row, int head, float* o) {
     const int size = r.value_dim;
     const float* gate = r.gate + (size_t)row * r.gate_stride + (size_t)head * size;

@@ -9,7 +9,7 @@
 namespace ls {
 namespace {
 
-constexpr size_t MOST_PARTIALS = (size_t)64 << 20;  // bytes; without room for them, chunks are not split among threads
+constexpr size_t MOST_PARTIALS = (size_t)64 << 20;  // bytes; if they would take more, threads do not share chunks
 
 class Forward {
   public:
@@ -82,7 +82,7 @@ class Forward {
         layer_inputs_ = arena.take<float>(rows * c_.num_layers * c_.layer_inputs.width);
         gated_ = arena.take<float>(rows * c_.layer_inputs.width);
         factors_ = arena.take<float>(rows);
-        const size_t turned = rows * (half() + (c_.local_inv_freq ? local_half() : 0));  // those of local layers follow
+        const size_t turned = rows * (half() + (c_.local_inv_freq ? local_half() : 0));  // the angles of local layers follow
         cos_ = arena.take<float>(turned), sin_ = arena.take<float>(turned);
         given_ = arena.take<float>(stored_apart() ? rows * c_.hidden_size : 0);
         beside_ = arena.take<float>(c_.experts.count ? rows * c_.hidden_size : 0);
@@ -115,7 +115,7 @@ class Forward {
             if (query_factors_) query_factors_[r] = c_.query_factors[smaller(sequences_.positions[row] / c_.query_period, c_.num_query_factors - 1)];
         }
         if (c_.layer_inputs.width) read_layer_inputs(model_, pool_, q_.tokens + first_, x_, rows_, inputs_, layer_inputs_);
-        // Rows whose states nobody asks for give keys and values only, and need no more of the last layer.
+        // Rows whose states are not requested need only keys and values of the last layer.
         const bool heads = q_.logits || q_.argmax;
         const int head_from = heads ? larger(0, smaller(rows_, q_.logits_from - first_)) : rows_;
         const int wanted = q_.hidden || q_.num_inner ? 0 : head_from;
@@ -127,7 +127,7 @@ class Forward {
         finish(wanted, head_from);
     }
 
-    // States [rows, hidden_size] of the batch to wherever they were asked for by this number.
+    // Copy the batch's states [rows, hidden_size] to each place that requests the states of this number.
     void give_inner(int number, const float* x) {
         const size_t size = (size_t)c_.hidden_size;
         for (int place = 0; place < q_.num_inner; place++) {
@@ -137,7 +137,7 @@ class Forward {
         }
     }
 
-    void layer(int number, int from) {  // rows before `from` give keys and values only
+    void layer(int number, int from) {  // rows before `from` need only keys and values
         const ls_layer& w = model_.layers[number];
         const ls_adapter* adapters = adapters_of(number);
         linear(w.qkv_proj, adapters, 0, 0, x_, w.input_layernorm, Epilogue::store, qkv_, w.qkv_proj.out);
@@ -153,7 +153,7 @@ class Forward {
         if (c_.layer_inputs.width || w.scalar) after_mlp(number, from);
     }
 
-    // Adds what a mixture of experts gives to rows [from, rows) of the states.
+    // Add the output of a mixture of experts to rows [from, rows) of the states.
     void mixture(const ls_layer& w, int from) {
         const int hidden = c_.hidden_size, rows = rows_ - from;
         float *x = x_ + (size_t)from * hidden, *given = given_ + (size_t)from * hidden;
@@ -173,7 +173,7 @@ class Forward {
         }, 4);
     }
 
-    // What an MLP gives that is computed in addition to the experts.
+    // Return the output of an MLP that is computed in addition to the experts.
     void beside_experts(const ls_layer& w, int rows, const float* x) {
         const int hidden = c_.hidden_size;
         const float* norm = w.post_attention_layernorm;
@@ -194,7 +194,7 @@ class Forward {
         return (float)((x > 0 ? 1 : part) / (1 + part));
     }
 
-    // What Gemma 4 has after the MLP: a layer adds what it makes of its inputs of the rows' tokens, and scales its states.
+    // Gemma 4, after the MLP: add the layer's projection of its inputs by token, and scale the states.
     void after_mlp(int number, int from) {
         const ls_layer& w = model_.layers[number];
         if (c_.layer_inputs.width) add_inputs(w, number, from);
@@ -214,7 +214,7 @@ class Forward {
         add(w.input_projection, nullptr, 0, from, gated_, w.input_norm);
     }
 
-    // Adds what a linear gives, after norm and scale where there are any, to rows [from, rows) of the states.
+    // Add the output of a linear, after norm and scale if there are any, to rows [from, rows) of the states.
     void add(const ls_matrix& m, const ls_adapter* adapters, int which, int from, const float* x, const float* norm) {
         const int hidden = c_.hidden_size;
         if (!norm && c_.residual_scale == 1) return linear(m, adapters, which, from, x, nullptr, Epilogue::add, x_, hidden);
@@ -231,7 +231,7 @@ class Forward {
         else pool_.share(rows_ - from, some);
     }
 
-    // Rows [from, rows) of x -> those of y.
+    // Compute rows [from, rows) of y from those of x.
     void linear(const ls_matrix& m, const ls_adapter* adapters, int which, int from, const float* x, const float* norm,
                 Epilogue epilogue, float* y, int y_stride) {
         const int rows = rows_ - from;
@@ -283,7 +283,7 @@ class Forward {
         return a;
     }
 
-    // Each row by itself, in a cache of its text.
+    // Each row in the cache of its own text.
     void attention_each(int number) {
         const Attending all = attending(number);
         const int heads = all.num_kv_heads, half = all.rotary_dim / 2;
@@ -310,7 +310,7 @@ class Forward {
         for (int r = 0; r < rows_; r++) visible_from_[r] = sequences_.visible_from(first_ + r, model_.layers[number].sliding_window);
         if (caches_) return attention_each(number);
         const bool split = split_ && heads * blocks < 4 * pool_.threads();
-        const bool at_once = !split && blocks == 1 && from == 0;  // a head's keys are made where they are used
+        const bool at_once = !split && blocks == 1 && from == 0;  // the thread that uses a head's keys computes them
         if (!at_once) pool_.share(heads, [&](int head, int to, int) {
             for (; head < to; head++) k_.place(a, head, 0, rows_);
         });
@@ -343,7 +343,7 @@ class Forward {
             give_inner(c_.num_layers, hidden);
         }
         const bool scaled = c_.logit_scale != 1;
-        if (scaled && norm) {  // in the same two steps whether or not states were asked for
+        if (scaled && norm) {  // in the same two steps, whether or not states are requested
             for (int r = 0; r < rows_ - wanted; r++) k_.normalise(x + r * size, factors_[r], norm, c_.hidden_size, x + r * size);
             norm = nullptr;
         }
@@ -361,7 +361,7 @@ class Forward {
     const ls_model& model_;
     const ls_model_config& c_;
     ls_cache& cache_;
-    ls_cache* const* caches_;  // of each row; NULL: all rows lie in `cache_`
+    ls_cache* const* caches_;  // one for each row; NULL: all rows are in `cache_`
     Pool& pool_;
     const ls_request& q_;
     const Kernels& k_;

@@ -5,7 +5,7 @@
 #include "delta.h"
 
 namespace ls {
-// Arguments have been checked. LS_NO_MEMORY leaves the cache as it was.
+// Arguments were checked by the caller. LS_NO_MEMORY leaves the cache unchanged.
 int forward(const ls_model& model, ls_cache& cache, Pool& pool, const ls_request& request);
 // One row behind the committed tokens of each cache.
 int forward_each(const ls_model& model, ls_cache* const* caches, Pool& pool, const ls_request& request);

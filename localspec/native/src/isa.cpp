@@ -25,7 +25,7 @@ bool cpu_has(int isa) {
 #endif
     unsigned a, b, c, d, a7, b7, c7, d7, low, high;
     if (!__get_cpuid_count(1, 0, &a, &b, &c, &d) || !__get_cpuid_count(7, 0, &a7, &b7, &c7, &d7)) return false;
-    if (!bit(c, 27)) return false;  // OSXSAVE: xgetbv may be asked what the system keeps
+    if (!bit(c, 27)) return false;  // OSXSAVE: xgetbv says which registers the system saves
     asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
     const bool avx2 = (low & 0x6) == 0x6 && bit(b7, 5) && bit(c, 12) && bit(c, 29);  // AVX2, FMA, F16C
     if (isa == LS_AVX2) return avx2;

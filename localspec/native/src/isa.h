@@ -1,11 +1,11 @@
-// Which instruction set computes: asked of the CPU by hand, because zig's runtime answers 0 to __builtin_cpu_supports.
+// The instruction set in use. The CPU is queried by hand, because zig's runtime returns 0 from __builtin_cpu_supports.
 #pragma once
 #include "kernels.h"
 
 namespace ls {
 bool isa_supported(int isa);
-const char* isa_name(int isa);  // NULL for no such
+const char* isa_name(int isa);  // NULL for an unknown one
 int isa_in_use();
 void isa_use(int isa);
-const Kernels& kernels();  // those in use
+const Kernels& kernels();  // the ones in use
 }  // namespace ls

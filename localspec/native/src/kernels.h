@@ -1,4 +1,4 @@
-// What is computed in the instructions of one CPU, as a table of functions, and the plain structs that they are given.
+// The functions that are compiled for each instruction set, as a table, and the plain structs that they take.
 // kernels_*.cpp compile the same sources (vector.h, tile_*.h, linear_kernels.h, ...) once for each instruction set.
 #pragma once
 #include "block_layout.h"
@@ -10,9 +10,9 @@ namespace ls {
 
 constexpr int BLOCK = 8;     // rows that share one pass over a weight
 constexpr int PASS = 64;     // rows that share one reading of a panel from memory
-constexpr int CHUNK = 256;   // logical slots that attention handles at a time, whoever computes them
-extern const bool made_by_intel;  // the processor; isa.cpp
-constexpr int NOTHING = 0, USUAL = 1, INTEL = 2;  // what a tile fetches ahead of time
+constexpr int CHUNK = 256;   // logical slots that attention handles at a time, by any thread
+extern const bool made_by_intel;  // whether the processor is Intel's; see isa.cpp
+constexpr int NOTHING = 0, USUAL = 1, INTEL = 2;  // what a tile prefetches
 
 // Rows in blocks of nearly equal size.
 struct RowBlocks {
@@ -36,7 +36,7 @@ struct Inputs {
     float *scaled_sums, *floats;
 };
 
-struct Preparing {  // rows x [rows, in] -> Inputs, after the norm where there is one
+struct Preparing {  // rows x [rows, in] -> Inputs, after the norm if there is one
     const ls_matrix* matrix;
     RowBlocks blocks;
     const float* x;
@@ -44,7 +44,7 @@ struct Preparing {  // rows x [rows, in] -> Inputs, after the norm where there i
     const float* factors;      // [rows]: 1 / root mean square, or another factor of all inputs; NULL: none
     const float* norm;         // [in], or NULL
     Inputs to;
-    const int32_t* rows;       // [blocks.rows]: which rows of x they are; NULL: the first ones
+    const int32_t* rows;       // [blocks.rows]: their rows in x; NULL: the first ones
     int row(int number) const { return rows ? rows[number] : number; }
 };
 
@@ -53,7 +53,7 @@ enum class Epilogue { store, add, silu, gelu, gate, gelu_gate, clamped_gate, hea
 LS_INLINE bool is_gate(Epilogue e) { return e == Epilogue::gate || e == Epilogue::gelu_gate || e == Epilogue::clamped_gate; }
 LS_INLINE Epilogue gate_of(int gate) { return gate == LS_GELU ? Epilogue::gelu_gate : gate == LS_CLAMPED_SILU ? Epilogue::clamped_gate : Epilogue::gate; }
 
-// A piece of work on a linear: a packed panel; of blocks two panels of a part, or one of the gate and one of up.
+// A unit of work of a linear: one packed panel; in blocks two panels of a part, or one of the gate and one of up.
 LS_INLINE int units_of(const ls_matrix& m, Epilogue epilogue) {
     if (m.format != LS_BLOCKS || is_gate(epilogue)) return panels_of(m.out);
     int units = 0;
@@ -64,7 +64,7 @@ LS_INLINE size_t unit_bytes(const ls_matrix& m) {
     return m.format == LS_BLOCKS ? 2 * block_panel_bytes(*find_layout(m.parts[0].type), m.in) : panel_bytes(m);
 }
 
-struct Best {  // the largest logit of a row so far; the first of equals; id -1 where one was NaN
+struct Best {  // the largest logit of a row so far, the first of equal ones; id -1 if one was NaN
     float logit;
     int32_t id;
 };
@@ -78,7 +78,7 @@ struct Product {
     int64_t stride;
     const float* delta;        // [rows, out] of an adapter, added before the epilogue, or NULL
     Best* best;                // of a head: [threads][rows]
-    float cap;                 // of a head: logits stay below it, by tanh; 0: they stay as they are. Of a clamped gate its limit
+    float cap;                 // of a head: the bound of logits, by tanh; 0: none. Of a clamped gate: its limit
 };
 
 struct LowRank {
@@ -91,25 +91,25 @@ struct LowRank {
 
 struct Attending {  // one layer, some rows of a forward
     int num_heads, num_kv_heads, head_dim, rotary_dim, cache_format, slots;
-    int rows, first_slot;                  // where the first row's keys and values go
+    int rows, first_slot;                  // the slot of the first row's keys and values
     int tree_slot;                         // the first slot after the committed tokens
     float rms_norm_eps, query_scalar;
-    // qkv [rows, qkv_stride]: queries of all heads, each before its gate where they are gated, then keys, then values,
-    // unless those are the keys before norm and rotation; queries alone where keys and values are an earlier layer's
+    // qkv [rows, qkv_stride]: queries of all heads, each followed by its gate if they are gated, then keys, then values.
+    // Without values if those are the keys before norm and rotation; only queries if keys and values are an earlier layer's.
     int qkv_stride, first_key, first_value;  // which heads of qkv are the first key and value
     bool own_keys, value_norm, interleaved;
     const float *qkv, *q_norm, *k_norm;
     const float *cos, *sin;                // [rows, rotary_dim / 2]
     const float* factors;                  // [rows]: queries are multiplied by them; or NULL
-    int gated;                             // 1: a query is followed by what gates its head's output
-    const float* sinks;                    // [heads]: a score that only the sum of a row's weights counts; or NULL
+    int gated;                             // 1: a query is followed by the gate of its head's output
+    const float* sinks;                    // [heads]: scores that count in the sum of a row's weights only; or NULL
     float* queries;                        // [rows, heads, padded head_dim]
     void *keys, *values;                   // of this layer, see cache.h
     // A row sees slots [0, prefix), then those of its tail, as one logical sequence; from `visible_from` on.
     const int32_t *prefix, *tail_count, *visible_from;  // [rows]
     const int32_t* const* tails;           // [rows][tail_count]
     float* mixed;                          // -> [rows, heads * head_dim]
-    float* partials;                       // [chunks][rows][heads][state], where chunks are split among threads
+    float* partials;                       // [chunks][rows][heads][state], if threads share chunks
     int chunks;
 };
 
@@ -118,7 +118,7 @@ struct Recurring {  // one recurrent layer, some rows of a text
     int stride;                // of rows of the window, and of taps
     float rms_norm_eps;
     const float* window;       // [taps - 1 + rows, stride]: channels before the convolution
-    const float* gates;        // [rows, 2, value_heads]: how much, and what stays
+    const float* gates;        // [rows, 2, value_heads]: how much each head changes, and how much of its state stays
     const float *conv, *value_norm;  // [taps, stride], [value_dim]
     const float* before;       // states (delta_kernels.h) before the first row; NULL: zeros
     float* after;              // and after the last one, in the same place or another
@@ -137,7 +137,7 @@ LS_INLINE size_t attention_scratch(const Attending& a, int tree_slots) {  // flo
 
 struct alignas(64) RoundedBlock {  // blocks of 16 rows, a lane each, as far as their type has it
     uint16_t scale[16], minimum[16];         // fp16
-    int8_t scales[16][16], minima[8][16];    // of groups
+    int8_t scales[16][16], minima[8][16];    // of the groups
     int8_t steps[256][16];
 };
 
@@ -146,7 +146,7 @@ struct Kernels {
     void (*normalise)(const float* x, float factor, const float* weight, int size, float* y);  // weight NULL: none
     void (*prepare)(const Preparing& p, int block, int from_span, int to_span);  // spans: see spans_of
     void (*multiply)(const Product& p, int from_unit, int to_unit, int thread);
-    void (*prepare_blocks)(const Preparing& p, int block, int from_span, int to_span);  // these two where weights are blocks
+    void (*prepare_blocks)(const Preparing& p, int block, int from_span, int to_span);  // these two are for weights in blocks
     void (*multiply_blocks)(const Product& p, int from_unit, int to_unit, int thread);
     void (*shrink)(const LowRank& l, int from, int to);   // products number [from, to) of rows * rank
     void (*expand)(const LowRank& l, int from, int to);   // output channels [from, to) of all rows
@@ -158,7 +158,7 @@ struct Kernels {
     void (*gates)(const float* x, const float* dt_bias, const float* rates, int heads, float* to);
     void (*recur)(const Recurring& r, int value_head, float* scratch);
     size_t (*recurring_scratch)(int key_dim, int value_dim);  // floats a thread needs for that
-    float (*maximum)(const float* x, int size);  // NaN where one is
+    float (*maximum)(const float* x, int size);  // NaN if one is NaN
     double (*exponential_sum)(const float* x, float divisor, float largest, int size);  // of e^(x / divisor - largest)
     uint64_t (*read)(const void* data, size_t bytes);
     void (*extremes)(const float* v, int count, float* found);
@@ -168,7 +168,7 @@ struct Kernels {
 };
 
 const Kernels* c_kernels();
-const Kernels* neon_kernels();       // these four: NULL where the build is for another kind of CPU
+const Kernels* neon_kernels();       // these four: NULL in builds for another kind of CPU
 const Kernels* avx2_kernels();
 const Kernels* avx_vnni_kernels();
 const Kernels* avx512_kernels();

@@ -1,6 +1,6 @@
-// All that is computed, in the instructions that the including file chose: LS_FEATURES for the compiler, LS_TARGET_* for
-// vector.h, LS_TILE. Everything is local to that file, and calls nothing of the standard library, so that the linker can
-// never take a function of one instruction set for another's.
+// All kernels, for the instruction set of the including file: LS_FEATURES for the compiler, LS_TARGET_* for
+// vector.h, LS_TILE. Everything is local to that file and calls nothing of the standard library, so that the linker can
+// never replace a function of one instruction set by another's.
 #if defined(LS_FEATURES) && defined(__clang__)
 #define LS_TEXT(x) #x
 #define LS_PRAGMA(x) _Pragma(LS_TEXT(x))
@@ -11,7 +11,7 @@ LS_PRAGMA(clang attribute push(__attribute__((target(LS_FEATURES))), apply_to = 
 LS_PRAGMA(GCC target(LS_FEATURES))
 #endif
 #if !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wpsabi"  // vectors are passed among inlined functions only
+#pragma GCC diagnostic ignored "-Wpsabi"  // vectors are passed only between inlined functions
 #endif
 
 namespace ls {

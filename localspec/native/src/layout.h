@@ -1,4 +1,4 @@
-// How a weight [out, in] lies in memory: panels of 32 output channels, each read from its first byte to its last.
+// The layout of a weight [out, in] in memory: panels of 32 output channels, each read from its first byte to its last.
 //
 //   matrix       panel | panel | ...                panel = record | record | ...   a record: `group` inputs of 32 channels
 //   int8 record  [32 fp16 scales] [step] [step] ... step: 4 inputs, a byte each (weight + 128), by channel:
@@ -14,7 +14,7 @@ namespace ls {
 namespace {
 
 constexpr int PANEL = 32;                // output channels
-constexpr int SCALED = 128;              // inputs that share a scale of the activations, and at least a group
+constexpr int SCALED = 128;              // inputs that share a scale of the activations; never less than a group
 constexpr int LARGEST_SIZE = 1 << 26;    // of out and in: products stay within 64 bits
 
 LS_INLINE bool is_dense(int format) { return format == LS_FP32 || format == LS_BF16; }
@@ -32,14 +32,14 @@ LS_INLINE size_t panel_bytes(int format, int in, int group) {
 LS_INLINE int spans_of(int format, int in, int group) { return ceil_div(in, is_dense(format) || group < SCALED ? SCALED : group); }
 LS_INLINE size_t panel_bytes(const ls_matrix& m) { return panel_bytes(m.format, m.in, m.group); }
 
-// The channel of the model that is number j of a panel, or -1: padding.
+// The model's channel that is number j of a panel, or -1 for padding.
 LS_INLINE int channel_of(int panel, int j, int out, bool interleave) {
     if (!interleave) return panel * PANEL + j < out ? panel * PANEL + j : -1;
     const int half = out / 2, at = panel * 16 + j % 16;
     return at < half ? j / 16 * half + at : -1;
 }
 
-// Of channel j and input i of a record: the byte, and how far its bits are shifted.
+// The byte of channel j and input i of a record, and how far its bits are shifted.
 LS_INLINE size_t int8_at(int j, int i) { return (size_t)(i / 4) * 128 + j * 4 + i % 4; }
 LS_INLINE size_t int4_at(int j, int i) { return (size_t)(i / 8) * 128 + j * 4 + i % 4; }
 LS_INLINE int int4_shift(int i) { return i % 8 / 4 * 4; }

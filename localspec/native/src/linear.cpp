@@ -34,7 +34,7 @@ void multiply(Pool& pool, const Linear& l, const Inputs& room) {
             unit = until;
         }
     };
-    if ((int64_t)l.rows * m.in < 16384) prepare(0, units, 0);  // sooner done than shared
+    if ((int64_t)l.rows * m.in < 16384) prepare(0, units, 0);  // too little work to share
     else pool.share(units, prepare);
     const Product product{&m, blocks, room, l.epilogue, l.y, l.y_stride, l.delta, l.best, l.cap};
     const int grain = smaller(64, larger(1, (int)((32 << 10) / (unit_bytes(m) * larger(1, l.rows / 4)))));  // some microseconds

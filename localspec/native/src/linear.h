@@ -1,13 +1,13 @@
-// A linear layer among threads: its inputs are prepared, its panels shared. Packed weights and blocks have kernels of their own.
+// A linear layer, shared by threads: they prepare its inputs, then compute its panels. Blocks have separate kernels.
 #pragma once
 #include "isa.h"
 #include "pool.h"
 
 namespace ls {
 
-constexpr int BATCH = 256;  // rows that pass a layer together
+constexpr int BATCH = 256;  // rows that a layer computes together
 
-// Room for the inputs of any of some matrices, for up to `rows` rows.
+// Memory for the inputs of the largest of some matrices, for up to `rows` rows.
 class InputRoom {
   public:
     void need(const ls_matrix& matrix, int rows);
@@ -22,7 +22,7 @@ struct Linear {
     int rows;
     const float* x;         // [rows, stride]
     int stride;
-    const float* factors;   // [rows]: x is multiplied by them first, and by `norm` [in] where that is not NULL; or NULL
+    const float* factors;   // [rows]: x is multiplied by them first, and by `norm` [in] if that is not NULL; or NULL
     const float* norm;
     Epilogue epilogue;
     float* y;

@@ -1,7 +1,7 @@
-// A linear layer: a tile (32 channels, up to 8 rows) for each panel and block of rows, then what follows the sum.
+// A linear layer: a tile (32 channels, up to 8 rows) for each panel and block of rows, then the epilogue.
 //
 // Every output is acc = fma(f, input scale, acc) over spans of 128 inputs, f = fma(integer sum, weight scale, f) over the
-// groups of a span, in this order whatever rows or panels are computed beside it. Dense: acc = fma(weight, input, acc).
+// groups of a span, in this order whatever rows or panels are computed with it. Dense: acc = fma(weight, input, acc).
 
 // A part of one panel, and of one block of rows.
 struct Slice {
@@ -9,11 +9,11 @@ struct Slice {
     const int8_t* values;
     const int32_t* sums;
     const float* scales;
-    const float* floats;  // dense: in place of the three
+    const float* floats;  // of dense weights, instead of the three above
     int count, group;     // groups, and inputs of each; dense: inputs
 };
 
-// Adds what a slice gives to acc [R][32].
+// Add the product of a slice to acc [R][32].
 template <int FORMAT, int R, int FETCH>
 LS_INLINE void quantised_tile(const Slice& slice, v16* acc) {
     const int group = slice.group, span = span_of(group);
@@ -22,7 +22,7 @@ LS_INLINE void quantised_tile(const Slice& slice, v16* acc) {
     const int8_t* values = slice.values;
     const int32_t* sums = slice.sums;
     const float* scales = slice.scales;
-    constexpr bool COPY = R <= 4 || FETCH;  // else there are many blocks, the call is short, and the registers are too few
+    constexpr bool COPY = R <= 4 || FETCH;  // else there are many blocks, each call is short, and there are too few registers
     v16 copy[2 * R];
     v16* kept = COPY ? copy : acc;
 #pragma GCC unroll 16
@@ -75,7 +75,7 @@ LS_INLINE void dense_blocks(const char* w, const float* x, int inputs, v16* acc)
 }
 template <int FORMAT, int R>
 LS_INLINE void dense_tile(const Slice& slice, v16* acc) {
-    constexpr int NEAR = 64;  // inputs whose weights stay in the first cache while all rows pass
+    constexpr int NEAR = 64;  // inputs whose weights stay in the first-level cache for all rows
     for (int i = 0; i < slice.count; i += NEAR) {
         const char* w = (const char*)slice.weights + (size_t)i * PANEL * (FORMAT == LS_FP32 ? 4 : 2);
         dense_blocks<FORMAT, R, R>(w, slice.floats + (size_t)i * R, smaller(NEAR, slice.count - i), acc);
@@ -102,7 +102,7 @@ void tile_of(int R, const Slice& slice, v16* acc) {
     }
 }
 
-// The one block of rows that passes asks for what comes next.
+// A single block of rows prefetches what comes next.
 template <int FORMAT>
 void fetching_tile_of(int R, const Slice& slice, v16* acc) {
     if constexpr (MAKERS_DIFFER && FORMAT != LS_FP32 && FORMAT != LS_BF16)
@@ -110,10 +110,10 @@ void fetching_tile_of(int R, const Slice& slice, v16* acc) {
     tile_of<FORMAT, USUAL>(R, slice, acc);
 }
 
-// The blocks of rows that pass a panel together, with what would be divided anew for every tile.
+// The blocks of rows that share a panel, with quotients that are the same for every tile.
 struct Pass {
     int first, rows, blocks, start[PASS / BLOCK], size[PASS / BLOCK];
-    int units, step, group, spans;  // groups (dense: inputs) of a row, how many in turn, inputs of each; their scales
+    int units, step, group, spans;  // groups (dense: inputs) of a row, how many at a time, inputs of each; their scales
     Pass(const Product& p, int from_block, int to_block) : blocks(to_block - from_block) {
         for (int i = 0; i < blocks; i++) start[i] = p.blocks.start(from_block + i), size[i] = p.blocks.size(from_block + i);
         first = start[0], rows = start[blocks - 1] + size[blocks - 1] - first;
@@ -124,7 +124,7 @@ struct Pass {
     }
 };
 
-// One panel. Many blocks: in turns, a span each, so that memory is read once.
+// One panel. Many blocks take turns, a span each, so that memory is read once.
 template <int FORMAT>
 void panel_of(const Pass& pass, const Inputs& in, const uint8_t* panel, v16* out) {
     constexpr bool DENSE = FORMAT == LS_FP32 || FORMAT == LS_BF16;
@@ -141,7 +141,7 @@ void panel_of(const Pass& pass, const Inputs& in, const uint8_t* panel, v16* out
                 fetching_tile_of<FORMAT>((int)R, slice, acc);
                 continue;
             }
-            // each block asks for its share of the span after the next: all at once would be more than can be under way
+            // each block prefetches its share of the span after the next; all of it would be too many requests at once
             const size_t turn = bytes * step, share = turn / pass.blocks;
             for (size_t at = 0; at < share && pass.blocks > 2; at += 64) prefetch(slice.weights + 2 * turn + share * block + at);
             if (pass.blocks == 2 && block == 0) {
@@ -154,7 +154,7 @@ void panel_of(const Pass& pass, const Inputs& in, const uint8_t* panel, v16* out
 
 LS_INLINE void note_best(Best& best, v16 u, v16 v, int first, int count) {
     const v16 least = all(best.logit);
-    if (!any(~((u < least) & (v < least)))) return;  // NaN is not smaller
+    if (!any(~((u < least) & (v < least)))) return;  // comparisons with NaN are false
     float s[PANEL];
     store(s, u);
     store(s + 16, v);
@@ -164,7 +164,7 @@ LS_INLINE void note_best(Best& best, v16 u, v16 v, int first, int count) {
     }
 }
 
-// The output channels of a unit: 16 from `first` on, and 16 from `second` on, as far as there are so many left.
+// The output channels of a unit: 16 from `first` on and 16 from `second` on, or as many as are left.
 struct Channels {
     int first, second, first_left, second_left;
 };

@@ -1,11 +1,11 @@
-// A model: the structs it was made of, with norms and frequencies of its own; weights stay where they are.
+// A model: copies of the structs it was made of, with norms and frequencies; weights stay where they are.
 #pragma once
 #include "layout.h"
 
 namespace ls {
 constexpr int MOST_LAYER_INPUTS = 4096;  // channels
 
-// A layer as it is given, with the model's sizes where it names none of its own.
+// A layer as it was given, with the model's sizes where it has none.
 inline ls_layer with_sizes(const ls_model_config& c, const ls_layer& given) {
     ls_layer layer = given;
     if (!layer.num_kv_heads) layer.num_kv_heads = c.num_kv_heads;
@@ -20,7 +20,7 @@ struct ls_model {
     ls_layer* layers = nullptr;  // with all their sizes
     ls::Memory memory;  // what was copied
 
-    bool borrows() const { return config.num_layers && layers[0].keys_from < 0; }  // keys and values are another model's
+    bool borrows() const { return config.num_layers && layers[0].keys_from < 0; }  // from another model
     int recurrent_before(int layer) const {  // layers with a recurrent state
         int count = 0;
         for (int i = 0; i < layer; i++) count += layers[i].delta != nullptr;

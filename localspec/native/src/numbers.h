@@ -7,7 +7,7 @@ namespace {
 
 constexpr double LN2_HIGH = 6.93147180369123816490e-01, LN2_LOW = 1.90821492927058770002e-10;
 
-// Of a positive number that is not subnormal (fdlibm's e_log.c).
+// The logarithm of a positive number that is not subnormal (fdlibm's e_log.c).
 LS_INLINE double logarithm(double x) {
     const uint64_t bits = bits_as<uint64_t>(x);
     int exponent = (int)(bits >> 52) - 1023;
@@ -20,7 +20,7 @@ LS_INLINE double logarithm(double x) {
     return k * LN2_HIGH - ((half - (s * (half + (odd + even)) + k * LN2_LOW)) - f);
 }
 
-// Of a number up to 0; 0 below -700 (fdlibm's e_exp.c).
+// The exponential of a number up to 0; 0 below -700 (fdlibm's e_exp.c).
 LS_INLINE double falling_exponential(double x) {
     if (!(x > -700)) return x == x ? 0 : x;
     const double shift = 6755399441055744.0, k = (x * 1.44269504088896338700 + shift) - shift;

@@ -10,7 +10,7 @@ namespace {
 constexpr int MOST_INPUTS = 128;  // of a tile
 constexpr int LANES = 16;
 
-// Inputs [first, first + count) of a panel's 32 channels, as [2][count][16]: what the kernels take twice; zeros beyond.
+// Inputs [first, first + count) of a panel's 32 channels as [2][count][16], one half for each call of a kernel; zeros beyond.
 struct alignas(64) Tile {
     float v[2][MOST_INPUTS * LANES];
 };
@@ -39,7 +39,7 @@ uint16_t float_to_bf16(float f) {  // to the nearest, ties to even
     return (uint16_t)((b + 0x7fff + (b >> 16 & 1)) >> 16);
 }
 
-// A scale is never zero: it is divided by. One that fp16 cannot hold is the largest that it can; NaN stays, and shows.
+// A scale is never zero, because weights are divided by it. One too large for fp16 becomes its largest; NaN stays NaN.
 uint16_t scale_of(float f) {
     const uint16_t h = float_to_half(f);
     if (f != f) return h;

@@ -1,4 +1,4 @@
-// What packing computes for 16 channels at a time, a lane each: v [count][16] are `count` inputs that share a scale.
+// The kernels of packing, for 16 channels at a time, a lane each: v [count][16] are `count` inputs that share a scale.
 
 void extremes(const float* v, int count, float* found) {  // of the largest absolute value, with its sign; NaN for NaN and inf
     v16 largest = all(0.0f);

@@ -7,7 +7,7 @@
 namespace ls {
 namespace {
 
-constexpr int HEAP = 1024;         // a k up to here is found with a heap
+constexpr int HEAP = 1024;         // top-k uses a heap up to this k
 constexpr int PART = 128;          // logits that are compared at once
 constexpr double MOST_NOISE = 38;  // more than -log(-log(1 - 2^-54))
 
@@ -32,7 +32,7 @@ struct Noise {
     }
 };
 
-// The best of score + noise so far; a logarithm is taken only for ids that could be it.
+// The best score + noise so far. A logarithm is computed only for ids that could be the best.
 struct Noisiest {
     const Noise noise;
     double best = -__builtin_inf();
@@ -53,7 +53,7 @@ struct Scored {
 };
 bool likelier(const Scored& a, const Scored& b) { return a.score > b.score || (a.score == b.score && a.id < b.id); }
 
-// The `count` likeliest, in no order: a heap whose first is the least likely of them.
+// The `count` likeliest in no order: a heap that begins with the least likely of them.
 int likeliest(const float* logits, int vocab, float temperature, int count, Scored* heap) {
     int size = 0;
     for (int32_t id = 0; id < vocab; id++) {
@@ -70,7 +70,7 @@ int likeliest(const float* logits, int vocab, float temperature, int count, Scor
     return size;
 }
 
-// The least score with which an id is among the `k` likeliest; equals of the k-th are too.
+// The lowest score among the `k` likeliest; ids with the same score as the k-th count, too.
 float kth_score(const float* logits, int vocab, float temperature, int k, Memory& room) {
     if (k <= HEAP) {
         Scored heap[HEAP];
@@ -103,13 +103,13 @@ struct Survivors {
             if (logits[id] / temperature >= least) of[count++] = {logits[id] / temperature, id};
         return true;
     }
-    // What is so unlikely that all like it together are half of what top-p leaves out cannot be left in by it; min-p leaves
-    // out what is below it. With a margin, because a logarithm is rounded.
+    // The lowest score that can survive. Ids below it have together at most half of the chance that top-p leaves out, or are
+    // below min-p. It is a little lower, because logarithms are rounded.
     float bound(const ls_sampling& s, int size) const {
         double least = s.top_p < 1 ? 0.5 * (1 - s.top_p) * total / size : s.min_p;
         return least > 0 ? largest + (float)logarithm(least) - 1e-3f : -__builtin_inff();
     }
-    // The likeliest that together reach p, with the one that reaches it. They are sorted, in parts, until it is reached.
+    // The likeliest that together reach p, including the one that reaches it. They are sorted part by part until then.
     void keep_nucleus(double p) {
         double before = 0;
         int kept = 0;

@@ -11,7 +11,7 @@ struct Piece {
     double cost;
 };
 
-// Costs by text: open addressing, at most half full. The seed keeps a file from choosing texts that fall together.
+// Costs by text: open addressing, at most half full. Because of the seed, no file can choose texts that collide.
 struct Costs {
     const Piece* pieces;
     int32_t* slots;  // 0: empty, else a piece's number + 1
@@ -37,8 +37,8 @@ struct Costs {
     }
 };
 
-// The byte at which the last two parts of a piece meet; 0 where it ends as more, or as one character.
-// starts [bytes + 1] and ways [bytes] are places to work.
+// The byte at which the last two parts of a piece meet; 0 if more than two parts are left, or it is one character.
+// starts [bytes + 1] and ways [bytes] are scratch memory.
 int32_t cut_of(const Piece& piece, const Costs& costs, const char** starts, double* ways) {
     int32_t parts = 0;
     for (int32_t i = 0; i < piece.bytes; i++)

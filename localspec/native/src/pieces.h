@@ -1,4 +1,4 @@
-// How the pieces of a SentencePiece vocabulary are made: by merging neighbours, the best first, as the tokenizer does.
+// The merges that make the pieces of a SentencePiece vocabulary: neighbours, the best pair first, as the tokenizer does.
 #pragma once
 #include "common.h"
 

@@ -12,8 +12,8 @@
 namespace ls {
 namespace {
 
-constexpr double SPIN = 30e-6;    // seconds wholly awake, as between two loops of a forward
-constexpr double YIELD = 250e-6;  // awake where nobody else wants the core, as between two forwards
+constexpr double SPIN = 30e-6;    // seconds of spinning, as between two loops of a forward
+constexpr double YIELD = 250e-6;  // of yielding the core to others, as between two forwards
 
 void pause() {
 #if defined(__x86_64__)
@@ -56,14 +56,14 @@ void Pool::claim() {
     const int here = process();
     int owner = process_.load(std::memory_order_acquire);
     while (owner != here) {
-        if (owner == -here) {  // another thread of this process is at it
+        if (owner == -here) {  // another thread of this process is taking it over
             sched_yield();
             owner = process_.load(std::memory_order_acquire);
         } else if (process_.compare_exchange_weak(owner, -here, std::memory_order_acq_rel)) {
             make_locks();
-            new (&workspace) Memory(), new (&sequences) Memory(), new (&tails) Memory();  // the parent may have been at them
+            new (&workspace) Memory(), new (&sequences) Memory(), new (&tails) Memory();  // the parent may have been changing them
             claims_ = 0, done_ = 0, asleep_ = 0, lent_ = false, items_ = 0;
-            start(threads_);  // where the system has no more threads, those that there are do all of it
+            start(threads_);  // without more threads of the system, the existing ones do all the work
             process_.store(owner = here, std::memory_order_release);
         }
     }
@@ -80,7 +80,7 @@ bool Pool::start(int threads) {
 }
 
 Pool::~Pool() {
-    if (process() != process_.load(std::memory_order_acquire)) return;  // what the parent's threads hold is the parent's
+    if (process() != process_.load(std::memory_order_acquire)) return;  // the parent's threads belong to the parent
     {
         Lock lock(mutex_);
         stop_ = true;
@@ -102,7 +102,7 @@ void Pool::divide(int items, int grain) {
     for (; bounds_[parts_] < items; parts_++) bounds_[parts_ + 1] = smaller(items, bounds_[parts_] + small);
 }
 
-// A claim that succeeds belongs to the loop under way, because a loop does not end before its last claimed part is done.
+// A successful claim belongs to the current loop, because a loop does not end before its last claimed part is done.
 bool Pool::take_part(int thread) {
     if (lent(thread) || !has_part(claims_.load(std::memory_order_acquire))) return false;
     const uint64_t claims = claims_.fetch_add(1, std::memory_order_acq_rel);
@@ -118,7 +118,7 @@ void Pool::run(Function function, const void* work) {
     done_.store(0, std::memory_order_relaxed);
     const uint64_t loop = loop_of(claims_.load(std::memory_order_relaxed)) + 1;
     claims_.store(loop << 32 | (uint64_t)parts_ << 16, std::memory_order_seq_cst);  // before `asleep_` is read
-    if (asleep_.load(std::memory_order_seq_cst) > (lent(threads_ - 1) ? 1 : 0)) {  // one that rests sleeps on
+    if (asleep_.load(std::memory_order_seq_cst) > (lent(threads_ - 1) ? 1 : 0)) {  // a resting thread sleeps on
         Lock lock(mutex_);
         asleep_.store(0, std::memory_order_relaxed);
         pthread_cond_broadcast(&wake_);
@@ -139,7 +139,7 @@ bool Pool::wait_for_a_loop_after(uint64_t seen, int thread) {
         for (int i = 0; i < 16; i++) pause();
     }
     for (Lock lock(mutex_);; pthread_cond_wait(&wake_, &mutex_)) {
-        asleep_.fetch_add(1, std::memory_order_seq_cst);  // before the claims are read again; who wakes all counts from none
+        asleep_.fetch_add(1, std::memory_order_seq_cst);  // before the claims are read again; whoever wakes all threads resets the count
         if (stop_ || came()) return !stop_;
     }
 }

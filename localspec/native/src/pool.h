@@ -1,5 +1,5 @@
-// Threads that share a loop's items. The caller is one of them and need not wait for one that is asleep or busy elsewhere:
-// items are claimed by whoever comes, and a loop ends when all its items are done.
+// Threads that share the items of a loop. The caller is one of them, and never waits for a thread that sleeps or is busy:
+// any thread claims items, and a loop ends when all its items are done.
 #pragma once
 #include <pthread.h>
 
@@ -28,13 +28,13 @@ class Pool {
     ~Pool();  // ends the threads
     bool start(int threads);  // false: the system has no more threads
     int threads() const { return threads_; }
-    // The last thread rests from its next part on, for somebody else computes on its core; until that is over.
+    // The last thread rests from its next part on, until its core is given back.
     void lend(bool lent) { lent_.store(lent, std::memory_order_relaxed); }
-    void claim();  // before `in_use` is waited for: a child that was forked has this object, but neither its threads nor
-                   // those that held its locks, so it begins anew there
+    void claim();  // call before waiting for `in_use`: a forked child has this object, but neither its threads nor the
+                   // threads that held its locks, so it starts over there
 
-    // work(from, to, thread) for parts of [0, items); parts are large first and small at the end, so that a core which is
-    // busy with something else holds nobody up for long. `grain`: items that are not worth the sharing by themselves.
+    // Call work(from, to, thread) for parts of [0, items). Parts are large first and small at the end, so that a busy core
+    // delays the others only briefly. `grain`: the fewest items that are worth sharing.
     template <class Work> void share(int items, const Work& work, int grain = 1) {
         if (items <= 0) return;
         if (threads_ == 1 || items <= grain) return work(0, items, 0);
@@ -42,7 +42,7 @@ class Pool {
         run([](const void* w, int from, int to, int thread) { (*(const Work*)w)(from, to, thread); }, &work);
     }
 
-    pthread_mutex_t in_use;             // one call at a time has the pool, and these, which are kept for the next:
+    pthread_mutex_t in_use;             // one call at a time has the pool, and the following, which stay for the next call:
     Memory workspace, sequences, tails;
 
   private:
@@ -58,13 +58,13 @@ class Pool {
     void run(Function function, const void* work);
     bool take_part(int thread);
     void work(int thread);
-    bool wait_for_a_loop_after(uint64_t seen, int thread);  // false: the pool ends
+    bool wait_for_a_loop_after(uint64_t seen, int thread);  // false: the pool is being destroyed
     bool lent(int thread) const { return thread > 0 && thread == threads_ - 1 && lent_.load(std::memory_order_relaxed); }
     static void* entry(void* worker);
 
     int threads_ = 1, started_ = 0;
-    std::atomic<int> process_;  // whose this is; negative while that process claims it
-    // The loop under way: parts [bounds_[i], bounds_[i + 1]), written before `claims_` says that there is one.
+    std::atomic<int> process_;  // the owner; negative while that process takes it over
+    // The current loop: parts [bounds_[i], bounds_[i + 1]), written before `claims_` announces it.
     Function function_ = nullptr;
     const void* work_ = nullptr;
     int items_ = 0, grain_ = 0, parts_ = 0, bounds_[(SMALL_PARTS + 1) * MOST_THREADS + 2];
@@ -78,7 +78,7 @@ class Pool {
     Worker workers_[MOST_THREADS];
 };
 
-// For the length of a call: floats round to the nearest and tiny ones are kept, whatever the thread was set to.
+// During a call, floats round to nearest and subnormals are kept, whatever the thread's settings were.
 class FloatMode {
   public:
     FloatMode();
@@ -88,6 +88,6 @@ class FloatMode {
     uint64_t before_;
 };
 
-double seconds();  // of a clock that only goes on
+double seconds();  // of a monotonic clock
 
 }  // namespace ls

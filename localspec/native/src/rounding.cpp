@@ -7,7 +7,7 @@ namespace {
 
 constexpr int MOST_INPUTS = 256;  // of a block
 
-struct alignas(64) Block16 {  // the same block of 16 rows
+struct alignas(64) Block16 {  // one block of each of 16 rows
     float v[MOST_INPUTS][BLOCK_PANEL], importance[MOST_INPUTS];
     RoundedBlock rounded;
 };
@@ -28,7 +28,7 @@ void read_block(const ls_packing& p, int row, int first, int count, Block16* to)
     for (int i = 0; i < count; i++) to->importance[i] = p.importance ? p.importance[first + i] : 1.0f;
 }
 
-// To `count` bytes, from bit `at_bit` of each on: `bits` bits of the steps from `first` on plus `add`, from `from_bit` on.
+// Write to `count` bytes, at bit `at_bit` of each, `bits` bits of the steps from `first` on plus `add`, starting at `from_bit`.
 void put_bits(const RoundedBlock& r, int lane, int first, int count, int add, int from_bit, int bits, int at_bit, uint8_t* to) {
     for (int i = 0; i < count; i++) to[i] |= (uint8_t)(((r.steps[first + i][lane] + add) >> from_bit & ((1 << bits) - 1)) << at_bit);
 }

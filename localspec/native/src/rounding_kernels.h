@@ -1,17 +1,17 @@
-// How weights are rounded to blocks, for 16 rows at a time, a lane each: v [inputs][16] of one block, as [i][row].
+// Rounding of weights to blocks, for 16 rows at a time, a lane each: v [inputs][16] of one block, as [i][row].
 //
 // A weight is scale * q + low. Scales and lows are searched: of the roundings by scales near the largest one, the one with the
 // least squared error, weighted by importance, as ggml's make_qkx2_quants and make_qx_quants do. Integer scales of groups are
 // tried one step up and down, too.
 
-LS_INLINE v16 nearest(v16 v, float least, float most) {  // least where v is NaN
+LS_INLINE v16 nearest(v16 v, float least, float most) {  // `least` if v is NaN
     const v16 shift = all(12582912.0f), known = chosen(v == v, v, all(least));
     return smaller_of(larger_of(known, all(least)), all(most)) + shift - shift;
 }
 LS_INLINE v16 inverse_of(v16 v) { return chosen(v != all(0.0f), all(1.0f) / v, all(0.0f)); }
 LS_INLINE v16 absolute(v16 v) { return as_floats(as_bits(v) & 0x7fffffff); }
 
-// To the nearest number of fp16 that is not zero, and to the largest where there is none as large; zero and NaN stay.
+// To the nearest fp16 number that is not zero, or the largest one for numbers beyond it; zero and NaN stay.
 LS_INLINE v16 in_halves(v16 v, uint16_t* halves) {
     v16 found;
     for (int j = 0; j < 16; j++) {
@@ -54,7 +54,7 @@ LS_INLINE Line fit_line(const float* v, const float* importance) {
         Line line{(weight * qx - sum * q1) * inverse_determinant, (q2 * sum - q1 * qx) * inverse_determinant};
         const i16 above = line.low > all(0.0f);
         line.scale = chosen(above, qx * inverse_of(q2), line.scale), line.low = chosen(above, all(0.0f), line.low);
-        const v16 gain = fma(line.scale, qx, line.low * sum);  // what the line takes from the squared error
+        const v16 gain = fma(line.scale, qx, line.low * sum);  // by how much the line reduces the squared error
         const i16 better = (gain > gained) & (line.scale > all(0.0f));
         gained = chosen(better, gain, gained);
         best.scale = chosen(better, line.scale, best.scale), best.low = chosen(better, line.low, best.low);
@@ -62,7 +62,7 @@ LS_INLINE Line fit_line(const float* v, const float* importance) {
     return best;
 }
 
-// The scale of `count` weights whose integers are -half to half - 1; the largest weight is near -half.
+// The scale of `count` weights whose integers are -half to half - 1; the largest weight becomes about -half.
 LS_INLINE v16 fit_scale(const float* v, const float* importance, int count, float half) {
     v16 largest = all(0.0f);
     for (int i = 0; i < count; i++) {
@@ -169,5 +169,5 @@ void round_block(int type, const float* v, const float* importance, RoundedBlock
     i16 odd = {0};
     for (int i = 0; i < find_layout(type)->inputs; i++) odd |= load(v + 16 * i) - load(v + 16 * i) != all(0.0f);
     for (int j = 0; j < 16; j++)
-        if (odd[j]) to->scale[j] = 0x7e00;  // NaN, which is refused
+        if (odd[j]) to->scale[j] = 0x7e00;  // NaN, which the caller refuses
 }

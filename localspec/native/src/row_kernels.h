@@ -1,4 +1,4 @@
-// What is done to single rows: the norm, the rounding of a linear's inputs to int8, low-rank adapters.
+// Kernels of single rows: the norm, the rounding of a linear's inputs to int8, low-rank adapters.
 
 float inverse_rms(const float* x, int size, float eps) {
     v16 squares = all(0.0f);
@@ -27,8 +27,8 @@ LS_INLINE v16 input_of(const Preparing& p, const float* x, int row, int i) {
     return p.norm ? scaled * load_part(p.norm + i, left) : scaled;
 }
 
-// 128 inputs (or a group, where that is more) share a scale: the largest of them becomes 127. Integers compare as the
-// absolute values do, and NaN and inf are the largest of all: they make the scale NaN, so that nothing hides them.
+// 128 inputs (or a group, if that is more) share a scale: the largest of them becomes 127. Integers compare as the
+// absolute values do, and NaN and inf are the largest: they make the scale NaN, so that they are not hidden.
 LS_INLINE void prepare_span(const Preparing& p, int block, int r, int span) {
     const ls_matrix& m = *p.matrix;
     const int R = p.blocks.size(block), start = p.blocks.start(block), row = p.row(start + r);
@@ -48,14 +48,14 @@ LS_INLINE void prepare_span(const Preparing& p, int block, int r, int span) {
     const float top = bits_as<float>(larger(top_bits, bits_as<int32_t>(1e-30f)));
     p.to.scales[(size_t)start * spans + (size_t)span * R + r] = finite_top ? top / 127.0f : __builtin_nanf("");
     const v16 factor = all(finite_top ? 127.0f / top : 0.0f);
-    const int offset = m.format == LS_INT8 ? 128 : 8;  // what weights are stored with
+    const int offset = m.format == LS_INT8 ? 128 : 8;  // added to stored weights
     int32_t* values = (int32_t*)(p.to.values + (size_t)start * groups * m.group) + (size_t)first / 4 * R + r;
     int32_t* sums = p.to.sums + (size_t)start * groups + (size_t)from * R + r;
     for (int i = 0; i < count; sums += R) {
         i16 sum = {0};
         for (int end = i + m.group / 16; i < end; i++) {
             const v16 scaled = inputs[i] * factor;
-            const i16 v = rounded(chosen(scaled == scaled, scaled, all(0.0f)));  // inf * 0
+            const i16 v = rounded(chosen(scaled == scaled, scaled, all(0.0f)));  // NaN from inf * 0 becomes 0
             sum += v;
             alignas(16) int32_t four[4];
             to_bytes(v, (int8_t*)four);
@@ -115,7 +115,7 @@ float maximum(const float* x, int size) {
 
 double exponential_sum(const float* x, float divisor, float largest_one, int size) {
     double sum = 0;
-    for (int start = 0; start < size; start += 1024) {  // floats for so many, then double
+    for (int start = 0; start < size; start += 1024) {  // a sum of 1024 in float, the sum of those in double
         v16 part = all(0.0f);
         int i = start;
         for (; i + 16 <= smaller(size, start + 1024); i += 16) part = part + exponential(load(x + i) / all(divisor) - all(largest_one));

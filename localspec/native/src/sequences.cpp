@@ -41,7 +41,7 @@ int Sequences::position(int row, int logical) const {
 int Sequences::visible_from(int row, int window) const {
     int from = 0, to = length(row) - 1;
     if (window == 0 || (int64_t)positions[row] - window < position(row, 0)) return 0;
-    while (from < to) {  // positions never fall along a path
+    while (from < to) {  // positions never decrease along a path
         const int middle = from + (to - from) / 2;
         if (position(row, middle) > positions[row] - window) to = middle;
         else from = middle + 1;

@@ -1,4 +1,4 @@
-// What each row of a forward sees before it, as one logical sequence (attention_kernels.h has a picture), and its position.
+// The tokens that each row of a forward sees, as one logical sequence (drawn in attention_kernels.h), and its position.
 #pragma once
 #include "cache.h"
 #include "pool.h"
@@ -7,14 +7,14 @@ namespace ls {
 
 class Sequences {
   public:
-    // `caches`: one for each row; else all rows lie in `cache`, or see its committed tokens and not themselves, if it is
-    // `lent`. false: no memory
+    // `caches`: one for each row. Otherwise all rows are in `cache`, or, if that is `lent`, see only its committed tokens.
+    // False: no memory.
     bool fill(Pool& pool, const ls_cache& cache, ls_cache* const* caches, const ls_request& request, bool lent);
-    // The first logical index that a row sees through a window of so many positions, its own included; 0: sees everything.
+    // The first logical index that a row sees through a window of this many positions, its own included; 0: sees everything.
     int visible_from(int row, int window) const;
     int length(int row) const { return prefix[row] + tail_count[row]; }
 
-    // [rows]: slots [0, prefix) lie as they are seen, those of tails[row] follow
+    // [rows]: the row sees slots [0, prefix) in order, then those of tails[row]
     int32_t *prefix, *tail_count, *positions;
     const int32_t** tails;
 

@@ -3,7 +3,7 @@
 namespace ls {
 namespace {
 
-constexpr int WIDEST = States::RECENT / 2;  // tokens between two states that have rows after them, where there is a choice
+constexpr int WIDEST = States::RECENT / 2;  // most tokens between two states with rows after them, if there is a choice
 
 }  // namespace
 
@@ -31,7 +31,7 @@ bool States::begin(int length, int rows, Reading* reading) {
     memcpy(held, held_, sizeof(State) * count);
     const State source = held[count - 1];
     const bool again = source.length < length;
-    const bool follows = low_ <= length && length <= high_;  // else no row before these is there
+    const bool follows = low_ <= length && length <= high_;  // else no earlier row is stored
     const int low = larger(follows ? low_ : length, length + rows - RECENT);
     auto taken = [&](int slot) {
         bool found = false;
@@ -82,8 +82,8 @@ void States::assume(int from, int length) {
     count_ = 2, low_ = high_ = length;
 }
 
-// Leaves out one state: that which leaves the smallest gap for its age. The first stays, so does the last, and so do those
-// without which rows that are there could not be read again.
+// Drop one state: the one that leaves the smallest gap for its age. The first and the last stay, and so do those
+// that are needed to read the stored rows again.
 void States::thin(State* held, int* count, int length, int low) const {
     int chosen = 0;
     double least = 0;

@@ -1,22 +1,22 @@
-// The states of recurrent layers: now, and at some lengths before, the sparser the longer ago; and what was read lately, so
-// that a text is taken back by reading rows again from the nearest state before, in the same order and with the same bits.
+// The states of recurrent layers: the present ones, and some earlier ones, fewer the longer ago; and the rows read lately.
+// A text is cut by reading rows again from the nearest state before the cut, in the same order and with the same bits.
 //
-//   states   0        │         │       │   │ ││        all layers at once; that of nothing is zeros, and takes no memory
-//   rows                     aaaaaaaaaaaaaaaaaaa        the last RECENT, each at its position modulo that many
+//   states   0        │         │       │   │ ││        of all layers; the state of the empty text is zeros, and takes no memory
+//   rows                     aaaaaaaaaaaaaaaaaaa        the last RECENT, each at its position modulo RECENT
 #pragma once
 #include "layout.h"
 
 namespace ls {
 
-constexpr int COLUMNS = 32;  // channels of a value that lie side by side in a state
+constexpr int COLUMNS = 32;  // neighbouring channels of a value in a state
 
 class States {
   public:
-    static constexpr int HELD = 8;      // states that take memory; policy/prediction.py counts with it
+    static constexpr int HELD = 8;      // states that take memory
     static constexpr int RECENT = 256;  // rows
-    static constexpr int NOTHING = -1;  // in the place of a slot: zeros
+    static constexpr int NOTHING = -1;  // instead of a slot: zeros
 
-    struct Reading {  // by slots: where a forward begins, the state after the committed tokens, and that after its rows
+    struct Reading {  // slots: the state where a forward begins, the one after the committed tokens, and the one after its rows
         int source, source_length, before, after;
         int length;  // of the committed tokens
     };
@@ -25,12 +25,12 @@ class States {
     bool serves(const ls_delta_sizes& sizes, int layers) const { return layers == layers_ && memcmp(&sizes, &sizes_, sizeof sizes) == 0; }
     size_t bytes() const;
     bool reaches(int length) const { return reachable(length) == length; }
-    int reachable(int length) const;  // the longest text, of at most `length` tokens, that can be gone back to
-    // Finds room for a forward of so many rows, and forgets what came after `length` tokens, which it reaches. False: no
+    int reachable(int length) const;  // the longest text of at most `length` tokens that can be restored
+    // Find room for a forward of this many rows, and forget all after `length` tokens, which must be reachable. False: no
     // memory, and nothing changed.
     bool begin(int length, int rows, Reading* reading);
-    bool copy(const States& from, int length);  // those of the first tokens, which it reaches; false: no memory
-    void assume(int from, int length);  // the latest state of a text of `from` tokens is taken for that after `length`
+    bool copy(const States& from, int length);  // the states of the first tokens, which must be reachable; false: no memory
+    void assume(int from, int length);  // use the latest state of a text of `from` tokens as the one after `length`
 
     int channels() const { return channels_; }            // of the convolution
     int padded_channels() const { return (channels_ + 15) / 16 * 16; }

@@ -1,10 +1,10 @@
 // One record times R rows, in AVX2: eight channels at a time. Two products of bytes fit in 16 bits, because inputs are at most
 // 127 and so are int8 weights (whose sign goes to the inputs); int4 weights are at most 15, and 32 inputs of them fit.
-// f [R][32] is what the record's inputs add, in units of the inputs' scale; `first`: f is written, else added to.
+// f [R][32] is the sum over the record's inputs, in units of the inputs' scale; `first`: f is written, else added to.
 constexpr bool MAKERS_DIFFER = true;
 
-// Four parts read the same bytes, `steps` times 128, half a line at a time: one of two reads asks for a line further on, so
-// that requests are as far apart as they can be (Zen 3, int8, one row: a third less time than with all of them in the first
+// Four parts read the same bytes, `steps` times 128, half a line at a time. Every second read prefetches a line further on,
+// so that requests are as far apart as possible (Zen 3, int8, one row: a third less time than with all of them in the first
 // two parts). Intel: see tile_avx512.h.
 template <int FETCH>
 LS_INLINE void fetch(const uint8_t* p, int part, int step, int steps) {

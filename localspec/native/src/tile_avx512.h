@@ -1,9 +1,9 @@
 // One record times R rows, in AVX-512 VNNI: vpdpbusd multiplies four unsigned weights with four signed inputs a channel.
-// f [R][32] is what the record's inputs add, in units of the inputs' scale; `first`: f is written, else added to.
+// f [R][32] is the sum over the record's inputs, in units of the inputs' scale; `first`: f is written, else added to.
 //
-// What is asked of memory ahead of time, by maker, each as measured. AMD: a row or two read as fast as the processor fetches
-// by itself, and asking for more only disturbs it (29 against 24 GB/s). Intel: it does not fetch across pages by itself, so
-// it is asked twice, far ahead into the second cache and near into the first (int4, a row 21 % faster; int8, eight rows 8 %).
+// Prefetches, as measured by maker. AMD: for a row or two, the processor's own prefetching is as fast as memory, and more
+// requests only disturb it (29 against 24 GB/s). Intel: the processor does not prefetch across pages, so each line is
+// requested twice, far ahead into the second-level cache and near into the first (int4, a row 21 % faster; int8, 8 rows 8 %).
 constexpr bool MAKERS_DIFFER = true;
 constexpr int ALONE = 2, AHEAD = 4096, SOON = 1024, LATER = 8192;
 

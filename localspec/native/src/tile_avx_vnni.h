@@ -1,8 +1,8 @@
 // One record times R rows, in AVX-VNNI: vpdpbusd on eight channels at a time.
-// f [R][32] is what the record's inputs add, in units of the inputs' scale; `first`: f is written, else added to.
+// f [R][32] is the sum over the record's inputs, in units of the inputs' scale; `first`: f is written, else added to.
 constexpr bool MAKERS_DIFFER = true;
 
-// Of the two lines that four parts read between them; see tile_avx512.h.
+// Prefetches of the two lines that four parts read together; see tile_avx512.h.
 template <int FETCH>
 LS_INLINE void fetch(const uint8_t* q, int part) {
     if (FETCH == INTEL && part >= 2) _mm_prefetch((const char*)q + 32 * (part - 2) + 8192, _MM_HINT_T1);

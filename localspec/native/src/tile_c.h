@@ -1,5 +1,5 @@
-// One record times R rows, in plain C: what the other tiles compute, spelt out.
-// f [R][32] is what the record's inputs add, in units of the inputs' scale; `first`: f is written, else added to.
+// One record times R rows in plain C, the reference of the other tiles.
+// f [R][32] is the sum over the record's inputs, in units of the inputs' scale; `first`: f is written, else added to.
 constexpr bool MAKERS_DIFFER = false;
 
 template <int FORMAT, int R, int FETCH>

@@ -1,5 +1,5 @@
 // One record times R rows, in NEON's dot product: sdot multiplies four signed weights with four signed inputs a channel.
-// f [R][32] is what the record's inputs add, in units of the inputs' scale; `first`: f is written, else added to.
+// f [R][32] is the sum over the record's inputs, in units of the inputs' scale; `first`: f is written, else added to.
 constexpr bool MAKERS_DIFFER = false;
 
 template <int FORMAT, int R, int FETCH>

@@ -1,5 +1,5 @@
-// Sixteen floats at a time, the same bits on every instruction set: +, -, *, / and comparisons are the compiler's vectors,
-// fma, conversions and reductions stand in vector_*.h. Included inside of a namespace of one instruction set.
+// Sixteen floats at a time, with the same bits on every instruction set. Operators and comparisons are the compiler's;
+// fma, conversions and reductions are in vector_*.h. Included inside a namespace for each instruction set.
 
 typedef float v16 __attribute__((vector_size(64), aligned(64)));
 typedef int32_t i16 __attribute__((vector_size(64), aligned(64)));  // 16 integers
@@ -46,7 +46,7 @@ LS_INLINE v16 load_bf16(const uint16_t* p) {
     return as_floats(__builtin_convertvector(h, i16) << 16);
 }
 
-LS_INLINE float total(v16 v) {  // as one tree
+LS_INLINE float total(v16 v) {  // as a balanced tree
     float s[16];
     store(s, v);
     for (int width = 8; width; width /= 2)
@@ -74,7 +74,7 @@ LS_INLINE v16 exponential(v16 x) {
     p = fma(p, r, all(1.6666665459e-1f));
     p = fma(p, r, all(5.0000001201e-1f));
     p = fma(p, r * r, r + all(1.0f));
-    const i16 scaled = as_bits(p) + (as_bits(shifted) << 23);  // the bits of the shift itself leave at the top
+    const i16 scaled = as_bits(p) + (as_bits(shifted) << 23);  // the bits of the shift itself overflow
     return chosen(is_nan, x, as_floats(scaled & ~too_small));
 }
 LS_INLINE float exponential(float x) { return exponential(all(x))[0]; }

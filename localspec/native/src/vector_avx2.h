@@ -31,7 +31,7 @@ LS_INLINE v16 fma(v16 a, v16 b, v16 c) {
     const Halves x = split(a), y = split(b), z = split(c);
     return join(_mm256_fmadd_ps(x.low, y.low, z.low), _mm256_fmadd_ps(x.high, y.high, z.high));
 }
-LS_INLINE v16 larger_of(v16 a, v16 b) {  // b where one is NaN
+LS_INLINE v16 larger_of(v16 a, v16 b) {  // b if one is NaN
     const Halves x = split(a), y = split(b);
     return join(_mm256_max_ps(x.low, y.low), _mm256_max_ps(x.high, y.high));
 }
@@ -82,4 +82,4 @@ LS_INLINE void to_bytes(i16 v, int8_t* p) {  // -128 to 127
     _mm_storeu_si128((__m128i*)p, _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
 }
 LS_INLINE void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
-LS_INLINE void prefetch_far(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }  // into the second cache
+LS_INLINE void prefetch_far(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }  // into the second-level cache

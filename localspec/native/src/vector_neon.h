@@ -26,7 +26,7 @@ LS_INLINE v16 fma(v16 a, v16 b, v16 c) {
     for (int i = 0; i < 4; i++) z.q[i] = vfmaq_f32(z.q[i], x.q[i], y.q[i]);
     return join(z);
 }
-LS_INLINE v16 larger_of(v16 a, v16 b) { return chosen(a > b, a, b); }  // b where one is NaN
+LS_INLINE v16 larger_of(v16 a, v16 b) { return chosen(a > b, a, b); }  // b if one is NaN
 LS_INLINE v16 smaller_of(v16 a, v16 b) { return chosen(a < b, a, b); }
 LS_INLINE i16 larger_of(i16 a, i16 b) { return (a & (a > b)) | (b & ~(a > b)); }
 LS_INLINE int32_t sum_of(i16 v) {
@@ -61,4 +61,4 @@ LS_INLINE void to_bytes(i16 v, int8_t* p) {  // -128 to 127
     vst1q_s8(p, vcombine_s8(vmovn_s16(low), vmovn_s16(high)));
 }
 LS_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
-LS_INLINE void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }  // into the second cache
+LS_INLINE void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }  // into the second-level cache
