@@ -31,7 +31,7 @@ def with_looks(turn: int) -> bool:
 
 
 def inside(file: Path, arguments: list[str]) -> None:
-    """The program itself, whose chat looks in every other turn; what each turn had goes to `file`, by its number."""
+    """Run the program, whose chat looks in every other turn. Write the figures of each turn to `file`, by its number."""
     from localspec.cli.main import main as localspec
     from localspec.events import Done, Event, Text
     from localspec_tui.reply_buffer import SHORTEST, ReplyBuffer

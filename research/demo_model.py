@@ -70,7 +70,7 @@ def optimizers(model: Phi3ForCausalLM) -> list[tuple[torch.optim.Optimizer, floa
 
 
 def export(model: Phi3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
-    """The Hugging Face layout, bf16 safetensors."""
+    """Write the model in the Hugging Face layout, as bf16 safetensors."""
     model.generation_config = GenerationConfig(
         bos_token_id=0,
         eos_token_id=tokenizer.convert_tokens_to_ids([END, BEGIN]),

@@ -124,13 +124,13 @@ def same_settings(made: argparse.ArgumentParser, work: Path, decisive: Mapping[s
 
 
 def weights(card: registry.TargetCard) -> dict[str, Any]:
-    """What identifies a model and the trained drafters that it has: one of the same name may have been made anew."""
+    """Return what identifies a model and its trained drafters, because another of the same name may have been made."""
     files = [one.path / WEIGHTS for one in drafter_cards.trained_drafters(card)]
     return {"weights": revision(card.path), "drafters": content([file for file in files if file.is_file()])}
 
 
 def content(places: Path | Sequence[Path] | None) -> list[str]:
-    """The names of files, or of those in a directory, each with a digest of what it holds. Raises UsageMistake."""
+    """Return the names of files, or of those in a directory, each with a digest of its content. Raises UsageMistake."""
     listed = [] if places is None else [places] if isinstance(places, Path) else places
     found = []
     for place in listed:
@@ -193,7 +193,7 @@ class Bench:
 
     @classmethod
     def of(cls, asked: argparse.Namespace, at_the_end: ExitStack, model: str = "", **flags: Any) -> "Bench":
-        """The model that was asked for, or another; `flags` are settings of its own. What is measured of it is kept."""
+        """Open the requested model, or `model`; `flags` are its own settings. Its measurements are saved."""
         card = registry.resolve(model or asked.model)
         store = at_the_end.enter_context(Store.open(asked.work / "localspec.db", print))
         choice = choose(card, config.load(flags={"drafter": "phrases", "temperature": 0.0, **flags}))
@@ -282,7 +282,7 @@ class Variant:
 
 
 def trained(variant: Variant, seed: int, asked: argparse.Namespace) -> Path:
-    """The directory of a finished training, the same for all tables that have it; one that was stopped goes on."""
+    """Return the directory of a finished training, which all tables share. A training that was stopped is continued."""
     together = {**ALWAYS.get(variant.kind, {}), **variant.options}
     words = [variant.kind, *(f"{name}={value}" for name, value in sorted(together.items())), *variant.flags]
     words += ["distilled"] * variant.distilled

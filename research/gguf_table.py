@@ -132,7 +132,7 @@ def written(path: Path, folder: Path, kinds: tuple[str, ...] = KINDS) -> Iterato
 
 
 def add_tokenizer(path: Path, writer: Any) -> None:
-    """The tokenizer of the demo model, which splits as SmolLM's does, and its template."""
+    """Add the tokenizer of the demo model, which splits as SmolLM's does, and its template."""
     import gguf
 
     content = json.loads((path / "tokenizer.json").read_text())
@@ -183,7 +183,7 @@ def documents(tokenizer: Tokenizer, tokens: int) -> list[list[int]]:
 
 
 def exact(model: GgufModel, texts: list[list[int]]) -> Logits:
-    """transformers in fp32, with the weights that the blocks of the file stand for."""
+    """Return the logits of transformers in fp32, with the weights that the blocks of the file stand for."""
     import torch
     import transformers
 

@@ -103,7 +103,7 @@ def runs(asked: argparse.Namespace, bench: Bench, counts: list[int], shape: Shap
 
 
 def figure_5(asked: argparse.Namespace, bench: Bench, shape: Shape) -> str:
-    """Acceptance and speed, predicted beside measured, by share of the model (β) and tokens (γ)."""
+    """Return a table of acceptance and speed, predicted and measured, by share of the model (β) and tokens (γ)."""
     counts = list(range(max(1, shape.num_layers // 4), shape.num_layers))
     found = runs(asked, bench, counts[:2] if asked.smoke else counts, shape)
     head = shape.embedding / shape.layer

@@ -104,7 +104,7 @@ def from_q8_0(own: Source) -> Source:
 
 
 def exact(path: Path, texts: list[list[int]]) -> Logits:
-    """transformers in fp32, with the weights as they lie there."""
+    """Return the logits of transformers in fp32, with the weights as they are in the file."""
     import torch
     import transformers
 

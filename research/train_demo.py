@@ -127,12 +127,12 @@ class Run:
         return Corpus.load(file)
 
     def build(self, number: int) -> None:
-        """The file of a pass."""
+        """Write the file of a pass."""
         examples = trained(self.asked.data, self.stage.mixture, number)
         Corpus.encode(examples, self.tokenizer).save(self.folder / f"pass-{number}.npz")
 
     def build_ahead(self, count: int) -> None:
-        """The next passes side by side, where a fast device would otherwise wait for them."""
+        """Write the next passes at the same time, because a fast device would otherwise wait for them."""
         numbers = range(self.progress.number + 1, self.progress.number + 1 + count)
         wanted = [n for n in numbers if not (self.folder / f"pass-{n}.npz").exists()]
         with multiprocessing.get_context("fork").Pool(min(len(wanted), os.cpu_count() or 1) or 1) as pool:
@@ -321,7 +321,7 @@ def towards_mean(model: Phi3ForCausalLM, before: Phi3ForCausalLM, share: float) 
 
 
 def finish(run: Run) -> None:
-    """The model in its shipped form, and the record of its training."""
+    """Write the model in its shipped form, and the record of its training."""
     told = {"device": run.asked.device, "seed": SEED, "shape": run.asked.shape, "mean": run.asked.mean}
     told["rate"] = run.asked.rate
     for name in STAGES:

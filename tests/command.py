@@ -19,8 +19,8 @@ HEAVY = {"torch", "transformers", "numpy", "accelerate"}  # what models are comp
 
 
 def environment(home: Path, **variables: str) -> dict[str, str]:
-    """This process's environment without its terminal's size, without switches of Python (such as PYTHONUNBUFFERED,
-    which would flush what the program forgot to) and without any LOCALSPEC_* but those given."""
+    """Return this process's environment without its terminal's size, switches of Python (such as PYTHONUNBUFFERED,
+    which would flush what the program forgot to) and any LOCALSPEC_* but the given ones."""
     foreign = ("LOCALSPEC_", "COLUMNS", "LINES", "PYTHON")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     return {
@@ -81,7 +81,7 @@ def sentence(result: subprocess.CompletedProcess[str]) -> str:
 
 
 def light_help(home: Path, *commands: str) -> str:
-    """What `--help` of these commands prints, in a process of its own; it must load nothing that a model needs."""
+    """Return what `--help` of these commands prints in a new process, which must load nothing that a model needs."""
     code = (
         "import sys; from localspec.cli.main import main; "
         f"codes = [main([command, '--help']) for command in {commands!r}]; "

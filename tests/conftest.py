@@ -175,7 +175,7 @@ def fresh_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def timed_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a forward costs is measured by the fewest repetitions, where nothing asks how fast a model is."""
+    """Measure the cost of a forward by the fewest repetitions, for tests that do not ask how fast a model is."""
     from localspec.engine import forward_timing
 
     monkeypatch.setattr(forward_timing, "ENOUGH_SECONDS", 0.0)
@@ -183,7 +183,7 @@ def timed_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def one_reply_of_each_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is generated at the end of a training, which takes most of its time where it is short."""
+    """Generate as little as possible at the end of a training, which takes most of a short one's time."""
     monkeypatch.setattr("localspec.training.generated.SECONDS", 0.0)
 
 
@@ -214,7 +214,7 @@ def messages(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[str, str]]]:
 
 
 def pytest_configure() -> None:
-    """A shell starts what it puts into the background with Ctrl+C and Ctrl+\\ ignored, `nohup` with hanging up."""
+    """Restore signals that are ignored: in the background a shell ignores Ctrl+C and Ctrl+\\, and `nohup` hanging up."""
     gc.disable()  # while all is imported and collected, of which nothing goes
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

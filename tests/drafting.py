@@ -43,7 +43,7 @@ def _in_torch(path: Path, context: int) -> Target:
 
 
 def drafting(drafter: TrainableDrafter, target: Any = None, kind: type[TrainedDrafter] | None = None) -> Any:
-    """What drafts with these weights as they are now, for the drafter's own target or for the same model elsewhere."""
+    """Return a drafter with these weights as they are now, for the drafter's own target or the same model elsewhere."""
     made = (kind or drafter.Drafter)(target or drafter.target, drafter.options, drafter.numbers())
     made.accuracies = getattr(drafter, "accuracies", ())
     return made
@@ -92,14 +92,14 @@ def watched(drafter: Drafter) -> list[tuple[list[int], DraftTree]]:
 
 @torch.no_grad()
 def add_changes(adapters: Adapters, transformer: Transformer) -> None:
-    """What adapters amount to becomes part of dense weights."""
+    """Add the changes of adapters to dense weights."""
     for name in weight_map(transformer.config):
         if (change := adapters.change_of(name)) is not None:
             transformer.get_parameter(name).add_(change)
 
 
 def after_training(drafter: Any, origin: Path, path: Path, packing: str = "") -> tuple[Any, Target]:
-    """A drafter that changed its target by adapters, for the target as it is written, in fp32 or packed by our library.
+    """Return a drafter that changed its target by adapters, for the target as written, in fp32 or packed by our library.
 
     Returns that target, too.
     """

@@ -472,7 +472,7 @@ def tensors_of(path: Path, kind: str, faithful: bool = False) -> dict[str, Store
 
 
 def write_model(file: Path, path: Path, kind: str = "Q8_0", pre: str = "gpt-2", **unlike: Any) -> Path:
-    """A directory in the Hugging Face layout as a GGUF file; `unlike` are other metadata, None leaves a key out."""
+    """Write a directory in the Hugging Face layout as a GGUF file; `unlike` is other metadata, and None leaves a key out."""
     metadata = {**metadata_of(path, pre), **{key.replace("__", "."): one for key, one in unlike.items()}}
     file.write_bytes(written(metadata, tensors_of(path, kind)))
     return file

@@ -51,7 +51,7 @@ class Stock:
     def reply(
         self, prompt: Sequence[int], count: int, stops: Collection[int], sampling: Sampling = GREEDY
     ) -> list[int]:
-        """Decoding as plainly as it can be written, up to a near-tie or a stop: the whole text anew for every token."""
+        """Decode as plainly as possible, up to a near-tie or a stop: read the whole text again for every token."""
         tokens = list(prompt)
         while len(tokens) < len(prompt) + count:
             logits = self.model(torch.tensor([tokens], device=self.device), use_cache=False).logits[0, -1].float().cpu()

@@ -214,7 +214,7 @@ class _Server(ThreadingHTTPServer):
 
 @contextmanager
 def served(**repositories: Repository) -> Iterator[Hub]:
-    """A hub with these repositories, `__` in a name for the slash; it is gone at the end of the with statement."""
+    """Yield a hub with these repositories, `__` in a name for the slash. It ends with the with statement."""
     hub = Hub({name.replace("__", "/"): repository for name, repository in repositories.items()})
     handler = type("Handler", (_Handler,), {"hub": hub})
     server = _Server(("127.0.0.1", 0), handler)

@@ -27,7 +27,7 @@ def cpu(
     bf16: bool = True,
     bandwidth: float | None = 20e9,
 ) -> Device:
-    """A processor with main memory, of which `free` GiB are free; all of it unless told. torch computes without bf16."""
+    """Return a processor with main memory, of which `free` GiB (by default all) are free. torch computes without bf16."""
     found = _device("cpu", gib, free, ("bf16", "fp32") if bf16 else ("fp32",), packings, bandwidth)
     return replace(found, engine="native" if bf16 else "torch", capability="avx512_vnni" if bf16 else "", cores=4)
 

@@ -25,7 +25,7 @@ NEW = 'def say(name): return f"localspec: No model is called {name}. Did you mea
 
 @pytest.fixture
 def project(tmp_path):
-    """A small project with this plugin, whose product is one function."""
+    """Return a small project with this plugin, whose product is one function."""
     tests = tmp_path / "tests"
     tests.mkdir()
     (tests / "golden.py").write_bytes((ROOT / "tests" / "golden.py").read_bytes())

@@ -1,27 +1,23 @@
-"""Check the prose of the repository: docstrings that are no commands, and words that confuse a reader.
+"""Check the prose of the repository for words that confuse a reader, in docstrings, comments, messages and pages.
 
-    python tools/exempt_docstrings.py            fails if a text breaks a rule, or an exempt file breaks none
-    python tools/exempt_docstrings.py --shrink   removes files that pass from the lists of exempt files
+    python tools/exempt_docstrings.py            fails if a text has an avoided word, or an exempt file has none
+    python tools/exempt_docstrings.py --shrink   removes files that pass from the list of exempt files
 
-Both lists may only shrink. docstrings.toml is for ruff's D401, which demands that a docstring begins with an imperative
-verb; `ruff check` refuses other files. avoided_words.txt is for AVOIDED, in docstrings, comments, messages and pages.
+The list, avoided_words.txt, may only shrink.
 """
 
 import argparse
 import ast
 import io
-import json
 import re
 import subprocess
 import sys
 import tokenize
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIST = ROOT / "docstrings.toml"
-WORDY = ROOT / "tools" / "avoided_words.txt"
+EXEMPT = ROOT / "tools" / "avoided_words.txt"
 # translated idioms, each with the plain words for it
 AVOIDED = {
     "told": "given, reported, or the fact itself", "beside": "next to, with, or in addition to",
@@ -38,13 +34,6 @@ _DATA = (
     "tests/tools/test_exempt_docstrings.py",
     "docs/figures/pictures/",
 )
-
-
-def failing() -> set[str]:
-    """Return the files of the repository that fail D401."""
-    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "D401", "--output-format", "json", "."]
-    found = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True).stdout
-    return {Path(one["filename"]).relative_to(ROOT).as_posix() for one in json.loads(found)}
 
 
 def avoided(path: Path) -> list[tuple[int, str]]:
@@ -82,16 +71,11 @@ def wordy() -> dict[str, list[tuple[int, str]]]:
 def main() -> int:
     """Return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shrink", action="store_true", help="remove files that pass from the lists")
-    shrink = parser.parse_args().shrink
-    lines, words = LIST.read_text("utf-8").splitlines(keepends=True), wordy()
-    passing = tomllib.loads("".join(lines))["lint"]["extend-per-file-ignores"].keys() - failing()
-    exempt = set(WORDY.read_text("utf-8").split())
+    parser.add_argument("--shrink", action="store_true", help="remove files that pass from the list")
+    shrink, words = parser.parse_args().shrink, wordy()
+    exempt = set(EXEMPT.read_text("utf-8").split())
     if shrink:
-        LIST.write_text(
-            "".join(line for line in lines if line.split('"')[1:2] not in [[one] for one in passing]), "utf-8"
-        )
-        WORDY.write_text("".join(f"{name}\n" for name in sorted(exempt & words.keys())), "utf-8")
+        EXEMPT.write_text("".join(f"{name}\n" for name in sorted(exempt & words.keys())), "utf-8")
         return 0
     problems = [
         f"{name}:{line}: instead of {word!r} write {AVOIDED[word]}"
@@ -99,8 +83,7 @@ def main() -> int:
         for line, word in words[name]
     ]
     problems += [
-        f"{name} passes. Run `python tools/exempt_docstrings.py --shrink`."
-        for name in sorted(passing | (exempt - words.keys()))
+        f"{name} passes. Run `python tools/exempt_docstrings.py --shrink`." for name in sorted(exempt - words.keys())
     ]
     print(*problems, sep="\n", file=sys.stderr)
     return int(bool(problems))

@@ -144,7 +144,7 @@ class Drafter(ParallelDrafter, OfModel):
         tensors: Mapping[str, Array],
         published: Published | None = None,
     ) -> None:
-        """A published drafter has no `tensors` of its own."""
+        """Make the drafter. If it is `published`, `tensors` are not used."""
         super().__init__(target, options, tensors)
         self._model = published.model if published else self._model_of(tensors)
         self._masks = self._model.embed([published.mask]) if published else self.compute.rows(tensors["masks"])

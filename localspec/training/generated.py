@@ -81,8 +81,10 @@ def _answered(session: Session, prompt: Sequence[int], most: int) -> Statistics:
 def measured_text(
     target: DraftableModel[Any], drafter: TrainedDrafter, held_out: Sequence[Row], seconds: float = SECONDS
 ) -> dict[str, dict[str, Any]]:
-    """What drafter.json says of text that the target wrote: its `acceptance` on text like that it was trained on, and
-    `acceptance_elsewhere`, on replies to the prompts of all kinds that ship with the program and nobody trains on.
+    """Return the acceptance in text that the target wrote, for drafter.json.
+
+    `acceptance` is that on text like the training text, `acceptance_elsewhere` that on replies to the held-out prompts
+    of all kinds that come with the program.
     """
     shipped = ([*target.encode([{"role": "user", "content": one.text}])] for one in held_out_prompts())
     found = {
@@ -93,6 +95,6 @@ def measured_text(
 
 
 def _prompt(row: Row) -> list[int]:
-    """Return the prompt of a row is what precedes its first reply; of a plain text it is the first half."""
+    """Return the prompt of a row: what precedes its first reply, or the first half of a plain text."""
     first = next(place for place, counts in enumerate(row.loss_mask) if counts)
     return list(row.tokens[: first or len(row.tokens) // 2])

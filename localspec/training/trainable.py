@@ -198,7 +198,7 @@ class TrainableDrafter(nn.Module):
         return self.target.transformer.head_of(ids)[0], ids, columns
 
     def fit(self, parts: Iterable[Places]) -> None:
-        """Called before the first step, where it reads texts once: takes what can be had without gradients."""
+        """Set what needs no gradients, before the first step. Called only if the drafter reads texts once."""
 
     @property
     def gradient_share(self) -> float:

@@ -76,7 +76,7 @@ class Texts:
     that memory."""
 
     def __init__(self, content: bytes, ends: "array[int]") -> None:
-        """`ends` are the offsets in `content` where texts end."""
+        """Make the array; `ends` are the offsets in `content` where texts end."""
         self._content, self._ends = content, ends
 
     def __len__(self) -> int:

@@ -152,7 +152,7 @@ class Transformers:
 
 
 def load_stock(model: Model) -> Any:
-    """transformers' own model in bf16."""
+    """Return transformers' own model in bf16."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 

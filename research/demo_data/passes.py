@@ -48,7 +48,7 @@ def careless(random: Random, example: Example) -> Example:
 
 
 def trained(data: Path, stage: str, number: int) -> list[Example]:
-    """What pass `number` of a stage ("long", "last" or "draft") sees, shuffled; generated examples are new in every pass."""
+    """Return the examples of pass `number` of a stage ("long", "last" or "draft"), shuffled; generated ones are always new."""
     random, found = Random(f"{stage} {number}"), list[Example]()
     for example in shared.examples(data):
         share = SHARED.get(example["source"])

@@ -115,7 +115,7 @@ def compare(random: Random) -> Drawing:
 
 
 def sequence(random: Random) -> Drawing:
-    """Counting on by a fixed step."""
+    """Return an exercise of counting on by a fixed step."""
     step, start = random.choice((1, 2, 3, 5, 10)), random.randint(0, 30)
     row = [start + step * i for i in range(5)]
     shown = ", ".join(map(str, row[:4]))
@@ -124,7 +124,7 @@ def sequence(random: Random) -> Drawing:
 
 
 def counting(random: Random) -> Drawing:
-    """Counting from one number to another."""
+    """Return an exercise of counting from one number to another."""
     start = random.randint(0, 30)
     end = start + random.randint(3, 10)
     forward = random.random() < 0.7

@@ -278,7 +278,7 @@ def differ(random: Random) -> Drawing:
 
 
 def name_some(random: Random) -> Drawing:
-    """Some of one kind, in one of three forms."""
+    """Return a question for some things of one kind, in one of three forms."""
     kind = random.choice(list(MORE))
     number = random.randint(2, min(6, len(MORE[kind])))
     names = random.sample(MORE[kind], number)

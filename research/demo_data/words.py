@@ -273,7 +273,7 @@ def count(number: int, noun: str) -> str:
 
 
 def listing(items: list[str]) -> str:
-    """`a, b and c`."""
+    """Return the items as "a, b and c"."""
     return items[0] if len(items) == 1 else ", ".join(items[:-1]) + " and " + items[-1]
 
 

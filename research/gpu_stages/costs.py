@@ -21,7 +21,7 @@ FIRST = [(PHI, "bf16"), (LLAMA2, "nf4"), (LLAMA2, "bf16"), (LLAMA2, "int8")]
 
 
 def run(record: Record, asked: Asked) -> None:
-    """The bandwidth, the models that matter most, kernels, attention, and the other models."""
+    """Measure the bandwidth, the models that matter most, kernels, attention, and the other models."""
     if asked.small:
         timing.ENOUGH = 0.0
     record.measured("bandwidth", lambda: bandwidth(asked.device))
@@ -159,7 +159,7 @@ def share(found: dict[str, Any], speed: dict[str, float]) -> float | None:
 
 
 def aims(figures: dict[str, Any]) -> list[Aim]:
-    """What a step should reach, and of int8 what the choice of precisions takes for granted until it was measured."""
+    """Return what a step should reach, and what the choice of precisions assumes of int8 until it is measured."""
     found = []
     for precision in ("bf16", "int8", "nf4"):
         known = quickest(figures.get(f"{LLAMA2} {precision}"))

@@ -27,7 +27,7 @@ LEAST = 45.0  # seconds in which anything can be learnt, the start of a script i
 
 
 def run(record: Record, asked: Asked) -> None:
-    """The model, its draft model, its drafters; each as far as there is time."""
+    """Train the model, its draft model and its drafters, each as far as there is time."""
     data = asked.data
     if data is None and asked.small:
         data = asked.models / "small-data"

@@ -63,7 +63,7 @@ def normal(name: str) -> str:
 
 
 def closure(names: Iterable[str]) -> list[str]:
-    """These packages and all that they require here, in the order in which they are met."""
+    """Return these packages and all that they require here, in the order in which they are found."""
     found: dict[str, None] = {}
     waiting = [normal(name) for name in names]
     while waiting:
@@ -92,7 +92,7 @@ def version_of(name: str) -> str:
 
 
 def files_of(name: str) -> tuple[list[Path], list[Path]]:
-    """(the files of a package, its libraries for one version of CUDA each); those for other makers' cards are in neither."""
+    """Return the files of a package, and its libraries for one version of CUDA each; without those for other makers' cards."""
     found = installed(name)
     listed = [] if found is None else [found.locate_file(file) for file in found.files or ()]
     every = [Path(str(file)) for file in listed]

@@ -22,7 +22,7 @@ EXAMPLES = 300
 
 
 def write_data(place: Path) -> None:
-    """A folder of training data, and a file of it as `localspec train` reads it; nothing where both are there."""
+    """Write a folder of training data, and a file of it as `localspec train` reads it, unless both exist."""
     place.mkdir(parents=True, exist_ok=True)
     chance = random.Random(0)
 

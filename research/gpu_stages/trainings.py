@@ -85,7 +85,7 @@ def choice_of(shape: Shape, device: str) -> Choice:
 
 
 def training(kind: str, target: Any, shape: Shape, asked: Asked) -> dict[str, Any]:
-    """Some steps of the usual loop: seconds of one, and the peak from the target on."""
+    """Run some steps of the usual loop. Return the seconds of one, and the peak including the target."""
     model = target()
     length, batch = (SMALL_LENGTH, SMALL_BATCH) if asked.small else (LENGTH, BATCH)
     options = (SMALL_OPTIONS if asked.small else OPTIONS).get(kind, {})

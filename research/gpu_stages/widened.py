@@ -43,7 +43,7 @@ SHARED = 60.0  # seconds that the replies side by side need at least
 
 
 def run(record: Record, asked: Asked) -> None:
-    """The replies alone in all precisions, then those side by side, which share what is left."""
+    """Measure replies one by one in all precisions, then replies side by side, which share the time that is left."""
     card = wide_demo(asked)
     if "model" not in record.figures:
         record.keep("model", {"parameters": parameters(card), "factor": asked.width})

@@ -31,7 +31,7 @@ def clock(monkeypatch) -> Clock:
 
 
 def stream(clock: Clock, first: float, step: float, steps: int, tokens: int, closed: list[str], ids=(1, 2, 3)):
-    """A reply whose prompt takes `first` seconds, and each step of `tokens` tokens so many more."""
+    """Yield a reply whose prompt takes `first` seconds, and each step of `tokens` tokens `step` seconds more."""
     try:
         clock.now += first
         yield Prefill(5, 5)

@@ -31,13 +31,13 @@ def _counted(numbers: int) -> bytes:
 
 
 def rates_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bandwidth of memory is known in this process without timing it: it tells which drafter pays, and no file."""
+    """Give this process a memory bandwidth without timing it: which drafter pays depends on it, but no file does."""
     for place in ("choosing.measure", "machine.hardware"):
         monkeypatch.setattr(f"localspec.{place}.memory_bandwidth", lambda device: 5e10)
 
 
 def home_with_cache(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home that has the common cache in it, also for what is asked in this process, where rates cost nothing."""
+    """Return a home that contains the common cache, also for this process, where rates cost nothing."""
     rates_cost_nothing(monkeypatch)
     (directory / "home").mkdir()
     monkeypatch.setenv("HF_HOME", str(directory / "home" / "hf"))

@@ -241,7 +241,7 @@ def test_what_a_token_says_cannot_command_the_terminal(doctor, hostile, monkeypa
 
 @pytest.fixture
 def invented(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Mac of which nothing is measured, and whose processor has a hostile name."""
+    """Make this machine a Mac without measurements, whose processor has a hostile name."""
     mac = machine(replace(apple(16, free=12), title="Apple\x1b[31m"), cpu(24, free=20, bandwidth=None))
     measurements = Told()
     monkeypatch.setattr("localspec.cli.doctor.this_machine", lambda bandwidth: mac)

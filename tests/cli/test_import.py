@@ -58,7 +58,7 @@ def listed(home: Path) -> dict[str, dict[str, object]]:
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `doctor` measures of a machine is told instead: it takes ten seconds."""
+    """Replace `doctor`'s measurements, which take ten seconds."""
     measurements = Told()
     monkeypatch.setattr("localspec.cli.doctor.this_machine", lambda bandwidth: machine())
     monkeypatch.setattr("localspec.cli.doctor.Measurements", lambda *_: measurements)

@@ -39,7 +39,7 @@ def repo(tiny) -> Repository:
 
 
 def used_by(monkeypatch: pytest.MonkeyPatch, engine: str, quantize: str) -> None:
-    """The policy would load any model so."""
+    """Make the policy load any model with this engine and quantization."""
     monkeypatch.setattr(
         "localspec.choosing.fetching.choices", lambda *_: [SimpleNamespace(engine=engine, quantize=quantize)]
     )

@@ -89,7 +89,7 @@ def test_the_draft_model_of_an_entry_needs_no_name(home, model, small):
 
 @pytest.fixture
 def beside(home, model, small, tmp_path):
-    """The model with the small one in its directory `draft`, and forwards of which a draft's cost next to nothing."""
+    """Return the model with the small one in its directory `draft`, whose forwards cost next to nothing."""
     path = shutil.copytree(model, tmp_path / "beside")
     shutil.copytree(small, path / "draft")
     told(home, path)

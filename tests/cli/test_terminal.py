@@ -126,7 +126,7 @@ def test_an_error_takes_the_place_of_progress(home, tmp_path, hostile):
 
 @pytest.fixture
 def quiet(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """This process's environment for `main`, and nothing on standard input."""
+    """Set this process's environment for `main`, and close standard input."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
     return tmp_path
 

@@ -114,7 +114,7 @@ def test_a_drafter_that_is_the_target_is_always_right_and_sampled_like_it() -> N
 
 
 def mutated(subtract: bool, duplicates: bool):
-    """The rule, written once more, and what it must not forget left out."""
+    """Return the rule, written once more, without a part that it must not forget."""
 
     def rule(tree: DraftTree, logits: Logits, sampling: Sampling, position: int):
         path = [0]

@@ -47,7 +47,7 @@ def shown(events: Sequence[Event]) -> str:
 
 
 def assert_whole(session: Session) -> None:
-    """The cache ends one token short of the text, and the drafter where the text does."""
+    """Check that the cache ends one token short of the text, and the drafter where the text does."""
     assert session.cache.length == max(len(session.tokens) - 1, 0)
     drafter = session.drafter
     if isinstance(drafter, WithPhrases):

@@ -220,7 +220,7 @@ def bent_twice(name: str, form: dict[str, Any]) -> bool:
 
 
 def check(block: Block, model: Tiny, text: Sequence[int], logits: torch.Tensor) -> None:
-    """The logits are those of the plain loop; of a model that bends its own, the head that drafts bends them too."""
+    """Check that the logits are those of the plain loop; if a model caps its own, so does the head that drafts."""
     expected = block.logits(model.stock, text)
     cap = getattr(model.stock.config, "final_logit_softcapping", None)
     expected = torch.tanh(expected / cap) * cap if cap else expected

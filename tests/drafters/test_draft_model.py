@@ -132,7 +132,7 @@ def context(drafter: DraftModel, tokens: Sequence[int], nodes: int, sampling: Sa
 
 @contextmanager
 def stopping(token: int, *targets: Target) -> Iterator[None]:
-    """These models stop there, and nowhere else."""
+    """Make these models stop at that token only."""
     before = [target.stop_tokens for target in targets]
     try:
         for target in targets:

@@ -282,7 +282,7 @@ def memorised(model: Tiny, prompt: list[int], count: int, **options: object) -> 
 
 
 def forget(drafter: Trainable) -> None:
-    """The deeper half of the heads is right no more, so that drafts are accepted in part."""
+    """Make the deeper half of the heads wrong, so that drafts are accepted in part."""
     with torch.no_grad():
         for name, parameter in drafter.named_parameters():
             if name != "linears":  # whose sign would make up for that of their inputs

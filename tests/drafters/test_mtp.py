@@ -48,7 +48,7 @@ every_config = pytest.mark.parametrize("name", RECURRENT)
 
 
 def stock_layer(config: Any, seed: int = 7, spread: float = 0.25) -> nn.ModuleDict:
-    """The layer as published code has it, of stock modules, under the names of its tensors, with random weights."""
+    """Return the layer of published code, made of stock modules under the names of its tensors, with random weights."""
     width, eps = config.hidden_size, config.rms_norm_eps
     attends = config.layer_types.index("full_attention")
     config._attn_implementation = "eager"

@@ -81,7 +81,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 def garbage(choose: random.Random, keys: Sequence[int]) -> list[Phrase]:
-    """A store of random phrases: copies, special ids, ids of no vocabulary; and sometimes what has been said before."""
+    """Return random phrases: copies, special ids, ids of no vocabulary, and sometimes what has been said before."""
     return [
         Phrase(key, b"", pack_tokens([choose.randrange(VOCABULARY + 9) for _ in range(choose.randrange(6))]), 1)
         for key in keys

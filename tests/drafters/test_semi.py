@@ -199,7 +199,7 @@ def opened(drafter: Drafter, target: Target, length: int = 12, sampling: Samplin
 def drafted(
     drafter: Trainable | Semi, target: Target, nodes: int, sampling: Sampling
 ) -> tuple[DraftTree, torch.Tensor, int]:
-    """The tree behind a prompt of twelve tokens and its first pick, the state that goes in, the position of the root."""
+    """Return the tree after a prompt of twelve tokens and its first pick, the state it is drafted from, and the root's position."""
     tokens = prompt_ids(12, seed=3)
     drafter = drafting(drafter, target) if isinstance(drafter, Trainable) else drafter
     cache = target.cache(64)

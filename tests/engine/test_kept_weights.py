@@ -77,7 +77,7 @@ def here(tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
 
 
 def left(directory: Path) -> list[str]:
-    """The ends of the names of all files but the list of digests, which is written for files that are not quite new."""
+    """Return the suffixes of all files but the list of digests, which is written for files that are not quite new."""
     return sorted(one.suffix for one in directory.glob("*") if one.suffix != ".json")
 
 

@@ -64,7 +64,7 @@ def small_model(path: Path, vocabulary: int = 320, **unlike: Any) -> Path:
 
 
 def trained(of: Tiny, kind: str, path: Path, **options: Any) -> Path:
-    """A drafter whose weights are of a size at which nothing that is wrong stays small, in a directory as of `train`."""
+    """Return a drafter with weights so large that every error shows, in a directory as of `train`."""
     torch.manual_seed(3)
     made = make_drafter(kind, of.target, {"linear": False, **options} if kind == "medusa" else options)
     for parameter in made.parameters():

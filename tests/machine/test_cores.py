@@ -25,7 +25,7 @@ class Host:
         monkeypatch.setattr(hardware.os, "sysconf", lambda name: 100)
 
     def has(self, allowed: set[int], processors: set[int], cores: int | None = None) -> "Host":
-        """These processors, of which this process may run on some, with so many cores in all."""
+        """Set the processors, those that this process may run on, and the number of cores."""
         self._monkeypatch.setattr(hardware.os, "sched_getaffinity", lambda process: allowed, raising=False)
         self._monkeypatch.setattr(hardware.psutil, "cpu_count", lambda logical: cores)
         for cached in (hardware._cores_here, hardware._own_cores, hardware.logical_cores):

@@ -102,7 +102,7 @@ def test_where_torch_trains_a_cpu_has_the_packings_of_our_library_and_no_others(
 
 @pytest.fixture
 def computer(monkeypatch: pytest.MonkeyPatch):
-    """computer(...): a machine with this driver and this build of torch, which finds no GPU."""
+    """Return `computer`, which makes a machine with this driver and a build of torch that finds no GPU."""
 
     def be(
         driver: str | None = None,

@@ -14,7 +14,7 @@ from localspec.machine.machine import lacking
 
 @pytest.fixture
 def machine(monkeypatch):
-    """A machine with these: bitsandbytes, our compiled library, operators for Apple's GPUs, a GPU's capability."""
+    """Return `machine`: it may have bitsandbytes, our library, operators for Apple's GPUs, a GPU of some capability."""
 
     def made_of(library=True, ours="", apple=("int8", "int4"), capability=(8, 9)):
         names = {f"aten::_weight_{name}pack_mm" for name in apple}

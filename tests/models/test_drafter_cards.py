@@ -28,7 +28,7 @@ def paths(tmp_path):
 
 @pytest.fixture
 def model(tmp_path):
-    """A directory that passes for a model."""
+    """Return a directory that passes for a model."""
     path = tmp_path / "model"
     path.mkdir()
     (path / "config.json").write_text(json.dumps(CONFIG))

@@ -140,7 +140,7 @@ def test_a_model_that_is_invented_computes() -> None:
 
 @pytest.fixture(scope="module", params=[False, True], ids=["own head", "tied"])
 def pictures(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny one as it is published: the language model inside of one that reads pictures, and a layer that is not read."""
+    """Return a tiny one as published: a language model within one that reads pictures, and a layer that is not read."""
     path = tmp_path_factory.mktemp("qwen") / "pictures"
     eyes = {
         "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 48, "patch_size": 4,

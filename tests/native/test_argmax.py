@@ -14,7 +14,7 @@ GROUPS = {"fp32": 0, "bf16": 0, "int8": 64, "int4": 32}
 
 
 def head(weights, packing="int8", threads=1):
-    """A model that is nothing but a head [vocab, hidden]."""
+    """Return a model that is only a head [vocab, hidden]."""
     vocab, hidden = weights.shape
     sizes = TransformerConfig("llama", vocab, hidden, 1, 1, 1, 2, 1e-6, (), False, False, False, False, False)
     packed = in_form(weights, packing, GROUPS[packing])

@@ -39,7 +39,7 @@ def model():
 
 
 def request(rows=2, **given):
-    """A request whose arrays live as long as it does."""
+    """Return a request whose arrays live as long as it does."""
     arrays = {
         name: int32(value) if name != "inputs" else value
         for name, value in given.items()
@@ -115,7 +115,7 @@ def test_what_is_missing_is_named(model):
 
 @pytest.fixture(scope="module")
 def sharing():
-    """A model whose last two layers read the keys and values of the first two, and all of them inputs of a token."""
+    """Return a model whose last two layers read keys and values of the first two; all read inputs of a token."""
     return Model(stock_of(CONFIGS["gemma4-one-key-head-shared-double-wide-layer-inputs"](), 0))
 
 

@@ -34,7 +34,7 @@ pytestmark = [
 
 
 def verdict(folder, objects) -> str:
-    """What the tests of bits, linear layers and blocks say with a library that is built now, as `build` is set up."""
+    """Return what the tests of bits, linear layers and blocks say with a library that is built now, as `build` is set up."""
     library = build.build(HOST, folder / HOST.library, objects)
     assert library.read_bytes() != compiled.FILE.read_bytes()
     run = subprocess.run(

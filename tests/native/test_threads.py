@@ -51,7 +51,7 @@ def test_a_pool_ends_its_threads():
 
 
 def begun(count: int) -> tuple[Pool, list[int]]:
-    """A pool of so many threads, and the clocks of those that are not the caller's: the nanoseconds that each computed."""
+    """Return a pool of `count` threads, and the clocks of all but the caller's: the nanoseconds that each computed."""
     before = set(os.listdir("/proc/self/task"))
     pool = Pool(count)
     others = set(os.listdir("/proc/self/task")) - before

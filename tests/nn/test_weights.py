@@ -196,7 +196,7 @@ KINDS_OF_LOADING = [
 
 @pytest.fixture(scope="module")
 def peaks(tiny: Make, large: dict[str, Path]) -> dict[tuple[str, str, str], dict[str, int]]:
-    """What each kind of loading held and took; all of them are forked from one process, for torch is long in coming."""
+    """Return the memory of each kind of loading. All are forked from one process, because importing torch is slow."""
     kinds = json.dumps([(str(large[stored]), dtype, quantize) for stored, dtype, quantize in KINDS_OF_LOADING])
     result = subprocess.run(
         # one of the same family first: what transformers imports for it is not the model's either

@@ -58,7 +58,7 @@ def byte_pairs(gguf_file: Callable[[str], File]) -> Callable[[str], BytePairs]:
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder that the processes of this session share. It holds gigabytes, so the last one to end deletes it."""
+    """Yield a folder that the processes of this session share. It has gigabytes, so the last one to end deletes it."""
     base = tmp_path_factory.getbasetemp()
     found = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "real"
     mine = found / f"used-by-{os.getpid()}"

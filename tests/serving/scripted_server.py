@@ -23,7 +23,7 @@ def answer(body: bytes | Any, status: str = "200 OK", kind: str = "application/j
 
 
 def stream(*steps: Step | Any) -> list[Step]:
-    """A stream of messages: what is JSON becomes one, bytes go out as they are; without a length, so it may break off."""
+    """Return a stream of messages: JSON becomes one, bytes are sent unchanged. It has no length, so it may break off."""
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n\r\n"
     return [head, *(one if isinstance(one, Step) else b"data: " + json.dumps(one).encode() + b"\n\n" for one in steps)]
 

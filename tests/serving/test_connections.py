@@ -37,7 +37,7 @@ async def says_who(scope, receive, send):
 
 
 def served(tmp_path: Path, story: Callable[[int, Path], Awaitable[None]], most: int = 10) -> None:
-    """The story with a server at its port and its socket."""
+    """Run the story with a server at its port and its socket."""
 
     class Few(Connection):
         pass

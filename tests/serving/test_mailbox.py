@@ -14,7 +14,7 @@ async def never() -> None:
 
 
 def told(story):
-    """The story with a mailbox and what is done when its client leaves."""
+    """Run the story with a mailbox, and the future that is done when its client leaves."""
 
     async def main() -> None:
         left = asyncio.ensure_future(never())

@@ -30,7 +30,7 @@ STORY = ("run", "Tell me a story.", "-m", "demo", "-n", "60", "--temp", "0.8", "
 
 
 def told(home, *arguments, **variables):
-    """What `run --json` says."""
+    """Return the answer of `run --json`."""
     found = called(home, *arguments, "--json", **variables)
     assert found.returncode == 0, found.stderr
     return json.loads(found.stdout)
@@ -186,7 +186,7 @@ def test_without_torch_tokenizers_or_an_http_library(server):
 
 @contextmanager
 def dying(home, real, lines):
-    """A socket that passes everything on to the server at `real`, and dies after so many lines of a reply."""
+    """Yield a socket that passes everything on to the server at `real`, and dies after `lines` lines of a reply."""
     place = home / "state" / "serve.sock"
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(str(place))

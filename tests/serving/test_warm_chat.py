@@ -45,7 +45,7 @@ ASKED = [{"role": "user", "content": "Count from one to twenty, twice."}]
 
 @pytest.fixture(scope="module")
 def drafting(tmp_path_factory):
-    """A server that loads models as DRAFTING says."""
+    """Start a server that loads models with the settings DRAFTING."""
     found = start(tmp_path_factory.mktemp("h"), "--drafter", "phrases", "--draft-max", "8")
     yield found
     assert found.stop() == 0
@@ -64,7 +64,7 @@ def warm(drafting, monkeypatch):
 
 
 def answered(engine, settings=DRAFTING, messages=ASKED):
-    """The events of one reply, its trace, and the figures of all moments."""
+    """Return the events of one reply, its trace, and the figures of all moments."""
     trace, live, events, figures = Trace("", engine.decode), LiveStats(engine), [], []
     sampling, limits = engine.sampling(settings), Limits(settings.max_tokens, settings.stop)
     for event in engine.chat(messages, sampling, limits, engine.thinking(settings, None)):

@@ -43,7 +43,7 @@ NF4 = [pytest.mark.slow, pytest.mark.skipif(not find_spec("bitsandbytes"), reaso
 
 @pytest.fixture
 def packed(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Target]:
-    """A target in few bits that one may train on: our library's packings, and NF4 in its reference form for CPUs."""
+    """Return `make` for targets in few bits that can be trained: our packings, and NF4 in its reference form for CPUs."""
 
     def make(name: str, packing: str) -> Target:
         if packing != "nf4":

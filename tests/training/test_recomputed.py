@@ -123,7 +123,7 @@ def test_of_heads_alone_no_layer_is_counted(
 
 @pytest.fixture(scope="module")
 def wide() -> Target:
-    """A target of eight layers whose sizes are in proportions as those of large models, so that layers are what counts."""
+    """Return a target of eight layers in the proportions of large models, so that its layers take most of the memory."""
     config = LlamaConfig(
         vocab_size=320, hidden_size=256, intermediate_size=688, num_hidden_layers=8, num_attention_heads=8,
         num_key_value_heads=8, max_position_embeddings=512, architectures=["LlamaForCausalLM"],

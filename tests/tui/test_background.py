@@ -100,7 +100,7 @@ def test_nothing_is_asked_where_there_is_no_terminal_or_the_theme_is_known(monke
 
 
 def is_light(terminal):
-    """The cursor of the dark theme has the other one's colour."""
+    """Return whether the theme is light: the cursor of the dark theme has the other one's colour."""
     return terminal.raw.count(LIGHT_GROUND) > 5
 
 

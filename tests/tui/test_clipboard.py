@@ -29,7 +29,7 @@ def no_desktop(monkeypatch):
 
 @pytest.fixture
 def tmux(monkeypatch):
-    """What tmux was given; `rc` is how it answers."""
+    """Record what tmux is given; it exits with `rc`."""
     known = SimpleNamespace(given=[], rc=0)
 
     def run(command, *, input, **_):  # noqa: A002  # the name of subprocess.run's argument

@@ -14,7 +14,7 @@ from localspec_tui.widgets.suggestions import Suggestions
 
 
 def offered(talk):
-    """The lines of the list, if it is open."""
+    """Return the lines of the list, if it is open."""
     shown = talk.app.query_one(Suggestions)
     return [str(option.prompt) for option in shown.options] if shown.display else []
 

@@ -29,7 +29,7 @@ def home(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture
 def hub(tmp_path):
-    """It sends half of the weights, and then nothing."""
+    """Yield a hub that sends half of the weights, and then nothing."""
     with served(org__name=repository(tmp_path / "model")) as hub:
         hub.hold = 2_000_000
         yield hub

@@ -24,13 +24,13 @@ def view(talk):
 
 
 def which(talk):
-    """What the line says; nothing where it is not shown."""
+    """Return the text of the line, or "" if it is not shown."""
     line = talk.app._chat.query_one(FindLine)
     return str(line._count.render()).strip() if line.display else ""
 
 
 def marked(talk):
-    """The messages that are marked as found, and the word that is."""
+    """Return the messages that are marked as found, and the word that is."""
     found = [one.source for one in talk.app._chat.query(MessageView) if one.has_class("-found")]
     return found, talk.app._chat.get_selected_text()
 
@@ -45,7 +45,7 @@ async def shown(pilot, talk):
 
 
 async def find_the_needle(pilot, talk):
-    """The only one there is."""
+    """Find the only match."""
     await say(pilot, "/find needle")
     await until(pilot, lambda: which(talk) == "1 of 1" and marked(talk)[0] and "needle" in talk.screen_text())
 

@@ -26,7 +26,7 @@ def footer(talk) -> str:
 
 @pytest.fixture
 def full(chat, models, tmp_path, monkeypatch):
-    """A chat that has something of everything that it can show."""
+    """Return a chat that has something of everything that it can show."""
     monkeypatch.setattr("localspec_tui.fetch_thread.FetchThread", ScriptedFetch)
     talk = chat()
     models("scripted", "other", elsewhere=list(registered()))

@@ -15,7 +15,7 @@ from localspec_tui.interpreter import AT_ONCE, KEPT, SHARED, ScreenFirst
 
 @pytest.fixture
 def waited(monkeypatch):
-    """The interval while the event loop waits."""
+    """Yield the intervals while the event loop waits."""
     seen, before = [], sys.getswitchinterval()
     monkeypatch.setattr(selectors.DefaultSelector, "select", lambda *_: seen.append(sys.getswitchinterval()) or [])
     yield seen
@@ -42,7 +42,7 @@ def test_others_get_it_at_once_while_it_only_looks_what_came(waited):
 
 @pytest.fixture
 def had(monkeypatch):
-    """An engine, and whether the screen has its core whenever the event loop waits, or only looks what came."""
+    """Yield an engine, and whether the screen has its core each time the event loop waits or polls."""
     engine, seen = ScriptedEngine(), []
     monkeypatch.setattr(selectors.DefaultSelector, "select", lambda *_: seen.append(engine.lent[-1:]) or [])
     interval = sys.getswitchinterval()

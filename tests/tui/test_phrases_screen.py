@@ -137,7 +137,7 @@ async def test_what_was_looked_for_last_counts(kept, monkeypatch):
 
 
 def offered(talk):
-    """What of the keys for deleting."""
+    """Return the keys for deleting that are offered."""
     return [key for key in ("^d Delete", "f7 Delete this chat's", "f8 Delete all") if key in talk.screen_text()]
 
 

@@ -62,7 +62,7 @@ def under_way(talk):
 
 
 def rules(talk):
-    """The lines between the parts of its table."""
+    """Return the lines between the parts of its table."""
     return [line.strip() for line in talk.screen_text().split("\n") if "┼" in line]
 
 

@@ -16,14 +16,14 @@ from localspec_tui.widgets.xray_view import CHAT, CORRECTED, DRAFTER, MODEL, PAS
 
 
 def drafted(chat, *more, **about):
-    """A chat whose first reply was drafted."""
+    """Return a chat whose first reply was drafted."""
     talk = chat(**about)
     talk.engine.scripts = [drafted_reply(talk.engine), *more]
     return talk
 
 
 async def looked_at(talk, pilot, prompt="Say something"):
-    """The X-ray of a reply that has just been given."""
+    """Return the X-ray of a new reply."""
     await talked(talk, pilot, prompt)
     await pilot.press("ctrl+t")
     return await shown(talk, pilot)

@@ -111,7 +111,7 @@ def test_settings_and_models_mean_what_they_meant(home: Path) -> None:
 
 
 def refused(home: Path, place: Path, code: int, said: str, *command: str) -> None:
-    """The command ends with a sentence, and what it was given stays byte for byte."""
+    """Check that the command ends with a sentence, and that what it was given stays unchanged."""
     before = contents(place)
     result = called(home, *command)
     assert result.returncode == code and said in result.stderr and result.stderr.count("\n") == 1, result

@@ -157,7 +157,7 @@ def test_every_flipped_byte_is_noticed(written):
 
 
 def with_header(file, change):
-    """The file with another header, whose own digest is right."""
+    """Return the file with another header, whose digest is correct."""
     whole = file.read_bytes()
     (length,) = struct.unpack("<Q", whole[8:16])
     header = json.loads(whole[48 : 48 + length])

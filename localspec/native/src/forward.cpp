@@ -283,7 +283,7 @@ class Forward {
         return a;
     }
 
-    // Each row in the cache of its own text.
+    // Each row in the cache of its text.
     void attention_each(int number) {
         const Attending all = attending(number);
         const int heads = all.num_kv_heads, half = all.rotary_dim / 2;

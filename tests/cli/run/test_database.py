@@ -22,7 +22,7 @@ from localspec.paths import Paths
 
 
 def notified(result: Result, script: Script, *said: str, then: str = "") -> None:
-    """A whole reply, success, and one sentence; behind it `then`."""
+    """Check for a whole reply, success, and one sentence, followed by `then`."""
     assert (result.code, result.out) == (0, script.text + "\n"), result.err
     assert result.err.startswith("localspec: ") and result.err.endswith(then), result.err
     sentence = result.err.removesuffix(then)
