@@ -3,22 +3,21 @@
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localspec import environment
+from localspec import config, environment
 from localspec.bench.proof import prove
 from localspec.choosing.measure import MeasurementCache, Measurements
 from localspec.choosing.survey import Recommendation, all_ways, preferred, recommendations
 from localspec.cli.console import folded, once_more, print_json, table, window
 from localspec.cli.options import refuse_rule_without_effect, takes_settings, whole_number
 from localspec.cli.progress import Progress
-from localspec.cli.server_facts import tell_server
 from localspec.config import NAMES, Settings
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.machine import hardware
@@ -36,6 +35,9 @@ from localspec.weights.packed_files import (
     packed_files,
     remove_abandoned,
 )
+
+if TYPE_CHECKING:
+    from localspec.serving.server import Server
 
 MOST_FOUND = 5  # models of other programs that the page lists
 BUSY = 0.25  # cores that other programs may use without a notice
@@ -70,7 +72,7 @@ def doctor(
     if server is not None:
         others = {"prove": model, "limit": limit, "max_tokens": max_tokens, "prefer": prefer, **given}
         others |= {"verbose": verbose or None, "drafter_rule": rule}
-        return tell_server(server, {name: value for name, value in others.items() if value is not None}, as_json)
+        return _tell_server(server, {name: value for name, value in others.items() if value is not None}, as_json)
     if model is not None:
         if prefer is not None:
             raise UsageMistake(f"--prefer {prefer} has no effect with --prove; leave one of them out.")
@@ -367,3 +369,47 @@ def _cells(one: Recommendation) -> list[str]:
 
 def _gib(size: int) -> str:
     return f"{size / 2**30:.1f} GiB"
+
+
+# -- a server ----------------------------------------------------------------------------------------------------------
+
+
+def _tell_server(url: str, others: Mapping[str, object], as_json: bool) -> int:
+    """Ask a server for its models, and print what it reports. Raises the errors of `Server.open`, UsageMistake for
+    `others`."""
+    for name in others:
+        flag = "--" + name.replace("_", "-")
+        raise UsageMistake(f"{flag} has no effect with --server, which is about another machine; leave {flag} out.")
+    address = config.load(flags={"server": url}).elsewhere
+    if address is None:
+        raise UsageMistake("--server off names no server to check; give an address, or leave --server out.")
+    from localspec.serving.server import Server  # opens connections
+
+    found = Server.open(address)
+    if as_json:
+        print_json(_server_report(found))
+    else:
+        print(drawable("\n".join(map(one_line, _server_page(found))), sys.stdout))
+    return 0
+
+
+def _server_report(server: "Server") -> dict[str, Any]:
+    models = [{"model": name, "context": one.context or None} for name, one in server.models.items()]
+    return {"server": server.address.url, "program": server.program or None, "models": models, "unread": server.unread}
+
+
+def _server_page(server: "Server") -> Iterator[str]:
+    if not server.models and not server.unread:
+        yield f"{server.address.url} answers but lists no models; a prompt will show whether it speaks this protocol."
+        yield f"Try it with: localspec run Hi --server {server.address.url} -m NAME"
+        return
+    program = server.program or "an OpenAI-compatible server"
+    yield f"{server.address.url} is {program}, with {counted(len(server.models), 'model')}."
+    for name, one in server.models.items():
+        yield f"{name}, which reads {one.context:,} tokens" if one.context else name
+    if server.unread:
+        yield f"Left out: {counted(server.unread, 'model')} whose names cannot be typed here."
+    if server.overheard:
+        yield server.overheard[:1].upper() + server.overheard[1:]
+    if server.models:
+        yield f"Chat with it: localspec chat --server {server.address.url} -m {next(iter(server.models))}"

@@ -9,7 +9,7 @@ A mask's row does not know the token that a tree has in its place. A low-rank co
 the token and of the row, which change the row's logits.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -17,11 +17,10 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from localspec.choosing.fit import CHUNK
-from localspec.decoding.compute import Array, DraftableModel, RowModel, Rows
+from localspec.decoding.compute import Array, Compute, DraftableModel, RowModel, Rows
 from localspec.decoding.drafter import Context, HeldText, Step
 from localspec.decoding.forward import brought_back, set_aside
 from localspec.decoding.tree import DraftTree
-from localspec.drafters.correction import Correction
 from localspec.drafters.features import Features, MappedFeatures
 from localspec.drafters.paths import PathTrees
 from localspec.drafters.tensors import TensorSpec
@@ -332,6 +331,32 @@ class Drafter(ParallelDrafter, OfModel):
         if logits.shape[1] < width:
             logits = self.compute.at_columns(logits, np.arange(logits.shape[1]), width)
         return logits[:, :width] + self._never
+
+
+class Correction:
+    """The change of a mask's logits by the token before it: W B SiLU(N e + b + F s), where W is the target's head.
+
+    e is the token's normalised embedding, and s the mask's state. W B [draft vocabulary, rank] is computed once, so
+    that a depth does not read the head.
+    """
+
+    def __init__(self, compute: Compute, tensors: Mapping[str, Array], head: Callable[[Rows], Rows]) -> None:
+        self._compute = compute
+        self._near = compute.linear(tensors["correction.near.weight"], tensors["correction.near.bias"])
+        self.far = compute.linear(tensors["correction.far.weight"])
+        out = np.ascontiguousarray(tensors["correction.out.weight"].T)
+        columns = compute.logits(head(compute.rows(out))).numpy()
+        self._out = compute.linear(np.ascontiguousarray(columns.T))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its matrices."""
+        return self._near.nbytes + self.far.nbytes + self._out.nbytes
+
+    def __call__(self, embeddings: Rows, far: Rows) -> Rows:
+        """Return the correction of the logits [rows, draft vocabulary] after tokens with these embeddings."""
+        compute = self._compute
+        return self._out(compute.silu(self._near(compute.rms_norm(embeddings)) + far))
 
 
 class Renamed(Mapping[str, Array]):

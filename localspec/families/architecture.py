@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.families.delta_net import DeltaNet
 from localspec.families.experts import Experts
-from localspec.families.family import Names
-from localspec.families.layer_sizes import LayerSizes
+from localspec.families.family import LayerSizes, Names
 from localspec.families.model_config import ModelConfig
 from localspec.families.table import FAMILIES
 

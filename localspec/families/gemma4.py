@@ -18,9 +18,8 @@ from typing import Any
 
 from localspec.families.experts import IN_GGUF as EXPERTS_IN_GGUF
 from localspec.families.experts import KEYS_IN_GGUF, from_gguf, read_experts
-from localspec.families.family import IN_GGUF, IN_SAFETENSORS, Family, Gguf, GgufFile
+from localspec.families.family import IN_GGUF, IN_SAFETENSORS, Family, Gguf, GgufFile, LayerSizes
 from localspec.families.gemma3 import OUTPUT_NORMS, OUTPUT_NORMS_IN_GGUF
-from localspec.families.layer_sizes import LayerSizes
 from localspec.families.reading import by_pattern, check, number, positive, two_rotations
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.families.delta_net import LINEAR, DeltaNet
 from localspec.families.experts import Experts
-from localspec.families.layer_sizes import LayerSizes
+from localspec.families.family import LayerSizes
 from localspec.families.reading import ORIGINAL, NotComputed, check, number, positive, rope_parameters
 from localspec.families.supported import nearest_model, text_config
 from localspec.families.table import FAMILIES

@@ -7,8 +7,7 @@ from typing import Any
 
 from localspec.families.delta_net import DeltaNet
 from localspec.families.experts import Experts
-from localspec.families.family import Family
-from localspec.families.layer_sizes import LayerSizes
+from localspec.families.family import Family, LayerSizes
 from localspec.families.model_config import with_defaults
 from localspec.families.table import FAMILIES
 from localspec.weights.checkpoint import inspect

@@ -28,10 +28,9 @@ from localspec.training.corpus import Corpus
 from localspec.training.directory import READINGS, Lock, refuse_other, refuse_result
 from localspec.training.examples import Example
 from localspec.training.generated import SECONDS, measured_text
-from localspec.training.perplexity import perplexity
 from localspec.training.readings import Readings, positions, reader_of
 from localspec.training.result import NEW_TARGET, Origin, Result, report_of, rounded, write_target
-from localspec.training.target import decoding_target, load_target, served_target
+from localspec.training.target import decoding_target, load_target, perplexity, served_target
 from localspec.training.train import StepReport, Training, TrainingPlan
 from localspec.training.trainable import (
     PROBE_SECONDS,

@@ -1,5 +1,9 @@
-"""The target of a training, computed by torch for gradients. On a CPU, packed weights are those of our library."""
+"""The target of a training, computed by torch for gradients, and its perplexity.
 
+On a CPU, packed weights are those of our library.
+"""
+
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -22,10 +26,12 @@ from localspec.models.registry import TargetCard
 from localspec.native.model import as_fine
 from localspec.native.target import NativeTarget
 from localspec.nn.linear import PackedLinear, PackedWeight
+from localspec.nn.losses import cross_entropy
 from localspec.nn.packing import DTYPES
 from localspec.nn.rotary import RotaryEmbedding
 from localspec.nn.target import Target
 from localspec.nn.transformer import Transformer
+from localspec.training.corpus import PaddedRows, Row, split_rows
 from localspec.weights.matrices import BlockStack, PackedMatrix
 
 
@@ -97,3 +103,17 @@ def _of_torch(name: str, weight: PackedMatrix | BlockStack | npt.NDArray[Any]) -
         return PackedWeight(shape, weight.data.nbytes, lambda: weight.unpack(interleaved), weight.rows)
     tensor = torch.from_numpy(weight.copy())  # a mapped file is read-only, and torch has no such tensors
     return tensor.view(torch.bfloat16) if weight.dtype == np.uint16 else tensor
+
+
+@torch.no_grad()
+def perplexity(target: Target, rows: list[Row], at_once: int) -> float:
+    """Return the perplexity on the rows' tokens that are in the loss; changes of the target must not increase it."""
+    total, count = 0.0, 0
+    for group in split_rows(rows, at_once):
+        padded = PaddedRows.of(group, target.device)
+        positions = torch.arange(padded.tokens.shape[1], device=target.device)
+        states = target.transformer(padded.tokens, positions, padded.causal)
+        where = padded.loss_mask[:, 1:]
+        found = cross_entropy(states[:, :-1][where], target.head, padded.tokens[:, 1:][where])
+        total, count = total + float(found.loss), count + found.count
+    return math.exp(total / count)

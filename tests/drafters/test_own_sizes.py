@@ -8,7 +8,7 @@ from localspec.drafters import eagle3, parallelspec
 from localspec.families.architecture import TransformerConfig
 from localspec.families.delta_net import DeltaNet
 from localspec.families.experts import Experts
-from localspec.families.layer_sizes import LayerSizes
+from localspec.families.family import LayerSizes
 
 # A target with something in each field that no other target's plain layer has.
 TARGET = TransformerConfig(

@@ -25,7 +25,7 @@ from localspec.training.corpus import Corpus, Row, split_rows
 from localspec.training.curves import draw
 from localspec.training.examples import Example
 from localspec.training.optimizers import has_small_moments, optimizer_class
-from localspec.training.perplexity import perplexity
+from localspec.training.target import perplexity
 from localspec.training.train import Training, TrainingPlan
 
 PLAN = TrainingPlan(batch=256, at_once=256, rate=3e-3, seed=1, distill=True, steps=8)

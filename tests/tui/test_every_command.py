@@ -22,8 +22,7 @@ from localspec_tui.screens.models import ModelsScreen
 from localspec_tui.screens.palette import Palette
 from localspec_tui.screens.phrases import PhrasesScreen
 from localspec_tui.screens.race import RaceScreen
-from localspec_tui.screens.sampling import SamplingScreen
-from localspec_tui.screens.system_prompt import SystemPromptScreen
+from localspec_tui.screens.settings_dialogs import SamplingScreen, SystemPromptScreen
 from localspec_tui.screens.xray import XRayScreen
 from localspec_tui.widgets.conversation_view import ConversationView
 from localspec_tui.widgets.find_line import FindLine

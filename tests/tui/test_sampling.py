@@ -7,7 +7,7 @@ from golden import wording
 from textual.widgets import Input
 from tui.scripted_engine import say, talked, until
 
-from localspec_tui.screens.sampling import SamplingScreen
+from localspec_tui.screens.settings_dialogs import SamplingScreen
 
 
 def asked_with(talk):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from localspec.chat.sampling import ThinkingState
-    from localspec_tui.screens.system_prompt import Typed
+    from localspec_tui.screens.settings_dialogs import Typed
 
 
 class ReplySettings:
@@ -54,7 +54,7 @@ class ReplySettings:
 
     def open_system(self) -> None:
         """Open the dialog of the system prompt."""
-        from localspec_tui.screens.system_prompt import SystemPromptScreen
+        from localspec_tui.screens.settings_dialogs import SystemPromptScreen
 
         self._screen.app.push_screen(SystemPromptScreen(self._system or "", self._system_draft), self._leave_system)
 
@@ -98,7 +98,7 @@ class ReplySettings:
 
     def open_sampling(self) -> None:
         """Open the dialog of the sampling."""
-        from localspec_tui.screens.sampling import SamplingScreen
+        from localspec_tui.screens.settings_dialogs import SamplingScreen
 
         lines = self._settings.lines(self._engine.model.engine)
         screen = SamplingScreen(lines, self._settings.typed, self.set_sampling, self._sampling_draft)

@@ -1,7 +1,7 @@
-"""The sampling dialog, with one field per setting."""
+"""The dialogs of the settings of replies: the sampling, with one field per setting, and the system prompt."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -11,19 +11,21 @@ from textual.widgets import Input, Label, Static
 
 from localspec.config import TYPED
 from localspec.errors import UsageMistake
-from localspec.text import one_line
+from localspec.text import one_line, safe
 from localspec_tui.screens.dialogs import DIALOG_KEYS, ClosesOnce
 from localspec_tui.widgets.keys_panel import KeysFooter
-from localspec_tui.widgets.typed_text import OneLine
+from localspec_tui.widgets.typed_text import KeysInOrder, OneLine, TypedText
 
 if TYPE_CHECKING:
     from localspec.chat.sampling import SettingLine
 
-HEADING = "Sampling (used from the next reply; leave a field empty for the default)"
-UNSAVED = "Sampling (not saved yet; leave a field empty for the default)"
+SAMPLING = "Sampling (used from the next reply; leave a field empty for the default)"
+SAMPLING_UNSAVED = "Sampling (not saved yet; leave a field empty for the default)"
+SYSTEM = "System prompt: what the model reads before everything else"
+SYSTEM_UNSAVED = "System prompt (not saved yet; ctrl+z brings back the one in use)"
 
 
-class _Field(OneLine):
+class _Setting(OneLine):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "submit", "Save", id="sampling.take")]
 
 
@@ -53,13 +55,13 @@ class SamplingScreen(ClosesOnce, ModalScreen[dict[str, str]]):
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="panel"):
-            yield Static(UNSAVED if self._draft else HEADING, markup=False)
+            yield Static(SAMPLING_UNSAVED if self._draft else SAMPLING, markup=False)
             fields = self._draft or self._typed
             for key, value, origin in self._lines:
                 with Horizontal(classes="field"):
                     yield Label(key, markup=False)
                     now = "as it was at the start of this chat" if key in self._typed else f"{value} {origin}"
-                    yield _Field(fields.get(key, ""), placeholder=now, compact=True, id=key)
+                    yield _Setting(fields.get(key, ""), placeholder=now, compact=True, id=key)
             yield Static("", id="mistake", markup=False)
         yield KeysFooter(show_command_palette=False)
 
@@ -80,3 +82,50 @@ class SamplingScreen(ClosesOnce, ModalScreen[dict[str, str]]):
 
     def _values(self) -> dict[str, str]:
         return {str(field.id): field.value for field in self.query(Input)}
+
+
+class Typed(NamedTuple):
+    """The final text, and whether to use it."""
+
+    text: str
+    saved: bool
+
+
+class _Prompt(KeysInOrder, TypedText):
+    """The field, in which ctrl+s saves all letters that were typed before it."""
+
+
+class SystemPromptScreen(ClosesOnce, ModalScreen[Typed | None]):
+    """A dialog that returns the typed text. It begins with `text`, the prompt in use; or with `draft`, from which undo
+    leads to it."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("ctrl+s", "save", "Save", id="system.save"),
+        Binding("escape", "back", "Back", id="system.back"),
+        DIALOG_KEYS,
+    ]
+
+    def __init__(self, text: str, draft: str | None = None) -> None:
+        super().__init__()
+        self._text, self._draft = text, draft
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="panel"):
+            yield Static(SYSTEM if self._draft is None else SYSTEM_UNSAVED, markup=False)
+            yield _Prompt(compact=True, highlight_cursor_line=False)
+        yield KeysFooter(show_command_palette=False)
+
+    def on_mount(self) -> None:
+        text = self.query_one(TypedText)
+        text.put(self._text)
+        if self._draft is not None:
+            text.replace(safe(self._draft), (0, 0), text.document.end)
+            text.move_cursor(text.document.end)
+        text.focus()
+
+    def action_save(self) -> None:
+        self.dismiss(Typed(self.query_one(TypedText).text, saved=True))
+
+    def action_back(self) -> None:
+        """Close, and keep the typed text as a draft. A key may arrive before the text has been put there."""
+        self.dismiss(Typed(self.query_one(TypedText).text, saved=False) if self.is_mounted else None)
