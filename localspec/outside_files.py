@@ -34,7 +34,7 @@ def read_bytes(file: Path, limit: int = TEXT_LIMIT, *, pipe: bool = False) -> by
         if stat.S_ISDIR(mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(file))
         if not (stat.S_ISREG(mode) or (pipe and stat.S_ISFIFO(mode))):
-            raise OSError(errno.EINVAL, "it is no regular file", str(file))
+            raise OSError(errno.EINVAL, "it is not a regular file", str(file))
         parts, left = [], limit + 1
         # `read` reserves as many bytes as it is asked for, so ask for the file's size and not for the limit.
         while left and (part := stream.read(min(left, max(size + 1, 2**16)))):

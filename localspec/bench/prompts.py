@@ -32,7 +32,7 @@ def read(file: Path) -> list[BenchPrompt]:
         raise UsageMistake(f"{file} {error}; give JSONL, or plain text with a prompt a line.") from None
     numbered = [(number, line.strip()) for number, line in enumerate(lines, start=1) if line.strip()]
     if not numbered:
-        raise UsageMistake(f"{file} holds no prompts; write one a line.")
+        raise UsageMistake(f"{file} has no prompts; write one per line.")
     if not numbered[0][1].startswith("{"):
         return [BenchPrompt(str(number), "text", line) for number, line in numbered]
     return [_from_json(line, f"{file}, line {number}", str(number)) for number, line in numbered]

@@ -77,7 +77,7 @@ def distill(
                 progress.show(f"{written.done} of {written.total} replies, {written.left / 3600:.2g} hours left")
                 if interrupt.asked and written.done < written.total:
                     progress.notice(
-                        f"stopped; {output} holds {written.done} of {written.total} replies, and the same command "
+                        f"stopped; {output} has {written.done} of {written.total} replies, and the same command "
                         "continues."
                     )
                     return 130

@@ -66,7 +66,7 @@ class SemiOptions:
     def __post_init__(self) -> None:
         if self.recent not in RECENT_MODELS:
             raise UsageMistake(
-                f"recent = {self.recent!r} is no model of recent tokens; use one of {', '.join(RECENT_MODELS)}."
+                f"recent = {self.recent!r} is not a model of recent tokens; use one of {', '.join(RECENT_MODELS)}."
             )
         for name, value, fine, hint in (
             ("depth", self.depth, 1 <= self.depth <= 16, "1 to 16"),

@@ -44,9 +44,9 @@ def check_tensors(expected: Mapping[str, TensorSpec], found: Mapping[str, Tensor
     for name, tensor in found.items():
         own = expected[name]
         if tensor.shape != own.shape:
-            raise LocalspecError(f"'{name}' has the shape {[*tensor.shape]} where {[*own.shape]} belongs; {REMEDY}.")
+            raise LocalspecError(f"'{name}' has the shape {[*tensor.shape]} instead of {[*own.shape]}; {REMEDY}.")
         if tensor.dtype != own.dtype and not (own.dtype == "float32" and tensor.dtype in FLOATS.values()):
-            raise LocalspecError(f"'{name}' is of type {tensor.dtype} where {own.dtype} belongs; {REMEDY}.")
+            raise LocalspecError(f"'{name}' is of type {tensor.dtype} instead of {own.dtype}; {REMEDY}.")
 
 
 def _named(names: list[str]) -> str:

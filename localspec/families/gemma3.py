@@ -27,7 +27,7 @@ _SOFT_CAPS = ("final_logit_softcapping", "attn_logit_softcapping")
 
 def _read(found: Mapping[str, Any]) -> dict[str, Any]:
     if found.get("use_bidirectional_attention"):
-        raise ValueError("use_bidirectional_attention: texts are read from left to right alone here")
+        raise ValueError("use_bidirectional_attention: texts are read only from left to right here")
     check(found, "query_pre_attn_scalar", lambda value: number(value) and 0 < value < math.inf)
     types = found["layer_types"]
     if types is None:

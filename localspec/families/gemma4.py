@@ -71,9 +71,7 @@ def _whole_heads(found: Mapping[str, Any], types: Sequence[str]) -> tuple[int, i
             raise ValueError("per_layer_config: layers without a window must have the same sizes")
         said = {"num_key_value_heads": heads, "head_dim": found["head_dim"]} | (tables[0] or {} if tables else {})
     if unknown := said.keys() - {"num_key_value_heads", "head_dim"}:
-        raise ValueError(
-            f"per_layer_config tells of {min(map(str, unknown))!r:.40}, which is the same in all layers here"
-        )
+        raise ValueError(f"per_layer_config names {min(map(str, unknown))!r:.40}, which is the same in all layers here")
     for name in said:
         check(said, name, positive)
     if found["num_attention_heads"] % said["num_key_value_heads"] or said["head_dim"] % 2:

@@ -72,15 +72,15 @@ def two_rotations(
         check(found, "sliding_window", positive)
     rotations, scaling = found.get("rope_parameters") or {}, found.get("rope_scaling") or {}
     if not isinstance(rotations, dict) or not isinstance(scaling, dict):
-        raise ValueError("the rope_parameters are no table")
+        raise ValueError("the rope_parameters are not a table")
     if unknown := rotations.keys() - {"full_attention", "sliding_attention"}:
-        raise ValueError(f"the rope_parameters tell of {min(map(str, unknown))!r:.40}, which is no kind of layer")
+        raise ValueError(f"the rope_parameters name {min(map(str, unknown))!r:.40}, which is not a kind of layer")
     whole, local = (
         rotations.get(kind) or {"rope_type": "default", **default}
         for kind, default in (("full_attention", whole_default), ("sliding_attention", {}))
     )
     if not isinstance(whole, dict) or not isinstance(local, dict):
-        raise ValueError("the rope_parameters of a kind of layer are no table")
+        raise ValueError("the rope_parameters of a kind of layer are not a table")
     base = {**found, "rope_scaling": None, **local_default}
     return {
         "rope_scaling": None,

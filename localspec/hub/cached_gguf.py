@@ -74,7 +74,7 @@ def types_listed(source: Source, known: Sequence[ExpectedFile]) -> str:
     """Return a sentence that lists the types, for a repository of GGUF files named without one. Empty if it
     has none."""
     there = by_type(known)
-    return f"{source.repo} holds GGUF files; {_choose(source, there)}" if there else ""
+    return f"{source.repo} has GGUF files; {_choose(source, there)}" if there else ""
 
 
 def _choose(source: Source, there: dict[str, list[ExpectedFile]]) -> str:

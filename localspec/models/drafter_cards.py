@@ -49,7 +49,7 @@ def mtp_layer(path: Path) -> MtpLayer:
     if not entries:
         raise _none(path)
     if (layers := config.get("mtp_num_hidden_layers", 1)) != 1 or config.get("mtp_use_dedicated_embeddings"):
-        what = "an embedding of its own" if layers == 1 else f"mtp_num_hidden_layers = {layers!r}"
+        what = "its own embedding" if layers == 1 else f"mtp_num_hidden_layers = {layers!r}"
         raise LocalspecError(
             f"{path / 'config.json'} describes an MTP layer with {what}, but localspec computes only a single one "
             "that shares the model's; use another drafter."
@@ -258,7 +258,7 @@ def read_drafter(path: Path) -> DrafterCard:
     file = path / "drafter.json"
     if not file.is_file():
         raise NotHere(
-            f"{path} holds no drafter.json, so it is not a trained drafter; give a directory that `localspec train` "
+            f"{path} has no drafter.json, so it is not a trained drafter; give a directory that `localspec train` "
             f"wrote, a kind ({', '.join(kinds('weights'))}), or draft_model:MODEL for a small model."
         )
     content = _content(file)

@@ -277,7 +277,7 @@ def _published(table: Mapping[str, Any], of: str) -> PublishedDrafter:
     kind, known = table.get("kind"), sorted(kinds(*WEIGHTS, "draft model"))
     if kind not in known:
         guess = nearest(str(kind), known)
-        raise UsageMistake(f"kind = {kind!r} of {of} is no kind of drafter{guess}; use one of {', '.join(known)}.")
+        raise UsageMistake(f"kind = {kind!r} of {of} is not a kind of drafter{guess}; use one of {', '.join(known)}.")
     accepted = table.get("accepted")
     if accepted is not None:
         _check(accepted, _ACCEPTED, f"accepted of {of}")

@@ -292,7 +292,7 @@ def refuse_damaged(name: str, paths: Paths | None = None) -> None:
 
 def not_regular(file: Path) -> UsageMistake:
     """Return the error for a directory, a pipe or a device in place of a GGUF file."""
-    what = "a directory" if file.is_dir() else "no regular file"
+    what = "a directory" if file.is_dir() else "not a regular file"
     return UsageMistake(f"{str(file)!r} is {what}; give a GGUF file.")
 
 

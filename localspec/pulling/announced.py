@@ -149,7 +149,7 @@ def _memory(
     """Return whether the model fits into memory by the sizes in its entry, and a sentence about it."""
     entry = card.entry
     if entry is None or entry.source is None:
-        return None, "not known for a drafter alone"
+        return None, "not known for a drafter without its model"
     if entry.shape is None:
         return None, "it is unknown whether it fits: its entry gives no sizes"
     named = wishes.drafter is not None

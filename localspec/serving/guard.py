@@ -174,7 +174,7 @@ def serving_key(file: Path, notice: Callable[[str], None] = lambda _: None) -> s
         if not found:  # or one that a full disk left empty
             return _made(file)
         if len(found) < SHORTEST or not _KEY.fullmatch(found):
-            raise LocalspecError(f"{file} holds no key; delete it, and a new one is made.")
+            raise LocalspecError(f"{file} has no key; delete it, and a new one is made.")
         if stat.S_IMODE(file.stat().st_mode) & 0o077:
             file.chmod(0o600)
             notice(

@@ -202,7 +202,7 @@ def moved(memory: sqlite3.Connection, path: Path) -> sqlite3.Connection:
     connection = _made(path)
     try:
         if _version(connection) or connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-            raise OSError("what it holds cannot be joined with what this session has learned")
+            raise OSError("its content cannot be merged with what this session has learned")
         connection.execute("PRAGMA journal_mode = WAL").fetchone()
         memory.backup(connection)
         _tune(connection)

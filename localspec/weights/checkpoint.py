@@ -218,9 +218,7 @@ def _inspect_packed(found: packed_file.PackedFile) -> Checkpoint:
     except (KeyError, ValueError):
         config = None
     if not isinstance(config, dict):
-        raise LocalspecError(
-            f"{found.path} holds no config.json that can be read; delete it, and it will be made again."
-        )
+        raise LocalspecError(f"{found.path} has no config.json that can be read; delete it, and it will be made again.")
     header, packing, held = found.header, found.header.packing, found.path.stat().st_size
     if header.registered:
         packing = packings(found.path)[0]
@@ -240,10 +238,10 @@ def _inspect_packed(found: packed_file.PackedFile) -> Checkpoint:
 def _architecture(config: Mapping[str, Any], path: Path) -> str:
     """Return the architecture that a config.json names. Raises LocalspecError for an unsupported one."""
     if why := why_not_read(config):
-        raise LocalspecError(f"{path} holds {why}.")
+        raise LocalspecError(f"{path} has {why}.")
     if (kind := kind_of_heads(config)) in ("dflash", "dspark", "assistant"):
         raise LocalspecError(
-            f"{path} holds a drafter ({kind}), which is not a model by itself; fetch it with `localspec pull`, and "
+            f"{path} has a drafter ({kind}), which is not a model by itself; fetch it with `localspec pull`, and "
             "it becomes a drafter of its model."
         )
     named = config.get("architectures")
@@ -288,7 +286,7 @@ def read_config(path: Path) -> dict[str, Any]:
         raise NotHere(f"There is no directory {path}; give one in the Hugging Face layout.")
     if not os.path.isfile(file):
         raise NotHere(
-            f"{path} holds no config.json, so it is not a model in the Hugging Face layout; give another directory."
+            f"{path} has no config.json, so it is not a model in the Hugging Face layout; give another directory."
         )
     config = read_json(file)
     if not isinstance(config, dict):
@@ -305,16 +303,16 @@ def weight_files(path: Path) -> tuple[Path, ...]:
         pickles = sorted(file.name for pattern in _PICKLES for file in path.glob(pattern))
         if pickles:
             raise LocalspecError(
-                f"{path} holds its weights as pickle only ({pickles[0]}), which may run code when it is read; "
+                f"{path} has its weights only as pickle ({pickles[0]}), which may run code when it is read; "
                 "save the model as safetensors."
             )
         raise NotHere(
-            f"{path} holds no weights; it needs model.safetensors, or model.safetensors.index.json and its files."
+            f"{path} has no weights; it needs model.safetensors, or model.safetensors.index.json and its files."
         )
     content = read_json(index)
     table = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(table, dict) or not table or not all(isinstance(name, str) for name in table.values()):
-        raise LocalspecError(f"{index} holds no weight_map; fetch it again.")
+        raise LocalspecError(f"{index} has no weight_map; fetch it again.")
     names = sorted(set(table.values()))
     for name in names:
         if not re.fullmatch(r"[\w.-]{1,200}\.safetensors", name):  # only files in this directory, and no pickle
@@ -399,9 +397,7 @@ def tensor_headers(file: Path, remedy: str = FETCH) -> dict[str, Any]:
     except (ValueError, TypeError, KeyError, AttributeError):
         raise LocalspecError(f"{file} is not a safetensors file (its header is damaged); {remedy}.") from None
     if end != present:
-        raise LocalspecError(
-            f"{file} is cut short or damaged: {present} bytes of tensors where {end} belong; {remedy}."
-        )
+        raise LocalspecError(f"{file} is cut short or damaged: {present} bytes of tensors instead of {end}; {remedy}.")
     tensors: dict[str, Any] = entries
     return tensors
 

@@ -130,7 +130,7 @@ def read(path: Path) -> GgufFile:
     """Read a header. Raises LocalspecError for a file that cannot be read, is not GGUF, or contradicts itself."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for a writer
-            raise LocalspecError(f"{path} cannot be read, for it is not a file.")
+            raise LocalspecError(f"{path} cannot be read, because it is not a file.")
         with path.open("rb", buffering=0) as stream:
             return _Reader(path, stream).file()
     except OSError as error:

@@ -303,7 +303,7 @@ class Metadata:
                 raise ValueError(f"{key} differs from layer to layer")
             value = several.pop()
         if isinstance(value, bool):
-            raise ValueError(f"{key} = {value} is no number")
+            raise ValueError(f"{key} = {value} is not a number")
         return self._of(key, (int, float), value)
 
     def by_layer(self, key: str) -> list[Any] | None:

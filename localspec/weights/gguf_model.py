@@ -310,7 +310,7 @@ class GgufModel:
                 found.setdefault(ours, []).append(self._tensor(name, shape, *self._form(name, ours, sizes)))
         if unknown := sorted(self.places.keys() - taken):
             raise LocalspecError(
-                f"{self.path} holds a tensor {unknown[0]!r}, which no {sizes.family} has that localspec computes; "
+                f"{self.path} has a tensor {unknown[0]!r}, which no {sizes.family} has that localspec computes; "
                 "choose another."
             )
         return found

@@ -176,7 +176,7 @@ def tokenizer_files(metadata: Metadata, vocab_size: int) -> dict[str, Any]:
     """
     kind, count = metadata.text("tokenizer.ggml.model"), metadata.count("tokenizer.ggml.tokens")
     if not kind or not count:
-        raise ValueError("it holds no tokenizer")
+        raise ValueError("it has no tokenizer")
     if count > min(vocab_size, _MOST_TOKENS):
         raise ValueError(f"its tokenizer has {count} tokens where the model has {vocab_size}")
     if (merges := metadata.count("tokenizer.ggml.merges")) > _MOST_MERGES:
@@ -293,7 +293,7 @@ def _merging(metadata: Metadata, tokens: Sequence[str], types: Sequence[int], sp
         try:
             made_by[one[left], one[right]] = one[left + right]
         except KeyError:
-            what = f"its tokenizer merges {shown(merge)[:80]!r}, which is no pair that makes a token"
+            what = f"its tokenizer merges {shown(merge)[:80]!r}, which is not a pair that makes a token"
             raise ValueError(what) from None
     vocabulary = _vocabulary(tokens, types)
     unused = {token: index for index, (token, kind) in enumerate(zip(tokens, types, strict=True)) if kind == _UNUSED}
@@ -346,7 +346,7 @@ def _pieces(
     if scores is None or len(scores) != len(tokens):
         raise ValueError(f"{len(tokens)} tokens have {len(scores or [])} scores")
     if odd := next((score for score in scores if not abs(score) < math.inf), None):
-        raise ValueError(f"tokenizer.ggml.scores holds {in_short(odd)}")
+        raise ValueError(f"tokenizer.ggml.scores has {in_short(odd)}")
     vocabulary = _vocabulary(tokens, types)
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
     prefix = metadata.flag("tokenizer.ggml.add_space_prefix") is not False

@@ -161,7 +161,7 @@ class PackedModel:
             if not _fits(there.get(name, []), name, sum(rows for _, rows in parts), in_features(name, sizes)):
                 raise self._unusable(f"has no {name} although its config.json says so")
         if unknown := next((name for name in there if name not in wanted), None):
-            raise self._unusable(f"holds a tensor {unknown!r} that its config.json does not mention")
+            raise self._unusable(f"has a tensor {unknown!r} that its config.json does not mention")
         return sizes
 
     def _unusable(self, why: str) -> LocalspecError:

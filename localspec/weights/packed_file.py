@@ -332,7 +332,7 @@ def read(file: Path) -> PackedFile:
     """
     found, size = peek(file)
     if size != found.start + found.header.section_bytes:
-        raise _damaged(file, f"it has {size} bytes where {found.start + found.header.section_bytes} belong")
+        raise _damaged(file, f"it has {size} bytes instead of {found.start + found.header.section_bytes}")
     return found
 
 
@@ -340,7 +340,7 @@ def peek(file: Path) -> tuple[PackedFile, int]:
     """Return the header of a file, and its length, which may be wrong. Raises the errors of `read`."""
     try:
         if not stat.S_ISREG(file.stat().st_mode):  # opening a pipe would wait for a writer
-            raise CannotRead(f"{file} cannot be read, for it is not a file.")
+            raise CannotRead(f"{file} cannot be read, because it is not a file.")
         with file.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size
             begin = stream.read(48)

@@ -441,7 +441,7 @@ def test_what_a_file_cannot_be_is_said(tmp_path: Path, gguf: Path, directory: Pa
     assert "nothing.gguf" in refused(3, "import", "nothing.gguf")
     for given, said in (
         (str(tmp_path / "empty"), "is a directory without GGUF files; give another one, or a GGUF file"),
-        ("/dev/null", "'/dev/null' is no regular file; give a GGUF file"),
+        ("/dev/null", "'/dev/null' is not a regular file; give a GGUF file"),
         ("", wording("name_file")),
     ):
         assert said in refused(2, "import", given)

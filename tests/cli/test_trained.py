@@ -179,7 +179,7 @@ def broken(path, how):
         ("extra tensor", 1, wording("not_a_part_of_it")),
         ("shape", 1, "has the shape"),
         ("not a number", 1, "NaN or inf"),
-        ("type", 1, "is of type F8_E4M3 where float32 belongs"),
+        ("type", 1, "is of type F8_E4M3 instead of float32"),
         ("accuracies", 1, "accuracy_by_depth in "),
         ("option", 1, wording("must_be_of_type_int")),
         ("unknown option", 1, wording("did_you_mean_heads")),

@@ -151,7 +151,7 @@ def test_weights_of_another_type_are_refused(tmp_path: Path, tiny: Make, dtype: 
     path = write_drafter(tmp_path, target, "s3d")
     tensors = load_file(path / saved.WEIGHTS)
     save_file({**tensors, "mask": tensors["mask"].to(dtype)}, path / saved.WEIGHTS)
-    with pytest.raises(LocalspecError, match=r"'mask' is of type \w+ where float32 belongs"):
+    with pytest.raises(LocalspecError, match=r"'mask' is of type \w+ instead of float32"):
         loaded(path, target)
     save_file({**tensors, "mask": tensors["mask"].half()}, path / saved.WEIGHTS)
     loaded(path, target)

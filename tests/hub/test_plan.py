@@ -139,7 +139,7 @@ def test_license(hub, card, said):
 @each(
     "files, said",
     [
-        ({**{k: v for k, v in MODEL.items() if k != "model.safetensors"}, "pytorch_model.bin": b"x"}, "pickle only"),
+        ({**{k: v for k, v in MODEL.items() if k != "model.safetensors"}, "pytorch_model.bin": b"x"}, "only as pickle"),
         ({"config.json": MODEL["config.json"], "model.gguf": b"x"}, matching("no_weights_that_localspec_reads")),
         ({}, "no weights"),
         ({k: v for k, v in MODEL.items() if k != "tokenizer.json"}, matching("org_name_tokenizer_localspec")),

@@ -88,7 +88,7 @@ def test_json_lines_packed_or_not(tmp_path):
         ("a.txt", b" \n\n \n", ["has no text"]),
         ("a.jsonl", b"\n", ["has no text"]),
         ("a.txt", b"\xff\xfe", ["UTF-8"]),
-        ("a.txt", b"a\0 word", ["no text", "NUL"]),
+        ("a.txt", b"a\0 word", ["not text", "NUL"]),
         ("a.json", b'[\n{"text": "one"},\n{"text": "two"}]', ["list", "JSONL"]),
         ("a.json.xz", lzma.compress(b'[{"text": "one"}]'), ["list", "JSONL"]),
         ("a.txt.xz", b"no xz", ["xz"]),

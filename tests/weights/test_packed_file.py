@@ -123,7 +123,7 @@ def test_a_file_cut_short_or_longer_by_any_number_of_bytes_is_damaged(tmp_path):
         ):
             read(file)
     file.write_bytes(whole + b"\0")
-    with pytest.raises(DamagedFile, match=f"{len(whole) + 1} bytes where {len(whole)} belong"):
+    with pytest.raises(DamagedFile, match=f"{len(whole) + 1} bytes instead of {len(whole)}"):
         PackedModel.open(file)
 
 

@@ -35,7 +35,7 @@ class DownloadScreen(ClosesOnce, ModalScreen[bool | None]):
     def compose(self) -> ComposeResult:
         with Vertical(classes="panel"):
             yield Static(one_line(f"Download {self._model}?"), markup=False, classes="question")
-            yield Static("Asking the hub what it holds …", markup=False, id="plan")
+            yield Static("Asking the hub what it has …", markup=False, id="plan")
         yield KeysFooter(show_command_palette=False)
 
     def on_mount(self) -> None:
