@@ -1,8 +1,8 @@
-// Attention of some queries of each key head, in whose result the bits of a row are the same alone and in any tree.
+// Attention of some queries of each key head. A row's result has the same bits by itself and in any tree.
 //
-// Slots are taken in pages of PAGE. Within a page weights and weighted values are added slot after slot, where masked slots
-// add exact zeros wherever they lie; then the pages are added, one after another. So a row's ancestors may lie anywhere in
-// their page, but each has to be in the page where it is in plain decoding.
+// Slots are read in pages of PAGE. Within a page, weights and weighted values are added slot by slot; masked slots add
+// exact zeros, wherever they are. Then the pages are added one after another. So a row's ancestors may be anywhere in
+// their page, but each must be in the same page as in plain decoding.
 
 #define NEVER __int_as_float(0xff800000)  // minus infinity
 #define PAIRS (HEAD / 2)
@@ -10,11 +10,11 @@
 #define OWN ((ROWS + GROUPS - 1) / GROUPS)
 
 struct __align__(2 * sizeof(number)) Pair { number first, second; };
-struct __align__(16) Several { number one[16 / sizeof(number)]; };  // what a thread reads at once
+struct __align__(16) Several { number one[16 / sizeof(number)]; };  // read by a thread at once
 #define SEVERAL (16 / sizeof(number))
-#define AT_ONCE 32  // slots whose values a thread has under way
+#define AT_ONCE 32  // slots whose values a thread loads ahead
 
-// mixed [heads, pages, rows, HEAD], of each page its own sums; greatest and totals [heads, pages, rows].
+// mixed [heads, pages, rows, HEAD] has the sums of each page; greatest and totals are [heads, pages, rows].
 extern "C" __global__ void __launch_bounds__(THREADS) attend(
     const number* queries, const number* keys, const number* values, const number* mask, float* mixed, float* greatest,
     float* totals, int rows, int slots, long long head_stride, float scale) {
@@ -74,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend(
     for (int begin = 0; begin < last; begin += AT_ONCE) {
         Pair under_way[AT_ONCE];
 #pragma unroll
-        for (int next = 0; next < AT_ONCE; next++)  // behind the last one weights are zero
+        for (int next = 0; next < AT_ONCE; next++)  // after the last one weights are zero
             under_way[next] = of_values[(size_t)min(begin + next, length - 1) * PAIRS + pair];
 #pragma unroll
         for (int next = 0; next < AT_ONCE; next++) {
@@ -98,7 +98,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend(
     }
 }
 
-// Adds the pages of each row, one after another; out [heads, rows, HEAD].
+// Add the pages of each row, one after another; out [heads, rows, HEAD].
 extern "C" __global__ void add_pages(
     const float* mixed, const float* greatest, const float* totals, number* out, int rows, int pages) {
     const int head = blockIdx.x, row = blockIdx.y;

@@ -1,11 +1,11 @@
-// What stands between a layer's products, each row by itself: results are rounded where torch's operations round them.
+// The operations between a layer's products, row by row. Results are rounded where torch's operations round them.
 
-struct __align__(16) Several { number one[16 / sizeof(number)]; };  // what a thread reads at once
+struct __align__(16) Several { number one[16 / sizeof(number)]; };  // read by a thread at once
 #define SEVERAL (16 / sizeof(number))
 
 __device__ __forceinline__ float rounded(float one) { return wider(narrower(one)); }
 
-// sum = x + given, where something is given; normed = sum / root(mean of its squares + epsilon) * (weight + offset). A block a row.
+// sum = x + given, if it is given; normed = sum / root(mean of its squares + epsilon) * (weight + offset). One block per row.
 extern "C" __global__ void __launch_bounds__(THREADS) add_norm(
     const Several* x, const Several* given, const Several* weight, Several* sum, Several* normed, int parts, float offset,
     float epsilon) {
@@ -67,9 +67,9 @@ extern "C" __global__ void gated(const Several* both, Several* out, int rows, in
     out[place] = result;
 }
 
-// Of qkv [rows, heads + 2 * kv_heads, HEAD] rotates queries and keys; puts queries into grouped [kv_heads, group, rows, HEAD],
-// and keys and values into the slots of a cache [kv_heads, capacity, HEAD], from `length` on, plus `start` where there is one.
-// A block a row and head.
+// Rotate queries and keys of qkv [rows, heads + 2 * kv_heads, HEAD]. Put queries into grouped [kv_heads, group, rows, HEAD],
+// and keys and values into a cache [kv_heads, capacity, HEAD], from slot `length` on, plus `start` if there is one.
+// One block per row and head.
 extern "C" __global__ void rotate_and_place(
     const number* qkv, const number* cosines, const number* sines, const long long* start, long long length,
     number* grouped, number* keys, number* values, int rows, int heads, int kv_heads, int rotary, long long head_stride) {

@@ -1,7 +1,7 @@
-// y [rows, out] = x [rows, in] W^T + b in 16 bits for up to 8 * TILES rows, whose bits are the same alone and beside others.
+// y [rows, out] = x [rows, in] W^T + b in 16 bits for up to 8 * TILES rows. A row's bits do not depend on the other rows.
 //
-// A block makes 16 channels at a time. Each of its warps multiplies every WARPS-th piece of 32 inputs, of which a thread
-// loads eight that lie beside each other: in which order a tensor core takes inputs does not matter, if it is the same of W and x.
+// A block computes 16 channels at a time. Each of its warps multiplies every WARPS-th piece of 32 inputs, of which a thread
+// loads eight neighbours: the order in which a tensor core takes inputs does not matter if it is the same for W and x.
 
 __device__ __forceinline__ uint4 once(const uint4* place) {
     uint4 read;
@@ -23,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) linear_dense(
             uint4 a[AHEAD], b[AHEAD];
 #pragma unroll
             for (int next = 0; next < AHEAD; next++) {
-                int place = min(piece + 4 * WARPS * next, eights - 1);  // behind the last one x is zero
+                int place = min(piece + 4 * WARPS * next, eights - 1);  // after the last one x is zero
                 a[next] = once(low + place);
                 b[next] = once(high + place);
             }

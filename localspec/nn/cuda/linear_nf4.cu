@@ -1,13 +1,13 @@
 // y [rows, out] = x [rows, in] W^T + b for up to 8 * TILES rows, with W in NF4. Bits of a row as in linear_dense.
 //
-// W lies as `row_kernels.tiled` puts it: of 16 channels and a block of 64 inputs what the 32 threads of a warp need lies beside
-// each other, 16 bytes for each. Thread (g, t) = (lane / 4, lane % 4) has inputs 16t to 16t+15 of channels g and g+8; two levels
-// a byte, the first in its upper half. A block of a channel has a scale of eight bits, 256 of which share a scale of their own.
+// W is laid out by `row_kernels.tiled`: for 16 channels and a block of 64 inputs, the 32 threads of a warp read neighbouring
+// parts of 16 bytes each. Thread (g, t) = (lane / 4, lane % 4) has inputs 16t to 16t+15 of channels g and g+8; two levels
+// a byte, the first in its upper half. A block of a channel has a scale of eight bits, and 256 of these share another scale.
 //
-// Each warp multiplies every WARPS-th block by levels without their scale; the sum over the block is multiplied by it. What a
-// byte means is looked up in shared memory, where each lane has a table of its own, since lanes that read the same bank would
-// wait for each other. A warp takes four blocks in turn: thread t finds out the scales of the t-th, and while one is computed
-// the next ones are on their way, also those of the next channels.
+// Each warp multiplies every WARPS-th block by levels without their scale; the sum over the block is multiplied by it. The
+// levels of a byte are looked up in shared memory, in a separate table for each lane, since lanes that read the same bank
+// wait for each other. A warp computes four blocks in turn: thread t finds the scales of the t-th. While one is computed,
+// the next ones are loaded, also those of the next channels.
 
 struct Scales {  // of channels g and g+8 in the block of this thread
     uchar2 bits[TALL];
@@ -21,7 +21,7 @@ __device__ __forceinline__ uint4 once(const uint4* place) {
     return read;
 }
 
-// What a byte of `four` means, of which `lane_bits` is where this lane's table begins.
+// The two levels of a byte of `four`; `lane_bits` is where this lane's table begins.
 __device__ __forceinline__ u32 meant(const u32* table, u32 four, u32 byte, u32 lane_bits) {
     const u32 moved = byte == 0 ? four << 7 : four >> (8 * byte - 7);  // by 128 bytes for each
     return *(const u32*)((const char*)table + ((moved & 0x7f80) | lane_bits));
@@ -144,7 +144,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) linear_nf4(
     }
 }
 
-// W [out, 64 * blocks] itself in 16 bits, for many rows. A warp makes a block of 16 channels.
+// W [out, 64 * blocks] itself in 16 bits, for many rows. A warp computes a block of 16 channels.
 extern "C" __global__ void nf4_dense(
     const uint4* packed, const uchar2* scales, const float* scale_code, const float* scale_scales, const float* offset,
     const float* levels, uint4* dense, u32 blocks, u32 out) {

@@ -1,4 +1,4 @@
-// Sixteen-bit numbers, and the one instruction that all products here are made of. FP16 says which of the two formats.
+// Sixteen-bit numbers, and the one instruction that all products here use. FP16 selects the format.
 
 typedef unsigned short u16;
 typedef unsigned int u32;
@@ -45,7 +45,7 @@ __device__ __forceinline__ void multiply(float (&sums)[4], u32 a0, u32 a1, u32 a
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// Adds what the warps of a block found of 16 channels and 8 * TILES rows, in their order, and the bias; writes y [rows, out].
+// Add the sums of a block's warps for 16 channels and 8 * TILES rows, in their order, and the bias; write y [rows, out].
 __device__ __forceinline__ void put_together(
     float (*found)[128], const float (&sums)[TILES][4], const u16* bias, u16* y, int first, int out, int rows) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, place = threadIdx.x;
