@@ -1,9 +1,9 @@
-"""Recognises published drafters by their config.json alone, and says why others are not read."""
+"""Recognises published drafters only by their config.json, and says why others are not read."""
 
 from collections.abc import Mapping
 from typing import Any
 
-# Keys that heads of one layer have; the first with the value of their model, beside draft_vocab_size.
+# Keys that heads of one layer have; the first with the value of their model, in addition to draft_vocab_size.
 _EAGLE3 = (
     "LlamaForCausalLM",
     "LlamaForCausalLMEagle3",

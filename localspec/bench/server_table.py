@@ -59,7 +59,7 @@ def sentence(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def row_name(row: dict[str, Any]) -> str:
-    """Return a server's name for a row of its own."""
+    """Return a server's name for a separate row."""
     return one_line(f"{row['program'] or 'the server'} at {row['name']}")
 
 

@@ -97,7 +97,7 @@ class ParallelSpecOptions:
         return 0 if self.form == "model" else self.correction
 
     def tokens(self, vocab_size: int) -> int:
-        """Return the number of tokens that are drafted for a target with so many; 0 stands for all."""
+        """Return the number of tokens that are drafted for a target with this many; 0 stands for all."""
         return 0 if self.form == "model" else draft_vocabulary(self.vocabulary, vocab_size)
 
 

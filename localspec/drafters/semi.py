@@ -98,7 +98,7 @@ class SemiOptions:
         refuse_without_joint("semi", self, JOINT if self.first else (*JOINT, *CHANGING))
 
     def settled(self, vocab_size: int) -> Self:
-        """Return these options for a target with so many tokens. Raises what `draft_vocabulary` does."""
+        """Return these options for a target with this many tokens. Raises the errors of `draft_vocabulary`."""
         return replace(self, vocabulary=draft_vocabulary(self.vocabulary, vocab_size))
 
 

@@ -224,7 +224,7 @@ class Engine:
         for what in engine.target.generation.get(LEFT_OUT, ()):
             notice(f"{what} in the model's {GENERATION} is ignored, because it is not possible.")
         if engine.sampling(settings).rule == "typical":
-            notice("with --accept typical the text is not exactly what the model alone would have written.")
+            notice("with --accept typical the text is not exactly what the model would have written without drafts.")
         return engine
 
     @property

@@ -50,7 +50,7 @@ class TransformerConfig:
     layer_sizes: tuple[LayerSizes, ...] = ()  # if layers differ; () if all have the widths above
     per_layer_inputs: tuple[int, int] = (0, 0)  # (channels, tokens of the table) of the additional input of each layer
     value_norm: bool = False  # values have a norm without weights
-    layer_scalars: bool = False  # the output of each layer has a factor of its own
+    layer_scalars: bool = False  # the output of each layer has its own factor
     logit_cap: float = 0.0  # tanh keeps logits below it; 0 for none
     interleaved: bool = False  # channels that are rotated together are neighbours, not i and i + half
     gated: bool = False  # the output of attention has a sigmoid factor, projected with the queries
@@ -136,7 +136,7 @@ class TransformerConfig:
 
     @property
     def cache_shapes(self) -> tuple[tuple[int, int] | None, ...]:
-        """(Heads, channels of a head) of each layer's keys and values; None for a layer that stores none of its own."""
+        """(Heads, channels of a head) of each layer's keys and values; None for a layer that stores none."""
         sizes = [self.sizes_of(layer) for layer in range(self.num_layers)]
         keeps = [one.keys_of is None and not self.is_recurrent(layer) for layer, one in enumerate(sizes)]
         return tuple((one.num_kv_heads, one.head_dim) if kept else None for one, kept in zip(sizes, keeps, strict=True))

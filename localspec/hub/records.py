@@ -21,7 +21,7 @@ FORMAT = 1  # version of the files of records
 COMMIT = re.compile(r"[0-9a-f]{40}")
 DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")  # of a fetched file: no directory, and harmless
-GGUF_NAME = re.compile(rf"({NAME.pattern}/){{0,3}}{NAME.pattern}\.gguf", re.IGNORECASE)  # often in folders of their own
+GGUF_NAME = re.compile(rf"({NAME.pattern}/){{0,3}}{NAME.pattern}\.gguf", re.IGNORECASE)  # often in separate folders
 
 
 @dataclass(frozen=True)

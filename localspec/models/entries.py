@@ -55,7 +55,7 @@ class PublishedDrafter:
 
 @dataclass(frozen=True)
 class Form:
-    """Another form in which a model is published: one type of GGUF files, or a copy of its own weights.
+    """Another form in which a model is published: one type of GGUF files, or a copy of the publisher's weights.
 
     `bytes` is the size of the download, if known.
     """

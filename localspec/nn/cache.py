@@ -165,7 +165,7 @@ class KVCache:
 
 
 class LentKeys:
-    """Keys and values of the committed tokens of a cache, for a model that has none of its own."""
+    """Keys and values of the committed tokens of a cache, for a model without a separate cache."""
 
     def __init__(self, cache: KVCache) -> None:
         self._cache, self.length = cache, cache.length

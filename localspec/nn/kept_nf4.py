@@ -1,6 +1,6 @@
 """Saves a model in NF4 as one safetensors file, under bitsandbytes' names for the parts of a packed matrix.
 
-Reading it takes the time of its own bytes, a quarter of the original's, and nothing is packed again.
+Reading it takes a quarter of the time of reading the original, and nothing is packed again.
 """
 
 import hashlib

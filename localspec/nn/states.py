@@ -230,7 +230,7 @@ class StateCache(KVCache):
 
     def keep(self, path: Sequence[int]) -> None:
         """Commit the first rows after `length`; only a chain can be committed."""
-        assert list(path) == list(range(len(path))), "recurrent layers read chains alone"
+        assert list(path) == list(range(len(path))), "recurrent layers read only chains"
         super().keep(path)
 
     def truncate(self, length: int) -> None:

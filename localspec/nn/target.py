@@ -115,7 +115,7 @@ class Target:
         With `last` the logits are only those of the last row, which is all that prefill needs. With `inner` the hidden
         states of these indices are included.
         """
-        assert self.branches or is_chain(tree.parents), "recurrent layers read chains alone"
+        assert self.branches or is_chain(tree.parents), "recurrent layers read only chains"
         static = self.compute.target.static
         if static is not None and static.reads(cache, max(tree.size, self.row_multiple)):
             return _step_output(static.tree(tree, cache, inner, self.row_multiple), last, static.contenders)
@@ -145,7 +145,7 @@ class Target:
         rows = len(positions)
         padding = 0 if cache is None else -rows % self.row_multiple
         if isinstance(cache, StateCache) and rows + padding > AT_ONCE:
-            padding = 0  # a prompt, which is always read alike and from which no row can be taken back
+            padding = 0  # a prompt, which is always read in the same way and from which no row can be taken back
         if cache is not None and padding:
             tokens, positions = F.pad(tokens, (0, padding)), torch.cat([positions, positions[:1].expand(padding)])
             own = torch.eye(rows + padding, dtype=torch.bool, device=mask.device)

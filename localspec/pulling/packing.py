@@ -40,7 +40,7 @@ class Installed:
 class Packed:
     """A model's packed form is here; `deleted` bytes of its download are deleted.
 
-    With --packed-only, `stays` is the bytes of its own weights that were here before.
+    With --packed-only, `stays` is the bytes of the model's weights that were here before.
     """
 
     source: Source

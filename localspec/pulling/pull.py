@@ -258,7 +258,7 @@ def _memory(
         return gguf.memory(model, wishes.settings, machine)
     if model.heads or own_source(name) is None:
         return None, "not known for a drafter without its model"
-    # A drafter that was chosen for this machine fits beside the model.
+    # A drafter that was chosen for this machine fits next to the model.
     beside = sum(part.weights for part in drafters) if wishes.drafter is not None else 0
     shape, entry = Shape.of(model.config), named_card(name).entry if chosen.found else None
     same = chosen.found if entry is not None and entry.shape == shape else None  # otherwise the hub's sizes are used

@@ -43,7 +43,7 @@ class ServerPiece(NamedTuple):
 
 
 class ReportedFigures:
-    """The figures that localspec reports of its own replies. A missing or impossible figure is 0."""
+    """The figures that localspec reports for its replies. A missing or impossible figure is 0."""
 
     def __init__(self, own: Mapping[str, Any]) -> None:
         self._timings, self.speculation = _object(own.get("timings")), _object(own.get("speculation"))

@@ -186,7 +186,7 @@ class EventLines:
         self._figured_at, found = now, self._engine.session.so_far
         if found is None:
             return {}
-        return {"figures": asdict(replace(found, token_ids=()))}  # those were told with their text
+        return {"figures": asdict(replace(found, token_ids=()))}  # those were sent with their text
 
 
 def _draft(draft: Draft) -> list[Any]:

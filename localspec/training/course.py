@@ -69,7 +69,7 @@ FITTED = 0.5  # of that rate, for few steps of heads that begin with least squar
 
 @dataclass(frozen=True)
 class Wishes:
-    """What was asked for beside the training itself. `hours` is the whole; what is None is chosen."""
+    """The wishes in addition to the training itself. `hours` is the time for everything; None is chosen here."""
 
     source: Source
     hours: float | None
@@ -80,7 +80,7 @@ class Wishes:
 
 @dataclass(frozen=True)
 class Answered:
-    """So many answers there are, of so many tokens of text in all; `done` is the share of what is wanted."""
+    """The number of answers so far, and of their tokens; `done` is the share of the planned ones."""
 
     replies: int
     tokens: int
@@ -236,7 +236,7 @@ class Course(Clock):
         return self._job.shadow.target.transformer.config.hidden_size
 
     def _token_seconds(self, answered: float) -> float:
-        """Return what a token of text takes after it was answered in so many seconds, about as many as reading it."""
+        """Return the seconds of training for a token that took `answered` to write; one reading takes about as long."""
         once = answered if self._job.shadow.reads_once else 0.0
         return once + self._passes * self._state.token_seconds
 

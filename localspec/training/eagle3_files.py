@@ -56,7 +56,7 @@ _PREFIX = re.compile(r"^(model\.)?(midlayer\.|layers\.0\.)?")
 def read_published(path: Path, target: Target, stored: Stored) -> Published:
     """Return the head in a directory for this target, in the precision of its files.
 
-    Of the target's `stored` weights the embedding is read: a head with the same one gets none of its own. Pickles are
+    Of the target's `stored` weights the embedding is read: a head with the same one does not get another. Pickles are
     read as data, never run. Raises NotHere if there is no head, LocalspecError for another model or an unsupported
     form, and damaged files.
     """

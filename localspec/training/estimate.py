@@ -1,4 +1,4 @@
-"""Estimates the memory, disk and time of a training before anything is loaded, from headers and shapes alone."""
+"""Estimates the memory, disk and time of a training before anything is loaded, from headers and shapes only."""
 
 import shutil
 import time
@@ -36,7 +36,7 @@ LENGTH = 1024  # tokens of a row by default, or the model's context
 STATES = 6  # vectors of hidden_size around a drafter's own layer: its joined inputs, and the compared states
 LOGITS = 6  # copies of a few rows' logits: the drafter's, the teacher's, their logarithms, the gradient
 PRODUCT_ROWS, WIDTH, MEASURED_SECONDS = 512, 2048, 0.5  # of a timed product
-LEAST_PRODUCTS = 3  # one product alone may take all the time if the program was stopped meanwhile
+LEAST_PRODUCTS = 3  # a single product may take all the time if the program was stopped meanwhile
 COARSE = 16  # bytes per number in bf16 during its step in fp32, one tensor after the other
 PROGRAM = 300 * 2**20  # libraries and other memory of a process
 

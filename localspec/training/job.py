@@ -69,7 +69,7 @@ class Request:
     epochs: float | None
     save_seconds: float
     force: bool
-    readings: Path | None = None  # the directory for the target's saved output, if it is not beside the result
+    readings: Path | None = None  # the directory for the target's saved output, if it is not next to the result
     course: str = ""  # the name of the course that this is a part of, which decides whether the drafter is used
 
     def identity(self, choice: Choice, own: str) -> dict[str, Any]:
@@ -363,7 +363,7 @@ class Job:
             **({"perplexity": rounded(self.perplexity)} if self.changes_target else {}),
         }
         generated: dict[str, Any] = {}
-        if self.main and not self.divided:  # one process alone cannot decode with a divided target
+        if self.main and not self.divided:  # a single process cannot decode with a divided target
             decoding = self._decoding()
             held_out = training.corpus.held_out
             generated = measured_text(decoding, self.drafter.drafter(decoding), held_out, self.clock.measuring())

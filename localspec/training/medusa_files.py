@@ -6,7 +6,7 @@
     vLLM   model.safetensors           blocks.{head}.layers.{block}.{weight,bias}   lm_heads.{head}.weight   token_map
     v1.0   a whole model's files       those of v0.1 after medusa_head., and the model's own tensors
 
-The numbers of heads and blocks follow from the tensors' names alone: published configs are wrong about them.
+The numbers of heads and blocks follow only from the tensors' names: published configs are wrong about them.
 """
 
 import json

@@ -214,7 +214,7 @@ def unpickled(file: Path) -> Tensors:
 
 
 def table_of(index: Path) -> Mapping[str, str]:
-    """Return which file beside an index holds each tensor. Raises LocalspecError for one that is nowhere near it."""
+    """Return the file of each tensor, next to the index. Raises LocalspecError for one in another directory."""
     table: dict[str, str] = parse_json(read_bytes(index))["weight_map"]
     for name in table.values():
         if not re.fullmatch(r"[\w.-]+\.(safetensors|bin)", name):

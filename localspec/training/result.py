@@ -52,7 +52,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a training. `record` is what drafter.json says beside kind, options and target."""
+    """The result of a training. `record` is the content of drafter.json without kind, options and target."""
 
     drafter: TrainableDrafter
     origin: Origin
@@ -60,9 +60,9 @@ class Result:
     record: Mapping[str, Any]
 
     def write(self, directory: Path) -> None:
-        """Write drafter/ and losses.svg, keeps as target/ what `write_target` wrote; remove what it wrote in part.
+        """Write drafter/ and losses.svg, and keep the target of `write_target` as target/; remove parts of a failure.
 
-        Raises DoesNotFit where the disk is full, and LocalspecError for other failures.
+        Raises DoesNotFit if the disk is full, and LocalspecError for other failures.
         """
         with _told(directory):
             self._write(directory)
@@ -97,7 +97,7 @@ class Result:
 
     @staticmethod
     def _keep_target(directory: Path) -> None:
-        """Put what `write_target` wrote in its place."""
+        """Move the target that `write_target` wrote to its place."""
         old = directory / "target"
         if old.exists():
             shutil.rmtree(old)
@@ -186,7 +186,7 @@ def _read(stored: StoredTensor) -> torch.Tensor:
 
 @contextmanager
 def _told(directory: Path) -> Iterator[None]:
-    """Says in a sentence why something cannot be written, and removes what was written in part."""
+    """Report in a sentence why something cannot be written, and remove what was written in part."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -200,7 +200,7 @@ def _told(directory: Path) -> Iterator[None]:
 
 
 def report_of(directory: Path) -> dict[str, Any]:
-    """Return what `train --json` prints of the drafter in a directory. Raises LocalspecError where it is damaged."""
+    """Return what `train --json` prints of the drafter in a directory. Raises LocalspecError if it is damaged."""
     file = directory / "drafter" / CARD
     try:
         card = parse_json(read_bytes(file))
@@ -225,5 +225,5 @@ def rounded(shares: Sequence[float]) -> list[float]:
 
 
 def _hash(target: Target) -> str:
-    """Return a digest of the chat template: targets with the same one render conversations alike."""
+    """Return a digest of the chat template: targets with the same one render conversations in the same way."""
     return hashlib.sha256(json.dumps(target.tokenizer.chat_template).encode()).hexdigest()[:16]

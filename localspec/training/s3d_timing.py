@@ -21,7 +21,7 @@ CONTEXT, ROWS = 256, (2, 4, 8, 16)  # tokens before the tree, and rows of it: th
 
 def timings(target: Target, forms: Sequence[S3DOptions] = (), rows: int = ROWS[-1]) -> list[Timing]:
     """Time the drafters of these forms, or of some shares of the layers, for a target as it is loaded for replies,
-    with verifications of so many rows.
+    with verifications of this many rows.
 
     Neither weights nor text change the times.
     """

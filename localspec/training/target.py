@@ -65,7 +65,7 @@ def decoding_target(choice: LoadSpec, target: Target) -> DraftableModel[Any]:
 
 
 def served_target(card: TargetCard, settings: Settings, target: Target | None) -> DecodingTarget:
-    """Return the model as it is loaded for replies with these settings, beside the `target` of a training, if any.
+    """Return the model as it is loaded for replies with these settings, next to the `target` of a training, if any.
 
     That is our library in the precision that it decodes in, or the target itself if torch decodes or there is no room.
     """

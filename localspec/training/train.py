@@ -28,7 +28,7 @@ from localspec.training.trainable import Batch, TrainableDrafter
 WARM_UP = 0.03  # of the training: in it the learning rate rises
 LOWEST = 0.05  # of the highest learning rate: the last one
 CLIP = 1.0  # the gradient's largest norm
-WEIGHT_DECAY = 0.01  # of matrices alone
+WEIGHT_DECAY = 0.01  # only of matrices
 BETAS = (0.9, 0.95)
 EVALUATIONS = 10  # on held-out text, while a training lasts
 APART = 10  # steps between two of them, at least
@@ -73,7 +73,7 @@ class StepReport:
 
 @dataclass
 class State:
-    """Where a training is: all that a checkpoint holds beside weights and optimiser, under the names of state.json."""
+    """The progress of a training: a checkpoint without weights and optimiser, under the names of state.json."""
 
     step: int = 0
     tokens: int = 0
@@ -272,7 +272,7 @@ class Training:
         return self.measure(EVALUATED)
 
     def measure(self, tokens: int | None = None) -> list[list[float]]:
-        """Measures and logs [depth][rank], how often that candidate was right on (so many tokens of) held-out text.
+        """Measure and log [depth][rank], how often that candidate was right on held-out text, or some tokens of it.
 
         `right_after_right` [depth] then is how often the first was, where all before it were; empty where a kind does
         not tell.
@@ -382,7 +382,7 @@ class Training:
         return int(self._maxima(float(reads))[0]) if self._divided else reads
 
     def _read_along(self, times: int, rows: list[Row]) -> None:
-        """Read a text so many times for others, who need this process's part of the layers."""
+        """Read a text `times` times for other processes, which need this process's part of the layers."""
         for _ in range(times):
             self._batch(rows[:1], "along")
 

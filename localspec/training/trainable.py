@@ -34,8 +34,8 @@ class Batch:
     and never padding; hidden [texts, n, hidden_size]: the target's states after its final norm, in the precision of
     inference, or [texts, n, 0] where the loss reads none. With `distill` the label is the target's distribution, else
     it is the text. `prefix` are the texts' keys and values, where a kind keeps those of some layers, and `inner`
-    [texts, n, places * hidden_size] the states that it reads beside the last. `places` are what the target said of the
-    texts when it read them, for kinds that need no more; then there are no states.
+    [texts, n, places * hidden_size] the states that it reads in addition to the last. `places` are the target's outputs
+    for the texts when it read them, for kinds that need no more; then there are no states.
     """
 
     tokens: torch.Tensor
@@ -63,7 +63,7 @@ class LossOutput:
 
 @dataclass(frozen=True)
 class Drawn:
-    """Rows for each token of a text that are computed with a gradient, and through how many layers; 0: heads alone.
+    """Rows for each token of a text that are computed with a gradient, and through how many layers; 0: only heads.
 
     Of those a row leaves `vectors` of hidden_size until the gradient comes: its state as it is chosen and sorted, and
     what lies within a head. What a head makes of few rows at a time, logits above all, is no part of them.
@@ -124,7 +124,7 @@ class TrainableDrafter(nn.Module):
         self.draft_from(0)
 
     def draft_from(self, vocabulary: int) -> None:
-        """Let it draft so many tokens only, which `begin_training` chooses; 0 stands for all."""
+        """Let it draft only `vocabulary` tokens, which `begin_training` chooses; 0 stands for all."""
         self.kept: torch.Tensor | None
         self.register_buffer("kept", torch.arange(vocabulary, device=self.target.device) if vocabulary else None)
         self.copy_head_rows()
@@ -161,7 +161,7 @@ class TrainableDrafter(nn.Module):
         """Return options that suit this target and machine; None where a kind has no proposal.
 
         `previous` are drafters of this kind that were trained for the target before; `decoding` loads the model as
-        replies have it, else it is the target itself. What is measured takes so many `seconds`, about.
+        replies have it, else it is the target itself. Measuring takes about `seconds`.
         """
         return None
 
@@ -206,7 +206,7 @@ class TrainableDrafter(nn.Module):
         return float(self.changes_target)
 
     def drawn(self, length: int) -> Drawn:
-        """Return what is computed with a gradient for each token of texts of this length, beside the target's text."""
+        """Return the work with a gradient for each token of texts of this length, in addition to the target's text."""
         return Drawn(float(self.depth))
 
     @property
@@ -233,7 +233,7 @@ class TrainableDrafter(nn.Module):
 
     @property
     def reads_inner(self) -> Sequence[int]:
-        """The states of a text that the loss reads beside the last, by their indices in Hugging Face's naming."""
+        """The states of a text that the loss reads in addition to the last, by Hugging Face's indices."""
         return ()
 
     def outcome(

@@ -29,7 +29,7 @@ from localspec.store.store import Store
 
 TOKENS = 96  # of a reply, at most
 LEAST, MOST = 6, 24  # prompts
-ROWS = 4  # plain decoding, what would be chosen, the drafter alone, and with phrases
+ROWS = 4  # plain decoding, what would be chosen, the drafter, and the drafter with phrases
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Verdict:
 
 
 def seconds_of(prompts: int, speed: float) -> float:
-    """Return about how long a bench of so many prompts takes."""
+    """Return about how long a bench of this many prompts takes."""
     return prompts * ROWS * TOKENS / speed
 
 
@@ -75,7 +75,7 @@ def judge(
 ) -> Verdict:
     """Bench the drafter in a directory, and write into its drafter.json whether it is kept.
 
-    No prompt begins that would end after so many seconds, except for the first `LEAST`.
+    No prompt begins that would end after `seconds`, except for the first `LEAST`.
 
     Costs and replies are saved in `store`, so that later choices know them. Raises what loading raises, and
     UsageMistake where no prompt leaves room for a reply.

@@ -136,7 +136,7 @@ int check_embedding(const ls_model_config& c) {
 int check_keys_from(const ls_model_config& c, int number) {
     const ls_layer l = with_sizes(c, c.layers[number]);
     LS_CHECK((l.keys_from < 0) == (c.layers[0].keys_from < 0), "Layer %d and layer 0 do not both read keys of another model.", number);
-    LS_CHECK(l.keys_from >= 0 || (!l.delta && !c.layer_inputs.width), "Layer %d reads keys of another model, and has a state or inputs of its own.", number);
+    LS_CHECK(l.keys_from >= 0 || (!l.delta && !c.layer_inputs.width), "Layer %d reads keys of another model, but also has a state or its own inputs.", number);
     if (l.keys_from < 0) return LS_OK;
     LS_CHECK(l.keys_from <= number, "Layer %d cannot read the keys of the layer %d before it.", number, l.keys_from);
     if (!l.keys_from) return LS_OK;
@@ -177,7 +177,7 @@ int check_layer(const ls_model_config& c, int number) {
         LS_TRY(check_gate_up(l.expert_gate_up, named("expert_gate_up"), e.count * e.size, c.hidden_size));
         LS_TRY(check_size(l.expert_down, named("expert_down"), e.count * c.hidden_size, e.size));
         LS_CHECK(l.expert_down.format != LS_BLOCKS || l.expert_down.num_parts == 1, "The experts of layer %d are in several parts.", number);
-        LS_CHECK(l.gate_up_proj.out || (!l.shared_gate && !l.mlp_out_norm), "Layer %d has a part of an MLP beside its experts, and no MLP.", number);
+        LS_CHECK(l.gate_up_proj.out || (!l.shared_gate && !l.mlp_out_norm), "Layer %d has a part of an MLP in addition to its experts, but no MLP.", number);
         LS_CHECK(c.residual_scale == 1, "Layer %d has experts, and what layers give is scaled.", number);
     }
     if (const int width = c.layer_inputs.width) {
@@ -209,7 +209,7 @@ int check_rows(const ls_model_config& c, const ls_cache& cache, const ls_request
         LS_CHECK(token >= 0 || !c.layer_inputs.width, "Row %d has an input in the place of a token, and layers of this model read what belongs to a token; give tokens.", row);
         LS_CHECK(token < 0 || is_there(c.embed_tokens), "Row %d has a token, and the model no embeddings; give inputs.", row);
         LS_CHECK(parent >= -1 && parent < row, "Row %d has parent %d; a parent is a row before it, or -1.", row, parent);
-        LS_CHECK(!cache.chains || parent == row - 1, "Row %d has parent %d, and recurrent layers read chains alone.", row, parent);
+        LS_CHECK(!cache.chains || parent == row - 1, "Row %d has parent %d, but recurrent layers read only chains.", row, parent);
         if (!q.positions) continue;
         const int before = parent >= 0 ? q.positions[parent] : cache.length ? cache.position()[cache.length - 1] : 0;
         LS_CHECK(q.positions[row] >= before, "Row %d has position %d, below %d, that of the row it follows.", row, q.positions[row], before);
@@ -239,7 +239,7 @@ int check_inner(const ls_model_config& c, const ls_request& q) {
 int check_lent(const ls_model& model, const ls_cache& cache, const ls_request& q) {
     LS_CHECK(!cache.chains && cache.length && cache.format == model.config.cache_format, "The cache lends no keys: it is empty, of another format, or has states.");
     LS_CHECK(q.positions && q.parents && !q.layers, "Rows that read keys of another model need positions, parents and all layers.");
-    for (int row = 0; row < q.rows; row++) LS_CHECK(q.parents[row] == -1, "Row %d has a parent, and sees the committed tokens alone.", row);
+    for (int row = 0; row < q.rows; row++) LS_CHECK(q.parents[row] == -1, "Row %d has a parent, but sees only the committed tokens.", row);
     for (int i = 0; i < model.config.num_layers; i++) {
         const ls_layer& l = model.layers[i];
         const int from = -1 - l.keys_from;
@@ -491,9 +491,9 @@ int ls_cache_keep(ls_cache* cache, const int32_t* path, int count) {
     for (int i = 0; i < count; i++)
         LS_CHECK(path[i] > (i ? path[i - 1] : -1) && path[i] < rows, "Row %d cannot be kept here; rows ascend and are below %d.", path[i], rows);
     if (cache->chains) {
-        LS_CHECK(count == 0 || path[count - 1] == count - 1, "Recurrent layers read chains alone, of which the first rows can be kept.");
+        LS_CHECK(count == 0 || path[count - 1] == count - 1, "Recurrent layers read only chains, of which the first rows can be kept.");
         const bool written = count <= cache->rows;
-        LS_CHECK(!written || cache->states.reaches(cache->length + count), "Of %d rows that were read at once, %d alone cannot be kept.", cache->rows, count);
+        LS_CHECK(!written || cache->states.reaches(cache->length + count), "Of %d rows that were read at once, the first %d cannot be kept separately.", cache->rows, count);
         if (!written) cache->states.assume(cache->length, cache->length + count);
     }
     for (int i = 0; i < count; i++) cache->move(cache->length + path[i], cache->length + i);  // in this order no row is overwritten before it moves
