@@ -1,8 +1,8 @@
-"""From nothing to a drafter: answers of the target itself, a training on them, a bench that decides whether it is kept.
+"""Makes a drafter without given text: the target answers prompts, the drafter learns from them, a bench decides on it.
 
-What a course has done so far lies in its directory, so that it goes on after any end: plan.json says which course it is
-and how its time is divided, answers.jsonl grows reply by reply, the training has its checkpoint, and drafter.json says
-of which course it came and, once that is known, what the bench found.
+A course saves its progress in its directory, so that it continues after any end: plan.json says which course it is
+and how its time is divided, answers.jsonl grows reply by reply, the training has its checkpoint, and drafter.json names
+the course and, at the end, the result of the bench.
 """
 
 import gc
@@ -47,24 +47,24 @@ from localspec.training.verdict import MOST, Verdict, judge, seconds_of
 Source = Literal["prompts", "history"]
 HISTORY: Source = "history"
 
-HOURS = 6.0  # a night, where nothing else was asked for
-TOKENS = 1_000_000  # of text to learn from, where no hours were named
-PASSES = 3.0  # over that text, at most where no hours were named, at least as far as time is divided
-REPLY = 256  # tokens of an answer, at most; of a small context a quarter
-LEAST = 16  # answers, without which nothing can be learnt
-CHUNK = 64  # prompts that are answered together, where that is possible, and of all kinds
+HOURS = 6.0  # a night, by default
+TOKENS = 1_000_000  # of text to learn from, if no hours were given
+PASSES = 3.0  # over that text: at most if no hours were given; at least when time is divided
+REPLY = 256  # tokens of an answer, at most; a quarter of a small context
+LEAST = 16  # answers, needed to learn anything
+CHUNK = 64  # prompts of all kinds that are answered together, if that is possible
 DRAWN = 0.7  # the temperature of second and further answers to the same prompts
 BENCH_SHARE, BENCH_SECONDS = 0.1, 600.0  # of the time
 LOADING = 30.0  # seconds, and measuring what rows cost
-MEASURING_SHARE = 0.05  # of the time, for either text that is measured
+MEASURING_SHARE = 0.05  # of the time, for each of the two measured texts
 PROBE_SHARE = 0.2  # of the time, for a probe of layers
 LEAST_TRAINING = 0.25  # of the time without bench and measuring, however long reading takes
-NOTED = 5.0  # seconds between notes of how long a course has taken
-LEAST_ANSWERING, MOST_ANSWERING = 0.15, 0.7  # of the time: what training takes is only estimated
+NOTED = 5.0  # seconds between two records of a course's time
+LEAST_ANSWERING, MOST_ANSWERING = 0.15, 0.7  # of the time, because the time of training is only an estimate
 STEPS, STEPS_OF_READINGS = 300, 1000  # of a training; small ones on saved readings cost little
 BATCHES = (4096, 2048, 1024, 512, 256, 128)  # the largest that gives this many steps is taken
 RATE, WIDTH, MOST_RATE = 1e-3, 1024, 3e-3  # narrow models learn at a higher rate (Yang et al. 2022, µP)
-FITTED = 0.5  # of that rate, for few steps of heads that begin with least squares, which a higher one spoils
+FITTED = 0.5  # of that rate, for a few steps of heads that start from least squares, which a higher rate spoils
 
 
 @dataclass(frozen=True)
@@ -88,16 +88,16 @@ class Answered:
 
 
 def _measuring(total: float) -> float:
-    """Return for how many of `total` seconds replies of either kind of text are measured."""
+    """Return how many of `total` seconds the measurement of replies takes, for each of the two kinds of text."""
     return min(SECONDS, MEASURING_SHARE * total)
 
 
 class Course(Clock):
-    """A course in a directory of which it takes the `lock`; call `answer`, `train` and `judge` in this order.
+    """A course in a directory, whose `lock` it takes; call `answer`, `train` and `judge` in this order.
 
-    Each does the part that is left of it. `request` is the training without its text. `began` is when its time began,
-    by `time.monotonic`. Raises UsageMistake for settings that are impossible and for a directory with a finished
-    training, DoesNotFit, and what choosing raises, before anything is computed.
+    Each continues where an earlier session stopped. `request` is the training without its text. Its time starts at
+    `began`, by `time.monotonic`. Raises UsageMistake for impossible settings and for a directory with a finished
+    training, DoesNotFit, and the errors of choosing a model, before anything is computed.
     """
 
     def __init__(
@@ -150,13 +150,13 @@ class Course(Clock):
         return self._state
 
     def _resumed(self, found: State) -> State:
-        """Return the course that was stopped. Raises UsageMistake where it is another one."""
+        """Return the course that was stopped. Raises UsageMistake if it is another one."""
         refuse_other(self.directory, found.asked, self._identity())
         return found
 
     @property
     def plan(self) -> Plan:
-        """What it should take, as it was estimated when it began."""
+        """The estimate from the beginning of the course."""
         return Plan(**self._state.plan)
 
     @property
@@ -178,7 +178,7 @@ class Course(Clock):
         return estimate.product_seconds(self._job.choice.device, DTYPES[self._job.choice.dtype])
 
     def _planned(self) -> Plan:
-        """Estimates all of it. Raises DoesNotFit where it has no room, UsageMistake where the hours are too few."""
+        """Estimate everything. Raises DoesNotFit if there is no room for it, UsageMistake if the hours are too few."""
         speed = self._speed * at_once(self._choice)
         each, tail = self._token_seconds(1 / speed), self._tail
         least = LEAST * REPLY / speed
@@ -212,7 +212,7 @@ class Course(Clock):
 
     @property
     def _wanted(self) -> float:
-        """Tokens of text that are enough, whatever time is left."""
+        """Tokens of text that are enough, even if more time is left."""
         if self.request.steps is not None:
             return self.request.steps * (self.wishes.batch or BATCHES[0])
         return float("inf") if self.wishes.hours else TOKENS
@@ -227,7 +227,7 @@ class Course(Clock):
 
     @property
     def _speed(self) -> float:
-        """Tokens/s of one answer; no more than answers had, once there were some: the machine may be busy."""
+        """Tokens/s of one answer; at most those of earlier answers, because the machine may be busy."""
         known = self._choice.tokens_per_second or 1.0
         return min(known, 1 / (self._state.each * at_once(self._choice))) if self._state.each else known
 
@@ -242,11 +242,11 @@ class Course(Clock):
 
     @property
     def _tail(self) -> float:
-        """Seconds of what comes after the training."""
+        """Seconds that everything after the training takes."""
         return self._tail_of(self._total)
 
     def _tail_of(self, total: float) -> float:
-        """Return the seconds of what comes after the training if all of it takes `total` seconds."""
+        """Return the seconds that everything after the training takes if the course takes `total` seconds."""
         bench = LOADING / 2 + seconds_of(LEAST_PROMPTS + 1, self._speed)
         bench = max(bench, min(BENCH_SHARE * total, BENCH_SECONDS, LOADING + seconds_of(MOST, self._speed)))
         return bench + 2 * _measuring(total)
@@ -254,7 +254,7 @@ class Course(Clock):
     def _least_hours(self, least: float) -> float:
         """Return the fewest hours with room for `least` seconds of answers, rounded up to two digits."""
         total = math.inf
-        for _ in range(16):  # the tail grows by 0.2 of the total at most, so this comes down to the fewest
+        for _ in range(16):  # the tail grows by at most 0.2 of the total, so this converges to the fewest hours
             total = (least + self._tail_of(total)) / MOST_ANSWERING
         unit = 10.0 ** (math.floor(math.log10(total / 3600)) - 1)
         return round(math.ceil(total / 3600 / unit) * unit, 12)
@@ -263,22 +263,22 @@ class Course(Clock):
 
     @property
     def spent(self) -> float:
-        """Seconds that it has taken so far, in all sessions."""
+        """Seconds of this course so far, in all sessions."""
         return self._before + time.monotonic() - self._began
 
     def note(self, now: bool = False) -> None:
-        """Note how long it has taken, for the session after this one, unless it did so just now."""
+        """Save the seconds so far for the next session, unless that was done just now."""
         if now or time.monotonic() - self._kept >= NOTED:
             self._kept, self._state.spent = time.monotonic(), self.spent
             self._state.save(self.directory)
 
     def reading_is_over(self) -> bool:
-        """Whether no further text is to be read, for training needs its time."""
+        """Whether reading text must end, because training needs the time."""
         self.note()
         return self.spent >= (1 - LEAST_TRAINING) * (self._total - self._tail)
 
     def training(self) -> float | None:
-        """Return the hours that are left for training; those that were once decided, or fewer, after a stop."""
+        """Return the hours that are left for training; after a stop, the hours decided before it, or fewer."""
         trained, left = checkpoint.spent(self.directory / "checkpoint"), max(self._total - self.spent - self._tail, 1.0)
         decided: float = self._state.training.get("hours", left / 3600)
         self._state.training = {**self._state.training, "hours": decided}
@@ -286,15 +286,15 @@ class Course(Clock):
         return round(min(decided, (trained + left) / 3600), 6)
 
     def measuring(self) -> float:
-        """Return after how many seconds no further reply is measured, of either kind of text."""
+        """Return the seconds after which no further reply is measured, for each of the two kinds of text."""
         return _measuring(self._total)
 
     # -- what should pay ----------------------------------------------------------------------------------------------
 
     def propose(self) -> bool:
-        """Lets a kind that probes a model for options do so, before anything else; returns whether they should pay.
+        """Let a kind that probes a model for options do so first. Return whether these options are expected to pay.
 
-        What it found is noted, so that it is not measured again.
+        The result is saved, so that it is not measured again.
         """
         probes = trainable_class(self.request.kind).PROBES and not self.request.options
         if not probes or self._state.options or self._trained:
@@ -315,7 +315,7 @@ class Course(Clock):
         except OSError as error:
             raise LocalspecError(f"{self.directory} cannot be written ({error.strerror}); give another -o.") from None
         self._lock.take()
-        if not begun(self.directory) or (self.request.force and not self._prepared):  # what is there is of another one
+        if not begun(self.directory) or (self.request.force and not self._prepared):  # it belongs to another course
             if self.wishes.source == HISTORY:
                 self._answers.unlink(missing_ok=True)
             checkpoint.remove(self.directory / "checkpoint")
@@ -325,9 +325,9 @@ class Course(Clock):
     # -- answers ------------------------------------------------------------------------------------------------------
 
     def answer(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Answered]:
-        """Lets the target answer, until there is enough or time is up; yields what there is after each batch.
+        """Let the target answer until there is enough text or time is up. Yield the answers so far after each batch.
 
-        Where `stop` returned true, `stopped` is true.
+        If `stop` returns true, `stopped` becomes true.
         """
         if self._state.training or self._trained:
             return
@@ -366,7 +366,7 @@ class Course(Clock):
         _free()
 
     def _chunks(self, model: Answerer) -> Iterator[tuple[list[Question], Way]]:
-        """Yield what is asked together: all prompts greedily, then all of them at a temperature, without end."""
+        """Yield batches of prompts: all prompts greedily, then all of them at a temperature, again and again."""
         room = min(model.context, self._job.length)
         longest = min(REPLY, room // 4)
         every = [one for one in self._questions if len(model.encode(one.messages)) + longest <= room]
@@ -384,7 +384,7 @@ class Course(Clock):
         return replies >= LEAST and self._share(replies, tokens, each) >= 1
 
     def _share(self, replies: int, tokens: int, each: float) -> float:
-        """How much of what is wanted there is: text for the passes that the time left allows, or all that is wanted.
+        """Return the existing share of the needed text, which is less if the time left allows fewer passes.
 
         A token took `each` seconds to answer.
         """
@@ -396,7 +396,7 @@ class Course(Clock):
 
     @property
     def _answers(self) -> Path:
-        """The file of answers: of the prompts that ship a model's own, for drafters of all kinds, else the course's."""
+        """The file of answers: to localspec's prompts one of the model, for all kinds of drafters; else the course's."""
         if self.wishes.source == HISTORY:
             return self.directory / ANSWERS
         asked = [self._job.own, str(self._choice.precision), self._job.length, self.request.seed]
@@ -406,7 +406,7 @@ class Course(Clock):
     # -- training -----------------------------------------------------------------------------------------------------
 
     def train(self) -> Job | None:
-        """Return the training, ready to run or to go on; None where it is over."""
+        """Return the training, ready to start or to continue; None if it is finished."""
         if self._trained:
             return None
         examples = read_examples([self._answers])
@@ -429,7 +429,7 @@ class Course(Clock):
         return job
 
     def _decided(self, examples: Sequence[Example]) -> dict[str, Any]:
-        """Batch and learning rate: as many steps as a training needs, and a rate that suits few small ones."""
+        """Batch and learning rate: enough steps for a training, and a rate that suits a few small ones."""
         left = max(self._total - self.spent - self._tail, LEAST_TRAINING * self._total)
         tokens = left / self._state.token_seconds
         if not self.wishes.hours or self._job.shadow.reads_once:
@@ -448,13 +448,13 @@ class Course(Clock):
 
     @property
     def _trained(self) -> bool:
-        """Whether the drafter of this course is written, which is the last of a training."""
+        """Whether the drafter of this course is written, the last part of a training."""
         return drafter_json(self.directory).get("course") == self._state.id
 
     # -- bench --------------------------------------------------------------------------------------------------------
 
     def judge(self) -> tuple[dict[str, Any], Verdict]:
-        """Benches the drafter unless that was done, clears up, and returns the report of it all, and the verdict."""
+        """Bench the drafter unless that was done, and clear up. Return the report of the course, and the verdict."""
         _free()
         report, card = report_of(self.directory), drafter_json(self.directory)
         if "bench" in card:
@@ -476,7 +476,7 @@ class Course(Clock):
 
 
 def _refuse_finished(directory: Path) -> None:
-    """Raise UsageMistake where a training has ended, with the result, or where files of another one are."""
+    """Raise UsageMistake if the directory has a finished training, with its result, or files of another one."""
     card = drafter_json(directory)
     if card.get("course") and "bench" in card:
         verdict = Verdict.read(card)

@@ -67,8 +67,8 @@ class Distiller:
             )
         self._marks = {name: _mark(question, way, model.model) for name, question in self._questions.items()}
         self.answered = self._read()
-        # Batches are made of all prompts, so that they are the same after a stop, and in their order, so that what is
-        # answered before time is up is of all kinds.
+        # Batches are made of all prompts, so that they are the same after a stop, and in order, so that the prompts
+        # that are answered before time is up are of all kinds.
         order = list(self._questions)
         groups = [order[start : start + model.at_once] for start in range(0, len(order), model.at_once)]
         self._batches = [(index, group) for index, group in enumerate(groups) if {*group} - self.answered]
@@ -135,7 +135,7 @@ class Distiller:
 
     def _line(self, name: str, dialogue: _Dialogue) -> dict[str, Any]:
         return {
-            "asked": self._marks[name],  # first, because a line that a kill cut is recognised by it
+            "asked": self._marks[name],  # first, because it identifies a line that a kill cut off
             "id": name,
             "messages": dialogue.messages,
             "finish_reason": "stop" if dialogue.finished else "length",

@@ -1,4 +1,4 @@
-"""What a drafter brings on text that its target writes: the acceptance length of a few replies to held-out prompts."""
+"""Measures a drafter on text that its target writes: the acceptance length of a few replies to held-out prompts."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -18,13 +18,13 @@ from localspec.training.prompts import held_out_prompts
 
 NODES = 16  # of each tree
 REPLIES, TOKENS = 16, 48  # replies, and tokens of each, at most
-ELSEWHERE = 32  # replies to prompts of all kinds, which differ more from each other
-SECONDS = 120.0  # of either text, after which no further reply is begun, where nothing else is asked for
+ELSEWHERE = 32  # replies to prompts of all kinds, which are more diverse
+SECONDS = 120.0  # for each of the two texts, after which no further reply begins, by default
 
 
 @dataclass(frozen=True)
 class GeneratedText:
-    """What came of greedy replies: `tokens` in `steps` forwards of the target, with trees of `nodes` nodes."""
+    """The result of greedy replies: `tokens` in `steps` forwards of the target, with trees of `nodes` nodes."""
 
     tokens: int
     steps: int
@@ -33,11 +33,11 @@ class GeneratedText:
 
     @property
     def length(self) -> float:
-        """Tokens a forward, the bonus token counted."""
+        """Tokens per forward, with the bonus token."""
         return self.tokens / self.steps
 
     def as_json(self) -> dict[str, Any]:
-        """Return what drafter.json says of it."""
+        """Return it as drafter.json has it."""
         return {
             "length": round(self.length, 4), "nodes": self.nodes, "tokens": self.tokens, "replies": self.replies,
         }  # fmt: skip
@@ -53,7 +53,7 @@ def measure_generated(
 ) -> GeneratedText | None:
     """Let the target answer prompts with trees of this many nodes, at most `most` of them.
 
-    No reply begins after this many seconds, and replies end where they repeat themselves. Return None where no prompt
+    No reply begins after this many seconds, and replies end where they repeat themselves. Return None if no prompt
     leaves room for a reply.
     """
     session, began = Session(target, drafter, Budget(nodes, branches=target.branches)), time.monotonic()
@@ -62,7 +62,7 @@ def measure_generated(
         if len(prompt) < 2 or len(prompt) + TOKENS + nodes > target.context:
             continue
         said = _answered(session, prompt, TOKENS)
-        if (end := max(until_it_goes_round(said.token_ids), 2)) < len(said.token_ids):  # one step at least
+        if (end := max(until_it_goes_round(said.token_ids), 2)) < len(said.token_ids):  # at least one step
             said = _answered(session, prompt, end)
         if said.steps:
             tokens, steps = tokens + round(said.acceptance_length * said.steps), steps + said.steps

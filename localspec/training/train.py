@@ -1,6 +1,6 @@
 """The one loop that trains every drafter, through its `loss`.
 
-Every random choice follows from the seed and the step, so a training that was stopped or killed goes on with exactly
+Every random choice follows from the seed and the step, so a training that was stopped or killed continues with exactly
 the losses that it would have had. With several processes each computes its share of a step's rows.
 """
 
@@ -25,7 +25,7 @@ from localspec.training.optimizers import ADAMW, optimizer_class, rounded_by_cha
 from localspec.training.readings import Places, Readings
 from localspec.training.trainable import Batch, TrainableDrafter
 
-WARM_UP = 0.03  # of the training: in it the learning rate rises
+WARM_UP = 0.03  # of the training, in which the learning rate rises
 LOWEST = 0.05  # of the highest learning rate: the last one
 CLIP = 1.0  # the gradient's largest norm
 WEIGHT_DECAY = 0.01  # only of matrices
@@ -60,7 +60,7 @@ class TrainingPlan:
 
 @dataclass(frozen=True)
 class StepReport:
-    """One step that is over. `left` is about how many seconds are left."""
+    """A finished step. About `left` seconds of the training remain."""
 
     step: int
     loss: float
@@ -68,7 +68,7 @@ class StepReport:
     tokens: int  # so far
     seconds: float  # of the training, over all sessions
     left: float
-    accuracy: Sequence[Sequence[float]] | None = None  # on held-out text, where it was measured after this step
+    accuracy: Sequence[Sequence[float]] | None = None  # on held-out text, if it was measured after this step
 
 
 @dataclass
@@ -86,7 +86,7 @@ class State:
 
 
 class Training:
-    """One training of one drafter, which goes on from its checkpoint if there is one.
+    """A training of one drafter, which continues from its checkpoint if there is one.
 
     `directory` gets losses.jsonl and checkpoint/, in which `asked` identifies the training. Raises LocalspecError for a
     damaged checkpoint.
@@ -105,9 +105,9 @@ class Training:
         divided: bool = False,
         readings: Readings | None = None,
     ) -> None:
-        """`divided`: the processes share the target's layers, and all of them must read texts equally often.
+        """Prepare it. `divided`: the processes share the target's layers, and must all read texts equally often.
 
-        With `readings` the target reads nothing: they hold what it said of every row of the corpus.
+        With `readings` the target reads nothing: they have its outputs for every row of the corpus.
         """
         self._readings = readings
         self.drafter, self.target, self.corpus, self.plan = drafter, drafter.target, corpus, plan
@@ -138,10 +138,10 @@ class Training:
     # -- the loop -----------------------------------------------------------------------------------------------------
 
     def run(self, stop: Callable[[], bool] = lambda: False) -> Iterator[StepReport]:
-        """Trains until the plan is done, or `stop`, called after every step, returns true: then `stopped` is true.
+        """Train until the plan is done, or `stop`, called after every step, returns true: then `stopped` is true.
 
         Writes the checkpoint at the end. Raises LocalspecError for a loss that is NaN or inf, and DoesNotFit where
-        memory or disk are too small.
+        memory or disk is too small.
         """
         plan, state = self.plan, self.state
         began = saved = time.monotonic()
@@ -168,7 +168,7 @@ class Training:
             if asked and done < 1:
                 self.stopped = True
                 break
-            # After the first step it shows whether there is room, and from then on a kill loses no count of hours.
+            # The first checkpoint shows whether there is room; from then on a kill loses no count of hours.
             if state.step == 1 or time.monotonic() - saved >= plan.save_seconds:
                 self.save()
                 saved = time.monotonic()
@@ -215,10 +215,10 @@ class Training:
         return mean
 
     def _update(self) -> None:
-        """Lets the optimiser take its step; weights in bf16 one by one, in fp32, and rounded by chance.
+        """Let the optimiser take its step: for weights in bf16 one by one, in fp32, rounded at random.
 
-        The usual step of a weight is less than half of what tells two numbers of that format apart: rounded to the
-        nearest, it would always be lost; rounded by chance, it is right on average (Gupta et al. 2015).
+        The usual change of a weight is less than half of the distance between two numbers of that format. Rounded to
+        nearest, it would always be lost; rounded at random, it is right on average (Gupta et al. 2015).
         """
         coarse = [parameter for parameter in self._parameters if parameter.dtype == torch.bfloat16]
         gradients = {parameter: parameter.grad for parameter in coarse}
@@ -237,7 +237,7 @@ class Training:
             parameter.data = rounded_by_chance(parameter.data, f"{self.plan.seed} {self.state.step} {index}")
 
     def _batch(self, rows: list[Row], seed: str) -> Batch:
-        """Return rows as the target reads them in use, once: in its precision, and without what is trained."""
+        """Return rows as the target reads them in use: in its precision, and without trained changes."""
         padded = PaddedRows.of(rows, self.target.device)
         if self._readings is not None:
             nothing = torch.zeros(*padded.tokens.shape, 0, device=self.target.device)
@@ -274,8 +274,8 @@ class Training:
     def measure(self, tokens: int | None = None) -> list[list[float]]:
         """Measure and log [depth][rank], how often that candidate was right on held-out text, or some tokens of it.
 
-        `right_after_right` [depth] then is how often the first was, where all before it were; empty where a kind does
-        not tell.
+        `right_after_right` [depth] is how often the first one was right if all before it were; empty if a kind does
+        not report it.
         """
         self.drafter.eval()
         rows, taken = self.corpus.held_out, 0
@@ -304,7 +304,7 @@ class Training:
     # -- stopping and going on ----------------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Write the checkpoint. Raises DoesNotFit where the disk is full; the previous one is then still there."""
+        """Write the checkpoint. Raises DoesNotFit if the disk is full; the previous one is then still there."""
         if not self._processes.is_main_process:
             return
         tensors = {f"drafter.{name}": tensor for name, tensor in self.drafter.state_dict().items()}
@@ -329,7 +329,7 @@ class Training:
         if self._processes.is_main_process:
             self._log.touch()
             with self._log.open("r+b") as log:  # what was logged after the checkpoint will be logged again
-                kept = log.read(self.state.log_bytes)  # fewer, where the log was deleted or power was lost
+                kept = log.read(self.state.log_bytes)  # fewer, if the log was deleted or power was lost
                 log.truncate(kept.rfind(b"\n") + 1)
         self._processes.wait_for_everyone()
 
@@ -351,7 +351,7 @@ class Training:
         saved["state"] = {place: states[index] for place, index in enumerate(order) if states[index]}
         self._optimizer.load_state_dict(saved)
         for index, parameter in enumerate(self._parameters):
-            if parameter.dtype == torch.bfloat16:  # to which torch has rounded moments that are finer
+            if parameter.dtype == torch.bfloat16:  # torch has rounded finer moments to this type
                 whole = {name: value.to(parameter.device) for name, value in states[index].items() if name != "step"}
                 self._optimizer.state.get(parameter, {}).update(whole)
         if (scaler := self._processes.scaler) is not None:
@@ -378,7 +378,7 @@ class Training:
             parameter.grad = self._sum(gradient)
 
     def _most(self, reads: int) -> int:
-        """Return how often the target is read by the process that reads it most often, where all share its layers."""
+        """Return how often the busiest process reads the target, if all share its layers."""
         return int(self._maxima(float(reads))[0]) if self._divided else reads
 
     def _read_along(self, times: int, rows: list[Row]) -> None:
@@ -402,7 +402,7 @@ def _number(seed: str) -> int:
 
 
 def batch_tokens(rows: list[Row]) -> int:
-    """Return the number of tokens of rows side by side, padding included."""
+    """Return the number of tokens of a batch of rows, padding included."""
     return len(rows) * max(len(row.tokens) for row in rows)
 
 

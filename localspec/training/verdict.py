@@ -34,8 +34,8 @@ ROWS = 4  # plain decoding, what would be chosen, the drafter, and the drafter w
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a bench found of a drafter, in its better form: `speedup` over plain decoding, and over what would be chosen
-    `without` it. It is `kept` where both are clearly above 1."""
+    """The result of a bench for a drafter, in its better form: the speedup over plain decoding, and `against` what is
+    chosen `without` it. It is `kept` if both are clearly above 1."""
 
     drafter: str
     speedup: float
@@ -47,12 +47,12 @@ class Verdict:
 
     @classmethod
     def read(cls, card: Mapping[str, Any]) -> Self:
-        """Return the verdict that a drafter.json tells."""
+        """Return the verdict in a drafter.json."""
         names = ("drafter", "speedup", "without", "against", "prompts", "rows")
         return cls(**{name: card["bench"][name] for name in names}, kept=card["kept"])
 
     def as_json(self) -> dict[str, Any]:
-        """Return what drafter.json and `train --json` say of it."""
+        """Return it as drafter.json and `train --json` have it."""
         return {
             "drafter": self.drafter, "speedup": self.speedup, "without": self.without, "against": self.against,
             "prompts": self.prompts, "max_tokens": TOKENS, "rows": list(self.rows),
@@ -77,8 +77,8 @@ def judge(
 
     No prompt begins that would end after `seconds`, except for the first `LEAST`.
 
-    Costs and replies are saved in `store`, so that later choices know them. Raises what loading raises, and
-    UsageMistake where no prompt leaves room for a reply.
+    Costs and replies are saved in `store`, so that later choices know them. Raises the errors of loading, and
+    UsageMistake if no prompt leaves room for a reply.
     """
     began = time.monotonic()
     greedy = replace(
@@ -119,7 +119,7 @@ def judge(
     categories = [prompt.category for prompt, _ in zip(texts, replies[0], strict=False)]
 
     def beside(ours: Sequence[Statistics], theirs: Sequence[Statistics]) -> dict[str, Any]:
-        return figures.of_row(ours, theirs, categories, 0, 1.0)  # nobody asks what share of the bandwidth it is
+        return figures.of_row(ours, theirs, categories, 0, 1.0)  # its share of the bandwidth is not needed
 
     found = [beside(row, replies[0]) for row in replies]
     best = max((len(found) - 2, len(found) - 1), key=lambda row: found[row]["speedup"] or 0.0)
@@ -141,7 +141,7 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write(directory: Path, found: dict[str, Any]) -> None:
-    """Add what was found to drafter.json; no reader sees half of it."""
+    """Add the result to drafter.json, atomically."""
     file = directory / "drafter" / CARD
     card = parse_json(read_bytes(file))
     (new := file.with_suffix(".new")).write_text(json.dumps(card | found, indent=2) + "\n", "utf-8")
