@@ -396,7 +396,7 @@ class Course(Clock):
 
     @property
     def _answers(self) -> Path:
-        """The file of answers: to localspec's prompts one of the model, for all kinds of drafters; else the course's."""
+        """The file of answers: to localspec's prompts one of the model, for every drafter; else one of the course."""
         if self.wishes.source == HISTORY:
             return self.directory / ANSWERS
         asked = [self._job.own, str(self._choice.precision), self._job.length, self.request.seed]

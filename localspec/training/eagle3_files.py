@@ -121,7 +121,7 @@ def _options(config: Mapping[str, Any], tensors: Tensors, path: Path, target: Ta
     places = _places(config, target.transformer.config.num_layers, path)
     norms = "each" if any(name in tensors for name in _EACH) else "joined" if _JOINED in tensors else "none"
     draft = len(tensors["d2t"]) if "d2t" in tensors else 0
-    draft = 0 if draft == target.vocab_size else draft  # the maps exist all the same, but map each id to itself
+    draft = 0 if draft == target.vocab_size else draft  # the maps exist anyway, but map each id to itself
     try:
         return Eagle3Options(
             depth=_tokens(config), vocabulary=draft, states=places, config=json.dumps(described, sort_keys=True),

@@ -149,7 +149,7 @@ class Readings:
             parts.append(self._records[first : first + count])
             roots += [row.tokens[place + 1] for place in found]
             numbers += [start + place for place in found]
-            start += len(row.tokens) + GAP  # so that no text goes on in the next one
+            start += len(row.tokens) + GAP  # so that no text continues in the next one
         records = np.concatenate(parts)
         following = torch.tensor(roots, device=device)
         if distill:
@@ -174,7 +174,7 @@ def _native(target: NativeTarget) -> Reader:
         cache, found = target.cache(len(tokens)), []
         for start in range(0, len(tokens), CHUNK):
             part = tokens[start : start + CHUNK]
-            wanted = min(max(first - start, 0), len(part) - 1)  # logits cost much, so only from here on
+            wanted = min(max(first - start, 0), len(part) - 1)  # logits are expensive, so only from here on
             logits, hidden, _ = target.model.forward(part, None, cache, wanted)
             cache.keep(range(len(part)))
             if start + len(part) > first:

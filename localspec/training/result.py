@@ -107,7 +107,7 @@ class Result:
 def write_target(drafter: TrainableDrafter, origin: Path, directory: Path) -> Path:
     """Write a target that training has changed, and return where it is until `Result.write` keeps it.
 
-    `origin` is the model's directory. Raises what `Result.write` raises.
+    `origin` is the model's directory. Raises the errors of `Result.write`.
     """
     new = directory / NEW_TARGET
     shutil.rmtree(new, ignore_errors=True)

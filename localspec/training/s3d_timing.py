@@ -57,7 +57,7 @@ def head_weight(target: Target) -> float:
 
 
 def _seconds(run: Callable[[], object]) -> float:
-    """Return the median seconds of a few runs; the first one, which prepares much, is not counted."""
+    """Return the median seconds of a few runs without the first one, which prepares a lot."""
     times = []
     for _ in range(RUNS + 1):
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What all drafters with weights have in common while they are trained, and how they are saved."""
+"""Shared by all drafters with weights: how they are trained, and how they are saved."""
 
 import json
 from abc import abstractmethod
@@ -28,12 +28,12 @@ from localspec.training.readings import Places
 
 @dataclass(frozen=True)
 class Batch:
-    """Texts to learn from, the shorter ones padded at their end.
+    """Texts to learn from; shorter ones are padded at their end.
 
     tokens [texts, n]; loss_mask bool [texts, n]: the tokens to predict, which are those of replies and their end marks
     and never padding; hidden [texts, n, hidden_size]: the target's states after its final norm, in the precision of
-    inference, or [texts, n, 0] where the loss reads none. With `distill` the label is the target's distribution, else
-    it is the text. `prefix` are the texts' keys and values, where a kind keeps those of some layers, and `inner`
+    inference, or [texts, n, 0] if the loss reads none. With `distill` the label is the target's distribution, else
+    it is the text. `prefix` are the texts' keys and values, if a kind keeps those of some layers, and `inner`
     [texts, n, places * hidden_size] the states that it reads in addition to the last. `places` are the target's outputs
     for the texts when it read them, for kinds that need no more; then there are no states.
     """
@@ -52,8 +52,8 @@ class Batch:
 class LossOutput:
     """The loss to minimise, a mean over tokens, and how well each depth was predicted.
 
-    chains [depth, 2], where a kind tells: of the drafts whose likeliest tokens were right down to the depth before, how
-    many were right at this one too, and how many there were.
+    chains [depth, 2], if a kind reports them: of the drafts whose likeliest tokens were right down to the depth before,
+    how many were right at this depth too, and how many there were.
     """
 
     loss: torch.Tensor
@@ -63,10 +63,10 @@ class LossOutput:
 
 @dataclass(frozen=True)
 class Drawn:
-    """Rows for each token of a text that are computed with a gradient, and through how many layers; 0: only heads.
+    """The rows with a gradient for each token of a text, and the layers that they pass; 0: only heads.
 
-    Of those a row leaves `vectors` of hidden_size until the gradient comes: its state as it is chosen and sorted, and
-    what lies within a head. What a head makes of few rows at a time, logits above all, is no part of them.
+    A row leaves `vectors` of hidden_size in memory for the gradient: its state as it is chosen and sorted, and those
+    within a head. They do not include a head's outputs for a few rows at a time, mainly logits.
     """
 
     rows: float
@@ -74,12 +74,12 @@ class Drawn:
     vectors: int = 4
 
 
-CANDIDATES, COMMON = 16, 2048  # of a place, and the commonest tokens: a step learns to tell these apart
-PROBE_SECONDS = 120.0  # that a proposal is measured for at most, about
+CANDIDATES, COMMON = 16, 2048  # of a place, and the most common tokens: a step learns to distinguish these
+PROBE_SECONDS = 120.0  # of measuring for a proposal, at most
 
 
 class Proposed(NamedTuple):
-    """Options that suit a target and a machine, why, in a sentence, and whether a drafter of them should pay."""
+    """Options that suit a target and a machine, a sentence that explains them, and whether the drafter should pay."""
 
     options: dict[str, Any]
     sentence: str
@@ -88,9 +88,9 @@ class Proposed(NamedTuple):
 
 @dataclass(frozen=True)
 class PreviousRun:
-    """A drafter that was trained before: its options, and what was right on held-out text, where all before it was.
+    """A drafter that was trained before: its options, and how often its drafts were right on held-out text.
 
-    `right_after_right` [depth] is the share of drafts; empty where nobody measured that.
+    `right_after_right` [depth] is the share of drafts that were right if all depths before were; empty if not measured.
     """
 
     options: Mapping[str, Any]
@@ -98,21 +98,21 @@ class PreviousRun:
 
 
 class Recomputing(Protocol):
-    """What gradients pass, whose layers are computed a second time where it is asked to."""
+    """A module that gradients pass; on request, its layers are computed twice to save memory."""
 
     recomputed: bool
 
 
 class TrainableDrafter(nn.Module):
-    """The weights of a drafter as they are trained for one target, in fp32; `Drafter` is what drafts with them.
+    """The weights of a drafter while they are trained for one target, in fp32. A `Drafter` drafts with them.
 
-    A new one is untrained, and drafts as losslessly as any other. `progress` is how much of a training is over, from 0
-    to 1.
+    A new one is untrained, and drafts as losslessly as any other. `progress` is the finished share of a training, from
+    0 to 1.
     """
 
     Drafter: ClassVar[type[TrainedDrafter]]
-    PROBES: ClassVar[bool] = False  # whether a proposal is measured, before anything else, by shapes and what decodes
-    JOINT: ClassVar[Sequence[str]] = ()  # options that make a form which changes the target, or that only it has
+    PROBES: ClassVar[bool] = False  # whether a proposal is measured first, from shapes and the decoding model
+    JOINT: ClassVar[Sequence[str]] = ()  # options of the forms that change the target
 
     def __init__(self, target: Target, options: Any) -> None:
         """Raise UsageMistake for options that do not fit the target."""
@@ -130,7 +130,7 @@ class TrainableDrafter(nn.Module):
         self.copy_head_rows()
 
     def copy_head_rows(self) -> None:
-        """Take the rows of the target's head that belong to the draft vocabulary as `shared`, called as `head` is."""
+        """Take the rows of the target's head for the draft vocabulary as `shared`, which is called like `head`."""
         self.shared: Callable[..., torch.Tensor] = self.target.head  # neither trained nor saved
         if self.kept is not None:
             self.shared = self.target.transformer.head_of(self.kept)[0]
@@ -143,11 +143,11 @@ class TrainableDrafter(nn.Module):
     @property
     @abstractmethod
     def depth(self) -> int:
-        """The number of levels of its trees, the root not counted."""
+        """The number of levels of its trees below the root."""
 
     @abstractmethod
     def loss(self, batch: Batch) -> LossOutput:
-        """Return the loss of a batch. Every depth is predicted as it is in drafting."""
+        """Return the loss of a batch. Every depth is predicted as when it drafts."""
 
     @classmethod
     def propose(
@@ -158,35 +158,35 @@ class TrainableDrafter(nn.Module):
         seconds: float = PROBE_SECONDS,
         progress: Callable[[str], None] = lambda _: None,
     ) -> Proposed | None:
-        """Return options that suit this target and machine; None where a kind has no proposal.
+        """Return options that suit this target and machine; None if a kind has no proposal.
 
         `previous` are drafters of this kind that were trained for the target before; `decoding` loads the model as
-        replies have it, else it is the target itself. Measuring takes about `seconds`.
+        for replies, else it is the target itself. Measuring takes about `seconds`.
         """
         return None
 
     def reads_states(self, distill: bool) -> bool:
-        """Whether the loss reads a text's states, where the labels are the target's distributions or the text."""
+        """Whether the loss reads a text's states, if labels are the target's distributions (`distill`) or the text."""
         return True
 
     @property
     def reads_once(self) -> bool:
-        """Whether the loss needs no more of a text than `Places`, which the target then reads once for all passes."""
+        """Whether the loss needs only the `Places` of a text, so that the target reads it once for all passes."""
         return False
 
     @property
     def fits(self) -> bool:
-        """Whether `fit` gives it a start from which a high learning rate would only lead away."""
+        """Whether `fit` sets a start that a high learning rate would only spoil."""
         return False
 
     def candidates(
         self, labels: Labels
     ) -> tuple[Callable[..., torch.Tensor], torch.Tensor | None, torch.Tensor | None]:
-        """Return what a step tells apart: the head of these tokens, their ids, and their columns in the vocabulary.
+        """Return the tokens that a step compares: their head, their ids, and their columns in the vocabulary.
 
-        In a training step on readings these are the likeliest tokens of each place and the most frequent ones, as far
-        as they are drafted: twenty times as fast as a whole vocabulary, and as good. Else it is the whole vocabulary,
-        with None for ids of all tokens, and for columns.
+        In a training step on readings these are the likeliest tokens of each place and the most frequent ones, if
+        they can be drafted: twenty times as fast as a whole vocabulary, and as good. Otherwise it is the whole
+        vocabulary, with None for the ids of all tokens, and for columns.
         """
         if not self.training or not isinstance(labels, Likeliest):
             return self.shared, self.kept, None
@@ -211,9 +211,9 @@ class TrainableDrafter(nn.Module):
 
     @property
     def weights_passed(self) -> int:
-        """How many weights each token of a text passes with a gradient, those that it passes twice counted twice.
+        """The number of weights that each token of a text passes with a gradient; weights passed twice count twice.
 
-        Where gradients pass the target's own layers, `gradient_share` says more.
+        If gradients pass the target's own layers, `gradient_share` says more.
         """
         head = self.target.transformer.config
         trained: int = sum(
@@ -223,12 +223,12 @@ class TrainableDrafter(nn.Module):
 
     @property
     def transformers(self) -> Sequence[Recomputing]:
-        """Those that gradients pass, whose layers may be computed a second time in place of being held."""
+        """The transformers that gradients pass; their layers may be computed twice to save memory."""
         return [self.target.transformer]
 
     @property
     def reads_layers(self) -> Sequence[int]:
-        """The layers whose keys and values of a text the loss reads, as the target makes them without a gradient."""
+        """The layers whose keys and values of a text the loss reads, computed by the target without a gradient."""
         return ()
 
     @property
@@ -242,20 +242,20 @@ class TrainableDrafter(nn.Module):
         generated: float | None = None,
         decoding: Callable[[], DecodingTarget] | None = None,
     ) -> str:
-        """Return a sentence that compares a finished training with what was expected; empty where nothing was.
+        """Return a sentence that compares a finished training with the expectation; empty if there was none.
 
-        `right_after_right` [depth] is how often its likeliest token was right on held-out text, where all before it
-        were; `generated` the tokens a forward on text that the model wrote; `decoding` loads it as replies have it.
+        `right_after_right` [depth] is how often its likeliest token was right on held-out text if all before it
+        were; `generated` is the tokens per forward on text that the model wrote; `decoding` loads it as for replies.
         """
         return ""
 
     @property
     def changes_target(self) -> bool:
-        """Whether its training changes the target: then it belongs to the changed target and to no other."""
+        """Whether its training changes the target: then it belongs only to the changed target."""
         return self.adapters is not None
 
     def begin_training(self, frequencies: torch.Tensor) -> None:
-        """Make the most frequent tokens the draft vocabulary, and note those that every step tells apart.
+        """Make the most frequent tokens the draft vocabulary, and save those that every step compares.
 
         frequencies [vocab_size] are those of the text.
         """
@@ -265,7 +265,7 @@ class TrainableDrafter(nn.Module):
             self.copy_head_rows()
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Return groups of what is trained: `params`, and `lr_scale`, by which their learning rate is multiplied."""
+        """Return groups of trained parameters: `params`, and `lr_scale`, by which their learning rate is multiplied."""
         return [{"params": list(self.parameters()), "lr_scale": 1.0}]
 
     def adapted_head(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -292,18 +292,18 @@ class TrainableDrafter(nn.Module):
     # -- weights ------------------------------------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return what is saved, by name: all but adapters that change the target."""
+        """Return the saved tensors by name: all but adapters that change the target."""
         state = self.state_dict()
         return {name: tensor.detach() for name, tensor in state.items() if not name.startswith("adapters.")}
 
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load what `tensors` gave. Raises what `check_tensors` does."""
+        """Load the result of `tensors`. Raises the errors of `check_tensors`."""
         self.check_tensors(tensors)
-        self.load_state_dict(dict(tensors), strict=False)  # a kind may hold more than it saves
+        self.load_state_dict(dict(tensors), strict=False)  # a kind may have more than it saves
         self.copy_head_rows()
 
     def check_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Raise LocalspecError where a tensor is missing, superfluous, or of another shape or type than is right.
+        """Raise LocalspecError if a tensor is missing, unknown, or of a wrong shape or type.
 
         Raise it also for a draft vocabulary with tokens that the model does not have.
         """
@@ -312,14 +312,14 @@ class TrainableDrafter(nn.Module):
             check_vocabulary(int(kept.min()), int(kept.max()), self.target.transformer.config.vocab_size)
 
     def numbers(self) -> dict[str, Array]:
-        """Return what is saved as arrays of numpy, as `Drafter` takes them."""
+        """Return the saved tensors as arrays of numpy, for `Drafter`."""
         return {
             name: (tensor.float() if tensor.is_floating_point() else tensor).numpy(force=True)
             for name, tensor in self.tensors().items()
         }
 
     def drafter(self, target: DraftableModel[Any] | None = None) -> TrainedDrafter:
-        """Return what drafts with the weights as they are now, for the same target as something else computes it."""
+        """Return a drafter with the present weights, for the same target in another backend."""
         return self.Drafter(target or self.target, self.options, self.numbers())
 
 
@@ -339,7 +339,7 @@ def most_frequent(frequencies: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def trainable_class(kind: str) -> type[TrainableDrafter]:
-    """Return the class of a kind that is trained, which the file for its training names `Trainable`."""
+    """Return the class of a kind for training, `Trainable` in the file of that kind."""
     found: type[TrainableDrafter] = import_module(kind_of(kind).training_file).Trainable
     return found
 
@@ -351,7 +351,7 @@ def make_drafter(kind: str, target: Target, options: Mapping[str, Any]) -> Train
 
 
 class Saveable(Protocol):
-    """What is written of a drafter: its kind, its options, which are a dataclass, and its tensors by name."""
+    """The saved parts of a drafter: its kind, its options, which are a dataclass, and its tensors by name."""
 
     @property
     def kind(self) -> str: ...
@@ -363,7 +363,7 @@ class Saveable(Protocol):
 
 
 def save_drafter(drafter: Saveable, path: Path, about: Mapping[str, Any]) -> None:
-    """Write a directory for `load_drafter`; `about` is what else drafter.json says. No reader sees half a file."""
+    """Write a directory for `load_drafter`, atomically; `about` is added to drafter.json."""
     path.mkdir(parents=True, exist_ok=True)
     card = {"format": FORMAT, "kind": drafter.kind, "options": asdict(drafter.options), **about}
     tensors = {name: tensor.contiguous().cpu() for name, tensor in drafter.tensors().items()}
