@@ -159,7 +159,7 @@ _ATTENTION = 4.0  # the time for a number of a key or value and one row, relativ
 _OVERLAP, _OVERLAP_NATIVE = 1.5, 3.0
 # Seconds of a layer in addition to its matrices. In the CPU engine each row adds more: seconds on one core.
 _LAYER, _LAYER_ROW = {"native": 1.5e-5, "cpu": 1e-4, "mps": 2.5e-4}, 4e-6
-# Bytes a second where nothing was measured, for two channels of DDR4-3200 (of which a copy reaches 0.87), usual cards
+# Bytes a second if nothing was measured, for two channels of DDR4-3200 (of which a copy reaches 0.87), usual cards
 # and usual Macs.
 _BANDWIDTH = {"cpu": 44e9, "cuda": 300e9, "mps": 100e9}
 

@@ -19,7 +19,7 @@ def prefill_step(
 ) -> Step:
     """Read one chunk of the prompt. The last chunk ends in the first pick, which becomes the root.
 
-    Raises LocalspecError where the logits are NaN or inf.
+    Raises LocalspecError if the logits are NaN or inf.
     """
     output = _forward(target, DraftTree.chain(tokens), cache, drafter, last=True)
     cache.keep(range(len(tokens)))

@@ -20,7 +20,7 @@ class DraftTree:
         parents -1 0 1 0 3         └d─e
 
     `source` names who proposed each node. A `probe` node is never accepted: it is there for the target's pick at it.
-    `chance` is the drafter's own estimate that a node is accepted, given its parent is, where it has one.
+    `chance` is the drafter's own estimate that a node is accepted, given its parent is, if it has one.
     `draft_logits`, a row a node, are those that nodes were sampled from, for the rule `rejection`.
     `declined` is the reason why a drafter that could draft did not, for the user; empty if it did.
     """

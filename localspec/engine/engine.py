@@ -229,7 +229,7 @@ class Engine:
 
     @property
     def costs(self) -> ForwardCostModel | None:
-        """Return the costs of forwards as timed here, else estimated; None where the size of trees is fixed."""
+        """Return the costs of forwards as timed here, else estimated; None if the size of trees is fixed."""
         return self._costs.model if self._costs else None
 
     @property

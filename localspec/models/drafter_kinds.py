@@ -52,7 +52,7 @@ class DrafterSize:
 
     @property
     def head_rows(self) -> int:
-        """Bytes of the copied rows of the target's head, where a drafter with a draft vocabulary uses that head."""
+        """Bytes of the copied rows of the target's head, if a drafter with a draft vocabulary uses that head."""
         own = self.options.get("private") or self.options.get("shared") is False
         tokens = draft_tokens(self.options, self.shape)
         return (

@@ -49,7 +49,7 @@ class PublishedDrafter:
 
     @property
     def download(self) -> int | None:
-        """About how many bytes it is to download; None where the registry does not say it."""
+        """About how many bytes its download has; None if the registry does not say it."""
         return self.bytes or (2 * self.parameters if self.parameters else None)  # in 16 bits
 
 

@@ -129,7 +129,7 @@ class SpelledMarks:
         return [token for token, _ in found], [span for _, span in found]
 
     def _is_mark(self, token: int, text: str, span: tuple[int, int]) -> bool:
-        """Return whether a token is a mark. The unknown token is one only where the text spells it."""
+        """Return whether a token is a mark. The unknown token is one only if the text spells it."""
         if token != self._unknown:
             return token in self._ids
         return text[slice(*span)].strip() == self._tokenizer.special_tokens["unk_token"]

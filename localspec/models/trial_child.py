@@ -76,7 +76,7 @@ def _request(stream: BinaryIO) -> tuple[dict[str, str], Path]:
 def _tried_tokenizer(files: dict[str, str], path: Path) -> Tokenizer:
     """Encode and decode some texts. A tokenizer that cannot be used panics, or ends the process.
 
-    Raises its errors, and LocalspecError for steps that may never end where nothing could interrupt them.
+    Raises its errors, and LocalspecError for steps that may never end if nothing could interrupt them.
     """
     tokenizer = Tokenizer(files, path, tried=True)
     steps = _steps(tokenizer)

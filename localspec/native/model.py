@@ -329,7 +329,7 @@ class NativeModel:
 
 
 def expert_sizes(sizes: TransformerConfig) -> ExpertSizes:
-    """Return the sizes of experts as the library takes them; zeros where there are none."""
+    """Return the sizes of experts for the library; zeros if there are none."""
     if (one := sizes.experts) is None:
         return ExpertSizes()
     return ExpertSizes(one.count, one.used, one.size, one.normalised)

@@ -63,7 +63,7 @@ def with_sinks(
     scale: float | None,
     sinks: torch.Tensor,
 ) -> torch.Tensor:
-    """Compute attention where a score of each query, `sinks` [num_kv_heads, rows], only takes its share of the weights.
+    """Compute attention with one more score of each query, `sinks` [num_kv_heads, rows], which only adds to the sum.
 
     Rows are as independent as those of `invariant`.
     """

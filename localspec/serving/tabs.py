@@ -161,7 +161,7 @@ async def _end(process: Process, *tasks: "asyncio.Task[None]") -> None:
         process.stdin.close()
         with suppress(TimeoutError):
             async with asyncio.timeout(END_SECONDS):
-                while await process.stdout.read(2**16):  # what it still draws holds it up, where nobody takes it
+                while await process.stdout.read(2**16):  # unread output would block it
                     pass
                 await process.wait()
     finally:

@@ -52,7 +52,7 @@ _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.index.json")  # of a w
 _PREFIX = re.compile(r"^medusa_heads?\.")
 _BLOCK = re.compile(r"^(?:(\d+)\.(\d+)\.linear|blocks\.(\d+)\.layers\.(\d+))\.(weight|bias)$")
 _LINEAR = re.compile(r"^(?:(\d+)\.(\d+)|lm_heads\.(\d+))\.weight$")
-HEAD = ("lm_head.weight", "model.embed_tokens.weight")  # where a model has the matrix that makes logits of states
+HEAD = ("lm_head.weight", "model.embed_tokens.weight")  # a model's matrix from states to logits
 _ONE_LINEAR, _TOKEN_MAP = "lm_head.weight", "token_map"  # vLLM: one matrix for all heads; ids that its rows stand for
 
 
@@ -91,7 +91,7 @@ def read_published(path: Path, target: Target, stored: Stored | None = None) -> 
     """Return the heads of a file or directory as a drafter for this target. Pickles are read as data, never run.
 
     Vocabulary matrices that are the target's own are shared with it; a target without weights, on torch's meta device,
-    has `stored` ones, and its drafter keeps the precision of the file. Raises NotHere where there are no heads, and
+    has `stored` ones, and its drafter keeps the precision of the file. Raises NotHere if there are no heads, and
     LocalspecError for heads of another model or of a truncated vocabulary, and damaged files.
     """
     file = first_file(path, FILES, "no Medusa head")
@@ -136,7 +136,7 @@ def read_published(path: Path, target: Target, stored: Stored | None = None) -> 
 def _head_names(names: Collection[str], file: Path) -> dict[str, str]:
     """Return the names without a prefix of what belongs to heads, by its names in the file.
 
-    In a whole model they have a prefix. Raises where there is no head, and for what is no part of any.
+    In a whole model they have a prefix. Raises NotHere if there is no head, and LocalspecError for other tensors.
     """
     whole = any(name.startswith("model.") for name in names)
     named = {name: _PREFIX.sub("", name) for name in names if not whole or _PREFIX.match(name)}
@@ -170,7 +170,7 @@ def _blocks(tensors: Tensors, file: Path) -> list[list[tuple[torch.Tensor, torch
 
 
 def _linears(tensors: Tensors, file: Path, heads: int) -> list[torch.Tensor]:
-    """Return the vocabulary matrix of each head; an empty list where the target's is meant."""
+    """Return the vocabulary matrix of each head; an empty list if heads use the target's."""
     found = {int(match[1] or match[3]): tensor for name, tensor in tensors.items() if (match := _LINEAR.match(name))}
     one = tensors.get(_ONE_LINEAR) if not found else found[0] if found.keys() == {0} else None
     if one is not None:

@@ -48,7 +48,7 @@ class CurrentConversation:
 
     @property
     def place(self) -> "Path | None":
-        """Return where conversations are saved; None where they are not, or cannot be now."""
+        """Return where conversations are saved; None if they are not, or cannot be now."""
         store = self.store
         return None if store is None or store.read_only or not self._first.log else store.path
 
