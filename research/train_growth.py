@@ -16,7 +16,7 @@ from typing import Any
 
 from localspec.choosing.choose import choose
 from localspec.config import Settings
-from localspec.drafters.saved import load_drafter, read_options
+from localspec.drafters.saved import load_drafter
 from localspec.engine.loading import load_target
 from localspec.environment import home
 from localspec.events import Reporter
@@ -28,6 +28,7 @@ from localspec.training.course import Course, Wishes
 from localspec.training.directory import Lock, begun
 from localspec.training.generated import measure_generated
 from localspec.training.job import Job, Request
+from localspec.training.options import parse_options
 from localspec.training.prompts import held_out_prompts
 from localspec.training.trainable import save_drafter
 
@@ -67,7 +68,7 @@ def train(kind: str, card: registry.TargetCard, settings: Settings, arguments: a
     if (directory / "drafter" / "drafter.json").exists() and not begun(directory):
         return
     request = Request(
-        kind=kind, card=card, name=card.name, options=read_options(kind, arguments.option), examples=[],
+        kind=kind, card=card, name=card.name, options=parse_options(kind, arguments.option), examples=[],
         data=["prompts"], directory=directory, command=shlex.join(["localspec", "train", kind, "-m", card.name]),
         length=None, batch=4096, at_once=None, rate=1e-3, seed=0, distill=True, steps=None, hours=None, epochs=None,
         save_seconds=60.0, force=False,

@@ -1,11 +1,9 @@
-"""Loads trained drafters, and reads their options from the command line.
+"""Loads trained drafters.
 
 A trained drafter is a directory: `drafter.json` describes it and the target it was made for, and `drafter.safetensors`
 holds its weights.
 """
 
-from collections.abc import Sequence
-from dataclasses import fields
 from importlib import import_module
 from typing import Any
 
@@ -19,37 +17,12 @@ from localspec.models.drafter_cards import DrafterCard
 from localspec.models.drafter_kinds import kind_of
 
 CARD, WEIGHTS = "drafter.json", "drafter.safetensors"
-SWITCHES = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
 def drafter_class(kind: str) -> type[TrainedDrafter]:
     """Return the class of a kind with weights, which its file names `Drafter`."""
     found: type[TrainedDrafter] = import_module(kind_of(kind).file).Drafter
     return found
-
-
-def read_options(kind: str, words: Sequence[str]) -> dict[str, Any]:
-    """Return options of the form NAME=VALUE, each in its own type. Raises UsageMistake."""
-    types = {option.name: type(option.default) for option in fields(drafter_class(kind).Options)}
-    found: dict[str, Any] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not equals or not name:
-            raise UsageMistake(f"--option {word!r} is not of the form NAME=VALUE; {kind} has {', '.join(types)}.")
-        if name in found:
-            raise UsageMistake(f"--option {name} is given twice; give it once.")
-        found[name] = _value(types.get(name, str), value)
-    return found
-
-
-def _value(type_: type, text: str) -> Any:
-    """Return a text converted to this type, or unchanged if that fails: `make_drafter` will say what is wrong."""
-    if type_ is bool:
-        return SWITCHES.get(text.lower(), text)
-    try:
-        return type_(text) if type_ in (int, float) else text
-    except ValueError:
-        return text
 
 
 def load_drafter(

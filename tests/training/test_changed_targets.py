@@ -28,7 +28,7 @@ from localspec.nn.linear import Linear
 from localspec.nn.linear_bitsandbytes import NF4Linear
 from localspec.nn.target import Target
 from localspec.nn.transformer import Transformer
-from localspec.training import merging
+from localspec.training import result
 from localspec.training.trainable import Batch, TrainableDrafter, make_drafter
 
 Make = Callable[[str], Tiny]
@@ -218,12 +218,12 @@ def test_what_is_written_are_the_models_own_weights_and_what_was_learnt(
     tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, shard: int
 ) -> None:
     """Whatever it was trained on, and in as many files as it takes to hold little in memory."""
-    monkeypatch.setattr(merging, "SHARD", shard)
+    monkeypatch.setattr(result, "SHARD", shard)
     model, target = tiny(name), packed_target(tiny(name).path)
     torch.manual_seed(1)
     adapters = Adapters(target.transformer, [0, 2], 3, 6.0, head=True)
     stir(adapters)
-    merging.write_merged(model.path, target, adapters, tmp_path / "new")
+    result.write_merged(model.path, target, adapters, tmp_path / "new")
     right = Target.load(model.path)
     right.transformer.lm_head = Linear(right.transformer.lm_head.weight.detach().clone())
     right.transformer.config = replace(right.transformer.config, tied=False)
@@ -255,7 +255,7 @@ def test_weights_keep_their_precision(tiny: Make, tmp_path: Path, dtype: torch.d
     target = Target.load(tmp_path / "own")
     adapters = Adapters(target.transformer, range(3), 3, 6.0)
     stir(adapters)
-    merging.write_merged(tmp_path / "own", target, adapters, tmp_path / "new")
+    result.write_merged(tmp_path / "own", target, adapters, tmp_path / "new")
     before, after = tensors_of(tmp_path / "own"), tensors_of(tmp_path / "new")
     assert {tensor.dtype for tensor in after.values()} == {dtype}
     part = "model.layers.1.mlp.down_proj.weight"

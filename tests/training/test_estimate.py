@@ -17,7 +17,6 @@ import localspec
 from localspec.choosing import fit
 from localspec.choosing.choice import Choice
 from localspec.choosing.cost import BESIDE_PRODUCTS
-from localspec.drafters.saved import read_options
 from localspec.errors import DoesNotFit
 from localspec.families.architecture import TransformerConfig
 from localspec.families.model_config import ModelConfig
@@ -41,6 +40,7 @@ from localspec.training.estimate import (
     needs,
     product_seconds,
 )
+from localspec.training.options import parse_options
 from localspec.training.trainable import make_drafter
 
 CHOICE = Choice(
@@ -212,7 +212,7 @@ def test_each_documented_training_fits_the_card_that_is_named(monkeypatch):
     rows = documented()
     assert len(rows) == 27
     for name, (kind, *words), packing, card in rows:
-        options = read_options(kind, [word for word in words if "=" in word])
+        options = parse_options(kind, [word for word in words if "=" in word])
         quantize = "none" if packing == "bf16" else packing
         target = without_weights(name, quantize != "none")
         sizes = target.transformer.config
