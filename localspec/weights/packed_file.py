@@ -411,7 +411,7 @@ def _same_weights(one: Header, other: Header) -> bool:
 
 def _replaced(file: Path) -> CannotRead:
     """Return the error for a file that is missing though it was listed: importing it again replaces it."""
-    return CannotRead(f"Another process has just replaced or deleted the packed model {file.name}; try again.")
+    return CannotRead(f"{file.name} cannot be read: another process has just replaced or deleted it; try again.")
 
 
 def _damaged(file: Path, what: str) -> DamagedFile:

@@ -269,7 +269,7 @@ def with_config(path: Path, **words: Any) -> Path:
         (
             {},
             {"pre_projection.weight": torch.zeros(24, 95)},
-            r"'pre_projection.weight' .* has the shape \[24, 95\] where \[24, 96\]",
+            r"'pre_projection.weight' .* has the shape \[24, 95\] \(expected: \[24, 96\]\)",
         ),
         ({}, {"model.layers.1.mlp.up_proj.weight": None}, "'model.layers.1.mlp.up_proj.weight' .* is missing"),
         ({}, {"model.layers.0.router.weight": torch.zeros(2)}, "'model.layers.0.router.weight' .* is not a part"),

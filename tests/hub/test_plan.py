@@ -256,7 +256,7 @@ ABOUT = json.dumps({"id": "org/name", "sha": "x", "siblings": []}).encode()
         ((200, {}, b"[" * 100_000), "did not answer", 1),
         ((200, {}, ABOUT), "no commit", 1),
         ((200, {}, ABOUT.replace(b'"x"', b'"../../../../x"')), "no commit", 1),
-        ((302, {"Location": "/api/models/org/name"}, b""), "in a circle", 1),
+        ((302, {"Location": "/api/models/org/name"}, b""), "in a loop", 1),
         ((301, {"Location": "http://127.0.0.1:9/"}, b""), "cannot be reached", 1),
         ((200, {"Content-Length": str(10**15), "Connection": "close"}, ABOUT), "was lost", 1),
         ((200, {"Content-Length": "x"}, ABOUT), "was lost", 1),

@@ -70,7 +70,7 @@ def test_a_process_that_is_killed_lets_go(tmp_path):
 def test_what_stands_in_the_way_is_named(tmp_path, place, needed):
     there = tmp_path / place
     there.mkdir() if needed == "a file" else there.write_text("mine")
-    with pytest.raises(UsageMistake, match=f"{place} is .*, and {needed} is needed there; give another -o"):
+    with pytest.raises(UsageMistake, match=f"{place} is .*, but {needed} is needed there; give another -o"):
         usable(tmp_path)
 
 
@@ -90,10 +90,10 @@ def test_places_that_cannot_be(tmp_path, monkeypatch):
 @each(
     "was, now, told",
     [
-        ({"hours": None}, {"hours": 2.0}, "begun without --hours, and this one is with --hours 2.0;"),
+        ({"hours": None}, {"hours": 2.0}, "started without --hours, but this command is with --hours 2.0;"),
         ({"data": "prompts"}, {"data": "history"}, wording("begun_without_data_one_data")),
-        ({"options": {}}, {"options": {"rank": 8}}, "begun without -O, and this one is with -O rank=8;"),
-        ({"at_once": 64}, {"at_once": None}, "begun with --at-once 64, and this one is without --at-once;"),
+        ({"options": {}}, {"options": {"rank": 8}}, "started without -O, but this command is with -O rank=8;"),
+        ({"at_once": 64}, {"at_once": None}, "started with --at-once 64, but this command is without --at-once;"),
         ({"data": "0a1b"}, {"data": "2c3d"}, wording("which_learns_from_other_text_than")),
     ],
 )

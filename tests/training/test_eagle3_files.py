@@ -205,9 +205,9 @@ def test_a_bias_of_queries_alone_is_not_left_out(tiny: Make, tmp_path: Path) -> 
         (
             {},
             {"midlayer.mlp.up_proj.weight": torch.ones(28, 48, dtype=torch.int8)},
-            "'mlp.up_proj.weight' .* type int8, and",
+            "'mlp.up_proj.weight' .* type int8, but",
         ),
-        ({}, {"norm.weight": torch.ones(48, dtype=torch.float64)}, "'norm.weight' .* type float64, and"),
+        ({}, {"norm.weight": torch.ones(48, dtype=torch.float64)}, "'norm.weight' .* type float64, but"),
         ({"rope_scaling": {"rope_type": "odd"}}, {}, "The EAGLE-3 head in .* cannot be used: .*'odd'"),
         ({}, {"mask_hidden": torch.zeros(1, 1, 144)}, "P-EAGLE"),
         ({}, {"layers.1.mlp.up_proj.weight": torch.zeros(28, 48)}, matching("no_part_of_the_eagle_3_head")),

@@ -200,7 +200,7 @@ def test_a_pickle_that_would_run_code_does_not(tmp_path, target: Target, packed:
     [
         pytest.param({"model.norm.weight": torch.ones(4)}, NotHere, matching("holds_no_medusa_heads"), id="a model"),
         pytest.param(
-            {**official(), **private("{}.1.weight", heads=2)}, LocalspecError, "3 heads and 2 vocabulary", id="matrices"
+            {**official(), **private("{}.1.weight", heads=2)}, LocalspecError, "3 heads, but 2 vocabulary", id="matrices"
         ),
         pytest.param(
             {name: tensor for name, tensor in official().items() if name != "1.0.linear.weight"},
@@ -230,11 +230,11 @@ def test_a_pickle_that_would_run_code_does_not(tmp_path, target: Target, packed:
         pytest.param({**official(), "token_map": torch.tensor(1)}, LocalspecError, "'token_map'.*a single", id="a map"),
         pytest.param(
             {**official(), "0.0.linear.bias": torch.ones(WIDTH).to(torch.float8_e4m3fn)},
-            LocalspecError, "'0.0.linear.bias'.*of the type float8_e4m3fn, and", id="eight bits",
+            LocalspecError, "'0.0.linear.bias'.*of the type float8_e4m3fn, but", id="eight bits",
         ),
         pytest.param(
             {**official(), "0.0.linear.weight": torch.ones(WIDTH, WIDTH, dtype=torch.int64)},
-            LocalspecError, "'0.0.linear.weight'.*of the type int64, and", id="no fractions",
+            LocalspecError, "'0.0.linear.weight'.*of the type int64, but", id="no fractions",
         ),
     ],
 )  # fmt: skip

@@ -108,7 +108,7 @@ def test_a_file_that_another_process_replaced_is_named_without_its_path(tmp_path
     found = read(write_one(tmp_path / "model.packed"))
     found.path.unlink()
     for act in (lambda: read(found.path), lambda: found.text("config.json")):
-        with pytest.raises(CannotRead, match=r"^Another process .* the packed model model\.packed; try again\.$"):
+        with pytest.raises(CannotRead, match=r"^model\.packed cannot be read: another process .*; try again\.$"):
             act()
 
 
