@@ -1,6 +1,6 @@
-"""How many replies are the same with and without speculation, by every drafter on a CPU: docs/figures/exactness.md.
+"""How many replies are the same with and without speculation, by every drafter on a CPU.
 
-    python research/compare_replies.py --prompts data/eval --work build/replies --out docs/figures/exactness.md
+    python research/compare_replies.py --prompts data/eval --work build/replies --out replies.md
 
 Each prompt is answered greedily and seeded, by plain decoding and by every drafter with fixed trees, in both packings,
 with 1 and 2 threads, and with each set of instructions that this CPU has, in a process of its own. Replies are kept in

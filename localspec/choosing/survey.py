@@ -37,7 +37,7 @@ THINKING = 1.5  # a model that thinks before it answers is comfortable at this m
 # -- forms of a download -----------------------------------------------------------------------------------------------
 
 # Type of GGUF file -> the packings in whose place it may be fetched. Packed from Q8_0, they are as close to the
-# original weights as packed from these: docs/figures/q8-0-table.md. A file of four bits is never packed again.
+# original weights as packed from these: docs/figures/registry.md. A file of four bits is never packed again.
 SUITED = {"Q8_0": FILED, "Q4_K_M": ("int4",), "Q4_0": ("int4",)}
 _BITS = {"": 16.0, "Q8_0": 8.5, "Q4_K_M": 4.9, "Q4_0": 4.7}  # average bits of a weight, wider embeddings included
 
