@@ -1,15 +1,22 @@
-"""What the scripts that try the papers' claims have in common: what is asked for and kept, replies, trainings."""
+"""The parts that scripts for the papers' claims share: flags, results, replies, trainings, and the page.
+
+Each script takes published models by name, appends every result to `OUT/MODEL/results.jsonl`, and prints a page. The same
+command continues after any end. A page says "not run" in place of a missing result.
+"""
 
 import argparse
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from copy import copy
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -18,7 +25,7 @@ from figures import DRAWS, difference, figure, length, table, told
 
 from localspec import config
 from localspec.bench import prompts
-from localspec.bench.turns import in_turns
+from localspec.bench.prompts import BenchPrompt
 from localspec.choosing.choose import choose
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter
@@ -26,6 +33,7 @@ from localspec.decoding.limits import Limits
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
 from localspec.drafters.autoregressive import Autoregressive
+from localspec.drafters.ouroboros_tuning import ReplayTarget
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
 from localspec.drafters.saved import WEIGHTS, load_drafter
@@ -40,97 +48,156 @@ from localspec.weights.checkpoint import revision
 
 GREEDY = Sampling()
 NODES, DEPTHS = 16, 4
-RATES = {"medusa": 5e-3, "s3d": 3e-3, "parallelspec": 3e-3, "semi": 3e-3}  # of those that were tried, the best
-ALWAYS: dict[str, dict[str, object]] = {"parallelspec": {"drop": 0.5}}  # else its many rows take most of the time
-DECISIVE = ("model", "limit", "max_tokens", "seeds", "steps", "smoke", "draft")  # of what was asked for
+NOT_RUN = "not run"
+RATES = {"medusa": 5e-3, "s3d": 3e-3, "parallelspec": 3e-3, "semi": 3e-3}  # the best of those tried on the demo
+ALWAYS: dict[str, dict[str, object]] = {"parallelspec": {"drop": 0.5}}  # otherwise its rows take most of the time
+DECISIVE = ("model", "limit", "max_tokens", "seeds", "steps", "smoke", "draft")  # flags that decide results
 SMOKE = {"steps": 2, "limit": 3, "max_tokens": 12, "seeds": [0]}
 
 MakeDrafter = Callable[[PhrasePool], Drafter]  # from an empty pool
+Reply = dict[str, Any]
+Rows = dict[str, list[Reply]]
 
 
-# -- what is asked for, and what is kept -------------------------------------------------------------------------------
+# -- flags and results -------------------------------------------------------------------------------------------------
 
 
 def parser(about: str, trains: bool = True) -> argparse.ArgumentParser:
-    """Return the flags that all of them have; those of trainings too where a script `trains`."""
+    """Return the flags of all scripts, and those of trainings if a script `trains`."""
     made = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("-m", "--model", default="demo")
+    made.add_argument("-m", "--models", nargs="+", required=True, help="names of models that were imported or pulled")
     made.add_argument("--prompts", type=Path, required=True, help="a directory of .jsonl files, or one file")
     made.add_argument("--limit", type=positive, default=100, help="prompts")
-    made.add_argument(
-        "-n", "--max-tokens", type=positive, default=64, help="of a reply, which ends where it goes round"
-    )
+    made.add_argument("-n", "--max-tokens", type=positive, default=64, help="tokens of a reply, which ends at a loop")
     made.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    made.add_argument("--only", nargs="+", default=[""], help="parts whose titles begin so")
-    made.add_argument("--work", type=Path, required=True, help="where trainings and replies are kept; outside git")
-    made.add_argument("--out", type=Path, required=True)
-    made.add_argument("--smoke", action="store_true", help="a few tokens of a few prompts: does all of it run?")
+    made.add_argument("--only", nargs="+", default=[""], help="parts to run: those whose titles begin like this")
+    made.add_argument("--minutes", type=float, help="stop after this time; the same command continues")
+    made.add_argument("--out", type=Path, required=True, help="a folder outside git for results and trainings")
+    made.add_argument("--smoke", action="store_true", help="try every part on a few tokens of a few prompts")
     if trains:
-        made.add_argument("--data", type=Path, nargs="+", required=True, help="as `localspec train` reads it")
-        made.add_argument("--distilled", type=Path, help="answers by `localspec distill`, for what learns from them")
-        made.add_argument("--steps", type=positive, default=500, help="of 1,024 tokens, of each training")
+        made.add_argument("--data", type=Path, nargs="+", default=[], help="examples, as `localspec train` reads them")
+        made.add_argument("--distilled", type=Path, help="answers by `localspec distill`, for variants that need them")
+        made.add_argument("--steps", type=positive, default=500, help="steps of 1,024 tokens of each training")
     return made
 
 
 def positive(text: str) -> int:
-    """Return a number of something, of which there must be some."""
+    """Return a whole number above 0."""
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"{text} is not possible; give a whole number above 0")
     return int(text)
 
 
-def begun(made: argparse.ArgumentParser, given: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return what was asked for. What was kept with other settings is not mixed with it: such a directory is refused.
+class OutOfTime(Exception):
+    """The time of `--minutes` is over."""
 
-    So are files that cannot be read, before anything is computed.
-    """
+
+class Results:
+    """Results by key, one line of JSON each. A line that was cut by a kill is discarded."""
+
+    def __init__(self, file: Path, minutes: float | None = None) -> None:
+        self._file, self._known = file, dict[str, Any]()
+        self._end = time.monotonic() + 60 * minutes if minutes else float("inf")
+        self.measuring, self.commits = True, dict[str, None]()
+        text = file.read_text("utf-8") if file.exists() else ""
+        whole = text[: text.rfind("\n") + 1]
+        if whole != text:
+            file.write_text(whole, "utf-8")
+        for line in map(json.loads, whole.splitlines()):
+            self._known[line["key"]] = line["value"]
+            self.commits[line["commit"]] = None
+
+    @property
+    def seconds(self) -> float | None:
+        """The seconds left; None without a limit."""
+        return None if self._end == float("inf") else max(self._end - time.monotonic(), 0)
+
+    def of(self, key: str, make: Callable[[], Any]) -> Any:
+        """Return a result, which is made and saved if it is missing; None if nothing more may be measured."""
+        if key not in self._known:
+            if not self.measuring or time.monotonic() > self._end:
+                return None
+            try:
+                value = make()
+            except OutOfTime:
+                return None
+            with self._file.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"key": key, "commit": commit(), "value": value}) + "\n")
+            self._known[key], self.commits[commit()] = value, None
+        return self._known[key]
+
+
+@cache
+def commit() -> str:
+    """Return the commit of this checkout, with a + if files differ from it; "unknown" without git."""
+    try:
+        described = subprocess.run(
+            ["git", "describe", "--always", "--dirty=+", "--exclude=*", "--abbrev=8"],
+            cwd=Path(__file__).parent, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        return described.stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def begun(made: argparse.ArgumentParser, given: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the flags. A folder with results of other settings is refused, as are files that cannot be read."""
     asked = made.parse_args(given)
     if asked.smoke:
         for name, value in SMOKE.items():
             if hasattr(asked, name):
                 setattr(asked, name, value)
-    decisive: dict[str, Any] = {name: vars(asked).get(name) for name in DECISIVE}
     try:
-        decisive |= {name: content(vars(asked).get(name)) for name in ("data", "distilled", "prompts")}
         questions(asked.prompts, 1)
-        read_examples(vars(asked).get("data") or ())  # what trains reads them, and this may be hours later
-        decisive |= weights(registry.resolve(asked.model))
-        if decisive["draft"]:
-            registry.resolve(decisive["draft"])
+        read_examples(vars(asked).get("data") or ())  # a training may read them hours later
+        for model in asked.models:
+            one = of_model(asked, model)
+            decisive: dict[str, Any] = {name: vars(one).get(name) for name in DECISIVE}
+            decisive |= {name: content(vars(asked).get(name)) for name in ("data", "distilled", "prompts")}
+            decisive |= weights(registry.resolve(model))
+            if decisive["draft"]:
+                registry.resolve(decisive["draft"])
+            same_settings(made, one.out, decisive, "--out")
     except LocalspecError as mistake:
         made.error(str(mistake))
-    same_settings(made, asked.work, decisive)
     return asked
 
 
-def same_settings(made: argparse.ArgumentParser, work: Path, decisive: Mapping[str, Any]) -> None:
-    """Refuses a directory whose results were made with something else of what decides them, and says with what."""
+def of_model(asked: argparse.Namespace, model: str) -> argparse.Namespace:
+    """Return the flags for one of the models, with its own folder."""
+    one = copy(asked)
+    one.model, one.out = model, asked.out / named(model)
+    return one
+
+
+def same_settings(made: argparse.ArgumentParser, work: Path, decisive: Mapping[str, Any], flag: str = "--work") -> None:
+    """Refuse a directory whose results were made with other settings, and name the difference."""
     try:
         work.mkdir(parents=True, exist_ok=True)
         before = kept(work / "settings.json", lambda: decisive)
         if not isinstance(before, dict):
             raise ValueError(before)
     except OSError as error:
-        made.error(f"--work {work} cannot be used ({error.strerror}); name another directory.")
+        made.error(f"{flag} {work} cannot be used ({error.strerror}); name another directory.")
     except ValueError:
-        made.error(f"{work / 'settings.json'} is damaged; give another --work, or delete that file.")
+        made.error(f"{work / 'settings.json'} is damaged; give another {flag}, or delete that file.")
     for name in dict.fromkeys((*decisive, *before)):
         was, now = before.get(name), decisive.get(name)
         if was != now:
             made.error(
                 f"{work} holds results of other settings: {name} was {was or 'none'}, and now it is {now or 'none'}; "
-                "give another --work, or the same settings."
+                f"give another {flag}, or the same settings."
             )
 
 
 def weights(card: registry.TargetCard) -> dict[str, Any]:
-    """Return what identifies a model and its trained drafters, because another of the same name may have been made."""
+    """Return digests of a model and of its trained drafters: another model may have the same name later."""
     files = [one.path / WEIGHTS for one in drafter_cards.trained_drafters(card)]
     return {"weights": revision(card.path), "drafters": content([file for file in files if file.is_file()])}
 
 
 def content(places: Path | Sequence[Path] | None) -> list[str]:
-    """Return the names of files, or of those in a directory, each with a digest of its content. Raises UsageMistake."""
+    """Return the names of files, or of those in a directory, each with a digest. Raises UsageMistake."""
     listed = [] if places is None else [places] if isinstance(places, Path) else places
     found = []
     for place in listed:
@@ -144,7 +211,7 @@ def content(places: Path | Sequence[Path] | None) -> list[str]:
 
 
 def kept(file: Path, make: Callable[[], Any]) -> Any:
-    """Return what was kept in a file; else what `make` gives, which is kept whole or not at all."""
+    """Return the contents of a file, which is written whole with what `make` returns if it is missing."""
     if not file.exists():
         made = make()
         half = file.with_suffix(".part")
@@ -158,21 +225,57 @@ def named(title: str) -> str:
     return "".join(letter if letter.isalnum() or letter in "+.-" else "-" for letter in title)
 
 
-def parts(asked: argparse.Namespace, head: str, made: Mapping[str, Callable[[], str]]) -> None:
-    """Write the page part by part, each below its title."""
-    done = [head]
-    for title, make in made.items():
-        if title.startswith(tuple(asked.only)):
-            print(title, file=sys.stderr, flush=True)
-            done.append(f"## {title}\n\n{make()}")
-            asked.out.write_text("\n\n".join(done) + "\n", "utf-8")
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+def page(
+    made: argparse.ArgumentParser,
+    title: str,
+    script: str,
+    sections: Callable[["Bench"], Mapping[str, Callable[[], str]]],
+    given: Sequence[str] | None = None,
+    flags: Callable[[argparse.Namespace], Mapping[str, Any]] = lambda asked: {},
+    more: str = "",
+) -> None:
+    """Run the parts of a paper on each model and print the page; `flags` returns settings for loading the models."""
+    asked = begun(made, given)
+    done, commits = [], dict[str, None]()
+    for model in asked.models:
+        with ExitStack() as at_the_end:
+            one = of_model(asked, model)
+            results = Results(one.out / "results.jsonl", asked.minutes)
+            bench = Bench(one, results, at_the_end, flags(asked))
+            done.append(f"## With `{model}`")
+            for name, make in sections(bench).items():
+                results.measuring = name.startswith(tuple(asked.only))
+                try:
+                    body = make()
+                except LocalspecError as missing:
+                    body = f"Not run: {missing}"
+                done.append(f"### {name}\n\n{body}")
+            commits |= results.commits
+    print("\n\n".join([f"# {title}", about(asked, script, more, commits), *done]))
+
+
+def about(asked: argparse.Namespace, script: str, more: str, commits: Sequence[str] | Mapping[str, None]) -> str:
+    """Return how a page was made."""
+    steps = f" --data FILE… --steps {asked.steps}" if "steps" in asked else ""
+    draft = f" --draft {asked.draft}" if vars(asked).get("draft") else ""
+    ran = f"results are of commit {', '.join(commits)}" if commits else "nothing was run yet"
+    return (
+        f"Made by `python research/{script} -m {' '.join(asked.models)}{draft} --prompts DIR --limit {asked.limit} "
+        f"-n {asked.max_tokens}{steps} --out DIR`; {ran}. The same command "
+        f'continues where it was stopped, and `--only "TITLE"` runs one part. Replies end where the text repeats itself. '
+        f"In brackets are the bounds of 95 % of {DRAWS} bootstrap samples of prompts and seeds; differences are taken prompt "
+        f"by prompt. Counts do not depend on the load of the machine.{more}"
+    )
 
 
 # -- replies -----------------------------------------------------------------------------------------------------------
 
 
-def questions(place: Path, count: int | None) -> list[prompts.BenchPrompt]:
-    """So many prompts, or all, one of each file in turn, categories in turn within a file."""
+def questions(place: Path, count: int | None) -> list[BenchPrompt]:
+    """Return this number of prompts, or all: one of each file in turn, and categories in turn within a file."""
     files = sorted(place.glob("*.jsonl")) if place.is_dir() else [place]
     asked = [
         replace(prompt, category=file.stem) for file in files for prompt in prompts.spread(prompts.read(file), None)
@@ -184,60 +287,102 @@ def questions(place: Path, count: int | None) -> list[prompts.BenchPrompt]:
 
 @dataclass
 class Bench:
-    """A loaded model and the prompts that it answers."""
+    """A model that answers prompts. It is loaded when the first reply is needed. `flags` are settings for loading it."""
 
-    engine: Engine
-    asked: Sequence[prompts.BenchPrompt]
-    max_tokens: int
-    _limits: dict[tuple[Sampling, int], int] = field(default_factory=dict)
+    asked: argparse.Namespace
+    results: Results
+    at_the_end: ExitStack
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    changed: Path | None = None  # a target that a training changed
 
-    @classmethod
-    def of(cls, asked: argparse.Namespace, at_the_end: ExitStack, model: str = "", **flags: Any) -> "Bench":
-        """Open the requested model, or `model`; `flags` are its own settings. Its measurements are saved."""
-        card = registry.resolve(model or asked.model)
-        store = at_the_end.enter_context(Store.open(asked.work / "localspec.db", print))
-        choice = choose(card, config.load(flags={"drafter": "phrases", "temperature": 0.0, **flags}))
-        engine = Engine(choice, store=store, phrases="off", measured=True)
-        return cls(engine, [], asked.max_tokens).on(questions(asked.prompts, asked.limit))
+    @cached_property
+    def engine(self) -> Engine:
+        """The loaded model."""
+        card = registry.resolve(str(self.changed or self.asked.model))
+        store = self.at_the_end.enter_context(Store.open(self.asked.out / "localspec.db", print))
+        choice = choose(card, config.load(flags={"drafter": "phrases", "temperature": 0.0, **self.flags}))
+        return Engine(choice, store=store, phrases="off")
 
-    def on(self, asked: Sequence[prompts.BenchPrompt]) -> "Bench":
-        """Return the same model with other prompts, those of them that leave room for a reply."""
-        target, most = self.engine.target, self.max_tokens
-        room = [one for one in asked if len(target.encode(prompts.message(one.text))) + most <= target.context]
-        return Bench(self.engine, room, most)
+    @cached_property
+    def questions(self) -> list[BenchPrompt]:
+        """The prompts, of all kinds of text in turn."""
+        return questions(self.asked.prompts, self.asked.limit)
 
-    def replies(
-        self, rows: Mapping[str, tuple[MakeDrafter, int]], sampling: Sampling = GREEDY
-    ) -> dict[str, list[dict[str, Any]]]:
-        """Of each row, a drafter and its nodes, the replies to all prompts, one row after the other at each prompt.
+    def rows(
+        self,
+        title: str,
+        names: Sequence[str],
+        answer: Callable[[BenchPrompt, str], Reply],
+        asked: Sequence[BenchPrompt] | None = None,
+    ) -> Rows:
+        """Return each row's replies to the prompts that all rows have answered. `answer` makes missing ones.
 
-        The pools that drafters are made from are empty at the beginning of each reply.
+        All rows answer a prompt before the next one. Prompts that leave no room for a reply are left out.
         """
-        found: dict[str, list[dict[str, Any]]] = {name: [] for name in rows}
-        for turn, name in in_turns(list(rows), len(self.asked)):
-            make, nodes = rows[name]
-            found[name].append(self.reply(turn, make, Budget(nodes), sampling))
+        found: Rows = {name: [] for name in names}
+        for prompt in self.questions if asked is None else asked:
+            replies = [
+                self.results.of(f"{title} | {name} | {prompt.category} {prompt.id}", partial(answer, prompt, name))
+                for name in names
+            ]
+            if None in replies:
+                break
+            if all(replies):
+                for name, reply in zip(names, replies, strict=True):
+                    found[name].append({**reply, "task": prompt.category})
         return found
 
-    def reply(
-        self, number: int, make: MakeDrafter, budget: Budget, sampling: Sampling = GREEDY, whole: bool = False
-    ) -> dict[str, Any]:
-        """One reply, as long as its plain text does not go round; the `whole` reply for rules that give other texts."""
-        prompt = self.engine.target.encode(prompts.message(self.asked[number].text))
-        most = self.max_tokens if whole else self._most(prompt, number, sampling)
-        return _said(self.engine.target, make, budget, prompt, sampling, most)
+    def text(self, prompt: BenchPrompt, sampling: Sampling = GREEDY, most: int = 0) -> Reply:
+        """Return the plain reply of at most `most` tokens, whole, with the prompt's ids; {} if the prompt is too long.
 
-    def _most(self, prompt: Sequence[int], number: int, sampling: Sampling) -> int:
-        if (key := (sampling, number)) not in self._limits:
-            plain = _said(self.engine.target, phrases, Budget(NODES), prompt, sampling, self.max_tokens)
-            self._limits[key] = max(until_it_goes_round(plain["ids"]), 2)
-        return self._limits[key]
+        Raises OutOfTime if it is missing and nothing more may be measured.
+        """
+        most = most or self.asked.max_tokens
+        how = f"{most} {sampling.temperature} {sampling.top_p} {sampling.seed} {self.changed} {dict(self.flags)}"
+        key = f"text | {how} | {prompt.category} {prompt.id}"
+
+        def made() -> Reply:
+            target = self.engine.target
+            ids = target.encode(prompts.message(prompt.text))
+            if len(ids) + most > target.context:
+                return {}
+            said = _said(target, phrases, Budget(NODES), ids, sampling, most)
+            return {"prompt": list(ids), "ids": said["ids"]}
+
+        if (found := self.results.of(key, made)) is None:
+            raise OutOfTime
+        return dict(found)
+
+    def reply(
+        self,
+        prompt: BenchPrompt,
+        make: MakeDrafter,
+        budget: Budget,
+        sampling: Sampling = GREEDY,
+        most: int = 0,
+        whole: bool = False,
+        replay: bool = False,
+    ) -> Reply:
+        """Return a reply up to where the plain text repeats itself, or `whole`, for rules that give other texts.
+
+        A `replay` decodes the known text again without the target, whose picks off the text are then unknown.
+        """
+        if not (text := self.text(prompt, GREEDY if whole else sampling, most)):
+            return {}
+        count = (most or self.asked.max_tokens) if whole else max(until_it_goes_round(text["ids"]), 2)
+        said = text["ids"][:count]
+        target = ReplayTarget(text["prompt"] + said, self.engine.target.vocab_size) if replay else self.engine.target
+        found = _said(target, make, budget, text["prompt"], sampling, min(count, len(said)) if replay else count)
+        if not whole and found["ids"] != said:
+            raise AssertionError(f"a reply to {prompt.id} differs from the plain text")
+        return found
 
 
 def _said(
     target: Any, make: MakeDrafter, budget: Budget, prompt: Sequence[int], sampling: Sampling, most: int
-) -> dict[str, Any]:
-    session = Session(target, make(PhrasePool(target.special_tokens)), budget)
+) -> Reply:
+    drafter = make(PhrasePool(target.special_tokens))
+    session = Session(target, drafter, budget)
     *_, done = session.generate(prompt, sampling, Limits(most))
     assert isinstance(done, Done)
     said = done.statistics
@@ -248,23 +393,22 @@ def _said(
         "rows": said.drafted,
         "seconds": said.decode_seconds,
         "depths": list(said.acceptance_by_depth),
-        "sources": dict(said.sources),
         "bytes": said.memory.target + said.memory.drafter + said.memory.cache,
     }
 
 
 def always(drafter: Drafter) -> MakeDrafter:
-    """Return the same one for each reply: it knows what it learned in those before."""
+    """Return the same drafter for each reply: it knows what it learned in earlier ones."""
     return lambda pool: drafter
 
 
 def plain(pool: PhrasePool) -> Drafter:
-    """No drafts."""
+    """Draft nothing."""
     return Autoregressive()
 
 
 def phrases(pool: PhrasePool) -> Drafter:
-    """Phrases alone."""
+    """Draft only phrases."""
     return WithPhrases(Autoregressive(), pool)
 
 
@@ -273,76 +417,109 @@ def phrases(pool: PhrasePool) -> Drafter:
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to train a drafter: its kind, options, flags of `train`; from the target's own answers, if `distilled`."""
+    """One way to train a drafter: its kind, options, and flags of `train`; `distilled`: from the target's answers."""
 
     kind: str
     options: Mapping[str, object] = field(default_factory=dict)
     flags: Sequence[str] = ()
     distilled: bool = False
 
+    def directory(self, seed: int, asked: argparse.Namespace) -> Path:
+        """Return the directory of a training, the same for all tables that have it."""
+        words = [self.kind, *(f"{name}={value}" for name, value in sorted(self.together.items())), *self.flags]
+        words += ["distilled"] * self.distilled
+        return Path(asked.out / named("_".join([*words, f"seed-{seed}"])))
 
-def trained(variant: Variant, seed: int, asked: argparse.Namespace) -> Path:
-    """Return the directory of a finished training, which all tables share. A training that was stopped is continued."""
-    together = {**ALWAYS.get(variant.kind, {}), **variant.options}
-    words = [variant.kind, *(f"{name}={value}" for name, value in sorted(together.items())), *variant.flags]
-    words += ["distilled"] * variant.distilled
-    directory: Path = asked.work / named("_".join([*words, f"seed-{seed}"]))
-    if not (directory / "drafter" / "drafter.json").exists():
+    @property
+    def together(self) -> dict[str, object]:
+        """The options, with those of all trainings of the kind."""
+        return {**ALWAYS.get(self.kind, {}), **self.options}
+
+
+def trained(variant: Variant, seed: int, bench: Bench) -> dict[str, Any]:
+    """Return what a training's card says, or {"refused": reason}; a training that was stopped continues.
+
+    Raises OutOfTime if it is not finished and nothing more may be run.
+    """
+    asked, directory = bench.asked, variant.directory(seed, bench.asked)
+
+    def made() -> dict[str, Any]:
         data = [asked.distilled] if variant.distilled else asked.data
-        chosen = [word for name, value in together.items() for word in ("-O", f"{name}={value}")]
+        if not all(data) or not data:
+            raise OutOfTime
+        chosen = [word for name, value in variant.together.items() for word in ("-O", f"{name}={value}")]
         command = ["train", variant.kind, "-m", asked.model, "-o", str(directory), "--steps", str(asked.steps)]
         command += ["--seed", str(seed), "--lr", str(RATES[variant.kind]), "--batch", "1024", "--length", "512"]
         command += [*chosen, *variant.flags, "--data", *map(str, data)]
-        try:
-            subprocess.run([sys.executable, "-m", "localspec", *command], check=True, stdout=subprocess.DEVNULL)
-        except subprocess.CalledProcessError as failed:  # it said why
-            sys.exit(failed.returncode)
-    return directory
+        with subprocess.Popen(
+            [sys.executable, "-m", "localspec", *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        ) as training:
+            try:
+                _, said = training.communicate(timeout=bench.results.seconds)
+            except subprocess.TimeoutExpired:
+                training.send_signal(signal.SIGINT)  # it saves its state
+                raise OutOfTime from None
+        if training.returncode:
+            return {"refused": said.strip().splitlines()[-1] if said.strip() else str(training.returncode)}
+        card = drafter_cards.read_drafter(directory)
+        levels = [level[0] for level in card.about["accuracy_by_depth"]]
+        return {"parameters": card.parameters, "right": levels, "perplexity": card.about["trained"].get("perplexity")}
+
+    found = bench.results.of(f"training | {directory.name}", made)
+    if found is None:
+        raise OutOfTime
+    return dict(found)
 
 
-def compared(variants: Mapping[str, Variant], asked: argparse.Namespace, at_the_end: ExitStack) -> str:
-    """Trains each variant with each seed, and tells them apart: the table of one question."""
-    possible = {name: variant for name, variant in variants.items() if asked.distilled or not variant.distilled}
+def compared(variants: Mapping[str, Variant], bench: Bench) -> str:
+    """Train each variant with each seed, and compare their acceptance: the table of one question."""
+    asked = bench.asked
     if asked.smoke:
-        possible = dict([*possible.items()][:2])
-    bench: list[Bench] = []  # opened once it is needed
-
-    def measured(directory: Path) -> list[dict[str, Any]]:
-        own = (directory / "target").exists()  # which the training changed
-        if own or not bench:
-            made = Bench.of(asked, at_the_end, str(directory) if own else "")
-        if not own and not bench:
-            bench.append(made)
-        used = made if own else bench[0]
-        drafter = load_drafter(drafter_cards.read_drafter(directory), used.engine.target)
-        return used.replies({"": (always(drafter), NODES)})[""]
-
-    found: dict[str, list[list[dict[str, Any]]]] = {}
-    cards: dict[str, list[drafter_cards.DrafterCard]] = {}
-    for name, variant in possible.items():
-        for seed in asked.seeds:
-            directory = trained(variant, seed, asked)
-            cards.setdefault(name, []).append(drafter_cards.read_drafter(directory))
-            replies = kept(directory / "replies.json", partial(measured, directory))
-            found.setdefault(name, []).append(replies)
+        variants = dict([*variants.items()][:2])
+    lines, first, notes = [], list[list[Reply]](), []
     heads = ["", "tokens a step", "against the first", *(f"right at depth {d}" for d in range(1, DEPTHS + 1))]
-    lines, (first, *_) = [], found.values()
-    for name, replies in found.items():
-        levels = [[level[0] for level in card.about["accuracy_by_depth"]] for card in cards[name]]
-        rights = [fmean(known[d] for known in levels) if len(levels[0]) > d else None for d in range(DEPTHS)]
-        before = [card.about["trained"].get("perplexity") for card in cards[name]]
+    for name, variant in variants.items():
+        cards, replies = [], []
+        for seed in asked.seeds:
+            try:
+                card = trained(variant, seed, bench)
+            except OutOfTime:
+                break
+            if "refused" in card:
+                notes.append(f"{name}: {card['refused']}")
+                break
+            cards.append(card)
+            replies.append(_measured(variant.directory(seed, asked), bench))
+        if not cards or not all(replies):
+            lines.append([name, NOT_RUN, *[""] * len(heads)])
+            continue
+        first = first or replies
+        rights = [fmean(c["right"][d] for c in cards) if len(cards[0]["right"]) > d else None for d in range(DEPTHS)]
+        before = [card["perplexity"] for card in cards]
         changed = f"{fmean(p[0] for p in before):.2f} → {fmean(p[1] for p in before):.2f}" if all(before) else ""
-        line = [name, told(length(replies)), "" if replies is first else told(difference(replies, first))]
-        lines.append([*line, *map(figure, rights), f"{cards[name][0].parameters:,}", changed])
-    return table([*heads, "weights", "perplexity"], lines)
+        ahead = "" if replies is first else told(difference(*common(replies, first)))
+        line = [name, told(length(common(replies)[0])), ahead, *map(figure, rights)]
+        lines.append([*line, f"{cards[0]['parameters']:,}", changed])
+    if not first:
+        return "\n\n".join([f"Not run: {'; '.join(variants)}.", *notes])
+    return "\n\n".join([table([*heads, "weights", "perplexity"], lines), *notes])
 
 
-def about(asked: argparse.Namespace, script: str, more: str = "") -> str:
-    """How a page was made."""
-    steps = f"{asked.steps} steps of 1,024 tokens a training, " if "steps" in asked else ""
-    return (
-        f"Made by `research/{script}`: {steps}{asked.limit} prompts, replies of at most {asked.max_tokens} tokens, which "
-        f"end where the text goes round; trees of {NODES} nodes unless something else is said; seeds "
-        f"{' '.join(map(str, asked.seeds))}. In brackets are the bounds of 95 % of {DRAWS} bootstrap samples of prompts and "
-        f"seeds; differences are taken prompt by prompt.{more}"
-    )
+def _measured(directory: Path, bench: Bench) -> list[Reply]:
+    """Return the replies with a trained drafter, of the target that its training changed, if it changed one."""
+    changed = directory / "target"
+    own = replace(bench, changed=changed) if changed.exists() else bench
+    loaded: list[Drafter] = []
+
+    def answer(prompt: BenchPrompt, _: str) -> Reply:
+        if not loaded:
+            loaded.append(load_drafter(drafter_cards.read_drafter(directory), own.engine.target))
+        return own.reply(prompt, always(loaded[0]), Budget(NODES))
+
+    return own.rows(f"trained {directory.name}", [""], answer)[""]
+
+
+def common(*rows: Sequence[Sequence[Reply]]) -> list[list[Sequence[Reply]]]:
+    """Return the replies of each row and seed to the first prompts that all of them have."""
+    count = min(len(replies) for row in rows for replies in row)
+    return [[replies[:count] for replies in row] for row in rows]

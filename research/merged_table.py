@@ -1,19 +1,17 @@
-"""Drafters of a model alone, and two and three of them at once, with trees of the same size: docs/figures/merged-table.md.
+"""Compare trained drafters of a model: each of them, and two and three at once, with trees of the same size.
 
-    python research/merged_table.py --prompts data/eval --work build/merged --out docs/figures/merged-table.md
-
-What is measured is kept in `--work`, so a run that was stopped goes on.
+python research/merged_table.py -m smollm2-135m --prompts data/eval --out build/merged > page.md
 """
 
-import argparse
 from collections.abc import Sequence
-from contextlib import ExitStack
+from functools import cache, partial
 from itertools import combinations
-from typing import Any
 
-from experiment import GREEDY, NODES, Bench, about, begun, kept, named, parser, parts
+from experiment import GREEDY, NODES, NOT_RUN, Bench, Reply, common, page, parser
 from figures import difference, length, rows_a_step, table, told
 
+from localspec.bench.prompts import BenchPrompt
+from localspec.decoding.budget import Budget
 from localspec.decoding.calibration import Calibration
 from localspec.decoding.drafter import Drafter
 from localspec.decoding.sampling import Sampling
@@ -27,65 +25,70 @@ from localspec.models.drafter_kinds import MERGED
 SIZES = (8, NODES, 32)
 
 
-def row(bench: Bench, kinds: tuple[str, ...], with_phrases: bool, cards: dict[str, Any]) -> Any:
-    """Return what makes the drafter of some kinds: each is loaded once, and what is learned together once."""
-    own: list[Drafter] = [load_drafter(cards[kind], bench.engine.target) for kind in kinds]
-    both, learned = Merged(own) if len(own) > 1 else own[0], Calibration()
+class Merging:
+    """The trained drafters of a model, together: each set is loaded once, and keeps what it learns."""
 
-    def make(pool: PhrasePool) -> Drafter:
-        if not with_phrases:
-            return both
-        lengthened = WithPhrases(both, pool, anywhere=True)
-        lengthened.calibration = learned
-        return lengthened
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.cards = {card.kind: card for card in drafter_cards.trained_drafters(registry.resolve(bench.asked.model))}
+        self.loaded = cache(self._load)
+        names = ["+".join(some) for count in range(1, MERGED + 1) for some in combinations(sorted(self.cards), count)]
+        self.names = names[:3] if bench.asked.smoke else names
 
-    return make
+    def _load(self, name: str) -> tuple[Drafter, Calibration]:
+        own: list[Drafter] = [load_drafter(self.cards[kind], self.bench.engine.target) for kind in name.split("+")]
+        return (Merged(own) if len(own) > 1 else own[0]), Calibration()
+
+    def section(self, nodes: int, with_phrases: bool, temperature: float) -> str:
+        """Return one table: how far each set is ahead of the best of its members."""
+
+        def make(pool: PhrasePool, name: str) -> Drafter:
+            both, learned = self.loaded(name)
+            if not with_phrases:
+                return both
+            lengthened = WithPhrases(both, pool, anywhere=True)
+            lengthened.calibration = learned
+            return lengthened
+
+        found: dict[str, list[list[Reply]]] = {name: [] for name in self.names}
+        for seed in self.bench.asked.seeds if temperature else self.bench.asked.seeds[:1]:
+            sampling = Sampling(temperature, seed=seed) if temperature else GREEDY
+
+            def answer(prompt: BenchPrompt, name: str, sampling: Sampling = sampling) -> Reply:
+                return self.bench.reply(prompt, partial(make, name=name), Budget(nodes), sampling)
+
+            title = f"{nodes} {with_phrases} {temperature} {seed}"
+            for name, replies in self.bench.rows(title, self.names, answer).items():
+                found[name].append(replies)
+        if not found:
+            return f"Not run: {self.bench.asked.model} has no trained drafter."
+        if not all(map(all, found.values())):
+            return NOT_RUN.capitalize() + "."
+        found = {name: common(replies)[0] for name, replies in found.items()}
+        lines = []
+        for name, replies in sorted(found.items(), key=lambda item: -length(item[1]).value):
+            kinds = name.split("+")
+            best = max(kinds, key=lambda kind: length(found[kind]).value)
+            ahead = f"{told(difference(replies, found[best]))} of {best}" if len(kinds) > 1 else ""
+            lines.append([name, told(length(replies)), f"{rows_a_step(replies):.1f}", ahead])
+        return table(["", "tokens a step", "nodes a step", "ahead of the best of its members"], lines)
 
 
-def section(asked: argparse.Namespace, bench: Bench, nodes: int, with_phrases: bool, temperature: float) -> str:
-    """One table: how far each is ahead of the best of those that it is made of."""
-    cards = {card.kind: card for card in drafter_cards.trained_drafters(registry.resolve(asked.model))}
-    sets = [some for count in range(1, MERGED + 1) for some in combinations(sorted(cards), count)]
-    if asked.smoke:
-        sets = sets[:2] + sets[len(cards) : len(cards) + 1]
-    seeds = asked.seeds if temperature else asked.seeds[:1]
-    found: dict[tuple[str, ...], list[Any]] = {some: [] for some in sets}
-    for seed in seeds:
-        sampling = Sampling(temperature, seed=seed) if temperature else GREEDY
-        file = asked.work / f"{named(f'{nodes}-{with_phrases}-{temperature}-{seed}')}.json"
-
-        def measured(sampling: Sampling = sampling) -> dict[str, Any]:
-            rows = {"+".join(some): (row(bench, some, with_phrases, cards), nodes) for some in sets}
-            return bench.replies(rows, sampling)
-
-        replies = kept(file, measured)
-        for some in sets:
-            found[some].append(replies["+".join(some)])
-    lines = []
-    for some, replies in sorted(found.items(), key=lambda item: -length(item[1]).value):
-        alone = {kind: length(found[(kind,)]).value for kind in some if (kind,) in found}
-        best = max(alone, key=alone.__getitem__)
-        ahead = f"{told(difference(replies, found[(best,)]))} of {best}" if len(some) > 1 else ""
-        lines.append([" + ".join(some), told(length(replies)), f"{rows_a_step(replies):.1f}", ahead])
-    return table(["", "tokens a step", "nodes a step", "ahead of the best of them alone"], lines)
+def sections(bench: Bench) -> dict[str, partial[str]]:
+    """Return the parts of the page."""
+    merging = Merging(bench)
+    return {
+        f"{name}, {nodes} nodes{', with phrases' if with_phrases else ''}": partial(
+            merging.section, nodes, with_phrases, temperature
+        )
+        for name, temperature in (("Greedy", 0.0), ("Temperature 0.7", 0.7))
+        for with_phrases in (False, True)
+        for nodes in (SIZES if not temperature and not with_phrases else (NODES,))
+    }
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    asked = begun(parser(__doc__, trains=False), given)
-    with ExitStack() as at_the_end:
-        bench = Bench.of(asked, at_the_end)
-        made = {
-            f"{name}, {nodes} nodes{', with phrases' if with_phrases else ''}": (
-                lambda nodes=nodes, with_phrases=with_phrases, temperature=temperature: section(
-                    asked, bench, nodes, with_phrases, temperature
-                )
-            )
-            for name, temperature in (("Greedy", 0.0), ("Temperature 0.7", 0.7))
-            for with_phrases in (False, True)
-            for nodes in (SIZES if not temperature and not with_phrases else (NODES,))
-        }
-        head = f"# Several drafters at once, with `{asked.model}`\n\n{about(asked, 'merged_table.py')}"
-        parts(asked, head, made)
+    page(parser(__doc__, trains=False), "Several drafters at once", "merged_table.py", sections, given)
 
 
 if __name__ == "__main__":

@@ -1,27 +1,27 @@
-"""What the paper of Ouroboros finds (tables 3, 4, 10, 13, 15, 17, figure 6), tried on a pair: docs/figures/paper-ouroboros.md.
+"""Try what the paper of Ouroboros finds (tables 3, 4, 10, 13, 15, 17, figure 6) on a pair of models.
 
-    python research/paper_ouroboros.py --prompts data/eval --work build/ouroboros --out docs/figures/paper-ouroboros.md
+    python research/paper_ouroboros.py -m qwen2.5-coder-1.5b --draft qwen2.5-coder-0.5b --prompts data/eval --limit 20 \
+        --seeds 0 --out build/ouroboros > page.md
 
-Each row begins every reply with an empty pool; those with history keep theirs. All have fixed trees with the same
-hyper-parameters, which leave no part out, but for the row `as chosen`: it has those that a search finds for this pair on this
-machine, and decides by itself what pays. What is measured is kept in `--work`, so a run that was stopped goes on.
+Counts only: tokens per step, and forwards of the draft model. Seconds of the same drafters are in published-speedups.md. Each
+row begins every reply with an empty pool; rows with history keep theirs. Trees are fixed. Rows that learn nothing from the
+target's picks off the text are replayed on the stored text, without the target: their counts are the same.
 """
 
 import argparse
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
 
-from experiment import GREEDY, Bench, about, always, begun, kept, named, parser, parts
+from experiment import GREEDY, NOT_RUN, Bench, Reply, Rows, always, common, page, parser
 from figures import difference, figure, length, table, told
 
 from localspec.bench import prompts
-from localspec.bench.turns import in_turns
+from localspec.bench.prompts import BenchPrompt
+from localspec.choosing.fit import CHUNK
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter
 from localspec.decoding.sampling import Sampling
@@ -41,42 +41,51 @@ TASKS = {
     "translation": ("flores_de_en", "translation"),
     "chat": ("oasst_en100", "open"),
 }  # file, category
+SMALL = Hyperparameters(draft=4, window=3, phrase=4, phrases=3)
+RECIPE = Hyperparameters(
+    draft=7, window=15, phrase=5, phrases=3
+)  # table 11, models that agree: the least of each range
+# d: draft model, a: accelerated, l: lengthened, v: phrases from verification, h: history, t: the text itself, b: phrases
+# at the root too, w: a window at the target
 PARTS = {
-    "plain": "",
-    "speculative": "d",
-    "+ accelerating drafting": "da",
-    "+ lengthening drafts": "dal",
-    "+ phrases from verification": "dalv",
-    "+ history": "dalvh",
-    "+ the text itself": "dalvht",
-    "+ phrases beside the draft": "dalvhtb",
-    "as chosen": "dalvhtb*",
-    "lookahead": "w",
-    "phrases": "lvt",
-}  # draft model, accelerated, lengthened, verification, history, text, beside; window at the target; * auto
-COMPARED = ["speculative", "lookahead", "+ phrases beside the draft", "as chosen"]
-CHOSEN = Hyperparameters(draft=4, window=3, phrase=4, phrases=3)
-DRAFTS, PHRASE = (1, 2, 4, 7), (3, 5, 7)  # γ and β of the grid
+    "speculative": ("d", SMALL),
+    "+ accelerating drafting": ("da", SMALL),
+    "+ lengthening drafts": ("dal", SMALL),
+    "+ phrases from verification": ("dalv", SMALL),
+    "+ history": ("dalvh", SMALL),
+    "+ the text itself": ("dalvht", SMALL),
+    "+ phrases at the root": ("dalvhtb", SMALL),
+    "speculative, γ = 7": ("d", RECIPE),
+    "the paper's recipe": ("dalv", RECIPE),
+    "lookahead": ("w", SMALL),
+    "phrases": ("lvt", SMALL),
+}
+LAST = ["+ history", "+ the text itself", "+ phrases at the root", "the paper's recipe"]  # measured after the others
+PAPER, OURS = "+ phrases from verification", "+ phrases at the root"
+COMPARED = ["speculative", "lookahead", PAPER, OURS]
+DRAFTS, PHRASE = (2, 4, 7, 10), (5, 7)  # γ and β of the grid
 LENGTHS, TEMPERATURES = (64, 128, 256), (0.0, 0.5, 1.0)
-
-Rows = dict[str, list[dict[str, Any]]]
 
 
 @dataclass
 class Pairing:
-    """The pair, loaded, and where phrases of earlier replies are kept."""
+    """A pair of models, the prompts of each task, and the phrases of earlier replies."""
 
     bench: Bench
-    asked: argparse.Namespace
-    folder: Path
-    at_the_end: ExitStack
+    tasks: Mapping[str, list[BenchPrompt]]
     histories: dict[str, tuple[Store, int]] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, bench: Bench) -> "Pairing":
+        """Return the pair with `--limit` prompts of each of the `--tasks`."""
+        asked = bench.asked
+        return cls(bench, {task: questions_of(asked.prompts, task, asked.limit) for task in asked.tasks})
+
     def history(self, name: str) -> tuple[Store, int]:
-        """Return a store of this name and its pool."""
+        """Return the store with the phrases of this name, and the number of its pool."""
         if name not in self.histories:
-            file = self.folder / f"{len(self.histories)}.db"
-            store = self.at_the_end.enter_context(Store.open(file, print))
+            file = self.bench.asked.out / "phrases.db"
+            store = self.bench.at_the_end.enter_context(Store.open(file, print))
             number = store.phrases.pool("table", name)
             assert number is not None
             self.histories[name] = store, number
@@ -85,206 +94,213 @@ class Pairing:
     def replies(
         self,
         rows: Iterable[str],
-        questions: Sequence[prompts.BenchPrompt],
+        asked: Sequence[BenchPrompt],
         title: str,
         sampling: Sampling = GREEDY,
         most: int = 0,
-        chosen: Hyperparameters = CHOSEN,
+        chosen: Hyperparameters | None = None,
     ) -> Rows:
-        """Return the replies of each row to all questions, the rows in turn; kept by this title."""
-        bench = replace(self.bench, max_tokens=most or self.bench.max_tokens).on(questions)
+        """Return the replies of each row to the prompts that all rows have answered."""
 
-        def measured() -> Rows:
-            found: Rows = {row: [] for row in rows}
-            for turn, row in in_turns(list(found), len(bench.asked)):
-                said = self._reply(bench, turn, row, f"{title} {row}", sampling, chosen)
-                found[row].append({**said, "task": bench.asked[turn].category})
-            return found
+        def answer(prompt: BenchPrompt, row: str) -> Reply:
+            letters_, own = PARTS[row]
+            return self._reply(prompt, letters_, chosen or own, f"{title} {row}", sampling, most)
 
-        return dict(kept(self.asked.work / f"{named(title)}.json", measured))
+        return self.bench.rows(title, list(rows), answer, asked)
 
     def _reply(
-        self, bench: Bench, number: int, row: str, history: str, sampling: Sampling, chosen: Hyperparameters
-    ) -> dict[str, Any]:
-        """One reply with the parts of a row, which goes on with the `history` of that name."""
-        engine, parts_ = bench.engine, PARTS[row]
-        store, pool_id = self.history(history) if "h" in parts_ else (None, 0)
-        target = engine.target
+        self, prompt: BenchPrompt, letters_: str, chosen: Hyperparameters, history: str, sampling: Sampling, most: int
+    ) -> Reply:
+        """Return a reply with some parts, with the forwards of the draft model and their rows after the prompt."""
+        bench, target = self.bench, self.bench.engine.target
+        store, pool_id = self.history(history) if "h" in letters_ else (None, 0)
         pool = PhrasePool(
             target.special_tokens,
             partial(store.phrases.look_up, pool_id) if store else None,
             target.vocab_size,
-            text="t" in parts_,
-            verification="v" in parts_,
+            text="t" in letters_,
+            verification="v" in letters_,
         )
-        auto = "*" in parts_
-        drafter = _drafter(engine, parts_, engine.hyperparameters if auto else chosen, pool)
-        nodes = chosen.draft + chosen.phrases * (chosen.phrase - 1) if parts_ else 0
-        budget = Budget(engine.choice.nodes, engine.costs) if auto else Budget(nodes)
-        said = bench.reply(number, always(drafter), budget, sampling)
-        if store:
-            prompt = len(pool.tokens) - len(said["ids"])
-            store.phrases.learn(pool_id, *pool.harvest(prompt))
-        return {**said, "forwards": forwards(drafter)}
+        drafter = self._drafter(letters_, chosen, pool)
+        nodes = chosen.draft + chosen.phrases * (chosen.phrase - 1)
+        replay = sampling.greedy and not set(letters_) & {"v", "w"}
+        said = bench.reply(prompt, always(drafter), Budget(nodes), sampling, most, replay=replay)
+        if store and said:
+            store.phrases.learn(pool_id, *pool.harvest(len(pool.tokens) - len(said["ids"])))
+        inner = drafter.inner if isinstance(drafter, WithPhrases) else drafter
+        if said and isinstance(inner, DraftModel):
+            read = len(bench.text(prompt, sampling, most)["prompt"]) + 1  # the first pick is read with the prompt
+            made = inner.forwards.total() - -(-read // CHUNK)
+            rows = sum(rows * times for rows, times in inner.forwards.items()) - read
+            said |= {"forwards": made, "forward_rows": rows}
+        return said
+
+    def _drafter(self, letters_: str, chosen: Hyperparameters, pool: PhrasePool) -> Drafter:
+        engine = self.bench.engine
+        special = engine.target.special_tokens
+        assert engine.draft_model is not None
+        pair = Pair(special, engine.target.vocab_size, engine.draft_model.target, pool)
+        if "d" in letters_ and "l" in letters_:
+            names = {"a": "accelerating", "l": "lengthening", "b": "beside"}
+            return ouroboros(pair, chosen, None, False, [name for part, name in names.items() if part in letters_])
+        if "d" in letters_:
+            return draft_model(pair, chosen, "a" in letters_, None, False)
+        inner = Lookahead(pool, special, 5, chosen.phrase) if "w" in letters_ else Autoregressive()
+        return WithPhrases(inner, pool)
 
 
-def _drafter(engine: Any, parts_: str, chosen: Hyperparameters, pool: PhrasePool) -> Drafter:
-    """Return what these parts make of the pair; costs are known to what is chosen for this machine alone."""
-    target = engine.target
-    pair = Pair(target.special_tokens, target.vocab_size, engine.draft_model.target, pool)
-    costs = engine.draft_model.costs if "*" in parts_ else None
-    if "d" in parts_ and "l" in parts_:
-        named_ = {"a": "accelerating", "l": "lengthening", "b": "beside"}
-        return ouroboros(pair, chosen, costs, False, [name for part, name in named_.items() if part in parts_])
-    if "d" in parts_:
-        return draft_model(pair, chosen, "a" in parts_, costs, False)
-    if not parts_:
-        return Autoregressive()
-    inner = Lookahead(pool, target.special_tokens, 4, chosen.phrase) if "w" in parts_ else Autoregressive()
-    return WithPhrases(inner, pool)
-
-
-def forwards(drafter: Drafter) -> int:
-    """How many the draft model made, that of the prompt among them."""
-    inner = drafter.inner if isinstance(drafter, WithPhrases) else drafter
-    return sum(inner.forwards.values()) if isinstance(inner, DraftModel) else 0
-
-
-def questions_of(place: Path, task: str, count: int) -> list[prompts.BenchPrompt]:
-    """So many prompts of a task."""
+def questions_of(place: Path, task: str, count: int) -> list[BenchPrompt]:
+    """Return the first prompts of a task."""
     file, category = TASKS[task]
     found = [prompt for prompt in prompts.read(place / f"{file}.jsonl") if prompt.category == category]
     return [replace(prompt, category=task) for prompt in found[:count]]
 
 
-def efficiency(replies: Sequence[Mapping[str, Any]]) -> float:
-    """Block efficiency (appendix C, table 13): tokens a forward, that of the prompt and its token counted."""
-    return float(sum(len(reply["ids"]) for reply in replies) / sum(reply["steps"] + 1 for reply in replies))
+def in_turn(tasks: Iterable[Sequence[BenchPrompt]], run: int = 1) -> list[BenchPrompt]:
+    """Return the prompts of tasks, `run` of each in turn."""
+    parts = [[own[start : start + run] for start in range(0, len(own), run)] for own in tasks]
+    return [one for turn in zip_longest(*parts, fillvalue=[]) for part in turn for one in part]
 
 
-def table_4(pairing: Pairing, tasks: Mapping[str, list[prompts.BenchPrompt]]) -> str:
-    """Return the parts one by one, over all tasks and by task."""
-    found = pairing.replies(PARTS, [one for own in tasks.values() for one in own], "parts")
-    heads = ["", "tokens a step", "ahead of the row above", "block efficiency", "draft forwards a step"]
-    lines, by_task, above = [], [], ""
-    for row, replies in found.items():
-        compared = row.startswith("+")
-        steps = max(sum(reply["steps"] for reply in replies), 1)
-        made = sum(reply["forwards"] for reply in replies)
-        ahead = told(difference([replies], [found[above]])) if compared else ""
-        lines.append(
-            [row, told(length([replies])), ahead, figure(efficiency(replies)), figure(made / steps if made else None)]
+def table_4(pairing: Pairing) -> str:
+    """Return the parts one by one, over all tasks and by task, with block efficiency (table 13)."""
+    asked = in_turn(pairing.tasks.values())
+    found = pairing.replies([row for row in PARTS if row not in LAST], asked, "parts")
+    found |= pairing.replies(LAST, asked, "parts")
+    heads = ["", "prompts", "tokens a step", "ahead of the row above", "block efficiency"]
+    heads += ["draft forwards a step", "rows of each", *pairing.tasks]
+    lines, above = [], ""
+    for row in PARTS:
+        if not (replies := found[row]):
+            lines.append([row, NOT_RUN, *[""] * (len(heads) - 2)])
+            continue
+        ahead = (
+            told(difference(*common([replies], [found[above]])))
+            if row.startswith("+") or row == "the paper's recipe"
+            else ""
         )
-        own = {task: [reply for reply in replies if reply["task"] == task] for task in tasks}
-        by_task.append([row, *(figure(length([some]).value) if some else "" for some in own.values())])
+        tokens, steps = (sum(reply[name] for reply in replies) for name in ("tokens", "steps"))
+        # appendix C: the forward that reads the prompt counts, and so does its token
+        line = [
+            row,
+            str(len(replies)),
+            told(length([replies])),
+            ahead,
+            figure((tokens + len(replies)) / (steps + len(replies))),
+        ]
+        line += [figure(value) for value in drafting(replies)]
+        by_task = [[reply for reply in replies if reply["task"] == task] for task in pairing.tasks]
+        lines.append([*line, *(figure(length([own]).value) if own else NOT_RUN for own in by_task)])
         above = row
-    same = all(
-        [reply["ids"] for reply in replies] == [reply["ids"] for reply in found["plain"]] for replies in found.values()
-    )
-    end = f"Tokens the same as plain decoding's in every reply: {'yes' if same else 'no'}."
-    return "\n\n".join([table(heads, lines), "By task:", table(["", *tasks], by_task), end])
+    more = f"Rows have {letters(SMALL)}, and the paper's recipe {letters(RECIPE)}. The texts of all replies are the target's."
+    return f"{table(heads, lines)}\n\n{more}"
 
 
-def grid(pairing: Pairing, questions: Sequence[prompts.BenchPrompt]) -> str:
-    """Tokens a step (draft forwards a step) by γ and β: how long drafts and phrases should be."""
+def drafting(replies: Sequence[Reply]) -> tuple[float | None, float | None]:
+    """Return the draft model's forwards per step, and the rows of each; None without a draft model."""
+    if "forwards" not in replies[0]:
+        return None, None
+    made, rows, steps = (sum(reply[name] for reply in replies) for name in ("forwards", "forward_rows", "steps"))
+    return made / max(steps, 1), rows / max(made, 1)
+
+
+def cell(replies: Sequence[Reply]) -> str:
+    """Return tokens per step, with draft forwards per step in brackets."""
+    if not replies:
+        return NOT_RUN
+    made, _ = drafting(replies)
+    return told(length([replies])) + ("" if made is None else f" ({made:.2f})")
+
+
+def grid(pairing: Pairing) -> str:
+    """Return tokens per step (draft forwards per step) by γ and β."""
     lines = []
     for draft in DRAFTS:
         cells = []
         for phrase in PHRASE:
-            chosen = replace(CHOSEN, draft=draft, phrase=phrase)
-            row = "+ phrases beside the draft"
-            found = pairing.replies([row], questions, f"grid-{draft}-{phrase}", chosen=chosen)[row]
-            made = sum(reply["forwards"] for reply in found) / max(sum(reply["steps"] for reply in found), 1)
-            cells.append(f"{told(length([found]))} ({made:.2f})")
+            chosen = replace(SMALL, draft=draft, phrase=phrase)
+            found = pairing.replies([PAPER], in_turn(pairing.tasks.values()), f"grid {draft} {phrase}", chosen=chosen)
+            cells.append(cell(found[PAPER]))
         lines.append([f"γ = {draft}", *cells])
     return table(["", *(f"β = {phrase}" for phrase in PHRASE)], lines)
 
 
-def sampled(pairing: Pairing, questions: Sequence[prompts.BenchPrompt]) -> str:
-    """Tokens a step by temperature, top-p 0.8."""
+def sampled(pairing: Pairing) -> str:
+    """Return tokens per step by temperature, with top-p 0.8."""
     lines: dict[str, list[str]] = {row: [] for row in COMPARED}
     for temperature in TEMPERATURES:
         by_seed = []
-        for seed in pairing.asked.seeds if temperature else pairing.asked.seeds[:1]:
+        for seed in pairing.bench.asked.seeds if temperature else (0,):
             sampling = Sampling(temperature, top_p=0.8, seed=seed) if temperature else GREEDY
-            by_seed.append(pairing.replies(COMPARED, questions, f"sampling-{temperature}-{seed}", sampling))
+            title = f"sampling {temperature} {seed}"
+            by_seed.append(pairing.replies(COMPARED, in_turn(pairing.tasks.values()), title, sampling))
         for row in COMPARED:
-            lines[row].append(told(length([found[row] for found in by_seed])))
-    heads = ["", *(f"temperature {temperature:g}" for temperature in TEMPERATURES)]
-    return table(heads, [[row, *cells] for row, cells in lines.items()])
+            runs = [found[row] for found in by_seed]
+            count = min(map(len, runs))
+            lines[row].append(told(length([run[:count] for run in runs])) if count else NOT_RUN)
+    return table(["", *(f"temperature {one:g}" for one in TEMPERATURES)], [[row, *own] for row, own in lines.items()])
 
 
-def lengths(pairing: Pairing, asked: argparse.Namespace) -> str:
-    """Tokens a step by the tokens of a reply."""
-    long = prompts.read(asked.prompts / "long_continue.jsonl")[: max(asked.limit // 3, 1)]
-    sizes = [asked.max_tokens, 2 * asked.max_tokens] if asked.smoke else LENGTHS
-    found = {most: pairing.replies(COMPARED, long, f"length-{most}", most=most) for most in sizes}
-    rows = [[row, *(told(length([found[most][row]])) for most in sizes)] for row in COMPARED]
-    return table(["", *map(str, sizes)], rows)
+def lengths(pairing: Pairing) -> str:
+    """Return tokens per step by the most tokens of a reply."""
+    asked = in_turn(pairing.tasks.values())
+    found = {most: pairing.replies(COMPARED, asked, f"length {most}", most=most) for most in LENGTHS}
+    return table(["", *map(str, LENGTHS)], [[row, *(cell(own[row]) for own in found.values())] for row in COMPARED])
 
 
-def locality(pairing: Pairing, tasks: Mapping[str, list[prompts.BenchPrompt]]) -> str:
-    """Return the same prompts of four tasks in another order: so many of one task one after the other."""
-    four = [tasks[task][:20] for task in ("code", "mathematics", "summarisation", "translation")]
-    whole = [question for own in four for question in own]
-    most = max(map(len, four))
-    orders = {
-        f"{run} of a task in a row": [
-            one for start in range(0, most, run) for own in four for one in own[start : start + run]
-        ]
-        for run in (20, 10, 4, 1)
-    }
+def locality(pairing: Pairing) -> str:
+    """Return what history brings if the same prompts come in another order."""
+    four = [own[:20] for own in pairing.tasks.values()]
+    orders = {f"{run} of a task in a row": in_turn(four, run) for run in (20, 10, 4, 1)}
+    whole = in_turn(four)
     orders["shuffled"] = random.Random(17).sample(whole, len(whole))
-    rows, lines = ["+ phrases from verification", "+ history"], []
+    lines = []
     for name, order in orders.items():
-        found = pairing.replies(rows, order, f"locality {name}")
-        without, with_history = ([found[row]] for row in rows)
-        lines.append([name, told(length(without)), told(length(with_history)), told(difference(with_history, without))])
+        rows = list(pairing.replies([PAPER, "+ history"], order, f"locality {name}").values())
+        without, with_history = ([replies] for replies in rows)
+        ahead = told(difference(with_history, without)) if rows[0] else ""
+        lines.append([name, *map(cell, rows), ahead])
     return table(["order", "without history", "with history", "what history brings"], lines)
 
 
-def by_phrases(pairing: Pairing, questions: Sequence[prompts.BenchPrompt]) -> str:
-    """K from 1 to 5, without history, as in the paper."""
-    row, lines = "+ phrases from verification", []
+def by_phrases(pairing: Pairing) -> str:
+    """Return tokens per step by K, without history, as in the paper."""
+    lines = []
     for count in (1, 2, 3, 4, 5):
-        chosen = replace(CHOSEN, phrases=count)
-        found = pairing.replies([row], questions, f"phrases-{count}", chosen=chosen)[row]
-        lines.append([str(count), told(length([found]))])
-    return table(["K", "tokens a step"], lines)
+        chosen = replace(SMALL, phrases=count)
+        found = pairing.replies([PAPER], in_turn(pairing.tasks.values()), f"phrases {count}", chosen=chosen)[PAPER]
+        lines.append([str(count), str(len(found)), cell(found)])
+    return table(["K", "prompts", "tokens a step (draft forwards)"], lines)
 
 
 def letters(chosen: Hyperparameters) -> str:
-    """By the letters of the paper."""
+    """Return hyperparameters by the letters of the paper."""
     return f"γ = {chosen.draft}, W = {chosen.window}, β = {chosen.phrase}, K = {chosen.phrases}"
+
+
+def sections(bench: Bench) -> dict[str, partial[str]]:
+    """Return the parts of the page."""
+    pairing = Pairing.of(bench)
+    return {
+        "Table 4 and table 13: the parts, greedy": partial(table_4, pairing),
+        "Figure 6: phrases after a draft": partial(by_phrases, pairing),
+        "Table 10: length of drafts and phrases": partial(grid, pairing),
+        "Table 3: sampling, top-p 0.8": partial(sampled, pairing),
+        "Table 15: length of replies": partial(lengths, pairing),
+        "Table 17: context locality": partial(locality, pairing),
+    }
 
 
 def main(given: Sequence[str] | None = None) -> None:
     made = parser(__doc__, trains=False)
-    made.add_argument("--draft", default="", help="the draft model; by default the one the model has")
-    asked = begun(made, given)
-    with TemporaryDirectory() as place, ExitStack() as at_the_end:
-        name = f"ouroboros:{asked.draft}" if asked.draft else "ouroboros"
-        bench = Bench.of(asked, at_the_end, drafter=name)
-        # a search goes by what forwards take at the moment: a run that goes on keeps what the first one found
-        chosen = Hyperparameters.from_json(kept(asked.work / "chosen.json", bench.engine.hyperparameters.as_json))
-        assert chosen is not None
-        bench.engine.hyperparameters = chosen
-        pairing = Pairing(bench, asked, Path(place), at_the_end)
-        tasks = {task: questions_of(asked.prompts, task, asked.limit) for task in TASKS}
-        some = [one for task in ("mathematics", "summarisation", "translation") for one in tasks[task]]
-        sections = {
-            "Table 4 and table 13: the parts, greedy": partial(table_4, pairing, tasks),
-            "Table 10: how long drafts and phrases are": partial(grid, pairing, tasks["code"]),
-            "Table 3: sampling, top-p 0.8": partial(sampled, pairing, some),
-            "Table 15: lengths of replies": partial(lengths, pairing, asked),
-            "Table 17: context locality": partial(locality, pairing, tasks),
-            "Figure 6: phrases behind a draft": partial(by_phrases, pairing, tasks["code"]),
-        }
-        more = (
-            f" Prompts are so many of each task. {letters(CHOSEN)}; as chosen: {letters(bench.engine.hyperparameters)}."
-        )
-        head = f"# Ouroboros, part by part, with `{asked.model}`\n\n{about(asked, 'paper_ouroboros.py', more)}"
-        parts(asked, head, sections)
+    made.add_argument("--draft", default="", help="the draft model; by default the one that `show` names")
+    made.add_argument("--tasks", nargs="+", choices=TASKS, default=["code", "mathematics"])
+
+    def drafter(asked: argparse.Namespace) -> dict[str, str]:
+        return {"drafter": f"ouroboros:{asked.draft}" if asked.draft else "ouroboros"}
+
+    more = " `--limit` is for each task: HumanEval is code, GSM8K mathematics."
+    page(made, "Ouroboros, part by part", "paper_ouroboros.py", sections, given, drafter, more)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,14 @@
-"""What ParallelSpec's paper finds (tables 1 and 2, figure 4), tried on a model: docs/figures/paper-parallelspec.md.
+"""Try what ParallelSpec's paper finds (tables 1 and 2, figure 4) on published models.
 
-    python research/paper_parallelspec.py --data FILE… --prompts data/eval --work build/parallelspec \
-        --out docs/figures/paper-parallelspec.md
+    python research/paper_parallelspec.py -m smollm2-135m --data FILE… --prompts data/eval --out build/parallelspec > page.md
 
-Everything is trained, all alike. What was trained or measured is kept in `--work`, so a run that was stopped goes on.
+All variants are trained with the same data and steps.
 """
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from functools import partial
 
-from experiment import Variant, about, begun, compared, parser, parts
+from experiment import Bench, Variant, compared, page, parser
 
 KIND = "parallelspec"
 GROUPS = {
@@ -39,11 +37,13 @@ GROUPS = {
 }
 
 
+def sections(bench: Bench) -> dict[str, partial[str]]:
+    """Return the parts of the page."""
+    return {title: partial(compared, group, bench) for title, group in GROUPS.items()}
+
+
 def main(given: Sequence[str] | None = None) -> None:
-    asked = begun(parser(__doc__), given)
-    with ExitStack() as at_the_end:
-        made = {title: partial(compared, group, asked, at_the_end) for title, group in GROUPS.items()}
-        parts(asked, f"# ParallelSpec's figures, on `{asked.model}`\n\n{about(asked, 'paper_parallelspec.py')}", made)
+    page(parser(__doc__), "ParallelSpec's figures", "paper_parallelspec.py", sections, given)
 
 
 if __name__ == "__main__":

@@ -1,47 +1,44 @@
-"""What S3D's paper finds (figures 4, 5 and 8, table 4, overall M), tried on a model: docs/figures/paper-s3d.md.
+"""Try what S3D's paper finds (figures 4, 5 and 8, table 4) on published models.
 
-    python research/paper_s3d.py --data FILE… --prompts data/eval --work build/s3d --out docs/figures/paper-s3d.md
+    python research/paper_s3d.py -m smollm2-135m --data FILE… --prompts data/eval --out build/s3d > page.md
 
-Table 4 is of the drafter that the model has, by the clock: nothing else should run beside it. All else is trained: for
-figure 5 once for each number of symmetrically kept layers and each seed, for the longest draft; shorter ones are the same
-weights with fewer masks. What was trained or measured is kept in `--work`, so a run that was stopped goes on.
+Figure 4 is also measured without training, by the agreement of layers with the whole model. Table 4 is of the drafter that a
+model has, by the clock: nothing else should run. Everything else is trained. Figure 5 needs one training for each number of
+layers and seed, for the longest draft. Shorter drafts have the same weights with fewer masks.
 """
 
-import argparse
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
+from functools import cache, partial
 from statistics import fmean, median, stdev
 from typing import Any
 
 from experiment import (
     NODES,
+    NOT_RUN,
     Bench,
-    MakeDrafter,
+    OutOfTime,
+    Reply,
     Variant,
-    about,
     always,
-    begun,
+    common,
     compared,
-    kept,
+    page,
     parser,
-    parts,
     plain,
     trained,
 )
-from figures import by_depth, figure, length, table, told
+from figures import by_depth, difference, figure, length, table, told
 
-from localspec.bench.turns import in_turns
+from localspec.bench.prompts import BenchPrompt
 from localspec.choosing.plans import cost_effectiveness
 from localspec.decoding.budget import Budget
-from localspec.decoding.drafter import Drafter
+from localspec.drafters.layer_probe import agreement
 from localspec.drafters.phrases import WithPhrases
-from localspec.drafters.pool import PhrasePool
 from localspec.drafters.saved import load_drafter
-from localspec.errors import DoesNotFit, UsageMistake
 from localspec.models.drafter_cards import find_drafter, read_drafter
+from localspec.models.registry import resolve
 from localspec.models.s3d_prediction import (
     Acceptance,
     Constants,
@@ -52,24 +49,85 @@ from localspec.models.s3d_prediction import (
     share,
     symmetric,
 )
-from localspec.models.shape import Shape
+from localspec.models.shape import Shape, shape_of
+from localspec.repetition import until_it_goes_round
 
-Run = tuple[int, int, int]  # layers kept, tokens a draft, seed
 LONGEST = 5  # tokens of a draft
-PRECISIONS = (("fp32", "none"), ("bf16", "none"), ("auto", "int8"), ("auto", "int4"), ("auto", "nf4"))
+SHARES = (0.5, 0.75)  # of the layers, kept
+PRECISIONS = {
+    name: {"dtype": dtype, "quantize": quantize}
+    for name, dtype, quantize in (
+        ("fp32", "fp32", "none"), ("bf16", "bf16", "none"), ("int8", "auto", "int8"), ("int4", "auto", "int4")
+    )
+}  # fmt: skip
 DRAFTERS = ("plain", "s3d", "s3d+phrases")
+TREE = 4  # nodes of table 4
 
 
-def layers(shape: Shape) -> dict[str, Variant]:
-    """Half of the layers, by the schemes of figure 4: early exit is "late skipped"."""
-    count, half = shape.num_layers, max(1, shape.num_layers // 2)
-    schemes = {
-        "symmetric": symmetric(count, half),
-        "late skipped": range(half),
-        "early skipped": range(count - half, count),
-        "every second": range(0, count, 2),
-    }
-    return {name: Variant("s3d", {"kept": ",".join(map(str, own))}) for name, own in schemes.items()}
+def schemes(count: int, kept: int) -> dict[str, tuple[int, ...]]:
+    """Return the layers that each scheme of figure 4 keeps; early exit is "late skipped"."""
+    early = kept // 4
+    spread = tuple(round(place * (count - 1) / max(kept - 1, 1)) for place in range(kept))
+    return {
+        "symmetric": symmetric(count, kept),
+        "late skipped": tuple(range(kept)),
+        "early skipped": tuple(range(count - kept, count)),
+        "evenly spread": spread,
+        "middle skipped, three quarters of the kept ones late": (
+            *range(early), *range(count - kept + early, count)
+        ),
+    }  # fmt: skip
+
+
+def shape_of_model(bench: Bench) -> Shape:
+    """Return the sizes of the model."""
+    shape = shape_of(resolve(bench.asked.model).path)
+    assert shape is not None
+    return shape
+
+
+def untrained(bench: Bench) -> str:
+    """Return how often some layers predict the whole model's next token, without training."""
+    count = shape_of_model(bench).num_layers
+    sets = {(kept, name): layers for kept in (int(count * one) for one in SHARES)
+            for name, layers in schemes(count, kept).items()}  # fmt: skip
+
+    def answer(prompt: BenchPrompt, _: str) -> Reply:
+        if not (text := bench.text(prompt)):
+            return {}
+        said = text["ids"][: until_it_goes_round(text["ids"])]
+        if len(said) < 2:
+            return {}
+        found = agreement(bench.engine.target, [(text["prompt"], said)], list(sets.values()))
+        return {"positions": len(said) - 1, "shares": [one.shares for one in found]}
+
+    replies = bench.rows("untrained", [""], answer)[""]
+    lines = []
+    for number, (kept, name) in enumerate(sets):
+        if not replies:
+            lines.append([f"{kept} of {count}", name, NOT_RUN, "", ""])
+            continue
+        first, four = (
+            [
+                {"tokens": one["positions"] * sum(one["shares"][index][:ranks]), "steps": one["positions"]}
+                for one in replies
+            ]
+            for index, ranks in ((number, 1), (number, 4))
+        )
+        if name == "symmetric":
+            base = first
+        ahead = "" if first is base else told(difference([first], [base]))
+        lines.append([f"{kept} of {count}", name, told(length([first])), figure(length([four]).value), ahead])
+    heads = ["layers kept", "scheme", "first guess right", "among four", "against symmetric"]
+    positions = sum(one["positions"] for one in replies)
+    return f"{table(heads, lines)}\n\n{len(replies)} replies, {positions} tokens."
+
+
+def trained_layers(bench: Bench) -> str:
+    """Return figure 4: half of the layers by each scheme, trained."""
+    count = shape_of_model(bench).num_layers
+    own = schemes(count, max(1, count // 2))
+    return compared({name: Variant("s3d", {"kept": ",".join(map(str, kept))}) for name, kept in own.items()}, bench)
 
 
 ADAPTERS = {  # figure 8
@@ -80,145 +138,135 @@ ADAPTERS = {  # figure 8
 }
 
 
-def runs(asked: argparse.Namespace, bench: Bench, counts: list[int], shape: Shape) -> dict[Run, Any]:
-    """Return the replies of every run, and those of plain decoding beside it, which ran in turn with it."""
-    found: dict[Run, Any] = {}
-
-    def measured(directory: Path) -> dict[str, Any]:
-        card = read_drafter(directory)
-        rows: dict[str, tuple[MakeDrafter, int]] = {"plain": (plain, 0)}
-        for gamma in range(1, LONGEST + 1):
-            own = load_drafter(replace(card, options={**card.options, "depth": gamma}), bench.engine.target)
-            rows[str(gamma)] = (always(own), NODES)
-        return bench.replies(rows)
-
-    for seed in asked.seeds:
-        for count in counts:
-            listed = ",".join(map(str, symmetric(shape.num_layers, count)))
-            directory = trained(Variant("s3d", {"kept": listed, "depth": LONGEST}), seed, asked)
-            replies = kept(directory / "figure-5.json", partial(measured, directory))
-            for gamma in range(1, LONGEST + 1):
-                found[count, gamma, seed] = {"plain": replies["plain"], "own": replies[str(gamma)]}
-    return found
-
-
-def figure_5(asked: argparse.Namespace, bench: Bench, shape: Shape) -> str:
-    """Return a table of acceptance and speed, predicted and measured, by share of the model (β) and tokens (γ)."""
-    counts = list(range(max(1, shape.num_layers // 4), shape.num_layers))
-    found = runs(asked, bench, counts[:2] if asked.smoke else counts, shape)
-    head = shape.embedding / shape.layer
-    beta = {count: share(shape.num_layers, count, head) for count, _, _ in found}
-    seen = [(count, Acceptance(beta[count], tuple(by_depth([run["own"]])))) for (count, _, _), run in found.items()]
-    cells = []
-    for count, gamma in sorted({(count, gamma) for count, gamma, _ in found}):
-        own = [run for (kept_, tokens, _), run in found.items() if (kept_, tokens) == (count, gamma)]
-        replies = [run["own"] for run in own]
-        others = fit([one for other, one in seen if other != count], [])
-        times = [_times(run) for run in own]
-        # What an iteration takes beyond the draft and a plain step, as this run had it.
-        delta = length(replies).value / fmean(times) - 1 - beta[count]
-        paper, fitted = Constants(delta=delta), Constants(others.u, others.discount, delta)
-        first = [(*by_depth([one]), 0.0)[0] for one in replies]
-        cells.append(
-            [
-                figure(beta[count]),
-                str(gamma),
-                *(figure(acceptance(beta[count], one.u)) for one in (paper, fitted)),
-                _spread(first),
-                *(figure(acceptance_length(gamma, beta[count], one)) for one in (paper, fitted)),
-                told(length(replies)),
-                *(figure(improvement(gamma, beta[count], one)) for one in (paper, fitted)),
-                _spread(times),
-            ]
+def figure_5(bench: Bench) -> str:
+    """Return acceptance and speed, predicted and measured, by share of the model (β) and tokens (γ)."""
+    shape, asked = shape_of_model(bench), bench.asked
+    most = shape.num_layers
+    counts = sorted({round(most * part / 8) for part in range(2, 8)})[: 2 if asked.smoke else None]
+    beta = {count: share(most, count, shape.embedding / shape.layer) for count in counts}
+    found: dict[tuple[int, int], list[dict[str, list[Reply]]]] = {}  # by layers and γ: by seed: plain, own
+    for count in counts:
+        variant = Variant("s3d", {"kept": ",".join(map(str, symmetric(most, count))), "depth": LONGEST})
+        for seed in asked.seeds:
+            with suppress(OutOfTime):
+                if "refused" in trained(variant, seed, bench):
+                    continue
+                replies = _by_length(variant, seed, bench)
+                for gamma in range(1, LONGEST + 1):
+                    if replies["plain"]:
+                        found.setdefault((count, gamma), []).append(
+                            {"plain": replies["plain"], "own": replies[str(gamma)]}
+                        )
+    if not found:
+        return (
+            f"Not run: {', '.join(f'{count} of {most} layers' for count in counts)}, each with 1 to {LONGEST} tokens."
         )
     names = [f"{name}, {how}" for name in ("α", "tokens a step", "×") for how in ("paper", "fitted", "measured")]
+    cells = []
+    for count in counts:
+        for gamma in range(1, LONGEST + 1):
+            if (runs := found.get((count, gamma))) is None:
+                cells.append([figure(beta[count]), str(gamma), NOT_RUN, *[""] * (len(names) - 1)])
+            else:
+                others = [(other, run) for (other, _), all_ in found.items() for run in all_ if other != count]
+                seen = [Acceptance(beta[other], tuple(by_depth([run["own"]]))) for other, run in others]
+                cells.append([figure(beta[count]), str(gamma), *_predicted(gamma, beta[count], runs, fit(seen, []))])
     note = (
-        "Predicted is by eqs. 10 to 12 and 14 with the paper's constants, and with U and the discount fitted to all "
-        "measurements but those of the same β; δ is the machine's. Measured acceptance is that of a tree, whose siblings "
-        "count, and the paper's constants are for chains. ± is what seeds differ by."
+        "Predicted is by eqs. 10 to 12 and 14 with the paper's constants, and with U and the discount fitted to the "
+        "measurements of other β; δ is the machine's. Measured acceptance is that of a tree, whose siblings count, and the "
+        "paper's constants are for chains. ± is the standard deviation over seeds."
     )
     return f"{table(['β', 'γ', *names], cells)}\n\n{note}"
 
 
-def _times(run: Mapping[str, Any]) -> float:
-    """How many times faster than plain decoding, which had the same texts."""
-    ours, theirs = (sum(reply["seconds"] for reply in run[name]) for name in ("own", "plain"))
-    return float(theirs / max(ours, 1e-9))
+def _by_length(variant: Variant, seed: int, bench: Bench) -> dict[str, list[Reply]]:
+    """Return the replies of plain decoding and of one training's drafts of each length."""
+    directory = variant.directory(seed, bench.asked)
+
+    @cache
+    def drafter(gamma: str) -> Any:
+        card = read_drafter(directory)
+        return load_drafter(replace(card, options={**card.options, "depth": int(gamma)}), bench.engine.target)
+
+    def answer(prompt: BenchPrompt, name: str) -> Reply:
+        if name == "plain":
+            return bench.reply(prompt, plain, Budget(0))
+        return bench.reply(prompt, always(drafter(name)), Budget(NODES))
+
+    return bench.rows(f"figure 5 {directory.name}", ["plain", *map(str, range(1, LONGEST + 1))], answer)
+
+
+def _predicted(gamma: int, beta: float, runs: Sequence[Mapping[str, list[Reply]]], others: Constants) -> list[str]:
+    """Return the cells of a share and a length: predicted by the paper's constants and by fitted ones, and measured."""
+    (replies,) = common([run["own"] for run in runs])
+    times = [
+        sum(reply["seconds"] for reply in run["plain"]) / max(sum(reply["seconds"] for reply in run["own"]), 1e-9)
+        for run in runs
+    ]
+    delta = length(replies).value / fmean(times) - 1 - beta  # an iteration beyond the draft and a plain step
+    both = Constants(delta=delta), Constants(others.u, others.discount, delta)
+    return [
+        *(figure(acceptance(beta, one.u)) for one in both),
+        _spread([(*by_depth([one]), 0.0)[0] for one in replies]),
+        *(figure(acceptance_length(gamma, beta, one)) for one in both),
+        told(length(replies)),
+        *(figure(improvement(gamma, beta, one)) for one in both),
+        _spread(times),
+    ]
 
 
 def _spread(values: list[float]) -> str:
     return figure(fmean(values)) + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
 
 
-def table_4(asked: argparse.Namespace, at_the_end: ExitStack) -> str:
-    """Precision × drafter by task: tokens/s, memory, M against plain decoding in the first precision."""
-    rows = kept(asked.work / "table-4.json", lambda: _by_precision(asked, at_the_end))
-    tasks = sorted({reply["task"] for replies in rows.values() for reply in replies})
-    base, lines = next(iter(rows.values())), []
-    for name, replies in rows.items():
-        cells, worth = [], []
-        for task in tasks:
-            (speed, size), (plain_speed, plain_size) = (
-                _speed([reply for reply in own if reply["task"] == task]) for own in (replies, base)
-            )
-            worth.append(cost_effectiveness(speed, size, plain_speed, plain_size))
-            cells.append(f"{speed:.0f} ({worth[-1]:.2f})")
-        _, held = _speed(replies)
-        lines.append([name, f"{held / 2**20:.1f}", *cells, figure(fmean(worth)), told(length([replies]))])
-    heads = ["", "MiB", *(f"{task}: tokens/s (M)" for task in tasks), "overall M", "tokens a step"]
-    return table(heads, lines)
+def table_4(bench: Bench) -> str:
+    """Return precision × drafter: tokens/s, memory, and M against plain decoding in the first precision."""
+    card = find_drafter("s3d", resolve(bench.asked.model))
+    benches = {name: replace(bench, flags=flags) for name, flags in PRECISIONS.items()}
+    own = {name: cache(lambda one=one: load_drafter(card, one.engine.target)) for name, one in benches.items()}
 
+    def answer(prompt: BenchPrompt, row: str) -> Reply:
+        precision, drafter = row.split(", ")
+        if drafter == "plain":
+            return benches[precision].reply(prompt, plain, Budget(0))
+        s3d = own[precision]()
+        make = always(s3d) if drafter == "s3d" else lambda pool: WithPhrases(s3d, pool, anywhere=True)
+        return benches[precision].reply(prompt, make, Budget(TREE))
 
-def _speed(replies: list[Mapping[str, Any]]) -> tuple[float, int]:
-    """Tokens a second, and bytes of target, drafter and cache."""
-    seconds = sum(reply["seconds"] for reply in replies)
-    return sum(reply["tokens"] for reply in replies) / max(seconds, 1e-9), round(
-        median(reply["bytes"] for reply in replies)
+    rows = bench.rows(
+        "table 4", [f"{precision}, {drafter}" for precision in PRECISIONS for drafter in DRAFTERS], answer
     )
-
-
-def _by_precision(asked: argparse.Namespace, at_the_end: ExitStack) -> dict[str, list[dict[str, Any]]]:
-    """Return the replies of every drafter in every precision that this machine has, all in turns."""
-    benches: dict[str, Bench] = {}
-    for dtype, quantize in PRECISIONS:
-        try:
-            made = Bench.of(asked, at_the_end, dtype=dtype, quantize=quantize)
-        except (UsageMistake, DoesNotFit):
+    lines, base = [], next(iter(rows.values()))
+    for name, replies in rows.items():
+        if not replies:
+            lines.append([name, NOT_RUN, "", "", ""])
             continue
-        benches[made.engine.choice.precision] = made
-    makes: dict[str, tuple[Bench, Any]] = {}
-    for precision, bench in benches.items():
-        own = load_drafter(find_drafter("s3d", bench.engine.choice.target), bench.engine.target)
+        (speed, held), plainly = _speed(replies), _speed(base)
+        m = cost_effectiveness(speed, held, *plainly)
+        lines.append([name, f"{held / 2**20:.1f}", f"{speed:.1f}", figure(m), told(length([replies]))])
+    return table(["", "MiB", "tokens/s", "M", "tokens a step"], lines)
 
-        def lengthened(pool: PhrasePool, own: Drafter = own) -> Drafter:
-            return WithPhrases(own, pool, anywhere=True)
 
-        forms = (plain, always(own), lengthened)
-        makes |= {f"{precision}, {name}": (bench, form) for name, form in zip(DRAFTERS, forms, strict=True)}
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in makes}
-    fewest = min(len(bench.asked) for bench in benches.values())
-    for turn, name in in_turns(list(makes), fewest):
-        bench, make = makes[name]
-        # Trees of the size that pays are what a user has; plain decoding has none.
-        budget = Budget(0) if make is plain else Budget(NODES, bench.engine.costs)
-        said = bench.reply(turn, make, budget)
-        found[name].append({**said, "task": bench.asked[turn].category})
-    return found
+def _speed(replies: Sequence[Reply]) -> tuple[float, int]:
+    """Return tokens per second, and bytes of target, drafter and cache."""
+    seconds = sum(reply["seconds"] for reply in replies)
+    tokens = sum(reply["tokens"] for reply in replies)
+    return tokens / max(seconds, 1e-9), round(median(reply["bytes"] for reply in replies))
+
+
+def sections(bench: Bench) -> dict[str, partial[str]]:
+    """Return the parts of the page."""
+    return {
+        "Figure 4, untrained: agreement of layers with the model": partial(untrained, bench),
+        "Figure 4: which layers are skipped": partial(trained_layers, bench),
+        "Figure 5: predicted and measured": partial(figure_5, bench),
+        "Figure 8: full against adapters": partial(compared, ADAPTERS, bench),
+        "Table 4: precisions and drafters by M": partial(table_4, bench),
+    }
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    asked = begun(parser(__doc__), given)
-    with ExitStack() as at_the_end:
-        bench = Bench.of(asked, at_the_end)
-        shape = Shape.of(bench.engine.target.config.content)
-        assert shape is not None
-        made = {
-            "Figure 4: which layers are skipped": partial(compared, layers(shape), asked, at_the_end),
-            "Figure 5: predicted and measured": partial(figure_5, asked, bench, shape),
-            "Figure 8: full against adapters": partial(compared, ADAPTERS, asked, at_the_end),
-            "Table 4: precisions and drafters by M": partial(table_4, asked, at_the_end),
-        }
-        parts(asked, f"# S3D's figures, on `{asked.model}`\n\n{about(asked, 'paper_s3d.py')}", made)
+    page(parser(__doc__), "S3D's figures", "paper_s3d.py", sections, given)
 
 
 if __name__ == "__main__":

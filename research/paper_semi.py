@@ -1,19 +1,18 @@
-"""What the paper of semi-autoregressive drafting finds (table 2, figures 4 and 5, §4.2), tried on a model.
+"""Try what the paper of semi-autoregressive drafting finds (table 2, figures 4 and 5, §4.2) on published models.
 
-    python research/paper_semi.py --data FILE… --prompts data/eval --work build/semi --out docs/figures/paper-semi.md
+    python research/paper_semi.py -m smollm2-135m --data FILE… --prompts data/eval --out build/semi > page.md
 
-Everything is trained, all alike. What was trained or measured is kept in `--work`, so a run that was stopped goes on.
+All variants are trained with the same data and steps.
 """
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from functools import partial
 
-from experiment import Variant, about, begun, compared, parser, parts
+from experiment import Bench, Variant, compared, page, parser
 
 TEXT = ("--labels", "text")
 GROUPS = {
-    "Table 2: beside heads that foresee each depth by itself": {
+    "Table 2: against heads that predict each depth by itself": {
         "block (Medusa's heads)": Variant("medusa"),
         "semi": Variant("semi"),
     },
@@ -36,12 +35,13 @@ GROUPS = {
 }
 
 
+def sections(bench: Bench) -> dict[str, partial[str]]:
+    """Return the parts of the page."""
+    return {title: partial(compared, group, bench) for title, group in GROUPS.items()}
+
+
 def main(given: Sequence[str] | None = None) -> None:
-    asked = begun(parser(__doc__), given)
-    with ExitStack() as at_the_end:
-        made = {title: partial(compared, group, asked, at_the_end) for title, group in GROUPS.items()}
-        head = f"# Semi-autoregressive drafting, on `{asked.model}`\n\n{about(asked, 'paper_semi.py')}"
-        parts(asked, head, made)
+    page(parser(__doc__), "Figures of semi-autoregressive drafting", "paper_semi.py", sections, given)
 
 
 if __name__ == "__main__":

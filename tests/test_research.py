@@ -1,8 +1,9 @@
-"""Everything in research/ imports, and its programs answer --help."""
+"""Everything in research/ imports, its programs answer --help, and experiments continue after any end."""
 
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from command import ROOT
@@ -29,6 +30,42 @@ for file in sorted(research.rglob("*.py")):
         failed.append(f"{name}: {error!r}")
 print(" | ".join(failed), end="")
 """
+
+
+# The first results, then a line that a kill cut, then a later run, which may make nothing more, and one that may.
+CONTINUE = """
+import pathlib, sys
+sys.path.insert(0, sys.argv[1])
+from experiment import OutOfTime, Results
+file, made = pathlib.Path(sys.argv[2]), []
+def make(name):
+    return lambda: made.append(name) or {"name": name}
+def late():
+    raise OutOfTime
+first = Results(file)
+first.of("a", make("a")), first.of("b", make("b")), first.of("c", late)
+with file.open("a") as cut:
+    cut.write('{"key": "d", "va')
+over = Results(file, minutes=1e-9)
+print([over.of(key, make(key)) for key in "abcd"])
+last = Results(file)
+last.measuring = False
+print(last.of("d", make("d")))
+last.measuring = True
+print(last.of("d", make("d")), made, len(file.read_text().splitlines()))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (ROOT / "research").is_dir(), reason="research/ is not here")
+def test_results_of_an_experiment_continue_after_a_line_that_was_cut(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", CONTINUE, str(ROOT / "research"), str(tmp_path / "results.jsonl")]
+    tried = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert tried.stdout.splitlines() == [
+        "[{'name': 'a'}, {'name': 'b'}, None, None]",
+        "None",
+        "{'name': 'd'} ['a', 'b', 'd'] 3",
+    ], tried.stderr
 
 
 @pytest.mark.slow
