@@ -150,7 +150,7 @@ _GEMMA3_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
 )
 
-# What a template may use, or try to: each alone.
+# Expressions that a template may use or attempt, one in each template.
 TEMPLATES = [
     "{{ messages | tojson }}", "{{ messages | tojson(indent=2) }}", "{{ {'é': '<&>'} | tojson(sort_keys=true) }}",
     "{{ strftime_now('%Y-%m-%d') }}", "{{ raise_exception('no') }}", "{{ undefined_name }}|{{ bos_token }}|{{ eos_token }}|{{ pad_token }}",

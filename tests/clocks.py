@@ -3,8 +3,8 @@
 import time
 from collections.abc import Callable
 
-# Seconds until what a test waits for counts as hung. Nothing that works takes so long, however busy the machine is: to
-# import torch alone may take a minute there.
+# Seconds after which a test's wait counts as hung. Nothing that works takes this long, even on a busy machine, where
+# importing torch may take a minute.
 PATIENCE = 150
 
 

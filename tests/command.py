@@ -1,4 +1,4 @@
-"""Runs the program as its user does: with a home of its own, in a process of its own where that matters."""
+"""Run the program as a user does: with a separate home, and in a separate process where that matters."""
 
 import io
 import os

@@ -62,7 +62,7 @@ def unicode_locale() -> Iterator[None]:
 def one_thread() -> None:
     """Tiny models gain nothing from threads; tests that need no torch do not pay for its import here.
 
-    Chance begins anew with each test, so that what it draws does not depend on the tests before it.
+    The random seed is set again for each test, so that no test depends on those before it.
     """
     random.seed(0)
     if "torch" in sys.modules:
@@ -132,7 +132,7 @@ def family_gguf(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str]
 
 @pytest.fixture(scope="session")
 def lived_in(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """lived_in(home, *models): that home, where what is kept was told once, and these models count as measured.
+    """lived_in(home, *models): prepare a home with costs of these models, which has shown its first notice.
 
     Nothing else is there, so each process that begins in it is spared seconds, and a sentence. The fastest form is
     numerical, which is always true, and rows cost next to nothing.
@@ -226,7 +226,7 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int | None:
-    """Three for two cores: some wait, for a clock or a process, and each one more imports and collects all anew."""
+    """Start three workers for two cores, since some wait for a clock or a process; each one collects all tests."""
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None
     return math.ceil(1.5 * (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1))

@@ -10,9 +10,8 @@ from pathlib import Path
 from localspec.store.history import History
 from localspec.store.store import Store
 
-# Each character of its own beginning in UTF-8, so that no trigram can hide behind a prefix it shares with another; of
-# one case, which is how the index has them too.
-# Of three bytes and more: two bytes of a character come up by chance among numbers.
+# Each character begins with another byte in UTF-8, so that no trigram is hidden by a common prefix. None has two cases,
+# since the index stores lower case. Each has three bytes or more: two bytes occur by chance among numbers.
 MARKER = "ⴰក漢ก한ठ𐎀ᚠ℥ꀀ"
 
 

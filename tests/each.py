@@ -11,8 +11,8 @@ from typing import Any
 def each(names: str, values: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Call a test once for each value, as `parametrize` would, and name the value that fails.
 
-    `names` are one or several arguments with commas between them. Chance begins anew for each value, and `tmp_path` is
-    another directory. Other fixtures are shared by all values.
+    `names` are one or several arguments with commas between them. The random seed is set again for each value, and
+    `tmp_path` is another directory. Other fixtures are shared by all values.
     """
     taken, values = [name.strip() for name in names.split(",")], list(values)
 

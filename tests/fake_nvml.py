@@ -1,4 +1,4 @@
-"""NVIDIA's management library as a driver with so many GPUs, or a broken one, would answer."""
+"""A stand-in for NVIDIA's management library: a driver with some number of GPUs, or a broken one."""
 
 from typing import Any
 

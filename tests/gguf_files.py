@@ -333,7 +333,7 @@ def _gemma3(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _full(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what Gemma 4's layers without a window have of their own."""
+    """Return the keys that only Gemma 4's layers without a window have."""
     return next(iter(config["per_layer_config"].values()))
 
 

@@ -72,7 +72,7 @@ def machine(*devices: Device) -> Machine:
 def unfetched(
     shape: Shape | None = SEVEN, name: str = "big", draft: str = "", drafters: tuple[PublishedDrafter, ...] = ()
 ) -> TargetCard:
-    """Return a registered model that is not here, so that its entry alone tells its sizes."""
+    """Return a registered model that is not downloaded, so that its sizes come from its entry only."""
     entry = Entry(name, source=Source("org/model"), draft=draft, shape=shape, drafters=drafters)
     return TargetCard(name, Path("not fetched") / name, None, "", draft, entry)
 

@@ -51,7 +51,7 @@ def packed_weights(stock: Any, sizes: TransformerConfig, packing: str) -> dict[s
 
 
 def in_four_bits(name: str, whole: Any, stored: list[int], sizes: TransformerConfig) -> BlockStack | PackedMatrix:
-    """Return a matrix in the blocks that it has in int4; in int8 where its width is none of theirs."""
+    """Return a matrix in the blocks that it has in int4, or in int8 where no int4 block divides its width."""
     rows, inputs = part_rows(name, stored, sizes), whole.shape[1]
     types = [block_type(name, part, sizes.num_layers, inputs) for part in range(len(rows))]
     if None in types:

@@ -35,7 +35,7 @@ def assert_each_depth_has_its_own_noise(
 
     plain = texts(False)
     assert texts(True) == plain
-    for deepest in (0, 1):  # of the depths that have noise of their own
+    for deepest in (0, 1):  # of the depths that have their own noise
 
         def wrong(
             tree: DraftTree, logits: Logits, _: Sequence[int], start: int, sampling: Sampling, most: int = deepest

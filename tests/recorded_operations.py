@@ -121,7 +121,7 @@ def _same(found: Any, given: Any) -> bool:
 
 
 def in_place_of_cuda(monkeypatch: pytest.MonkeyPatch) -> type[Graph]:
-    """CUDA graphs are these ones; the counts begin anew."""
+    """Replace CUDA graphs by these recordings, with all counts at zero."""
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph", _graph)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))

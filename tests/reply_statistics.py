@@ -1,4 +1,4 @@
-"""Replies as figures only: what an engine would have told of them."""
+"""Statistics of replies without an engine."""
 
 from collections.abc import Mapping, Sequence
 
@@ -19,7 +19,7 @@ def said(
     off: str | None = None,
     rows: Mapping[int, int] | None = None,
 ) -> Statistics:
-    """Return a reply of these ids, whose decoding behind the first one took so many seconds and steps."""
+    """Return a reply of these ids that took these seconds and steps after its first token."""
     counted = len(ids) - 1
     return Statistics(
         token_ids=tuple(ids),

@@ -18,7 +18,7 @@ class Witness:
     def observe(self, step: Step) -> None:
         self.tokens += step.committed
         rows = len(step.path) if step.tree else len(step.committed)
-        # The first pick behind the last chunk of a prompt has no row of its own.
+        # The first pick after the last chunk of a prompt has no extra row.
         assert len(step.hidden) in ((rows,) if step.tree else (rows, rows - 1))
         if step.tree:
             assert len(step.greedy_picks) == step.tree.size

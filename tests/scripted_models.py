@@ -38,8 +38,8 @@ def scripted_model(
 ) -> Script:
     """Return a model that answers every prompt with `reply`, one token a piece.
 
-    Each piece has an id of its own, so pieces may be equal, and may hold bytes that are no character. Behind the last
-    one comes the end, or the piece number `again`, endlessly. `follows` says for single ids what comes behind them
+    Each piece is one token with its own id, so pieces may be equal, and may hold bytes that are no character. After the
+    last one comes the end, or piece number `again`, for ever. `follows` maps single ids to the ids that come after them
     instead. `sharpness` is the logit of the one right token; all others have 0.
     """
     ids = list(range(256 + len(SPECIALS), 256 + len(SPECIALS) + len(reply)))

@@ -26,7 +26,7 @@ def reply(
 
 
 def assert_two_turns(model: Tiny, session: Session, first: int = 14, second: int = 8) -> tuple[list[int], Statistics]:
-    """Greedy replies of so many tokens are the stock model's; the second turn begins in the middle of the first reply.
+    """Assert that greedy replies of these lengths are the stock model's; the second turn begins inside the first reply.
 
     Returns the second prompt, and the statistics of the first reply.
     """

@@ -31,7 +31,7 @@ def six_words(path: Path, reading: Callable[[Path], Tiny] = read, layers: int = 
 def six_words_qwen35(
     path: Path, reading: Callable[[Path], Tiny] = read, kinds: Sequence[str] = ("linear_attention", "full_attention")
 ) -> Tiny:
-    """Return a Qwen3.5 of random weights, with layers of these kinds; one that is recurrent reads chains alone."""
+    """Return a Qwen3.5 of random weights with layers of these kinds; one with recurrent layers reads only chains."""
     config = Qwen3_5TextConfig(
         **_SMALL, head_dim=8, num_hidden_layers=len(kinds), layer_types=[*kinds], linear_num_key_heads=1,
         linear_num_value_heads=2, linear_key_head_dim=8, linear_value_head_dim=8,

@@ -238,7 +238,7 @@ def test_the_program_s_texts_are_found_wherever_they_are(tmp_path):
 
 @pytest.mark.slow
 def test_the_file_holds_every_text_of_the_program():
-    """`--rewrite-messages` writes it anew, whichever tests run: `pytest tests/test_golden.py --rewrite-messages`."""
+    """`pytest tests/test_golden.py --rewrite-messages` writes the file again, whichever tests run."""
     text = golden.FILE.read_text("utf-8")
     assert text[text.index("\n[product]") :] == "\n".join(product_words.sections()) + "\n"
     assert tomllib.loads(text).keys() == {"tests", "product", "help"}

@@ -1,4 +1,4 @@
-"""What is drawn beside text, where a terminal has only ASCII."""
+"""Symbols next to text, on terminals that have only ASCII."""
 
 import io
 import locale

@@ -1,4 +1,4 @@
-"""Stand-ins for the chat templates of families that think: how each is told, and what each makes of earlier thoughts."""
+"""Stand-ins for chat templates of thinking families: how each is switched, and what it makes of earlier thoughts."""
 
 from pathlib import Path
 
@@ -46,12 +46,12 @@ SMOLLM3 = """{%- if enable_thinking is not defined -%}
 {%- endif -%}
 """
 
-# The same where it is told by words in the system message alone.
+# The same template, switched only by words in the system message.
 WORDS = SMOLLM3[SMOLLM3.index('{{- "<|im_start|>system') :].replace(
     '{{- "<|im_start|>system', '{%- set reasoning_mode = "/think" -%}\n{{- "<|im_start|>system', 1
 )
 
-# Its own system message says how to think, so a user's own one leaves no place for it; off unless it is told.
+# Its own system message switches thinking on, so a user's system message leaves no place for it; off by default.
 GRANITE = """{%- if messages[0]['role'] == 'system' %}
     {%- set system_message = messages[0]['content'] %}
     {%- set loop_messages = messages[1:] %}

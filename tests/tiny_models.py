@@ -1,4 +1,4 @@
-"""Tiny random models of every family in the Hugging Face layout, the stock model beside ours, and the loops of reference."""
+"""Tiny random models of every family in the Hugging Face layout, for ours and the stock model, and reference loops."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -327,7 +327,7 @@ SEEDS = dict(
         strict=True,
     )
 )
-# A family whose layers are recurrent in part: it reads chains alone, so its tests are its own (tests/nn/test_recurrent.py).
+# A family with some recurrent layers: it reads only chains, so its tests are in tests/nn/test_recurrent.py.
 RECURRENT: dict[str, Callable[[], Any]] = {
     "qwen3_5-grouped-shared-keys-interval": _config(
         Qwen3_5TextConfig, num_hidden_layers=5, num_key_value_heads=2, head_dim=16, full_attention_interval=3,
@@ -373,7 +373,7 @@ RECURRENT_MIXTURES: dict[str, Callable[[], Any]] = {
     ),
 }  # fmt: skip
 SEEDS |= dict.fromkeys(RECURRENT_MIXTURES, 0)
-# A family whose weights are read from GGUF alone, so that here only the CPU engine computes it, from memory.
+# A family whose weights are read only from GGUF, so here only the CPU engine computes it, from memory.
 FROM_GGUF: dict[str, Callable[[], Any]] = {
     "gpt_oss-grouped-alternating-windows": _config(
         GptOssConfig, hidden_size=64, intermediate_size=32, num_hidden_layers=4, num_key_value_heads=2, head_dim=16,
@@ -488,7 +488,7 @@ def stock_logits(stock: Any, tokens: Sequence[int]) -> torch.Tensor:
 
 
 def stock_reply(stock: Any, prompt: Sequence[int], count: int, stops: Sequence[int] = (END,)) -> list[int]:
-    """Greedy decoding as plainly as it can be written: the whole text anew for every token, none of our code."""
+    """Decode greedily in the plainest way: read the whole text again for every token, with none of our code."""
     return list(_stock_reply(stock, tuple(prompt), count, tuple(stops)))
 
 

@@ -1,4 +1,4 @@
-"""Whether torch's matrix products on this processor give a row the same bits alone and beside others, as our kernels."""
+"""Whether a row of torch's matrix products has the same bits with and without other rows on this CPU."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ SHAPES = ((2, 24), (4, 64), (16, 96))
 
 @torch.inference_mode()
 def in_order() -> bool:
-    """Return whether torch adds up slots in each row as if it were alone."""
+    """Return whether torch adds up the slots of each row in the same order as for a single row."""
     threads, generator = torch.get_num_threads(), torch.Generator().manual_seed(0)
     torch.set_num_threads(1)
     try:

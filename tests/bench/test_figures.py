@@ -118,7 +118,9 @@ def test_no_speedup_is_reliable_that_acceptance_and_rows_do_not_allow():
         row = judged([said(seconds=seconds, steps=2, rows={8: 2})] * 3, plain)
         assert row["speedup_limit"] == pytest.approx(2.0 / 1.2, abs=1e-4), "two tokens a step that costs 1.2"
         assert row["reliable"] is reliable, seconds
-    assert judged([said(seconds=0.5, steps=4, rows={8: 4})], plain[:1])["reliable"] is False, "a token a step is none"
+    assert judged([said(seconds=0.5, steps=4, rows={8: 4})], plain[:1])["reliable"] is False, (
+        "one token a step is no speculation"
+    )
 
 
 def test_plain_decoding_is_reliable_in_rows_that_are_filled_up_too():
@@ -135,7 +137,7 @@ def test_the_limit_is_of_the_rows_that_were_verified_step_by_step():
 
 
 def test_what_the_host_does_between_forwards_is_in_the_limit():
-    """A model whose forwards take next to nothing is held up by the host alone, however wide its forwards are."""
+    """Where forwards take almost no time, the host limits the speed, however many rows a forward has."""
     plain = [said(seconds=1.0, verify=0.2, rows={1: 4})]
     row = judged([said(seconds=0.55, steps=2, rows={16: 2})], plain, RowCosts((1, 16), (1.0, 4.0), one=0.05))
     assert row["speedup_limit"] == pytest.approx(2.0 * (0.05 + 0.2) / (0.2 + 0.2)) and row["reliable"] is False

@@ -62,7 +62,9 @@ def test_the_lane_whose_clock_is_behind_works(clock):
             gaps.append(abs(lanes[0].seconds - lanes[1].seconds))
     assert max(gaps) <= 1.5, "never more than one step apart"
     plain, fast = lanes
-    assert (plain.seconds, fast.seconds) == (19.0, 10.0), "each has its own clock: what it would have taken alone"
+    assert (plain.seconds, fast.seconds) == (19.0, 10.0), (
+        "each run has its own clock: the seconds without the other run"
+    )
     assert (plain.tokens_per_second, fast.tokens_per_second) == (1.0, 2.0) and result(plain, fast).speedup == 2.0
     assert closed == ["closed"] * 2
     assert plain.until(3.0) == ("abb", 3) and fast.until(3.0) == ("abbb", 4) and fast.until() == ("a" + "b" * 18, 19)

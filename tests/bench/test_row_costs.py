@@ -7,7 +7,7 @@ from localspec.bench.figures import RowTimer, most_rows
 
 
 class Target:
-    """Forwards take what they are told to, on a clock of their own: a second a row, four times that while it is busy."""
+    """A target on a simulated clock: a forward takes one second a row, and four times that on a busy machine."""
 
     vocab_size = 100
 

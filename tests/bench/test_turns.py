@@ -15,7 +15,7 @@ class Machine:
         self.now, self.worked = 0.0, list[str]()
 
     def reply(self, name: str, step: float, tokens: int, most: int) -> Generator[Event, None, None]:
-        """Of so many tokens, of which a step brings `tokens`."""
+        """Yield the events of a reply of `most` tokens, `tokens` of them a step."""
         self.now += 2.5  # for the prompt
         yield Prefill(5, 5)
         for _ in range(0, most, tokens):

@@ -1,4 +1,4 @@
-"""A file for a conversation: a new one always, and its owner's alone."""
+"""Export of a conversation: it always creates a new file, which only its owner can read."""
 
 import os
 import sys

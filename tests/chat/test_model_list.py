@@ -31,7 +31,7 @@ def home(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture
 def registered(monkeypatch):
-    """registered(card, …, on=machine): beside the demo model; whoever measures fails."""
+    """registered(card, …, on=machine): list these models next to the demo model; a measurement fails the test."""
 
     def show(*cards: TargetCard, on: Machine = NINE) -> None:
         monkeypatch.setattr("localspec.choosing.measure.memory_bandwidth", lambda *_: pytest.fail("it was measured"))

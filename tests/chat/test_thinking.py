@@ -15,7 +15,7 @@ from localspec.store.conversations import ConversationInfo, Saved, Turn
 
 
 class Model:
-    """A loaded model that thinks by itself, or not, or cannot be told."""
+    """A loaded model that thinks by default, or does not, or has no switch for thinking."""
 
     def __init__(self, by_itself):
         self.by_itself = by_itself

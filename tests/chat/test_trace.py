@@ -15,10 +15,10 @@ def decode(tokens: Sequence[int]) -> str:
     return raw.decode("utf-8", "replace")
 
 
-#                    root  accepted ─ accepted;  beside them what was refused
+#                    root  accepted ─ accepted;  next to them the refused nodes
 #   tree:  9 ─ 1 ─ 2 ─ 3 ─ 4      path 0 1 2
-#          │   └ 5 ─ 6            5 6 beside 2
-#          └ 7                    7 beside 1; 3 4 where the bonus token came
+#          │   └ 5 ─ 6            5 6 next to 2
+#          └ 7                    7 next to 1; 3 4 where the bonus token came
 DRAFT = Draft(
     [9, 1, 2, 3, 4, 5, 6, 7], [-1, 0, 1, 2, 3, 1, 5, 0], ["", "a", "a", "b", "b", "b", "a+b", "c"], None, [0, 1, 2]
 )

@@ -1,4 +1,4 @@
-"""What is told of a trace in words."""
+"""The description of a trace in words."""
 
 from tui.drafted_replies import drafted_reply
 from tui.scripted_engine import ScriptedEngine

@@ -40,7 +40,7 @@ def test_what_is_unknown_is_left_out():
 @each("bitwise", [True, False])
 @each("rule", get_args(Rule))
 def test_every_exactness_has_words(bitwise, rule):
-    """The tick is for the same bits alone."""
+    """Only bitwise equality gets the tick."""
     words = SAMENESS[Exactness(bitwise, 2).label(rule)]
     assert ("✓" in words) is (bitwise and rule == "exact")
     assert not re.search("bitwise|numerical|lossless|target", words)

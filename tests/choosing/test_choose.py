@@ -304,7 +304,7 @@ def test_a_model_on_the_processor_says_why_the_gpu_is_idle() -> None:
 
 def test_the_device_is_the_fastest_on_which_it_fits() -> None:
     assert taken(machine(gpu(24), HERE.devices[0]))[0] == "cuda:0"
-    assert taken(machine(gpu(24, free=9), HERE.devices[0]))[0] == "cuda:0", "nf4 fits beside what others hold"
+    assert taken(machine(gpu(24, free=9), HERE.devices[0]))[0] == "cuda:0", "nf4 fits in what other programs leave"
     assert taken(machine(gpu(24, free=6), HERE.devices[0]))[0] == "cpu", "a tenth of all stays free"
     assert taken(machine(gpu(4), HERE.devices[0]))[0] == "cpu"
     assert taken(machine(gpu(24, free=3), gpu(24, index=1)))[0] == "cuda:1"
@@ -672,7 +672,7 @@ def test_auto_takes_a_small_model_in_the_targets_directory_where_it_should_pay_a
     assert named.draft == taken.draft and named.tokens_per_second == taken.tokens_per_second
     for drafter in ("draft_model", "draft_model+phrases", "ouroboros"):
         replies[f"{drafter} of {draft}"] = ReplyStats(1.2, 4, 0.2)
-    assert choose(card, Settings(), HERE, Timed()).drafter == "phrases", "replies told"
+    assert choose(card, Settings(), HERE, Timed()).drafter == "phrases", "measured replies decide"
     replies.clear()
     (draft / "tokenizer.json").write_text('{"model": {"vocab": {"b": 0}}}')
     assert choose(card, Settings(), HERE, Timed()).drafter == "phrases"
@@ -723,7 +723,7 @@ def test_where_the_draft_model_has_no_room_the_next_device_is_taken(small: str, 
 
 
 def test_a_drafter_of_which_nobody_knows_what_it_brings_takes_its_bytes_all_the_same(monkeypatch) -> None:
-    own = trained("parallelspec", 10**9, revision="")  # a model as it is published, with a cache of its own
+    own = trained("parallelspec", 10**9, revision="")  # a published model with its own cache
     monkeypatch.setattr("localspec.choosing.named.find_drafter", lambda *_: own)
     without = choose(CARD, Settings(drafter="none", quantize="none"), HERE)
     beside = choose(CARD, Settings(drafter="parallelspec", quantize="none"), HERE)

@@ -56,7 +56,7 @@ def told(*, costs: ForwardCosts | None = None, **replies: ReplyStats) -> Told:
 
 
 def plan(name: str, speed: float, size: float = 1.0, **more: object) -> RunPlan:
-    """Return a plan of this speed that takes so many GiB, on a GPU of 24; plain decoding has 10 tokens/s in 1 GiB."""
+    """Return a plan of this speed that takes `size` GiB of a GPU of 24; plain decoding has 10 tokens/s in 1 GiB."""
     precision = more.pop("precision", PRECISION)
     source = more.pop("source", Source("org/medusa"))
     published = None if more.pop("here", True) else PublishedDrafter("medusa", source=source)  # type: ignore[arg-type]

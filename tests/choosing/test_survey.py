@@ -47,7 +47,7 @@ def taken(registered: list[Recommendation], prefer: survey.Prefer | None = None)
 
 
 def offered(name: str, quality: int, pace: float, thinking: str | None = None, **more: object) -> Recommendation:
-    """Return a model of this quality that fits and should reach so many tokens/s."""
+    """Return a model of this quality that fits, with `pace` predicted tokens/s."""
     card = unfetched(LITTLE, name)
     assert card.entry is not None
     entry = replace(card.entry, quality=quality, thinking=thinking, gated=more.pop("gated", False))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What the tests of pull, rm and verify share: a model to serve, and the program beside a hub."""
+"""Helpers for the tests of pull, rm and verify: a model on a local hub, and the program that fetches from it."""
 
 import os
 import subprocess
@@ -54,7 +54,7 @@ def at(home: Path, hub: Hub, *arguments: str, **more: str) -> subprocess.Complet
 
 
 def started(home: Path, hub: Hub, *arguments: str, **how: object) -> subprocess.Popen[str]:
-    """`localspec ARGUMENTS` in a process of its own."""
+    """Start `localspec ARGUMENTS` in a separate process."""
     return subprocess.Popen(
         [sys.executable, "-m", "localspec", *arguments], cwd=home, env=environment(home, **variables(home, hub)),
         **{"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **how},

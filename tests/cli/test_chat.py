@@ -33,7 +33,7 @@ hints: list[str] = []
 
 @pytest.fixture
 def begun(fresh_home: Path, monkeypatch: pytest.MonkeyPatch) -> list[Begun]:
-    """Neither form goes further than its first line, and each has an exit code of its own."""
+    """Replace both forms of the chat: each stops at its first line, with its own exit code."""
     seen: list[Begun] = []
 
     def line_by_line(asked: Any, prompt: str | None) -> int:

@@ -472,8 +472,8 @@ def test_the_bench_has_as_many_prompts_as_its_time_allows(monkeypatch):
 
 @pytest.mark.usefixtures("one_reply_of_each_kind")
 def test_killed_again_and_again_on_the_demo_it_comes_to_its_end(tmp_path, training_cage):
-    """The whole of it, but for what is told of replies in the end: answers, a few steps, a bench, and a process that dies
-    all the time."""
+    """The whole course except the report on replies at its end: answers, a few steps, a bench, with a process that is
+    killed all the time."""
     words = [
         "train",
         "s3d",

@@ -1,4 +1,4 @@
-"""`localspec history` shows conversations as safe text, deletes only what it was told to, and makes nothing by looking."""
+"""`localspec history` prints conversations as safe text, deletes only those named, and never writes when it reads."""
 
 import contextlib
 import json
@@ -285,7 +285,7 @@ def test_rm_deletes_only_what_was_said_clearly(database: Path, arguments: str) -
 
 
 def used(database: Path, conversation: int, days: float) -> None:
-    """Lets a conversation have been used last so many days ago."""
+    """Set the last use of a conversation to `days` days ago."""
     with Store.open(database, lambda sentence: pytest.fail(sentence)) as store:
         update = "UPDATE conversation SET used = ? WHERE id = ?"
         moment = time.time() - 86400 * days

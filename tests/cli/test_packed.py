@@ -1,4 +1,4 @@
-"""Packed models as commands know them: made by `pull`, kept alone where that is asked for, listed, verified, removed."""
+"""Packed models in commands: `pull` makes them, `--packed-only` keeps only them, and they are listed and verified."""
 
 import json
 import re
@@ -127,7 +127,7 @@ def test_kept_alone_a_disk_too_small_for_both_is_refused_before_the_download(hom
     result = at(home, hub, "pull", "org/name", "--packed-only")
     assert result.returncode == 4 and wording("while_it_is_packed") in result.stderr
     assert not list(common_cache(home).rglob("blobs/*"))
-    assert at(home, hub, "pull", "org/name").returncode == 0, "its own files alone have room"
+    assert at(home, hub, "pull", "org/name").returncode == 0, "there is room for its own files only"
 
 
 def test_kept_alone_in_both_packings_each_is_loaded_and_one_is_left_when_the_other_goes(home, hub: Hub):
@@ -519,7 +519,7 @@ def test_what_was_packed_of_a_damaged_download_is_packed_again_once_that_is_mend
     assert {file: file.stat().st_mtime_ns for file in packed(home)} == before
 
 
-# -- a commit that changes texts alone ---------------------------------------------------------------------------------
+# -- a commit that changes texts only ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("only", [[], ["--packed-only"]], ids=["beside", "alone"])

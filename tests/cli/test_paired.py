@@ -1,4 +1,4 @@
-"""Draft models as a user names them: found, loaded, tuned once, told, refused; the text stays what it was."""
+"""Draft models as a user names them: found, loaded, tuned once, reported, refused; the text stays the same."""
 
 import json
 import shutil
@@ -97,7 +97,7 @@ def beside(home, model, small, tmp_path):
 
 
 def told(home, path):
-    """Measures the two anew: a forward of the target takes a second, with any number of rows."""
+    """Store new forward costs of the two models: a forward of the target takes one second, with any number of rows."""
     with Store.open(Paths(home).database, pytest.fail) as store:
         for one, seconds in ((path, 1.0), (path / "draft", 1e-3)):
             profile = ModelProfile.of(

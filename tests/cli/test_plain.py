@@ -552,7 +552,7 @@ def test_a_chat_fed_from_a_pipe_counts_as_a_piped_run(talk, home, hello, message
     assert sorted(sources()) == ["chat", "pipe", "pipe", "pipe"], "what a person began stays a chat"
     newest = kept(home)[1].info.id
     talk(f"/resume {newest}", "again")
-    assert sorted(sources()) == ["chat", "pipe", "pipe", "pipe"], "a pipe went on with one of its own"
+    assert sorted(sources()) == ["chat", "pipe", "pipe", "pipe"], "a pipe continues its own conversation"
     monkeypatch.setattr(plain, "piped", lambda: False)
     assert talk("six", f"/resume {newest}", "seven").code == 0
     assert sorted(sources()) == ["chat", "chat", "pipe", "pipe", "run"], "a person went on with one of them"
@@ -1082,7 +1082,7 @@ def test_a_prompt_on_which_the_tokenizer_panics_costs_nothing_that_was_said(talk
 
 
 def test_what_is_measured_while_the_user_types_is_said_once_and_so_is_a_search(capsys):
-    """A search takes minutes, so it has words of its own."""
+    """A search takes minutes, so it has its own message."""
 
     class Engine:
         stages = iter([TIMING, TIMING, TUNING, f"{TUNING}: 1 of 4, about 3 s left"])

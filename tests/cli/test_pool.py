@@ -1,4 +1,4 @@
-"""`localspec pool` shows what is kept as text, deletes only what it was told to, and makes nothing by looking."""
+"""`localspec pool` prints the saved phrases as text, deletes only those named, and never writes when it reads."""
 
 import hashlib
 import json

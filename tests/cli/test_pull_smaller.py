@@ -182,7 +182,7 @@ def test_where_something_else_would_be_kept_the_original_comes(home, hub):
 
 
 def test_on_a_gpu_the_original_comes_and_a_gguf_file_says_what_it_becomes_there(home, hub, monkeypatch):
-    """On a machine with a card that is not there: only what a pull decides by it; so tiny a model has to be told."""
+    """On a simulated machine with a GPU: only the decisions of a pull; a model this small must be named explicitly."""
     for place in ("pulling.pull", "pulling.announced"):
         monkeypatch.setattr(f"localspec.{place}.this_machine", lambda: machine(gpu(24)))
     # There is nothing to ask its driver.

@@ -119,7 +119,7 @@ def test_on_a_terminal_it_is_seen_live_and_again(tmp_path, words, columns, lines
     assert code == 0
     assert sent.index(LIVE) < sent.index(REPLAY), "first as it happens, then at true speed"
     before, watched, after = re.split(r"\x1b\[\?1049[hl]", sent)
-    assert LIVE in watched and REPLAY in watched and "\x1b[?25l" in watched, "on a screen of its own"
+    assert LIVE in watched and REPLAY in watched and "\x1b[?25l" in watched, "on the alternate screen"
     assert after.startswith("\x1b[?25h") and LIVE not in before + after
     screen = pyte.Screen(columns, lines + 4)  # long figures may take the last sentences another line, and scroll
     pyte.Stream(screen).feed(sent)

@@ -58,7 +58,7 @@ def test_yes_deletes_it_and_its_record_and_nothing_else(home, hub: Hub, repo):
 
 
 def test_what_another_revision_uses_stays(home, hub: Hub, repo):
-    """Both have the same weights; only what is of one alone goes."""
+    """Both have the same weights; only files of the removed revision are deleted."""
     at(home, hub, "pull", "org/name")
     old = found(home)
     repo.files["README.md"] += b"changed"
@@ -102,7 +102,7 @@ def test_another_repository_with_the_same_commit_stays(home, hub: Hub, repo, nam
 
 
 def test_what_was_linked_in_from_elsewhere_stays(home, hub: Hub, repo, tmp_path):
-    """With another revision that stays, the client deletes each file that this one alone links to, wherever it is."""
+    """While another revision stays, the client deletes each file that only this revision links to, wherever it is."""
     at(home, hub, "pull", "org/name")
     old = found(home)
     own = tmp_path / "own.safetensors"

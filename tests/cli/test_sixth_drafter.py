@@ -105,7 +105,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("timed_briefly")]
 
 @pytest.fixture
 def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Yield the files, and the row; what was imported before the row stood there is imported anew."""
+    """Install the files and the row of the toy drafter, and import again what was imported without them."""
     for name, text in (("toy_drafter", FILE), ("toy_training", TRAINING)):
         (tmp_path / f"{name}.py").write_text(text)
         monkeypatch.delitem(sys.modules, name, raising=False)

@@ -1,4 +1,4 @@
-"""Trained drafters as a user names them: found, loaded, told, refused; the text stays what it was."""
+"""Trained drafters as a user names them: found, loaded, reported, refused; the text stays the same."""
 
 import json
 import shutil

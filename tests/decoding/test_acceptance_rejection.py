@@ -26,7 +26,7 @@ SHAPES = {
 
 
 class Model:
-    """A target of three tokens whose every prefix has logits of its own, and a drafter that knows depths only."""
+    """A target of three tokens whose logits depend on the prefix, and a drafter whose logits depend on the depth only."""
 
     def __init__(self, seed: int, form: Form = in_numpy) -> None:
         self.form = form

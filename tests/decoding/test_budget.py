@@ -47,8 +47,8 @@ from localspec.nn.target import Target
 Make = Callable[[str], Tiny]
 WIDE_HEADS = "qwen3-grouped-mixed-window-wide-heads"
 
-# Beside the two machines that are drawn: one where every row has its price, one where the second row costs as much as
-# eight, one where no draft can pay much, and one whose measured costs go up and down.
+# In addition to the two machines that are drawn: one where every row costs time, one where the second row costs as
+# much as eight, one where no draft can pay much, and one whose measured costs go up and down.
 MACHINES = {
     "processor": PROCESSOR,
     "card": CARD,
@@ -82,7 +82,7 @@ def step(tree: DraftTree, *coming: int) -> Step:
 def feed(budget: Budget, draft: DraftTree, *coming: int, times: int = 1, seconds: float = 0.0) -> DraftTree:
     """One decode step after the other with the same draft and the same outcome; the last tree that was verified.
 
-    The draft takes so many `seconds`, where it is made.
+    Each draft takes `seconds`, where it is made.
     """
     for _ in range(times):
         drafted = draft if budget.nodes else draft.subtree([0])

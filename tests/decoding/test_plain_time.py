@@ -69,8 +69,8 @@ def test_without_costs_every_step_is_alike_and_none_is_asked_for():
 
 @each("every", [2, 8, 10_000])
 def test_on_a_busy_machine_it_is_what_both_would_take_altogether(every: int):
-    """Most steps take a millisecond and a few take several, as where other programs have their turns. A median of them
-    would stand on one side alone: half of what is true was shown, also where hardly anything was drafted."""
+    """Most steps take a millisecond, and a few take several while other programs run. A median of the steps would see
+    one side only: half of the true speedup was shown, also where hardly anything was drafted."""
     chance, plain = Random(1), warm(None)
     drafted = plainly = 0.0
     for step in range(6000):

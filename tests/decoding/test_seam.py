@@ -73,7 +73,7 @@ def said(model: TableModel, drafter: Drafter, sampling: Sampling, count: int) ->
 
 
 class Sampled:
-    """Draws trees for the rule `rejection` from chances of its own, the same at every depth."""
+    """A drafter that draws trees for the rule `rejection`, from the same distribution at every depth."""
 
     nbytes, target_layers = 0, ()
 

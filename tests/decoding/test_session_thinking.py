@@ -1,4 +1,4 @@
-"""Thinking in a session: told from the answer whatever drafts, with the same tokens; a stop string ends answers alone."""
+"""Thinking in a session: every drafter separates it from the answer, with the same tokens; stop strings end answers only."""
 
 from collections.abc import Iterator
 
@@ -66,7 +66,7 @@ def session_of(model: TableModel, drafter: Drafter) -> Session:
         (Limits(16, ["a"]), "abcdef", "y", 10, "stop"),  # which stands among the thoughts, too
         (Limits(16, ["ef", "tz"]), "abcdef", "yaghij", 10, "length"),
         (Limits(5), "abc", "", 5, "length"),
-        (Limits(9), "abcdeft", "", 9, "length"),  # what could have become a mark is none
+        (Limits(9), "abcdeft", "", 9, "length"),  # the beginning of a mark that does not become one
         (Limits(10), "abcdef", "", 10, "length"),
         (Limits(11), "abcdef", "y", 10, "length"),
     ],

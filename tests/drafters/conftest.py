@@ -8,5 +8,5 @@ from tiny_models import Tiny, read
 
 @pytest.fixture
 def own_read() -> Callable[..., Tiny]:
-    """How a test that makes a model of its own reads it: in torch here, by the CPU engine in tests/native."""
+    """Return the function that loads the model that a test makes: in torch here, in the CPU engine in tests/native."""
     return read

@@ -32,7 +32,7 @@ from localspec.training.published_files import convert
 Make = Callable[[str], Tiny]
 LLAMA, MASK = FAMILIES[0], 317
 SLIDING, FULL = "sliding_attention", "full_attention"
-# What a config.json says beside sizes: a plain one, windows that are causal or not, and what is done to logits.
+# What a config.json says in addition to sizes: a plain one, windows that are causal or not, and changes of the logits.
 FORMS: list[dict[str, Any]] = [
     {"block_size": 6},
     {"block_size": 5, "layer_types": [SLIDING, FULL], "sliding_window": 9, "use_sliding_window": True},
@@ -166,7 +166,7 @@ class Block(nn.Module):
 
     @torch.inference_mode()
     def states(self, stock: Any, text: Sequence[int]) -> torch.Tensor:
-        """[block, channels] after a text, which is read anew."""
+        """Return the states [block, channels] after a text, read from its first token."""
         hidden = stock(torch.tensor([list(text[:-1])]), output_hidden_states=True).hidden_states
         states = torch.cat([hidden[place + 1][0] for place in self.inner["target_layer_ids"]], -1)
         features = self.hidden_norm(self.fc(states))

@@ -1,4 +1,4 @@
-"""A draft model: what it drafts is what it would say alone, it reads each token once, and it never changes the text."""
+"""A draft model: it drafts its own greedy text, reads each token once, and never changes the target's text."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -27,7 +27,7 @@ from localspec.training.published_files import convert
 
 Make = Callable[[str], Tiny]
 LLAMA, RANK, DEPTH = FAMILIES[0], 6, 4
-# What a config.json says beside sizes: both heads, a confidence by the state, no confidence, and neither head.
+# What a config.json says in addition to sizes: both heads, a confidence by the state, no confidence, and neither head.
 FORMS: list[dict[str, Any]] = [
     {"enable_confidence_head": True, "confidence_head_with_markov": True},
     {"enable_confidence_head": True, "confidence_head_with_markov": False, "target_layer_ids": [-1, 1]},

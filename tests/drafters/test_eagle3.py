@@ -72,7 +72,7 @@ def plain_loop(model: Tiny, drafter: Trainable, text: Sequence[int], path: Seque
     own = json.loads(options.config) if options.config else {}
     shape = LlamaConfig(**own) if own.get("model_type") == "llama" else Qwen3Config(**own) if own else None
     gemma, gemma4 = (model.stock.config.model_type.startswith(name) for name in ("gemma", "gemma4"))
-    # Of Gemma 4 the last layer is one that sees the whole text, and such layers have heads of their own.
+    # The last layer of Gemma 4 sees the whole text, and such layers have another number and size of heads.
     config = shape or (model.stock.config.per_layer_config[-1] if gemma4 else model.stock.config)
     eps, heads = config.rms_norm_eps, (config.num_attention_heads, config.num_key_value_heads)
     width = getattr(config, "head_dim", None) or config.hidden_size // heads[0]
@@ -291,7 +291,7 @@ def test_each_step_of_the_loss_is_a_draft_of_the_texts_own_tokens(tiny, form, di
     model, text = tiny(LLAMA), prompt_ids(12, seed=5)
     weights = perturbed(eagle(model.target, **form), 0.2)
     batch = batch_of(model, weights, [text, prompt_ids(12, seed=6)], 6, distill)
-    batch.loss_mask[1] = False  # nothing is learnt of a text that is none of the assistant's
+    batch.loss_mask[1] = False  # training ignores texts that the assistant did not write
     found = weights.loss(batch)
     logits = stock_logits(model.stock, text)
     kept = weights.tensors().get("kept", torch.arange(VOCABULARY))

@@ -176,7 +176,7 @@ def test_rows_that_are_read_at_once_are_a_draft_that_was_right_so_far(tiny: Make
 
 
 class Scripted:
-    """Stands for a target: what its layers are worth is told by a function of those that are kept."""
+    """A scripted target: a function of the layers that are kept gives their score."""
 
     def __init__(self, count: int, worth: Callable[[tuple[int, ...]], float]) -> None:
         self.compute = type("C", (), {"target": type("T", (), {"sizes": type("S", (), {"num_layers": count})})})

@@ -1,4 +1,4 @@
-"""Lookahead: the window beside the text, the phrases that it wins, and that it never changes what the target says."""
+"""Lookahead: the window behind the text, the phrases that it collects, and the same text as plain decoding."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -105,7 +105,7 @@ def test_probes_are_nodes_and_count_as_such(nodes: int) -> None:
     trees = step_by_step(window, [7, 8, 9], nodes, [[1]] * 5)
     assert [tree.size for tree in trees] == [1 + columns * level for level in (1, 2, 3, 3, 3)]
     if not columns:
-        assert list(trees[0].tokens) == [9] and not trees[0].probe, "the root alone"
+        assert list(trees[0].tokens) == [9] and not trees[0].probe, "only the root"
 
 
 def test_a_window_that_had_no_room_for_a_while_goes_on() -> None:
@@ -255,7 +255,7 @@ class Jacobi:
 
 
 class Helped(Witness):
-    """A window, and beside it the next tokens of a text that is known: so many, in turn, and then a wrong one."""
+    """A window, and next to it some right tokens of a known text, as many as the script says, then a wrong one."""
 
     def __init__(self, window: Lookahead, text: Sequence[int], right: Sequence[int]) -> None:
         super().__init__()
@@ -278,7 +278,7 @@ class Helped(Witness):
         )
 
 
-# Columns, tokens of a phrase, and how many tokens drafted beside the window are right, in turn.
+# Columns, tokens of a phrase, and how many of the tokens drafted next to the window are right, in turn.
 WINDOWS: dict[str, tuple[int, int, list[int]]] = {
     "alone": (3, 4, [0]),
     "accepted too": (4, 3, [0, 1, 2, 0]),

@@ -75,7 +75,7 @@ def demo() -> Tiny:
 def medusa(target: Target, **options: object) -> Trainable:
     torch.manual_seed(5)
     if options.get("joint"):
-        options.setdefault("dropout", 0.0)  # which a test of its own has
+        options.setdefault("dropout", 0.0)  # another test covers dropout
     made = make_drafter("medusa", torch_form(target), options)
     assert isinstance(made, Trainable)
     return made
@@ -252,7 +252,7 @@ def test_heads_of_an_int8_target_learn_as_those_of_the_dense_one(tiny: Make) -> 
 
 
 class Watched(Medusa):
-    """Before each draft, the state it rests on is compared with that of the whole text read anew."""
+    """Medusa that compares, before each draft, its state with the state after reading the whole text again."""
 
     drafts = partial = 0
 
@@ -398,7 +398,7 @@ def test_the_static_tree_holds_the_best_paths_there_are() -> None:
 
 @each("nodes", [1, 2, 7, 16, 40])
 def test_the_dense_tree_is_the_best_product_of_first_candidates(nodes: int) -> None:
-    """Against all products there are: of so many nodes at most, the one with the most accurate paths."""
+    """Compare with all products of candidates: at most `nodes` nodes, the most accurate paths."""
     generator = torch.Generator().manual_seed(4)
     accuracies = tuple(tuple((0.3 * torch.rand(RANKS, generator=generator)).tolist()) for _ in range(3))
 

@@ -71,7 +71,7 @@ class Noted:
 
 @pytest.mark.slow
 def test_each_drafts_what_it_would_draft_alone(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside others a cache of its own, states and the target's cache are as they would be without them."""
+    """With and without other drafters, the cache, the states and the target's cache of each are the same."""
     monkeypatch.setattr(Calibration, "judge", lambda *_: None)  # else what it learns depends on which steps there were
     target, prompt = tiny(QWEN3).target, prompt_ids(12, seed=3)
     kinds = ("layers", "medusa", "parallelspec", "s3d", "semi")
@@ -226,7 +226,7 @@ def test_one_that_brings_less_than_it_takes_rests_and_is_tried_again(monkeypatch
     again = "d" * PATIENCE + "." * SOONEST + "d" * PATIENCE + "." * 2 * SOONEST + "d" * PATIENCE
     assert asked_for == again[: len(asked_for)]
     assert bad.observed == good.observed == steps, "who rests still sees the text"
-    assert all(good.asked), "it brings nothing alone either where both say the same, but it takes no time"
+    assert all(good.asked), "where both draft the same it adds nothing, but it takes no time"
     assert LATEST > 2 * SOONEST
 
 

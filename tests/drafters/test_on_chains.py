@@ -1,4 +1,4 @@
-"""Trained drafters for a target that reads chains alone (Qwen3.5): they learn its texts, draft chains, and change no id."""
+"""Trained drafters for a target that reads only chains (Qwen3.5): they learn, draft chains, and change no token."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -118,7 +118,7 @@ def test_trained_on_a_text_it_foresees_it_and_every_text_is_plain_decodings(tiny
 
 @pytest.mark.slow
 def test_labels_of_either_kind_give_every_part_a_gradient(tiny: Make) -> None:
-    """And of a text in a batch with others the loss is the same as alone."""
+    """The loss of a text is the same in a batch with others as in a batch of one."""
     target, texts = tiny(SHARED).target, [prompt_ids(14, seed=seed) for seed in (1, 2)]
     for form in ("medusa", "semi", "eagle3", "parallelspec"):
         for distill in (False, True):

@@ -193,7 +193,7 @@ def test_a_small_model_may_be_filled_up_to_another_vocabulary(tiny: Make, tmp_pa
     covering([SMALL, replace(SMALL, window=0), Hyperparameters(11, 3, 5, 4)], ["qwen2-one-key-head", CIRCLES, QWEN]),
 )
 def test_an_accelerated_draft_is_what_the_small_model_says_alone_in_fewer_forwards(tiny, name, chosen):
-    """Over a text of its own and of another's, taken over in strides of every length."""
+    """Accept the draft's own tokens and other tokens, in strides of every length."""
     model, stride = tiny(name), random.Random(1)
     own = [*prompt_ids(8, seed=1), *stock_reply(model.stock, prompt_ids(8, seed=1), 60, stops=())]
     for text in (own, [*own[:30], *prompt_ids(20, seed=7), *own[:30]]):
@@ -210,7 +210,7 @@ def test_an_accelerated_draft_is_what_the_small_model_says_alone_in_fewer_forwar
             assert tree.size == 1 + chosen.draft or tokens[-1] in model.target.stop_tokens
             plain.draft(context(text[:at], 16))
             at += stride.randint(1, chosen.draft + 1)
-        # At most W columns and K phrases, of β-1 tokens each, beside the root.
+        # At most W columns and K phrases, of β-1 tokens each, in addition to the root.
         rows = [count for count in drafter.forwards if count > 12]
         assert all(count <= 1 + (chosen.window + chosen.phrases) * (chosen.phrase - 1) for count in rows)
         if name == CIRCLES and text is own:
@@ -331,7 +331,7 @@ def test_a_pool_that_is_lent_is_read_and_not_written() -> None:
 
 
 class Held:
-    """A cache of so many tokens, as far as a witness looks at it."""
+    """A cache of a given length, as far as a witness reads it."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -455,14 +455,14 @@ def behind(pool: PhrasePool, *tail: int) -> list[tuple[int, ...]]:
     return [tuple(found.tokens) for found in pool.continuations(tail, 9)]
 
 
-TRIED = [4, 5]  # the draft behind 1 2 3, and behind it the phrase 6 7 8 that a window won
-# A draft, what the target picks at each node, and what the pool holds then behind which tokens.
+TRIED = [4, 5]  # the draft after 1 2 3, followed by the phrase 6 7 8 that a window collected
+# A draft, the target's pick at each node, and which phrases the pool then holds after which tokens.
 VERIFIED = [
-    # The draft was right: 20 21 22 stand where 6 7 8 stood, and of the last token alone the old one is gone too.
+    # The draft was right: 20 21 22 replace 6 7 8, also where only the last token matches.
     (TRIED, [4, 5, 20, 21, 22, 23], [((4, 5), (20, 21, 22)), ((99, 5), (20, 21, 22))], [((4, 5), (20, 21, 22))]),
-    # A phrase that was right at first: the rest is replaced, and it was right as far as it had to be.
+    # A phrase that was right at its beginning: the rest is replaced.
     (TRIED, [4, 5, 6, 20, 21, 22], [((5, 6), (20, 21)), ((4, 5), (6, 7, 8))], []),
-    # Behind a draft that failed a phrase is not judged.
+    # After a wrong draft, a phrase is not judged.
     (TRIED, [4, 20, 6, 21, 22, 23], [((99, 5), (6, 7, 8))], []),
     # At the root it is known by the token before that.
     ([], [20, 21, 22, 23], [((99, 3), (20, 21, 22))], [((2, 3), (20, 21, 22))]),
@@ -574,7 +574,7 @@ def test_a_replay_gives_back_the_text_whatever_is_drafted(seed: int) -> None:
 
 @dataclass
 class Flat:
-    """A forward takes so many seconds, and so many for each of its rows."""
+    """A clock on which a forward takes a fixed time, and a time for each of its rows."""
 
     seconds: float
     row: float = 0.0
@@ -601,7 +601,7 @@ def builder(target: Target, small: Target, **form: Any) -> Callable[[Hyperparame
 @pytest.mark.slow
 @each("small", [LLAMA, "qwen2-one-key-head"])
 def test_predicted_seconds_are_those_of_a_real_session(tiny: Make, small: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forwards of so many seconds that nothing else counts in what is cut: seconds are steps, rows and forwards."""
+    """Only the forwards take time on this clock, so the seconds are sums over steps, rows and forwards."""
     monkeypatch.setattr("localspec.decoding.decode.time.perf_counter", lambda: 0.0)  # or costs would follow the clock
     monkeypatch.setattr("localspec.decoding.budget.PlainTime.wanted", False)  # which no clock would ever satisfy
     model = tiny(LLAMA)

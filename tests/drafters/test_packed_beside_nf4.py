@@ -1,4 +1,4 @@
-"""Drafters beside a target in NF4, as on a GPU: their matrices are packed like it, and the text is the plain one."""
+"""Drafters of a target in NF4, as on a GPU: their matrices are packed as the target's, and the text stays the same."""
 
 from importlib.util import find_spec
 

@@ -109,7 +109,7 @@ def hidden_of(target: Target, tokens: Sequence[int]) -> torch.Tensor:
 
 
 def one_group(count: int, masks: int, anchor: int) -> Group:
-    """Return a text of so many tokens, and the group of one anchor."""
+    """Return a text of `count` tokens, and the group of masks of one anchor."""
     depths = torch.arange(1, masks + 1)
     real = torch.arange(count)
     return Group(torch.cat([real, torch.full_like(depths, anchor)]), torch.cat([torch.zeros_like(real), depths]))

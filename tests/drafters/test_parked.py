@@ -1,4 +1,4 @@
-"""Parked texts: a reply after one is the reply that a session gives which read everything anew, whatever drafts."""
+"""Parked texts: a reply after one equals the reply of a session that reads the whole text again, with every drafter."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence

@@ -73,7 +73,7 @@ def verified(tree: DraftTree, path: Sequence[int], best: Sequence[int]) -> Step:
     [
         ([1, 2, 3, 4, 5, 6, 9, 1, 2], 4, [3, 4, 5, 6]),
         ([1, 2, 3, 4], 8, []),
-        ([1, 2, 3, 4, 9, 2], 2, [3, 4]),  # the last token is a match where the last two are none
+        ([1, 2, 3, 4, 9, 2], 2, [3, 4]),  # the last token has a match where the last two have none
         ([1, 2, 30, 9, 1, 2, 40, 8, 1, 2, 30, 7, 1, 2], 1, [30]),  # which came more often
         ([*[1, 2, 3, 4, 5, 6] * 3, 1, 2, 3, 77, 1, 2], 8, [3, 4, 5, 6, 1]),
     ],
@@ -376,7 +376,7 @@ def test_a_stored_phrase_is_known_again_in_what_is_left_of_the_draft() -> None:
     assert drafter.pool.harvest(2).used == [(pack_key(1, 2), b"", pack_tokens([second, second + 1]))]
     tree = drafter.draft(context([1, 2], 4))
     drafter.observe(verified(tree.subtree([0]), path=[0], best=[first]))
-    assert drafter.pool.harvest(3).used == [], "it was right, but the target found it alone"
+    assert drafter.pool.harvest(3).used == [], "it was right, but the target found it without the phrase"
 
 
 @each("second", [31, 41])

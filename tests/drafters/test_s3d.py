@@ -1,4 +1,4 @@
-"""S3D: the target stays bit for bit what it is, drafting is what was trained, and no row is told what it must foresee."""
+"""S3D: the target stays the same bit for bit, drafting equals training, and no row sees the token that it predicts."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -158,7 +158,7 @@ def test_a_grown_tree_has_its_likeliest_chain_first_and_asks_no_deeper_than_it_m
 
 
 def scored(drafter: Trainable, state: torch.Tensor, recent: Sequence[int]) -> torch.Tensor:
-    """Logits [vocabulary] behind the recent tokens, root first, by the equations of the paper written out anew."""
+    """Return the logits [vocabulary] after the recent tokens, root first, written from the equations of the paper."""
     tensors, target = drafter.tensors(), drafter.target
     embedded = target.embed(torch.tensor(recent))
     embedded = embedded / (embedded.pow(2).mean(-1, keepdim=True) + torch.finfo().eps).sqrt()
@@ -359,7 +359,7 @@ def test_trained_on_a_text_it_foresees_nearly_all_of_it_and_the_text_is_the_stoc
     for nodes in (1, 3, NODES):
         ids, statistics = reply(session_of(model.target, knowing, Budget(nodes)), prompt, 40)
         assert ids == text
-        # An LSTM knows it by heart. Eq. 6 takes two equal tokens side by side for one, and the last alone says less.
+        # An LSTM learns it by heart. Eq. 6 cannot tell two equal neighbours from one, and the last token says less.
         share = 0.9 if knowing.options.recent == "lstm" else 0.7
         assert statistics.acceptance_length > 1 + share * min(nodes, 4)
 
@@ -511,7 +511,7 @@ def test_joint_training_weighs_both_losses_and_teaches_the_target(own: Tiny) -> 
 
 
 def test_the_soft_label_of_a_target_that_learns_is_what_it_said_before(own: Tiny) -> None:
-    """With adapters that change nothing yet, its loss is the entropy of its own distribution, which none can beat."""
+    """With adapters that change nothing yet, the loss is the entropy of the target's distribution, its minimum."""
     batch = batch_of(own.target, [prompt_ids(16, seed=1)], distill=True)
     logits = own.target.head(batch.hidden[0, :-1])
     entropy = -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1).mean()

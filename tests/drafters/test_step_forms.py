@@ -47,7 +47,7 @@ def target_of(tiny: Make, name: str, form: StepForm) -> Target:
 
 
 def drafter_for(target: Target, tiny: Make, kind: str) -> TrainableDrafter | Drafter:
-    if kind == "draft model":  # the target itself, which is right, with phrases of its own
+    if kind == "draft model":  # the target itself, which is always right, with its own phrases
         small = Target.load(tiny(LLAMA).path)
         small.use_step_form(target.step_form)
         inner = WithPhrases(Autoregressive(), PhrasePool(small.special_tokens))
@@ -100,7 +100,7 @@ def test_seeded_text_is_that_of_steps_one_by_one(tiny: Make, recorded: type[Grap
     assert recorded.played > recorded.made > 0
 
 
-# Launches of a greedy step beside what is recorded, and waits for the device, the target's own one included.
+# Operations that a greedy step starts in addition to the recording, and its waits for the device, with the target's.
 HOST = {"none": (8, 1), "s3d": (32, 3), "medusa": (66, 2), "semi": (44, 5), "eagle3": (60, 5), "draft model": (80, 13)}
 
 
@@ -147,7 +147,7 @@ def test_models_of_drafters_have_the_form_of_the_target(tiny, monkeypatch, form)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["eagle3", "semi", "dflash", "dspark"])
 def test_recorded_drafts_are_those_of_steps_one_by_one(tiny, recorded, tmp_path, kind):
-    """At each place of a text, whatever was drafted before, and by nothing that was computed anew."""
+    """At each place of a text, whatever was drafted before, and without any operation outside the recording."""
     text = prompt_ids(40, seed=23)
     drafts = []
     for form in FORMS_OF_STEPS:

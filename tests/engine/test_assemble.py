@@ -70,7 +70,7 @@ def test_every_name_is_another_drafter(tiny) -> None:
     assert isinstance(phrases, WithPhrases) and phrases.pool is pool
     alone, beside = of(model, asked("lookahead"), pool), of(model, asked("lookahead+phrases"), pool)
     assert isinstance(alone, WithPhrases) and isinstance(alone.inner, Lookahead)
-    assert alone.pool is not pool, "the window alone looks up nothing but what it won"
+    assert alone.pool is not pool, "without other phrases the window looks up only those that it collected"
     assert isinstance(beside, WithPhrases) and isinstance(beside.inner, Lookahead) and beside.pool is pool
     drafted = of(model, asked("draft_model"), pool)
     assert isinstance(drafted, DraftModel) and isinstance(drafted.inner, Autoregressive) and drafted.length is None

@@ -37,7 +37,7 @@ def test_a_later_session_begins_with_what_an_earlier_one_learned(store: Store) -
     assert (later.calibration.as_json(), later.inner.calibration.as_json()) == learned
     alone = loaded(store, "phrases").session.drafter
     assert isinstance(alone, WithPhrases) and alone.calibration.as_json() == learned[0], (
-        "phrases are the same beside all"
+        "phrases have one calibration, whatever they are combined with"
     )
 
 
@@ -50,7 +50,7 @@ def test_what_several_drafters_learned_together_is_kept(store: Store) -> None:
     first.session.budget = Budget(8)
     *_, done = first.chat([{"role": "user", "content": QUESTION}], Sampling(), Limits(96))
     assert isinstance(done, Done)
-    assert "s3d+semi" in done.statistics.sources, "who proposed a token is told"
+    assert "s3d+semi" in done.statistics.sources, "the statistics say which drafter proposed a token"
     parts = [drafter.inner, *drafter.inner.drafters]
     learned = [sorted(part.calibration.as_json()) for part in parts]  # type: ignore[attr-defined]
     assert all(learned)

@@ -126,7 +126,7 @@ def test_measuring_goes_on_where_it_was_paused(measured, store, monkeypatch):
             break
     for _ in engine.chat([{"role": "user", "content": "a"}], Sampling(), Limits(3)):
         pass
-    assert isinstance(engine.costs, Estimate), "half a measurement is none"
+    assert isinstance(engine.costs, Estimate), "half a measurement does not count"
     for _ in engine.measure():
         pass
     assert measured == [f"exactness {AUTO_NODES + 1}", *(f"step {step}" for step in range(4))]
@@ -189,7 +189,7 @@ def test_a_number_of_nodes_needs_no_costs_and_plain_decoding_neither(measured):
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_small_model")
 def test_a_long_life_chooses_its_drafter_anew_when_the_machine_is_quiet(measured, store, monkeypatch):
-    """By what was measured beside other programs only phrases were tried; by what is measured later, more is."""
+    """Measured next to busy programs only phrases were tried; measured later, on a quiet machine, more drafters are."""
     cores, costs = hardware.physical_cores(), {"now": ForwardCosts((1, 2, 64), (256,), ((1e-2, 9e-2, 9e-1),))}
     timed = at_once(lambda target: measured.append("costs") or costs["now"])
     monkeypatch.setattr(model_profile, "timing_forwards", timed)
@@ -379,7 +379,7 @@ def test_the_gap_is_that_of_the_logits(measured):
 
 @pytest.mark.slow
 def test_engines_that_take_turns_compute_with_as_many_threads(measured, monkeypatch):
-    """Each would otherwise look at another moment, and what is compared would not compute alike."""
+    """Otherwise each engine would count idle cores at another moment, and the runs would not be comparable."""
     looks = []
     monkeypatch.setattr(hardware.IdleCores, "__call__", lambda self: looks.append(self) or 1)
     plain = Engine(choice(drafter="none"))

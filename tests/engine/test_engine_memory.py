@@ -86,7 +86,7 @@ def test_conversations_in_turns_are_parked_in_what_a_full_context_leaves(monkeyp
     full = cpu(1)
 
     def leave(tokens: int) -> None:
-        """Let so many tokens fit in memory, those of a full context included."""
+        """Let `tokens` tokens fit in memory, those of a full context included."""
         held = engine.session.memory.parked
         free = (
             max(full.total // 10, 600 * 10**6) + (engine.context - engine.session.cache.capacity + tokens) * slot - held

@@ -162,7 +162,7 @@ def test_a_row_more_than_a_power_of_two_costs_as_much_as_twice_as_many(clock: Cl
 def test_every_shape_is_recorded_once_while_costs_are_measured(
     tiny: Callable[[str], Tiny], recorded: type[Graph], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Were fewer kept, each would be recorded anew each time, and that would be what is measured."""
+    """If fewer recordings were kept, each would be made again every time, and the clock would include that."""
     monkeypatch.setattr(forward_timing, "NEAR", 100)
     target = Target.load(tiny(FAMILIES[0]).path)
     target.use_step_form("captured")

@@ -1,4 +1,4 @@
-"""Every kind of drafter on the device: the text is that of a plain loop in fp32, and bit for bit plain where that is told."""
+"""Every kind of drafter on the device: the text of a plain loop in fp32, and bitwise the plain text where promised."""
 
 from collections.abc import Callable
 from functools import cache

@@ -1,4 +1,4 @@
-"""LLM.int8 and NF4 on the device beside dense layers: one layer of usual sizes, its gradient, and a whole model."""
+"""LLM.int8 and NF4 on the device against dense layers: one layer of usual sizes, its gradient, and a whole model."""
 
 from collections.abc import Callable
 from functools import partial
@@ -57,7 +57,7 @@ def test_the_product_is_the_dense_one_as_near_as_so_few_bits_come(
 def test_rows_are_told_where_their_bits_depend_on_others(
     device: str, kind: type[QuantizedLinear], record_property: Callable[[str, object], None]
 ) -> None:
-    """A fact for the report, and no promise: but a row beside others is as near as alone."""
+    """A fact for the report, not a promise; but a row is as accurate with other rows as without them."""
     layer, x = (
         kind(gaussian(512, 1024, seed=1).to(device, torch.bfloat16)),
         gaussian(33, 1024).to(device, torch.bfloat16),

@@ -1,4 +1,4 @@
-"""Memory on the device: what was predicted beside what it came to, and replies where it runs out, which lose no token."""
+"""Memory on the device: predicted against measured, and replies where it runs out, which lose no token."""
 
 import json
 import shutil
@@ -27,13 +27,13 @@ from localspec.nn.target import Target
 
 FACTOR, CONTEXT = 8, 4096  # 0.4 B parameters
 MIB = 2**20
-ROOM = (0, 2, 8, 32, 128, 512)  # MiB that a reply may take beside what is held
+ROOM = (0, 2, 8, 32, 128, 512)  # MiB that a reply may take in addition to what is held
 STORY = "Tell me a long story of a king and a heron. "
 
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory, device: str) -> Path:
-    """Return a model whose weights and caches are large beside what any program holds."""
+    """Return a model whose weights and caches are large compared with what any program holds."""
     out = tmp_path_factory.mktemp("wide") / "demo"
     widen(out, FACTOR if device == "cuda" else 1)
     return out

@@ -1,4 +1,4 @@
-"""Our own kernels on the device: as near to torch as their format comes, and a row alone has the bits that it has beside others."""
+"""Our own kernels on the device: as accurate as their format allows, and no row's bits depend on other rows."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -109,7 +109,7 @@ def test_attention(cuda: str, dtype: str, sizes: tuple[int, int, int]) -> None:
 
 
 def test_a_norm_of_some_heads(cuda: str) -> None:
-    """Beside each other only if there is one row."""
+    """Heads lie next to each other only if there is one row."""
     heads, weight = gaussian(5, 4, 64, seed=1).to(cuda)[:, 1:3], gaussian(64, seed=2).to(cuda)
     both = layer_kernels.add_norm(heads, None, weight, 0.0, 1e-6)[1]
     assert error(both, F.rms_norm(heads, (64,), weight, 1e-6)) < 1e-6

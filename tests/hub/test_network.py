@@ -48,7 +48,7 @@ def naps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def breaking_off(hub: Hub, gain: int, ranges: bool, body: bytes = MODEL["model.safetensors"]) -> list[int]:
-    """Each connection breaks off after `gain` bytes more than the one before; without `ranges` each begins anew."""
+    """Break each connection off `gain` bytes later than the last; without `ranges` each starts from the first byte."""
     asked: list[int] = []
     digest = hashlib.sha256(body).hexdigest()
 
@@ -76,7 +76,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small_pieces")
 def test_little_gained_by_each_beginning_is_given_up(hub: Hub, tmp_path, monkeypatch):
-    """Where each connection begins anew, all but those few bytes come again every time."""
+    """Where each connection starts from the first byte, almost all bytes are sent again every time."""
     found = plan([SOURCE])
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     asked = breaking_off(hub, 70, ranges=False)

@@ -27,7 +27,7 @@ built = pytest.mark.skipif(compiled.library() is None, reason="the library is no
 
 
 def loads(*files: Path) -> list[str]:
-    """Return what is said of each, in a process of its own, which may die of it."""
+    """Return what loading each file reports, in a separate process, which may crash."""
     command = [sys.executable, "-c", LOADS, *map(str, files)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, (done.returncode, done.stdout, done.stderr[-300:])

@@ -40,7 +40,9 @@ def test_cores_may_be_limited_and_not_beyond_what_is_here(monkeypatch: pytest.Mo
     monkeypatch.setattr(hardware, "_cores_here", lambda: 4)
     assert hardware.physical_cores() == 4
     hardware.limit_cores(3)
-    assert hardware.physical_cores() == 3 and "3 cores" in versions("cpu"), "what is measured so is valid for so many"
+    assert hardware.physical_cores() == 3 and "3 cores" in versions("cpu"), (
+        "a measurement is valid for this number of cores"
+    )
     assert hardware.IdleCores()() <= 3
     with pytest.raises(UsageMistake, match=matching("n5_threads_more_than_4_cores_here")):
         hardware.limit_cores(5)

@@ -194,7 +194,7 @@ def test_the_choice_knows_the_weights(paths, model, monkeypatch):
     written(paths.drafters / "semi" / "drafter", model)
     for name in ("a", "a+phrases"):
         assert (chosen(name).drafter, chosen(name).trained[0].path) == (name.replace("a", "medusa", 1), path)
-    with pytest.raises(NotHere):  # a kind is itself, whatever lies beside
+    with pytest.raises(NotHere):  # the name of a kind is never read as a directory
         chosen("semi")
     with pytest.raises(UsageMistake, match=matching("no_drafter_b")):
         chosen("b")

@@ -38,7 +38,7 @@ def model(tmp_path: Path) -> Path:
 
 
 class Held:
-    """A library that is not done before it is told to be."""
+    """A library that finishes only when the test lets it."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.backend, self.let_go, self.begun = tokenizer.backend, threading.Event(), threading.Event()

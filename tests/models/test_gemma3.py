@@ -1,4 +1,4 @@
-"""Gemma 3: what its config.json says in ways of its own, and the language model inside of one that reads pictures too."""
+"""Gemma 3: the special entries of its config.json, and the language model inside one that also reads pictures."""
 
 import json
 import shutil

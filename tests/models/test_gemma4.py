@@ -1,4 +1,4 @@
-"""Gemma 4: what its config.json says in ways of its own, what of it is refused, and what computes it."""
+"""Gemma 4: the special entries of its config.json, which of them are refused, and what computes the model."""
 
 import json
 from collections.abc import Callable

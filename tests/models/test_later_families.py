@@ -1,4 +1,4 @@
-"""SmolLM3, Granite and Ministral 3: what their config.json says in ways of its own, and what of it is refused."""
+"""SmolLM3, Granite and Ministral 3: the special entries of their config.json, and which of them are refused."""
 
 import json
 import shutil

@@ -183,7 +183,7 @@ def test_nothing_is_waited_for_and_no_circle_is_gone_around(target, tmp_path):
     for file in draft.iterdir():
         file.unlink()
     draft.rmdir()
-    draft.symlink_to(target)  # a model that drafts for itself for ever: the same tokens, and none of its own
+    draft.symlink_to(target)  # a model that drafts for itself without end: the same tokens
     own, _ = own_draft(resolve(str(target)), Paths(tmp_path))
     assert own is not None and model_of(resolve(str(target))).small.small is None  # type: ignore[union-attr]
 

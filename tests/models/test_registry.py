@@ -67,7 +67,7 @@ def test_a_draft_model_is_named_or_lies_beside_the_file(paths, model):
     assert resolve(resolve("mine", paths).draft, paths).path.samefile(model)
     assert resolve("other", paths).draft == "mine"
     (paths.user_models_file.parent / "mine").mkdir()
-    assert resolve("other", paths).draft == "mine", "a name is a name, whatever lies beside the file"
+    assert resolve("other", paths).draft == "mine", "a name is never read as a directory next to the file"
     assert resolve(str(model), paths).draft == ""
 
 

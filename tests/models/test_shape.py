@@ -31,9 +31,9 @@ PUBLISHED = {
     "qwen2.5-coder-1.5b": 1_543_714_304, "qwen2.5-coder-7b": 7_615_616_512, "qwen3-4b-2507": 4_022_468_096,
     "qwen3-14b": 14_768_307_200,
     "gemma-3-270m-it": 268_098_176, "gemma-3-1b-it": 999_885_952, "gemma-3-4b-it": 3_880_263_168,
-    "gemma-3-12b-it": 11_766_034_176,  # of the last two the language model alone
+    "gemma-3-12b-it": 11_766_034_176,  # for the last two only the language model
     "smollm3-3b": 3_075_098_624, "granite-3.2-2b": 2_533_531_648, "granite-3.2-8b": 8_170_848_256,
-    "granite-4.0-micro": 3_402_836_480, "ministral-3-3b": 3_429_006_336,  # of the last the language model alone
+    "granite-4.0-micro": 3_402_836_480, "ministral-3-3b": 3_429_006_336,  # for the last only the language model
     "qwen2.5-0.5b": 494_032_768, "qwen2.5-1.5b": 1_543_714_304, "qwen2.5-3b": 3_085_938_688,
     "qwen2.5-7b": 7_615_616_512, "qwen3-0.6b": 596_049_920, "qwen3-1.7b": 1_720_574_976, "qwen3-4b": 4_022_468_096,
     "qwen3-8b": 8_190_735_360,

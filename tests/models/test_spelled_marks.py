@@ -141,7 +141,7 @@ def test_a_vocabulary_that_spells_its_marks_in_one_piece_does_not(tmp_path: Path
 
 
 def test_marks_that_the_files_do_not_call_special_are_no_less_marks(chat: Any, tmp_path: Path) -> None:
-    """A fine-tune adds them as words of its own, and a GGUF file calls them user-defined."""
+    """A fine-tune adds them as ordinary tokens, and a GGUF file calls them user-defined."""
     path = write_tokenizer(tmp_path, CHATML)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         content = json.loads((path / name).read_text())

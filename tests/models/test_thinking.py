@@ -1,4 +1,4 @@
-"""Thinking told from answers: the same way however the text comes, for the marks of every family."""
+"""Thinking is separated from answers, however the text is cut into pieces, with the marks of every family."""
 
 import random
 import re

@@ -1,4 +1,4 @@
-"""Which templates can be told to think, how they are told, and what they make of what was thought before."""
+"""Which templates have a switch for thinking, how it is set, and what they make of earlier thoughts."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Our tokenizer and templates beside those of transformers: the same ids, the same text, the same special tokens."""
+"""Our tokenizer and templates against those of transformers: the same ids, the same text, the same special tokens."""
 
 import hashlib
 import json
@@ -218,7 +218,7 @@ def test_older_files_name_special_tokens_and_added_ones_apart(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_the_tokenizer_of_every_family_is_read_as_its_files_say(tmp_path: Path) -> None:
-    """Qwen2's name alone changes how transformers splits; a byte-level tokenizer.json is taken as it is."""
+    """The name Qwen2 is enough to change how transformers splits; a byte-level tokenizer.json is taken as it is."""
     byte_tokenizer().save_pretrained(tmp_path)
     whole = byte_tokenizer()
     families = {config().model_type: config for config in CONFIGS.values()}

@@ -101,7 +101,7 @@ class Model:
         self.kept: list[Any] = []  # arrays of adapters, which the library reads
 
     def layers(self) -> ctypes.Array[Layer]:
-        """Return what the library was told of its layers."""
+        """Return the descriptions of the layers that the library received."""
         return (Layer * self.sizes.num_layers)(*map(self.native._layer, range(self.sizes.num_layers)))
 
 

@@ -1,4 +1,4 @@
-"""The likeliest token as the head finds it: of the vocabulary alone, and of equals the first, whoever computed them."""
+"""The head's pick of the likeliest token: only ids of the vocabulary, and the first of equals, on every path."""
 
 import numpy as np
 from each import each

@@ -1,4 +1,4 @@
-"""How the library is compiled: what is done again, what is refused, and what a wrong set-up is told."""
+"""Compilation of the library: what is compiled again, what is refused, and the messages about a wrong set-up."""
 
 import ctypes
 import re

@@ -1,4 +1,4 @@
-"""How one speaks with a model, from its files alone: as the loaded model does, packed or not."""
+"""Chat templates and tokenizers read from a model's files equal those of the loaded model, packed or not."""
 
 from localspec.events import Reporter
 from localspec.models.chat_tokenizer import chat_files

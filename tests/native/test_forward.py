@@ -1,4 +1,4 @@
-"""Forwards: trees, caches, subsets of layers, adapters, inputs in place of tokens; a row depends on its ancestors alone."""
+"""Forwards: trees, caches, subsets of layers, adapters, inputs for tokens; a row depends only on its ancestors."""
 
 import copy
 import ctypes
@@ -121,7 +121,7 @@ def test_logits_from_a_row_on_and_rows_that_nobody_asks_for(model):
         assert np.array_equal(got, want[start:])
         assert part.argmax.tolist() == want[start:].argmax(-1).tolist()
         assert np.array_equal(part.hidden, whole.hidden)
-    # keys and values alone, and the last logits alone: the last layer is not finished for rows that nobody asks for
+    # Without logits, and with the last ones only, the last layer is not finished for rows that nobody reads.
     for last in (False, True):
         text, logits, numbers = Text(model), np.empty((1, VOCABULARY), np.float32), int32(tokens)
         request = Request(

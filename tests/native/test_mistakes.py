@@ -142,7 +142,7 @@ def test_a_cache_belongs_to_its_model(model):
 
 
 def test_a_cache_belongs_to_layers_of_these_sizes(sharing):
-    """Of as many layers with as many heads: those of one of them are wider, or it has keys of its own."""
+    """Both caches have the same numbers of layers and heads, but the heads are wider, or one layer has its own keys."""
     config = CONFIGS["gemma4-one-key-head-shared-double-wide-layer-inputs"]()
     said = {**config.to_dict(), "global_head_dim": 12}
     del said["per_layer_config"]
@@ -278,7 +278,7 @@ def test_a_model_with_recurrent_layers_that_is_not_possible(model):
 
 
 def test_a_cache_belongs_to_recurrent_layers_of_its_size():
-    """Keys and values alone would be of one shape."""
+    """The keys and values of both caches have the same shape; the states do not."""
     one, other = (
         RECURRENT["qwen3_5-grouped-shared-keys-interval"](),
         RECURRENT["qwen3_5-grouped-shared-keys-interval"](),

@@ -1,4 +1,4 @@
-"""Trained drafters on the CPU engine for a target that reads chains alone: the same texts, in every packing."""
+"""Trained drafters on the CPU engine for a target that reads only chains: the same texts, in every packing."""
 
 import pytest
 from drafters.test_on_chains import (  # noqa: F401

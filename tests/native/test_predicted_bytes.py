@@ -1,4 +1,4 @@
-"""What the policy promises of memory beside what the CPU engine then holds, by its own account."""
+"""The predicted memory of a model against what the CPU engine reports that it holds."""
 
 import json
 import subprocess
@@ -60,7 +60,7 @@ SHARED_KEYS = {
 @each("packing", ["int8", "int4", "bf16", "fp32"])
 @each("unlike", [OWN_KEYS, SHARED_KEYS])
 def test_a_model_whose_layers_differ_holds_what_is_predicted(unlike, packing):
-    """To the byte where no matrix and no head has to be padded; a cache has a position beside each slot, too."""
+    """Exact to the byte where no matrix and no head is padded; a cache also stores a position for each slot."""
     content = {**GEMMA4, **unlike}
     target, shape = invented_target(ModelConfig.of(content), packing), Shape.of(content)
     assert shape is not None

@@ -57,7 +57,7 @@ every_packing = each("packing", PACKINGS)
 
 
 def read(target: NativeTarget, cache: NativeCache, tokens: Sequence[int], keep: int | None = None) -> np.ndarray:
-    """Read a chain and keep its first rows, all of them by default; their logits beside their states."""
+    """Read a chain, keep its first `keep` rows (all by default), and return the logits and the states of all rows."""
     output = target.forward(DraftTree.chain(tokens), cache)
     cache.keep(range(len(tokens) if keep is None else keep))
     return np.concatenate([output.logits.numpy(), output.hidden.rows], 1)

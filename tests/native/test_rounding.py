@@ -18,7 +18,7 @@ TYPES = ("Q4_K", "Q6_K", "Q4_0", "Q5_0", "Q8_0")
 
 
 def weights(rows: int = 40, inputs: int = 512, seed: int = 0) -> np.ndarray:
-    """Return weights whose rows have scales of their own, some of which are zeros."""
+    """Return weights whose rows differ in scale; some are zeros."""
     random = np.random.default_rng(seed)
     found = random.standard_normal((rows, inputs)) * np.exp(random.standard_normal((rows, 1))) + 0.05
     found[3, 32:64], found[5] = 0, 0

@@ -55,7 +55,7 @@ HOT = Sampling(0.9, top_p=0.95, seed=7)
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., NativeTarget]]:
-    """opened(packing, name): the demo model, or its draft model, packed once in a home of its own."""
+    """opened(packing, name): open the demo model, or its draft model, packed once in a separate home."""
     home, made = tmp_path_factory.mktemp("home"), {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOCALSPEC_HOME", str(home))
@@ -74,7 +74,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., N
 
 @pytest.mark.slow
 def test_the_demo_model_in_fp32_says_what_the_stock_model_says(opened):
-    """A loop of a few lines over transformers' model, the whole text anew for every token."""
+    """The reference is a short loop over transformers' model, which reads the whole text again for every token."""
     target, stock = opened("fp32"), AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32).eval()
     for question in ("Who are you?", "Tell me about the sea."):
         prompt = target.encode([{"role": "user", "content": question}])

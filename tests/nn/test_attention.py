@@ -29,7 +29,7 @@ def additive(seen: torch.Tensor, group: int, dtype: torch.dtype = torch.float32)
 
 
 def scattered(rows: int, slots: int, seed: int = 0) -> torch.Tensor:
-    """Every row sees slots of its own, at least one."""
+    """Return a mask in which each row sees its own random slots, at least one."""
     seen = torch.rand(rows, slots, generator=torch.Generator().manual_seed(seed)) < 0.3
     seen[torch.arange(rows), torch.arange(rows) % slots] = True
     return seen

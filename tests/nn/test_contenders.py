@@ -42,7 +42,7 @@ def told(logits: torch.Tensor, positions: list[int], sampling: Sampling) -> list
 @each("width, spread", [(7, 1.0), (300, 0.0), (5000, 4.0), (70_000, 2.0)])
 @each("dtype", [torch.float32, torch.bfloat16])
 def test_contenders_have_the_pick(width, spread, sampling, dtype):
-    """With equal logits, as bf16 often has them, the noise alone decides."""
+    """With equal logits, which are frequent in bf16, only the noise decides."""
     rows = 48 if width < 10_000 else 6
     logits = random_logits(rows, width, spread, seed=width, dtype=dtype)
     positions = [17 * row % 4000 for row in range(rows)]

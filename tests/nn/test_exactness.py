@@ -148,7 +148,7 @@ Seen = Callable[..., None]
 
 
 class WholeNumbers(QuantizedLinear):
-    """Each row in whole numbers, whose sums are exact in any order: it is what it is alone, whatever computes it."""
+    """A linear layer in integers, whose sums are exact in any order, so that a row never depends on other rows."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         super().__init__(weight, bias)
@@ -441,7 +441,7 @@ class Listening:
 
 
 class Talk:
-    """Some turns, each of so many tokens: what was said, and with which logits, keys and values."""
+    """A conversation of turns of given lengths: its tokens, with their logits, keys and values."""
 
     def __init__(
         self, target: Target, drafter: Drafter, questions: Sequence[list[int]], sampling: Sampling, count: int,

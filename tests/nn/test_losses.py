@@ -59,7 +59,7 @@ def test_a_teacher_gives_its_whole_distribution():
 
 
 def test_several_depths_share_one_teacher():
-    """Each has the loss, the hits and the gradients that it has alone, whatever the order of its rows and labels."""
+    """The loss, hits and gradients of each depth are those of a separate loss, in any order of rows and labels."""
     torch.manual_seed(2)
     teacher, theirs, read = torch.nn.Linear(8, 30), torch.randn(23, 8), 0
     heads = [torch.nn.Linear(6, 30) for _ in range(3)]

@@ -173,7 +173,7 @@ def test_its_exactness_is_measured_like_any_others(tiny, load, kind):
         looked_at = exactness.tree_rows(packed, cache, DraftTree.chain([5, 6]), [0, 1])
     assert len(looked_at) == 2 + 4 * 3 + 1, "logits, the cache, and what every linear layer was given"
     found = exactness.measure(packed, 4, exact=True)
-    assert found.multiple >= 4, "one row alone is rounded otherwise, if seldom"
+    assert found.multiple >= 4, "a single row is rounded differently, though rarely"
     assert found.bitwise or 0 < found.largest < 1e-3
 
 
@@ -184,7 +184,7 @@ def test_a_threshold_is_that_of_the_layers_made_with_it_and_of_no_others():
 
 
 def test_a_packed_model_never_lies_in_memory_whole(tiny, load, monkeypatch):
-    """Read in another format than the files have, so that what is alive has memory of its own."""
+    """The model is read in another dtype than that of its files, so that each live tensor owns its memory."""
     storages: list[tuple[StorageWeakRef, int]] = []
     names: list[str] = []
     peak = 0

@@ -276,7 +276,7 @@ def test_the_library_is_loaded_with_the_first_layer_and_may_fetch_nothing():
 
 
 def test_four_bits_reach_from_the_least_to_the_largest_of_each_group():
-    weight = gaussian(OUT, IN, seed=1) + 3.0  # all of one sign: a scale alone would waste half of the levels
+    weight = gaussian(OUT, IN, seed=1) + 3.0  # all of one sign: without a zero point half of the levels are wasted
     ours, groups = Int4WeightOnlyLinear(weight).weight.reshape(-1, 32), weight.view(-1, 32)
     least, most = groups.amin(1, keepdim=True), groups.amax(1, keepdim=True)
     step = (most - least) / 15

@@ -134,7 +134,7 @@ def test_where_memory_is_short_it_is_computed_and_not_tried_again(target, record
 
 
 class Story:
-    """Attention that is recorded beside the same that is not, over one story of texts and drafts."""
+    """Recorded attention and plain attention over the same sequence of texts and drafts."""
 
     def __init__(self, target: Target, plain: Target) -> None:
         self.sizes: TransformerConfig = target.compute.target.sizes

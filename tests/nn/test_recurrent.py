@@ -1,4 +1,4 @@
-"""Qwen3.5: layers with a state that every token changes. Prompts, chains and what is taken back, beside the stock model."""
+"""Qwen3.5: layers with a state that every token changes. Prompts, chains and rollbacks against the stock model."""
 
 import copy
 import random

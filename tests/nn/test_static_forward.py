@@ -33,7 +33,7 @@ def loaded(tiny: Make, name: str, form: StepForm = "eager", exact: bool = False)
 
 
 def filled(target: Target, length: int, slots: int | None = None) -> KVCache:
-    """Return a cache with random numbers everywhere, of which so many count as committed."""
+    """Return a cache with random numbers everywhere, of which the first `length` slots count as committed."""
     cache = target.cache(slots or length + 80)
     cache.fill(torch.Generator().manual_seed(length))
     cache.assume(length)
@@ -51,7 +51,7 @@ def parts(target: Target, tree: DraftTree, cache: KVCache, inner: Sequence[int] 
 def test_trees_have_the_bits_of_the_eager_form(tiny, recorded, name, exact):
     """At several lengths with one recording: what would be a number of Python in it would be that of the first."""
     eager = loaded(tiny, name, exact=exact)
-    eager.row_multiple = PADDED  # it fills rows up alike
+    eager.row_multiple = PADDED  # it pads the rows in the same way
     inner = [0, len(eager.transformer.layers)]
     for form in ("static", "captured"):
         target, before = loaded(tiny, name, form, exact), None

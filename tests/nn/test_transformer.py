@@ -407,7 +407,7 @@ def altered(model: Tiny, path: Path, **values: object) -> Path:
         ({"hidden_act": "gelu_pytorch_tanh"}, "gelu_pytorch_tanh"),
         ({"layer_types": ["sliding_attention", "full_attention", "chunked_attention"]}, "chunked_attention"),
         ({"rope_parameters": {"rope_type": "spiral", "rope_theta": 1e4}}, "spiral"),
-        # The weights have the right names and shapes, their scales lie in tensors of their own.
+        # The weights have the right names and shapes, their scales are in separate tensors.
         ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}, "fp8"),
     ],
 )

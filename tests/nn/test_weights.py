@@ -1,4 +1,4 @@
-"""Weights are read number for number into memory of their own, once; files that changed meanwhile are reported by name."""
+"""Weights are read exactly, once, into newly allocated memory; files that changed meanwhile are named in an error."""
 
 import ctypes
 import errno
@@ -55,7 +55,9 @@ def test_each_parameter_is_what_the_files_hold(tiny, tmp_path, monkeypatch, made
         right = torch.cat([files[part] for part, _ in made_of]).to(dtype)
         read = ours[parameter]
         assert read.dtype == dtype and torch.equal(read, right), parameter
-        assert read.is_contiguous() and read.untyped_storage().nbytes() == read.nbytes, "memory of its own, no more"
+        assert read.is_contiguous() and read.untyped_storage().nbytes() == read.nbytes, (
+            "a separate allocation of the same size"
+        )
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="where a process can look at its maps")
@@ -70,7 +72,7 @@ def test_no_file_stays_open_or_mapped(tiny, tmp_path):
 
 
 def test_a_device_without_numbers_is_given_none(tiny, monkeypatch):
-    """Training asks so for shapes alone, of models that are large."""
+    """Training loads a large model this way to read only its shapes."""
     target = tiny(NAME).target
     monkeypatch.setattr(stored, "FileIO", None)
     shadow = Target.load(tiny(NAME).path, device="meta")

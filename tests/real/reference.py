@@ -222,7 +222,7 @@ def divergence(exact: np.ndarray, found: np.ndarray) -> np.ndarray:
 
 
 def surprise(logits: np.ndarray, tokens: Sequence[int], rows: int = 256) -> np.ndarray:
-    """Return the nats of each token but the first, given those before it; so many rows at once, to save memory."""
+    """Return the negative log likelihood, in nats, of each token but the first; `rows` rows at once, to save memory."""
     after = np.array(tokens[1:])
     starts = range(0, len(after), rows)
     parts = [log_softmax(logits[start : start + rows])[: len(after) - start] for start in starts]

@@ -44,7 +44,7 @@ class Measured(NamedTuple):
 def exact(
     shared: Path, gguf_file: Callable[[str], File], byte_pairs: Callable[[str], BytePairs]
 ) -> Callable[..., Measured]:
-    """exact(name, length): the reference's results, over so many tokens of a document. One process computes them."""
+    """exact(name, length): compute the reference's results over `length` tokens of a document, in one process."""
 
     def measure(name: str, length: int) -> dict[str, Any]:
         model, pairs = Exact(gguf_file(name)), byte_pairs(name)

@@ -187,7 +187,7 @@ next. It was agreed to keep both boats for the time being, and to count the pass
 
 
 def long_document(least: int) -> str:
-    """Return at least so many characters of varied sentences, in which little is repeated word by word."""
+    """Return at least `least` characters of varied sentences with little repetition."""
     chance = random.Random(4000)
     who = (
         "The captain",

@@ -1,4 +1,4 @@
-"""A server in a process of its own, over the demo model, and what is asked of it."""
+"""A server of the demo model in a separate process, and helpers that send it requests."""
 
 import http.client
 import json

@@ -43,7 +43,7 @@ HELLO = stream(said("Hel"), said("lo."), ended(), USAGE, DONE)
 
 
 class Scripted:
-    """`asked` are (first line, headers, body) of the requests. The next script answers each; models are told first."""
+    """A server that answers each request with the next script. `asked` has the line, headers and body of each."""
 
     def __init__(self, scripts: Sequence[Sequence[Step]], models: Any = MODELS) -> None:
         self.scripts, self.models = list(scripts), models

@@ -36,7 +36,7 @@ STORY = "Tell me a long story."
 
 
 class Shown:
-    """A server with `--ui`, and the key that it told last."""
+    """A server with `--ui`, and the last key that it printed."""
 
     def __init__(self, home: Path) -> None:
         self.server = start(home, "--ui", program=("-c", CODE), **SLOW)
@@ -190,7 +190,7 @@ def test_a_key_opens_one_browser_and_opens_it_once(shown):
     ):
         assert shown.get(who.path, Cookie=with_what).status == 401
         assert shown.get(f"{who.path}static/js/textual.js", Cookie=with_what).status == 401
-    assert shown.get("/v1/models", Cookie=one.cookie).status == 401, "the API has a key of its own"
+    assert shown.get("/v1/models", Cookie=one.cookie).status == 401, "the API has another key"
     assert shown.server.ask("/v1/models").status == 200
     assert shown.server.ask(one.path, own=True).status == 404
 

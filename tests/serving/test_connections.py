@@ -1,4 +1,4 @@
-"""Connections of those who ask nothing, of too many at once, and of programs that are told apart."""
+"""Connections of clients that send nothing, too many connections at once, and how many one program may have."""
 
 import asyncio
 import json
@@ -110,7 +110,7 @@ def test_a_server_that_hangs_is_none(tmp_path, monkeypatch):
 
 
 def test_who_waits_for_a_turn_is_given_signs_of_life(monkeypatch):
-    """So that a server that hangs is told from one that answers others, and long before ten minutes are over."""
+    """The client can then tell a server that hangs from one that answers others, long before ten minutes pass."""
     assert 5 * over_socket.SIGN_SECONDS < over_socket.SILENT_SECONDS <= 120
     monkeypatch.setattr(app, "LINE_SECONDS", 0.01)
 

@@ -207,9 +207,9 @@ def test_what_was_taken_is_compared_with_what_is_asked_for(tmp_path):
     ("memory", "left"), [(12, ["third"]), (20, ["second", "third"]), (60, ["first", "second", "third"])]
 )
 def test_one_goes_before_another_takes_a_slower_device_for_its_sake(monkeypatch, memory, left):
-    """On a GPU of 12 GiB a second model of 7 billion would have fit on the processor alone, and stayed there.
+    """On a GPU of 12 GiB a second model of 7 billion parameters would otherwise be loaded on the CPU, and stay there.
 
-    Those used longest ago go, as few as will do, and what is foretold of a model is what it is loaded as.
+    The models that were used longest ago are unloaded, as few as possible, and a model is loaded as it was predicted.
     """
     settings, taken = Settings(), {}
 

@@ -145,7 +145,7 @@ def test_figures_while_it_comes_and_at_the_end(tmp_path):
         for event in reply:
             live.take(event)
             seen.append(live.figures())
-    assert seen[-2].tokens == 0 and seen[-2].tokens_per_second is None, "it was not told yet"
+    assert seen[-2].tokens == 0 and seen[-2].tokens_per_second is None, "the server has not reported it yet"
     assert (seen[-1].tokens, seen[-1].used, seen[-1].memory.peak) == (5, 14, 0) and seen[-1].tokens_per_second > 0
 
 
@@ -446,7 +446,7 @@ def test_the_key_of_the_keyring_and_of_the_environment(monkeypatch):
 
 @pytest.mark.slow
 def test_ctrl_c_while_nothing_comes(tmp_path):
-    """In a process of its own, as a user presses it."""
+    """Ctrl+C in a separate process, as a user presses it."""
     import subprocess
 
     from command import environment

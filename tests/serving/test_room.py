@@ -19,7 +19,7 @@ ASKED = ClientRequest("demo", [{"role": "user", "content": "Hi"}], None, {})
 
 
 class Models:
-    """Of which each call does what it is told, once there is a request."""
+    """Models whose calls run a scripted action each, once there is a request."""
 
     loaded = ()
 
@@ -28,7 +28,7 @@ class Models:
 
 
 def ended(models: Models, requests: int) -> tuple[EngineRoom, list[object]]:
-    """Return the room after so many requests that were there before it began, and what was delivered to each."""
+    """Return the room after `requests` requests that came before it started, and what was delivered to each."""
     over, delivered = threading.Event(), [Queue() for _ in range(requests)]
     found = EngineRoom(Settings(), lambda _: models, end=over.set)
     for number, box in enumerate(delivered):

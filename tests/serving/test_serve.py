@@ -155,7 +155,7 @@ def test_a_chat_over_this_server_drops_what_the_server_drops_also_after_a_restar
     monkeypatch.setenv("LOCALSPEC_SERVER_KEY", server.key)
     turns = [{"role": role, "content": f"word {n} " * 30} for n in range(12) for role in ("user", "assistant")]
     found = []
-    for _ in range(3):  # each a program that starts anew
+    for _ in range(3):  # each in a new process
         engine = ServerEngine(RemoteServer.open(server.url), "demo", Reporter())
         for _ in range(2):
             turns.append({"role": "user", "content": "Hi"})
@@ -311,7 +311,7 @@ def test_what_is_no_http_costs_nobody_a_word(server):
     for sent in (b"\x16\x03\x01" + bytes(range(256)), b"GET / HTTP/9.9\r\n\r\n", b"\r\n\r\n\r\n"):
         with socket.create_connection(("127.0.0.1", server.port)) as connection:
             connection.sendall(sent)
-    assert server.ask("/v1/models").status == 200  # and at the end of the module nothing may have been told
+    assert server.ask("/v1/models").status == 200  # and at the end of the module nothing may have been printed
 
 
 # -- how it begins and ends ---------------------------------------------------------------------------------------------
@@ -440,7 +440,7 @@ def test_where_there_is_no_torch_it_answers(tmp_path):
 
 @pytest.mark.slow
 def test_where_the_engines_cannot_go_on_the_server_says_so_and_ends(tmp_path):
-    """And the client under way is told, rather than left to wait."""
+    """The waiting client gets an error instead of waiting for ever."""
     code = (
         "from localspec.serving import loaded\n"
         "def fails(device): raise RuntimeError('CUDA error: unspecified launch failure')\n"

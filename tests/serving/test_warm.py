@@ -1,4 +1,4 @@
-"""`localspec run` beside a running `localspec serve` of the same user: that answers, and nothing else is different."""
+"""`localspec run` while the same user runs `localspec serve`: the server answers, and the reply is the same."""
 
 import json
 import re
@@ -123,7 +123,7 @@ def test_flags_that_ask_for_what_it_took_by_itself_are_no_others(server, servers
 
 
 def test_a_drafter_that_was_named_and_is_another_one_by_now(server):
-    """A server that may choose chooses anew."""
+    """A server that may choose then chooses again."""
     with pytest.raises(Differs, match=matching("drafts_with_phrases_by_now")):
         ReplyRequest.of(
             {"model": "demo", "path": "", "messages": [], "sampling": vars(Sampling()), "max_tokens": 1, "stop": [],

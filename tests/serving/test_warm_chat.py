@@ -1,4 +1,4 @@
-"""A chat beside a running `localspec serve` of the same user: that answers, and nothing else is different."""
+"""A chat while the same user runs `localspec serve`: the server answers, and the chat is the same."""
 
 import io
 import json
@@ -176,8 +176,8 @@ def test_settings_that_differ_are_obeyed_in_this_process(warm, other):
 
 
 def test_who_waits_is_told(drafting, warm, monkeypatch):
-    """Others are being answered, and the server waits a second for each to be named: time for the last one to be told
-    so and taken back, also where the server gets far more of the processor than this process."""
+    """While others are answered, the server waits a second before it reports each of them. That leaves time to show the
+    last report and to remove it, even where the server gets far more CPU time than this process."""
     told = []
     waiting = warm(reporter=Reporter(progress=told.append))
     body = {
@@ -191,7 +191,7 @@ def test_who_waits_is_told(drafting, warm, monkeypatch):
     monkeypatch.setattr(
         "localspec.serving.socket_engine.NOTICE_SECONDS", math.inf
     )  # or a busy machine has it say something else
-    waiting.wanted = lambda: not told  # Escape, as soon as it is told
+    waiting.wanted = lambda: not told  # Escape, as soon as the wait is shown
     with ExitStack() as others:
         for _ in range(60):
             other = others.enter_context(socket.socket(socket.AF_UNIX))

@@ -145,7 +145,7 @@ def test_migrations_run_once_when_many_processes_start(
     def add_again(connection: sqlite3.Connection) -> None:
         connection.execute("INSERT INTO step VALUES (2)")
 
-    # The lock of opening aside, the transactions alone must do.
+    # Without the lock on opening, the transactions must suffice.
     monkeypatch.setattr(database_module, "one_at_a_time", lambda *_: contextlib.nullcontext())
 
     def start(pipe: int) -> None:

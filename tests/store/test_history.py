@@ -361,7 +361,7 @@ def test_an_excerpt_is_one_safe_line_around_the_word(history: History) -> None:
 
 
 def test_a_title_that_was_given_is_searched_too(history: History) -> None:
-    """Beside what was said, the newest first; a title that was made of the prompt is found by the prompt."""
+    """Given titles are searched as well as messages, newest first; a title made of a prompt is found by the prompt."""
     first, _ = history.say(None, "about cats", model="demo", system=None)
     other, turn = history.say(None, "a zebra", model="demo", system=None)
     last, newest = history.say(None, "nothing", model="demo", system=None)

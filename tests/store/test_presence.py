@@ -11,7 +11,7 @@ import pytest
 
 from localspec.store.history import Presence
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there every window seems alone")
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="presence is not tracked on Windows")
 
 WINDOW = """
 import sys
@@ -26,7 +26,7 @@ sys.stdin.read()
 
 @contextmanager
 def window(database: Path, *conversations: int) -> Iterator[list[str]]:
-    """Yield a process that has opened these, one after the other; what it was told of each. It is killed at the end."""
+    """Yield the answers of a process that opens these conversations one after the other. It is killed at the end."""
     command = [sys.executable, "-c", WINDOW, str(database), *map(str, conversations)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -46,7 +46,7 @@ def test_whoever_opens_it_second_is_told_and_whoever_comes_later(tmp_path):
         here.enter(4)
         with window(database, 3, 5, 4) as told:
             assert told == ["True", "False", "True"]
-            assert here.enter(4) is False, "who is there already is told nothing"
+            assert here.enter(4) is False, "a window that has it open already gets no notice"
         assert not here.enter(4) and here.enter(3)
     here.enter(None)
     assert not here.enter(3), "a window that was killed has none open"

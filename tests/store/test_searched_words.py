@@ -1,4 +1,4 @@
-"""Words are found however they are written, and where they stand is told in the text as it is."""
+"""Search finds words in any spelling, and reports their places in the text as it was written."""
 
 import unicodedata
 

@@ -1,4 +1,4 @@
-"""The store keeps every finished reply and what was measured, stays within its bounds, and forgets when told to."""
+"""The store saves every finished reply and its figures, keeps its limits, and deletes on request."""
 
 import contextlib
 import os

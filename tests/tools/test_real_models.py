@@ -230,7 +230,7 @@ def test_what_cannot_be_imported_is_told_and_the_embedded_model_answers(
 
 
 def demo_process(index: Path, tmp_path: Path) -> subprocess.Popen[str]:
-    """Start the demo in a process group of its own."""
+    """Start the demo in a separate process group."""
     variables = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
     variables["LOCALSPEC_REAL_MODELS"] = str(tmp_path / "models")
     return subprocess.Popen(

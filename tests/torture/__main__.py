@@ -1,9 +1,9 @@
 """Tortures every command for a set time: `make torture`, or `python -m torture --seconds 1800 --seed 7`.
 
 Areas: `disk` (one change of a command fails), `signals` (it is interrupted, ended or killed at any moment), `files`
-(what comes from outside is damaged). A seed and an area's numbers repeat what was found. `--kills 1000` takes no set time:
-that many times it kills replies, pulls and trainings, and counts what is lost. Nor does `--every run`: each change of that
-command fails in its turn, in each way. `--turns 200` instead of seconds: so many moments or changes of each command.
+(files from outside are damaged). A seed and an area's numbers repeat a failure. `--kills 1000` kills replies, pulls and
+trainings 1000 times, however long that takes, and counts what is lost. `--every run` lets each change of that command
+fail once, in each way. `--turns 200` replaces the time limit by a number of moments or changes of each command.
 """
 
 import argparse

@@ -34,7 +34,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Signal:
-    """Sent `after` so many seconds, or, where there is a `when`, as soon as that is true."""
+    """A signal that is sent `after` some seconds, or, where there is a `when`, as soon as that is true."""
 
     number: signal.Signals
     after: float = 0.0

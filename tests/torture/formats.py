@@ -230,7 +230,7 @@ def judged(words: list[str], ended: Ended, allowed: frozenset[int]) -> Iterator[
 
 
 def tried(stage: Stage, soil: Soil, name: str, examples: int, number: int) -> None:
-    """Try so many damaged ones. Raises AssertionError with the smallest that does harm; `number` is the seed."""
+    """Try `examples` damaged files. Raise AssertionError with the smallest that does harm; `number` is the seed."""
     form = FORMATS[name]
 
     @settings(

@@ -66,7 +66,7 @@ def killed_in_one_home(stage: Stage, name: str, chance: random.Random, most: int
 
 
 def kill_so_often(stage: Stage, seed: int, kills: int, only: Sequence[str] = ()) -> Tally:
-    """Until so many came before the end of what they were to kill; says what is wrong, and how far it is."""
+    """Kill commands until `kills` of them died before their end; print what is wrong, and the progress."""
     tally = Tally()
     for number, name in enumerate(cycle([name for name in KILLED if not only or name in only])):
         before = tally.kills.total()

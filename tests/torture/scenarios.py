@@ -27,7 +27,7 @@ FIGURES = re.compile(
     r"^(?:(?:\(stopped\)\n)?\((?:([\d,.]+ tok/s .*)|context .*)|\(stopped\)|(Ctrl\+D ends\.))$", re.MULTILINE
 )
 NOT_KEPT = "can only be read|nothing new is saved|not saved|cannot be saved|no longer saved|not kept"
-# What a name has of chance in it, and what a live process or SQLite keeps beside a file.
+# Random parts of file names, and the files that a live process or SQLite keeps next to a file.
 CHANCE = re.compile(r"[0-9a-f]{16,}|(?<=[-._])[a-z0-9_]{8}(?=\.|$)|\d{4,}")
 BESIDE = re.compile(
     r"(\.lock|-lock|-journal|-wal|-shm|last-error\.log|packed/digests\.json)$|/\.locks/|/\.no_exist/|(^|/)(CACHEDIR|version)"
@@ -77,7 +77,7 @@ class Scenario:
 
 @dataclass
 class Look:
-    """A home, looked at by commands of its own."""
+    """A home, and separate commands that inspect it."""
 
     cage: Cage
     ground: Ground
@@ -115,7 +115,7 @@ def _was_kept(look: Look, ended: Ended) -> Iterator[str]:
 
 
 def finished(ended: Ended) -> list[str]:
-    """Return what `chat` was asked and has told the figures of, until a Ctrl+C that may have taken a prompt with it."""
+    """Return the prompts of `chat` whose figures it printed, until a Ctrl+C that may have removed a prompt as well."""
     told = takewhile(lambda found: not found[1], FIGURES.findall(ended.errors))
     return [prompt for prompt, (pace, _) in zip(TYPED, told, strict=False) if pace]
 
@@ -226,13 +226,13 @@ class Stage:
         return home
 
     def copied(self, name: str) -> Path:
-        """`home`, anew, as the command finds it."""
+        """Copy `home` again, in the state in which the command finds it."""
         shutil.rmtree(self.home, ignore_errors=True)
         shutil.copytree(self.found(name), self.home, symlinks=True)
         return self.home
 
     def ended(self, name: str, fault: Fault | None = None, sent: Signal | None = None) -> Ended:
-        """How the command ends in a home of its own, which `complaints` then looks at."""
+        """Run the command in a separate home, which `complaints` then inspects, and return how it ended."""
         home, scenario = self.copied(name), SCENARIOS[name]
         return self.cage.run(
             home, *scenario.words(self.ground, home), typed=scenario.typed, fault=fault, sent=sent,
@@ -281,6 +281,6 @@ def wrong_end(ended: Ended, sent: signal.Signals | None, too: frozenset[int] = f
         yield f"it hung for {ended.seconds:.0f} s"
     elif ended.code not in DOCUMENTED | too and not (sent and ended.code == -sent):
         yield f"exit code {ended.code}: {ended.errors[-300:]}"
-    for word in ("Traceback", "localspec: Unexpected "):  # Jinja and others have unexpected things of their own to tell
+    for word in ("Traceback", "localspec: Unexpected "):  # Jinja and others also print "unexpected"
         if word in ended.errors:
             yield f"{word}: {ended.errors[-600:]}"

@@ -11,7 +11,7 @@ import pytest
 from each import each
 
 if sys.platform != "linux":
-    pytest.skip("libraries are put before others on Linux alone", allow_module_level=True)
+    pytest.skip("only Linux lets a library replace functions of others", allow_module_level=True)
 
 from torture import cage_process
 from torture.__main__ import disk, signals

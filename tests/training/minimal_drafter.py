@@ -17,7 +17,7 @@ class Options:
 
 
 class Linears(TrainableDrafter):
-    """One matrix a depth between the target's state and its head. Notes what the loop told it."""
+    """A drafter with one matrix a depth between the target's state and its head. It records its calls."""
 
     kind = "linears"
 

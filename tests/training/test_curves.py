@@ -30,7 +30,7 @@ def words(drawn: str) -> list[str]:
 
 
 def texts(drawn: str) -> dict[str, dict[str, str]]:
-    """Return the attributes of each text; of those that are alike, of the last."""
+    """Return the attributes of each text element, by its text; of equal texts, those of the last."""
     return {element.text or "": element.attrib for element in ET.fromstring(drawn).iter(SVG + "text")}
 
 

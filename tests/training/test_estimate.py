@@ -154,7 +154,7 @@ def test_the_estimate_is_about_what_a_training_takes(tmp_path, training_cage, op
     file = tmp_path / "text.txt"
     file.write_text("\n\n".join(f"{n} " + "The sun rises in the east and sets in the west. " * 60 for n in range(12)))
     kind, *rest = options
-    # a quarter of the rows that a forward has by itself, where so many already are too much to be left out
+    # a quarter of the rows that a forward has by default, where even these are too many to be left out
     rows = "--batch 1024 --at-once 1024 --length 512"
     words = f"train {kind} -m demo --data {file} --steps 2 {rows} -o {tmp_path / 'a'}".split()
     ended = training_cage.run(tmp_path, *words, *rest)

@@ -1,4 +1,4 @@
-"""The user's own conversations: what of them is learnt from as it is, what is asked anew, what is held out."""
+"""Training on the user's conversations: which texts are used as they are, answered again, or held out."""
 
 import pytest
 

@@ -126,7 +126,7 @@ def test_private_matrices_that_are_the_targets_own_are_shared(tmp_path, tiny: Ma
 
 @each("private_matrices", [True, False])
 def test_heads_of_text_generation_inference(tmp_path, target: Target, private_matrices: bool) -> None:
-    """Its two classes read one file beside a config.json: in the first each head ends in a matrix of its own."""
+    """Both classes of TGI read one file next to a config.json; in the first, each head ends in its own matrix."""
     blocks = official(heads=3)
     matrices = private("{}.1.weight", heads=3) if private_matrices else {}
     halved = {name: tensor.half() for name, tensor in {**blocks, **matrices}.items()}

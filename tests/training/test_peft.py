@@ -24,7 +24,7 @@ CASES = [
 @each("name, which", CASES)
 def test_peft_gives_the_same_logits(tiny, tmp_path, name, which):
     peft = pytest.importorskip("peft")  # seconds, which only this slow test need pay
-    model = read(tiny(name).path)  # one of its own: peft changes the stock model
+    model = read(tiny(name).path)  # a separate copy, since peft changes the stock model
     torch.manual_seed(0)
     adapters = Adapters(model.target.transformer, [0, 2], rank=3, alpha=7.0, which=which)
     for parameter in adapters.parameters():

@@ -58,7 +58,7 @@ def test_places_are_those_that_predict_a_reply(tiny: Make, readings: Readings) -
     assert torch.allclose(found.states, expected, atol=1e-2), "in fp16"
     assert found.roots.tolist() == [row.tokens[place + 1] for row in ROWS for place in positions(row)]
     places, there = found.following(3)
-    assert there[:31].sum(0).tolist() == [30, 29, 28], "within a text alone"
+    assert there[:31].sum(0).tolist() == [30, 29, 28], "only within a text"
     assert there[31:37].sum(0).tolist() == [5, 4, 3], "and within a reply"
     assert torch.equal(found.numbers[places][there], (found.numbers[:, None] + torch.arange(1, 4))[there])
     text = readings.places(ROWS, "cpu", distill=False).labels

@@ -293,4 +293,6 @@ def test_what_serves_is_loaded_as_replies_have_it(tiny: Make, monkeypatch: pytes
         raise DoesNotFit("there is no room")
 
     monkeypatch.setattr(training_target, "load_for_replies", full)
-    assert served_target(card, Settings(device="cpu"), target) is target, "where there is no room beside the training"
+    assert served_target(card, Settings(device="cpu"), target) is target, (
+        "where training leaves no room for another target"
+    )

@@ -202,7 +202,7 @@ def test_looks_at_held_out_text_are_shares_of_the_training_apart(training, monke
 
 @pytest.mark.slow
 def test_rows_that_are_parted_weigh_what_they_weigh_together(training):
-    """A short row of nonsense beside long ones that are known by heart: a mean of means would let it count a third."""
+    """A short row of nonsense next to long rows known by heart: a mean of means would give it the weight of a third."""
     learnt = training(TrainingPlan(batch=512, at_once=512, rate=4e-2, distill=False, steps=40), "learnt")
     list(learnt.run())
     long = [row for row in learnt.corpus._block(0, 0)[0] if len(row.tokens) > 50][:2]

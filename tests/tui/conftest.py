@@ -1,4 +1,4 @@
-"""Fixtures of the terminal interface: an application over a scripted engine, with a store of its own."""
+"""Fixtures of the terminal interface: an application with a scripted engine and a separate store."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -43,7 +43,7 @@ def chat(tmp_path, monkeypatch) -> Callable[..., ScriptedChat]:
 
 @pytest.fixture
 def long(chat) -> Callable[..., ScriptedChat]:
-    """Return long(turns, {number: reply}, script, …): a chat that goes on with a kept conversation of so many turns."""
+    """Return long(turns, {number: reply}, script, …): a chat that continues a saved conversation of `turns` turns."""
 
     def make(turns: int, replies: dict[int, str], *scripts: Any) -> ScriptedChat:
         talk = chat(*scripts)
@@ -121,7 +121,7 @@ def styles_read_once() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def clipboard(monkeypatch) -> list[str]:
-    """Return what was copied; the machine's own clipboard is left alone."""
+    """Return the copied texts; the machine's own clipboard is not used."""
     copied: list[str] = []
     monkeypatch.setattr(pyperclip, "copy", copied.append)
     return copied

@@ -52,7 +52,7 @@ def statistics(tokens: int = 3, off_reason: str | None = None) -> Statistics:
 
 
 def so_far(tokens: int) -> Statistics:
-    """Return the figures of a reply under way, of so many steps of a token and a tenth of a second each."""
+    """Return the figures of an unfinished reply of `tokens` steps, each of one token and a tenth of a second."""
     speed, length = (10.0, 1.0) if tokens > 1 else (0.0, 0.0)
     return replace(statistics(tokens), tokens_per_second=speed, steps=tokens - 1, acceptance_length=length)
 
@@ -70,9 +70,9 @@ class ScriptedEngine:
         self.scripts = list(scripts)
         self.asked: list[list[Mapping[str, str]]] = []
         self.asked_with: list[tuple[Any, Any]] = []  # sampling and limits
-        self.thought: list[bool | None] = []  # whether it was told to think
+        self.thought: list[bool | None] = []  # whether it was asked to think
         self.lent: list[bool] = []  # a core, and that it is given back
-        self.switch: bool | None = None  # whether it thinks by itself; None where it cannot be told
+        self.switch: bool | None = None  # whether it thinks by default; None without a switch
         self.choice = SimpleNamespace(
             engine="native", dtype="fp32", quantize="none", device=device, drafter="phrases", nodes=8, pace=(), bits=0.0
         )
@@ -166,7 +166,7 @@ class ScriptedChat:
         self.models: dict[str, Any] = {"scripted": self.engine}
         self.loaded: list[str] = []
         self.database = home / "localspec.db"
-        self.notices: list[str] = []  # told while opening
+        self.notices: list[str] = []  # sent while opening
         self.opening_error: Exception | None = None
         self.resumed: int | None = None
         self.conversation: Conversation

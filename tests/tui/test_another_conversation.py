@@ -128,7 +128,7 @@ async def test_whoever_opens_one_that_is_open_elsewhere_is_told_at_once(chat, mo
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="there every window seems alone")
+@pytest.mark.skipif(sys.platform == "win32", reason="presence is not tracked on Windows")
 def test_two_windows_on_one_conversation(tmp_path):
     from tui.terminal import scripted_chat
 

@@ -69,4 +69,4 @@ async def test_a_click_on_copy_copies_the_code_below_it(chat, clipboard):
         assert clipboard == ["ls -l", "first [red]\nsecond"]
         await pilot.click(reply, offset=(4, first))
         await pilot.pause()
-        assert len(clipboard) == 2, "beside the word"
+        assert len(clipboard) == 2, "a click next to the word copies nothing"

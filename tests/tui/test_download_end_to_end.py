@@ -1,4 +1,4 @@
-"""A download in a chat as a person has it, in a process of its own: left in the middle, it leaves nothing behind."""
+"""A download in a chat as a user has it, in a separate process: interrupted half-way, it leaves no files behind."""
 
 import signal
 import sys

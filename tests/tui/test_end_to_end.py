@@ -1,4 +1,4 @@
-"""The chat as a person has it: a process of its own on a terminal, most of it with the demo model."""
+"""The chat as a user has it: a separate process on a terminal, most of it with the demo model."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Everything that the chat can be told to do: each entry of the palette, key and slash command, and what is then so."""
+"""Every command of the chat: each entry of the palette, key and slash command, and its effect."""
 
 import threading
 from collections.abc import Callable
@@ -41,9 +41,9 @@ Seen = Callable[[ScriptedChat], object]
 
 
 class Deed(NamedTuple):
-    """What is told, in the words of the palette and of F1 or as a line that is typed; what is then so, and not before.
+    """A command, in the words of the palette and of F1 or as a typed line; and its effect, which is absent before.
 
-    `first`: keys that make it possible; `after`: those that lead back to how it was.
+    `first`: keys that make it possible; `after`: keys that lead back to the state before.
     """
 
     names: tuple[str, ...]
@@ -209,7 +209,7 @@ async def by_palette(talk: ScriptedChat, pilot: Pilot[None], name: str) -> None:
 
 
 def ways(group: str, how: str, talk: ScriptedChat) -> list[tuple[Deed, str]]:
-    """Each deed of the group with each of the names, keys or lines that it is told by."""
+    """Return each command of the group, once for each of its names, keys or typed lines."""
     found: dict[str, Callable[[str], list[str]]] = {
         "palette": lambda name: [name] if name in palette(talk.app) else [],
         "key": lambda name: keys().get(name, []),
@@ -218,7 +218,7 @@ def ways(group: str, how: str, talk: ScriptedChat) -> list[tuple[Deed, str]]:
     return [(deed, way) for deed in TABLE[group] for name in deed.names for way in found[how](name)]
 
 
-ENDS = {"stopping", "leaving", "new"}  # what is told there leaves nothing to go on with
+ENDS = {"stopping", "leaving", "new"}  # these commands leave no chat to continue with
 
 
 async def tell(talk: ScriptedChat, pilot: Pilot[None], deed: Deed, how: str, way: str) -> None:
@@ -237,7 +237,7 @@ async def tell(talk: ScriptedChat, pilot: Pilot[None], deed: Deed, how: str, way
 def prepared(
     chat: Callable[..., ScriptedChat], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[ScriptedChat, threading.Event]:
-    """Return a chat whose model can be told to think, with an editor; the gate is before the end of its third reply."""
+    """Return a chat with an editor and a switch for thinking; the gate is before the end of its third reply."""
     gate = threading.Event()
     talk = chat([LONG], [Thought("So it is."), LAST], ["Half", gate, "."])
     talk.engine.switch = False

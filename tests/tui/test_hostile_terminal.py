@@ -130,7 +130,7 @@ def test_a_hostile_reply_is_shown_and_not_obeyed(tmp_path):
         terminal.shows(READY)
         terminal.send("Go on.\r")
         terminal.shows("The end of it.")
-        terminal.resize(99, 700)  # no panel beside it
+        terminal.resize(99, 700)  # without the side panel
         terminal.until(lambda: on_the_screen(terminal, "Go on."))
         still_answers(terminal)
         assert missing(terminal) == []
@@ -225,7 +225,7 @@ def test_hostile_names_titles_prompts_and_errors(tmp_path):
         terminal.send(CTRL_S)
         terminal.shows("used from")
 
-        # Models, one of them broken; and what is told while one is loaded.
+        # Models, one of them broken, and the messages while one is loaded.
         terminal.send(CTRL_O)
         terminal.until(lambda: on_the_screen(terminal, f"evil{ARGUMENT}"))
         terminal.until(lambda: on_the_screen(terminal, wording("there_is_no_directory_2", tmp_path=tmp_path / NAME)))

@@ -1,4 +1,4 @@
-"""The line above the prompt: what finds room first, and colours that never speak alone."""
+"""The line above the prompt: which parts are shown first, and colours that never carry meaning without a word."""
 
 from dataclasses import replace
 

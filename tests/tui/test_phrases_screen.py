@@ -1,4 +1,4 @@
-"""The phrases that are kept: found, told of, and deleted for good."""
+"""The saved phrases: found, described, and deleted for good."""
 
 import threading
 

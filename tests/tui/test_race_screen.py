@@ -1,4 +1,4 @@
-"""A race inside the chat: beside the conversation, as it happens and once more, and stopped at any time."""
+"""A race in the chat, next to the conversation: live, played back, and stopped at any time."""
 
 import re
 import threading
@@ -209,7 +209,7 @@ def test_a_model_for_which_drafting_does_not_pay_races_with_phrases(tmp_path, mo
 
 @pytest.mark.slow
 def test_who_races_beside_a_conversation_that_goes_on(tmp_path, monkeypatch):
-    """On real engines: the race brings the texts that they bring alone, and nothing of it is left."""
+    """On real engines: a race gives the same texts as separate replies, and leaves nothing behind."""
     monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path / "home"))
     pieces = [f"{word} ".encode() for word in ("one", "two", "three", "four")]
     model = scripted_model(tmp_path / "words", pieces, again=0, context=2000).path

@@ -135,7 +135,7 @@ def test_a_signal_leaves_the_chat_with_its_code(number, code):
     with terminal.signals(left.append, lambda code: None):
         os.kill(os.getpid(), number)
         until = monotonic() + PATIENCE
-        while not left and monotonic() < until:  # another thread may be told of it first
+        while not left and monotonic() < until:  # another thread may get the signal first
             sleep(0.01)
     assert left == [code]
     assert signal.getsignal(number) == before

@@ -1,4 +1,4 @@
-"""What is thought before a reply: folded into a line that opens, told from the answer, and switched while one chats."""
+"""Thoughts before a reply: folded into a line that opens, separated from the answer, and switched during a chat."""
 
 import re
 import threading
@@ -13,7 +13,7 @@ from localspec.store.store import Store
 from localspec_tui.widgets.reply_view import ThoughtLine
 
 THOUGHTS = "They ask for a\nreason, [so] I give one."
-NARROW = (98, 30)  # no panel beside the conversation
+NARROW = (98, 30)  # without the side panel
 AT_LIMIT = Done("length", replace(statistics(2), reasoning_tokens=2, reasoning_seconds=0.2))
 
 

@@ -1,4 +1,4 @@
-"""What is told for a moment: on the title of the chat, or in lines of its own."""
+"""Short notices: in the title of the chat, or in separate lines."""
 
 import pytest
 from golden import wording

@@ -1,4 +1,4 @@
-"""A disk that is full: what is not kept is told as long as that is so, and at the end; and kept when it can be."""
+"""A full disk: the chat reports unsaved replies while it is full and at the end, and saves them when it can."""
 
 import re
 import sqlite3

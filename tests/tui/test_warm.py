@@ -1,4 +1,4 @@
-"""The full screen beside a running `localspec serve` of the same user, which goes in the middle."""
+"""The full screen while the same user runs `localspec serve`, which ends half-way."""
 
 import os
 import signal

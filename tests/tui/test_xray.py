@@ -1,4 +1,4 @@
-"""X-ray: who proposed what, and what was refused beside it."""
+"""X-ray: which drafter proposed each token, and the refused alternatives next to it."""
 
 import threading
 

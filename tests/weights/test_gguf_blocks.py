@@ -1,4 +1,4 @@
-"""What blocks stand for, beside the gguf package, and by hand."""
+"""The values of GGUF blocks, against the gguf package and by hand."""
 
 import warnings
 

@@ -90,7 +90,7 @@ def recurrent(tiny, tmp_path):
 
 
 def rewritten(whole, tensors, to):
-    """Return a file with these tensors instead of its own, with correct digests; new tensors are zeros."""
+    """Return the file with these tensors replaced, with correct digests; new tensors are zeros."""
     texts = {name: section.bytes for name, section in whole.header.texts.items()}
     header = Header.plan(whole.header.origin, "int8", whole.header.parameters, tensors, texts)
 

@@ -1,4 +1,4 @@
-"""Beside llama.cpp itself, where that is installed: the same ids of the same texts, and logits of the same model."""
+"""Our results against llama.cpp, where it is installed: the same ids of a text, and the logits of the same model."""
 
 import ctypes
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Tensors are found in their files, and a head is told from an embedding."""
+"""Tensors are found in their files, and a head is distinguished from an embedding."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""`localspec run` for its tests: in a process of its own, and what it answered and kept."""
+"""Run `localspec run` in a separate process, and read its answer and the saved conversations."""
 
 import errno
 import io

@@ -1,4 +1,4 @@
-"""`localspec run`: conversations are kept, continued and, with --no-log, left alone."""
+"""`localspec run` saves conversations and continues them; with --no-log it does neither."""
 
 import os
 import sys

@@ -50,7 +50,7 @@ def test_a_newer_database(run, home, hello):
 
 @pytest.mark.slow
 def test_a_directory_in_the_place_of_the_database(run, first_start, hello):
-    """Where nothing is saved, nobody is told that it is."""
+    """Where nothing is saved, no message claims that it is."""
     Paths(first_start).database.mkdir(parents=True)
     notified(run("-m", hello.path, "hi"), hello, "cannot be used")
 

@@ -85,7 +85,7 @@ def test_without_phrases_what_was_said_is_kept(run, first_start, hello, argument
 
 
 def test_phrases_hold_nothing_of_the_prompt(run, home, models):
-    # It says the letters of the prompt's marker as a guess of its own would: what follows x is Q, then Z, then J.
+    # The script repeats the letters of the prompt's marker, as a wrong guess would: x, then Q, Z and J.
     follows = {ord("Q"): ord("Z"), ord("Z"): ord("J"), ord("J"): ord("Q")}
     told = [b"a", b"b", b"c", b"d", b"e", b"f", b"g", b"h"]
     path = models / "discreet"

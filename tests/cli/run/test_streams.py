@@ -179,7 +179,7 @@ def test_whatever_temperature_and_top_p_are_accepted_something_is_said(run, home
 
 @each("cold, more", [("1e-20", ()), ("1e-38", ("--top-p", "0.9")), ("5e-324", ("--top-k", "3")), ("5e-324", ())])
 def test_the_coldest_temperatures_say_what_is_likeliest(run, noise, cold, more):
-    """fp32 makes an infinite score of every logit where it divides by them, and the noise alone would pick."""
+    """In fp32, dividing by such a temperature makes every score infinite; then only the noise would pick."""
     likeliest = run("-m", noise, "hi", "-n", "5", "--temp", "0", "--no-log").out
     assert run("-m", noise, "hi", "-n", "5", "--seed", "1", "--no-log", "--temp", cold, *more).out == likeliest
 

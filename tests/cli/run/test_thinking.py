@@ -1,4 +1,4 @@
-"""`localspec run` with models that think: the answer alone goes out, and what was thought is in the JSON and kept."""
+"""`localspec run` with thinking models: only the answer is printed; the thoughts are in the JSON and in the history."""
 
 import json
 import re
