@@ -656,8 +656,11 @@ def converted(found: Model, tensors: Mapping[str, torch.Tensor]) -> Iterator[tup
             yield ours, one
 
 
-def write(file: Path, name: str) -> Path:
-    """Write the tiny model of a family in F32."""
+def write(file: Path, name: str, fused: bool = False, kind: str = F32) -> Path:
+    """Write the tiny model of a family in F32 or Q8_0; with gates and ups of each expert in one tensor if `fused`.
+
+    llama.cpp, too, keeps routers and convolutions in F32.
+    """
     found = model(name)
     family, config = found.family, found.config
     writer = gguf.GGUFWriter(file, gguf.MODEL_ARCH_NAMES[family.architecture])
@@ -669,8 +672,13 @@ def write(file: Path, name: str) -> Path:
         _add(writer, key, value)
     for key, values in factors(config).items():
         writer.add_tensor(key, np.array(values, np.float32))
-    for key, tensor in converted(found, found.tensors):
-        writer.add_tensor(key, tensor.float().contiguous().numpy())
+    tensors = dict(converted(found, found.tensors))
+    for key in [key for key in tensors if fused and "ffn_gate_exps" in key]:
+        gates, ups = tensors.pop(key), tensors.pop(key.replace("ffn_gate_exps", "ffn_up_exps"))
+        tensors[key.replace("ffn_gate_exps", "ffn_gate_up_exps")] = torch.cat([gates, ups], 1)
+    for key, tensor in tensors.items():
+        type_ = gguf.GGMLQuantizationType[F32 if tensor.ndim < 2 or "gate_inp" in key or "conv1d" in key else kind]
+        writer.add_tensor(key, gguf.quantize(tensor.float().contiguous().numpy(), type_), raw_dtype=type_)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -17,6 +17,7 @@ from localspec.choosing.plans import (
     best,
     disk_words,
     draft_precisions,
+    expert_words,
     explained,
     natural_precisions,
     possible_precisions,
@@ -282,6 +283,7 @@ def _choice(
     precision, predicted, named = plan.precision, _is_of(plan.candidate, drafter), settings.drafter != "auto"
     parts = kind_of(drafter.drafter).parts
     chose_none = drafter.drafter == "none" and not settings.plain
+    as_named = f"{drafter.drafter} as asked, in {precision}{expert_words(plan)}"
     return Choice(
         target=card,
         device=precision.device.name,
@@ -297,7 +299,7 @@ def _choice(
         drafter=drafter.drafter,
         nodes=plan.most if drafter.drafter != "none" else 0,
         fixed=settings.draft_max != "auto",
-        reason=explained(plan, ranked, named) if predicted else f"{drafter.drafter} as asked, in {precision}",
+        reason=explained(plan, ranked, named) if predicted else as_named,
         tokens_per_second=plan.speed if predicted else None,
         measured=predicted and plan.measured,
         speedup=speedup(plan, ranked) if predicted else None,
@@ -351,9 +353,10 @@ def _too_large(
 ) -> str:
     """Return the error text: what is missing, and a model that would fit, preferably one that is already here."""
     device, gib = smallest.precision.device, 2.0**30
+    disk = ", with half of its experts on the disk" if smallest.on_disk else ""
     missing = (
         f"{card.name} needs {smallest.bytes / gib:.1f} GiB of memory in {smallest.precision} on "
-        f"{device.name}, and {device.usable / gib:.1f} of {device.free / gib:.1f} GiB free may be used"
+        f"{device.name}{disk}, and {device.usable / gib:.1f} of {device.free / gib:.1f} GiB free may be used"
     )
     if context is not None and context > PLANNED:  # other models would need more memory for it too
         return f"{missing}; close other programs, or give a smaller --context."

@@ -113,12 +113,12 @@ def unread(shape: Shape, quantize: str, backend: str, tokens: int) -> int:
 def on_disk(shape: Shape, quantize: str, backend: str, weights: int, over: int) -> int:
     """Return the bytes of experts that stay on the disk if a model takes `over` bytes more memory than it may.
 
-    0 if it fits, if its experts are not in a mapped file, or if more than half of them would stay on the disk: then
-    nearly every token would wait for it.
+    0 if it fits, or if its experts are not in a mapped file. At most half of them: otherwise nearly every token would
+    wait for the disk, so the model does not fit.
     """
     if over <= 0 or backend != "native" or quantize == "none" or shape.experts is None:
         return 0
-    return over if over <= weights * shape.in_experts / shape.parameters / 2 else 0
+    return min(over, int(weights * shape.in_experts / shape.parameters / 2))
 
 
 def program(quantize: str, backend: str) -> int:

@@ -19,7 +19,7 @@ from localspec.errors import LocalspecError
 from localspec.machine.machine import PACKINGS, Device
 from localspec.models.drafter_kinds import kind_of
 from localspec.models.model import Model
-from localspec.quantities import precision_in_words, tokens_a_second
+from localspec.quantities import amount, precision_in_words, tokens_a_second
 from localspec.weights.draft_role import as_draft, is_coarser
 from localspec.weights.packed_file import BLOCKS
 
@@ -82,6 +82,7 @@ class RunPlan:
     measured: bool  # whether the speed was measured here rather than predicted
     cost_effectiveness: float = 0.0  # M
     on_disk: int = 0  # bytes of experts without room in memory, which a token that needs them reads from the disk
+    active: tuple[int, int] | None = None  # parameters that a token reads, and all, if the model has experts
     slowed: float = 1.0  # how many times as long a plain forward takes because of `on_disk`, as predicted
     most: int = AUTO_NODES  # the most nodes that a draft may have
     rule: Rule = "speed"  # the rule that decided, if this plan was taken
@@ -263,6 +264,7 @@ def _plans_in(
     trained = [one for one in model.trained if kind_of(one.kind).drafts_for(shape)]
     small = draft_model(model, precision, measurements, planned)
     plain_speed, plain_bytes, in_memory = 0.0, 0, costs
+    active = (shape.read(1) + shape.small, model.parameters) if shape.experts else None
     for candidate in candidates(model.card, inputs, trained, small, model.small_here):
         replies, nodes = candidate.replies, 0
         whole = weights + candidate.bytes + program + fit.cache(shape, planned + most + 1, dtype)
@@ -293,7 +295,7 @@ def _plans_in(
             size = max(size, replies.peak)
         yield RunPlan(
             precision, candidate, nodes, weights + candidate.bytes - on_disk, size, memory, tokens_per_second, measured,
-            on_disk=on_disk, slowed=costs.at(1, CONTEXT) / in_memory.at(1, CONTEXT), most=most,
+            on_disk=on_disk, active=active, slowed=costs.at(1, CONTEXT) / in_memory.at(1, CONTEXT), most=most,
         )  # fmt: skip
 
 
@@ -441,8 +443,17 @@ def explained(plan: RunPlan, ranked: Sequence[RunPlan], named: bool = False) -> 
         sentence += "; drafts are expected to cost more than they save, so they are made only where they should pay"
     elif (acceptance := plan.candidate.acceptance) is not None and plan.candidate.name != "none":
         sentence += f", {acceptance.length(plan.nodes):.2f} tokens/step {acceptance.origin}"
-    disk = f"; {found}" if (found := disk_words(plan)) else ""
-    return f"{sentence}{disk}" if named else f"{sentence}{disk}; {rule_words(plan)}{_others(plan, ranked)}"
+    sentence += expert_words(plan)
+    return sentence if named else f"{sentence}; {rule_words(plan)}{_others(plan, ranked)}"
+
+
+def expert_words(plan: RunPlan) -> str:
+    """Return clauses about the experts of a model, each after a semicolon; "" without experts."""
+    if plan.active is None:
+        return ""
+    some, every = map(amount, plan.active)
+    disk = disk_words(plan)
+    return f"; {some} of {every} parameters are read for a token{disk and f'; {disk}'}"
 
 
 def disk_words(plan: RunPlan) -> str:

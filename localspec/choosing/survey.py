@@ -240,8 +240,9 @@ def recommend(
         raise only_packed(model.card.path)
     _, plan = tried[0]
     precision, device = plan.precision, plan.precision.device
+    disk = ", with half of its experts on the disk" if plan.on_disk else ""
     reason = (
-        f"does not fit: {plan.bytes / 2**30:.1f} GiB in {precision} on {device.name}, of which "
+        f"does not fit: {plan.bytes / 2**30:.1f} GiB in {precision} on {device.name}{disk}, of which "
         f"{device.usable / 2**30:.1f} may be used"
     )
     return Recommendation(model.card, plan, reason, quality)

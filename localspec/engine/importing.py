@@ -159,7 +159,7 @@ def _register(
         chat.tokenizer.hand_on()
         return former, model, False
     if not (same and known):
-        for sentence in [*model.notices(chat.added_marks()), *_rounding(header)]:
+        for sentence in [*model.notices(chat.added_marks()), *_rounding(header, paths)]:
             reporter.notice(sentence)
     written = read(register(header, model.texts, reporter, paths))
     if former and known and former.path != written.path:
@@ -178,7 +178,7 @@ def _chat_of(model: "GgufModel") -> "ChatTokenizer":
     return chat
 
 
-def _rounding(header: Header) -> list[str]:
+def _rounding(header: Header, paths: Paths) -> list[str]:
     """Return notices about a registration: types without kernels, a file laid out once."""
     from localspec.weights.gguf_weights import is_filed, rounded
 
@@ -187,13 +187,13 @@ def _rounding(header: Header) -> list[str]:
         return []
     if not types:
         return [
-            f"{header.origin.name} has experts. Before the first reply its weights are written to a file of "
-            f"{size(header.weight_bytes)}, of which only what is used has to be in memory."
+            f"{header.origin.name} has experts. Before the first reply its weights are written once more, to a file of "
+            f"{size(header.weight_bytes)} in {paths.packed}, of which only what is used has to be in memory."
         ]
     stored, becomes = " and ".join(sorted(types)), " and ".join(sorted({*types.values()}))
     return [
         f"There is no kernel for {header.origin.name}'s weights in {stored}; they are rounded to {becomes} once, "
-        f"and the model takes {size(header.weight_bytes)} of memory."
+        f"in {paths.packed}, and the model takes {size(header.weight_bytes)} of memory."
     ]
 
 

@@ -55,7 +55,7 @@ class Experts(nn.Module):
         weights = weights if scale is None else weights * scale[chosen].to(weights.dtype)
         if (self.exact or rows.is_cuda) and len(rows) <= AT_ONCE and not rows.requires_grad:
             mixed = [self._of_row(*one) for one in zip(rows, chosen, weights.to(rows.dtype), strict=True)]
-            return torch.stack(mixed).view(h.shape) if mixed else h
+            return torch.stack(mixed).view(h.shape)
         gates_and_ups, downs = (
             self._by_expert(one, parts) for one, parts in ((self.gate_up_proj, 2), (self.down_proj, 1))
         )

@@ -16,7 +16,7 @@ from localspec.machine.machine import Machine, this_machine
 from localspec.models.drafter_kinds import kind_of
 from localspec.models.entries import Entry, Form
 from localspec.models.registry import TargetCard, cards, source_here
-from localspec.pulling.gguf import Instead, is_packed, replaced
+from localspec.pulling.gguf import Instead, is_packed, replaced, second_copy
 from localspec.pulling.pull import NothingToFetch, Wishes, measured, nothing_to_fetch
 
 
@@ -154,7 +154,11 @@ def _memory(
         return None, "it is unknown whether it fits: its entry gives no sizes"
     named = wishes.drafter is not None
     beside, weights = (_sum(downloads[1:]) or 0) if named else 0, 2 * entry.shape.parameters
-    return fit(card.name, entry.shape, weights, machine, measurements, beside, wishes.settings, chosen.found, named)
+    fits, memory = fit(
+        card.name, entry.shape, weights, machine, measurements, beside, wishes.settings, chosen.found, named
+    )
+    copied = bool(entry.source.gguf) and entry.shape.experts is not None
+    return fits, memory + second_copy(entry.bytes or 0, wishes.settings) if copied else memory
 
 
 def _sum(downloads: Sequence[Download]) -> int | None:

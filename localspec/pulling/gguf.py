@@ -14,6 +14,7 @@ from localspec.engine.importing import asked_packing, import_gguf
 from localspec.environment import home
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Reporter
+from localspec.families.reading import positive
 from localspec.families.table import OF_GGUF
 from localspec.hub.cache import differs, snapshot
 from localspec.hub.plan import CONFIG, Part, Plan, plan
@@ -22,6 +23,7 @@ from localspec.hub.sources import Source
 from localspec.machine.machine import Machine
 from localspec.models.entries import Entry, Form
 from localspec.models.registry import source_here
+from localspec.models.shape import Shape
 from localspec.paths import Paths
 from localspec.published_heads import why_not_in_gguf
 from localspec.pulling.packing import Installed, Packed, discard_fetched
@@ -30,6 +32,7 @@ from localspec.weights.checkpoint import inspect
 from localspec.weights.packed_file import BLOCKS, Origin, PackedFile
 from localspec.weights.packed_files import FILED, packed_files
 
+_LEAST = 0.55  # share of a mixture in memory, at least: nine tenths are experts, of which half may stay on the disk
 # Bits per weight in memory, at least, for types without kernels: those of the types that they are rounded to.
 _ROUNDED = {r"(^|-)B?F(P?16|P?32)": 8.5, r"(^|-)(IQ[123]|TQ)": 4.5}
 
@@ -77,27 +80,48 @@ def check(part: Part, packed_only: bool, settings: Settings) -> None:
         )
 
 
-def memory(part: Part, settings: Settings, machine: Machine) -> tuple[bool | None, str]:
+def memory(part: Part, settings: Settings, machine: Machine, shape: Shape | None = None) -> tuple[bool | None, str]:
     """Return whether a model fits into memory by the size and the type of its files, and a clause about it.
 
-    The first is None if it may fit: its other needs are known when the file is here.
+    The first is None if it may fit: its other needs are known when the file is here. `shape` is that of its entry.
     """
     others = ", ".join(device.name for device in machine.devices if device.type != "cpu")
-    instead = f"; {others} computes it in bf16 or int8" if others else ""
+    experts = has_experts(part.config.get("architecture"), shape)
+    instead = f"; {others} computes it in bf16{'' if experts else ' or int8'}" if others else ""
     bits = float(_bits(part.source.gguf))
     bits += 0 if bits > 8 else 0.5 if bits == 8 else 1.5  # at most: some parts of a file have types of more bits
     weights = int(part.weights * 8 / bits)
     asked, usable = asked_packing(settings), machine.devices[-1].usable
     sizes = {packing: packed(weights, 0, packing, "native") for packing in ([asked] if asked else FILED)}
     if asked is None:
-        least = next((most for kind, most in _ROUNDED.items() if re.search(kind, part.source.gguf)), None)
-        sizes = {BLOCKS: int(weights * least / 8) if least else part.weights, **sizes}
-    packing = next((one for one in sizes if sizes[one] <= usable), [*sizes][-1])
+        rounded = next((most for kind, most in _ROUNDED.items() if re.search(kind, part.source.gguf)), None)
+        sizes = {BLOCKS: int(weights * rounded / 8) if rounded else part.weights, **sizes}
+    share = _LEAST if experts else 1.0
+    packing = next((one for one in sizes if share * sizes[one] <= usable), min(sizes, key=sizes.__getitem__))
     held = "" if packing == BLOCKS else f" packed in {packing}"
+    if (least := share * sizes[packing]) > usable:
+        return False, f"{part.source} takes about {size(least)}{held}, of {size(usable)} that may be used"
+    more = "the file itself will say"
     if sizes[packing] > usable:
-        return False, f"{part.source} takes about {size(sizes[packing])}{held}, of {size(usable)} that may be used"
-    return None, (
-        f"about {size(sizes[packing])}{held}, of {size(usable)} that may be used; the file itself will say{instead}"
+        more = "the rest of its experts stays on the disk, so it will be slower"
+    copy = second_copy(part.weights, settings) if experts else ""
+    return None, f"about {size(sizes[packing])}{held}, of {size(usable)} that may be used; {more}{instead}{copy}"
+
+
+def has_experts(architecture: object, shape: Shape | None) -> bool:
+    """Return whether a model in GGUF is a mixture, by its architecture or by the sizes in its entry."""
+    family = OF_GGUF.get(architecture) if isinstance(architecture, str) else None
+    always = family and family.gguf and family.gguf.keys.get("expert_count") is positive  # never 0: no dense models
+    return bool(always or (shape and shape.experts))
+
+
+def second_copy(weights: int, settings: Settings) -> str:
+    """Return a clause about the file that the weights of a mixture, this many bytes, are written to once more."""
+    if asked_packing(settings):
+        return ""
+    where = Paths(home()).packed
+    return (
+        f"; before its first reply on a CPU they are written once more, to a file of about {size(weights)} in {where}"
     )
 
 

@@ -195,8 +195,10 @@ def nothing_to_fetch(name: str, wishes: Wishes) -> NothingToFetch | None:
         raise UsageMistake(
             f"--drafter {wishes.drafter} has no effect with a repository; leave it out, or pull a registered model."
         )
-    if wishes.original and name not in cards():
-        raise UsageMistake("--original has no effect with a repository, which is fetched unchanged; leave it out.")
+    entry = card.entry if (card := cards().get(name)) else None
+    if wishes.original and not (entry and entry.forms):
+        what = "a repository" if entry is None else name
+        raise UsageMistake(f"--original has no effect with {what}, which is fetched unchanged; leave it out.")
     if wishes.packed_only and wishes.drafter == MTP:
         raise UsageMistake(f"--packed-only drops the MTP layer, which --drafter {MTP} needs; leave one of them out.")
     if wishes.packed_only and own_source(name) is None:
@@ -255,7 +257,8 @@ def _memory(
     """Return whether the model of a plan fits into memory, and a sentence about it."""
     model, *drafters = found.parts
     if model.source.gguf:
-        return gguf.memory(model, wishes.settings, machine)
+        card = cards().get(name)
+        return gguf.memory(model, wishes.settings, machine, card.entry.shape if card and card.entry else None)
     if model.heads or own_source(name) is None:
         return None, "not known for a drafter without its model"
     # A drafter that was chosen for this machine fits next to the model.

@@ -295,19 +295,9 @@ class GgufModel:
 
         Raises LocalspecError for a tensor that is missing, has an unexpected shape, or is not supported.
         """
-        found: dict[str, list[GgufTensor]] = {}
-        taken = {*_BESIDE, *self._ahead, *unread(sizes)}
-        for ours, parts in gguf_map(sizes).items():
-            columns = in_features(ours, sizes)
-            for name, rows in parts:
-                fused = name.replace("ffn_gate_exps", _FUSED).replace("ffn_up_exps", _FUSED)
-                if fused != name and name not in self.places and fused in self.places:
-                    taken.add(fused)
-                    found.setdefault(ours, []).append(self._half(fused, rows, columns, "ffn_up_exps" in name, sizes))
-                    continue
-                taken.add(name)
-                shape = (rows,) if columns is None else (rows, columns)
-                found.setdefault(ours, []).append(self._tensor(name, shape, *self._form(name, ours, sizes)))
+        parts = gguf_map(sizes)
+        found = {ours: self._parts(ours, some, in_features(ours, sizes), sizes) for ours, some in parts.items()}
+        taken = {*_BESIDE, *self._ahead, *unread(sizes), *self._names(parts)}
         if unknown := sorted(self.places.keys() - taken):
             raise LocalspecError(
                 f"{self.path} has a tensor {unknown[0]!r}, which no {sizes.family} has that localspec computes; "
@@ -323,14 +313,30 @@ class GgufModel:
         if not self._ahead:
             return {}
         parts, own = ahead_gguf_map(sizes), ahead_config(sizes)
-        if self._ahead != {name for some in parts.values() for name, _ in some}:
+        if self._ahead != self._names(parts):
             return {}
-        found: dict[str, list[GgufTensor]] = {}
-        for ours, some in parts.items():
-            columns = ahead_features(ours, sizes)
-            for name, rows in some:
-                shape = (rows,) if columns is None else (rows, columns)
-                found.setdefault(ours, []).append(self._tensor(name, shape, *self._form(name, ours, own)))
+        return {ours: self._parts(ours, some, ahead_features(ours, sizes), own) for ours, some in parts.items()}
+
+    def _name(self, part: str) -> str:
+        """Return the tensor of the file that has a part: the fused one for gates or ups that are not there."""
+        fused = re.sub("ffn_(gate|up)_exps", _FUSED, part)
+        return fused if part not in self.places and fused in self.places else part
+
+    def _names(self, parts: Mapping[str, Sequence[tuple[str, int]]]) -> set[str]:
+        """Return the tensors of the file that have all these parts."""
+        return {self._name(part) for some in parts.values() for part, _ in some}
+
+    def _parts(
+        self, ours: str, parts: Sequence[tuple[str, int]], columns: int | None, sizes: TransformerConfig
+    ) -> list[GgufTensor]:
+        """Return the parts, with their rows, of one of our parameters."""
+        found = []
+        for part, rows in parts:
+            if (name := self._name(part)) != part:
+                found.append(self._half(name, rows, columns, "ffn_up_exps" in part, sizes))
+                continue
+            shape = (rows,) if columns is None else (rows, columns)
+            found.append(self._tensor(name, shape, *self._form(name, ours, sizes)))
         return found
 
     def _form(self, name: str, ours: str, sizes: TransformerConfig) -> tuple[int, str]:

@@ -15,6 +15,7 @@ from localspec.environment import home
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.events import Reporter
 from localspec.families.architecture import TransformerConfig
+from localspec.machine.memory import free_memory
 from localspec.outside_files import MIB
 from localspec.paths import Paths, private_directory
 from localspec.quantities import size
@@ -91,8 +92,7 @@ def load(
         origin = Origin(name, revision(path))
         return _opened_or_again(lambda: make(path, packing, origin, threads, reporter, paths), reporter)
     except (CannotWrite, DoesNotFit) as error:
-        reporter.notice(f"{error} Until then the model is packed again each time it is loaded.")
-        return _in_memory(Source.open(path), Recipe(packing), packing, Origin(name, ""), threads, reporter)
+        return _in_memory(Source.open(path), Recipe(packing), packing, Origin(name, ""), threads, reporter, error)
 
 
 def _opened(file: Path) -> PackedModel:
@@ -138,6 +138,7 @@ def _all_there_is(
     if registered is None:
         raise only_packed(path)
     source = _source(registered)
+    no_file: LocalspecError | None = None
     if packing in FILED or (packing == BLOCKS and is_filed(registered.header)):
         try:
             origin = registered.header.origin
@@ -146,9 +147,9 @@ def _all_there_is(
                 lambda: pack_gguf(source, packing, origin, threads, reporter, paths, others), reporter
             )
         except (CannotWrite, DoesNotFit) as error:
-            reporter.notice(f"{error} Until then the model is packed again each time it is loaded.")
+            no_file = error
     recipe = gguf_recipe(source, packing, drafts)
-    return _in_memory(source, recipe, packing, registered.header.origin, threads, reporter)
+    return _in_memory(source, recipe, packing, registered.header.origin, threads, reporter, no_file)
 
 
 def _registration(path: Path) -> PackedFile | None:
@@ -361,10 +362,23 @@ def write_with_room(file: Path, header: Header, fill: Fill, threads: int, progre
 
 
 def _in_memory(
-    source: Source, recipe: Recipe, packing: str, origin: Origin, threads: int, reporter: Reporter
+    source: Source,
+    recipe: Recipe,
+    packing: str,
+    origin: Origin,
+    threads: int,
+    reporter: Reporter,
+    no_file: LocalspecError | None = None,
 ) -> PackedModel:
-    """Pack a model into memory. Raises DoesNotFit, and LocalspecError if its files change meanwhile."""
+    """Pack a model into memory. Raises DoesNotFit, and LocalspecError if its files change meanwhile.
+
+    `no_file` says why it cannot be in a file, and is raised if it does not fit in memory either, as a mapped one may.
+    """
     header, files = source.header(origin, packing, recipe), source.checkpoint.weight_files
+    if no_file and header.section_bytes > free_memory():
+        raise no_file
+    if no_file:
+        reporter.notice(f"{no_file} Until then the model is packed again each time it is loaded.")
     before = stamps(files)
     progress = (
         packing_told(origin.name, packing, reporter)
@@ -387,6 +401,8 @@ def _in_memory(
 def packing_told(name: str, packing: str, reporter: Reporter) -> Progress:
     """Report that a model is being packed. Return the function that reports progress."""
     what = f"packing {name} in {packing}, once"
+    if packing == BLOCKS:
+        what = f"writing the weights of {name} to a file, once"
     reporter.progress(what)
     return _shown(what, reporter)
 

@@ -15,6 +15,7 @@ from s3d_tables import TABLES, Line
 from localspec.choosing import fit
 from localspec.choosing.fit import BUCKET, CHUNK, ITEM, STATIC_ROWS, packed, weights
 from localspec.choosing.plans import cost_effectiveness
+from localspec.families.experts import Experts
 from localspec.models.entries import PACKAGE
 from localspec.models.shape import Shape
 from localspec.weights.packed_file import Origin
@@ -200,6 +201,15 @@ def test_the_cpu_engine_keeps_what_256_rows_need_and_parts_of_attention_as_long_
     assert kept(longest + 1) == kept(256) - part, "longer ones are not cut in parts"
     slim = Shape(1, 8, 8, 1, 1, 8, 100_000, 512)
     assert fit.workspace(slim, "bf16", "int8", "native", 256, 15) > 16 * 100_000 * 4, "the logits of a tree"
+
+
+def test_of_a_mixture_each_pair_of_a_row_and_an_expert_has_an_input_an_activation_and_an_output() -> None:
+    dense = fit.workspace(SEVEN, "bf16", "int8", "native", 256, 0)
+    mixture = fit.workspace(replace(SEVEN, experts=Experts(64, 8, 512)), "bf16", "int8", "native", 256, 0)
+    pairs = 256 * 8
+    # Of a pair an output in fp32, an input in int8 with scales and sums, an activation; of a row an output, and logits.
+    least = pairs * (4096 * (4 + 1 + 20 / 32) + 512 * 4) + 256 * (4096 + 64) * 4
+    assert least < mixture - dense < 1.1 * least
 
 
 def test_an_embedding_that_is_mapped_is_there_as_far_as_tokens_ask_for_it() -> None:

@@ -10,12 +10,14 @@ from each import each
 from golden import wording
 from hypothesis import given
 from hypothesis import strategies as st
-from machines import BILLION, GIB, LITTLE, SEVEN, Told, apple, cpu, flat, gpu, trained, unfetched
+from machines import BILLION, GIB, LITTLE, SEVEN, Told, apple, cpu, flat, gpu, machine, trained, unfetched
 
 from localspec.choosing import fit, plans
+from localspec.choosing.choose import choices
 from localspec.choosing.cost import CONTEXT, ForwardCosts, reading
 from localspec.choosing.drafters import Acceptance, DrafterCandidate, plain, reply_key
 from localspec.choosing.measure import ModelMeasurements, NoMeasurements, ReplyStats
+from localspec.choosing.named import DrafterSpec
 from localspec.choosing.plans import (
     AUTO_NODES,
     COMFORTABLE,
@@ -28,7 +30,8 @@ from localspec.choosing.plans import (
     why_idle,
     why_none,
 )
-from localspec.errors import UsageMistake
+from localspec.config import Settings
+from localspec.errors import DoesNotFit, UsageMistake
 from localspec.hub.sources import Source
 from localspec.machine.machine import Device
 from localspec.models.drafter_cards import DrafterCard
@@ -441,13 +444,20 @@ MIXTURE = Shape.of(
 )  # fmt: skip -- Qwen3-30B-A3B
 
 
-@each("gib, on_disk", [(32, False), (14, True), (8, None)])
+@each("gib, on_disk", [(32, False), (14, True), (8, None)])  # None: it does not fit even with half of them there
 def test_experts_without_room_in_memory_stay_on_the_disk_and_a_clause_says_how_slow_that_is(gib, on_disk) -> None:
     model = Model(unfetched(MIXTURE), MIXTURE, MIXTURE.parameters)
     ranked = run_plans(model, [Precision(cpu(gib), "bf16", "int4")], NoMeasurements())
     plan = next(one for one in ranked if one.candidate.name == "none")
-    assert plan.fits is (on_disk is not None) and (plan.on_disk > 0) is bool(on_disk)
+    assert plan.fits is (on_disk is not None) and (plan.on_disk > 0) is (on_disk is not False)
     words = explained(plan, ranked)
+    assert "; 3.04 B of 30.5 B parameters are read for a token" in words
+    if on_disk is None:
+        in_experts = MIXTURE.in_experts * plan.loaded_bytes / (MIXTURE.parameters - MIXTURE.in_experts / 2)
+        assert plan.on_disk == pytest.approx(in_experts / 2, rel=0.05)
+        with pytest.raises(DoesNotFit, match=r"needs [\d.]+ GiB .*, with half of its experts on the disk"):
+            choices(model, DrafterSpec("none"), Settings(quantize="int4"), machine(cpu(gib)))
+        return
     if not on_disk:
         assert plan.slowed == 1 and "disk" not in words
         return

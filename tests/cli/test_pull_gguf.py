@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,11 +16,13 @@ from each import each
 from gguf_files import metadata_of, tensors_of, write_model, written
 from golden import matching, wording
 from hub_server import Hub, Repository, model_repository, served
+from machines import SEVEN
 from transformers import Qwen3Config
 
 from localspec.config import Settings
 from localspec.errors import LocalspecError
 from localspec.events import Reporter
+from localspec.families.experts import Experts
 from localspec.hub.cached_gguf import of_type, types_listed
 from localspec.hub.records import ExpectedFile
 from localspec.hub.sources import Source
@@ -37,6 +40,7 @@ pytestmark = pytest.mark.slow
 
 SHAPE = {**tiny_models._SHAPE, "hidden_size": 64, "intermediate_size": 96, "num_key_value_heads": 2, "head_dim": 32}
 NAME = "org/tiny-GGUF:Q8_0"
+MIXTURE = replace(SEVEN, experts=Experts(8, 2, 64))
 
 
 @pytest.fixture(scope="module")
@@ -364,7 +368,30 @@ def test_a_newer_commit_takes_the_place_of_the_one_before(home, files, directory
     [("Q4_K_M", 5.5, 5.5), ("F16", 16, 8.5), ("BF16", 16, 8.5), ("F32", 32, 8.5), ("UD-IQ2_M", 3.5, 4.5)],
 )
 def test_a_plan_counts_what_types_without_kernels_become(kind, stored, held):
-    part: Any = SimpleNamespace(source=Source.parse(f"org/tiny-GGUF:{kind}"), weights=int(10**9 * stored))
+    part: Any = SimpleNamespace(source=Source.parse(f"org/tiny-GGUF:{kind}"), weights=int(10**9 * stored), config={})
     machine = Machine((Device("cpu", "a processor", 10**12, 10**12, ("fp32",)),), 1)
     fits, said = memory(part, Settings(), machine)
     assert fits is None and said.startswith(f"about {size(10**9 * held)}, of")
+
+
+@each("architecture, shape", [("qwen3moe", None), ("gpt-oss", None), ("gemma4", MIXTURE)])
+def test_a_plan_of_a_mixture_lets_half_of_its_experts_stay_on_the_disk(architecture, shape, fresh_home):
+    source, config = Source.parse("org/tiny-GGUF:Q4_K_M"), {"architecture": architecture}
+    part: Any = SimpleNamespace(source=source, weights=10**10, config=config)
+
+    def planned(gigabytes: int) -> tuple[bool | None, str]:
+        free = gigabytes * 10**9
+        return memory(part, Settings(), Machine((Device("cpu", "a processor", free, free, ("fp32",)),), 1), shape)
+
+    copy = f"written once more, to a file of about {size(10**10)} in {Paths(fresh_home).packed}"
+    fits, said = planned(20)
+    assert fits is None and copy in said and "disk" not in said.replace(copy, "")
+    fits, said = planned(8)
+    assert fits is None and copy in said and "experts stays on the disk" in said
+    fits, said = planned(5)
+    assert fits is False and f"takes about {size(0.55 * 10**10)}" in said
+    part.config, shape = {"architecture": "gemma4"}, None
+    fits, said = planned(8)
+    assert fits is False and "takes about" in said
+    fits, said = planned(20)
+    assert fits is None and "written" not in said

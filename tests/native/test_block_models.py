@@ -32,8 +32,8 @@ WIDE: dict[str, Any] = {
 NARROW = {**WIDE, "hidden_size": 576, "intermediate_size": 896, "num_hidden_layers": 3, "tie_word_embeddings": True}
 
 
-def blocks_of(name: str, rows: int, inputs: int) -> tuple[BlockMatrix, np.ndarray]:
-    """Return random blocks of a type, with weights that leave states about as large as they were, and those weights."""
+def stored_of(name: str, rows: int, inputs: int) -> np.ndarray:
+    """Return rows of random blocks of a type, with weights that leave states about as large as they were."""
     stored = random_rows(name, rows, inputs)
     blocks = stored.reshape(-1, GGML_QUANT_SIZES[GGMLQuantizationType[name]][1])
     if name == "MXFP4":
@@ -42,6 +42,12 @@ def blocks_of(name: str, rows: int, inputs: int) -> tuple[BlockMatrix, np.ndarra
         scales = blocks[:, at : at + 2].copy().view(np.float16)
         factor = 0.8 / inputs**0.5 / dequantize(stored, GGMLQuantizationType[name]).std()
         blocks[:, at : at + 2] = (scales.astype(np.float32) * factor).astype(np.float16).view(np.uint8)
+    return stored
+
+
+def blocks_of(name: str, rows: int, inputs: int) -> tuple[BlockMatrix, np.ndarray]:
+    """Return blocks as `stored_of` makes them, and their weights."""
+    stored = stored_of(name, rows, inputs)
     return BlockMatrix.pack(stored, inputs, name), dequantize(stored, GGMLQuantizationType[name])
 
 

@@ -74,6 +74,31 @@ def test_a_model_whose_layers_differ_holds_what_is_predicted(unlike, packing):
     assert cache(shape, 256, dtype) == target.cache(256).nbytes - positions
 
 
+MIXTURE = {
+    "model_type": "qwen3_moe", "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 320, "num_experts": 32,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True, "tie_word_embeddings": False,
+}  # fmt: skip
+BESIDE = {
+    **GEMMA4, **OWN_KEYS, "enable_moe_block": True, "num_experts": 32, "top_k_experts": 2, "moe_intermediate_size": 64,
+}  # fmt: skip
+
+
+@each("packing", ["int8", "int4", "bf16", "fp32"])
+@each("content", [MIXTURE, BESIDE])
+def test_a_mixture_holds_what_is_predicted_and_a_row_reads_the_experts_that_it_chooses(content, packing):
+    target, shape = invented_target(ModelConfig.of(content), packing), Shape.of(content)
+    assert shape is not None
+    parameters = sum(sum(rows for _, rows in made_of) * (in_features(name, target.model.sizes) or 1)
+                     for name, made_of in weight_map(target.model.sizes).items())  # fmt: skip
+    dtype, quantize = (packing, "none") if packing in ("bf16", "fp32") else ("bf16", packing)
+    assert weights(shape, dtype, quantize, "native", parameters) == target.nbytes
+    held = {name: one.nbytes for name, one in target.model.weights.items()}
+    experts = sum(count for name, count in held.items() if ".experts." in name)
+    assert target.read_bytes == target.nbytes - held["embed_tokens"] - experts * 30 // 32
+    assert shape.in_experts == sum(3 * 64 * 128 * 32 for _ in range(shape.num_layers)) > 0.6 * parameters
+
+
 TOUCHES = """
 import json, os, sys, time
 from pathlib import Path

@@ -16,7 +16,17 @@ from localspec.events import Reporter
 from localspec.machine.machine import Device, Machine
 from localspec.models.registry import resolve
 from localspec.models.shape import Shape
-from localspec.pulling.pull import AboutToFetch, Fetched, Installed, NothingToFetch, Planned, PullEvent, Wishes, pull
+from localspec.pulling.pull import (
+    AboutToFetch,
+    Fetched,
+    Installed,
+    NothingToFetch,
+    Planned,
+    PullEvent,
+    Wishes,
+    nothing_to_fetch,
+    pull,
+)
 
 
 @pytest.fixture
@@ -128,3 +138,10 @@ def test_beside_a_chat_nothing_is_measured_or_packed(home, monkeypatch):
     assert kinds(found) == [Planned, AboutToFetch, Fetched, Installed] and found[0].packing is None
     assert not [stage for stage in stages if "packing" in stage or "training" in stage]
     assert not (home / "cache" / "packed").exists() and resolve("mine").here
+
+
+@pytest.mark.parametrize("name", ["gpt-oss-20b", "gemma-4-26b-a4b-it", "smollm2-135m", "org/name"])
+def test_the_original_of_something_without_a_smaller_form_is_refused(name, fresh_home):
+    with pytest.raises(UsageMistake, match=f"--original has no effect with {'a repository' if '/' in name else name}"):
+        nothing_to_fetch(name, Wishes(original=True))
+    assert nothing_to_fetch("qwen3-8b", Wishes(original=True)) is None

@@ -47,12 +47,14 @@ from localspec.drafters.semi import SemiOptions
 from localspec.engine.importing import import_gguf
 from localspec.errors import UsageMistake
 from localspec.events import Reporter
+from localspec.families.architecture import TransformerConfig
 from localspec.models.drafter_kinds import kind_of, kinds
 from localspec.models.s3d_prediction import KeptLayers
 from localspec.models.shape import Shape
 from localspec.native.target import NativeTarget
 from localspec.native.threads import Threads
 from localspec.nn.target import Target
+from localspec.weights.gguf_model import GgufModel, GgufTensor
 from localspec.weights.packed_file import BLOCKS
 
 ROOM = 128  # tokens: more than positions have before they are scaled
@@ -203,6 +205,34 @@ def test_in_few_bits_logits_are_as_near_as_those_of_llama_cpp(opened, family_ggu
         theirs.append(divergence(expected, by_llama_cpp(file, tokens, False)).mean())
     print(f"{name} {kind}: {1000 * np.mean(ours):.2f} / {1000 * np.mean(theirs):.2f} thousandths of a nat")
     assert np.mean(ours) <= 1.2 * np.mean(theirs)
+
+
+def content(tensor: GgufTensor, step: int = 99_991) -> bytes:
+    """Return the bytes of a tensor, which are read piece by piece."""
+    found = bytearray(tensor.bytes)
+    for first in range(0, len(found), step):
+        tensor.read(memoryview(found)[first : first + step], first)
+    return bytes(found)
+
+
+@pytest.mark.parametrize("kind", [F32, "Q8_0"])
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss", "qwen3_5_moe", "gemma4-26b"])
+def test_gates_and_ups_in_one_tensor_are_those_in_two(tmp_path, name, kind):
+    """As llama.cpp's converter writes them with --fuse-gate-up-exps: of the layers, and of the layer ahead."""
+    apart, fused = (
+        GgufModel.open(gguf_families.write(tmp_path / f"{one}.gguf", name, one, kind)) for one in (False, True)
+    )
+    assert not any("gate_exps" in one or "up_exps" in one.replace("gate_up_exps", "") for one in fused.places)
+    sizes = TransformerConfig.of(apart.config)
+    assert apart.weights == fused.weights and bool(fused.ahead(sizes)) is FAMILIES[name].ahead
+    for read_by in (GgufModel.tensors, GgufModel.ahead):
+        one, other = read_by(apart, sizes), read_by(fused, sizes)
+        assert one.keys() == other.keys()
+        for ours, parts in one.items():
+            for part, half in zip(parts, other[ours], strict=True):
+                assert (part.shape, content(part)) == (half.shape, content(half)), ours
+                count = part.shape[-1]
+                assert np.array_equal(part.floats(count, count), half.floats(count, count)), ours
 
 
 def their_ids(file: Path, texts: list[str]) -> list[list[int]]:

@@ -1,0 +1,146 @@
+"""The file that weights of a mixture are written to once more: announced, made once, whole or not at all, and deleted."""
+
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import gguf_families
+import pytest
+from clocks import PATIENCE
+from command import ROOT, called, environment
+from golden import wording
+
+from localspec.config import Settings
+from localspec.decoding.tree import DraftTree
+from localspec.engine.importing import import_gguf
+from localspec.errors import DoesNotFit
+from localspec.events import Reporter
+from localspec.machine import compiled
+from localspec.native.target import NativeTarget
+from localspec.native.threads import Threads
+from localspec.paths import Paths
+from localspec.quantities import size
+from localspec.weights import opening
+from localspec.weights.packed_file import BLOCKS, read
+from localspec.weights.packed_files import packed_in
+
+pytestmark = pytest.mark.skipif(compiled.library() is None, reason="the library is not built")
+TOKENS = [300, 310, 320]
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return gguf_families.write(tmp_path_factory.mktemp("mixture") / "mixture.gguf", "qwen3_moe", kind="Q8_0")
+
+
+def logits_of(registered: Path, said: list[str]) -> list[float]:
+    target = NativeTarget.open(
+        registered, packing=BLOCKS, context=64, threads=Threads(1), reporter=Reporter(said.append)
+    )
+    found: list[float] = target.forward(DraftTree.chain(TOKENS), target.cache(0)).logits.numpy()[-1].tolist()
+    return found
+
+
+def registered(mixture: Path, said: list[str]) -> Path:
+    return import_gguf(mixture, Settings(), Reporter(said.append)).path
+
+
+def test_it_is_announced_and_made_once_and_rm_deletes_it(mixture: Path, fresh_home: Path) -> None:
+    paths, said = Paths(fresh_home), list[str]()
+    path = registered(mixture, said)
+    held = read(path).header.weight_bytes
+    (announced,) = [one for one in said if "has experts" in one]
+    assert size(held) in announced and str(paths.packed) in announced
+    assert not [*paths.packed.glob("*")]
+    first, said = logits_of(path, said), []
+    (made,) = packed_in(paths.packed)
+    assert held <= made.path.stat().st_size < held + 2**20
+    before = made.path.stat()
+    assert logits_of(path, said) == first and said == []
+    assert made.path.stat() == before
+    removed = called(fresh_home, "rm", "mixture", "--yes")
+    assert removed.returncode == 0 and str(made.path) in removed.stdout, removed.stderr
+    assert not [*paths.packed.glob("*")] and not [*paths.imports.glob("*")] and mixture.exists()
+
+
+def test_without_room_on_the_disk_it_answers_from_memory_if_there_is_some(
+    mixture: Path, fresh_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths, path, said = Paths(fresh_home), registered(mixture, []), list[str]()
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=1000))
+        without = logits_of(path, said)
+        assert len(said) == 1 and wording("n1_000_bytes_free_disk") in said[0]
+        assert wording("packed_anew_each_time") in said[0]
+        patched.setattr(opening, "free_memory", lambda: 1000)
+        with pytest.raises(DoesNotFit, match="1,000 bytes are free on the disk"):
+            logits_of(path, said)
+    assert len(said) == 1, "the error says it"
+    assert read(path).header.registered and not [*paths.packed.glob("*.packed*")]
+    assert logits_of(path, said) == without and len(said) == 1
+
+
+MAKES = """
+import sys, time
+from pathlib import Path
+from localspec.events import Reporter
+from localspec.weights import opened, opening
+from localspec.weights.packed_file import BLOCKS
+
+each_piece = opened._each_piece
+def slowly(header, put, threads, progress):
+    print("writes", flush=True)
+    found = each_piece(header, put, threads, progress)
+    time.sleep(float(sys.argv[2]))
+    return found
+opened._each_piece = slowly
+print("ready", flush=True); sys.stdin.readline()
+model = opening.load(Path(sys.argv[1]), BLOCKS, "", 1, Reporter(print))
+print(len(model.content))
+"""
+
+
+def making(registered: Path, home: Path, seconds: float) -> "subprocess.Popen[str]":
+    """Return a process that will make the file, with a pause before the file is whole."""
+    command = [sys.executable, "-c", MAKES, str(registered), str(seconds)]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment(home)
+    )
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    return process
+
+
+def begin(process: "subprocess.Popen[str]") -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_leaves_nothing_that_counts(mixture: Path, fresh_home: Path) -> None:
+    paths, path = Paths(fresh_home), registered(mixture, [])
+    process = making(path, fresh_home, PATIENCE)
+    begin(process)
+    assert process.stdout is not None and process.stdout.readline() == "writes\n"
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert [one.suffix for one in paths.packed.iterdir() if one.suffix != ".lock"] == [".partial"]
+    assert packed_in(paths.packed) == [] and read(path).header.registered
+    assert logits_of(path, said := []) and said == []
+    assert [one.suffix for one in paths.packed.iterdir()] == [".packed"]
+
+
+@pytest.mark.slow
+def test_of_two_processes_at_once_one_makes_it_and_the_other_waits(mixture: Path, fresh_home: Path) -> None:
+    path = registered(mixture, [])
+    both = [making(path, fresh_home, 0.5) for _ in range(2)]
+    for process in both:
+        begin(process)
+    said = [process.communicate(timeout=PATIENCE)[0].splitlines() for process in both]
+    (made,) = packed_in(Paths(fresh_home).packed)
+    held = str(made.path.stat().st_size)
+    assert sorted(said, key=len) == [[held], ["writes", held]]
+    assert made.verify() == []
