@@ -97,7 +97,7 @@ def memory(part: Part, settings: Settings, machine: Machine, shape: Shape | None
         rounded = next((most for kind, most in _ROUNDED.items() if re.search(kind, part.source.gguf)), None)
         sizes = {BLOCKS: int(weights * rounded / 8) if rounded else part.weights, **sizes}
     share = _LEAST if experts else 1.0
-    packing = next((one for one in sizes if share * sizes[one] <= usable), min(sizes, key=sizes.__getitem__))
+    packing = next((one for one in sizes if share * sizes[one] <= usable), min(reversed(sizes), key=sizes.__getitem__))
     held = "" if packing == BLOCKS else f" packed in {packing}"
     if (least := share * sizes[packing]) > usable:
         return False, f"{part.source} takes about {size(least)}{held}, of {size(usable)} that may be used"
