@@ -1,7 +1,7 @@
 """What speculation costs on this machine where no guess is ever right: python research/bench_budget.py -m MODEL
 
-Pairs of replies of 200 tokens, one plain and one with a drafter that is always wrong, in turns; the budget is made anew
-for each, so its start-up is paid every time.
+Pairs of replies of 200 tokens, one plain and one with a drafter that is always wrong, in turns. Each pair has a new
+budget, so its start-up is included every time.
 """
 
 import argparse

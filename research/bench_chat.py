@@ -5,7 +5,7 @@
     python research/bench_chat.py --rounds 5 -m DIR -n 800 --temp 2.5
 
 Every round answers the same prompt with `localspec run`, and in a chat as each of LOOKS looks at it, in a terminal of its
-own; greedily, without stored phrases, each after so many `--replies` in a conversation of its own. Tokens/s are the
+own; greedily, without stored phrases, each in a new conversation after `--replies` replies. Tokens/s are the
 engine's own, decoding only, and what the terminal itself would take to draw is not counted. Where the reply takes a
 second, what is done once counts most: a key typed into it opens X-ray. A hot `--temp` (of one seed) makes it go on to
 its limit. Keys are typed while the model loads, and in a reply that is not timed. Linux and macOS.
@@ -31,7 +31,7 @@ from localspec.store.store import Store
 
 PROMPT = "Tell me a long story about a lighthouse keeper, a storm and a dog."
 KEY_SECONDS = 0.05  # between two keys
-SETTLE = 10  # as long as so many keys more, until the last ones are shown
+SETTLE = 10  # this many more keys, until the last ones are shown
 LOOKS = {"with the panel": "", "without it": "\x1bOS", "x-ray": "\x14"}  # keys typed when a reply has begun: F4, Ctrl+T
 
 
@@ -100,7 +100,7 @@ def typing(command: list[str], home: Path, alike: list[str]) -> tuple[float, flo
 
 
 def typed(terminal: Terminal, keys: int) -> float:
-    """Return the longest that one of so many keys had to wait until what shows it was sent.
+    """Return the longest time from a key to the output that shows it, of `keys` keys.
 
     What comes is drawn here only afterwards: a key would wait for the drawing of all that came before it.
     """
@@ -126,7 +126,7 @@ def typed(terminal: Terminal, keys: int) -> float:
 
 
 def transcript(home: Path, model: str, replies: int) -> list[str]:
-    """Return the flags that go on with a conversation of so many short replies; none where there are to be none."""
+    """Return the flags that continue a conversation of `replies` short replies; no flags for 0."""
     if not replies:
         return []
     number = None

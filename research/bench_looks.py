@@ -1,10 +1,10 @@
-"""What looking costs within a reply: for a second the screen follows it as it does, for the next it does not, in turns.
+"""What the screen costs within a reply: it follows the reply for one second, and not for the next, in turns.
 
     python research/bench_looks.py -m DIR --rounds 6
 
 Two chats of one after the other differ by a tenth where other machines share the processor; neighbouring seconds of one
 reply differ by less. The figure is the steps/s of a second with looks over those of the two around it, as a median of
-all, with the bounds of 95 % of bootstrap samples. One reply a round for each way to look, in a terminal of its own whose
+all, with the bounds of 95 % of bootstrap samples. Each round has one reply for each way to look, in a separate terminal whose
 drawing is not counted, hot (`--temp`) so that it goes on to its limit. Linux and macOS.
 """
 

@@ -1,4 +1,4 @@
-"""The CPU engine beside llama.cpp and transformers, on the widened demo: docs/figures/benchmarks.md and its drawings.
+"""Compare the CPU engine with llama.cpp and transformers on the widened demo: docs/figures/benchmarks.md and its drawings.
 
     python research/bench_report.py --work build/bench [--only rows,decode] [--seconds 300] [--models small,large]
 

@@ -37,7 +37,7 @@ from localspec.errors import LocalspecError, UsageMistake
 from localspec.models.registry import resolve
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
-KINDS = {"transformers": (), "llama.cpp": ("llama_cpp", "gguf")}  # and the packages each needs beside our own
+KINDS = {"transformers": (), "llama.cpp": ("llama_cpp", "gguf")}  # and the packages each needs in addition to ours
 CONTEXT = 256  # tokens in the cache before a timed forward
 REPETITIONS = 11  # of each forward
 

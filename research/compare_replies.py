@@ -3,8 +3,8 @@
     python research/compare_replies.py --prompts data/eval --work build/replies --out replies.md
 
 Each prompt is answered greedily and seeded, by plain decoding and by every drafter with fixed trees, in both packings,
-with 1 and 2 threads, and with each set of instructions that this CPU has, in a process of its own. Replies are kept in
-`--work`, so a run that was stopped goes on, and `--isa neon` may add those of another machine to the same folder.
+with 1 and 2 threads, and with each set of instructions that this CPU has, in separate processes. Replies are saved in
+`--work`, so a run that was stopped continues, and `--isa neon` may add those of another machine to the same folder.
 
     python research/compare_replies.py --covering 100 -m FILE --pair TARGET --drafters phrases draft_model …
 

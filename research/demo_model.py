@@ -60,7 +60,7 @@ def muon_in_float32() -> None:
 
 
 def optimizers(model: Phi3ForCausalLM) -> list[tuple[torch.optim.Optimizer, float]]:
-    """Muon for the matrices, AdamW for embeddings and norms: twice the progress a token of AdamW alone at this size."""
+    """Muon for the matrices, AdamW for embeddings and norms: twice the progress a token of AdamW for all, at this size."""
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     rest = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
     return [

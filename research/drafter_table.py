@@ -1,11 +1,11 @@
-"""How the drafters of a model do, side by side: the table of docs/figures/drafter-table.md.
+"""Compare the drafters of a model: the table of docs/figures/drafter-table.md.
 
     python research/drafter_table.py --prompts data/eval --work build/drafter_table --out docs/figures/drafter-table.md
 
-Every drafter alone and lengthened by phrases, greedily and at temperature 0.7, with trees of 1 to 32 nodes, on the same
-prompts, taken evenly from all files of a directory, as far as the plain reply does not go round: loops flatter all of
-them, phrases most. One temperature and one number of nodes after the other, each in a
-run of its own beside plain decoding; what is measured is kept in `--work`, so a run that was stopped goes on.
+Every drafter with and without phrases, greedily and at temperature 0.7, with trees of 1 to 32 nodes, on the same prompts,
+taken evenly from all files of a directory. A reply counts up to where the plain one starts to repeat itself, because
+loops flatter all drafters, phrases most. Each temperature and number of nodes is a separate run next to plain decoding;
+measurements are saved in `--work`, so a run that was stopped continues.
 """
 
 import argparse

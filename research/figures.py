@@ -31,13 +31,13 @@ def _ratio(sums: Any) -> Any:
 
 
 def _drawn(sums: Any, chosen: Any, random: np.random.Generator) -> Any:
-    """τ of so many samples of seeds and of the chosen prompts [draws, prompts]."""
+    """Return τ of each sample: the chosen prompts [draws, prompts], with seeds drawn at random."""
     seeds = random.integers(len(sums), size=(len(chosen), len(sums)))
     return _ratio(sums[seeds[:, :, None], chosen[:, None, :]])
 
 
 def length(replies: Replies) -> Figure:
-    """Tokens a step over all prompts and seeds; the bootstrap draws both anew."""
+    """Return the tokens a step over all prompts and seeds; the bootstrap resamples both."""
     sums, random = _sums(replies), np.random.default_rng(0)
     found = _drawn(sums, random.integers(sums.shape[1], size=(DRAWS, sums.shape[1])), random)
     return Figure(float(_ratio(sums)), *map(float, np.percentile(found, (2.5, 97.5))))

@@ -1,12 +1,12 @@
-"""How soon `localspec run` answers, from a shell: cold, with its weights packed, and beside a warm server.
+"""Measure how soon `localspec run` answers from a shell: cold, with packed weights, and with a warm server.
 
     python research/first_token.py -m demo --rounds 11
 
-Every round asks the same prompt once in each way, in turns: in a home where nothing is packed; in one where the weights are,
-`--server off`; and in one where `localspec serve` has the model loaded. The time is from starting the process to its first
-token, and to its end; beside it what the engine itself took from prompt to first token. `--version` is what starting Python
-costs. Linux and macOS; on a quiet machine: what other programs took of it is told. `-m FILE.gguf --ways cold` is a file
-that was never seen before, in a fresh home each time. It has been read once, so that it lies in the system's memory.
+Every round asks the same prompt once in each way, in turns: in a home where nothing is packed; in one with packed weights and
+`--server off`; and in one where `localspec serve` has loaded the model. The time is from the start of the process to its
+first token, and to its end; next to it is the engine's own time from prompt to first token. `--version` is what starting
+Python costs. For Linux and macOS, on a quiet machine: the CPU time of other programs is printed. `-m FILE.gguf --ways cold`
+measures a file that was never seen before, in a new home each time, though the system has it in memory.
 
 A virtual machine's host may take back memory that is free, and giving it again can take longer than all else. With
 `--touch BYTES` another process writes that much memory and ends just before each round, so that the memory is there.
@@ -129,7 +129,7 @@ def timed(home: Path, arguments: list[str]) -> Timed:
 
 @contextmanager
 def server(home: Path, model: str) -> Iterator[None]:
-    """Yield a `localspec serve` with this model, in a home of its own."""
+    """Run `localspec serve` with this model, in a separate home."""
     home.mkdir()
     command = [*COMMAND, "serve", "-m", model]
     environment = {**os.environ, "LOCALSPEC_HOME": str(home)}

@@ -51,7 +51,7 @@ class Contender(Protocol):
     bytes: int
 
     def fill(self, context: int) -> None:
-        """Have so many tokens in the cache."""
+        """Fill the cache with `context` tokens."""
 
     def step(self, rows: int, context: int) -> None:
         """Run a forward of `rows` tokens after those, until the likeliest next token of each is known."""

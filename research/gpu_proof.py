@@ -1,13 +1,13 @@
-"""Proves on one NVIDIA GPU what no CPU can: bits, costs, captured steps, drafters, peers, trainings; docs/figures/gpu-figures.md.
+"""Check and measure on one NVIDIA GPU what no CPU can show: bits, costs, captured steps, drafters, peers, trainings; docs/figures/gpu-figures.md.
 
     python research/gpu_proof.py --work DIR [--stages a d b f c e g] [--seconds 540] [--prompts DIR] [--data DIR]
     python research/gpu_proof.py --work DIR --device cpu --small    # a rehearsal with tiny shapes, in two to three minutes
     python research/gpu_proof.py --needs [--prompts DIR] [--data DIR]
 
-a: the tests in tests/gpu. b: what forwards cost by rows, kernels, attention. c: captured steps beside eager ones.
-d: drafters on the widened demo. e: transformers beside ours. f: steps of training. g: the demo, trained anew. Each stage
-ends by itself after so many seconds, in a process of its own; what it measured lies in DIR/STAGE.json and is not measured
-again, so the same command goes on. The page is written anew after each stage.
+a: the tests in tests/gpu. b: what forwards cost by rows, kernels, attention. c: captured steps against eager ones.
+d: drafters on the widened demo. e: transformers against ours. f: steps of training. g: the demo, trained again. Each stage
+is a separate process that ends after --seconds. Its figures are in DIR/STAGE.json and are not measured again, so the same
+command continues. The page is written again after each stage.
 """
 
 import argparse
@@ -39,7 +39,7 @@ REFUSED = 2  # the exit code of a usage error
 MOST_PROCESSES = 6  # of one stage in one call
 SLACK = 15.0  # seconds that a stage may take beyond its time before it is ended
 START = 20.0  # seconds without which no further process is worth its start
-PATHS = ("--work", "--models", "--prompts", "--data", "--out")  # which the page tells by their last part alone
+PATHS = ("--work", "--models", "--prompts", "--data", "--out")  # of which the page shows only the last part
 
 
 def arguments(given: Sequence[str] | None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
@@ -111,7 +111,7 @@ def main(given: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def locked(parser: argparse.ArgumentParser, work: Path, name: str) -> Iterator[None]:
-    """Alone in a directory: two runs would disturb each other's figures, and write into the same files."""
+    """Lock a directory: two runs would disturb each other's figures, and write into the same files."""
     lock = FileLock(work / name, timeout=0, mode=0o600)
     try:
         lock.acquire()
@@ -126,7 +126,7 @@ def locked(parser: argparse.ArgumentParser, work: Path, name: str) -> Iterator[N
 
 
 def all_stages(given: Sequence[str] | None, options: argparse.Namespace) -> int:
-    """Each stage by itself, and the page after it."""
+    """Run each stage in a separate process, and write the page after it."""
     work = options.work.absolute()
     words = words_of(given)
     for name in options.stages:
@@ -140,7 +140,7 @@ def all_stages(given: Sequence[str] | None, options: argparse.Namespace) -> int:
 
 
 def supervised(name: str, words: Sequence[str], options: argparse.Namespace) -> None:
-    """One stage in a process of its own, in others after it where that loses the device or ends by itself."""
+    """Run one stage in a new process, and in further ones where that loses the device or ends early."""
     work, ends, again = options.work.absolute(), time.monotonic() + options.seconds, options.again
     file, log = work / f"{name}.json", work / f"{name}.log"
     for _ in range(MOST_PROCESSES):

@@ -22,7 +22,7 @@ WORDS = [f"word{number:x}" for number in range(5000)]
 
 
 def text(chance: random.Random, length: int) -> str:
-    """So many characters, each time a part of one long text and where it was taken from."""
+    """Return `length` characters: a part of one long text, and its place in that text."""
     start = chance.randrange(len(WORDS))
     words = (WORDS[start:] + WORDS)[: length // 8 + 1]
     return f"{start} {' '.join(words)}"[:length]

@@ -1,9 +1,9 @@
-"""What is predicted of a model beside what it then takes: bytes and tokens/s of plain decoding, random weights.
+"""Compare the predictions of a model with measurements: bytes and tokens/s of plain decoding, random weights.
 
 python research/prediction_table.py --work DIRECTORY [--forms int8,int4,bf16] [--models "0.1 B,0.4 B"] [--repeat 3]
 
-Each run is a process of its own, on a CPU with the compiled library, after one that packed the model. Bytes are its
-peak, pages of the mapped file among them, minus what it held before the model was loaded. Tokens/s are predicted twice:
+Each run is a separate process, on a CPU with the compiled library, after one that packed the model. Bytes are its
+peak, including pages of the mapped file, minus the memory before the model was loaded. Tokens/s are predicted twice:
 from rates of the device, which need no model, and from its own forward costs. Both are measured in that process between
 two replies, and rates on both sides of costs, for a machine may change its pace within a minute.
 """
@@ -74,7 +74,7 @@ def with_more_tokens(tokenizer: dict[str, Any]) -> dict[str, Any]:
 
 
 def run(path: Path, form: str) -> dict[str, float]:
-    """In a process of its own: loads, reads a prompt, answers."""
+    """Load the model, read a prompt and answer, in a separate process."""
     import psutil
 
     from localspec import Engine, Limits, Sampling, config

@@ -1,8 +1,7 @@
 """What few bits cost: python research/quantisation_table.py --model DIR --texts FILE.jsonl[.xz] [--calibrate]
 
-For each packing, and llama.cpp's beside it where that is installed: bits a weight, cross-entropy, KL divergence to fp32
-and how often the likeliest token is the same. Every other text of those taken is evaluated on; calibration reads the
-others only.
+For each packing, and for llama.cpp's where it is installed: bits a weight, cross-entropy, KL divergence to fp32
+and how often the likeliest token is the same. Every second text is evaluated; calibration reads only the others.
 """
 
 import argparse
@@ -41,7 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=Path(__file__).resolve().parent.parent / "localspec" / "demo")
     parser.add_argument("--texts", type=Path, required=True)
-    parser.add_argument("--every", type=int, default=997, help="one text in so many is taken")
+    parser.add_argument("--every", type=int, default=997, help="take one text of every N")
     parser.add_argument("--tokens", type=int, default=5000, help="to evaluate on")
     parser.add_argument("--calibrate", action="store_true", help="weigh errors by what the layers' inputs are like")
     options = parser.parse_args()
@@ -75,7 +74,7 @@ def taken(file: Path, every: int, target: NativeTarget) -> Iterator[list[int]]:
 
 
 def enough(documents: list[list[int]], tokens: int) -> list[list[int]]:
-    """Return the first documents that have so many tokens together."""
+    """Return the first documents that have `tokens` tokens together."""
     found, total = [], 0
     for ids in documents:
         if total < tokens:

@@ -37,7 +37,7 @@ def gpu(name: str, gib: float, bandwidth: float, free: float | None = None, turi
 
 
 def cpu(gib: float, bandwidth: float, modern: bool = True) -> Device:
-    """With AVX-512 VNNI, or with AVX2 alone; a third of the memory is taken."""
+    """Return a CPU with AVX-512 VNNI, or only with AVX2; a third of its memory is taken."""
     kernels = "avx512_vnni" if modern else "avx2"
     return processor("processor", gib, gib * 2 / 3, kernels, bandwidth)
 

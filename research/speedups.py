@@ -1,16 +1,16 @@
-"""What each drafter is worth on a model, by the kind of text, beside what was predicted: docs/figures/speedups.md.
+"""Measure the speedup of each drafter on a model by the kind of text, next to its prediction: docs/figures/speedups.md.
 
     python research/speedups.py -m demo build/bench/small build/bench/large --prompts data/eval --limit 6 \
         --own build/help.jsonl --work build/speedups --out docs/figures/speedups.md
 
-All drafters of a model answer a prompt together, greedily and at temperature 0.7 with a seed: who has the fewest tokens
-works on for a twentieth of a second. Replies of less than a quarter of a second are written up to ten times, each time
+All drafters of a model answer a prompt together, greedily and at temperature 0.7 with a seed: the one with the fewest
+tokens works for the next twentieth of a second. Replies of less than a quarter of a second are written up to ten times, each time
 with what was known before the first. The kind of text changes from prompt to prompt. Replies end where the plain text
-goes round, for loops flatter phrases. What is measured is kept in `--work`, prompt by prompt, so a run that was stopped
-goes on, with the drafter that `auto` took at its beginning; the page is written anew after each model and temperature.
-Half-way it is foreseen again, by the replies so far, as in a second session; that is held against the other half of the
-prompts. `--own` are prompts about what the models know: the largest model answers twice as many of them, greedily, in a
-table of their own. The page says of each aim that was missed where, and with which tokens and costs.
+starts to repeat itself, because loops flatter phrases. Measurements are saved in `--work`, prompt by prompt, so a run that
+was stopped continues, with the drafter that `auto` chose first; the page is written again after each model and temperature.
+Half-way the speed is predicted again, from the replies so far, as in a second session, and compared with the other half of
+the prompts. `--own` are prompts about what the models know: the largest model answers twice as many of them, greedily, in
+a separate table. For each missed aim the page says where, and with which tokens and costs.
 """
 
 import argparse
@@ -47,7 +47,7 @@ from localspec.weights.checkpoint import inspect
 
 TEMPERATURES = (0.0, 0.7)
 WARM = 2  # prompts that are answered first and do not count
-SHORT, MOST_ROUNDS = 0.25, 10  # seconds of a plain reply; those of less are written again, so many times at most
+SHORT, MOST_ROUNDS = 0.25, 10  # seconds of a plain reply; shorter ones are repeated, at most this many times
 
 
 def main(given: Sequence[str] | None = None) -> None:
@@ -155,7 +155,7 @@ def measured(
         seconds = done.statistics.decode_seconds * most / len(done.statistics.token_ids)
         rounds = min(MOST_ROUNDS, 1 + int(SHORT / max(seconds, 1e-9)))
         written: dict[str, list[Statistics]] = {name: [] for name in choices}
-        for at in reversed(range(rounds)):  # the last one alone is remembered
+        for at in reversed(range(rounds)):  # only the last one is remembered
             begin = (number + at) % len(choices)
             order = (list(choices) * 2)[begin : begin + len(choices)]
             with ExitStack() as of_round:
@@ -214,7 +214,7 @@ def figures(written: Sequence[Statistics]) -> dict[str, Any]:
 
 
 def names() -> list[str]:
-    """Plain decoding, what is chosen by itself, and every kind, alone and with phrases."""
+    """Return plain decoding, `auto`, and every kind, with and without phrases."""
     lengthened = [f"{kind.name}{WITH_PHRASES}" for kind in TABLE if kind.name != PLAIN and not kind.has_phrases]
     return [PLAIN, AUTO, *sorted([*(kind.name for kind in TABLE if kind.name != PLAIN), *lengthened])]
 
@@ -250,7 +250,7 @@ def category(prompt: prompts.BenchPrompt) -> str:
 
 
 def in_kinds(asked: Iterable[prompts.BenchPrompt], most: int) -> list[prompts.BenchPrompt]:
-    """So many of each kind of text, the kinds in turn: a machine that becomes busy slows none alone."""
+    """Return `most` prompts of each kind of text, the kinds in turn, so that a busy machine slows all kinds equally."""
     by_kind: dict[str, list[prompts.BenchPrompt]] = {kind: [] for kind in EVERY}
     for one in asked:
         if len(own := by_kind[category(one)]) < most:

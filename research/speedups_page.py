@@ -80,7 +80,7 @@ def section(run: Mapping[str, Any]) -> str:
 
 
 def ahead_of_phrases(turns: Turns) -> Iterator[str]:
-    """Those that are faster than phrases alone, at both bounds."""
+    """Yield the drafters that are faster than phrases only, at both bounds."""
     if PHRASES in turns[0]["replies"]:
         found = {name: (speedup(turns, name, PHRASES), *interval(turns, name, PHRASES)) for name in turns[0]["replies"]}
         clear = sorted(((one, name) for name, one in found.items() if round(one[1], 2) > 1), reverse=True)
@@ -121,9 +121,9 @@ def cells_of(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> list[tuple[str, T
 
 
 def missed(runs: Sequence[tuple[str, Mapping[str, Any]]], of_largest: Sequence[str]) -> str:
-    """Each aim that was missed, with the arithmetic of its cells; × is tokens a step over what a step takes.
+    """Return each missed aim, with the arithmetic of its cells; × is tokens a step over the cost of a step.
 
-    `of_largest` are the titles of the largest model, whose best drafters have aims of their own.
+    `of_largest` are the titles of the largest model, whose best drafters have separate aims.
     """
     lines: list[str] = []
     for kind, aim in AIMS.items():

@@ -48,7 +48,7 @@ class Stage:
     rates: tuple[float, float]  # factor on the learning rates, at first and at the end
     hold: float  # how much of the stage is at the first rate
     warm_up: int  # steps
-    user_share: float  # how much what a user says counts, beside what an assistant says
+    user_share: float  # weight of a user's tokens, relative to an assistant's
 
 
 STAGES = {
@@ -117,7 +117,7 @@ class Run:
         new.replace(self.checkpoint)
 
     def corpus(self) -> Corpus:
-        """Return the pass that is under way, made anew where it is the next."""
+        """Return the current pass over the data; make it where it is a new one."""
         file = self.folder / f"pass-{self.progress.number}.npz"
         if not file.exists():
             if self.progress.rows:

@@ -1,8 +1,8 @@
-"""Trains the drafters that come with the demo model, by `localspec train`, and puts them beside its weights.
+"""Train the drafters that come with the demo model, by `localspec train`, and put them next to its weights.
 
     python research/train_demo_drafters.py --data DIR --work DIR --hours 1
 
-Each kind gets the same time. What was stopped goes on with the same command. The weights are stored in bf16; together
+Each kind gets the same time. The same command continues a run that was stopped. The weights are stored in bf16; together
 they may take no more than 20 MB. DATA is that of `research/train_demo.py`: they learn on what the model learnt last.
 """
 
@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 
 # After 150,000 tokens Medusa's first guess was right 10 % of the time at 1e-3, 17 % at 5e-3, and with steps of 1,024
 # tokens 23 % at 5e-3 and 22 % at 1.5e-2. EAGLE-3's loss after 12 steps was 22.7 at 3e-4 and 20.2 at 3e-3.
-# Of four layers these foresee the others best before any training: 42 % of 521 first guesses, and 0,1,6,7 are right in
-# 32 %; the probe's own four (0,2,3,6: 44 %) cannot be told from them, and their second guess is right less often.
+# Of all sets of four layers these guess best before any training: 42 % of 521 first guesses are right, and 32 % with
+# 0,1,6,7. The probe's four (0,2,3,6: 44 %) do not differ significantly, and their second guess is right less often.
 # 4,096 tokens are all that 1,500 of its texts hold, and a level's head costs half.
 KINDS: dict[str, list[str]] = {  # and the arguments of each
     "medusa": ["--lr", "5e-3"],

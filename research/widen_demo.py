@@ -82,7 +82,7 @@ TENSORS: dict[str, tuple[str, ...]] = {
     "recent.outer.weight": ("half", "half"),
     "recent.outer.bias": ("half",),
     "kept": ("",),
-    # eagle3: names of its own where another kind's tensor of that name is of another shape
+    # eagle3: only names whose tensors differ in shape from another kind's
     "fc.weight": ("hidden", "states"),
     "embedding_norm": ("normed hidden",),
     "feature_norm": ("normed hidden",),
@@ -189,7 +189,7 @@ def widen(out: Path, factor: int, context: int | None = None, source: Path = DEM
 
 
 def _card(source: Path, factor: int, context: int | None) -> str:
-    """Return the demo's own header, with its licence, and what this is."""
+    """Return a model card: the demo's header with its licence, and what this model is."""
     header = (source / "README.md").read_text("utf-8").split("---\n")[1]
     longer = "" if context is None else f" It is told to have a context of {context:,} tokens, which it never learned."
     return (

@@ -28,13 +28,13 @@ class Contender(Protocol):
     name: str
 
     def prepare(self, context: int) -> None:
-        """Has so many tokens in the cache, for the forwards to come."""
+        """Fill the cache with `context` tokens, for the forwards that follow."""
 
     def forward(self, rows: int) -> None:
-        """Run one forward of so many tokens after them, until the likeliest next token of each is on the host."""
+        """Run one forward of `rows` tokens after them, until the likeliest next token of each is on the host."""
 
     def prefill(self, tokens: int) -> None:
-        """Read a prompt of so many tokens into an empty cache, until the likeliest next token is known."""
+        """Read a prompt of `tokens` tokens into an empty cache, until the likeliest next token is known."""
 
     def close(self) -> None:
         """Give memory back."""

@@ -73,7 +73,7 @@ def _choice(model: Model, packing: str, drafter: str) -> Choice:
 
 
 def _ours(model: Model, packing: str, plain: Engine, store: Store, wanted: Wanted) -> dict[str, Answer]:
-    """Our drafters: phrases alone, each trained one with phrases, and the draft model."""
+    """Measure our drafters: only phrases, each trained one with phrases, and the draft model."""
     trained = drafter_cards.trained_drafters(registry.resolve(str(model.path)))
     named = {PLAIN: "none", "phrases": "phrases"} | {f"{one.kind}+phrases": f"{one.kind}+phrases" for one in trained}
     named[DRAFT_MODEL] = f"draft_model:{model.draft.path}"

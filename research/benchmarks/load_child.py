@@ -1,4 +1,4 @@
-"""One loading, timed in a process of its own: from the end of imports to the first token of a short prompt.
+"""Time one load in a separate process: from the end of imports to the first token of a short prompt.
 
     python -m benchmarks.load_child PROGRAM MODEL PACKING-OR-FILE THREADS flash|plain
 
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-PROMPT, ROOM, REPLY = 16, 1024, 64  # tokens; the reply is for the memory alone
+PROMPT, ROOM, REPLY = 16, 1024, 64  # tokens; the reply only serves to measure memory
 AT_ONCE = " read at once"
 
 Next = Callable[[list[int], int], int]  # the likeliest token after these, which come at this place

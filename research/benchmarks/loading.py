@@ -1,4 +1,4 @@
-"""Loading and memory: each time in a process of its own, `load_child.py`."""
+"""Measure loading and memory, each time in a new process, `load_child.py`."""
 
 import json
 import os

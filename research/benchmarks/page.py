@@ -125,7 +125,7 @@ def mebibytes(value: float) -> str:
 
 
 def _conditions(raw: Mapping[str, Any]) -> str:
-    """When, on which machine, with which versions and beside what load each section was measured."""
+    """Return when, on which machine, with which versions and under which load each section was measured."""
     lines = []
     for run in raw["runs"].values():
         taken = [others for cells in run["readings"].values() for _, _, others in cells]

@@ -52,7 +52,7 @@ def timed(action: Action, least: float = LEAST, warm: bool = True) -> tuple[floa
 
 
 def turns(count: int, seconds: float) -> Iterator[tuple[int, list[int]]]:
-    """Numbers of turns, and the order of so many contenders in each, whose first changes; at least one turn."""
+    """Yield the number of each turn and the order of `count` contenders in it, each time another one first; at least one."""
     began, turn = time.perf_counter(), 0
     while not turn or time.perf_counter() - began < seconds:
         first = turn % count
@@ -67,9 +67,9 @@ def cell(contender: str, column: object) -> str:
 
 @dataclass(frozen=True)
 class Figure:
-    """A median, of how many readings, and how many others were taken beside something else.
+    """A median, with the numbers of quiet readings and of those taken while other programs were running.
 
-    Where hardly any was quiet, the median is that of all, and is `marked`.
+    Where almost no reading was quiet, it is the median of all of them, and is `marked`.
     """
 
     value: float

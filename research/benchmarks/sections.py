@@ -22,7 +22,7 @@ FLAG_CONTEXTS, FLAG_ROWS = (2048, 256), (1, 8)  # the longer one first: it is sh
 
 @dataclass(frozen=True)
 class Wanted:
-    """For how long to measure, beside whom, and whom to tell."""
+    """The request of a measurement: seconds, the programs to compare with, and a function that shows progress."""
 
     seconds: float
     peers: Sequence[str]

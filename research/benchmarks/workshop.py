@@ -61,7 +61,7 @@ class Model:
         return file
 
     def state(self, tokens: int) -> Path:
-        """llama.cpp's keys and values after so many tokens, in a file: to read so many anew takes minutes."""
+        """Return a file with llama.cpp's keys and values after `tokens` tokens: reading the tokens again takes minutes."""
         file = Path(f"{self._stem}-{tokens}-{'flash' if self.flash else 'plain'}.state")
         if not file.exists():
             peer = llama_cpp_model.Gguf(self.gguf("q4_0"), self.config.vocab_size, tokens, flash=self.flash)
