@@ -293,16 +293,16 @@ def page(model: str, work: Path) -> str:
         [
             f"# Speculation leaves the text as it is: `{model}` on a CPU",
             "Made by `research/compare_replies.py`, without any flag that asks for exactness: every prompt is answered greedily "
-            f"and at temperature {TEMPERATURE} with a seed of its own, with trees of {NODES} nodes where something drafts, and "
-            f"phrases are kept from reply to reply. All in all {replies:,} replies of {tokens:,} tokens.",
-            "## Every drafter beside plain decoding",
+            f"and at temperature {TEMPERATURE} with its own seed, with trees of {NODES} nodes where something drafts, and "
+            f"phrases are kept from reply to reply. In total {replies:,} replies of {tokens:,} tokens.",
+            "## Every drafter against plain decoding",
             "With the same instructions, packing and threads; all of those together.",
             table(
                 ["drafter", "packing", "instructions", "threads", "replies", "tokens", "tokens a step", "differing"],
                 list(by_drafter(made)),
             ),
             "## Plain decoding with other instructions, and other threads",
-            "Beside the first line of the same packing, as far as there are as many prompts.",
+            "Compared with the first line of the same packing, for the prompts that both have.",
             table(["instructions", "packing", "threads", "replies", "tokens", "differing"], list(by_isa(made))),
         ]
     ) + "\n"  # fmt: skip

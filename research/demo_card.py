@@ -214,7 +214,7 @@ def losses_section(losses: list[Loss], dtype: str) -> str:
         rows.append(["**all of this kind**", *loss_cells(total)[1:]])
     return (
         "Mean over tokens, in nats a token; for texts over all tokens, for chats over what the assistant says, its end "
-        f"mark included. {SET_ASIDE} held-out examples of a source at most, each alone, cut at the context of "
+        f"mark included. {SET_ASIDE} held-out examples of a source at most, each by itself, cut at the context of "
         f"{CONTEXT:,} tokens; computed in {dtype}. Of books, neighbours of a held-out example (the next part, another "
         "question on the same story) were trained on, so their numbers flatter.\n\n"
         + table(["source", "kind", "examples", "tokens", "loss", "perplexity"], rows, left=2)
@@ -225,7 +225,7 @@ def samples_section(samples: list[Sample], settings: dict[str, float], dtype: st
     """Return the prompts with their replies, and how they were made."""
     listed = ", ".join(f"{key} {value}" for key, value in settings.items())
     parts = [
-        "First reply to each of ten prompts fixed beforehand, unedited, through `transformers` alone "
+        "First reply to each of ten prompts fixed beforehand, unedited, with `transformers` only "
         f"({dtype}, CPU): sampled with the model's generation_config ({listed}; top_k is the "
         f"library's default where the file names none), `torch.manual_seed({SAMPLE_SEED})` "
         f"before each, at most {SAMPLE_TOKENS} tokens, no system message; control characters, if any, "

@@ -32,7 +32,7 @@ from localspec.paths import Paths
 
 COMMAND = [sys.executable, "-m", "localspec"]
 TOUCH = "import numpy, sys; numpy.empty(int(sys.argv[1]), 'u1').fill(1)"
-COLD, PACKED, WARM, VERSION = "cold", "packed", "beside a warm server", "--version"
+COLD, PACKED, WARM, VERSION = "cold", "packed", "with a warm server", "--version"
 WAYS = (COLD, PACKED, WARM, VERSION)
 
 

@@ -37,7 +37,7 @@ def about(asked: argparse.Namespace) -> str:
         "those of less than a quarter of a second up to ten times. × is the time of plain "
         f"decoding over that of the drafter, all replies together; in brackets the bounds of 95 % of {DRAWS} bootstrap samples of prompts. τ is tokens a step, "
         "M is × over relative memory. Predicted is what the choice between drafters goes by, once the machine's forwards "
-        "were timed and before any reply; then, what it goes by after the first half of the prompts, beside the × of the "
+        "were timed and before any reply; then, what it goes by after the first half of the prompts, next to the × of the "
         "other half. Those that switched themselves off in most replies are not counted among predictions."
     )
 
@@ -85,7 +85,7 @@ def ahead_of_phrases(turns: Turns) -> Iterator[str]:
         found = {name: (speedup(turns, name, PHRASES), *interval(turns, name, PHRASES)) for name in turns[0]["replies"]}
         clear = sorted(((one, name) for name, one in found.items() if round(one[1], 2) > 1), reverse=True)
         told = [f"`{name}` {ratio:.2f} [{low:.2f}, {high:.2f}]" for (ratio, low, high), name in clear]
-        yield f"Ahead of phrases alone, compared prompt by prompt: {', '.join(told) or 'none'}."
+        yield f"Faster than phrases only, compared prompt by prompt: {', '.join(told) or 'none'}."
 
 
 def overall(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
@@ -142,7 +142,7 @@ def missed(runs: Sequence[tuple[str, Mapping[str, Any]]], of_largest: Sequence[s
             tried = turns and all(name in turns[0]["replies"] for name in both)
             if tried and speedup(turns, both[0]) < speedup(turns, both[1]):
                 lines.append(
-                    f"Ouroboros ahead of phrases alone on {kind} of {title}: {arithmetic(turns, both[0])}, and "
+                    f"Ouroboros faster than phrases only on {kind} of {title}: {arithmetic(turns, both[0])}, and "
                     f"{arithmetic(turns, both[1])}."
                 )
     cells = cells_of(runs)

@@ -191,7 +191,11 @@ def widen(out: Path, factor: int, context: int | None = None, source: Path = DEM
 def _card(source: Path, factor: int, context: int | None) -> str:
     """Return a model card: the demo's header with its licence, and what this model is."""
     header = (source / "README.md").read_text("utf-8").split("---\n")[1]
-    longer = "" if context is None else f" It is told to have a context of {context:,} tokens, which it never learned."
+    longer = (
+        ""
+        if context is None
+        else f" Its configuration says {context:,} tokens of context, for which it was never trained."
+    )
     return (
         f"---\n{header}---\n\n# localspec demo model, {factor} times as wide\n\nMade by `research/widen_demo.py` for timing: "
         f"it says what the demo model says, at the cost of a larger one.{longer} What the demo model's card says of data, "

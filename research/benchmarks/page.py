@@ -15,15 +15,15 @@ INT8, INT4, Q8_0, Q4_0, Q4_K_M, BF16 = CONTENDERS
 
 INTRODUCTION = """# Benchmarks
 
-The CPU engine beside llama.cpp and transformers: the same weights, tokens and threads. Written by
+The CPU engine against llama.cpp and transformers: the same weights, tokens and threads. Written by
 `make bench-report` (`research/bench_report.py`) from [benchmarks.json](benchmarks.json), which holds every reading.
 
 - The models are the demo model widened without changing what it says (`research/widen_demo.py`), so that speculation
   meets real texts at real sizes. Their context is claimed in their configuration, for timing.
 - Within a section everybody takes turns, and who comes first changes from turn to turn. A forward is repeated for a fifth
   of a second after one that is not counted. Figures are medians; a ratio is the median of the ratios turn by turn.
-- Around each reading it is measured how much time other programs took of all cores. Readings beside more than {tenth} of
-  a core are left out. Where that leaves hardly any, the median of all is given and marked with \\*.
+- Around each reading it is measured how much time other programs took of all cores. Readings taken while they used more than
+  {tenth} of a core are left out. Where that leaves almost none, the median of all is given and marked with \\*.
 - llama.cpp is built from source with the instructions of this machine, and drives through llama-cpp-python's C functions;
   its files are made by its own quantiser. Weights are repacked (its default), and flash attention is on where that is
   faster on the whole. Where a processor has AMX it is built without that (CFLAGS and CXXFLAGS `-mno-amx-int8
@@ -40,7 +40,7 @@ LOADING = (
 )
 DECODING = (
     "Greedy replies; milliseconds a token from the first one on. τ: tokens a forward of the target. same: replies with "
-    "plain decoding's tokens. look-up 2, 10: llama-cpp-python's prompt look-up with so many tokens ahead, verified by "
+    "plain decoding's tokens. look-up 2, 10: llama-cpp-python's prompt look-up with that number of tokens ahead, verified by "
     "`llama_decode`; llama.cpp's draft model drafts as its `speculative` does (16 tokens at most, 0.75 sure), in the "
     "target's kind. transformers: `generate`, assisted by the same draft model, and with its prompt look-up."
 )

@@ -13,10 +13,10 @@ from gpu_stages.record import failure
 READS = {"bf16": 0.85, "nf4": 0.6, "int8": 0.2}
 SIXTEEN_ROWS = {"bf16": 1.15, "nf4": 1.3, "int8": 1.05}
 HOST_SHARE = 0.05
-# The best of these methods: times our own recorded plain decoding, at so many times its memory at most.
+# The best of these methods: its speedup over our recorded plain decoding, and the most memory relative to that.
 METHODS = ("s3d", "medusa", "parallelspec", "semi", "ouroboros")
 FASTER, LEAN = 2.0, 1.05
-# How far from the peak what was predicted of memory may be: a share of it, or so many bytes.
+# The largest error of predicted peak memory: as a share of the peak, or in bytes.
 NEAR, NEAR_BYTES = 0.05, 100e6
 # All replies of `--exact` are the plain ones, bit for bit.
 EXACT = 1.0

@@ -14,7 +14,7 @@ from localspec.machine.hardware import devices, versions
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MODELS = Path(tempfile.gettempdir()) / f"localspec-gpu-models-{os.getuid()}"  # where others may write, too
-# How many times as wide the demo becomes on a card of so many bytes: 5.7 B, 3.2 B and 1.4 B parameters.
+# How many times as wide the demo becomes, by the bytes of the card: 5.7 B, 3.2 B and 1.4 B parameters.
 FACTORS = ((40e9, 32), (20e9, 24), (0.0, 16))
 SMALL = 2
 

@@ -40,7 +40,7 @@ def run(record: Record, asked: Asked) -> None:
 
 @torch.no_grad()
 def measured(way: str, shape: Shape, slots: int, device: str) -> dict[str, Any]:
-    """μs of one layer's attention by rows, and the numbers of rows with which a row has other bits than alone."""
+    """Return μs of one layer's attention by rows, and the numbers of rows that change a row's bits."""
     torch.manual_seed(0)
     attend: Attention = invariant if way == INVARIANT else fastest
     backend = BACKENDS.get(way)
@@ -73,7 +73,7 @@ def differing(
     group: int,
     device: str,
 ) -> list[int]:
-    """All rows see the same slots, so a row beside others must be what it is alone."""
+    """All rows see the same slots, so a row must be the same with and without other rows."""
     found = []
     for count in COMPARED:
         every = torch.zeros(group * count, slots, device=device, dtype=torch.bfloat16)

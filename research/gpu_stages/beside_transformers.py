@@ -1,4 +1,4 @@
-"""Stage e: transformers as it starts, compiled, assisted and with prompt look-up, beside ours: the same weights and prompts."""
+"""Stage e: transformers as it starts, compiled, assisted and with prompt look-up, against ours, on the same weights."""
 
 import time
 from collections.abc import Sequence

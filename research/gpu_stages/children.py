@@ -22,7 +22,7 @@ def run_script(
 ) -> int | None:
     """Return the exit code of a Python program with these arguments; None where its time ran out.
 
-    It and what it started are asked to end by SIGTERM first, and have so many seconds of `grace`. What it says is added to a file.
+    It and its children get SIGTERM first, and have `grace` seconds to end. Their output is appended to `log`.
     """
     own = [str(ROOT), str(ROOT / "research"), str(ROOT / "tui")]  # before those where packages may lie
     paths = os.pathsep.join([*own, *filter(None, [os.environ.get("PYTHONPATH")])])

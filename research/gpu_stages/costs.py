@@ -1,4 +1,4 @@
-"""Stage b: what forwards cost by their rows, in every precision, beside the speed of the card's memory."""
+"""Stage b: what forwards cost by their rows, in every precision, against the speed of the card's memory."""
 
 from typing import Any
 
@@ -59,7 +59,7 @@ def of_form(target: Target) -> dict[str, Any]:
 
 
 def calls(target: Target, rows: int) -> dict[str, float]:
-    """Return the calls of the runtime in a step: a forward of so many rows, and the likeliest token of each on the host."""
+    """Return the calls of the runtime in a step: a forward of `rows` rows, and the likeliest token of each on the host."""
     cache = target.cache(CONTEXT + rows)
     cache.assume(CONTEXT)
     return runtime_calls(lambda: picks_after(target, cache, [3] * rows), target.device)

@@ -1,4 +1,4 @@
-"""What a machine needs beside torch and transformers, and how large all that travels is."""
+"""What a machine needs in addition to torch and transformers, and the size of all that is copied to it."""
 
 import re
 import subprocess

@@ -21,7 +21,7 @@ UNKNOWN = "an unknown commit"
 
 
 def written(work: Path, out: Path, small: bool) -> None:
-    """Write the page anew from what all stages kept."""
+    """Write the page from the figures of all stages."""
     found = {stage: read(work / f"{stage}.json") for stage in sorted(MODULES)}
     known = {stage: one for stage, one in found.items() if one["figures"]}
     aims = [(stage, aim) for stage in known for aim in MODULES[stage].aims(known[stage]["figures"])]

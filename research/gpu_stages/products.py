@@ -1,6 +1,6 @@
-"""Candidates for products of a few rows with the matrices of a 7B, beside our packings: seconds, error, and bits.
+"""Candidates for products of a few rows with the matrices of a 7B, against our packings: seconds, error, and bits.
 
-Several copies of each matrix take turns, for in use no matrix is still in the card's cache when it is read again.
+Several copies of each matrix take turns, because in a real forward no matrix is still in the card's cache.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,11 +19,11 @@ from localspec.models.shape import Shape
 from localspec.nn.linear_bitsandbytes import BLOCK, LLMInt8Linear, NF4Linear
 
 ROWS = (1, 2, 4, 8, 16, 32)
-COMPARED = (2, 3, 4, 5, 8, 9, 16, 17, 32)  # rows, each of which is held against itself alone
+COMPARED = (2, 3, 4, 5, 8, 9, 16, 17, 32)  # rows, each of which is compared with a product of one row
 READ = 256 * 2**20  # bytes of matrices that take turns: more than any card's cache holds
 GROUP = 128  # weights that share a scale in torch's int4
 TILES = 8  # of its layout
-WRONG = 0.3  # relative error from which a product is none
+WRONG = 0.3  # relative error from which a product counts as wrong
 OURS = {"bf16": "dense bf16", "int8": "our int8", "nf4": "our NF4"}
 
 Product = Callable[[torch.Tensor], torch.Tensor]
@@ -82,7 +82,7 @@ def weight_only_int8(weight: torch.Tensor) -> Product:
 
 
 def tiled_int4(weight: torch.Tensor) -> Product:
-    """torch's `_weight_int4pack_mm`, with a scale and a zero for so many weights."""
+    """Return torch's `_weight_int4pack_mm`, with a scale and a zero for each `GROUP` weights."""
     rows, columns = weight.shape
     groups = weight.float().view(rows, columns // GROUP, GROUP)
     low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
@@ -169,7 +169,7 @@ def product(build: Build, item: float, sizes: tuple[int, int], device: str, read
         try:
             works = [lambda one=one: one(x[:count]) for one in copies]
             found["us"][str(count)] = 1e6 * seconds_each(works, device)
-        except RuntimeError as error:  # some take one row alone
+        except RuntimeError as error:  # some take only one row
             found["most"] = f"not for {count} rows: {str(error).strip().splitlines()[0][:120]}"
             return found
         graph = captured_seconds_each(works, device)
@@ -179,7 +179,7 @@ def product(build: Build, item: float, sizes: tuple[int, int], device: str, read
 
 
 def differing(product: Product, x: torch.Tensor) -> list[int]:
-    """Return the numbers of rows with which some row has other bits than alone."""
+    """Return the numbers of rows with which some row has other bits than in a product of one row."""
     alone = [product(x[row : row + 1])[0] for row in range(len(x))]
     return [
         count for count in COMPARED
@@ -226,7 +226,7 @@ def bits(one: Mapping[str, Any]) -> str:
 
 
 def seconds(one: Any, count: int) -> float | None:
-    """Return the best known μs of a kernel for so many rows."""
+    """Return the best known μs of a kernel for `count` rows."""
     if failure(one) or str(count) not in one["us"] or one["error"] > WRONG:
         return None
     graph = one["captured"].get(str(count))
@@ -234,7 +234,7 @@ def seconds(one: Any, count: int) -> float | None:
 
 
 def beside_others(figures: Mapping[str, Any], count: int) -> float | None:
-    """Of the time that our NF4 takes for the largest matrix and so many rows, what the best packing of others takes."""
+    """Return the time of the best packing of others over that of our NF4, for the largest matrix and `count` rows."""
     (matrix, *_), ours = MATRICES, OURS["nf4"]
     known = {
         name: seconds(figures[found], count) for name in KERNELS if (found := f"product {matrix}, {name}") in figures

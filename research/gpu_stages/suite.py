@@ -18,7 +18,7 @@ from localspec.machine.memory import total_memory
 
 FOLDER = ROOT / "tests" / "gpu"
 OPTIONS = ("-o", "addopts=--import-mode=importlib", "-p", "no:logging", "-p", "no:cacheprovider", "-q")
-# Texts need little of a card and are most of the time, so that several processes share it: each has a context of its own.
+# Texts need little of a card and take most of the time, so several processes share it, each with its own context.
 SHARED, MOST_SHARERS, OF_EACH = ("test_1_lossless",), 12, 2 * 2**30  # bytes of the card
 LONGEST = 400  # characters of a failure
 LEAST = 30.0  # seconds
@@ -34,7 +34,7 @@ def run(record: Record, asked: Asked) -> None:
 
 
 def tests(file: Path, asked: Asked, seconds: float) -> dict[str, Any]:
-    """Counts, failures and what the tests told of one file. Raises TimeUp where it takes longer than there is."""
+    """Return the counts, failures and reports of the tests in one file. Raise TimeUp where they take too long."""
     report = asked.work / f"{file.stem}.xml"
     report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", *OPTIONS, f"--junitxml={report}", str(file)]
@@ -114,7 +114,7 @@ def aims(figures: dict[str, Any]) -> list[Aim]:
 
 
 def exact(good: Sequence[Mapping[str, Any]]) -> float | None:
-    """Of all replies; a test that ended before it told of any counts as one that is another."""
+    """Return the share of all replies that are equal; a test that ended before its report counts as one that differs."""
     told = numbers(good, EXACT_TEST, EXACT_TOLD)
     ended = [
         name
@@ -127,7 +127,7 @@ def exact(good: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def numbers(good: Sequence[Mapping[str, Any]], test: str, what: str) -> list[tuple[int, int]]:
-    """Two numbers, which each of the tests of this name told."""
+    """Return the two numbers that each of the tests of this name reported."""
     told = [
         value for one in good for name, value in one["told"].items() if name.startswith(test) and name.endswith(what)
     ]

@@ -118,7 +118,7 @@ def held_bytes(device: str) -> int:
 
 
 def watch_peak(device: str) -> None:
-    """Lets `peak_bytes` begin anew."""
+    """Reset `peak_bytes`."""
     gc.collect()
     give_back(device)
     if device.startswith("cuda"):

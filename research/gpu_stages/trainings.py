@@ -1,4 +1,4 @@
-"""Stage f: steps of training of each kind for a model of 7 B in NF4: seconds, and the peak beside what was estimated."""
+"""Stage f: steps of training of each kind for a model of 7 B in NF4: seconds, and the peak against the estimate."""
 
 import shutil
 import tempfile
@@ -51,7 +51,7 @@ class RandomRows:
         return Row(tokens, [True] * len(tokens))
 
     def frequencies(self) -> torch.Tensor:
-        """How often each token occurs: all alike, but for chance."""
+        """Return how often each token occurs: about equally often."""
         return torch.randint(1, 100, (self._vocabulary,), generator=self._chance)
 
     def batches(self, start: Cursor) -> Iterator[tuple[list[Row], Cursor, float]]:

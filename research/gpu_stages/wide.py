@@ -44,7 +44,7 @@ def settings_of(asked: Asked, precision: str, **more: Any) -> Settings:
 
 
 def questions_of(asked: Asked, count: int) -> list[prompts.BenchPrompt]:
-    """So many prompts, of all kinds."""
+    """Return `count` prompts, of all kinds."""
     if asked.prompts is None:
         return prompts.spread(prompts.BUILT_IN, count)
     return questions(asked.prompts, count)

@@ -1,6 +1,6 @@
 """Stage d: every drafter on a model of billions of weights: speedup, tokens a step, memory, M; then by kinds of text.
 
-Each first writes a few replies alone, for its peak memory; then `speedups.py` lets all write side by side, for as long
+Each first writes a few replies by itself, for its peak memory; then `speedups.py` lets all write side by side, for as long
 as there is time.
 """
 
@@ -36,7 +36,7 @@ DRAFTERS = (
 SMALL_DRAFTERS = (PLAIN, "phrases", "medusa", "s3d")
 TOKENS, REPLIES = 96, 12
 SMALL_TOKENS, SMALL_REPLIES = 12, 1
-LEAST = 15.0  # seconds for one drafter alone
+LEAST = 15.0  # seconds for one drafter by itself
 SEARCHED = ("draft_model", "ouroboros", "layers")  # which is found out once, how they draft
 LEAST_SEARCHED = 60.0
 SHARED = 60.0  # seconds that the replies side by side need at least
@@ -59,11 +59,11 @@ def drafters(asked: Asked) -> Sequence[str]:
     return SMALL_DRAFTERS if asked.small else DRAFTERS
 
 
-# -- alone -------------------------------------------------------------------------------------------------------------
+# -- one by one --------------------------------------------------------------------------------------------------------
 
 
 def alone(record: Record, asked: Asked, card: TargetCard, precision: str) -> None:
-    """One drafter after the other beside one target, so that a peak is that of one drafter."""
+    """Run one drafter after the other on one target, so that each peak belongs to one drafter."""
     missing = [name for name in drafters(asked) if f"{precision} {name}" not in record.figures]
     if not missing:
         return
@@ -138,7 +138,7 @@ def side_by_side(record: Record, asked: Asked, card: TargetCard, precision: str,
     words += ["--drafters", *(name for name in drafters(asked) if name != PLAIN), "--work", str(work)]
     words += ["--out", str(asked.work / f"speedups-{precision}.md")]
     named_settings = {f"LOCALSPEC_{name.upper()}": value for name, value in precisions(asked)[precision].items()}
-    # What runs beside the replies: nothing of this process may stay on the card.
+    # A second process writes the replies: nothing of this one may stay on the card.
     code = run_script(words, seconds, log, {**named_settings, "LOCALSPEC_DEVICE": asked.device})
     found = turns_of(work / named(f"{card.path.name}-0.0"))
     record.keep(f"{precision} turns", found)
@@ -167,7 +167,7 @@ def without_ids(turn: dict[str, Any]) -> dict[str, Any]:
 
 
 def by_precision(figures: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return what was measured alone, by precision and drafter."""
+    """Return what was measured one by one, by precision and drafter."""
     found: dict[str, dict[str, Any]] = {}
     for name, one in figures.items():
         precision, _, drafter = name.partition(" ")
