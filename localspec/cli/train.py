@@ -158,9 +158,9 @@ def train(
         reference = registry.reference(card)
         try:
             if own:
-                from localspec.training.course import Course, Wishes
+                from localspec.training.course import Course, CourseWishes
 
-                wishes = Wishes(own, hours, batch, rate, keep_answers)
+                wishes = CourseWishes(own, hours, batch, rate, keep_answers)
                 with user_store(progress.notice, create=True) as store:
                     assert store is not None
                     course = Course(request, wishes, settings, lock, store, progress.reporter, began)

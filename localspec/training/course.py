@@ -30,7 +30,7 @@ from localspec.quantities import speedup
 from localspec.store.store import Store
 from localspec.training import checkpoint, estimate
 from localspec.training.answering import Answerer, Way, answerer, answering_choice, at_once
-from localspec.training.course_state import Plan, State, drafter_json, read
+from localspec.training.course_state import CoursePlan, CourseState, drafter_json, read
 from localspec.training.directory import ANSWERS, PLAN, Lock, begun, refuse_other, refuse_result
 from localspec.training.distill import Distiller, append, written
 from localspec.training.examples import Example, Question, read_examples
@@ -68,7 +68,7 @@ FITTED = 0.5  # of that rate, for a few steps of heads that start from least squ
 
 
 @dataclass(frozen=True)
-class Wishes:
+class CourseWishes:
     """The wishes in addition to the training itself. `hours` is the time for everything; None is chosen here."""
 
     source: Source
@@ -103,7 +103,7 @@ class Course(Clock):
     def __init__(
         self,
         request: Request,
-        wishes: Wishes,
+        wishes: CourseWishes,
         settings: Settings,
         lock: Lock,
         store: Store,
@@ -140,24 +140,24 @@ class Course(Clock):
             )
         return past
 
-    def _begun(self) -> State:
+    def _begun(self) -> CourseState:
         """Return a new course."""
         recomputed = self._job.fitting().recomputed
         seconds = estimate.hours(self._job.shadow, self._product_seconds(), 1, recomputed) * 3600
         self._before = 0.0
-        self._state = State(secrets.token_hex(8), self._identity(), seconds)
+        self._state = CourseState(secrets.token_hex(8), self._identity(), seconds)
         self._state.plan = asdict(self._planned())
         return self._state
 
-    def _resumed(self, found: State) -> State:
+    def _resumed(self, found: CourseState) -> CourseState:
         """Return the course that was stopped. Raises UsageMistake if it is another one."""
         refuse_other(self.directory, found.asked, self._identity())
         return found
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> CoursePlan:
         """The estimate from the beginning of the course."""
-        return Plan(**self._state.plan)
+        return CoursePlan(**self._state.plan)
 
     @property
     def left(self) -> float:
@@ -177,7 +177,7 @@ class Course(Clock):
     def _product_seconds(self) -> float:
         return estimate.product_seconds(self._job.choice.device, DTYPES[self._job.choice.dtype])
 
-    def _planned(self) -> Plan:
+    def _planned(self) -> CoursePlan:
         """Estimate everything. Raises DoesNotFit if there is no room for it, UsageMistake if the hours are too few."""
         speed = self._speed * at_once(self._choice)
         each, tail = self._token_seconds(1 / speed), self._tail
@@ -196,7 +196,7 @@ class Course(Clock):
             training = min(training, self.request.steps * (self.wishes.batch or BATCHES[0]) * each)
         kept = Readings.bytes_of(self._width, round(tokens)) if self._job.shadow.reads_once else 0
         fit = self._job.fitting()
-        return Plan(
+        return CoursePlan(
             len(self._past.own), len(self._questions), round(tokens), tokens / speed / 3600, training / 3600,
             tail / 3600, self._total / 3600, self._job.needed.memory(fit.at_once, fit.recomputed),
             self._job.needed.files + 8 * round(tokens) + kept,

@@ -13,7 +13,7 @@ from localspec.weights.checkpoint import read_json
 
 
 @dataclass(frozen=True)
-class Plan:
+class CoursePlan:
     """The predicted needs of a course: tokens of text, hours of its parts, bytes."""
 
     conversations: int  # of the user
@@ -37,7 +37,7 @@ class Plan:
 
 
 @dataclass
-class State:
+class CourseState:
     """The content of plan.json: the course, its predicted needs, the seconds so far, and how it trains."""
 
     id: str
@@ -61,13 +61,13 @@ class State:
             ) from error
 
 
-def read(directory: Path) -> State | None:
+def read(directory: Path) -> CourseState | None:
     """Return the state of a course; None if there is none. Raises LocalspecError if it cannot be read."""
     if not begun(directory):
         return None
     with suppress(TypeError):
-        state = State(**dict(_object(directory / PLAN)))
-        Plan(**state.plan)
+        state = CourseState(**dict(_object(directory / PLAN)))
+        CoursePlan(**state.plan)
         if isinstance(state.asked, dict) and isinstance(state.training, dict) and isinstance(state.spent, int | float):
             return state
     raise LocalspecError(f"{directory / PLAN} is damaged; give --force to start over.")

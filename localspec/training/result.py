@@ -42,7 +42,7 @@ COPIED = ("generation_config.json", "LICENSE*", "NOTICE*")  # to a changed targe
 
 
 @dataclass(frozen=True)
-class Origin:
+class OriginModel:
     """The model that a drafter was trained for: its name, its directory, and what identifies it."""
 
     name: str
@@ -55,7 +55,7 @@ class Result:
     """The result of a training. `record` is the content of drafter.json without kind, options and target."""
 
     drafter: TrainableDrafter
-    origin: Origin
+    origin: OriginModel
     changes_target: bool
     record: Mapping[str, Any]
 

@@ -72,7 +72,7 @@ class StepReport:
 
 
 @dataclass
-class State:
+class TrainingState:
     """The progress of a training: a checkpoint without weights and optimiser, under the names of state.json."""
 
     step: int = 0
@@ -112,7 +112,7 @@ class Training:
         self._readings = readings
         self.drafter, self.target, self.corpus, self.plan = drafter, drafter.target, corpus, plan
         self.directory, self._asked, self._processes, self._divided = directory, asked, processes, divided
-        self.state, self.stopped = State(), False
+        self.state, self.stopped = TrainingState(), False
         self.right_after_right: list[float] = []
         drafter.begin_training(corpus.frequencies().to(self.target.device))
         groups = trainable_groups(drafter)
@@ -357,7 +357,7 @@ class Training:
         if (scaler := self._processes.scaler) is not None:
             scaler.load_state_dict(stored["scaler"])
         own = {name: stored[name] for name in asdict(self.state)}
-        self.state = State(**{**own, "place": Cursor(**own["place"])})
+        self.state = TrainingState(**{**own, "place": Cursor(**own["place"])})
         self.state.seconds = max(self.state.seconds, checkpoint.spent(self.directory / "checkpoint"))
 
     def _write_log(self, line: dict[str, Any]) -> None:
