@@ -1,4 +1,4 @@
-"""Trains EAGLE-3's layer as it is used: on what it said itself, step after step (EAGLE-3, §3.1, training-time test)."""
+"""Trains EAGLE-3's layer as it is used: on its own outputs, step after step (EAGLE-3, §3.1, training-time test)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,9 +21,9 @@ Kept = list[tuple[torch.Tensor, torch.Tensor]]  # keys and values of each step, 
 
 
 class Trainable(TrainableDrafter):
-    """What joins the target's states, the layer, its norms, and a head of its own over the draft vocabulary.
+    """The matrix that joins the target's states, the layer, its norms, and a separate head over the draft vocabulary.
 
-    A new one begins with the target's last layer, final norm and head, and reads the highest of the states.
+    A new one starts as the target's last layer, final norm and head, and reads the highest of the states.
     """
 
     Drafter = Drafter
@@ -73,9 +73,9 @@ class Trainable(TrainableDrafter):
 
     @torch.no_grad()
     def _begin_as_target(self) -> None:
-        """Copy the target's last layer of as many heads, norm and head; its feature at first is the highest state.
+        """Copy the target's last layer with as many heads, its norm and head; features are the highest state at first.
 
-        What the layer has no place for, such as gates of what was attended to, is left out.
+        Parts that the layer does not have, such as gates of attention, are left out.
         """
         transformer, width = self.target.transformer, self.sizes.hidden_size
         config, heads = transformer.config, (self.sizes.num_kv_heads, self.sizes.head_dim)
@@ -102,7 +102,7 @@ class Trainable(TrainableDrafter):
             self.gate.weight.copy_(gate)
             self.up.weight.copy_(up)
             self.down.weight.copy_(last["layers.0.down_proj.weight"] * one.residual_scale)
-        else:  # of many experts none would be right, so the MLP adds nothing at first
+        else:  # no single expert would be right, so the MLP adds nothing at first
             self.down.weight.zero_()
         self.feature_norm.copy_(last["layers.0.input_layernorm"] + one.norm_offset)
         self.mlp_norm.copy_(last["layers.0.post_attention_layernorm"] + one.norm_offset)
@@ -123,11 +123,11 @@ class Trainable(TrainableDrafter):
 
     @property
     def reads_inner(self) -> Sequence[int]:
-        """The states that features are made of."""
+        """The states from which features are made."""
         return self.options.places
 
     def drawn(self, length: int) -> Drawn:
-        """Each step is one layer more for the whole text."""
+        """Return the work of all steps: each is one more layer for the whole text."""
         return Drawn(1.0, self.depth)
 
     @property
@@ -154,7 +154,7 @@ class Trainable(TrainableDrafter):
         return F.rms_norm(x, norm.shape, norm.to(x.dtype), self.sizes.rms_norm_eps)
 
     def _features(self, inner: torch.Tensor) -> torch.Tensor:
-        """Return features [texts, n, hidden_size] of the target's states side by side."""
+        """Return features [texts, n, hidden_size] of the target's concatenated states."""
         if self.options.norms != "none":
             parts = inner.chunk(len(self.options.places) if self.options.norms == "each" else 1, -1)
             normed = [F.rms_norm(part, part.shape[-1:], eps=self.sizes.rms_norm_eps) for part in parts]
@@ -210,7 +210,7 @@ class Trainable(TrainableDrafter):
     def loss(self, batch: Batch) -> LossOutput:
         """Return the sum over steps d of decayᵈ times the mean cross-entropy of what the rows predict.
 
-        The root of a row and all tokens that it is to foresee must be in the loss mask, as in a reply that is drafted.
+        The root of a row and all tokens that it must predict are in the loss mask, as in a reply that is drafted.
         """
         assert batch.inner is not None
         n = batch.tokens.shape[1]
@@ -220,7 +220,7 @@ class Trainable(TrainableDrafter):
         for step, states in enumerate(self.states(batch.tokens, batch.inner)):
             text, place = counted[..., step + 1].nonzero(as_tuple=True)
             guesses.append(Guess(states[text, place], self.head, text * n + place + step + 1))
-        total = 0.0 * self.fc.weight.sum()  # a batch without a label has a gradient, too
+        total = 0.0 * self.fc.weight.sum()  # a batch without a label must have a gradient, too
         if not len(guesses[0].labels):
             return LossOutput(total, [DepthLoss(total, torch.zeros(RANKS, dtype=torch.long), 0)] * self.depth)
         labels = batch.hidden if batch.distill else batch.tokens.roll(-1, 1)  # of each place, what follows it

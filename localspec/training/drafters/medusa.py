@@ -1,4 +1,4 @@
-"""Trains Medusa's heads (Cai et al. 2024, §3.2), alone or together with the target."""
+"""Trains Medusa's heads (Cai et al. 2024, §3.2), by themselves or together with the target."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,18 +29,18 @@ from localspec.training.trainable import (
     TrainableDrafter,
 )
 
-SHARE = 0.1  # of the model's weights: what vocabulary matrices of the heads' own may take
+SHARE = 0.1  # of the model's weights: most that separate vocabulary matrices may take
 TRAINED_BYTES = 16  # of a number that is trained: itself, its gradient and two moments
-PATH_RATE = 0.2  # the learning rate of what least squares gave, as a share of the rest's
-RIDGE = 300.0  # added to the squares of inputs, which are 1 on average: what few rows say is not trusted
-FITTED = 65_536  # places that least squares look at, at most
+PATH_RATE = 0.2  # the learning rate of the least-squares path, as a share of the others'
+RIDGE = 300.0  # added to the squares of inputs, which are 1 on average, so that a few rows are not trusted
+FITTED = 65_536  # places for least squares, at most
 
 
 class ResidualBlocks(nn.Module):
     """One residual block of every head, x + SiLU(W x + b) (§3.1.1); zeros at first, which change nothing.
 
-    weight [heads, hidden_size, read], bias [heads, hidden_size]; where it reads more than hidden_size, what it adds to
-    is a `path` of its own.
+    weight [heads, hidden_size, read], bias [heads, hidden_size]. If it reads more than hidden_size, it is added
+    to a separate `path`.
     """
 
     def __init__(self, heads: int, width: int, read: int, device: str) -> None:
@@ -49,13 +49,13 @@ class ResidualBlocks(nn.Module):
         self.bias = nn.Parameter(torch.zeros(heads, width, device=device))
 
     def forward(self, x: torch.Tensor, heads: slice, path: "LinearPath | None" = None) -> torch.Tensor:
-        """Apply the blocks of these heads to x [heads, rows, read]; give [heads, rows, hidden_size]."""
+        """Return the blocks of these heads applied to x [heads, rows, read]: [heads, rows, hidden_size]."""
         given = x if path is None else _linears(x, path.weight[heads], path.bias[heads])
         return given + F.silu(_linears(x, self.weight[heads], self.bias[heads]))
 
 
 class LinearPath(nn.Module):
-    """A matrix of every head that reads a state and the root's embedding; at first it gives the state.
+    """A matrix of every head that reads a state and the root's embedding; at first it returns the state.
 
     weight [heads, hidden_size, 2 hidden_size], bias [heads, hidden_size].
     """
@@ -67,7 +67,7 @@ class LinearPath(nn.Module):
 
     @torch.no_grad()
     def fit(self, parts: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Take the matrices that give least squares, of parts (read [rows, 2 hidden_size], states that follow [heads,
+        """Set the matrices by least squares, from parts (read [rows, 2 hidden_size], following states [heads,
         rows, hidden_size]). With too few rows nothing changes."""
         heads, width, read = self.weight.shape
         square = torch.zeros(read + 1, read + 1, device=self.weight.device)
@@ -86,7 +86,7 @@ class LinearPath(nn.Module):
 
 
 class OwnChange(nn.Module):
-    """A change U D of the shared vocabulary matrix for each head; nothing at first.
+    """A change U D of the shared vocabulary matrix for each head; zero at first.
 
     down [heads, rank, hidden_size], up [heads, draft vocabulary, rank].
     """
@@ -106,10 +106,10 @@ class OwnChange(nn.Module):
 
 
 class Trainable(TrainableDrafter):
-    """The heads. Medusa-1 trains them alone, on states of the target as it is.
+    """The heads. Medusa-1 trains only them, on states of the unchanged target.
 
-    In Medusa-2 `adapters` of the target are trained with them, and become part of it in the end; what is left are heads
-    as of Medusa-1, for a changed target.
+    In Medusa-2 `adapters` of the target are trained with them, and become part of it at the end. The result are heads
+    as in Medusa-1, for a changed target.
     """
 
     Drafter = Drafter
@@ -157,7 +157,7 @@ class Trainable(TrainableDrafter):
         seconds: float = PROBE_SECONDS,
         progress: Callable[[str], None] = lambda _: None,
     ) -> Proposed | None:
-        """Proposes matrices of the heads' own, as in the paper, where they are little beside model and memory."""
+        """Propose separate vocabulary matrices, as in the paper, if they are small compared with model and memory."""
         shape, defaults = target.transformer.config, MedusaOptions()
         own = defaults.heads * shape.vocab_size * shape.hidden_size  # also with a draft vocabulary: they learn slowly
         matrices = (one for one in target.transformer.layers.modules() if isinstance(one, Linear | QuantizedLinear))
@@ -179,22 +179,22 @@ class Trainable(TrainableDrafter):
 
     @property
     def reads_once(self) -> bool:
-        """Whether it learns from what the target said of a text once; joint training reads it with a gradient."""
+        """Whether it learns from the target's saved outputs; joint training reads a text with a gradient."""
         return not self.options.joint
 
     @property
     def fits(self) -> bool:
-        """Whether the linear path begins with least squares."""
+        """Whether the linear path starts from least squares."""
         return self.reads_once and self.options.linear
 
     def begin_training(self, frequencies: torch.Tensor) -> None:
-        """Make the most frequent tokens the draft vocabulary, and keep those that every step tells apart."""
+        """Make the most frequent tokens the draft vocabulary, and save those that every step compares."""
         super().begin_training(frequencies)
         if self.kept is not None and self.linears is not None:
             self.linears.data.copy_(self._own_rows())
 
     def fit(self, parts: Iterable[Places]) -> None:
-        """Lets every head begin with least squares: from the state and the root to the state that it stands for."""
+        """Start every head from least squares: from the state and the root to the state that it replaces."""
         if not self.options.linear:
             return
 
@@ -211,7 +211,7 @@ class Trainable(TrainableDrafter):
 
     @property
     def weights_passed(self) -> int:
-        """How many weights each token of a text passes: of the vocabulary the candidates alone, about."""
+        """The number of weights that each token of a text passes: of the vocabulary about the candidates only."""
         shape, options = self.target.transformer.config, self.options
         if not self.reads_once:
             return super().weights_passed
@@ -219,7 +219,7 @@ class Trainable(TrainableDrafter):
         return blocks + options.heads * 2 * COMMON * (shape.hidden_size + options.rank_of_own)
 
     def _read(self, states: torch.Tensor, roots: torch.Tensor) -> torch.Tensor:
-        """Return what heads read of states [rows, hidden_size] and the roots after them [rows]."""
+        """Return the heads' input from states [rows, hidden_size] and the roots after them [rows]."""
         if not self.options.linear:
             return states
         parts = (states, self.target.embed(roots).to(states.dtype))
@@ -228,7 +228,7 @@ class Trainable(TrainableDrafter):
     def _logits(
         self, x: torch.Tensor, heads: slice, shared: Head | None = None, columns: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return these heads' logits [heads, rows, tokens] of what they read, x [heads, rows, read].
+        """Return these heads' logits [heads, rows, tokens] of their input x [heads, rows, read].
 
         `shared` is the head that they share, else the target's. Tokens are those of the draft vocabulary, or its
         `columns`, for which `shared` then is.
@@ -243,14 +243,14 @@ class Trainable(TrainableDrafter):
         return torch.bmm(matrices.to(x.dtype), x.transpose(1, 2)).transpose(1, 2).contiguous()
 
     def loss(self, batch: Batch) -> LossOutput:
-        """Return the loss of Medusa-1 (§3.2.1, eq. 1), or of Medusa-2 (§3.2.2, eq. 2) where training is joint.
+        """Return the loss of Medusa-1 (§3.2.1, eq. 1), or of Medusa-2 (§3.2.2, eq. 2) in joint training.
 
         Head k reads the state at t, and the root at t + 1, and predicts the token at t + 1 + k. Joint training is
         Medusa-1 during the heads' warm-up. After it the heads read the states of the target with its adapters, and
         share its head with them; the teacher is the target without them (§3.3.2), from which the batch's states come.
-        λ₀ weighs what the heads' loss asks of the target, never what it asks of the heads: Adam's second moments would
-        remember the larger gradients of the warm-up, and starve them. Of what was read once a step learns among
-        candidates, the likeliest of its places and the commonest tokens, as far as they are in the draft vocabulary.
+        λ₀ scales the heads' gradient for the target, never that for the heads: Adam's second moments would
+        remember the larger gradients of the warm-up, and make steps too small. On saved readings a step learns among
+        candidates: the likeliest tokens of its places and the most frequent ones, if they are in the draft vocabulary.
         """
         places = batch.places or self._places(batch)
         adapted = self.adapters is not None and self.progress >= self.options.warmup
@@ -290,7 +290,7 @@ class Trainable(TrainableDrafter):
         return lambda rows: self._logits(rows[None], slice(depth, depth + 1), shared, columns)[0]
 
     def _balanced_head(self, balance: float) -> Head:
-        """Return the shared head with the adapter of the target's, into which a gradient flows so much weaker."""
+        """Return the shared head with the adapter of the target's head, whose gradient is scaled by λ₀."""
         assert self.adapters is not None
         if (adapter := self.adapters.head) is None:
             return self.shared
@@ -330,7 +330,7 @@ def _predicting(loss_mask: torch.Tensor) -> torch.Tensor:
 
 
 def scaled_gradient(x: torch.Tensor, scale: float) -> torch.Tensor:
-    """Return x, into which a gradient flows so much weaker, or stronger."""
+    """Return x, whose gradient is multiplied by `scale`."""
     return x.detach() + scale * (x - x.detach())
 
 

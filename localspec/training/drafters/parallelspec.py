@@ -1,4 +1,4 @@
-"""Trains ParallelSpec's layers or small model, its masks, and what joins features and embeddings (ParallelSpec, §4)."""
+"""Trains ParallelSpec's layers or small model, its masks, and the matrix for features and embeddings (§4)."""
 
 import json
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ FEATURE_WEIGHT, TOKEN_WEIGHT = 1.0, 0.1  # of the two parts of EAGLE's loss
 
 @dataclass(frozen=True)
 class Group:
-    """The rows of one training text, [rows] each: first one row a token of the text, then the masks of some anchors.
+    """The rows of one training text, [rows] each: first one row per token of the text, then the masks of some anchors.
 
     At `depth` 0 a row is the text's own token at `anchor`; mask d of an anchor is d positions after it (figure 3).
     """
@@ -46,7 +46,7 @@ class Group:
 
 
 class Correction(nn.Module):
-    """What the token before changes in a mask's state, B SiLU(N e + b + F s); nothing at first."""
+    """The change of a mask's state by the token before it, B SiLU(N e + b + F s); zero at first."""
 
     def __init__(self, width: int, rank: int, device: str) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Correction(nn.Module):
         nn.init.zeros_(self.out.weight)
 
     def forward(self, embeddings: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        """Return states [rows, hidden_size] that know the tokens with these embeddings [rows, hidden_size]."""
+        """Return states [rows, hidden_size] corrected by the tokens with these embeddings [rows, hidden_size]."""
         x = F.rms_norm(embeddings.to(states.dtype), states.shape[-1:])
         changed: torch.Tensor = self.out(F.silu(self.near(x) + self.far(states)))
         return states + changed
@@ -73,7 +73,7 @@ class Trainable(TrainableDrafter):
     never: torch.Tensor  # bool [vocab_size]: tokens that the form 'model' must not propose
 
     def __init__(self, target: Target, options: ParallelSpecOptions) -> None:
-        """Raise what reading the small language model of the form 'model' does."""
+        """Make the layers. Raises the errors of reading the small language model of the form 'model'."""
         super().__init__(target, options)
         shape, device = target.transformer.config, target.device
         options = self.options = replace(options, vocabulary=options.tokens(shape.vocab_size))
@@ -119,11 +119,11 @@ class Trainable(TrainableDrafter):
 
     @property
     def transformers(self) -> Sequence[Transformer]:
-        """Gradients pass its own layers and none of the target's."""
+        """Its own transformer: gradients pass no layer of the target."""
         return [self.model]
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return what is saved: the drafter's own tensors, each once."""
+        """Return the saved tensors: the drafter's own, each once."""
         shared = {"model.embedding"} if self.options.form != "model" else set()
         if self.model.config.tied:
             shared.add("model.head.weight")
@@ -187,7 +187,7 @@ class Trainable(TrainableDrafter):
                 rows = has_label & (group.depth == depth)
                 states[depth].append(of_text[rows])
                 places[depth].append(text * n + at[rows])
-        total = self.masks.sum() * 0  # a batch without a label has a gradient, too
+        total = self.masks.sum() * 0  # a batch without a label must have a gradient, too
         if not states[0]:
             return LossOutput(total, [DepthLoss(total, torch.zeros(RANKS, dtype=torch.long), 0)] * self.depth)
         guesses = [
@@ -203,7 +203,7 @@ class Trainable(TrainableDrafter):
         return LossOutput(total, depth_losses)
 
     def _corrected(self, states: torch.Tensor, group: Group, tokens: torch.Tensor) -> torch.Tensor:
-        """Return states [rows, hidden_size] of which the masks' know the token that the text has in their place."""
+        """Return states [rows, hidden_size]; those of masks are corrected by the token that the text has there."""
         if not self.options.rank:
             return states
         real = int((group.depth == 0).sum())
@@ -212,12 +212,12 @@ class Trainable(TrainableDrafter):
 
     @property
     def reads_once(self) -> bool:
-        """Whether labels are all that it needs of the target; the form 'eagle' reads the states of a whole text."""
+        """Whether it needs only labels of the target; the form 'eagle' reads the states of a whole text."""
         return self.options.form != "eagle"
 
     def _depth_losses(self, guesses: Sequence[Guess], batch: Batch) -> list[DepthLoss]:
         """Return the losses of guesses whose labels are places of all texts, end to end."""
-        own = self.model.config.vocab_size  # 0 where the head is the target's
+        own = self.model.config.vocab_size  # 0 if the head is the target's
         truncated = 0 < own < self.target.transformer.config.vocab_size
         ids = torch.arange(own, device=batch.tokens.device) if truncated else self.kept
         if batch.places is None:
@@ -232,9 +232,9 @@ class Trainable(TrainableDrafter):
         return cross_entropies(guesses, batch.places.labels, None, ids)
 
     def group(self, loss_mask: torch.Tensor, generator: torch.Generator) -> Group:
-        """Return the rows of a text with this loss_mask [n]: random anchors, as many as there is room for.
+        """Return the rows of a text with this loss_mask [n]: as many random anchors as there is room for.
 
-        An anchor has mask d only where it has all masks before it, and the text has a token for it to predict.
+        An anchor has mask d only if it has all masks before it, and the text has a token for it to predict.
         """
         n, device = len(loss_mask), loss_mask.device
         anchors = loss_mask[2:].nonzero()[:, 0]

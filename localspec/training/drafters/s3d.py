@@ -34,13 +34,13 @@ from localspec.training.trainable import (
 )
 
 LAYERS_LR_SCALE = 0.03  # of the usual 1e-3, the learning rate of the target's own layers: the paper's 3e-5
-SHARE = 0.15  # of a text: the positions that are anchors (appendix A masks so many tokens)
-BECOMING_LR_SCALE = 0.25  # that of adapters which become part of layers in few bits: Medusa-2's (§4.0.1)
+SHARE = 0.15  # of a text: the positions that are anchors (appendix A masks this share of tokens)
+BECOMING_LR_SCALE = 0.25  # the learning rate of adapters that become part of layers in few bits: Medusa-2's (§4.0.1)
 OWN = 1.0  # weight of the target's own prediction in the full form's loss
 
 
 def _verified(levels: Sequence[Sequence[float]], nodes: int) -> float:
-    """Return the tokens an iteration of a tree of so many nodes, by its candidates' chances [depth][rank]."""
+    """Return the tokens per iteration of a tree of `nodes` nodes, from its candidates' chances [depth][rank]."""
     return drafters.Acceptance.tree(levels, nodes, "").length(nodes)
 
 
@@ -49,9 +49,9 @@ def _listed(layers: Sequence[int]) -> str:
 
 
 class Trainable(TrainableDrafter):
-    """The mask token and the adapters; in the full form the target's kept layers, which makes another target.
+    """The mask token and the adapters; in the full form the target's kept layers, which changes the target.
 
-    Layers in few bits cannot learn: the full form then trains adapters that act always, and become part of them in the
+    Layers in few bits cannot learn: the full form then trains adapters that are always used, and merges them at the
     end.
     """
 
@@ -92,7 +92,7 @@ class Trainable(TrainableDrafter):
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Return the drafter's own group and the target's layers, which have a low learning rate (appendix A).
 
-        So have adapters that become part of them where they are in few bits.
+        So have adapters that become part of layers in few bits.
         """
         layers = list(self.layers.parameters())
         becoming = list(self.adapters.parameters()) if self.adapters and self.options.which == "none" else []
@@ -107,7 +107,7 @@ class Trainable(TrainableDrafter):
         return share(len(self.target.transformer.layers), len(self.kept_layers), head_weight(self.target))
 
     def reads_states(self, distill: bool) -> bool:
-        """Whether the loss reads a text's states: they are labels, and nothing else."""
+        """Whether the loss reads a text's states, which are only labels."""
         return distill
 
     @property
@@ -116,7 +116,7 @@ class Trainable(TrainableDrafter):
         return 1.0 if self.changes_target else 0.5
 
     def drawn(self, length: int) -> Drawn:
-        """Group begin at some of the positions alone, and go through every kept layer."""
+        """Return the work for groups: they begin at some of the positions only, and pass every kept layer."""
         return Drawn(SHARE * self.depth, len(self.kept_layers))
 
     @property
@@ -127,8 +127,8 @@ class Trainable(TrainableDrafter):
     def loss(self, batch: Batch) -> LossOutput:
         """Return the loss of eq. 9 over groups of an anchor and `depth` - 1 masks, which see only text before them.
 
-        In the full form gradients reach the kept layers through the text's keys and values too, and what the target
-        itself says of the text is in the loss, so that it stays as good a model. Raises UsageMistake for the full form
+        In the full form gradients reach the kept layers through the text's keys and values too, and the target's own
+        prediction of the text is in the loss, so that it stays as good a model. Raises UsageMistake for the full form
         of a target in fp16, whose steps are too coarse.
         """
         if len(self.layers) and not self._trainable:
@@ -158,16 +158,16 @@ class Trainable(TrainableDrafter):
             chains.append(torch.stack([reached.sum(), before.sum()]))
         count = sum(found.count for found in depth_losses)
         loss = torch.stack([found.loss for found in depth_losses]).sum() / max(count, 1)
-        if not count:  # no label in this batch, and several processes must agree on what has a gradient
+        if not count:  # no label in this batch, but several processes must agree on which tensors have a gradient
             loss = loss + sum(parameter.sum() * 0 for parameter in self.parameters())
         if own is not None:
             loss = loss + OWN * own
         return LossOutput(loss, depth_losses, torch.stack(chains))
 
     def _own_loss(self, batch: Batch) -> tuple[torch.Tensor, TextPrefix]:
-        """Read the texts with a gradient; return the target's own mean loss on their labels, and what was read.
+        """Read the texts with a gradient. Return the target's own mean loss on their labels, and its output.
 
-        Where adapters learn, the target without them is still there, and its distribution may be the label.
+        If adapters learn, the target without them still exists, and its distribution may be the label.
         """
         positions = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
         causal, prefix = positions[:, None] >= positions, TextPrefix(self.kept_layers)
@@ -179,7 +179,7 @@ class Trainable(TrainableDrafter):
         return found.loss / max(found.count, 1), prefix.closed()
 
     def _anchors(self, loss_mask: torch.Tensor, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return where groups begin in texts [texts, n], [texts, anchors], and which of those are no padding, bool.
+        """Return where groups begin in texts [texts, n], [texts, anchors], and which of those are not padding, bool.
 
         The token after an anchor is in the loss_mask [texts, n].
         """
@@ -219,7 +219,7 @@ class Trainable(TrainableDrafter):
 
     @torch.no_grad()
     def _read(self, tokens: torch.Tensor) -> TextPrefix:
-        """Return keys and values of texts [texts, n] as the target itself makes them, without adapters."""
+        """Return keys and values of texts [texts, n] from the target itself, without adapters."""
         positions, prefix = torch.arange(tokens.shape[1], device=tokens.device), TextPrefix(self.kept_layers)
         layers = range(max(self.kept_layers) + 1)
         self.target.transformer(tokens, positions, positions[:, None] >= positions, prefix, layers)
@@ -237,7 +237,7 @@ class Trainable(TrainableDrafter):
 
     @torch.no_grad()
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load what `tensors` gave. Raises what `check_tensors` does."""
+        """Load the result of `tensors`. Raises the errors of `check_tensors`."""
         self.check_tensors(tensors)
         self.mask.copy_(tensors["mask"])
         if self.kept is not None:
@@ -257,11 +257,11 @@ class Trainable(TrainableDrafter):
     ) -> Proposed | None:
         """Return the options that should be fastest on this machine (§5.3), and why, in a sentence.
 
-        Which layers of each number are kept, and how often they are right, is measured by a probe; what later tokens
-        of a draft are accepted less is fitted to previous drafters of this model, else it is the paper's. What a draft
-        and its verification cost is timed where the model decodes, with adapters, for some shares of the layers and
-        some numbers of rows, of which the decoder takes those that pay. Where nothing should pay, half of the layers
-        is the most: a drafter of nearly all of them would never pay elsewhere.
+        A probe measures which layers of each number to keep, and how often they are right. The acceptance of later
+        tokens of a draft is fitted to previous drafters of this model, or taken from the paper. A draft
+        and its verification are timed in the engine that decodes, with adapters, for some shares of the layers and
+        some numbers of rows, of which the decoder takes those that pay. If nothing should pay, half of the layers
+        is the limit: a drafter of nearly all layers would never pay elsewhere.
         """
         model = decoding() if decoding else target
         layers, head = len(target.transformer.layers), head_weight(target)
@@ -309,7 +309,7 @@ class Trainable(TrainableDrafter):
         generated: float | None = None,
         decoding: Callable[[], DecodingTarget] | None = None,
     ) -> str:
-        """Return what the paper's constants predict, beside what was measured on held-out text and generated text."""
+        """Return the prediction of the paper's constants, and the measurements on held-out text and generated text."""
         if not right_after_right:
             return ""
         (timing,) = timings(decoding() if decoding else self.target, [self.options])

@@ -1,4 +1,4 @@
-"""Trains the tiny model and the head of semi-autoregressive drafting, alone or together with the target."""
+"""Trains the tiny model and the head of semi-autoregressive drafting, by themselves or together with the target."""
 
 from collections.abc import Callable
 from functools import partial
@@ -28,7 +28,7 @@ class Averaged(nn.Module):
         for layer in (self.inner, self.outer):
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
         # α is its sigmoid: ½ at first for the last place and half as much for each one before it, so that the newest
-        # token outweighs all others together and can be told apart from them.
+        # token outweighs all others together and can be distinguished from them.
         self.free = nn.Parameter(torch.logit(0.5 ** torch.arange(depth, 0, -1)))
         self.width = self.state_size = width // 2
 
@@ -62,7 +62,7 @@ class Recurrent(nn.Module):
 
 
 class Last(nn.Module):
-    """No model at all: the embedding of the last token (§6.1, zero layers). Nodes have no state."""
+    """No model: only the embedding of the last token (§6.1, zero layers). Nodes have no state."""
 
     def __init__(self, width: int, depth: int) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ RECENT_MODELS: dict[str, type[Averaged] | type[Recurrent] | type[Last]] = {
 
 
 class Change(nn.Module):
-    """A change U D of a matrix [out, in] that itself stays as it began; nothing at first."""
+    """A change U D of a matrix [out, in], which itself is not trained; zero at first."""
 
     def __init__(self, weight: torch.Tensor, rank: int) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Change(nn.Module):
         self.up = nn.Parameter(torch.zeros(outputs, rank, device=weight.device))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what it adds to the layer's output [rows, out], by its input [rows, in]."""
+        """Return the change of the layer's output [rows, out], from its input [rows, in]."""
         return F.linear(F.linear(x, self.down.to(x.dtype)), self.up.to(x.dtype))
 
     def product(self) -> torch.Tensor:
@@ -100,7 +100,7 @@ class Change(nn.Module):
 
 
 def learn_by_rank(module: nn.Module, rank: int) -> None:
-    """Lets the matrices of all layers in a module learn by changes of this rank alone; each layer gets `changes`."""
+    """Train the matrices of all layers in a module only by changes of this rank; each layer gets `changes`."""
     for layer in [one for one in module.modules() if isinstance(one, nn.Linear | nn.LSTMCell)]:
         matrices = {name: matrix for name, matrix in layer.named_parameters() if matrix.ndim == 2}
         for matrix in matrices.values():
@@ -111,8 +111,8 @@ def learn_by_rank(module: nn.Module, rank: int) -> None:
 class Trainable(TrainableDrafter):
     """The tiny model, and the layers that lead from it and the target's state to logits.
 
-    Separate training, the default, leaves the target as it is, or lets it learn the text first. In joint training both
-    learn at once. `loss` then runs the target with `adapters`, which become part of it in the end.
+    Separate training, the default, leaves the target unchanged, or lets it learn the text first. In joint training both
+    learn at once. `loss` then runs the target with `adapters`, which become part of it at the end.
     """
 
     Drafter = Drafter
@@ -140,11 +140,11 @@ class Trainable(TrainableDrafter):
 
     @property
     def depth(self) -> int:
-        """The number of levels of its trees, the root not counted."""
+        """The number of levels of its trees below the root."""
         return self.options.depth
 
     def drawn(self, length: int) -> Drawn:
-        """Return the tiny model reads each row for itself; the LSTM leaves most, its gates and states of two layers."""
+        """Return the work of the tiny model for each row; the LSTM has most: its gates and states of two layers."""
         return Drawn(float(self.depth), vectors=16)
 
     # -- the model ----------------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ class Trainable(TrainableDrafter):
 
         far [rows or 1, wide] is W_p h_p.
         """
-        # Normalised, for with embeddings as small as many targets' the tiny model would learn very slowly.
+        # Normalised, because with embeddings as small as those of many targets the tiny model would learn very slowly.
         x = F.rms_norm(self.target.embed(tokens).to(self._dtype), (self.target.transformer.config.hidden_size,))
         state, recent = self.recent(x, state, depth)
         near = _linear(recent, self.near)
@@ -198,7 +198,7 @@ class Trainable(TrainableDrafter):
         if batch.places is not None:
             return self._loss_of_places(batch.places, batch.generator)
         options = self.options
-        alone = self.progress < options.first  # the target learns, and nothing else
+        alone = self.progress < options.first  # only the target learns
         states = batch.hidden.to(self._dtype)
         if self.adapters is not None:
             self.adapters.requires_grad_(alone or options.joint)
@@ -268,7 +268,7 @@ class Trainable(TrainableDrafter):
     # -- weights ------------------------------------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return what is saved: the drafter's matrices with what they have learnt."""
+        """Return the saved tensors: the drafter's matrices with their changes."""
         found = {name: tensor for name, tensor in super().tensors().items() if ".changes." not in name}
         for name, module in self.named_modules():
             if isinstance(module, Change):
@@ -278,7 +278,7 @@ class Trainable(TrainableDrafter):
 
 
 def _change(layer: nn.Module, matrix: str) -> Change | None:
-    """Return what a matrix of a layer learns, where that is of low rank."""
+    """Return the change of a layer's matrix, if it is of low rank."""
     changes = getattr(layer, "changes", None)
     found = changes[matrix] if isinstance(changes, nn.ModuleDict) else None
     assert found is None or isinstance(found, Change)
