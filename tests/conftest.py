@@ -142,7 +142,7 @@ def lived_in(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     def database(models: tuple[Path, ...]) -> Path:
         path = tmp_path_factory.mktemp("lived-in") / "localspec.db"
         with Store.open(path, pytest.fail) as store:
-            conversation, _ = store.history.say(None, "told", model="demo", system=None)
+            conversation, _ = store.history.say(None, "hello", model="demo", system=None)
             store.history.remove([conversation])
             for model in models:
                 from localspec.choosing.measure import COSTS, MeasurementCache

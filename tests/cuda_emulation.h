@@ -44,7 +44,7 @@ enum Waits { NOTHING, WARP, BLOCK, OVER };
 struct Thread { ucontext_t context; Waits waits; };
 static Thread* threads;
 static ucontext_t turns;
-static uint32_t told[32][32][8];  // by warp and lane
+static uint32_t exchanged[32][32][8];  // by warp and lane
 
 static inline void wait_for(Waits what) {
     Thread* own = &threads[threadIdx.x];
@@ -55,9 +55,9 @@ static inline void __syncthreads() { wait_for(BLOCK); }
 static inline void meet() { wait_for(WARP); }
 
 template <class T> static T __shfl_sync(unsigned, T number, int from) {
-    memcpy(told[threadIdx.x / 32][threadIdx.x % 32], &number, 4);
+    memcpy(exchanged[threadIdx.x / 32][threadIdx.x % 32], &number, 4);
     meet();
-    memcpy(&number, told[threadIdx.x / 32][from & 31], 4);
+    memcpy(&number, exchanged[threadIdx.x / 32][from & 31], 4);
     meet();
     return number;
 }
@@ -92,15 +92,15 @@ static inline unsigned short narrow_number(float number) {
 // mma.m16n8k16, by the registers in which PTX has the fragments of its three matrices.
 static void fragments_multiply(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    memcpy(told[warp][lane], a, 16);
-    memcpy(told[warp][lane] + 4, b, 8);
+    memcpy(exchanged[warp][lane], a, 16);
+    memcpy(exchanged[warp][lane] + 4, b, 8);
     meet();
     float found[4];
     for (int one = 0; one < 4; one++) {
         const int row = lane / 4 + one / 2 * 8, column = 2 * (lane % 4) + one % 2;
         double sum = sums[one];
         for (int k = 0; k < 16; k++) {
-            const unsigned of_a = told[warp][row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2];
+            const unsigned of_a = exchanged[warp][row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2];
             const unsigned of_b = told[warp][column * 4 + k % 8 / 2][4 + k / 8];
             sum += (double)wide_number(of_a >> k % 2 * 16) * wide_number(of_b >> k % 2 * 16);
         }

@@ -9,7 +9,7 @@ from each import each
 
 from localspec.repetition import LEAST, LOOP, PATIENCE, REPEATS, TAIL, goes_round, is_loop
 
-REFRAIN = "And no birds sing, and no birds sing, beside the withered lake.\n"
+REFRAIN = "And no birds sing, and no birds sing, around the withered lake.\n"
 
 
 def words(chance: random.Random, count: int) -> str:

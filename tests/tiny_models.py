@@ -359,7 +359,7 @@ MIXTURES: dict[str, Callable[[], Any]] = {
         moe_intermediate_size=48, norm_topk_prob=False, attention_bias=True, tie_word_embeddings=True,
     ),
 }  # fmt: skip
-MIXTURES["gemma4-grouped-experts-beside-an-mlp"] = _config(
+MIXTURES["gemma4-grouped-experts-with-an-mlp"] = _config(
     Gemma4TextConfig, **_GEMMA4, hidden_size=64, num_key_value_heads=2, head_dim=12, global_head_dim=20,
     hidden_size_per_layer_input=0, enable_moe_block=True, num_experts=6, top_k_experts=2, moe_intermediate_size=32,
     layer_types=["sliding_attention", "sliding_attention", "full_attention"],

@@ -29,7 +29,7 @@ class Model:
 
 
 @each(
-    "by_itself, told, sentence, other",
+    "by_itself, chosen, sentence, other",
     [
         (True, None, "The model thinks before it answers (/think auto); there are /think on and /think off.", "off"),
         (True, False, "The model answers without thinking (/think off); there are /think on and /think auto.", "on"),
@@ -38,8 +38,8 @@ class Model:
         (None, None, wording("chat_template_model_switch"), "on"),
     ],
 )
-def test_how_it_is_now_and_the_other_way(by_itself, told, sentence, other):
-    assert state(Settings(think=told), Model(by_itself), None) == (sentence, other)
+def test_how_it_is_now_and_the_other_way(by_itself, chosen, sentence, other):
+    assert state(Settings(think=chosen), Model(by_itself), None) == (sentence, other)
 
 
 def test_what_stands_behind_the_command():

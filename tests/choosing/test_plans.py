@@ -87,7 +87,7 @@ def test_a_device_has_all_the_precisions_that_it_computes_in() -> None:
 
 def packings(device: Device, of: Model | None = None, **settings: object) -> list[str]:
     """Return those of the plans for a model on a device, each once, in the order of their M."""
-    known, of = settings.pop("told", NoMeasurements()), of or model()
+    known, of = settings.pop("measurements", NoMeasurements()), of or model()
     open_ones = plans.possible_precisions(of, natural_precisions(plans.as_computed(device, of)))
     found = run_plans(of, open_ones, known, 16, **settings)  # type: ignore[arg-type]
     return list(dict.fromkeys(plan.precision.quantize for plan in found))
@@ -109,7 +109,7 @@ def test_comfortable_is_plain_decoding_by_the_speed_of_the_memory(speed: float, 
     read = reading(cpu(bandwidth=1e9), "bf16", "int8") * (SEVEN.matrices + SEVEN.cached(CONTEXT, 1))
     replies = {"phrases": ReplyStats(3.0, 5, 0.0)}
     known = Told({("cpu", "int8"): ModelMeasurements(flat(0.3), replies)}, memory=speed * read * 1e9)
-    assert packings(cpu(48, bandwidth=None), told=known) == [packing], "and by no timing or reply"
+    assert packings(cpu(48, bandwidth=None), measurements=known) == [packing], "and by no timing or reply"
 
 
 IN_BLOCKS = replace(model(), packed=("blocks", "int8", "int4", "none"), block_bytes=SEVEN.parameters * 6 // 10)

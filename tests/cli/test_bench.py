@@ -1,4 +1,4 @@
-"""`localspec bench` from outside: the report, the table, and what it refuses before anything is loaded."""
+"""`localspec bench` as a command: the report, the table, and arguments that it refuses before it loads a model."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`localspec chat`: which of its two forms begins, and with what."""
+"""`localspec chat`: which of its two forms starts, and with which arguments."""
 
 import io
 import sys
@@ -19,7 +19,7 @@ class Terminal(io.StringIO):
 
 
 class Begun(NamedTuple):
-    """The form that began: its name, the settings, what was asked for, what comes before the first prompt, the prompt."""
+    """The form that started: its name, the settings, the request, the text before the first prompt, the prompt."""
 
     form: str
     settings: Any
@@ -53,7 +53,7 @@ def begun(fresh_home: Path, monkeypatch: pytest.MonkeyPatch) -> list[Begun]:
 
 
 def chat(*arguments: str, **others: Any) -> tuple[int, str]:
-    """`localspec chat ARGUMENTS` at a terminal, but for the `others`: its exit code, what it said on standard error."""
+    """Run `localspec chat ARGUMENTS` at a terminal, except for the `others`; return exit code and standard error."""
     errors = Terminal()
     with pytest.MonkeyPatch.context() as patch:
         for name, stream in {"stdin": Terminal(), "stdout": Terminal(), "stderr": errors, **others}.items():

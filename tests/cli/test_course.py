@@ -60,7 +60,7 @@ def small(monkeypatch):
 
 @pytest.fixture
 def speeds(monkeypatch) -> dict[str, float]:
-    """Seconds of a reply by row in place of a bench: what the machine does meanwhile must not decide."""
+    """Replace a bench by a fixed table of seconds by row, so that a busy machine does not decide the result."""
     taken = {"none": 1.0, "phrases": 0.9, "own": 0.5, "own+phrases": 0.6}
 
     def rows(engines: list[Any], prompts: list[str], *_: object, **__: object) -> list[list[Any]]:
@@ -90,7 +90,7 @@ def place(tmp_path, model) -> Path:
 
 
 def answers(place: Path) -> Path:
-    """Return the answers to the prompts that ship, which drafters of all kinds learn from, or a course's own."""
+    """Return the answers to the shipped prompts, from which drafters of all kinds learn, or a course's own answers."""
     if (own := place / "answers.jsonl").exists():
         return own
     (file,) = (place.parents[1] / "answers").glob("*/answers.jsonl")

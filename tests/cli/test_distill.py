@@ -1,4 +1,4 @@
-"""`localspec distill` from outside: replies are the model's own, and a file of them can be gone on with after any end."""
+"""`localspec distill` as a command: the model writes the replies, and a run that ended can be continued."""
 
 import json
 import os
@@ -71,7 +71,7 @@ def test_greedy_replies_are_those_of_a_plain_loop_over_the_stock_model(distill, 
 
 
 def agree(found: dict[str, dict], model) -> None:
-    """Each reply is what a plain loop over the stock model says."""
+    """Assert that each reply is that of a plain loop over the stock model."""
     assert len(found) == 6
     for number, prompt in enumerate(PROMPTS):
         asked = [{"role": "user", "content": prompt}]
@@ -122,7 +122,7 @@ def test_a_conversation_ends_where_the_context_does(distill, tmp_path, model):
 
 @pytest.mark.parametrize("quantize", ["nf4", "int8"])
 def test_transformers_is_told_of_the_same_packed_weights(quantize):
-    """As on CUDA; bitsandbytes computes on a CPU, too."""
+    """bitsandbytes computes on a CPU as on CUDA."""
     choice = choose(resolve("demo"), Settings(drafter="none", quantize="none"))
     packed = answering.bitsandbytes_config(replace(choice, quantize=quantize, dtype="fp32"))
     logits = []

@@ -1,4 +1,4 @@
-"""`localspec doctor`: what is here, and the proof that speculation changes no token, which must also be able to fail."""
+"""`localspec doctor`: the installed models, and the proof that speculation changes no token, which can also fail."""
 
 import io
 import json
@@ -102,7 +102,7 @@ def test_a_proof_ends_in_a_tick_and_keeps_nothing(doctor, noise, home):
 
 
 def test_where_nothing_pays_it_is_proved_all_the_same(doctor, noise, monkeypatch):
-    """As on Apple's GPUs, where nothing drafts until it was measured."""
+    """On Apple's GPUs nothing drafts until it was measured."""
     usual = selection.choose
 
     def choose(card: Any, settings: Any, **named: Any) -> Any:
@@ -202,14 +202,14 @@ def test_a_divergence_in_json_is_one_value_and_exit_1(doctor, noise, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "words"),
     [(lambda ids: ids[:2], ', token 3 of the reply: "c" becomes the end,'), (lambda ids: (*ids, 90), 'token 4 of the reply: the end becomes "Z",')],
 )  # fmt: skip
-def test_a_reply_that_ends_elsewhere(doctor, tmp_path, monkeypatch, change, told):
+def test_a_reply_that_ends_elsewhere(doctor, tmp_path, monkeypatch, change, words):
     script = scripted_model(tmp_path / "model", [b"a", b"b", b"c"])
     tamper(monkeypatch, lambda engine, _, ids: ids if engine.choice.drafter == "none" else change(ids))
     sentence_ = sentence(prove(doctor, script.path))
-    assert told in sentence_ and "gap of 30 " in sentence_, "as sharp as the model is made"
+    assert words in sentence_ and "gap of 30 " in sentence_, "as sharp as the model is made"
 
 
 def test_plain_decoding_that_does_not_repeat_itself_is_what_is_told(doctor, noise, monkeypatch):
@@ -294,12 +294,12 @@ def test_at_a_terminal_one_ends_up_with_what_to_do(doctor, invented, monkeypatch
     assert last == advice if lines < 100 else last.startswith("~ is predicted"), "once is enough where all is seen"
 
 
-@pytest.mark.parametrize(("others", "told"), [(1.5, True), (0.1, False)])
-def test_a_busy_machine_is_told(doctor, invented, monkeypatch, others, told):
+@pytest.mark.parametrize(("others", "warned"), [(1.5, True), (0.1, False)])
+def test_a_busy_machine_is_told(doctor, invented, monkeypatch, others, warned):
     monkeypatch.setattr("localspec.machine.hardware.OthersLoad.__call__", lambda self: others)
     code, page, _ = doctor()
-    assert code == 0 and (wording("measured_while_other_programs") in page) is told
-    assert (wording("these_speeds_taken_while_other") in page) is told
+    assert code == 0 and (wording("measured_while_other_programs") in page) is warned
+    assert (wording("these_speeds_taken_while_other") in page) is warned
 
 
 def test_verbose_tells_of_m_and_of_reasons(doctor, invented):
@@ -328,7 +328,7 @@ def test_a_gated_model_is_marked_and_recommended_only_where_no_other_fits(doctor
 
 
 def test_of_the_registered_models_none_is_recommended_that_is_gated_without_an_open_one_beside_it(doctor, monkeypatch):
-    """On every machine from 4 to 24 GB: what is first in the registry decides it, and that may change."""
+    """The order of the registry decides this on every machine from 4 to 24 GB, and the registry may change."""
     measurements = Told()
     monkeypatch.setattr("localspec.cli.doctor.Measurements", lambda *_: measurements)
     gated = {name for name, card in registry.known().items() if card.entry.gated}

@@ -1,4 +1,4 @@
-"""The file that weights of a mixture are written to once more: announced, made once, whole or not at all, and deleted."""
+"""The copy of a mixture's weights in another file: announced, made once, whole or not at all, and deleted."""
 
 import shutil
 import signal

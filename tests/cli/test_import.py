@@ -216,7 +216,7 @@ def test_a_file_that_changed_since_an_earlier_version_packed_it_is_another_model
 
 
 def packed_by_an_earlier_version(home: Path, gguf: Path) -> str:
-    """Import a file and leave of it what earlier versions did: a packed file in the data directory."""
+    """Import a file and leave it as earlier versions did: as a packed file in the data directory."""
     name = str(imported(home, gguf, "--quantize", "int8")["name"])
     [registration], [packed] = Paths(home).imports.glob("*.packed"), Paths(home).packed.glob("*.packed")
     registration.unlink()
@@ -374,7 +374,7 @@ def test_drafts_change_no_token(tmp_path: Path, gguf: Path, drafter: str) -> Non
 
 @pytest.mark.slow
 def test_without_the_library_torch_computes_the_file(tmp_path: Path, gguf: Path, monkeypatch, capfd) -> None:
-    """As on a GPU, in another form of the same code."""
+    """torch is also used on a GPU, with another packing."""
     monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path))
     monkeypatch.setattr(sys, "stdin", None)
     monkeypatch.setattr(compiled, "missing", lambda: "there is none")

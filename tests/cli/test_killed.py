@@ -23,7 +23,7 @@ FIGURES = b"(", b"context "  # the line behind a finished reply begins and goes 
 
 
 class Chat:
-    """`localspec chat --plain` in a process. A thread reads what it tells; a reply has room in the pipe."""
+    """`localspec chat --plain` in a process. A thread reads its output; a whole reply fits in the pipe."""
 
     def __init__(self, home: Path, *arguments: str) -> None:
         self.process = subprocess.Popen(

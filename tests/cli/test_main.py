@@ -91,7 +91,7 @@ sys.exit(main(["path"]))
 
 @pytest.fixture
 def failing(tmp_path, monkeypatch):
-    """failing(body): what `localspec path` says when that is its body."""
+    """failing(body): return the output of `localspec path` when this is its body."""
 
     def fail(body: str) -> subprocess.CompletedProcess[str]:
         names = {}

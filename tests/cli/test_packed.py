@@ -303,7 +303,7 @@ def test_without_the_library_it_is_refused_before_the_download(home, hub: Hub, m
 
 
 @pytest.fixture
-def alone(request, home, hub: Hub) -> SimpleNamespace:
+def packed_only(request, home, hub: Hub) -> SimpleNamespace:
     """Return a model that is here in one packing and in nothing else; `other` is one that it is not here in."""
     packing = getattr(request, "param", "int8")
     assert at(home, hub, "pull", "org/name", "--packed-only", "--quantize", packing).returncode == 0
@@ -311,27 +311,27 @@ def alone(request, home, hub: Hub) -> SimpleNamespace:
     return SimpleNamespace(packing=packing, other=other, file=packed(home)[0], run=partial(at, home, hub))
 
 
-@pytest.mark.parametrize("alone", ["int8", "int4"], indirect=True)
-def test_kept_alone_it_runs_in_its_packing_and_nothing_else_is_suggested(alone):
-    result = alone.run("run", "Hi", "-m", "org/name", "-n", "4", "--json")
+@pytest.mark.parametrize("packed_only", ["int8", "int4"], indirect=True)
+def test_kept_alone_it_runs_in_its_packing_and_nothing_else_is_suggested(packed_only):
+    result = packed_only.run("run", "Hi", "-m", "org/name", "-n", "4", "--json")
     assert result.returncode == 0, result.stderr
     said = json.loads(result.stdout)
-    assert (said["quantize"], said["engine"]) == (alone.packing, "native") and said["completion_tokens"] > 0
-    report = json.loads(alone.run("doctor", "--json").stdout)
+    assert (said["quantize"], said["engine"]) == (packed_only.packing, "native") and said["completion_tokens"] > 0
+    report = json.loads(packed_only.run("doctor", "--json").stdout)
     (row,) = [row for row in report["choices"] if row["model"] == "org/name"]
-    assert row["quantize"] == alone.packing and row["fits"] and row["installed"]
-    compared = alone.run(
+    assert row["quantize"] == packed_only.packing and row["fits"] and row["installed"]
+    compared = packed_only.run(
         "bench", "-m", "org/name", "--drafter", "phrases", "--limit", "1", "--max-tokens", "4", "--json"
     )
-    assert json.loads(compared.stdout)["quantize"] == alone.packing
-    assert alone.run("run", "Hi", "-m", "org/name", "-n", "2", "--quantize", alone.packing).returncode == 0
+    assert json.loads(compared.stdout)["quantize"] == packed_only.packing
+    assert packed_only.run("run", "Hi", "-m", "org/name", "-n", "2", "--quantize", packed_only.packing).returncode == 0
 
 
-def test_kept_alone_it_drafts_for_another_model_in_its_packing(alone, tiny):
+def test_kept_alone_it_drafts_for_another_model_in_its_packing(packed_only, tiny):
     target = str(tiny("qwen2-one-key-head").path)
     drafter = ("--drafter", "draft_model:org/name", "--draft-max", "2")
     asked = ("run", "Hi", "-m", target, "-n", "4", "--temp", "0", *drafter, "--json")
-    said = json.loads(alone.run(*asked).stdout)
+    said = json.loads(packed_only.run(*asked).stdout)
     assert said["drafter"] == "draft_model" and said["speculation"]["draft_n"] > 0
 
 
@@ -345,28 +345,30 @@ def test_kept_alone_it_drafts_for_another_model_in_its_packing(alone, tiny):
         ("doctor", "--quantize", "OTHER", "--prove"),
     ],
 )
-def test_kept_alone_what_needs_its_own_weights_ends_with_the_command_that_fetches_them(alone, asked):
-    result = alone.run(*(alone.other if word == "OTHER" else word for word in asked), "org/name")
+def test_kept_alone_what_needs_its_own_weights_ends_with_the_command_that_fetches_them(packed_only, asked):
+    result = packed_only.run(*(packed_only.other if word == "OTHER" else word for word in asked), "org/name")
     assert result.returncode == 3, result.stderr
-    assert wording("org_name_there_packed_form_alone", packing=alone.packing) in result.stderr
+    assert wording("org_name_there_packed_form_alone", packing=packed_only.packing) in result.stderr
     assert "`localspec pull org/name`" in result.stderr and result.stdout == ""
 
 
-def test_kept_alone_without_the_library_nothing_computes_it(alone, monkeypatch):
+def test_kept_alone_without_the_library_nothing_computes_it(packed_only, monkeypatch):
     monkeypatch.setattr(compiled, "missing", lambda: wording("installation_compiled_library"))
-    result = alone.run("run", "Hi", "-m", "org/name", "-n", "2")
+    result = packed_only.run("run", "Hi", "-m", "org/name", "-n", "2")
     assert result.returncode == 3 and "`localspec pull org/name`" in result.stderr
-    (row,) = [row for row in json.loads(alone.run("doctor", "--json").stdout)["choices"] if row["model"] == "org/name"]
+    (row,) = [
+        row for row in json.loads(packed_only.run("doctor", "--json").stdout)["choices"] if row["model"] == "org/name"
+    ]
     assert not row["fits"] and row["quantize"] is None and "only packed" in row["reason"]
 
 
-def test_kept_alone_with_a_damaged_text_it_says_what_to_do(alone):
-    content = bytearray(alone.file.read_bytes())
-    at_text = read(alone.file)
+def test_kept_alone_with_a_damaged_text_it_says_what_to_do(packed_only):
+    content = bytearray(packed_only.file.read_bytes())
+    at_text = read(packed_only.file)
     section = at_text.header.texts["tokenizer.json"]
     content[at_text.start + section.offset + 5] ^= 1
-    alone.file.write_bytes(content)
-    result = alone.run("run", "Hi", "-m", "org/name", "-n", "2")
+    packed_only.file.write_bytes(content)
+    result = packed_only.run("run", "Hi", "-m", "org/name", "-n", "2")
     assert result.returncode == 1 and "tokenizer.json" in result.stderr
     assert "`localspec rm org/name`" in result.stderr and "`localspec pull org/name`" in result.stderr
 
@@ -522,7 +524,7 @@ def test_what_was_packed_of_a_damaged_download_is_packed_again_once_that_is_mend
 # -- a commit that changes texts only ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("only", [[], ["--packed-only"]], ids=["beside", "alone"])
+@pytest.mark.parametrize("only", [[], ["--packed-only"]], ids=["with weights", "packed only"])
 def test_a_commit_that_changes_the_chat_template_alone_is_what_is_used(home, hub: Hub, repo, monkeypatch, only):
     used_by(monkeypatch, "native", "int8")
     assert at(home, hub, "pull", "org/name", *only).returncode == 0

@@ -88,9 +88,9 @@ def test_the_draft_model_of_an_entry_needs_no_name(home, model, small):
 
 
 @pytest.fixture
-def beside(home, model, small, tmp_path):
+def with_draft(home, model, small, tmp_path):
     """Return the model with the small one in its directory `draft`, whose forwards cost next to nothing."""
-    path = shutil.copytree(model, tmp_path / "beside")
+    path = shutil.copytree(model, tmp_path / "with_draft")
     shutil.copytree(small, path / "draft")
     told(home, path)
     return path
@@ -107,19 +107,21 @@ def told(home, path):
             profile.remember(COSTS, ForwardCosts((1, 64), (256,), ((seconds, 1.1 * seconds),)))
 
 
-def test_auto_drafts_with_a_small_model_in_the_targets_directory(home, beside, monkeypatch):
+def test_auto_drafts_with_a_small_model_in_the_targets_directory(home, with_draft, monkeypatch):
     monkeypatch.setattr(assemble, "searching", lambda *_: pytest.fail("a reply waits for no search"))
-    plain = reply(home, beside, "--no-spec")
-    found = reply(home, beside)
+    plain = reply(home, with_draft, "--no-spec")
+    found = reply(home, with_draft)
     assert found["drafter"] in ("draft_model+phrases", "ouroboros") and found["token_ids"] == plain["token_ids"]
     assert found["speculation"]["draft_n"] > 0
-    assert reply(home, beside, "--drafter", "draft_model")["token_ids"] == plain["token_ids"], "the same without a name"
+    assert reply(home, with_draft, "--drafter", "draft_model")["token_ids"] == plain["token_ids"], (
+        "the same without a name"
+    )
 
 
 @pytest.mark.parametrize("damage", ["weights", "tokens", "config"])
-def test_a_small_model_that_nobody_named_costs_no_reply(home, beside, damage):
-    """What its files tell is seen before it is chosen, all else when it is loaded; the target answers either way."""
-    plain, draft = reply(home, beside, "--no-spec"), beside / "draft"
+def test_a_small_model_that_nobody_named_costs_no_reply(home, with_draft, damage):
+    """Damage is found in its files before it is chosen, or when it is loaded; the target answers either way."""
+    plain, draft = reply(home, with_draft, "--no-spec"), with_draft / "draft"
     if damage == "tokens":
         words = json.loads((draft / "tokenizer.json").read_text())
         words["model"]["vocab"] = {token: (index + 1) % 256 for token, index in words["model"]["vocab"].items()}
@@ -130,8 +132,8 @@ def test_a_small_model_that_nobody_named_costs_no_reply(home, beside, damage):
         weights = load_file(draft / "model.safetensors")
         weights["model.norm.weight"] = weights["model.norm.weight"] * float("nan")
         save_file(weights, draft / "model.safetensors", {"format": "pt"})
-        told(home, beside)
-    result = called(home, "run", "-m", str(beside), *ASK, "hello", "--json")
+        told(home, with_draft)
+    result = called(home, "run", "-m", str(with_draft), *ASK, "hello", "--json")
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)
     assert found["token_ids"] == plain["token_ids"] and found["drafter"] in ("phrases", "none")

@@ -51,7 +51,7 @@ FIGURES = re.compile(r"\((?:[\d.]+ tok/s · )?(?:.* · )?context \d+ %(?: · .*)
 
 
 class Terminal(io.TextIOWrapper):
-    """Where somebody types: a mistake there ends nothing."""
+    """A terminal with a user, where a mistake does not end the chat."""
 
     def isatty(self) -> bool:
         return True
@@ -106,7 +106,7 @@ def greeting(model: Script) -> str:
 
 
 def told(result: Result, model: Script) -> list[str]:
-    """Return the lines on standard error behind the greeting of this model; figures are just '(figures)'."""
+    """Return the lines on standard error after this model's greeting; figures become '(figures)'."""
     first, *lines = result.err.removesuffix("\n").split("\n")
     assert first == greeting(model), result.err
     return ["(figures)" if FIGURES.fullmatch(line) else line for line in lines]
@@ -124,7 +124,7 @@ def keep(home: Path, *turns: tuple[str, str], model: str = "demo", system: str |
 
 
 def prompts(messages: Messages) -> list[str]:
-    """Return the last thing that was said, time after time."""
+    """Return the last message of each request."""
     return [read[-1][1] for read in messages]
 
 
@@ -408,7 +408,7 @@ def test_quit(talk, hello, messages, line):
     ],
 )
 def test_mistakes(talk, hello, messages, line, code, sentence):
-    """In a pipe a mistake ends the chat, for what follows may have been meant for what failed."""
+    """In a pipe a mistake ends the chat, because the next lines may depend on the one that failed."""
     messages.clear()
     result = talk("one", line, "two")
     assert (result.code, result.out, prompts(messages)) == (code, "Hello!\n", ["one"])
@@ -917,7 +917,7 @@ class Typist:
         os.write(self._ours, keys.encode())
 
     def wait_for(self, words: str) -> None:
-        """Until these words have been shown behind those of the time before."""
+        """Wait until these words are shown after those of the last wait."""
         while (place := self.shown.find(words.encode(), self._seen)) < 0:
             assert self._read(), self.shown[self._seen :]
         self._seen = place + len(words.encode())
@@ -945,7 +945,7 @@ class Typist:
         os.close(self._ours)
 
     def _read(self) -> bool:
-        """Return what is shown next; False where nobody shows anything any longer."""
+        """Return the next output; False at its end."""
         try:
             part = os.read(self._ours, 65536) if select.select([self._ours], [], [], 120)[0] else b""
         except OSError:  # how Linux says that nobody has the terminal open any longer

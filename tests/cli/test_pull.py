@@ -1,4 +1,4 @@
-"""`pull` with the real client against a hub on this machine: messages, exit codes, and what is left in the cache."""
+"""`pull` with the real client against a local hub: messages, exit codes, and the files in the cache."""
 
 import json
 import os
@@ -183,7 +183,7 @@ def test_the_server_dies_midway(home, hub: Hub, repo):
 
 
 def test_a_connection_that_breaks_once_is_resumed(home, hub: Hub, repo, monkeypatch):
-    """By the client, which asks for the rest."""
+    """The client asks for the rest of the file."""
     monkeypatch.setattr("time.sleep", lambda seconds: setattr(hub, "dead", False) if seconds >= 1 else None)
     hub.die_after = 2_000_000
 
@@ -229,7 +229,7 @@ def test_a_wrong_hash_is_removed_and_nothing_counts_as_installed(home, hub: Hub,
 
 
 def test_a_file_that_is_damaged_in_the_cache_is_fetched_again(home, hub: Hub, repo):
-    """Of the right length, cut short, and with nothing behind its link: what `verify` reports `pull` mends."""
+    """`pull` repairs what `verify` reports: wrong bytes of the right length, a short file, and a broken link."""
     at(home, hub, "pull", "org/name")
     file = found(home) / WEIGHTS
     for damage, cached in (
@@ -521,7 +521,7 @@ def test_heads_that_would_run_code_do_not(home, tiny, heads):
 
 @pytest.mark.parametrize("form", ["shards", "pickles"])
 def test_a_whole_model_with_heads_inside_is_target_and_drafter(home, tiny, tmp_path, form):
-    """As the authors of Medusa publish theirs (1.0)."""
+    """The authors of Medusa publish their models this way (1.0)."""
     from training.test_medusa_files import official, whole_model
 
     model = tiny("llama-grouped-dynamic")
@@ -563,7 +563,7 @@ def test_pickles_without_heads_are_not_fetched(home, tiny, tmp_path):
 
 
 def on_terminal(home: Path, hub: Hub, *arguments: str, types: bytes = b"") -> tuple[int, str, str]:
-    """Exit code, standard output, and what the terminal got as standard error."""
+    """Return the exit code, standard output, and standard error as a terminal receives it."""
     pty = pytest.importorskip("pty")
     ours, theirs = pty.openpty()
     process = started(home, hub, *arguments, stdin=theirs, stderr=theirs, text=False)

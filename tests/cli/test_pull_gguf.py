@@ -51,7 +51,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def files(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """Return a repository as they are: types in several spellings, one in two parts, and what is no model."""
+    """Return a typical repository: types in several spellings, one in two parts, and files that are no models."""
     folder = tmp_path_factory.mktemp("gguf")
     kinds = {"tiny-Q8_0.gguf": "Q8_0", "tiny-F16.gguf": "F16", "tiny.q5_1.gguf": "Q5_1"}
     found = {name: write_model(folder / name, directory, kind).read_bytes() for name, kind in kinds.items()}
@@ -146,7 +146,7 @@ def answers(home: Path, hub: Hub) -> str:
 
 
 def test_what_an_earlier_version_packed_answers_until_the_file_is_here(home, files, tmp_path, monkeypatch):
-    """It kept the packed form in int8 and deleted the file."""
+    """An earlier version kept the packed form in int8 and deleted the file."""
     (tmp_path / "tiny-Q8_0.gguf").write_bytes(files["tiny-Q8_0.gguf"])
     with served(**{"org__tiny-GGUF": Repository(files)}) as hub:
         commit = Repository(files).revisions["main"]
@@ -212,7 +212,7 @@ def test_parts_are_fetched_together_and_types_in_any_spelling(home: Path, files:
 
 
 def test_files_in_folders_are_found_by_their_names_or_the_folders(home, files):
-    """As repositories of large models are: a folder a type, with the parts in it."""
+    """Repositories of large models have a folder for each type, with the parts in it."""
     inside = {
         **{f"BF16/{name}": content for name, content in files.items() if "BF16" in name},
         "gguf/Q8_0/model.gguf": files["tiny-Q8_0.gguf"],
@@ -256,7 +256,7 @@ def test_without_a_type_or_with_an_unknown_one_the_types_are_listed(home: Path, 
 
 
 def test_what_cannot_fit_is_refused_before_it_is_fetched(home, files, monkeypatch):
-    """By the size and the type of the file: into memory, and on the disk."""
+    """The size and the type of the file decide, for the memory and for the disk."""
     length = len(files["tiny-Q8_0.gguf"])
     with served(**{"org__tiny-GGUF": Repository(files)}) as hub:
         usage = type("usage", (), {"free": length - 1})
@@ -318,7 +318,7 @@ def test_what_is_no_model_stays_and_is_said(home: Path, files: dict[str, bytes])
 
 
 def about(architecture: str, files: dict[str, bytes]) -> tuple[int, dict[str, str], bytes]:
-    """Return what the hub says of a repository of GGUF files of this architecture."""
+    """Return the hub's answer about a repository of GGUF files of this architecture."""
     repository = Repository(files)
     said = {"id": "org/tiny-GGUF", "sha": repository.revisions["main"], "siblings": repository.entries(), "tags": []}
     more = {"private": False, "gated": False, "cardData": {}, "gguf": {"architecture": architecture, "total": 1}}

@@ -1,4 +1,4 @@
-"""`pull NAME --dry-run` of a registered model: what the registry knows, without a network."""
+"""`pull NAME --dry-run` of a registered model uses only the registry, without a network."""
 
 import json
 import re
@@ -120,7 +120,7 @@ def test_a_drafter_that_nobody_publishes_is_named_with_what_makes_it(home):
 
 @each("name", ["gemma-4-e2b-it", "gemma-4-e4b-it", "qwen3.5-4b", "smollm3-3b"])
 def test_memory_is_that_of_the_survey_also_where_layers_differ_or_have_tables(home, monkeypatch, name):
-    """By the flat sizes of config.json a Gemma 4 had 1.9 of its 4.6 billion parameters."""
+    """From the flat sizes in config.json, a Gemma 4 would have 1.9 of its 4.6 billion parameters."""
     here = machine(cpu(24))
     monkeypatch.setattr("localspec.pulling.announced.this_machine", lambda: here)
     plan = recommend(model_of(cards()[name]), here, NoMeasurements(), here=False).plan

@@ -1,4 +1,4 @@
-"""`pull NAME` takes a Q8_0 file of the publisher's where int8 or int4 would be kept: plan, download, and what is lost."""
+"""`pull NAME` takes the publisher's Q8_0 file where int8 or int4 would be used: plan, download, and loss of quality."""
 
 import json
 import os

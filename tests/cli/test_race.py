@@ -1,4 +1,4 @@
-"""`localspec race` from outside: what it says, draws, records and refuses."""
+"""`localspec race` as a command: its messages, pictures and recordings, and the arguments that it refuses."""
 
 import json
 import os
@@ -138,7 +138,7 @@ LONG = ["-n", 1500, "--drafter", "phrases", "--draft-max", 4]
 
 
 def rules(drawn: str) -> set[int]:
-    """How wide pictures are."""
+    """Return the widths of the pictures."""
     return {len(line.removeprefix("\x1b[K")) for line in drawn.splitlines() if "┼" in line}
 
 

@@ -1,4 +1,4 @@
-"""`rm` deletes one revision, says what else is touched, and asks."""
+"""`rm` deletes one revision, lists what else is affected, and asks first."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""`rm` of a model that learned something: what it asks, what goes, what stays."""
+"""`rm` of a model with learned data: its questions, what it deletes, and what it keeps."""
 
 import json
 import tarfile
@@ -23,7 +23,7 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def questions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the questions that somebody at a terminal is asked, who says yes to the first one and no to others."""
+    """Return the questions to a user at a terminal who answers yes to the first one and no to the others."""
     asked: list[str] = []
 
     def confirm(question: str) -> bool:

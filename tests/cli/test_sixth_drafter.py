@@ -124,7 +124,7 @@ def answer(home: Path, *arguments: str) -> dict:
 
 @pytest.fixture
 def home(tmp_path: Path, toy: None) -> Path:
-    """Return a home with a toy for the demo model, of which is said that it is nearly always right."""
+    """Return a home with a toy drafter for the demo model, whose recorded acceptance is nearly perfect."""
     home = tmp_path / "home"
     home.mkdir()
     card = resolve("demo")

@@ -1,4 +1,4 @@
-"""What a model says, and what names of files say, cannot command the terminal."""
+"""Neither a model's text nor a file's name can send control codes to the terminal."""
 
 import io
 import json
@@ -98,7 +98,7 @@ def test_progress_is_gone_before_anything_stays(home, tmp_path, hostile):
 
 @each("columns", [80, 30, 12])
 def test_a_line_of_progress_never_goes_on_in_the_next(monkeypatch, capsys, columns):
-    """Of two lines only the second would be erased, and each step of a training would leave one."""
+    """Of two lines only the second would be erased, so each step of a training would leave one."""
     read_at_a_terminal(monkeypatch, "stderr", columns)
     monkeypatch.delenv("TERM", raising=False)
     Progress().show("27 %  step 8  loss 12.765  346 tokens/s  39 s left")

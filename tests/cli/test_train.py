@@ -1,4 +1,4 @@
-"""`localspec train` from outside: what it writes, what it refuses, and how it goes on after any end."""
+"""`localspec train` as a command: the files that it writes, what it refuses, and how an interrupted run continues."""
 
 import json
 import os
@@ -57,7 +57,7 @@ def data(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def few_replies() -> Iterator[None]:
-    """As `one_reply_of_each_kind`, for fixtures of the module too."""
+    """As `one_reply_of_each_kind`, also for fixtures of the module."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(generated, "SECONDS", 0.0)
         yield
@@ -83,7 +83,7 @@ def losses(directory: Path) -> list[dict]:
 
 
 def replies(capfd, target: Path, drafter: Path, *more: str) -> list[str]:
-    """Return what the target says without the drafter and with it."""
+    """Return the target's replies without the drafter and with it."""
     said = []
     for one in ("none", str(drafter)):
         words = f"run -m {target} --drafter {one} -n 24 --temp 0 --no-log".split()
@@ -281,7 +281,7 @@ def test_layers_are_computed_twice_where_not_even_a_row_fits_and_the_losses_are_
 
 
 def test_own_layers_learn_in_bf16(train, model, tmp_path, capfd):
-    """Where fp32 does not fit, or was not asked for; and the drafter is lossless for what they became."""
+    """Where fp32 does not fit or was not requested; the drafter is lossless for the changed target."""
     code, _, errors = train("s3d", "--steps", 4, "--dtype", "bf16", "-O", "full=true", "-o", tmp_path / "out")
     assert code == 0, errors
     card = json.loads((tmp_path / "out" / "drafter" / "drafter.json").read_text())
@@ -450,7 +450,7 @@ def asked(model: Path, data: Path, out: Path, *more: object) -> list[str]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, model, data) -> list[dict]:
-    """Return the losses of a training that nobody disturbed."""
+    """Return the losses of an uninterrupted training."""
     home = tmp_path_factory.mktemp("whole")
     torch.set_num_threads(1)  # as each test does, and each process that a test starts
     result = called(home, *asked(model, data, home / "out"))
@@ -472,7 +472,7 @@ def test_killed_it_goes_on_to_the_same_losses(training_cage, tmp_path, model, da
 
 @pytest.mark.parametrize(("ended", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
 def test_ended_it_keeps_a_checkpoint_and_says_how_to_go_on(training_cage, tmp_path, model, data, whole, ended, code):
-    """By Ctrl+C, by a logout or with its terminal; who waits for it learns what ended it."""
+    """Ctrl+C, a logout or a closed terminal ends it; the exit code says which."""
     out = tmp_path / "out"
     told = training_cage.run(tmp_path, *asked(model, data, out), sent=Signal(ended, when=lambda: steps_made(out) >= 5))
     assert told.code == code and GOES_ON in told.errors and "Traceback" not in told.errors
@@ -522,7 +522,7 @@ sys.exit(any([os.waitpid(one, 0)[1] for one in started]))
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 def test_two_processes_learn_what_one_learns(tmp_path, model, data, whole):
-    """As `accelerate launch` would start them, which the next test does. Here they share their imports."""
+    """The next test starts them with `accelerate launch`. Here they share their imports."""
     out = tmp_path / "out"
     result = subprocess.run(
         [sys.executable, "-c", FORKED, *asked(model, data, out, "--device", "cpu")], cwd=tmp_path,
@@ -559,19 +559,19 @@ sys.exit(code)
 
 @WHOLE_MATRIX
 def test_processes_that_share_the_model_learn_what_one_learns(tmp_path):
-    """Of the demo model each holds a half of the layers, before and after they were used; steps give them unequal work."""
+    """Each process holds one half of the demo's layers, before and after their use; their steps differ in work."""
     chats = tmp_path / "chats.jsonl"
     chats.write_text("".join(json.dumps({"text": f"{'one two three ' * n} and {n}"}) + "\n" for n in range(1, 40)))
     asked = ["train", "parallelspec", "-m", "demo", "--data", chats, "--steps", 3, "--batch", 192, "--length", 96,
              "--at-once", 96, "--device", "cpu", "--dtype", "fp32", "-O", "form=eagle"]  # fmt: skip
-    alone = called(tmp_path, *map(str, asked), "-o", "alone")
-    assert alone.returncode == 0, alone.stderr
+    single = called(tmp_path, *map(str, asked), "-o", "single")
+    assert single.returncode == 0, single.stderr
     (tmp_path / "divided.py").write_text(DIVIDED)
     result = launched(tmp_path, "--use_fsdp", "divided.py", *asked, "-o", tmp_path / "shared")
     assert result.returncode == 0, result.stderr
     shares = [tuple(map(int, found)) for found in re.findall(r"\[holds (\d+) of (\d+)\]", result.stdout)]
     assert len(shares) == 2 and all(0.49 < held / of < 0.51 for held, of in shares)
-    one, two = ([line["loss"] for line in losses(tmp_path / out) if "loss" in line] for out in ("alone", "shared"))
+    one, two = ([line["loss"] for line in losses(tmp_path / out) if "loss" in line] for out in ("single", "shared"))
     assert len(two) == 3 and two == pytest.approx(one, rel=1e-3)
     card = json.loads((tmp_path / "shared" / "drafter" / "drafter.json").read_text())
     assert card["trained"]["processes"] == 2 and "acceptance" not in card
@@ -580,16 +580,16 @@ def test_processes_that_share_the_model_learn_what_one_learns(tmp_path):
 
 
 @each(
-    "words, told",
+    "words, message",
     [
         (["s3d"], "cannot be divided"),
         (["medusa", "-O", "joint=true"], "cannot be divided"),
         (["medusa", "--quantize", "int8"], wording("int8_cannot_be_divided")),
     ],
 )
-def test_what_cannot_be_divided_is_refused(tmp_path, model, data, words, told):
+def test_what_cannot_be_divided_is_refused(tmp_path, model, data, words, message):
     result = called(
         tmp_path, "train", *words, "-m", str(model), "--data", str(data), "-o", "out", "--device", "cpu",
         WORLD_SIZE="2", ACCELERATE_USE_FSDP="true",
     )  # fmt: skip
-    assert result.returncode == 2 and told in sentence(result) and not (tmp_path / "out").exists()
+    assert result.returncode == 2 and message in sentence(result) and not (tmp_path / "out").exists()

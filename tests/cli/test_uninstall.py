@@ -82,7 +82,7 @@ def test_words_are_overwritten_before_they_go(home: Path) -> None:
 
 
 def test_only_the_database_goes_where_it_lies_behind_a_link(home: Path, tmp_path: Path) -> None:
-    """What else a link leads to may be somebody's: it is named, and stays."""
+    """Other files behind the link may belong to someone else: they are listed, and stay."""
     settings, database, packed = Paths(home).config_file, Paths(home).database, Paths(home).packed
     settings.parent.mkdir(exist_ok=True)
     settings.write_text("")

@@ -1,4 +1,4 @@
-"""`verify` compares files with what was recorded, or with their names in the cache, and needs no network."""
+"""`verify` compares files with their recorded digests, or with their names in the cache, and needs no network."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ GONE = Hub(endpoint="http://127.0.0.1:9")
 
 @pytest.fixture
 def home(home: Path, tmp_path: Path) -> Path:
-    """Of a user who pulled org/name; the server is gone since."""
+    """Return the home of a user who pulled org/name from a server that is gone now."""
     with served(org__name=repository(tmp_path / "model", numbers=10_000)) as hub:
         assert at(home, hub, "pull", "org/name").returncode == 0
     return home

@@ -1,4 +1,4 @@
-"""Whoever waits for a command learns what it waits for: one line on standard error where that is no terminal."""
+"""A command that waits says what it waits for: in one line on standard error where that is no terminal."""
 
 import os
 import subprocess

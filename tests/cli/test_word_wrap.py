@@ -9,7 +9,7 @@ CODE = "so:\n```py\nthis is code that is long\n```\nand this is text again\n"
 
 
 def shown(text: str, columns: int | None, size: int) -> str:
-    """Return what is shown of a text that comes in pieces of this size."""
+    """Return the wrapped text of pieces of this size."""
     wrap = WordWrap(columns)
     pieces = [text[start : start + size] for start in range(0, len(text), size)]
     return "".join(wrap.add(piece) for piece in pieces) + wrap.flush()

@@ -158,7 +158,7 @@ def test_weights_of_another_type_are_refused(tmp_path: Path, tiny: Make, dtype: 
 
 
 @each(
-    "kept, told",
+    "kept, message",
     [
         (torch.zeros(0, dtype=torch.long), "has the shape"),
         (torch.arange(20.0), wording("type_float32_where_int64")),
@@ -166,9 +166,11 @@ def test_weights_of_another_type_are_refused(tmp_path: Path, tiny: Make, dtype: 
         (torch.arange(20) + 310, wording("tokens_model_does")),
     ],
 )
-def test_a_draft_vocabulary_that_is_none_is_refused(tmp_path: Path, tiny: Make, kept: torch.Tensor, told: str) -> None:
+def test_a_draft_vocabulary_that_is_none_is_refused(
+    tmp_path: Path, tiny: Make, kept: torch.Tensor, message: str
+) -> None:
     target = tiny(LLAMA).target
     path = write_drafter(tmp_path, target, "semi of few tokens")
     save_file({**load_file(path / saved.WEIGHTS), "kept": kept}, path / saved.WEIGHTS)
-    with pytest.raises(LocalspecError, match=f"'kept' .*{told}"):
+    with pytest.raises(LocalspecError, match=f"'kept' .*{message}"):
         loaded(path, target)

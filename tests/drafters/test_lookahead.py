@@ -280,7 +280,7 @@ class Helped(Witness):
 
 # Columns, tokens of a phrase, and how many of the tokens drafted next to the window are right, in turn.
 WINDOWS: dict[str, tuple[int, int, list[int]]] = {
-    "alone": (3, 4, [0]),
+    "window only": (3, 4, [0]),
     "accepted too": (4, 3, [0, 1, 2, 0]),
     "more than there are columns": (2, 2, [1, 0, 3, 0, 5]),
     "one column": (1, 3, [0, 0, 1]),

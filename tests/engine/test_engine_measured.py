@@ -91,9 +91,9 @@ def test_what_was_measured_once_is_not_measured_again(measured, store):
 @pytest.mark.usefixtures("no_small_model")
 def test_nothing_is_measured_before_the_first_reply(measured, store, tmp_path):
     """It drafts by estimates, and what is measured after it serves from then on."""
-    shutil.copytree(CARD.path, tmp_path / "alone", ignore=shutil.ignore_patterns("drafters"))
-    alone = replace(CARD, path=tmp_path / "alone")
-    engine = Engine.open(Settings(temperature=0.0), alone, store=store)
+    shutil.copytree(CARD.path, tmp_path / "bare", ignore=shutil.ignore_patterns("drafters"))
+    bare = replace(CARD, path=tmp_path / "bare")
+    engine = Engine.open(Settings(temperature=0.0), bare, store=store)
     assert engine.choice.drafter == "phrases"
     *_, done = engine.chat([{"role": "user", "content": "Who are you?"}], Sampling(), Limits(20))
     assert measured == []
@@ -108,7 +108,7 @@ def test_nothing_is_measured_before_the_first_reply(measured, store, tmp_path):
     *_, again = engine.chat([{"role": "user", "content": "Who are you?"}], Sampling(), Limits(20))
     assert again.statistics.token_ids == done.statistics.token_ids
     assert list(engine.measure()) == [], "once is enough"
-    assert list(Engine.open(Settings(temperature=0.0), alone, store=store).measure()) == []
+    assert list(Engine.open(Settings(temperature=0.0), bare, store=store).measure()) == []
 
 
 @pytest.mark.slow
@@ -218,14 +218,14 @@ def test_a_long_life_chooses_its_drafter_anew_when_the_machine_is_quiet(measured
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_small_model")
 def test_a_long_life_says_how_fast_it_is_by_what_is_known_now(measured, store, monkeypatch, tmp_path):
-    shutil.copytree(CARD.path, tmp_path / "alone", ignore=shutil.ignore_patterns("drafters"))
-    alone, settings, cores = (
-        replace(CARD, path=tmp_path / "alone"),
+    shutil.copytree(CARD.path, tmp_path / "bare", ignore=shutil.ignore_patterns("drafters"))
+    bare, settings, cores = (
+        replace(CARD, path=tmp_path / "bare"),
         Settings(temperature=0.0),
         hardware.physical_cores(),
     )
     monkeypatch.setattr(hardware.IdleCores, "__call__", lambda self: cores - 1 or 2)
-    engine = Engine.open(settings, alone, store=store)
+    engine = Engine.open(settings, bare, store=store)
     assert list(engine.measure()) and engine.costs == COSTS, "what a busy moment gave serves this process"
     assert reconsidered(engine, settings, store, Reporter()) is engine and engine.profile.untimed
     promised = engine.choice.tokens_per_second

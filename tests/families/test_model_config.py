@@ -95,10 +95,10 @@ def test_what_a_file_says_is_read_as_the_familys_class_reads_it(family, said):
         },
     ],
 )
-@each("beside", [{}, {"original_max_position_embeddings": 96}])
-def test_scaled_positions_are_read_wherever_a_file_has_them(family, rope, beside):
+@each("more", [{}, {"original_max_position_embeddings": 96}])
+def test_scaled_positions_are_read_wherever_a_file_has_them(family, rope, more):
     for key in ("rope_scaling", "rope_parameters"):
-        compare({"model_type": family, **SMALL, "head_dim": 12, "rope_theta": 3e4, key: rope, **beside})
+        compare({"model_type": family, **SMALL, "head_dim": 12, "rope_theta": 3e4, key: rope, **more})
 
 
 @each("kind", ["su", "yarn", "longrope"])

@@ -146,7 +146,7 @@ torch.set_num_threads(1)
 status = lambda name: next(int(l.split()[1]) << 10 for l in open("/proc/self/status") if l.startswith(name))
 
 
-def told(path, dtype, quantize):
+def measured(path, dtype, quantize):
     asked = {"dtype": getattr(torch, dtype), "quantize": quantize}
     Target.load(small, **asked)  # what the first use of anything takes is not the model's
     before = status("VmRSS")
@@ -157,7 +157,7 @@ def told(path, dtype, quantize):
 
 for case in json.loads(sys.argv[2]):
     if (child := os.fork()) == 0:  # each in a process that has loaded no other
-        print(json.dumps(told(*case)), flush=True)
+        print(json.dumps(measured(*case)), flush=True)
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
 """

@@ -51,9 +51,9 @@ def says(history: History, chance: random.Random, conversation: int | None = Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("anew", [True, False])
-def test_copies_that_sqlite_left_go_too(path: Path, monkeypatch: pytest.MonkeyPatch, anew: bool) -> None:
-    if not anew:
+@pytest.mark.parametrize("rewritten", [True, False])
+def test_copies_that_sqlite_left_go_too(path: Path, monkeypatch: pytest.MonkeyPatch, rewritten: bool) -> None:
+    if not rewritten:
         monkeypatch.setattr(cleaning, "vacuum", lambda connection, path: None)
     chance = random.Random(1)
     with Store.open(path, pytest.fail) as store:
@@ -64,7 +64,7 @@ def test_copies_that_sqlite_left_go_too(path: Path, monkeypatch: pytest.MonkeyPa
     with Store.open(path, pytest.fail) as store:
         before = [store.history.read(number) for number in kept]
         assert store.history.remove([gone]) == 1
-        assert (traces(path) == set()) is anew, "this test sees copies"
+        assert (traces(path) == set()) is rewritten, "this test sees copies"
         assert [store.history.read(number) for number in kept] == before and index_is_whole(store)
     assert integrity(path) == "ok"
 

@@ -76,7 +76,7 @@ class Cage:
         **variables: str,
     ) -> Ended:
         """`localspec ARGUMENTS` in `home`, `typed` on standard input. Raises RuntimeError where the cage has ended."""
-        places = {name: self._scratch / name for name in ("input", "out", "errors", "told")}
+        places = {name: self._scratch / name for name in ("input", "out", "errors", "report")}
         for place in places.values():
             place.write_text(typed if place.name == "input" else "")
         cue = self._scratch / "cue"
@@ -96,8 +96,8 @@ class Cage:
             answer = self._process.stdout.readline()
         if not answer:
             raise RuntimeError(f"The process that runs the commands has ended with {self._process.wait()}.")
-        out, errors, told = (places[name].read_text(errors="replace") for name in ("out", "errors", "told"))
-        changes, failed, at = json.loads(told) if told else (0, "", 0)
+        out, errors, report = (places[name].read_text(errors="replace") for name in ("out", "errors", "report"))
+        changes, failed, at = json.loads(report) if report else (0, "", 0)
         return Ended(**json.loads(answer), out=out, errors=errors, changes=changes, failed=failed, failed_at=at)
 
 

@@ -59,7 +59,9 @@ def command(run: Any, order: dict[str, Any], faults: Any) -> int:
     faults.faults_begin(os.fsencode(order["home"]), order["at"], order["error"], order["stays"])
     code = int(run())
     count = faults.faults_end()
-    Path(order["told"]).write_text(json.dumps([count, os.fsdecode(faults.faults_failed()), faults.faults_failed_at()]))
+    Path(order["report"]).write_text(
+        json.dumps([count, os.fsdecode(faults.faults_failed()), faults.faults_failed_at()])
+    )
     return code
 
 

@@ -88,7 +88,7 @@ def test_places_that_cannot_be(tmp_path, monkeypatch):
 
 
 @each(
-    "was, now, told",
+    "was, now, message",
     [
         ({"hours": None}, {"hours": 2.0}, "started without --hours, but this command is with --hours 2.0;"),
         ({"data": "prompts"}, {"data": "history"}, wording("begun_without_data_one_data")),
@@ -97,10 +97,10 @@ def test_places_that_cannot_be(tmp_path, monkeypatch):
         ({"data": "0a1b"}, {"data": "2c3d"}, wording("which_learns_from_other_text_than")),
     ],
 )
-def test_what_differs_is_told_as_it_is_typed(was: dict[str, object], now: dict[str, object], told: str) -> None:
+def test_what_differs_is_told_as_it_is_typed(was: dict[str, object], now: dict[str, object], message: str) -> None:
     with pytest.raises(UsageMistake, match=matching("give_same_command_go_another_o")) as refused:
         refuse_other(Path("there"), was, now)
-    assert told in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_the_same_training_goes_on() -> None:

@@ -60,7 +60,7 @@ def long(chat) -> Callable[..., ScriptedChat]:
 
 @pytest.fixture
 def models(monkeypatch) -> Callable[..., None]:
-    """models(name, …, broken, elsewhere): what is here, some of it broken, and what is registered and is not.
+    """models(name, …, broken, elsewhere): install these models, some of them broken, and register absent ones.
 
     They are on an invented machine with 6 GiB of memory.
     """
@@ -76,7 +76,7 @@ def models(monkeypatch) -> Callable[..., None]:
 
 
 async def settled(min_sleep: float = 0, max_sleep: float = PATIENCE) -> None:
-    """End when the application has nothing left to do, and not, as Textual's own, when it gets no processor time."""
+    """Wait until the application has nothing left to do; Textual's own wait also ends while it gets no CPU time."""
     loop: Any = asyncio.get_running_loop()
     began, quiet = loop.time(), 0
     while quiet < 3 and (waited := loop.time() - began) < max_sleep:
@@ -128,7 +128,7 @@ def clipboard(monkeypatch) -> list[str]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Half a second each is too much for all of them together; a `quick` few stand for the others in `make check`."""
+    """Mark most tests as slow, since each takes half a second; a `quick` few stand for the others in `make check`."""
     for item in items:
         plays = item.path.parent == HERE and "chat" in getattr(item, "fixturenames", ())
         if plays and not item.get_closest_marker("quick"):

@@ -1,4 +1,4 @@
-"""A reply of a scripted engine whose steps drafted, for what looks at drafts."""
+"""A scripted reply with drafts, for tests of the views that show them."""
 
 from tui.scripted_engine import ScriptedEngine
 

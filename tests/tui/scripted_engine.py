@@ -1,4 +1,4 @@
-"""An engine that says what a test wrote down, in the steps and at the moments the test wants, and a chat around it."""
+"""An engine that writes scripted replies, with the steps and at the moments that a test chooses, and a chat with it."""
 
 import asyncio
 import threading
@@ -37,7 +37,7 @@ Step = str | Event | threading.Event | Exception
 
 
 class Thought(str):
-    """A step of which the text is thought, and not said."""
+    """A step whose text is a thought, not part of the answer."""
 
     __slots__ = ()
 
@@ -103,7 +103,7 @@ class ScriptedEngine:
         )
 
     def thinking(self, settings: Settings, system: str | None = None) -> bool | None:
-        """As if the chat template had a switch, unless `switch` is None."""
+        """Switch thinking, as a chat template would, unless `switch` is None."""
         if self.switch is None and settings.think is not None:
             raise UsageMistake("The chat template of scripted has no switch for thinking.")
         return settings.think
@@ -249,7 +249,7 @@ class ScriptedChat:
     # -- what is so ---------------------------------------------------------------------------------------------------
 
     def idle(self) -> bool:
-        """Whether a model is loaded, and nothing is being answered or waits."""
+        """Return whether a model is loaded, and no reply is running or waiting."""
         screen = self.app._chat
         return screen._outbox.model_loaded and screen._outbox.empty
 
@@ -268,7 +268,7 @@ class ScriptedChat:
         return str(self.app._chat.query_one(LiveLine).render())
 
     def screen_text(self) -> str:
-        """Return what stands on the screen, line by line."""
+        """Return the text of the screen, line by line."""
         width, height = self.app.size
         strips = self.app.screen._compositor.render_strips()
         return "\n".join(strip.text.ljust(width) for strip in strips[:height])
@@ -286,7 +286,7 @@ def card(name: str) -> TargetCard:
 
 
 def back(talk: ScriptedChat) -> Callable[[], bool]:
-    """Whether the chat's own screen is in front again."""
+    """Return whether the chat's own screen is in front again."""
     return lambda: isinstance(talk.app.screen, ChatScreen)
 
 
@@ -309,7 +309,7 @@ async def talked(talk: ScriptedChat, pilot: Pilot[None], *prompts: str) -> None:
 
 
 async def until(pilot: Pilot[None], condition: Callable[[], object]) -> None:
-    """Lets the application go on until the condition holds."""
+    """Run the application until the condition holds."""
     loop = asyncio.get_running_loop()
     end = loop.time() + PATIENCE
     while not condition():

@@ -1,4 +1,4 @@
-"""A program on a terminal that is drawn nowhere: what a person would see, and every byte that was sent."""
+"""A program on an emulated terminal: the screen that a user would see, and every byte that was sent."""
 
 import fcntl
 import os
@@ -46,7 +46,7 @@ COMMANDING = r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
 
 class _Screen(pyte.Screen):
     def draw(self, data: str) -> None:
-        """pyte forgets what stands behind a character without width."""
+        """Draw text; pyte drops what comes after a character without width."""
         super().draw("".join(char for char in data if wcwidth(char) > 0 or unicodedata.combining(char)))
 
 
@@ -119,11 +119,11 @@ class Terminal:
 
     @property
     def words(self) -> str:
-        """What stands on the screen, without what only lays it out: blanks, line ends, bars."""
+        """Return the text of the screen without blanks, line ends and bars."""
         return re.sub(r"[\s\u2500-\u259f]+", "", self.text)
 
     def until(self, condition: Callable[[], object], seconds: float = PATIENCE) -> None:
-        """Lets the program go on until the condition holds."""
+        """Run the program until the condition holds."""
         end = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < end, f"it never came to pass:\n{self.text}"
@@ -133,7 +133,7 @@ class Terminal:
                 pass
 
     def shows(self, *parts: str, seconds: float = PATIENCE) -> None:
-        """Wait until all of them stand on the screen."""
+        """Wait until all of these texts are on the screen."""
 
         def shown() -> bool:
             text = self.text
@@ -190,11 +190,11 @@ class Terminal:
 
     @property
     def afterwards(self) -> str:
-        """What was written behind the full screen."""
+        """Return the output after the full screen was left."""
         return re.sub(MODES, "", self.sent.rpartition(LEAVE)[2])
 
     def check_that_it_is_whole(self) -> None:
-        """Nothing of what a full-screen program asks of a terminal may outlive it."""
+        """Check that the program has undone every terminal mode that it set."""
         modes = dict.fromkeys(TEMPORARY, False) | dict.fromkeys(USUAL, True)
         keyboard = 0
         for group, switch in re.findall(r"\x1b\[\?([\d;]+)([hl])", self.sent):

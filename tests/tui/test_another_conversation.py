@@ -1,4 +1,4 @@
-"""Another conversation is asked for while much else goes on: nothing is lost, nothing is said in the wrong one."""
+"""Another conversation is opened while the chat is busy: no reply is lost, or added to the wrong conversation."""
 
 import sys
 import threading
@@ -100,7 +100,7 @@ async def test_what_cuts_a_reply_short_says_so(chat, models, way):
 
 
 async def test_whoever_opens_one_that_is_open_elsewhere_is_told_at_once(chat, monkeypatch):
-    """And not with the first prompt that is sent."""
+    """The notice comes at once, not with the first prompt."""
     entered = []
 
     def enter(presence, conversation):

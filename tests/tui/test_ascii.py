@@ -1,4 +1,4 @@
-"""In the C locale nothing that is drawn turns into a question mark; what a model says stays as it is."""
+"""In the C locale no drawn character becomes a question mark; a model's text stays unchanged."""
 
 import sys
 

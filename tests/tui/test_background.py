@@ -1,4 +1,4 @@
-"""Whether the terminal is light: asked without waiting, answered among what is typed, and never shown as text."""
+"""Whether the terminal is light: the chat asks without waiting, and never shows the answer, which comes between keys."""
 
 import random
 import sys

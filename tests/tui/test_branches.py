@@ -1,4 +1,4 @@
-"""Another answer, another prompt: the conversation goes on in another way, and the one before stays."""
+"""Another answer or another prompt: the conversation continues in a new branch, and the old one stays."""
 
 import threading
 
@@ -131,7 +131,7 @@ async def test_during_a_reply_and_before_the_first_it_is_refused(chat):
 
 
 async def test_another_answer_is_asked_for_behind_a_prompt_that_is_on_its_way(chat):
-    """It would take away what was just asked."""
+    """Otherwise the new answer would replace a prompt that was just sent."""
     gate = threading.Event()
     async with chat(["One."], [gate, "Two."]).opened() as (talk, pilot):
         await talked(talk, pilot, "first")

@@ -133,7 +133,7 @@ async def test_the_palette_takes_keys_before_it_is_drawn(chat):
 
 
 async def test_letters_that_arrive_when_the_palette_is_closed_begin_no_search(chat, monkeypatch):
-    """It would show what it finds in a list that is going, and end the chat."""
+    """Its results would be shown in a list that is closing, which would end the chat."""
     talk = chat()
     searched: list[str] = []
     async with talk.playing() as pilot:

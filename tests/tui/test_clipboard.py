@@ -1,4 +1,4 @@
-"""Where a copied text goes, and what is said of it."""
+"""Where a copied text goes, and which notice is shown."""
 
 import os
 import stat
@@ -29,7 +29,7 @@ def no_desktop(monkeypatch):
 
 @pytest.fixture
 def tmux(monkeypatch):
-    """Record what tmux is given; it exits with `rc`."""
+    """Record the input of tmux, which exits with `rc`."""
     known = SimpleNamespace(given=[], rc=0)
 
     def run(command, *, input, **_):  # noqa: A002  # the name of subprocess.run's argument

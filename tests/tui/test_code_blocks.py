@@ -1,4 +1,4 @@
-"""A block of code copied by itself."""
+"""Copy a single block of code."""
 
 from each import each
 from golden import wording

@@ -1,4 +1,4 @@
-"""Long lines of code go on below their own beginning; what is selected and copied is the line as it was."""
+"""Long lines of code are wrapped with a hanging indent; selecting and copying gives the original line."""
 
 import asyncio
 from itertools import pairwise

@@ -153,7 +153,7 @@ async def test_what_was_copied_goes_with_a_conversation_that_is_deleted(chat, tm
 
 async def test_the_open_conversation_is_deleted_and_another_one_begins(chat):
     gate = threading.Event()
-    talk = chat(["Half", gate, "never"], ["Anew."])
+    talk = chat(["Half", gate, "never"], ["Again."])
     keep(talk, "before")
     async with talk.playing() as pilot:
         await until(pilot, talk.idle)
@@ -172,7 +172,7 @@ async def test_the_open_conversation_is_deleted_and_another_one_begins(chat):
         await until(pilot, lambda: talk.prompts() == [] and talk.idle())
         assert "secret" not in talk.screen_text()
         await say(pilot, "something else")
-        await until(pilot, lambda: talk.replies() == ["Anew."] and talk.idle())
+        await until(pilot, lambda: talk.replies() == ["Again."] and talk.idle())
     assert titles(talk) == ["something else", "before"]
     assert b"zebra" not in b"".join(file.read_bytes() for file in talk.database.parent.glob("localspec.db*"))
 

@@ -22,7 +22,7 @@ SIZE = (90, 30)  # no side panel, so that sentences stand on the screen in one p
 
 @pytest.fixture
 def home(tmp_path, monkeypatch) -> Path:
-    """Where the chat is at home, and the cache; `mine` is registered, and is not here."""
+    """Return the home of the chat, with an empty cache; `mine` is registered but not downloaded."""
     home_with_cache(tmp_path, monkeypatch)
     (tmp_path / "config").mkdir(mode=0o700)
     (tmp_path / "config" / "models.toml").write_text(
@@ -45,12 +45,12 @@ def hub(home, repo, monkeypatch):
 
 
 def words(talk) -> str:
-    """Return what stands on the screen, however its lines are broken."""
+    """Return the text of the screen without its line breaks."""
     return " ".join(talk.screen_text().replace("▌", "").split())  # a toast has a bar
 
 
 def asked(talk):
-    """Whether the dialog has said what it takes."""
+    """Return whether the dialog shows the size of the download."""
     return lambda: isinstance(talk.app.screen, DownloadScreen) and wording("are_free_on_the_disk") in words(talk)
 
 

@@ -1,4 +1,4 @@
-"""The prompt in an editor of one's own."""
+"""Edit the prompt in the user's editor."""
 
 import os
 import signal
@@ -100,7 +100,7 @@ def test_which_one():
 
 @pytest.fixture
 def lent(monkeypatch):
-    """Lends the terminal, of which there is none here."""
+    """Stand in for handing the terminal over, since tests have none."""
 
     def lend(talk):
         @contextmanager

@@ -70,7 +70,7 @@ ALL = 10**6
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory) -> Path:
-    """Return a home where all is known that is measured once, and where nothing was said yet."""
+    """Return a home in which everything is measured that is measured once, without conversations."""
     home: Path = tmp_path_factory.mktemp("measured")
     with Store.open(Paths(home).database, pytest.fail):
         pass
@@ -95,7 +95,7 @@ TOOK = re.compile(r"(\d+\.\d|\d+|\d+ min \d+)\s+s\s+·\s+[\d,]+\s+tokens?(\s+·\
 
 
 def letters(text: str) -> str:
-    """Without what only lays it out or marks it up."""
+    """Return a text without layout and Markdown marks."""
     return re.sub(r"\W+", "", text)
 
 
@@ -112,7 +112,7 @@ def allow(home: Path, tokens: int) -> None:
 
 
 def reply_on(terminal: Terminal, prompt: str) -> str:
-    """Return the letters that stand between the last `prompt` and the live line, without what the reply took."""
+    """Return the letters between the last `prompt` and the live line, without the figures of the reply."""
     shown = (line for line in terminal.screen.display[1:-3] if "esc skips" not in line)  # of what is measured meanwhile
     said = TOOK.sub("", "".join(shown))
     _, found, reply = letters(said).rpartition(letters(prompt))
@@ -120,7 +120,7 @@ def reply_on(terminal: Terminal, prompt: str) -> str:
 
 
 def looks_into_the_second_reply(terminal: Terminal) -> None:
-    """Its X-ray, step by step, and the phrases that are kept; then the conversation is in front again."""
+    """Open the X-ray of the second reply step by step, then the saved phrases, then the conversation again."""
     terminal.send(CTRL_T)
     terminal.shows("reply 2 of 2", "this chat", "token 1 of")
     terminal.send("\t")

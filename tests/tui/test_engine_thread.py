@@ -1,4 +1,4 @@
-"""The engine's thread by itself: how it ends, whatever it is doing, and whoever still listens."""
+"""The engine's thread: it ends whatever it is doing, also while others still listen."""
 
 import asyncio
 import gc

@@ -169,7 +169,7 @@ TABLE = {
 
 
 def keys() -> dict[str, list[str]]:
-    """By what they do, in the words of F1: each key of the chat."""
+    """Return each key of the chat by its description in F1."""
     found = {"Search all commands": [ChatApp.COMMAND_PALETTE_BINDING]}
     for one in (*ChatScreen.BINDINGS, *Prompt.LISTED, *ChatApp.BINDINGS):
         if isinstance(one, Binding) and not one.action.startswith("screen."):

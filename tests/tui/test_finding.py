@@ -281,7 +281,7 @@ async def test_ctrl_c_stops_a_reply_unless_one_has_selected_something(long, clip
 
 
 async def test_what_a_reply_says_meanwhile_is_found_without_a_key(long):
-    """Also while it grows; what is shown stays, and where nothing was found it is shown."""
+    """Text is also found while the reply grows. The shown match stays; if there was none, the new one is shown."""
     gates = [threading.Event() for _ in range(3)]
     talk = long(12, {5: "rare"}, ["A nee", gates[0], "dle", gates[1], " and a rare", gates[2], " one."])
     async with talk.playing() as pilot:

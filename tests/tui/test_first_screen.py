@@ -1,4 +1,4 @@
-"""What stands where nothing was said yet, and the keys that choose among its prompts."""
+"""The first screen of an empty conversation, and the keys that choose among its prompts."""
 
 import threading
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The line of keys at the bottom of every screen: the important ones first, all of them whole, the others behind F1."""
+"""The line of keys at the bottom of every screen: important keys first, none cut off, and the others under F1."""
 
 import pytest
 from clocks import PATIENCE
@@ -125,7 +125,7 @@ async def test_a_race_is_stopped_or_left_or_seen_once_more(chat, monkeypatch):
     def run(engine, prompt, system, settings, stop, post):
         post(messages.RaceBegun(lanes))
         assert stop.wait(PATIENCE)
-        post(messages.RaceEnded(["It was told of."], True))
+        post(messages.RaceEnded(["It is over."], True))
 
     monkeypatch.setattr(race_job, "run", run)
     async with talk.playing(size=USUAL) as pilot:

@@ -1,4 +1,4 @@
-"""Replies that are dear to draw: what they cost more than the same bytes as plain text, whole and as they grow."""
+"""Replies that are expensive to draw: their cost compared with plain text of the same size, complete and growing."""
 
 import asyncio
 import resource

@@ -91,7 +91,7 @@ LiveStats.take = lambda live, event, real=LiveStats.take: (real(live, event), cl
 
 
 def plain(text: str) -> str:
-    """Without what may be moved, drawn around it, or take no room: what is left must be equal."""
+    """Return the text without parts that may move, frames and blanks; the rest must be equal."""
     return re.sub("[^\x21-\x7e\u2400-\u243f\u4e00-\u9fff]", "", text)
 
 
@@ -100,7 +100,7 @@ def on_the_screen(terminal: Terminal, text: str) -> bool:
 
 
 def missing(terminal: Terminal) -> list[str]:
-    """Return what cannot be seen of REPLY."""
+    """Return the parts of REPLY that are not on the screen."""
     seen = plain("".join(terminal.screen.display))
     expected = (source if part is None else part for source, part in MARKDOWN)
     return [part for part in expected if plain(safe(part)) not in seen]

@@ -1,4 +1,4 @@
-"""Which thread the interpreter goes to first, the screen's, and for the time of a reply both in turn; whose a core is."""
+"""Which thread gets the interpreter: the screen's first, both in turn during a reply; and which core each runs on."""
 
 import selectors
 import sys

@@ -1,4 +1,4 @@
-"""Other keys for what the chat does: shown wherever keys are shown, and refused where they cannot be."""
+"""The user's own keys: shown wherever keys are shown, and refused where they cannot work."""
 
 import re
 from importlib import import_module

@@ -96,7 +96,7 @@ async def test_a_wrapped_line_is_gone_through_before_earlier_prompts(chat):
 
 
 async def test_how_much_is_cleared_of_several_lines(chat):
-    """Ctrl+U does what it does in a shell; F7 and Delete take all."""
+    """Ctrl+U clears as in a shell; F7 and Delete clear all lines."""
     async with chat().opened() as (talk, pilot):
         await pilot.press(*"one", "ctrl+j", *"two", "ctrl+j", *"three")
         seen = []

@@ -89,7 +89,7 @@ async def test_a_conversation_that_goes_on_shows_from_the_start_how_full_the_con
 
 
 async def test_a_warning_without_figures_ends_in_no_dot(chat):
-    """A server may tell none."""
+    """A server may send no figures."""
     async with chat().opened() as (talk, pilot):
         await until(pilot, talk.idle)
         line = talk.app._chat._live

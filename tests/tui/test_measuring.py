@@ -1,4 +1,4 @@
-"""What is unknown of a model is measured after its first reply, while nobody waits for anything."""
+"""Missing measurements of a model are made after its first reply, while no reply is running."""
 
 import threading
 from collections.abc import Iterator

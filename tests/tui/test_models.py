@@ -1,4 +1,4 @@
-"""The screen of the models: what is here, what could be fetched, what does not fit; another one answers."""
+"""The list of models: installed ones, downloads, and those that do not fit; and switching to another model."""
 
 import asyncio
 import threading
@@ -160,7 +160,7 @@ async def test_a_registry_that_cannot_be_read_is_told(chat, monkeypatch):
 
 @pytest.fixture
 def offered(monkeypatch) -> list[str]:
-    """Return what the chat would ask the hub about; nobody is asked."""
+    """Return the downloads that the chat would ask the hub about, without asking it."""
     names: list[str] = []
     monkeypatch.setattr(DownloadLine, "offer", lambda line, model: names.append(model))
     return names
@@ -267,7 +267,7 @@ async def test_what_is_here_can_be_chosen_while_the_machine_is_looked_at(chat, m
 
 
 async def test_what_is_looked_for_comes_back_to_a_screen_that_is_leaving(chat, models, monkeypatch):
-    """Its widgets go one by one, and the screen itself last: until then a worker of it goes on."""
+    """Widgets are removed one by one and the screen last, so a worker of it runs until then."""
     gate, talk = threading.Event(), chat()
     models("scripted", "other")
 

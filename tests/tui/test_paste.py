@@ -1,4 +1,4 @@
-"""Escapes in what is pasted never become keys, wherever a terminal's output is cut into pieces."""
+"""Escape sequences in pasted text never act as keys, wherever the terminal cuts its output into pieces."""
 
 import asyncio
 import random
@@ -31,7 +31,7 @@ def test_pieces_of_any_length():
 
 
 def in_pieces(sent, chance):
-    """Return what the filter passes on of pieces of any length."""
+    """Return what the filter passes on, for pieces of any length."""
     cuts = sorted(chance.sample(range(len(sent)), chance.randint(0, 20)))
     stream = PasteFilter()
     pieces = zip([0, *cuts], [*cuts, len(sent)], strict=True)
@@ -44,7 +44,7 @@ def test_keys_are_given_on_at_once():
 
 
 def test_letters_without_marks_are_a_paste():
-    """As screen and consoles paste."""
+    """GNU screen and consoles paste this way."""
     text = "Hello there, you all! 漢字"
     assert PasteFilter().read(f"\x1b[A{text}\rabc{text}\x11") == (
         f"\x1b[A{PASTE_BEGIN}{text}{PASTE_END}\r{PASTE_BEGIN}abc{text}{PASTE_END}\x11"

@@ -20,7 +20,7 @@ WORDS = ["the", " quick", " brown", " fox", " jumps", "\x1b[2J", "\n", " straße
 
 @pytest.fixture
 def kept(chat, tmp_path):
-    """kept(): a chat in whose store three phrases are, two of them of one conversation."""
+    """kept(): open a chat whose store has three phrases, two of them from one conversation."""
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: n for n, word in enumerate(WORDS)}, "the"))
     tokenizer.decoder = tokenizers.decoders.Fuse()
     tokenizer.save(str(tmp_path / "tokenizer.json"))

@@ -26,7 +26,7 @@ from localspec_tui.screens.race import RaceScreen
 
 @pytest.fixture
 def races(monkeypatch):
-    """races(gate): who races, and what they were asked."""
+    """races(gate): replace the drafters of a race by scripted ones, and record their requests."""
     asked = []
 
     def make(gate=None, ids=(1, 2, 3), error=None):

@@ -1,4 +1,4 @@
-"""What lies between the engine's thread and the screen."""
+"""The buffer between the engine's thread and the screen."""
 
 import threading
 import time

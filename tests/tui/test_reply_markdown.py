@@ -46,7 +46,7 @@ NO_FORMULA = "- [ ] open\n- [x] done\n\n`\\(code\\)` [a \\] b](http://e.org) **\
 
 
 class Shown(App[None]):
-    """One reply on a screen, and what of it reached it."""
+    """A reply on a screen, and the text that the screen has received."""
 
     CSS = "BlockView { height: auto; }"
 
@@ -59,7 +59,7 @@ class Shown(App[None]):
             yield self.reply
 
     def blocks(self) -> list[str]:
-        """Return the kind and the text of every block, with what stands left of its first line."""
+        """Return the kind and the text of every block, with the mark before its first line."""
         return [
             f"{block.kind}: {''.join(margin.text for margin in block.lead)}{block.text}" for block in self.reply.blocks
         ]
@@ -97,7 +97,7 @@ def test_no_control_character_is_shown_while_a_reply_comes(name):
 
 @pytest.mark.slow
 def test_lines_are_counted_as_the_parser_counts_them():
-    """Python ends lines at more characters than Markdown does, and Textual counts them to know what it has shown."""
+    """Python splits lines at more characters than Markdown, and Textual counts lines to know what it has shown."""
     text = "one\x0bone\x0cone\x85one\n\ntwo\x1c\x1d\x1etwo\n\n# three\n\nfour"
     whole = rendered(text)
     assert rendered(text, [text[:20], text[20:]], finish=False) == whole
@@ -145,7 +145,7 @@ FORMULAS = [
     r"\[ \int_0^1 x\,dx \]",
     r"\(a_1 * b\) and \(_x_ \{*\}\)",
     r"\(unclosed _ and",
-    r"alone \) \] \,",
+    r"closed only \) \] \,",
     r"\[ \begin{matrix} a & b \\ c & d \end{matrix} \]",
 ]
 
@@ -213,7 +213,7 @@ def chunked(text: str, chance: random.Random) -> list[str]:
 
 @pytest.mark.slow
 def test_no_earlier_paragraph_is_lost_while_html_comes():
-    """Textual's own parser drops it."""
+    """Textual's own parser would drop it."""
     text = "Before.\n\n<details>\n\ninside\n\n</details>\n\nAfter."
     for seed in range(3):
         shown = "\n".join(rendered(text, chunked(text, random.Random(seed)), finish=False))

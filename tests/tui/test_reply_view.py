@@ -1,4 +1,4 @@
-"""What stands below a reply: how it ended, and what it took."""
+"""The line below a reply: how it ended, and its figures."""
 
 import threading
 from dataclasses import replace
@@ -37,7 +37,7 @@ async def test_a_reply_that_was_stopped_says_so_and_what_it_took(chat):
 
 
 @each(
-    "source, reason, figures, told",
+    "source, reason, figures, expected",
     [
         ("Yes.", "length", {}, wording("reply_ended_limit_tokens")),
         ("Yes.", "length", {"context_full": True}, wording("reply_ended_because_context_full")),
@@ -46,5 +46,5 @@ async def test_a_reply_that_was_stopped_says_so_and_what_it_took(chat):
         ("Yes.", "stop", {}, ""),
     ],
 )
-def test_how_it_ended_stands_below_it(source, reason, figures, told):
-    assert _below(source, reason, figures) == told
+def test_how_it_ended_stands_below_it(source, reason, figures, expected):
+    assert _below(source, reason, figures) == expected

@@ -11,7 +11,7 @@ from localspec_tui.screens.settings_dialogs import SamplingScreen
 
 
 def asked_with(talk):
-    """How each reply was sampled."""
+    """Return how each reply was sampled."""
     return [(sampling.temperature, sampling.seed, limits.max_tokens) for sampling, limits in talk.engine.asked_with]
 
 
@@ -130,15 +130,17 @@ async def test_what_was_set_while_the_first_model_loads_is_taken_back_where_it_c
     assert talk.app.failure is None
 
 
-@pytest.mark.parametrize(("generation", "told"), [({"do_sample": False}, True), ({"do_sample": True}, False)])
-async def test_another_answer_that_would_be_the_same_is_drawn(chat, generation, told):
+@pytest.mark.parametrize(("generation", "warned"), [({"do_sample": False}, True), ({"do_sample": True}, False)])
+async def test_another_answer_that_would_be_the_same_is_drawn(chat, generation, warned):
     talk = chat(["One."], ["Two."])
     talk.engine.generation = generation
     async with talk.playing() as pilot:
         await talked(talk, pilot, "first")
         await pilot.press("f5")
         await until(pilot, lambda: talk.replies() == ["Two."] and talk.idle())
-        if told:
+        if warned:
             await until(pilot, lambda: "sampled at temperature 0.7" in " ".join(talk.screen_text().split()))
-        assert ("At temperature 0" in talk.screen_text()) is told
-        assert [sampling.temperature for sampling, _ in talk.engine.asked_with] == ([0.0, 0.7] if told else [1.0, 1.0])
+        assert ("At temperature 0" in talk.screen_text()) is warned
+        assert [sampling.temperature for sampling, _ in talk.engine.asked_with] == (
+            [0.0, 0.7] if warned else [1.0, 1.0]
+        )

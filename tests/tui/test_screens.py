@@ -1,4 +1,4 @@
-"""The screens behind keys: new and earlier conversations, other models, the system prompt."""
+"""The screens that keys open: new and earlier conversations, other models, the system prompt."""
 
 import threading
 
@@ -128,7 +128,7 @@ async def test_a_click_chooses_a_conversation_and_one_that_was_deleted_meanwhile
 
 
 async def test_resuming_shows_what_was_said_and_gives_an_unanswered_prompt_back(chat):
-    """As a process leaves it that was killed."""
+    """A process that was killed leaves such a conversation."""
     talk = chat(["At last."])
     with Store.open(talk.database, pytest.fail) as store:
         for prompt, reply, ended in (("one", "Answered.", ("stop",)), ("half", "Half of", ()), ("two", "", None)):

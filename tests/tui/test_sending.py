@@ -188,13 +188,13 @@ async def test_a_reply_that_fails_keeps_what_was_said_and_one_that_is_empty_give
 
 
 @pytest.mark.parametrize(
-    ("most", "told"), [(3, wording("at_its_limit_of_tokens")), (None, wording("the_context_was_full"))]
+    ("most", "message"), [(3, wording("at_its_limit_of_tokens")), (None, wording("the_context_was_full"))]
 )
-async def test_a_reply_at_its_limit_says_so(chat, most, told):
+async def test_a_reply_at_its_limit_says_so(chat, most, message):
     talk = chat(["As long as allowed", Done("length", statistics())], settings=Settings(max_tokens=most))
     async with talk.playing() as pilot:
         await talked(talk, pilot, "Go")
-        assert told in " ".join(talk.screen_text().replace("│", " ").split())
+        assert message in " ".join(talk.screen_text().replace("│", " ").split())
 
 
 @pytest.mark.quick

@@ -1,4 +1,4 @@
-"""The full screen where a server answers: what it has no part in says so."""
+"""The full screen with a remote server: features that a server lacks say so."""
 
 import pytest
 from golden import wording
@@ -11,7 +11,7 @@ from localspec.serving.server_engine import NamedServer
 
 @pytest.mark.slow
 def test_a_chat_over_a_server(tmp_path):
-    """It answers; x-ray, a race and the list of models say in a sentence why not; what broke off is kept."""
+    """The server answers; X-ray, a race and the list of models say why they cannot; an interrupted reply is saved."""
     with scripted(HELLO, stream(said("Half a"))) as server:
         settings = Settings(server=server.url)
         talk = ScriptedChat(tmp_path, settings=settings)

@@ -137,7 +137,7 @@ def test_sparks_and_folds():
 
 
 async def test_where_nothing_is_told_it_takes_no_room(chat):
-    """As of many servers."""
+    """Many servers send no figures."""
     async with chat().opened() as (talk, pilot):
         await until(pilot, lambda: not panel(talk).has_class("-empty"))
         await pilot.press("f4")

@@ -1,4 +1,4 @@
-"""Slash commands typed in the prompt: the same as in the line-by-line chat, and none of them reaches the model."""
+"""Slash commands in the prompt: the same as in the line-by-line chat, and never sent to the model."""
 
 import pytest
 from golden import wording

@@ -58,7 +58,7 @@ def quicksort(items):
 
 @pytest.fixture
 def looks_as_before(snap_compare, monkeypatch):
-    """looks_as_before(talk, story, size): whether the screen after the story is the one that was kept."""
+    """looks_as_before(talk, story, size): return whether the screen after the story equals the saved one."""
     monkeypatch.setattr(TextArea, "_draw_cursor", False)  # it blinks
     monkeypatch.setattr(Input, "cursor_blink", False)
     monkeypatch.setattr(figures, "free_memory", lambda _: 6 * 2**30)
@@ -155,7 +155,7 @@ def test_stopped_and_refused(chat, looks_as_before):
 
 
 def test_thinking(chat, looks_as_before):
-    """Above, what was thought is folded; below it is open."""
+    """One reply has its thoughts folded, the next one open."""
     thought = Thought("The list is short.\n\nSo any sort will do: sorted() is there already.")
     talk = chat([thought, "Use `sorted`."], [thought, "Still `sorted`."])
 
@@ -255,7 +255,7 @@ async def test_without_colours(chat, monkeypatch):
 
 
 class ScriptedFetch:
-    """A thread that fetches nothing: what it says of a model, and that a third of it is here."""
+    """A download that fetches nothing: it reports the size of a model, and that a third has arrived."""
 
     given_up, stage = False, ""
 
@@ -293,7 +293,7 @@ def registered():
 
 @pytest.mark.parametrize("size", [(120, 40), (60, 20)], ids=["wide", "small"])
 def test_models(chat, models, looks_as_before, monkeypatch, size):
-    """And the download of one of them is under way."""
+    """One of the models is being downloaded."""
     monkeypatch.setattr("localspec_tui.fetch_thread.FetchThread", ScriptedFetch)
     talk = chat()
     models("scripted", "broken", "other", broken=["broken"], elsewhere=list(registered()))
@@ -313,7 +313,7 @@ def test_models(chat, models, looks_as_before, monkeypatch, size):
 
 @pytest.mark.parametrize("size", [(120, 40), (60, 20)], ids=["wide", "small"])
 def test_keys(chat, looks_as_before, size):
-    """And a toast is shown."""
+    """A toast is shown above the keys."""
     talk = chat(["A reply.\n\n" * 30])
 
     async def story(pilot):

@@ -1,4 +1,4 @@
-"""Lines that show what there is room for."""
+"""Status lines show the parts that fit."""
 
 from each import each
 from rich.cells import cell_len

@@ -1,4 +1,4 @@
-"""A chat that is stopped and let go on, by a shell or another process."""
+"""A shell or another process stops the chat and lets it continue."""
 
 import os
 import shlex

@@ -1,4 +1,4 @@
-"""Who may write to the terminal, and what is left when the chat ends."""
+"""Which code may write to the terminal, and its state after the chat."""
 
 import gc
 import os
@@ -179,7 +179,7 @@ def test_what_must_happen_before_the_first_paint(monkeypatch):
 
 @pytest.fixture
 def ending(monkeypatch, tmp_path):
-    """ending(run, ended): what chat() makes of an application that runs like this and an engine that ends or not."""
+    """ending(run, ended): return the result of chat() with this application, and an engine that ends or does not."""
     monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path))
     at_exit, closed = [], []
 

@@ -1,4 +1,4 @@
-"""Colours: light or dark after the terminal, else the chosen ones, which are kept."""
+"""Colours: light or dark as the terminal is, or a chosen theme, which is saved."""
 
 import pytest
 from golden import wording
@@ -69,30 +69,30 @@ async def test_what_is_chosen_in_the_palette_is_kept(chat, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "text", "told"),
+    ("settings", "text", "message"),
     [
         (Settings(origins={"theme": "LOCALSPEC_THEME"}), "", wording("localspec_theme_decides_next")),
         (Settings(), "theme = [broken", "Not saved:"),
     ],
 )
-async def test_what_is_not_kept_is_told(chat, tmp_path, settings, text, told):
+async def test_what_is_not_kept_is_told(chat, tmp_path, settings, text, message):
     file = config_file(tmp_path)
     file.parent.mkdir()
     file.write_text(text)
     async with chat(settings=settings).opened() as (talk, pilot):
         talk.app.choose_theme("nord")
-        await until(pilot, lambda: told in " ".join(talk.screen_text().split()))
+        await until(pilot, lambda: message in " ".join(talk.screen_text().split()))
         assert talk.app.theme == "nord"
 
 
 def brightness(color: Color) -> float:
-    """As WCAG 2 defines it."""
+    """Return the relative luminance, as WCAG 2 defines it."""
     parts = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in color.normalized]
     return sum(share * part for share, part in zip((0.2126, 0.7152, 0.0722), parts, strict=True))
 
 
 def least_contrast(talk, row) -> float:
-    """Of the words in a row of the screen."""
+    """Return the lowest contrast of the words in a row of the screen."""
     ratios = []
     for segment in talk.app.screen._compositor.render_strips()[row]:
         style = segment.style

@@ -22,7 +22,7 @@ def toasts(talk) -> str:
 
 
 def reasoning(talk) -> list[str]:
-    """Return what is kept of the newest conversation's thoughts, turn by turn."""
+    """Return the saved thoughts of the newest conversation, turn by turn."""
     with Store.open(talk.database, print) as store:
         saved = store.history.read(store.history.latest() or 0)
         return [turn.reasoning for turn in saved.turns] if saved else []

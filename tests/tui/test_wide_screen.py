@@ -1,4 +1,4 @@
-"""A terminal of 200 columns and 50 lines: nobody reads lines as long as that, and what is small stays small."""
+"""A terminal of 200 columns and 50 lines: text lines stay readable, and small parts stay small."""
 
 from textual.containers import Vertical
 from textual.widgets import OptionList, Static

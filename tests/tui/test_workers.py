@@ -9,6 +9,6 @@ SOURCES = sorted(Path(localspec_tui.__file__).parent.rglob("*.py"))
 
 
 def test_workers_are_made_by_textuals_decorator():
-    """run_worker takes a coroutine, and of one that never starts Python tells in the terminal."""
+    """run_worker takes a coroutine; if that never starts, Python prints a warning in the terminal."""
     assert [file.name for file in SOURCES if "run_worker" in file.read_text("utf-8")] == []
     assert any(re.search(r"^ +@work\b", file.read_text("utf-8"), re.MULTILINE) for file in SOURCES)

@@ -1,4 +1,4 @@
-"""Where tokens stand in lines."""
+"""The places of tokens in lines."""
 
 import random
 

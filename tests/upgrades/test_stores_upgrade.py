@@ -88,17 +88,17 @@ def test_nothing_is_lost_and_everything_goes_on(tmp_path: Path, version: int) ->
     assert schema(path) == schema(tmp_path / "new.db") and integrity(path) == "ok"
 
 
-@pytest.mark.parametrize(("version", "anew"), [(8, True), (9, True), (10, True), (11, True), (11, False)])
+@pytest.mark.parametrize(("version", "rewritten"), [(8, True), (9, True), (10, True), (11, True), (11, False)])
 def test_volumes_leave_no_byte_of_deleted_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, anew: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, rewritten: bool
 ) -> None:
-    if not anew:
+    if not rewritten:
         monkeypatch.setattr(cleaning, "vacuum", lambda connection, path: None)
     path = old_store(tmp_path / "old", version)
     tables = [name for end in ("", "_1", "_2") for name in (f"turn{end}", f"about{end}", f"trigram{end}_data")]
     assert leave_copies(path, ["conversation", *tables]) > 5 and integrity(path) == "ok"
     with Store.open(path, pytest.fail) as store:
-        assert (traces(path) == set()) is anew, "this test sees copies"
+        assert (traces(path) == set()) is rewritten, "this test sees copies"
         all_is_there(store, version)
 
 

@@ -276,9 +276,9 @@ def test_parts_are_one_model(tmp_path, directory):
             packed(source, "int8", gguf_recipe(source, "int8")) for source in map(gguf_source, (found, whole))
         )
         assert all(bytes(ours.view(name)) == bytes(other.view(name)) for name in ours.header.tensors)
-    shutil.copy(tmp_path / "b-00001-of-00002.gguf", tmp_path / "alone.gguf")
+    shutil.copy(tmp_path / "b-00001-of-00002.gguf", tmp_path / "one-part.gguf")
     with pytest.raises(LocalspecError, match="2 parts"):
-        GgufModel.open(tmp_path / "alone.gguf")
+        GgufModel.open(tmp_path / "one-part.gguf")
     (tmp_path / "b-00002-of-00002.gguf").unlink()
     with pytest.raises(NotHere, match="b-00002-of-00002.gguf"):
         GgufModel.open(tmp_path / "b-00001-of-00002.gguf")

@@ -203,7 +203,7 @@ HOSTILE = {
     "no piece": section(piece=0),
     "tiny pieces": lambda header: header["texts"]["tokenizer.json"].update(bytes=2**40, piece=1),
     "no digest": section(digest=""),
-    "a digest that is none": section(digest="g" * 64),
+    "a malformed digest": section(digest="g" * 64),
     "digest a list": section(digest=["0" * 64]),
     "no tensor": section(tensor=None),
     "tensor a list": section(tensor=[]),

@@ -57,7 +57,7 @@ def shell(home: Path, command: str, *arguments: object) -> subprocess.CompletedP
 
 
 def refused(result: Result, code: int, *said: str) -> None:
-    """Nothing on standard output, one line on standard error that says what was wrong."""
+    """Assert that standard output is empty and standard error has one line with the error."""
     assert result.out == ""
     assert result.err.startswith("localspec: ") and result.err.endswith("\n"), result.err
     assert len(result.err.splitlines()) == 1 and "Traceback" not in result.err, result.err

@@ -1,4 +1,4 @@
-"""`localspec run`: what is wrong with a model's directory is said in one sentence."""
+"""`localspec run` reports what is wrong with a model's directory in one sentence."""
 
 import shutil
 from collections.abc import Callable

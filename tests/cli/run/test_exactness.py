@@ -59,7 +59,7 @@ def test_exact_text_is_the_same_with_and_without_speculation_and_says_so(run, no
 
 @pytest.fixture
 def inexact(home: Path, lived_in: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make a machine whose rows depend on each other, and that nobody has measured yet."""
+    """Simulate a machine whose rows depend on each other, which has not been measured yet."""
     from localspec.decoding.exactness import Exactness
     from localspec.engine import model_profile
 

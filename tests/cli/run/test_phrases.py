@@ -1,4 +1,4 @@
-"""`localspec run`: phrases between sessions, what learns them and what forgets them."""
+"""`localspec run`: phrases between sessions, the flags that save them and those that do not."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""`localspec run`: what reaches standard output and standard error, and what happens where one of them is closed, full or left."""
+"""`localspec run`: its output on standard output and standard error, and either of them closed, full or abandoned."""
 
 import errno
 import io
@@ -73,7 +73,7 @@ def test_stats_are_two_lines_on_standard_error(run, hello):
 
 
 def test_closed_streams(home, hello):
-    """Nobody to notify, nothing to read: what would go there goes nowhere, least of all to standard output."""
+    """Output to a closed stream is dropped, and never goes to standard output instead."""
     (home / "config").mkdir(parents=True)
     (home / "config" / "models.toml").write_text(f'[demo]\npath = "{hello.path}"\n')
     result = shell(home, '"$@" <&- 2>&-', "hi", "--stats")

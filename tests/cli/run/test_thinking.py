@@ -27,14 +27,14 @@ def switched(models: Path) -> Script:
 
 @pytest.fixture(scope="session")
 def always(models: Path) -> Script:
-    """As DeepSeek-R1: the prompt ends in the mark."""
+    """Return a template in which the prompt ends in the opening mark, as DeepSeek-R1's."""
     template = TEMPLATE.replace("<|assistant|>{% endif %}", "<|assistant|><think>\n{% endif %}")
     return scripted_model(models / "always", [*LONG, b"</think>", b"\n\n", b"Yes", b".\n"], template=template)
 
 
 @pytest.fixture(scope="session")
 def granite(models: Path) -> Script:
-    """As Granite 3.3, with marks around the answer, too."""
+    """Return a template with marks around the answer, too, as Granite 3.3's."""
     return scripted_model(
         models / "granite", [b"<think>", b"hm", b"</think><resp", b"onse>Yes.</", b"response>"], template=GRANITE
     )
@@ -136,7 +136,7 @@ def test_a_conversation_goes_on_without_what_was_thought(run, switched, home):
 
 
 def test_the_demo_model_with_a_template_that_opens_the_thinking(run, tmp_path):
-    """Its own weights never close it: what they say is thought, token by token the same with drafts and without."""
+    """The demo never closes the mark: all its text is a thought, with the same tokens with drafts and without."""
     demo = tmp_path / "demo"
     shutil.copytree(files("localspec") / "demo", demo, ignore=shutil.ignore_patterns("draft*", "*.md", "*.txt"))
     template = demo / "chat_template.jinja"
