@@ -7,7 +7,7 @@ from localspec.bench import comparison
 
 
 class Speaker:
-    """In the place of an engine: notes who answered what, and how many engines there were."""
+    """A stand-in for an engine: it records who answered which prompt, and the number of engines."""
 
     def __init__(self, name: str, notes: list[tuple[str, str]]) -> None:
         self.name, self.notes = name, notes

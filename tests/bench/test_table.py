@@ -114,7 +114,7 @@ def test_a_speedup_that_cannot_be_is_marked_wherever_it_stands_and_explained(two
 
 
 def test_every_printed_speedup_that_cannot_be_is_marked(two):
-    """Of quartiles and categories, too, where the median of the row is in order."""
+    """Speedups of quartiles and categories, too, even where the median of the row is possible."""
     two[1] |= {"reliable": True, "speedup_limit": 2.3, "speedup_limit_quartiles": [1.9, 1.9]}
     two[1]["categories"]["chat"] |= {"speedup": 1.4, "speedup_limit": 1.45}
     assert wording("marks_quartiles_kinds_text") not in table.of(report(two))

@@ -9,7 +9,7 @@ from localspec.bench.turns import side_by_side
 
 
 class Machine:
-    """What works is what lets time pass, and it is written down whose work that was."""
+    """A machine on which time passes only while a run works; it records whose work that was."""
 
     def __init__(self) -> None:
         self.now, self.worked = 0.0, list[str]()

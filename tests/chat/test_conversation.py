@@ -1,4 +1,4 @@
-"""A conversation keeps what was said, while it is said, and sends the model what it should read."""
+"""A conversation saves its messages as they come, and sends the model the right ones."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is said when a chat has been left."""
+"""The text that is printed after a chat."""
 
 import pytest
 from golden import matching, wording

@@ -1,4 +1,4 @@
-"""What is said of a model before the first prompt."""
+"""The introduction of a model before the first prompt."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""The figures of the reply under way: what events tell, and what the engine tells between them."""
+"""The figures of a running reply, from events and from the engine between them."""
 
 from dataclasses import replace
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""The models of a chat: here, elsewhere and too large, as `doctor` sees them, and nothing is measured for it."""
+"""The models of a chat: installed, available and too large, as in `doctor`, without any measurement."""
 
 import re
 from dataclasses import replace

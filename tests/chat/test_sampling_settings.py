@@ -1,4 +1,4 @@
-"""`/set`: what can be changed while one chats, what is refused, and what holds."""
+"""`/set`: settings that can be changed during a chat, values that are refused, and the values in force."""
 
 import pytest
 from each import each

@@ -1,4 +1,4 @@
-"""What a chat begins with: which conversation, which model, whether it is kept, and what is said about that."""
+"""How a chat starts: which conversation, which model, whether it is saved, and the messages about that."""
 
 import shutil
 import sqlite3
@@ -28,7 +28,7 @@ from localspec.store.store import Store
 
 
 class Opening:
-    """`start_chat` in one home; `told` is what was said since the last time, and nothing is closed before the end."""
+    """`start_chat` in one home; `told` has the messages since the last call, and nothing is closed before the end."""
 
     def __init__(self, home: Path, stack: ExitStack) -> None:
         self.home, self.database = home, Paths(home).database
@@ -40,7 +40,7 @@ class Opening:
         return start_chat(load(flags=flags), resume, self._stack, self.told.append)
 
     def keep(self, *prompts: str, model: str = "demo", system: str | None = None) -> int:
-        """Return a conversation of these prompts, as it would have been kept; its number."""
+        """Save a conversation of these prompts, and return its number."""
         number = None
         with Store.open(self.database, pytest.fail) as store:
             for prompt in prompts:
@@ -276,7 +276,7 @@ def test_its_name_means_another_model_by_now(begin, other):
 
 @pytest.mark.slow
 def test_a_damaged_model_of_its_own_is_an_error(begin, other):
-    """That is for a person to put right; another model would only hide it."""
+    """The user must repair the model; loading another one would only hide the damage."""
     begin.keep("one", model=str(other))
     (other / "config.json").write_text("{")
     with pytest.raises(LocalspecError, match=r"config\.json"):

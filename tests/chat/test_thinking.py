@@ -1,4 +1,4 @@
-"""What is said of thinking, and how `/think` is read."""
+"""Messages about thinking, and how `/think` is read."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""What is kept of a reply for whoever wants to know who proposed its tokens, and what was refused."""
+"""The record of a reply: which drafter proposed each token, and which alternatives were refused."""
 
 from collections.abc import Sequence
 

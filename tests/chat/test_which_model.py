@@ -1,4 +1,4 @@
-"""Which model answers where none is named: the order of the rules, and that load decides nothing."""
+"""The model that answers where none is named: the order of the rules, independently of the machine's load."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def enter(fresh_home: Path, tmp_path: Path) -> Enter:
 
 
 class Answers:
-    """The name of the model that answers; `told` is what was said of that."""
+    """The model that answers: its name; `told` has the messages about the choice."""
 
     def __init__(self, store: Store | None = None) -> None:
         self.told: list[str] = []
@@ -226,7 +226,7 @@ def test_train_takes_it_too_and_names_it(enter, fresh_home, tmp_path, paths):
 
 @pytest.mark.parametrize("by", ["file", "environment", "flag"])
 def test_it_says_where_a_model_that_is_not_here_was_named(fresh_home, by):
-    """Who typed no name could not know what to correct."""
+    """A user who typed no name could not know what to correct."""
     file = Paths(fresh_home).config_file
     file.parent.mkdir(parents=True, exist_ok=True)
     if by == "file":

@@ -1,4 +1,4 @@
-"""Python's own time is left out here, so that figures are those of forwards; `real_host` brings it back."""
+"""Python's own time is left out of the figures, which are those of forwards; `real_host` restores it."""
 
 import pytest
 

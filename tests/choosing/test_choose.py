@@ -1,4 +1,4 @@
-"""What is loaded for what was asked, and what is refused, on machines that nobody has."""
+"""How a request is loaded, or refused, on simulated machines."""
 
 import re
 from dataclasses import dataclass, replace
@@ -47,7 +47,7 @@ def offered(settings: Settings, machine: Machine) -> list[Choice]:
 
 @pytest.fixture
 def old_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answer for torch, which is asked what a device lacks and has no GPU here."""
+    """Replace the questions to torch about a device, since there is no GPU here."""
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (7, 0))
 
 
@@ -555,7 +555,7 @@ def test_a_model_whose_sizes_nobody_tells_is_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small(tmp_path: Path) -> str:
-    """Return the directory of a model that says it is large and holds 44 parameters."""
+    """Return the directory of a model that claims to be large and has 44 parameters."""
     return str(write_checkpoint(tmp_path / "small"))
 
 

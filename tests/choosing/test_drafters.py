@@ -1,4 +1,4 @@
-"""What drafters are expected to bring, what they cost and hold, and under which key their replies are kept."""
+"""The predicted acceptance, cost and memory of drafters, and the key under which their replies are stored."""
 
 from dataclasses import replace
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""What a pull fetches for a name, and what is said of its memory."""
+"""Which files a pull fetches for a name, and its message about memory."""
 
 from dataclasses import replace
 

@@ -67,7 +67,7 @@ def test_packed_weights_take_half_or_all_of_a_byte_and_their_scales() -> None:
 
 @each("dtype", ["fp32", "bf16"])
 def test_on_a_processor_the_head_is_packed_and_an_embedding_apart_from_it_is_not(dtype: str) -> None:
-    """That one is in 16 bits, and norms are in fp32."""
+    """Such an embedding is in 16 bits, and norms are in fp32."""
     for shape, tables in ((TIED, 0), (APART, 1)):
         rest = tables * shape.embedding * 2 + NORMS * 4
         assert weights(shape, dtype, "int8", "native") == packed(shape.matrices, 0, "int8", "native") + rest
@@ -77,7 +77,7 @@ def test_on_a_processor_the_head_is_packed_and_an_embedding_apart_from_it_is_not
 
 @each("dtype, item", [("fp32", 4), ("bf16", 2)])
 def test_a_head_that_is_the_embedding_is_there_once(dtype: str, item: int) -> None:
-    """And in bf16 the norms are in fp32 all the same."""
+    """With bf16 weights, norms are in fp32 as well."""
     for shape, tables in ((TIED, 0), (APART, 1)):
         assert weights(shape, dtype, "none", "native") == (shape.matrices + tables * shape.embedding) * item + NORMS * 4
     assert weights(TIED, "fp32", "none", "cpu") == weights(TIED, "fp32", "none", "native")
@@ -176,7 +176,7 @@ def test_a_workspace_holds_a_chunk_of_a_prompt_or_the_logits_of_a_tree() -> None
 
 @each("nodes, rows", [(0, 1), (1, 2), (3, 4), (4, 8), (15, 16), (16, 32), (63, 64), (200, 64)])
 def test_recordings_hold_results_of_all_smaller_numbers_of_rows(nodes: int, rows: int) -> None:
-    """1 + 2 + 4 + … rows of logits and states, and what one step of the most rows holds for a moment."""
+    """1 + 2 + 4 + … rows of logits and states, and the temporary memory of one step with the most rows."""
     shape = Shape(1, 512, 1024, 8, 8, 64, 100_000, 512)
     found, one = (fit.recordings(shape, "bf16", "none", count) for count in (nodes, 0))
     results = sum(one for one in STATIC_ROWS if one <= rows) * (100_000 + 512) * 2

@@ -1,4 +1,4 @@
-"""Measurements are kept by what they are valid for, only of idle moments, and nothing else in the store is believed."""
+"""Measurements are stored with the conditions for which they are valid, only from idle moments; all else is ignored."""
 
 from dataclasses import replace
 from pathlib import Path

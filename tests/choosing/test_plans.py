@@ -1,4 +1,4 @@
-"""Which plan to run a model is taken on a machine that nobody has, by which rule, and how that is explained."""
+"""Which plan is chosen for a model on simulated machines, by which rule, and how it is explained."""
 
 import math
 import re

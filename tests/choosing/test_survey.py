@@ -1,4 +1,4 @@
-"""Which of the registered models a machine should run, on machines that nobody has."""
+"""Which of the registered models a simulated machine should run."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -28,7 +28,7 @@ TOY = TargetCard("toy", PACKAGE / "demo", None, "", "", Entry("toy", path=PACKAG
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch):
-    """Register models of these shapes and qualities, none of them here."""
+    """Register models of these shapes and qualities, none of them downloaded."""
 
     def register(**models: tuple[Shape | None, int]) -> None:
         cards = {}
@@ -87,7 +87,7 @@ def test_a_free_model_comes_before_a_gated_one_and_what_is_preferred_before_comf
 
 
 def test_the_pace_is_the_machines_and_not_that_of_earlier_replies(registry, tmp_path) -> None:
-    """The same answer every day: what was measured of one model is no reason to pass it over."""
+    """The recommendation does not change: measurements of one model are no reason to skip it."""
     registry(good=(PHI, 30))
     (found,) = recommendations(machine(gpu(24)), NoMeasurements(), here=False)
     assert found.plan is not None and found.pace == found.plan.speed
@@ -206,7 +206,7 @@ def test_what_has_a_gated_small_model_to_fetch_needs_its_terms_too(monkeypatch) 
 
 
 def test_where_a_model_does_not_fit_another_is_named_that_anybody_can_fetch(registry, monkeypatch) -> None:
-    """Unless there is only one whose terms must be accepted, which is said."""
+    """If there is only a model whose terms must be accepted, the message says so."""
     cards = {"toy": TOY}
     for name, shape, quality, gated in (("closed", BILLION, 30, True), ("open", LITTLE, 10, False)):
         card = unfetched(shape, name)

@@ -1,4 +1,4 @@
-"""The rule `rejection`: whatever a draft was sampled from, what comes out is sampled from the target."""
+"""The rule `rejection`: whatever distribution a draft is sampled from, the text is sampled from the target's."""
 
 import numpy as np
 import pytest
@@ -40,14 +40,14 @@ class Model:
         return (self.first, self.second, self.third)[len(prefix)][prefix]
 
     def joint(self, sampling: Sampling) -> torch.Tensor:
-        """Chance of each three tokens, through transformers' own processors."""
+        """Return the chance of each three tokens, through transformers' own processors."""
         one, two, three = (
             stock_distribution(logits.double(), sampling).double() for logits in (self.first, self.second, self.third)
         )
         return one[:, None, None] * two[:, :, None] * three
 
     def say(self, tree: DraftTree, sampling: Sampling, rule=walk_by_rejection) -> list[int]:
-        """Return what one step commits of a tree: the accepted tokens and the bonus token."""
+        """Return the tokens that one step commits of a tree: the accepted tokens and the bonus token."""
         said: list[tuple[int, ...]] = [()]
         for node in range(1, tree.size):
             said.append((*said[tree.parents[node]], tree.tokens[node]))
@@ -56,7 +56,7 @@ class Model:
 
 
 def counts(model: Model, shape: dict[str, float], draws: int, rule=walk_by_rejection) -> torch.Tensor:
-    """How often each three tokens come over consecutive seeds; what a step leaves open is sampled by torch."""
+    """Return how often each three tokens come over consecutive seeds; torch samples what a step leaves open."""
     found, random = torch.zeros(LETTERS, LETTERS, LETTERS), torch.Generator().manual_seed(5)
     for seed in range(draws):
         sampling = Sampling(**shape, seed=seed, rule="rejection")
@@ -157,7 +157,7 @@ def test_one_token_after_three_draws_and_the_chi_square_sees_what_the_rule_must_
 
 
 def test_each_sibling_has_a_number_of_its_own_at_its_place_and_what_cannot_come_is_never_accepted():
-    """Node 1 has no chance, though the smallest of numbers is drawn for it; node 2 is sure; node 3 is refused."""
+    """Node 1 has no chance, though the smallest number is drawn for it; node 2 is certain; node 3 is refused."""
     asked: list[tuple[int, int]] = []
 
     def uniform(place: int, rank: int) -> float:

@@ -14,7 +14,7 @@ ONE = Sampling(1.0, rule="typical")
 
 
 def logits(*rows: list[float]) -> torch.Tensor:
-    """Of probabilities by node; what is left of a row is spread over one more token, that nobody drafts."""
+    """Return logits from probabilities by node; one more token, which is never drafted, gets the rest of a row."""
     return torch.tensor([[*row, 1 - sum(row)] for row in rows]).clamp_min(1e-30).log()
 
 

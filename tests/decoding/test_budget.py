@@ -74,7 +74,7 @@ DRAFTS = {"chain": chain, "bush": bush}
 
 
 def step(tree: DraftTree, *coming: int) -> Step:
-    """Return what verification says of a tree where the target would go on like this."""
+    """Return the verification of a tree by a target that would continue like this."""
     path, bonus = walk(tree, PicksOnRequest(lambda node: [*coming, WRONG][tree.depth[node]]))
     return Step([*(tree.tokens[node] for node in path[1:]), bonus], NumpyHidden(np.empty((0, 0))), tree, path)
 
@@ -287,7 +287,7 @@ def test_without_costs_nothing_is_pruned_learned_or_switched_off(most, cut):
 
 
 class ForwardCostModel:
-    """Any figures at all, by rows."""
+    """A model of forward costs with any figures, by rows."""
 
     def __init__(self, *seconds: float) -> None:
         self.seconds = seconds
@@ -607,7 +607,7 @@ def test_a_reply_says_why_speculation_was_off_at_its_end(tiny: Make) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("most", [3, 0])
 def test_a_reply_knows_what_plain_decoding_would_have_taken(tiny: Make, most: int) -> None:
-    """Each draft is right, and a few steps go without one so that theirs are timed; the text stays as it is."""
+    """Each draft is right, and a few steps have no draft so that plain steps are timed; the text stays the same."""
     model, prompt = tiny("llama-one-key-head-tied-linear"), prompt_ids(12, seed=2)
     text = stock_reply(model.stock, prompt, 120, stops=())
     session = Session(endless(model), Oracle(prompt + text), Budget(most, Curve({1: 1.0, 64: 1.1})))
@@ -626,7 +626,7 @@ def test_a_reply_knows_what_plain_decoding_would_have_taken(tiny: Make, most: in
 
 @each("slowness", [3.0, 0.5])
 def test_a_token_is_worth_as_much_on_a_busy_machine(slowness: float) -> None:
-    """A draft model asks what a token saves, and knows what its own forwards take where nothing else runs."""
+    """A draft model asks what a token saves, and knows what its own forwards take on a quiet machine."""
 
     def worth(times: float) -> float:
         budget = Budget(8, PROCESSOR)

@@ -1,4 +1,4 @@
-"""What a drafter's confidence is worth, from what became of candidates like it."""
+"""Calibration of a drafter's confidence by the outcomes of similar candidates."""
 
 import random
 

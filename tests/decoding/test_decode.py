@@ -83,7 +83,7 @@ def test_a_step_reports_states_picks_and_rows_of_the_accepted_path(tiny: Make, n
 
 
 class Halving(Budget):
-    """Keeps every node but the last half, and notes what it is asked and what it observes."""
+    """A budget that keeps the first half of the nodes, and records its calls."""
 
     nodes = 5
 

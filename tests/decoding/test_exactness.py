@@ -1,4 +1,4 @@
-"""What a self-test promises, as it is stored and as it is shown."""
+"""The results of a self-test, as they are stored and shown."""
 
 from math import inf
 

@@ -1,4 +1,4 @@
-"""Where a text begins to say the same again and again."""
+"""The place where a text starts to repeat itself."""
 
 from each import each
 

@@ -1,4 +1,4 @@
-"""States of inner layers, as a forward gives them to whoever asks: those of the stock model, and at no price otherwise."""
+"""States of inner layers, as a forward returns them on request: those of the stock model, and free otherwise."""
 
 from collections.abc import Callable
 

@@ -84,7 +84,7 @@ def test_greedy_ids_do_not_depend_on_the_width_of_the_tree(tiny: Make, nodes: in
 
 @pytest.mark.slow
 def test_phrases_are_accepted_where_a_text_repeats_itself(tiny: Make) -> None:
-    """A greedy random model soon goes round in circles: then phrases propose most of what comes."""
+    """A greedy random model soon repeats itself; then phrases propose most of the text."""
     name = "llama-one-key-head-tied-linear"
     target, prompt = tiny(name).target, prompt_ids(8, seed=1)
     text = stock_reply(tiny(name).stock, prompt, 80, stops=())
@@ -155,7 +155,7 @@ def test_a_prompt_of_1500_tokens_in_chunks_and_three_turns_after_it(long_model: 
 
 @pytest.fixture(scope="module")
 def letters(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    """Return a vocabulary of six, so that every continuation of three tokens can be counted; nothing stops a reply.
+    """Return a vocabulary of six, so that every continuation of three tokens can be counted; replies have no end.
 
     A single layer is surer of what comes than two, so that fewer draws tell a wrong temperature.
     """

@@ -1,4 +1,4 @@
-"""Costs follow the machine: what trees take when it is busy, and when it is quiet again."""
+"""Costs follow the machine: the time of trees when it is busy, and when it is quiet again."""
 
 import random
 from collections.abc import Sequence
@@ -91,7 +91,7 @@ def test_plain_steps_are_wanted_where_trees_changed_until_they_were_seen() -> No
 
 
 def test_costs_that_were_wrong_from_the_first_are_no_change() -> None:
-    """They are predicted, in the first reply on a machine: its steps go on drafting."""
+    """They are predicted for the first reply on a machine, whose steps keep drafting."""
     costs = ObservedCosts(QUIET)
     for _ in range(20):
         costs.observe(8, 100, 0.5 * QUIET.at(8, 100))

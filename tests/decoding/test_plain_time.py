@@ -1,4 +1,4 @@
-"""How many times as fast as plain decoding a reply is, by the few steps of it that had no draft."""
+"""The speedup of a reply over plain decoding, measured with its few steps without a draft."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -47,7 +47,7 @@ def test_a_step_without_a_draft_costs_what_looking_for_one_took():
 
 
 def test_longer_texts_cost_more():
-    """Twice what was measured, on every text: the tokens of a late draft save more than those of an early one."""
+    """Every cost doubles: the tokens of a late draft save more than those of an early one."""
     plain, spent = warm(Linear()), 0.0
     for context in (0, 1000, 2000):
         plain.observe(1, context, 1, 2 * Linear().at(1, context), 0.0)
@@ -154,7 +154,7 @@ def test_steps_that_have_become_slower_are_counted_whole():
 
 
 def test_more_than_tokens_a_step_can_bring_is_not_known():
-    """Where plain steps were interrupted and those with a draft were not."""
+    """Where plain steps were interrupted and drafted ones were not."""
     found = replace(statistics(32), decode_seconds=2.0, acceptance_length=1.5, plain_seconds=3.1)
     assert found.speedup == pytest.approx(1.55)
     assert replace(found, plain_seconds=3.6).speedup is None

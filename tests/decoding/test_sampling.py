@@ -132,7 +132,7 @@ def test_half_precision_logits_are_sampled_from_in_full_precision() -> None:
 
 
 def splitmix(seed: int, position: int, token: int) -> float:
-    """Return the same hash on Python's own integers, which never wrap by accident."""
+    """Return the same hash in Python's integers, which never overflow."""
     word, step = (1 << 64) - 1, 0x9E3779B97F4A7C15
 
     def mix(z: int) -> int:

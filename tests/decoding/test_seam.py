@@ -46,14 +46,14 @@ SAMPLINGS = {
 
 
 def kindred(model: TableModel) -> TableModel:
-    """Return a model that says the same more often than not."""
+    """Return a model that mostly picks the same tokens."""
     other = TableModel(model.vocab_size, seed=0)
     other.logits = model.logits + 0.5 * other.logits
     return other
 
 
 def drafter_of(name: str, model: TableModel) -> Drafter:
-    """As the engine builds it."""
+    """Return the drafter as the engine builds it."""
     kind, pool = kind_of(name), PhrasePool((), None, model.vocab_size)
     small = kindred(model) if kind.takes == "draft model" else None
     built: Drafter = import_module(kind.file).build(
@@ -125,7 +125,7 @@ def test_three_tokens_have_the_chances_of_the_table(name: str, top_k: int) -> No
 
 
 def everything() -> Sequence[str]:
-    """Decode with every untrained drafter; what of torch and transformers is loaded after that."""
+    """Decode with every untrained drafter; return the modules of torch and transformers that are loaded then."""
     model = TableModel(LETTERS, seed=1)
     plain, _ = said(model, drafter_of("none", model), Sampling(), 40)
     for name in NAMES:

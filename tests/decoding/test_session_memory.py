@@ -1,4 +1,4 @@
-"""Where memory runs out in a reply: it goes on with less, token for token the same, or ends and leaves a good session."""
+"""A reply that runs out of memory continues with less, token for token the same, or ends and leaves a valid session."""
 
 import copy
 import weakref
@@ -39,7 +39,7 @@ ERRORS = [
 
 
 class Short:
-    """A target whose memory runs out where `full` says so; `rows` has those of each forward."""
+    """A target that runs out of memory where `full` says so; `rows` records each forward."""
 
     def __init__(self, target: Target, full: Full, error: Exception = ERRORS[0]) -> None:
         self.target, self.full, self.error = copy.copy(target), full, error
@@ -109,7 +109,7 @@ def test_where_no_tree_ever_fits_the_text_is_that_of_plain_decoding(tiny: Make, 
 @each("method", ["observe before", "observe behind", "draft"])
 @each("call", [1, 2, 3])
 def test_a_drafter_whose_memory_runs_out_costs_no_token(tiny: Make, method: str, call: int) -> None:
-    """The oracle itself asserts that it observes what is committed, each token once, and where the cache ends."""
+    """The oracle asserts that it observes each committed token once, and the end of the cache."""
     model, prompt = tiny(NAME), prompt_ids(20, seed=3)
     text = stock_reply(model.stock, prompt, COUNT, stops=())
     short = Short(model.target, never)

@@ -43,7 +43,7 @@ def drafters() -> Iterator[Drafter]:
 
 
 def answered(session: Session, prompt: list[int], limits: Limits) -> tuple[str, str, int, Done]:
-    """Return what was thought, what was answered, how many tokens came before that, and the end."""
+    """Return the thought, the answer, the number of tokens before the answer, and how it ended."""
     *events, done = session.generate(prompt, Sampling(), limits)
     assert isinstance(done, Done)
     texts = [event for event in events if isinstance(event, Text)]

@@ -83,7 +83,7 @@ def test_what_does_not_lie_in_the_page_of_its_token_goes_with_all_below_it() -> 
 
 
 def _worths(levels: list[list[tuple[int, float]]]) -> list[float]:
-    """Of every node that could be, the product of the chances on its path."""
+    """Return the product of the chances on the path to every possible node."""
     found, ends = [], [1.0]
     for level in levels:
         ends = [worth * chance for worth in ends for _, chance in level]

@@ -1,4 +1,4 @@
-"""Gemma 4's assistants: every tree is that of a plain loop and of transformers' own module, the text the target's."""
+"""Gemma 4's assistants: every tree is that of a plain loop and of transformers' module; the text is the target's."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -89,7 +89,7 @@ def published(path: Path, target: Any, seed: int = 5, spread: float = 0.3, **for
 
 
 def made(model: Tiny, path: Path, depth: int = 4, **form: Any) -> tuple[Drafter, Path]:
-    """Return what drafts for a target, converted from a published directory, and that directory."""
+    """Return a drafter for a target, converted from a published directory, and that directory."""
     head = published(path / "head", model.stock.config, **form)
     convert(
         "assistant", head, model.path, path / "made", {"name": "tiny", "published": {"repo": "org/head", "commit": "c"}}
@@ -125,7 +125,7 @@ class Plain:
 
     @torch.inference_mode()
     def logits(self, stock: Any, text: Sequence[int], path: Sequence[int]) -> torch.Tensor:
-        """[vocabulary] behind a text, whose last token is the root, and a drafted path."""
+        """Return the logits [vocabulary] after a text, whose last token is the root, and a drafted path."""
         state, lent = self.read(stock, text[:-1])
         for token in [text[-1], *path]:
             embedded = stock.get_input_embeddings()(torch.tensor(token))
@@ -176,7 +176,7 @@ def check(plain: Plain, model: Tiny, text: Sequence[int], tree: DraftTree) -> No
 
 
 def unlearning(drafter: Drafter) -> None:
-    """Let it learn nothing, so that chances are the drafter's own."""
+    """Disable calibration, so that the chances are the drafter's own."""
     drafter._trees.calibrate = lambda step: None  # type: ignore[method-assign]
 
 
@@ -245,7 +245,7 @@ def test_without_a_state_or_nodes_there_is_the_root_alone(tiny: Make, tmp_path: 
 
 
 def with_config(path: Path, **words: Any) -> Path:
-    """Change what config.json says; words of `text_config` are merged into it."""
+    """Change keys of config.json; those of `text_config` are merged into it."""
     config = json.loads((path / "config.json").read_text())
     words["text_config"] = config["text_config"] | words.get("text_config", {})
     (path / "config.json").write_text(json.dumps(config | words))

@@ -45,7 +45,7 @@ FORMS: list[dict[str, Any]] = [
 
 
 def config_of(target: Any, **form: Any) -> dict[str, Any]:
-    """Return a config.json as it is published."""
+    """Return a config.json as published."""
     places = [0, 1] if target.num_hidden_layers < 4 else [0, 2]
     inner = {"mask_token_id": MASK % target.vocab_size, "target_layer_ids": places, **form.pop("dflash_config", {})}
     return {
@@ -85,7 +85,7 @@ def tensors_of(config: dict[str, Any], seed: int = 5, spread: float = 0.3) -> di
 
 
 def published(path: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor] | None = None) -> Path:
-    """Return a directory as it is published."""
+    """Return a directory as published."""
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(config))
     save_file(tensors or tensors_of(config), path / "model.safetensors")
@@ -93,7 +93,7 @@ def published(path: Path, config: dict[str, Any], tensors: dict[str, torch.Tenso
 
 
 def made(model: Tiny, path: Path, **form: Any) -> tuple[Drafter, Path]:
-    """Return what drafts for a target, converted from a published directory, and that directory."""
+    """Return a drafter for a target, converted from a published directory, and that directory."""
     head = published(path / "head", config_of(model.stock.config, **form))
     about = {"name": "tiny", "published": {"repo": "org/head", "commit": "c"}}
     convert("dflash", head, model.path, path / "made", about)
@@ -196,7 +196,7 @@ def plain_loop(head: Path) -> Block:
 
 
 def watched(drafter: Drafter) -> list[tuple[list[int], torch.Tensor]]:
-    """Return what it drafts from now on: the text, and the logits of the block."""
+    """Record each draft from now on: the text, and the logits of the block."""
     seen: list[tuple[list[int], torch.Tensor]] = []
     draft, predict = drafter.draft, drafter._predict
     texts: list[list[int]] = []
@@ -215,12 +215,12 @@ def watched(drafter: Drafter) -> list[tuple[list[int], torch.Tensor]]:
 
 
 def bent_twice(name: str, form: dict[str, Any]) -> bool:
-    """Whether target and drafter bend logits by numbers that differ: no layout says what comes of that."""
+    """Return whether target and drafter cap logits at different values, for which no layout defines a result."""
     return "final_logit_softcapping" in form.get("dflash_config", {}) and name.startswith("gemma4")
 
 
 def check(block: Block, model: Tiny, text: Sequence[int], logits: torch.Tensor) -> None:
-    """Check that the logits are those of the plain loop; if a model caps its own, so does the head that drafts."""
+    """Check that the logits are those of the plain loop; if the model caps its logits, the drafting head does too."""
     expected = block.logits(model.stock, text)
     cap = getattr(model.stock.config, "final_logit_softcapping", None)
     expected = torch.tanh(expected / cap) * cap if cap else expected

@@ -65,7 +65,7 @@ KIN = [LLAMA, QWEN]
 
 @pytest.fixture(scope="module")
 def kin(tiny: Make, tmp_path_factory: pytest.TempPathFactory) -> Make:
-    """kin(name): that model with other weights by a little, so that it says the same more often than not."""
+    """kin(name): return that model with slightly changed weights, so that it mostly picks the same tokens."""
     made: dict[str, Tiny] = {}
 
     def make(name: str) -> Tiny:
@@ -107,7 +107,7 @@ class Watched:
 
 
 class Checked(DraftModel):
-    """Holds every draft to its word: it is what the stock model says greedily behind the same text."""
+    """A draft model that checks each draft: it is the stock model's greedy continuation of the same text."""
 
     def __init__(self, small: Target, stock: Any, length: int | None = None) -> None:
         super().__init__(small, VOCABULARY, Autoregressive(), Budget(0), length)
@@ -203,7 +203,7 @@ def test_a_draft_goes_on_while_some_longer_one_saves_more_than_it_takes(
 
 
 def test_with_phrases_the_small_model_reads_what_matches_in_one_forward(tiny: Make) -> None:
-    """Its draft is the same, since phrases only say what it reads together."""
+    """Its draft stays the same; phrases only decide which tokens it reads together."""
     model = tiny("qwen2-one-key-head")
     text = prompt_ids(9, seed=2)
     text += stock_reply(model.stock, text, 12, stops=())[:1]
@@ -235,7 +235,7 @@ class ARowEach:
 
 
 def test_a_draft_is_not_charged_for_reading_the_prompt(tiny: Make) -> None:
-    """Which is read once, for all drafts that follow: nothing was ever drafted after a long prompt."""
+    """The prompt is read once for all following drafts; otherwise nothing would be drafted after a long prompt."""
     drafter = DraftModel(tiny("qwen2-one-key-head").target, VOCABULARY, Autoregressive(), Budget(0), 4, ARowEach())
     asked = replace(context(drafter, prompt_ids(60, seed=2), 16), token_seconds=5.0)
     assert drafter.draft(asked).size > 1
@@ -251,7 +251,7 @@ def test_the_small_model_reads_no_prompt_while_phrases_foresee_the_reply(tiny: M
 
 
 def test_a_long_prompt_is_read_once_the_reply_has_become_long(tiny: Make) -> None:
-    """A short reply would be over before drafts have saved what reading the prompt takes."""
+    """A short reply would end before drafts have saved the time of reading the prompt."""
     drafter = DraftModel(tiny("qwen2-one-key-head").target, VOCABULARY, Autoregressive(), Budget(0), 4, ARowEach())
     tokens, nothing = prompt_ids(90, seed=2), NumpyHidden(np.empty((0, 0)))
     drafter.observe(Step(tokens, nothing))
@@ -312,7 +312,7 @@ def test_tokens_that_the_target_does_not_have_are_not_drafted(tiny: Make) -> Non
 
 
 def test_what_the_text_confirms_of_a_draft_is_kept_and_not_computed_again(tiny: Make) -> None:
-    """A draft a b c d e; the text goes on with a b c: d e stand there already. It goes on with a b x: nothing does."""
+    """Draft a b c d e: if the text continues a b c, the cache already has d e; if it continues a b x, it has nothing."""
     model, text = tiny("qwen2-one-key-head"), prompt_ids(9, seed=2)
     watched = Watched(model.target)
     drafter = drafting(watched.target)
@@ -357,7 +357,7 @@ def test_greedy_ids_are_those_of_the_stock_model_whatever_model_drafts(tiny: Mak
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KIN)
 def test_a_kindred_model_drafts_what_it_would_say_alone_and_reads_every_token_once(tiny, kin, name):
-    """Drafts that are accepted in part, wholly, and not at all; `Watched` and `Checked` look at each of them."""
+    """Drafts are accepted in part, completely, or not at all; `Watched` and `Checked` inspect each of them."""
     model, small, prompt = tiny(name), kin(name), prompt_ids(23, seed=23)
     text = stock_reply(model.stock, prompt, 40)
     watched = Watched(small.target)
@@ -429,7 +429,7 @@ def sized(path: Path, vocabulary: int, seed: int) -> Tiny:
 @pytest.mark.slow
 @each("vocabulary", [300, 700])
 def test_a_small_model_may_be_filled_up_to_another_vocabulary(tiny: Make, tmp_path: Path, vocabulary: int) -> None:
-    """Random models say what is filled up as often as anything: ids that only one of the two has."""
+    """Random models pick padded ids as often as any others: ids that only one of the two has."""
     model, small = tiny(LLAMA), sized(tmp_path, vocabulary, seed=5)
     compared(small.target, model.target, small.path)
     beyond = 0

@@ -64,7 +64,7 @@ def spark_tensors(config: dict[str, Any], seed: int = 5, spread: float = 0.3) ->
 def made(
     model: Tiny, path: Path, nested: bool = False, tensors: dict[str, torch.Tensor] | None = None, **form: Any
 ) -> tuple[Drafter, Path]:
-    """Return what drafts for a target, converted from a published directory, and that directory."""
+    """Return a drafter for a target, converted from a published directory, and that directory."""
     config = spark_config(model.stock.config, nested, **{**FORMS[0], **form})
     head = published(path / "head", config, spark_tensors(config) | (tensors or {}))
     convert(
@@ -93,7 +93,7 @@ class Spark:
 
     @torch.inference_mode()
     def level(self, stock: Any, text: Sequence[int], path: Sequence[int]) -> tuple[torch.Tensor, float]:
-        """Logits [vocabulary] behind a text and a drafted path, and how far they should be the target's."""
+        """Return the logits [vocabulary] after a text and a drafted path, and the confidence in them."""
         state, before = self.block.states(stock, text)[len(path)], [*text[-1:], *path][-1]
         logits, read = stock.lm_head(state), state
         if self.words["markov_rank"]:
@@ -125,7 +125,7 @@ def check(loop: Spark, model: Tiny, text: Sequence[int], tree: DraftTree) -> Non
 
 
 def unlearning(drafter: Drafter) -> None:
-    """Let it learn nothing, so that chances are the drafter's own."""
+    """Disable calibration, so that the chances are the drafter's own."""
     drafter._trees.calibrate = lambda step: None  # type: ignore[method-assign]
 
 

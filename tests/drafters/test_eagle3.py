@@ -1,4 +1,4 @@
-"""EAGLE-3: every draft is that of a plain loop over the published arithmetic, and the text is the target's own."""
+"""EAGLE-3: every draft is that of a plain loop over the published arithmetic, and the text is the target's."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -64,7 +64,7 @@ def normed(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def plain_loop(model: Tiny, drafter: Trainable, text: Sequence[int], path: Sequence[int]) -> torch.Tensor:
-    """Logits [vocabulary] behind a text and a drafted path, by the arithmetic of the published code; -inf where none is.
+    """Return the logits [vocabulary] after a text and a drafted path, as published; -inf for unknown ids.
 
     Chains only, without any cache: each token of the path is read once more with all before it.
     """
@@ -182,7 +182,7 @@ def test_a_long_prompt_is_read_in_parts_and_a_chain_goes_as_deep_as_it_may(tiny,
 @pytest.mark.slow
 @each("name", [one for one in FAMILIES if "gemma4" in one])
 def test_where_layers_differ_it_begins_as_the_last_of_its_own_sizes(tiny: Make, name: str) -> None:
-    """Where keys are values, one projection makes both."""
+    """Where keys are also the values, one projection computes both."""
     target = tiny(name).target
     weights, config = eagle(target).tensors(), target.transformer.config
     own = [layer for layer in config.attending if config.sizes_of(layer).keys_of is None]
@@ -273,7 +273,7 @@ def test_a_draft_vocabulary_that_the_model_does_not_have_is_refused(tiny: Make) 
 def batch_of(
     model: Tiny, drafter: Trainable, texts: Sequence[Sequence[int]], prompt: int, distill: bool = False
 ) -> Batch:
-    """Texts of one length, as the loop reads them; what stands behind the first `prompt` tokens is worth foreseeing."""
+    """Return texts of one length, as the loop reads them; tokens after the first `prompt` ones count in the loss."""
     tokens = torch.tensor(texts)
     counts = torch.ones_like(tokens, dtype=torch.bool)
     counts[:, :prompt] = False

@@ -1,4 +1,4 @@
-"""What holds for every drafter: texts are those of plain decoding, and what is drawn has the target's distribution."""
+"""True of every drafter: greedy texts are those of plain decoding, and sampled ones have the target's distribution."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The target's own layers: no text changes, every forward is worth its seconds, and the probe measures what drafts."""
+"""A subset of the target's layers as drafter: no text changes, each forward pays, and the probe measures acceptance."""
 
 from collections.abc import Callable, Sequence
 
@@ -41,7 +41,7 @@ def test_with_all_layers_every_draft_is_accepted_whole(tiny, sampling, monkeypat
 
 
 def test_a_draft_leaves_the_cache_as_it_was(tiny: Make) -> None:
-    """What the target says after a draft is to the bit what it says without one, also where a draft fails."""
+    """The target's logits after a draft have the same bits as without one, also where a draft fails."""
     target, text = tiny(QWEN3).target, prompt_ids(40, seed=2)
     tree = DraftTree([text[-1], 9, 8, 7], [-1, 0, 0, 1])
     said = []
@@ -60,7 +60,7 @@ def test_a_draft_leaves_the_cache_as_it_was(tiny: Make) -> None:
 
 
 def test_a_draft_goes_on_from_its_likeliest_token(tiny: Make) -> None:
-    """Its chain is what the kept layers say token by token, each after the target's own keys and values of the text."""
+    """The chain is the greedy text of the kept layers, each with the target's own keys and values of the text."""
     target, text = tiny(QWEN3).target, prompt_ids(30, seed=3)
     tree = layers(target, (0, 2)).draft(Context(text, prefilled(target, text), 40, GREEDY))
     chain, node = [], 0
@@ -108,7 +108,7 @@ def test_a_draft_goes_on_only_as_long_as_another_forward_pays(tiny: Make) -> Non
 
 
 def test_what_is_learned_is_what_its_own_confidence_was_worth(tiny: Make) -> None:
-    """Not the chance that was made of it, and in its own order: else a calibration would be learned of itself."""
+    """The raw confidence is recorded, in its own order; recording calibrated chances would feed a calibration with itself."""
     target, text = tiny(LLAMA).target, prompt_ids(9)
     drafter, kept = layers(target), prefilled(target, text)
     said = drafter._next(Context(text, kept, 8, GREEDY), text[-1], 0)

@@ -71,7 +71,7 @@ def loaded(path: Path, target: Target) -> Drafter:
 
 
 def said(target: Target, drafter: Drafter, sampling: Sampling) -> tuple[list[int], int]:
-    """Return a reply, and how many tokens were drafted for it."""
+    """Return a reply, and the number of tokens drafted for it."""
     *_, done = Session(target, drafter, Budget(6)).generate(prompt_ids(9), sampling, Limits(max_tokens=8))
     assert isinstance(done, Done)
     return list(done.statistics.token_ids), done.statistics.drafted

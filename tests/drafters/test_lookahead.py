@@ -34,7 +34,7 @@ CIRCLES = "llama-one-key-head-tied-linear"
 
 
 class Recording(PhrasePool):
-    """A pool that holds nothing but what a window wins, and tells what that was."""
+    """A pool that holds only what a window collects, and records it."""
 
     def __init__(self, special: Sequence[int] = ()) -> None:
         super().__init__(special, text=False, verification=False)
@@ -99,7 +99,7 @@ def test_a_window_is_a_chain_with_levels_hanging_below_it_and_all_of_it_are_prob
 
 @each("nodes", range(14))
 def test_probes_are_nodes_and_count_as_such(nodes: int) -> None:
-    """As many columns as all three levels have room for, from the first forward on."""
+    """From the first forward on there are as many columns as all three levels have room for."""
     window = Lookahead(Recording(), (), columns=3, phrase=4)
     columns = min(nodes // 3, 3)
     trees = step_by_step(window, [7, 8, 9], nodes, [[1]] * 5)
@@ -135,7 +135,7 @@ def test_what_is_not_known_is_filled_with_words_of_the_text() -> None:
 
 @each("accepted", [1, 2, 3, 4, 9])
 def test_the_window_moves_as_far_as_the_text(accepted: int) -> None:
-    """A guess stays at its place of the text. Four columns, two levels, root at place 0; picks are numbered as they come.
+    """A guess keeps its place in the text. Four columns, two levels, root at place 0; picks are numbered in order.
 
     place      1  2  3  4  5  6          behind one token, root at 1      behind three, root at 3
     level 0    a  b  c  d                 level 0  e  f  g  h  at 2 …      level 0  g  h  ·  ·  at 4 …
@@ -172,7 +172,7 @@ def test_the_prompt_moves_nothing_and_a_rewind_keeps_the_guesses() -> None:
 @each("missing", [1, 2, 3, 4])
 @each("accepted", [1, 2])
 def test_where_probes_were_cut_off_nothing_is_won_and_the_window_stays_in_step(missing: int, accepted: int) -> None:
-    """A pruned tree: what is left of the window has another shape, and its picks another meaning."""
+    """In a pruned tree the rest of the window has another shape, and its picks have another meaning."""
     pool = Recording()
     window, text = Lookahead(pool, (), columns=2, phrase=3), [7, 8, 9]
     step_by_step(window, text, 4, [[1], [1], [1]])
@@ -205,7 +205,7 @@ def test_special_tokens_that_the_target_picks_are_in_no_window_and_no_phrase() -
 
 
 def test_special_tokens_of_the_text_are_no_guesses() -> None:
-    """The marks of a chat stand in every prompt, and no model says them in the middle of a reply."""
+    """Chat marks are in every prompt, and no model writes them inside a reply."""
     window = Lookahead(Recording([1, 2]), (1, 2), columns=12, phrase=2)
     tree = window.draft(context([1, 50, 2, 1, 60, 2, 1], 12))
     assert not {1, 2} & set(tree.tokens[1:])
@@ -222,7 +222,7 @@ def test_a_text_of_nothing_but_special_tokens_has_a_window_or_none_but_breaks_no
 
 @dataclass
 class Jacobi:
-    """The window as plainly as it can be written: guesses by level and place of the text, the stock model for the rest.
+    """The window in the plainest form: guesses by level and place in the text, the stock model for everything else.
 
     `load_tensors` are the guesses that were drawn by lot. `step` returns what its columns came to.
     """
@@ -317,7 +317,7 @@ def test_its_phrases_are_those_of_a_plain_jacobi_loop_over_the_stock_model(tiny:
 
 
 def lookahead(target: Target, columns: int = 3, phrase: int = 4, *, text: bool = True) -> WithPhrases:
-    """Return the drafter `lookahead`: a window, and what it wins, with what the conversation holds or without."""
+    """Return the drafter `lookahead`: a window and its phrases, with or without those of the conversation."""
     pool = PhrasePool(target.special_tokens, text=text, verification=text)
     return WithPhrases(Lookahead(pool, target.special_tokens, columns, phrase), pool)
 
@@ -361,7 +361,7 @@ def test_phrases_that_a_window_won_are_accepted_where_the_text_goes_in_circles(t
 
 @each("nodes", range(1, 13))
 def test_where_phrases_are_lacking_too_a_guess_is_a_probe_and_nothing_else(nodes: int) -> None:
-    """It is what a model said behind other guesses: as a draft it would be worth no row."""
+    """It is what a model wrote after other guesses: as a draft it would not be worth a row."""
     pool = Recording()
     drafter, text = WithPhrases(Lookahead(pool, (), columns=4, phrase=4), pool), [7, 8, 9]
     for _ in range(4):

@@ -1,4 +1,4 @@
-"""Medusa: heads that look the right way ahead, learn what they should, and never change what the target says."""
+"""Medusa: heads predict the right number of tokens ahead, learn the right labels, and never change the text."""
 
 import itertools
 import json
@@ -93,7 +93,7 @@ def perturbed(drafter: Trainable, seed: int = 0, by: float = 0.1) -> Trainable:
 def proposed(
     drafter: Trainable | Medusa, target: Target, text: Sequence[int], nodes: int = 4, sampling: Sampling = GREEDY
 ) -> DraftTree:
-    """Return what is drafted behind a text whose last token is the root."""
+    """Return the draft after a text whose last token is the root."""
     hidden = states(target, torch.tensor([text[:-1]]))[0]
     drafter = drafting(drafter, target) if isinstance(drafter, Trainable) else drafter
     drafter.rewind(0)
@@ -349,7 +349,7 @@ def test_a_long_prompt_is_read_in_chunks_and_the_last_one_gives_the_state(tiny, 
 
 @pytest.mark.slow
 def test_drawn_text_is_proposed_with_the_noise_that_the_target_will_meet(tiny: Make) -> None:
-    """Heads that know the target's own distributions propose nearly all that is drawn from them."""
+    """Heads that know the target's own distributions propose almost all sampled tokens."""
     target, prompt = tiny(LLAMA).target, prompt_ids(10, seed=4)
     sampling = Sampling(0.9, seed=3)
     drawn, _ = reply(session_of(target, Autoregressive(), Budget(0)), prompt, 40, sampling)
@@ -501,7 +501,7 @@ def test_confidence_is_judged_by_what_was_committed_at_its_depth(tiny: Make) -> 
 
 @pytest.fixture
 def own(tiny: Make) -> Callable[[str], Target]:
-    """Return a target of one's own, whose weights may be changed."""
+    """Return a separate target, whose weights may be changed."""
     return lambda name: Target.load(tiny(name).path)
 
 

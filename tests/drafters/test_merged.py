@@ -1,4 +1,4 @@
-"""Several drafters at once: one tree, no text changed, each one's state kept right, and none that does not pay."""
+"""Several drafters at once: one tree, no text changed, correct states, and none that costs more than it saves."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -32,7 +32,7 @@ OPTIONS: dict[str, dict[str, object]] = {"s3d": {"kept": "0,2"}, "parallelspec":
 
 
 def part(kind: str, target: Any) -> Drafter:
-    """Return a drafter as it is before any training."""
+    """Return an untrained drafter."""
     if kind == "layers":
         return Layers(target, KeptLayers((0, 2), (0.5, 0.1)), fixed=True)
     torch.manual_seed(len(kind))
@@ -41,7 +41,7 @@ def part(kind: str, target: Any) -> Drafter:
 
 
 def merged(names: str, target: Any) -> Drafter:
-    """As `--drafter` makes it of these names."""
+    """Return the drafter that `--drafter` makes from these names."""
     both = Merged([part(kind, target) for kind in names.split("+") if kind != "phrases"])
     pool = PhrasePool(target.special_tokens)
     return WithPhrases(both, pool, anywhere=True) if names.endswith("phrases") else both
@@ -52,7 +52,7 @@ TOGETHER = ["medusa+s3d", "s3d+semi+phrases", "layers+medusa+s3d", "parallelspec
 
 
 class Noted:
-    """A drafter that is asked as usual; its trees are kept by the length of the text."""
+    """A drafter that records its trees by the length of the text."""
 
     def __init__(self, inner: Drafter) -> None:
         self.inner, self.nbytes, self.target_layers, self.trees = inner, inner.nbytes, inner.target_layers, {}
@@ -104,7 +104,7 @@ class Says:
 
 
 def tree(text: str, chances: Sequence[float] | None, source: str) -> DraftTree:
-    """Return a chain and, behind a comma each, further children of the root."""
+    """Return a chain, and further children of the root after commas."""
     tokens, parents = [0], [-1]
     for branch in text.split(","):
         parent = 0

@@ -66,7 +66,7 @@ def stock_layer(config: Any, seed: int = 7, spread: float = 0.25) -> nn.ModuleDi
 
 
 def published(model: Path, path: Path, layer: nn.ModuleDict, **config: Any) -> Path:
-    """Return a model with such a layer among its weights, and other words in its config.json."""
+    """Return a model with such a layer among its weights, and changed keys in its config.json."""
     shutil.copytree(model, path)
     weights = load_file(path / "model.safetensors")
     weights |= {f"mtp.{name}": one.detach().contiguous() for name, one in layer.state_dict().items()}
@@ -88,7 +88,7 @@ def make(tiny: Make, tmp_path: Path) -> Callable[[str], tuple[Tiny, nn.ModuleDic
 
 @torch.inference_mode()
 def plain_loop(model: Tiny, layer: nn.ModuleDict, text: Sequence[int], path: Sequence[int]) -> torch.Tensor:
-    """Logits [vocabulary] behind a text and a drafted path, without any cache: all is read once more for each token."""
+    """Return the logits [vocabulary] after a text and a drafted path, without a cache."""
     stock = model.stock
     states = stock.model(torch.tensor([list(text[:-1])])).last_hidden_state
     tokens = list(text[1:])

@@ -55,7 +55,7 @@ def untrained(target: Any, form: str) -> TrainableDrafter:
 
 
 def batch_of(drafter: TrainableDrafter, texts: Sequence[Sequence[int]], prompt: int, distill: bool = False) -> Batch:
-    """Texts of one length, as the loop reads them; what stands behind the first `prompt` tokens is worth foreseeing."""
+    """Return texts of one length, as the loop reads them; tokens after the first `prompt` ones count in the loss."""
     tokens = torch.tensor(texts)
     counts = torch.ones_like(tokens, dtype=torch.bool)
     counts[:, :prompt] = False
@@ -133,7 +133,7 @@ def test_labels_of_either_kind_give_every_part_a_gradient(tiny: Make) -> None:
 
 
 def test_a_layer_begins_as_the_last_that_attends(tiny: Make) -> None:
-    """With the norms as they multiply, and without gates where the layer has none."""
+    """Norms are copied as they multiply, without gates where the layer has none."""
     target = torch_form(tiny(SHARED).target)
     config, layers = target.transformer.config, target.transformer.layers
     assert config.attending == [2] and config.num_layers == 5
@@ -165,7 +165,7 @@ class KnowingOffChain(OffChain):
 
 @pytest.mark.slow
 def test_what_it_brings_on_text_is_measured_by_the_path_that_promises_most(tiny, monkeypatch):
-    """Here not that of first children, which is all that is read of a tree that nobody takes a path of."""
+    """Measured on the likeliest path; of a tree whose path is not taken, otherwise only first children are read."""
     monkeypatch.setattr("localspec.training.generated.TOKENS", 12)
     model, prompt = tiny(SHARED), prompt_ids(9)
     text = [*prompt, *stock_reply(model.stock, prompt, 20)]
@@ -198,5 +198,5 @@ def assert_drawn_by_rejection(tmp_path: Path, own_read: Callable[[Path], Tiny], 
 
 @pytest.mark.slow
 def test_by_rejection_three_tokens_have_the_stock_models_joint_distribution(tmp_path, own_read):
-    """Of one kind; the CPU engine, which is quicker, draws by all of them."""
+    """Of one kind only; the CPU engine is faster and tests all of them."""
     assert_drawn_by_rejection(tmp_path, own_read, "semi")

@@ -1,4 +1,4 @@
-"""Ouroboros: drafts that phrases accelerate and lengthen, what phrases learn from it, and the search for its numbers."""
+"""Ouroboros: phrases accelerate and lengthen drafts, phrases are learned from them, and a search tunes the numbers."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -81,7 +81,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 def garbage(choose: random.Random, keys: Sequence[int]) -> list[Phrase]:
-    """Return random phrases: copies, special ids, ids of no vocabulary, and sometimes what has been said before."""
+    """Return random phrases: copies, special ids, ids outside the vocabulary, and some earlier text."""
     return [
         Phrase(key, b"", pack_tokens([choose.randrange(VOCABULARY + 9) for _ in range(choose.randrange(6))]), 1)
         for key in keys
@@ -110,7 +110,7 @@ def made(
 
 
 class StepReport:
-    """Hands on what a drafter proposes, and keeps it."""
+    """A drafter that passes on another one's drafts, and records them."""
 
     def __init__(self, inner: Drafter) -> None:
         self.inner, self.trees, self.steps = inner, list[DraftTree](), list[Step]()
@@ -133,7 +133,7 @@ def context(tokens: Sequence[int], nodes: int, sampling: Sampling = GREEDY) -> C
 @pytest.mark.slow
 @pytest.mark.parametrize(("form", "pair"), covering(FORMS, PAIRS, fast=1))
 def test_greedy_ids_are_those_of_the_stock_model(tiny: Make, pair: tuple[str, str], form: str) -> None:
-    """In two turns: what the first one left in the pool is there in the second."""
+    """In two turns: the second one finds the first one's phrases in the pool."""
     model, prompt = tiny(pair[0]), prompt_ids(23, seed=23)
     drafter, _ = made(model.target, tiny(pair[1]).target, **FORMS[form])
     session = Session(model.target, drafter, Budget(NODES))
@@ -244,7 +244,7 @@ def test_the_small_models_own_trees_have_room_for_the_papers_window_and_all_phra
 def test_it_drafts_as_long_as_its_forwards_pay_with_the_rows_of_their_window(
     tiny: Make, window: int, row: float, drafts: bool
 ) -> None:
-    """One row takes a fifth of what a token is worth, and those of the window together more than a token is."""
+    """One row costs a fifth of a token's worth; all rows of the window together cost more than a token is worth."""
     model, text = tiny(LLAMA), prompt_ids(40, seed=1)
     inner = Lookahead(PhrasePool(), (), window, 4) if window else Autoregressive()
     drafter = DraftModel(model.target, VOCABULARY, inner, Budget(3 * window), costs=Flat(0.1, row))
@@ -255,7 +255,7 @@ def test_it_drafts_as_long_as_its_forwards_pay_with_the_rows_of_their_window(
 
 @each("costs, limit", [(1e9, 1), (1e-9, 14)])
 def test_a_named_pair_decides_in_each_step_how_far_it_drafts(tiny: Make, costs: float, limit: int) -> None:
-    """Up to γ tokens where a draft takes nothing, and none where it takes more than it saves."""
+    """Up to γ tokens where a draft costs no time, and none where it costs more than it saves."""
     model, text = tiny(LLAMA), prompt_ids(20, seed=1)
     pair = Pair((), VOCABULARY, model.target, PhrasePool())
     for parts in (("accelerating", "lengthening", "beside"), ("lengthening",)):
@@ -298,7 +298,7 @@ def test_an_accelerated_draft_is_the_same_at_a_temperature(tiny: Make) -> None:
 
 
 def test_a_pool_that_is_lent_is_read_and_not_written() -> None:
-    """A draft is no text: what the small model reads and rejects is not the conversation's."""
+    """A draft is not text: tokens that the small model reads and rejects do not belong to the conversation."""
 
     class Locked(PhrasePool):
         def extend(self, tokens: Sequence[int]) -> None:
@@ -472,7 +472,7 @@ VERIFIED = [
 
 
 def lengthened(chain: Sequence[int], picks: Sequence[int], *, verification: bool = True) -> PhrasePool:
-    """Return the pool after a step that verified a draft with a phrase behind it."""
+    """Return the pool after a step that verified a draft followed by a phrase."""
     pool = PhrasePool(text=False, verification=verification)
     pool.take([chain[-1] if chain else 3, 6, 7, 8])
     drafter = WithPhrases(Chain(chain), pool)
@@ -637,7 +637,7 @@ def test_what_a_drafter_read_of_one_reply_does_not_disturb_the_next(tiny: Make) 
 
 
 def test_the_start_has_the_widest_window_whose_rows_are_nearly_free() -> None:
-    """On a GPU the paper's 20 columns, on a CPU none."""
+    """The paper's 20 columns on a GPU, none on a CPU."""
     assert starting(Flat(1.0)) == Hyperparameters(14, 20, 7, 3)
     assert starting(Flat(1.0, 0.05)) == Hyperparameters() == Hyperparameters(14, 0, 7, 3)
     columns = [starting(Flat(1.0, (NEARLY_FREE - 1) / rows)).window for rows in (18, 36, 60, 61, 120)]
@@ -697,7 +697,7 @@ def test_the_search_is_deterministic_and_counts_what_it_tries(tiny: Make) -> Non
 
 @pytest.mark.slow
 def test_a_search_stays_at_the_start_where_nothing_is_clearly_better(tiny: Make) -> None:
-    """Where a draft takes nothing, all lengths that reach beyond the reply are as good."""
+    """Where a draft costs no time, all lengths beyond the reply are equally good."""
     model = tiny(LLAMA)
     build = builder(model.target, model.target, accelerating=False)
     workload = Workload([(prompt_ids(9, seed=1), said_by(model)[0][1][:3])], VOCABULARY, 16, Flat(1.0), Flat(1e-6))

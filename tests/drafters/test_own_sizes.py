@@ -1,4 +1,4 @@
-"""What layers of a drafter's own take over of their target's sizes: each field of them is thought of, a new one too."""
+"""The sizes that a drafter's own layers take from their target: every field is considered, also new ones."""
 
 from dataclasses import fields, replace
 
@@ -48,6 +48,6 @@ def test_layers_of_parallelspec_are_like_the_last_of_its_target(layers: int) -> 
 
 
 def test_a_new_field_is_given_a_value_here_that_is_not_its_own() -> None:
-    """Without which nobody would see what becomes of it."""
+    """Otherwise the test could not see what becomes of the field."""
     usual = {one.name: one.default for one in fields(TARGET)}
     assert [name for name, value in usual.items() if getattr(TARGET, name) == value] == []

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not find_spec("bitsandbytes"), reason="no bitsan
 
 @pytest.fixture(scope="module")
 def target() -> Target:
-    """By bitsandbytes' own kernels for processors."""
+    """Return a target packed by bitsandbytes' kernels for CPUs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("localspec.nn.target.linear_class", lambda *given: NF4Linear)
         patch.setattr("localspec.nn.target.lm_head_class", lambda *given: Linear)

@@ -1,4 +1,4 @@
-"""ParallelSpec: what a row sees and foresees, in training and in drafting; its cache; and that no text changes."""
+"""ParallelSpec: what a row sees and predicts, in training and in drafting; its cache; and no text changes."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -142,7 +142,7 @@ def test_only_the_draft_vocabulary_is_proposed_with_the_logits_of_its_tokens(
 
 
 def test_a_mask_sees_the_text_up_to_its_anchor_and_the_masks_of_its_own_group_before_it() -> None:
-    """Figure 3, for a text of three tokens, two masks behind the first and one behind the second."""
+    """Figure 3, for a text of three tokens, two masks after the first and one after the second."""
     group = Group(torch.tensor([0, 1, 2, 0, 1, 0]), torch.tensor([0, 0, 0, 1, 1, 2]))
     seen = ["a     ", "ab    ", "abc   ", "a  1  ", "ab  1 ", "a  1 2"]
     assert group.mask.tolist() == [[mark != " " for mark in row] for row in seen]
@@ -151,7 +151,7 @@ def test_a_mask_sees_the_text_up_to_its_anchor_and_the_masks_of_its_own_group_be
 
 @each("form", FORMS)
 def test_training_rows_are_drafting_rows(tiny: Make, build: Build, form: str) -> None:
-    """Every anchor of a text at once, against a drafter without a cache that sees nothing behind its anchor."""
+    """Every anchor of a text at once, against a drafter without a cache that sees nothing after its anchor."""
     target, tokens = tiny(PHI).target, prompt_ids(14, seed=1)
     drafter, hidden = build(target, form), hidden_of(target, tokens)
     with torch.no_grad():
@@ -261,7 +261,7 @@ def test_a_batch_that_teaches_nothing_has_a_loss_of_nothing(tiny: Make, build: B
 
 
 class Checked:
-    """Holds every forward of a drafter's to what its training form makes of the whole text, without any cache."""
+    """A drafter that compares each forward with its training form over the whole text, without a cache."""
 
     def __init__(self, weights: Trainable, drafter: Drafter) -> None:
         self.drafter, self.drafts, self.rows = drafter, 0, list[int]()
@@ -374,7 +374,7 @@ def test_a_node_is_foreseen_by_the_token_above_it(tiny: Make, build: Build, form
 
 
 def test_a_layer_begins_as_one_of_the_targets(tiny: Make) -> None:
-    """As its last, its first, or afresh; of a packed target as what that was rounded to; and it is a copy."""
+    """A copy of the target's last or first layer, or a new one; of a packed target the rounded weights."""
     target = tiny(LLAMA).target
     layers, name = target.transformer.layers, "gate_up_proj"
     for begin, layer in (("last", layers[-1]), ("first", layers[0])):
@@ -629,7 +629,7 @@ def test_loaded_weights_take_on_the_targets_precision_and_trained_ones_do_not(ti
 @pytest.mark.skipif(not find_spec("bitsandbytes"), reason="no bitsandbytes")
 @each("packing", ["int8", "nf4", "none"])
 def test_a_published_small_model_is_in_int8_beside_a_target_in_few_bits(tiny, small, monkeypatch, packing):
-    """As on an NVIDIA card, in the reference kernels for CPUs; the text stays the target's."""
+    """The reference kernels for CPUs stand in for an NVIDIA GPU; the text stays the target's."""
     monkeypatch.setattr(packings, "_CLASSES", {("int8", "cpu"): LLMInt8Linear, ("nf4", "cpu"): NF4Linear})
     target, prompt = Target.load(tiny(LLAMA).path, quantize=packing), prompt_ids(12, seed=4)
     drafter = Drafter.from_model(small, target)

@@ -1,4 +1,4 @@
-"""PARD-2: a small model that reads what some layers of its target say; every draft is that of a plain loop over both."""
+"""PARD-2: a small model that reads states of the target's layers; every draft is that of a plain loop over both."""
 
 import pickle
 from collections.abc import Callable, Sequence
@@ -45,7 +45,7 @@ PLACES = [1, 3, -2]  # of four: before layer 1, after the final norm, before lay
 
 
 def pair(path: Path, target: Tiny, bias: bool = False, tokenizer: Any = None, **config: Any) -> Path:
-    """Return a small model for this target, with a map of random numbers that says much."""
+    """Return a small model for this target, with a map of large random numbers."""
     channels = len(config.get("pard2_target_layers", PLACES)) * target.stock.config.hidden_size
     described = LlamaConfig(**{
         "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -63,7 +63,7 @@ def pair(path: Path, target: Tiny, bias: bool = False, tokenizer: Any = None, **
 
 
 def plain_loop(target: Tiny, path: Path, text: Sequence[int], masks: int) -> torch.Tensor:
-    """Logits [1 + masks, vocabulary] behind a text: AMD's arithmetic, written out over both stock models."""
+    """Return the logits [1 + masks, vocabulary] after a text: AMD's arithmetic, over both stock models."""
     small = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager", dtype=torch.float32).eval()
     config, proj = small.config, torch.nn.functional.linear
     from safetensors.torch import load_file
@@ -80,7 +80,7 @@ def plain_loop(target: Tiny, path: Path, text: Sequence[int], masks: int) -> tor
 
 
 def watched(drafter: Drafter) -> list[tuple[list[int], torch.Tensor]]:
-    """Return what it drafts from now on: the text, and the logits of the draft."""
+    """Record each draft from now on: the text, and the logits of the draft."""
     seen: list[tuple[list[int], torch.Tensor]] = []
     predict = drafter._predict
 
@@ -113,7 +113,7 @@ def test_every_draft_is_that_of_a_plain_loop_and_the_text_the_targets_own(tiny, 
 
 @pytest.mark.slow
 def test_beside_others_each_gets_the_states_that_it_asked_for(tiny: Make, tmp_path: Path) -> None:
-    """Phrases hand on what they are given; of two that read layers each gets its own, whatever the order."""
+    """Phrases pass on the states that they get; of two drafters that read layers, each gets its own, in any order."""
     model, prompt = tiny(FAMILIES[0]), prompt_ids(15, seed=6)
     text = stock_reply(model.stock, prompt, 16)
     paths = [pair(tmp_path / "one", model), pair(tmp_path / "two", model, pard2_target_layers=[2])]
@@ -233,7 +233,7 @@ def test_a_map_that_is_none_is_refused(tiny: Make, tmp_path: Path, tensors: dict
 
 
 def test_a_map_that_is_damaged_or_a_pickle_is_refused(tiny: Make, tmp_path: Path) -> None:
-    """A pickle is not read, for it may run code; the sentence says how to make what is read."""
+    """A pickle is not read because it may run code; the error says how to convert it."""
     model = tiny(FAMILIES[0])
     path = pair(tmp_path, model)
     file = path / "warp_model.safetensors"

@@ -49,7 +49,7 @@ def parked(budget: int = 2**30, copying: float = 1e12) -> Parked:
 
 
 def plain(target: Any, prompt: Sequence[int], sampling: Sampling | None = None) -> list[int]:
-    """Return what a session says that reads everything."""
+    """Return the text of a session that reads everything."""
     return reply(Session(target, Autoregressive(), Budget(0)), prompt, SAID, sampling)[0]
 
 
@@ -82,7 +82,7 @@ def drafter_for(kind: str, target: Any, model: Tiny, path: Any) -> Drafter:
 
 
 def texts(rounds: int, families: int = 3) -> Iterator[list[int]]:
-    """Prompts of conversations in turns, all with one beginning, each of which goes on or goes another way."""
+    """Return prompts of conversations in turns with a common beginning; each one continues or branches."""
     chance, start = random.Random(4), prompt_ids(20, seed=99)
     so_far = [[*start, *prompt_ids(9, seed=number)] for number in range(families)]
     for turn in range(rounds):
@@ -276,7 +276,7 @@ def test_a_beginning_is_copied_where_that_is_cheaper_than_reading_it_and_its_tex
 
 
 def test_what_never_comes_again_is_soon_cut_off_and_not_copied(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where a chat template leaves out what was thought: each prompt goes on from the one before, not from its reply."""
+    """A chat template that drops thoughts does this: each prompt continues the previous prompt, not its reply."""
     target = target_of(tiny(LLAMA), "native")
     token = target.cache(64).nbytes / 64
     session = Session(target, Autoregressive(), Budget(0), None, parked(copying=token * 60 / 0.001))

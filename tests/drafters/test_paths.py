@@ -76,7 +76,7 @@ def test_what_was_left_out_for_long_is_tried_again() -> None:
     [(None, (), 3), (1e9, (), 3), (1.5, (), 1), (1.4, (), 0), (1.5, (0.1,), 0), (1e9, (1.0,), 0), (3.0, (0.5,), 1)],
 )
 def test_a_level_that_takes_more_than_it_should_save_is_left_out(tiny, monkeypatch, kind, worth, covered, levels):
-    """A level takes a second, and what two nodes of one lead to is right half of the time: 0.51 · 0.7 · 1.5 is less."""
+    """A level takes a second, and two nodes of one lead to a right token half of the time: 0.51 · 0.7 · 1.5 is less."""
     model = tiny(FAMILIES[0])
     drafter = drafting(MAKERS[kind](model.target, depth=3), model.target)
     text, cache = prompt_ids(9, seed=2), model.target.cache(64)

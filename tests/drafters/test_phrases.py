@@ -1,4 +1,4 @@
-"""Phrases: what is proposed, in which order, what is learnt from a rejection, and what leaves the session."""
+"""Phrases: what is proposed and in which order, what is learned from a rejection, and what leaves the session."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -104,7 +104,7 @@ def test_what_may_follow_the_root_is_looked_up_once(anywhere: bool, text: list[i
 
 
 def test_the_longest_match_comes_first() -> None:
-    """… 5 1 2 → 30, but 6 7 1 2 → 40 and 8 9 1 2 → 50: what agrees furthest back is the first chain."""
+    """… 5 1 2 → 30, but 6 7 1 2 → 40 and 8 9 1 2 → 50: the longest match is the first chain."""
     seen = [5, 1, 2, 30, 31, 6, 7, 1, 2, 40, 41, 8, 9, 1, 2, 50, 51]
     for ending, first in (([5, 1, 2], 30), ([6, 7, 1, 2], 40), ([8, 9, 1, 2], 50)):
         text = [*seen, 99, *ending]
@@ -174,13 +174,13 @@ def test_after_a_rewind_the_pool_drafts_as_one_that_never_saw_the_rest() -> None
 
 
 def won(pool: PhrasePool) -> set[tuple[tuple[int, int], tuple[int, ...]]]:
-    """Return what verification has left in the pool, by handing it over."""
+    """Hand the pool over, and return what verification has left in it."""
     found = pool.harvest(len(pool.tokens)).refused
     return {(unpack_key(key), unpack_tokens(after)) for key, _, after in found}
 
 
 def test_phrases_from_verification_are_the_rejected_tokens_with_what_the_target_says_behind_them() -> None:
-    """The draft a b c d below the root r; the target says x where b was, then c, d and e: the draft was one place off.
+    """The draft a b c d below the root r; the target picks x where b was, then c, d and e: the draft was one place off.
 
           r ─ a ─ b ─ c ─ d         best   a  x  c  d  e
         accepted: r a, bonus x      won    (a b): c d e    (b c): d e
@@ -285,7 +285,7 @@ def test_a_harvest_holds_no_special_token_and_no_phrase_across_one() -> None:
 
 
 def test_what_was_drafted_from_the_prompt_and_rejected_does_not_leave_the_session() -> None:
-    """The user's own text is proposed, and refused. What the target would have said behind it quotes it: it is not kept."""
+    """The user's text is proposed and refused. The target's tokens after it quote it, so they are not saved."""
     secret = [500, 501, 502, 503, 504]
     prompt = [1, 2, *secret, 9, 1, 2]
     drafter = phrases(prompt)
@@ -311,7 +311,7 @@ def test_each_phrase_is_handed_over_once() -> None:
 
 
 class Shelf:
-    """A reader over a fixed list, that remembers what it was asked."""
+    """A reader over a fixed list that records its queries."""
 
     def __init__(self, *phrases: tuple[tuple[int, int], Sequence[int], Sequence[int]]) -> None:
         self.asked: list[list[int]] = []
@@ -325,7 +325,7 @@ class Shelf:
 
 
 def reading(shelf: Shelf) -> WithPhrases:
-    """Return the drafter behind the text 1 2, with a store."""
+    """Return the drafter after the text 1 2, with a store."""
     drafter = WithPhrases(Autoregressive(), PhrasePool((), shelf))
     drafter.observe(observed([1, 2]))
     return drafter
@@ -462,7 +462,7 @@ class Given(Witness):
 
 
 def edges(tree: DraftTree) -> set[tuple[tuple[int, ...], bool]]:
-    """Every node by the tokens of its path, and whether it is a probe: what does not depend on the order of nodes."""
+    """Return each node by the tokens of its path, and whether it is a probe, independently of the order of nodes."""
     found = set()
     for node in range(tree.size):
         chain, at = [], node
@@ -509,7 +509,7 @@ def test_a_leaf_that_only_probes_hang_on_is_lengthened_even_by_what_they_probe()
 
 
 def test_the_inner_drafter_knows_by_depth_how_likely_phrases_hold_the_text() -> None:
-    """A small model drafts only what phrases lack, so without these chances it drafts for nothing."""
+    """A small model drafts only what phrases lack, so without these chances its drafts would be useless."""
     told: list[Sequence[float]] = []
 
     class Told(Autoregressive):
@@ -529,7 +529,7 @@ def test_the_inner_drafter_knows_by_depth_how_likely_phrases_hold_the_text() -> 
 
 
 def test_a_phrase_gets_what_the_draft_leaves() -> None:
-    """Two tokens cannot both be likely in one place: the draft model's own estimate comes first."""
+    """Two tokens cannot both be likely in one place: the draft model's estimate has priority."""
 
     def chance_of_phrase(drafted: float) -> float:
         inner = Given([3, 50], [-1, 0])

@@ -185,7 +185,7 @@ def test_rejection_draws_from_what_the_rows_foresee(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "full"), covering(DRAFTING_FAMILIES, [False, True]))
 def test_rows_of_training_are_rows_of_drafting(tiny: Make, name: str, full: bool) -> None:
-    """The decisive one: what a group computes in training is what a draft computes from a real cache."""
+    """The most important test: a group computes in training what a draft computes from a real cache."""
     target, text = (own(tiny(name)) if full else tiny(name).target), prompt_ids(24, seed=9)
     drafter = made(target, 0.1, depth=4, full=full)
     anchors = torch.tensor([0, 7, 8, 15, 23])
@@ -212,7 +212,7 @@ def test_rows_of_training_are_rows_of_drafting_in_every_precision(tiny: Make, fo
 
 
 def test_labels_are_the_tokens_behind_each_row(tiny: Make) -> None:
-    """The loss is that of the logits of drafting against the text as it goes on, and its hits are their ranks."""
+    """The loss is that of the drafting logits against the following text, and the hits are their ranks."""
     target, text = tiny(LLAMA).target, prompt_ids(14, seed=2)
     drafter = made(target, 0.05, depth=3)
     for distill in (False, True):
@@ -374,7 +374,7 @@ def test_the_full_form_changes_the_kept_layers_alone_and_is_lossless_against_its
 
 
 def test_the_full_form_keeps_to_what_the_target_itself_says(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its loss holds the target's own, that of the stock model, so that a gradient holds on to it."""
+    """Its loss contains the target's loss, that of the stock model, so that a gradient keeps the target in place."""
     model = tiny(LLAMA)
     drafter, text = made(own(model), depth=3, full=True), prompt_ids(40, seed=1)
     found = []
@@ -388,7 +388,7 @@ def test_the_full_form_keeps_to_what_the_target_itself_says(tiny: Make, monkeypa
 
 @each("rows", [slice(0, 48), slice(48, 96), slice(96, 144)])
 def test_gradients_of_the_full_form_reach_the_kept_layers_by_all_ways(tiny: Make, rows: slice) -> None:
-    """Along its own direction a gradient is as steep as the loss: what the text's keys and values change is in it."""
+    """Along its direction a gradient is as steep as the loss, including changes of the text's keys and values."""
     target = own(tiny(LLAMA))
     drafter, lesson = made(target, depth=3, full=True), batch_of(target, [prompt_ids(40, seed=1)], seed=0)
 
@@ -529,7 +529,7 @@ def test_a_proposal_keeps_what_the_probe_found(tiny: Make, monkeypatch: pytest.M
 
 
 def test_a_proposal_takes_the_rows_that_pay(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where 16 rows are dear and 4 are not, a draft that would not pay with 16 does."""
+    """Where 16 rows are expensive and 4 are not, a draft is made that would not pay with 16 rows."""
     costs = {2: 1.0, 4: 1.1, 8: 3.0, 16: 6.0}
     monkeypatch.setattr(training, "timings", lambda *_, rows=16: [Timing(0.5, 0.2, costs[rows], 1.0)])
     monkeypatch.setattr(training, "own_replies", lambda _: [([1], [2])])
@@ -580,7 +580,7 @@ def test_where_nothing_should_pay_no_more_than_half_of_the_layers_is_proposed(ti
 
 
 def test_of_drafts_that_were_right_so_far_it_is_counted_how_many_are_right_once_more(tiny: Make) -> None:
-    """Against a count draft by draft, over what each row said; marginal shares differ from it."""
+    """Compared with a count draft by draft over the picks of each row; marginal shares are different."""
     target = tiny(LLAMA).target
     drafter = made(target, spread=0.5, depth=3)
     tokens = torch.tensor([prompt_ids(24, seed=3), prompt_ids(24, seed=4)])

@@ -1,4 +1,4 @@
-"""Semi-autoregressive drafting: trees by the path, training right to the place, the target's own text whatever it learned."""
+"""Semi-autoregressive drafting: trees along the path, training at the right places, and the text is the target's."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -190,7 +190,7 @@ def scored(drafter: Trainable, state: torch.Tensor, recent: Sequence[int]) -> to
 
 
 def opened(drafter: Drafter, target: Target, length: int = 12, sampling: Sampling | None = None) -> Session:
-    """Return a session in which one token was said: the next draft is the first."""
+    """Return a session with one committed token, so that the next draft is the first."""
     session = session_of(target, drafter, Budget(NODES))
     reply(session, prompt_ids(length, seed=3), 1, sampling)
     return session
@@ -486,7 +486,7 @@ def own(tiny: Make) -> Tiny:
 
 
 def test_joint_training_weighs_both_losses_and_teaches_the_target(own: Tiny) -> None:
-    """Eq. 8 with λ = 0.25: 0.75 of the target's own loss on what it has become, 0.25 of the drafter's."""
+    """Eq. 8 with λ = 0.25: 0.75 of the loss of the changed target, 0.25 of the drafter's."""
     batch = batch_of(own.target, [prompt_ids(16, seed=seed) for seed in range(4)], start=3)
     drafter = semi(own.target, joint=True, rank=4)
     assert drafter.adapters is not None

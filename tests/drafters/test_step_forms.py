@@ -107,7 +107,7 @@ HOST = {"none": (8, 1), "s3d": (32, 3), "medusa": (66, 2), "semi": (44, 5), "eag
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", HOST)
 def test_a_step_asks_little_of_the_host(tiny: Make, recorded: type[Graph], kind: str) -> None:
-    """As many operations however many layers a model has; a plain step waits once."""
+    """The number of operations does not depend on the layers of a model; a plain step waits once."""
     target = target_of(tiny, LLAMA, "captured")
     target.stop_tokens = frozenset()
     drafter = Autoregressive() if kind == "none" else drafter_for(target, tiny, kind)

@@ -1,4 +1,4 @@
-"""Which drafter a choice becomes, and what is searched for it."""
+"""The drafter that is built for a choice, and the search for its hyperparameters."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -144,7 +144,7 @@ WARM = PROMPTS[1], Sampling(0.8, top_p=0.95, seed=1)
 
 @pytest.fixture(scope="module")
 def warm_text(demo: Tiny) -> list[int]:
-    """Return what plain decoding answers to WARM."""
+    """Return the answer of plain decoding to WARM."""
     return answer(demo.target, Autoregressive(), *WARM)[0]
 
 
@@ -171,7 +171,7 @@ def test_its_drafters_are_saved_under_the_names_they_were_read_by(demo: Tiny, de
 def test_its_trained_drafters_help_and_change_nothing(
     demo: Tiny, demo_path: Path, stock: StockAnswer, warm_text: list[int], kind: str
 ) -> None:
-    """A drafter that was trained as it is not used would still be lossless, but guess no better than chance."""
+    """A drafter that was trained differently from its use would still be lossless, but guess no better than chance."""
     drafter = load_drafter(read_drafter(demo_path / "drafters" / kind), demo.target)
     pool = PhrasePool(demo.target.special_tokens)
     tokens = steps = 0
@@ -203,7 +203,7 @@ def test_its_trained_drafters_change_no_bit(demo_path: Path, bitwise: Callable[.
 
 
 def paired(target: Any, small: Any) -> dict[str, Drafter]:
-    """Every way in which the demo's draft model drafts for it."""
+    """Return all combinations in which the demo's draft model drafts for it."""
     vocabulary, special = target.vocab_size, target.special_tokens
     pair = Pair(special, vocabulary, small, PhrasePool(special, None, vocabulary))
     chosen = Hyperparameters(4, 2, 4, 3)
@@ -220,7 +220,7 @@ def paired(target: Any, small: Any) -> dict[str, Drafter]:
 def test_its_draft_model_helps_and_changes_nothing(
     demo: Tiny, demo_path: Path, stock: StockAnswer, warm_text: list[int]
 ) -> None:
-    """It says what the demo says more often than not; one that was not trained towards it would do so hardly ever."""
+    """Its picks are mostly the demo's; a small model that was not trained for it would hardly ever agree."""
     small, counts = Target.load(demo_path / "draft"), {name: [0, 0] for name in paired(demo.target, demo.target)}
     for question in PROMPTS[:2]:
         text, _ = stock(question)

@@ -17,7 +17,7 @@ from localspec.store.store import Store
 
 
 def test_a_prompt_that_is_refused_leaves_nothing_of_the_conversation_before_it_in_the_store(tmp_path: Path) -> None:
-    """A model without a chat template makes no ids of an empty message: there is no reply, so nothing may be kept."""
+    """A model without a chat template makes no ids of an empty message: there is no reply, so nothing may be saved."""
     name, tokenizer = "llama-grouped-dynamic", byte_tokenizer()
     tokenizer.chat_template = None
     path = write(tmp_path / "model", CONFIGS[name](), tokenizer, SEEDS[name])

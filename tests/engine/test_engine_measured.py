@@ -40,7 +40,7 @@ COSTS = ForwardCosts((1, 2, 64), (256,), ((1.0, 1.1, 5.0),))
 
 @pytest.fixture
 def measured(monkeypatch) -> list[str]:
-    """Return what was measured, in order; both measurements are made up, and no other program runs.
+    """Return the list of measurements, in order; both kinds are simulated, and no other program runs.
 
     So is the processor, whose speed the choice before any measurement goes by.
     """
@@ -90,7 +90,7 @@ def test_what_was_measured_once_is_not_measured_again(measured, store):
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_small_model")
 def test_nothing_is_measured_before_the_first_reply(measured, store, tmp_path):
-    """It drafts by estimates, and what is measured after it serves from then on."""
+    """The first reply drafts by estimates; the measurements after it are used from then on."""
     shutil.copytree(CARD.path, tmp_path / "bare", ignore=shutil.ignore_patterns("drafters"))
     bare = replace(CARD, path=tmp_path / "bare")
     engine = Engine.open(Settings(temperature=0.0), bare, store=store)
@@ -239,7 +239,7 @@ def test_a_long_life_says_how_fast_it_is_by_what_is_known_now(measured, store, m
 
 @pytest.mark.slow
 def test_a_search_begins_with_the_phrases_of_earlier_sessions(measured, store, tmp_path, monkeypatch):
-    """As a reply does: else phrases would seem to bring less than they will."""
+    """A reply begins with them as well; otherwise phrases would seem less useful than they are."""
     shutil.copytree(CARD.path, tmp_path / "pair", ignore=shutil.ignore_patterns("drafters"))
     choice = choose(replace(CARD, path=tmp_path / "pair"), Settings(drafter="ouroboros"))
     readers, own = [], assemble.pool_of
@@ -255,7 +255,7 @@ def test_a_search_begins_with_the_phrases_of_earlier_sessions(measured, store, t
 
 @pytest.mark.slow
 def test_a_pair_is_tuned_after_its_first_reply_while_nobody_waits(measured, store, tmp_path, monkeypatch):
-    """With count and time; what is found serves from then on, in later sessions too, and changes no text."""
+    """The tuning is limited in count and time; its result is used from then on, also later, and changes no text."""
     shutil.copytree(CARD.path, tmp_path / "pair", ignore=shutil.ignore_patterns("drafters"))
     choice = choose(replace(CARD, path=tmp_path / "pair"), Settings(drafter="ouroboros"))
     found, searched = Hyperparameters(3, 0, 5, 1), []

@@ -24,7 +24,7 @@ DEMO = resolve("demo")
 
 @pytest.fixture
 def two(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Two choices, of which the first never fits in memory; what is loaded is listed."""
+    """Make two choices, the first of which never fits in memory; the loads are recorded."""
     first = choose(DEMO, Settings(drafter="phrases"))
     second, loaded, load = replace(first, drafter="none", nodes=0, reason="plain decoding"), [], module.load_target
 

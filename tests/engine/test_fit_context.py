@@ -1,4 +1,4 @@
-"""How much of a conversation fits: in the context of the model, and in a memory that holds less."""
+"""How much of a conversation fits: in the context of the model, and in a smaller memory."""
 
 import random
 from collections.abc import Callable

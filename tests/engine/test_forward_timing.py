@@ -1,4 +1,4 @@
-"""What a forward costs, measured on a clock of our own."""
+"""The cost of a forward, measured on a simulated clock."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What was packed for a GPU is packed once: bitsandbytes' own kernels for processors stand for those of a GPU."""
+"""Weights are packed for a GPU only once: bitsandbytes' kernels for CPUs stand in for those of a GPU."""
 
 import json
 import stat
@@ -39,7 +39,7 @@ TIED, BIASES = FAMILIES[2], FAMILIES[0]
 
 
 class Here:
-    """A model that is loaded in NF4 again and again, and what is said meanwhile."""
+    """A model that is loaded in NF4 several times, and the messages of each load."""
 
     def __init__(self, path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("LOCALSPEC_HOME", str(home))

@@ -1,4 +1,4 @@
-"""What the engine makes of the trial of our own kernels, on a GPU that is not there."""
+"""How the engine uses the trial of our own kernels, on a simulated GPU."""
 
 import os
 from collections.abc import Callable, Iterator

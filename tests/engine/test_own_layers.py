@@ -1,4 +1,4 @@
-"""Which layers draft is found once for a model, kept, and chosen by what forwards cost."""
+"""The layers that draft are found once for a model, saved, and chosen by the cost of forwards."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the engine makes of the self-check of recorded steps: once, kept, and never again where it ended the program."""
+"""How the engine uses the self-check of recorded steps: once, saved, and never again where it crashed the program."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ KEPT = f"{SUBJECT} · driver 580.65"
 
 
 class GPU:
-    """A GPU that is not there, and what became of a model on it."""
+    """A simulated GPU, and the results of a model on it."""
 
     def __init__(self, store: Store | None, monkeypatch: pytest.MonkeyPatch) -> None:
         self.device = "cuda:0"
@@ -76,7 +76,7 @@ def test_why_steps_are_not_recorded_is_said_each_time(gpu: GPU) -> None:
 
 
 def kept_while_it_was_tried(gpu: GPU) -> Any:
-    """Return what stands in the store while the check runs."""
+    """Return the store's entry while the check runs."""
     assert gpu.store is not None
     seen: list[Any] = []
     gpu.finds = lambda: seen.append(gpu.store.measurements.recall(STEP_FORM.name, KEPT)) or ("captured", None)  # type: ignore[union-attr,func-returns-value]
@@ -86,13 +86,13 @@ def kept_while_it_was_tried(gpu: GPU) -> Any:
 
 
 def left_by(gpu: GPU, kept: Any, **changed: Any) -> None:
-    """As a process leaves it that is not there any more."""
+    """Write the entry of a process that no longer exists."""
     changed = {"tried_by": f"{os.getpid()} 1.0", **changed}
     gpu.store.measurements.remember(STEP_FORM.name, KEPT, {**kept, **changed})  # type: ignore[union-attr]
 
 
 def test_a_check_that_ended_the_program_twice_is_not_tried_again(gpu: GPU) -> None:
-    """Once may be somebody who closed a window."""
+    """A single crash may be a user who closed a window."""
     kept = kept_while_it_was_tried(gpu)
     left_by(gpu, kept)
     assert kept_while_it_was_tried(gpu) == {**kept, "ended": 1}
@@ -109,7 +109,7 @@ def test_what_this_process_could_not_keep_is_not_waited_for(gpu: GPU) -> None:
 
 
 def test_who_began_at_the_same_moment_keeps_its_mark(gpu: GPU) -> None:
-    """Or nobody would know why that one ended."""
+    """Otherwise the reason for that process's end would be lost."""
     kept = {"outcome": "eager", "why": "ended", "tried_by": "1 1.0"}
     gpu.finds = lambda: left_by(gpu, kept, tried_by="1 1.0") or ("captured", None)  # type: ignore[func-returns-value]
     gpu.load()

@@ -1,4 +1,4 @@
-"""Drafters for other engines: their files compute what ours draft, by the stock models or as those engines' sources do."""
+"""Drafters for other engines: their files draft as ours do, by the stock models or those engines' sources."""
 
 import copy
 import errno
@@ -94,7 +94,7 @@ def config_of(directory: Path) -> dict[str, Any]:
 
 
 def speculative_config(done: Exported) -> dict[str, Any]:
-    """Return what the command hands to vLLM."""
+    """Return the configuration that the command passes to vLLM."""
     found: dict[str, Any] = json.loads(done.command[done.command.index("--speculative-config") + 1])
     return found
 
@@ -257,7 +257,7 @@ def test_a_model_with_other_tokens_is_refused(tiny: Make, tmp_path: Path):
 @each("engine", ["vllm", "sglang"])
 @each("options", [{"depth": 4}, {"vocabulary": 90, "states": "0,2"}])
 def test_an_eagle3_head_is_ours_by_the_published_names(tiny: Make, tmp_path: Path, engine: str, options: Any):
-    """What was written is read back as a head that somebody published: every number and every switch."""
+    """The exported file is read again as a published head: every number and every switch."""
     model = tiny("llama-one-key-head-tied-linear")
     path = trained(model, "eagle3", tmp_path / "drafter", **options)
     done = export(engine, str(path), None, tmp_path / "out")
@@ -283,7 +283,7 @@ def test_an_eagle3_head_is_ours_by_the_published_names(tiny: Make, tmp_path: Pat
 
 
 def hidden_reply(model: Tiny, drafter: Any, prompt: list[int]) -> list[tuple[int, ...]]:
-    """Return what it drafts along a reply."""
+    """Return the drafts along a reply."""
     seen, draft = list[tuple[int, ...]](), drafter.draft
     drafter.draft = lambda context: (found := draft(context), seen.append(tuple(found.tokens)))[0]
     list(Session(model.target, drafter, Budget(6)).generate(prompt, Sampling(), Limits(max_tokens=6)))

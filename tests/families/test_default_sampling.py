@@ -1,4 +1,4 @@
-"""How a model samples where nobody sets it: its file, its family, localspec's default."""
+"""The default sampling of a model: from its file, its family, or localspec."""
 
 import numpy as np
 from each import each

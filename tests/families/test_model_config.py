@@ -26,7 +26,7 @@ FACTORS = {"short_factor": [1.0] * 6, "long_factor": [2.0] * 6}
 
 
 def windows(config):
-    """For each layer what the stock model's masks let it see."""
+    """Return, for each layer, which positions the stock model's masks show."""
     if config.model_type == "llama":
         return (None,) * config.num_hidden_layers
     if config.model_type in ("mistral", "phi3"):

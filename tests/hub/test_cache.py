@@ -1,4 +1,4 @@
-"""What is found in the cache without a network, and what is not taken for a model; records that are damaged."""
+"""Models that are found in the cache without a network, files that are not models, and damaged records."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
 
 @pytest.fixture
 def snapshot(tmp_path: Path, paths: Paths) -> Path:
-    """As another program leaves it."""
+    """Write a snapshot as another program leaves it."""
     root = tmp_path / "hf" / "hub" / "models--org--name"
     path = write_checkpoint(root / "snapshots" / COMMIT)
     (root / "refs").mkdir()
@@ -83,7 +83,7 @@ def test_refs_that_are_none(paths, snapshot, said):
 
 
 def test_the_cache_is_where_the_client_has_it(tmp_path):
-    """By our reading, and by the client's own, which it makes when it is imported."""
+    """Our reading of the variables, and the client's own, made when it is imported."""
     places = [
         ({"HF_HOME": "a"}, "a/hub"),
         ({"HF_HOME": "a", "HF_HUB_CACHE": "b"}, "b"),

@@ -132,7 +132,7 @@ def test_a_short_wait_is_obeyed(hub: Hub, tmp_path, naps):
 
 
 def test_a_download_that_is_not_wanted_ends_at_the_next_request(hub: Hub, tmp_path, monkeypatch):
-    """The server is silent; the client's time-out ends the wait, and what is complete stays."""
+    """The server is silent; the client's time-out ends the wait, and complete files stay."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT", 0.3)
     found, wanted = plan([SOURCE]), threading.Event()
     wanted.set()
@@ -281,7 +281,7 @@ def test_an_answer_that_leads_elsewhere_or_says_no_without_end_is_given_up(hub, 
 
 @each("place", ["/api/", "config.json", "model.safetensors"])
 def test_a_compressed_answer_is_refused(hub: Hub, tmp_path, place):
-    """What it says of itself cannot be limited: it may stand for gigabytes, or for nothing for ever."""
+    """The size of compressed data is unknown: it may expand to gigabytes, or to nothing."""
     hub.answer = lambda path: None
     found = plan([SOURCE])
     wanted = MODEL.get(place, b"{}")

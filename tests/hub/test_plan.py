@@ -101,7 +101,7 @@ def test_medusa_heads(hub):
 
 @each("weights", ["model.safetensors", "pytorch_model.bin"])
 def test_eagle3_heads(hub, weights):
-    """A config like that of a model, and no tokenizer; a pickle is fetched, for it is read as data."""
+    """Their config is like a model's, without a tokenizer; a pickle is fetched, since it is read as data."""
     said = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "draft_vocab_size": 9}
     part = planned(hub, {"config.json": json.dumps(said).encode(), weights: WEIGHTS})
     assert part.heads == "eagle3" and names(part) == {"config.json", weights} and not part.whole
@@ -203,7 +203,7 @@ def test_what_a_config_says_is_made_safe_and_cut_short(hub):
 
 
 def test_code_that_a_supported_model_names_is_not_fetched(hub):
-    """As Phi-3 does: it was published before transformers knew it."""
+    """Phi-3 was published before transformers supported it, so it names code."""
     part = planned(hub, {**changed(auto_map={"AutoModelForCausalLM": "modeling.Own"}), "modeling.py": b"raise"})
     assert names(part) == MODEL.keys() and wording("neither_fetched_nor_run") in part.notes[0]
 
@@ -334,7 +334,7 @@ def test_a_repository_that_is_gone_between_plan_and_fetch(hub, tmp_path):
 
 
 def test_progress_is_told_as_the_transfer_by_chunks_tells_it(hub, tmp_path):
-    """The client's own reporter of Xet with what we give it for a bar: bytes on disk count, those on the wire do not."""
+    """The client's own Xet reporter with our progress bar: bytes on disk count, not those on the wire."""
     from types import SimpleNamespace
 
     from huggingface_hub.utils._xet_progress_reporting import XetDownloadProgressReporter

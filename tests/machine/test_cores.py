@@ -1,4 +1,4 @@
-"""How many cores there are, and how many of them other programs leave idle."""
+"""The number of cores, and how many of them other programs leave idle."""
 
 import sys
 from collections import namedtuple
@@ -13,7 +13,7 @@ from localspec.machine.hardware import IdleCores, OthersLoad
 
 
 class Host:
-    """A machine whose processors other programs keep busy, as the kernel tells of it."""
+    """A machine whose CPUs other programs keep busy, as the kernel reports it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, directory) -> None:
         self._monkeypatch, self._file = monkeypatch, directory / "stat"
@@ -35,7 +35,7 @@ class Host:
         return self
 
     def passes(self, seconds: float, busy: dict[int, float], own: float = 0.0) -> None:
-        """So much time, in which processors were busy for so long, with this process for `own` seconds of it."""
+        """Let time pass in which CPUs are busy, this process for `own` seconds of it."""
         self._now, self._own = self._now + seconds, self._own + own
         process = SimpleNamespace(cpu_times=lambda: SimpleNamespace(user=self._own, system=0.0))
         self._monkeypatch.setattr(hardware.psutil, "Process", lambda: process)
@@ -74,7 +74,7 @@ def test_a_busy_machine_leaves_fewer_cores_but_always_one(host: Host) -> None:
 
 
 def test_processors_that_we_may_not_run_on_are_none_of_ours(host: Host) -> None:
-    """As in a container that is pinned to a few of them, whose numbers have gaps, on a busy host."""
+    """A container is pinned to a few CPUs, whose numbers have gaps, on a busy host."""
     host.has({40, 41, 60, 61}, {*range(32), *range(40, 72)}, cores=32)
     idle, others = IdleCores(), OthersLoad()
     host.passes(10, dict.fromkeys([*range(20), 42, 43], 10))
@@ -122,7 +122,7 @@ def test_fewer_threads_than_there_are_cores_need_no_more_idle_ones(host: Host) -
 
 
 def test_an_engine_does_not_go_by_a_look_of_a_moment(host: Host) -> None:
-    """A helper of our own that begins, or a terminal that draws, takes half a core for so long."""
+    """Our own helper that starts, or a terminal that draws, takes half a core for this time."""
     host.has({0, 1}, {0, 1})
     idle = IdleCores(engine.LOOK)
     host.passes(0.06, {0: 0.06, 1: 0.03}, own=0.05)

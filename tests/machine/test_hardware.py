@@ -1,4 +1,4 @@
-"""The machine: what a measurement is only valid for, and how fast memory is read."""
+"""The machine: the conditions of a measurement, and the bandwidth of memory."""
 
 import pytest
 import torch
@@ -60,7 +60,7 @@ def test_a_gpu_is_named_and_not_the_processor(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_what_torch_holds_and_nothing_uses_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after another model was let go; torch gives it back before it fails."""
+    """After another model was unloaded, torch still holds the memory, and returns it when it needs more."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (7, 100))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 60 if device == "cuda:1" else 0)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 20 if device == "cuda:1" else 0)

@@ -1,4 +1,4 @@
-"""NVIDIA's driver, as its own libraries report it, and the signs of a GPU for which torch is asked."""
+"""NVIDIA's driver as its own libraries report it, and the signs of a GPU that make us ask torch."""
 
 import subprocess
 import sys

@@ -14,7 +14,7 @@ from localspec.weights.checkpoint import Checkpoint, inspect
 
 
 def assert_language_model_is_served(path: Path, stock_class: Any) -> tuple[Target, Checkpoint]:
-    """Compare the logits of both engines with those of the stock model. Return the target and what was found."""
+    """Compare the logits of both engines with those of the stock model. Return the target and the card."""
     tokens = prompt_ids(40)
     whole = stock_class.from_pretrained(path, attn_implementation="eager", dtype=torch.float32)
     want = stock_logits(whole.eval(), tokens)

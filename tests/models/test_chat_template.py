@@ -1,4 +1,4 @@
-"""Chat templates are programs: each rendering is bounded in time, in what it makes, and in the text it returns."""
+"""Chat templates are programs: each rendering is limited in time, in memory, and in the length of its text."""
 
 import sys
 import threading

@@ -53,7 +53,7 @@ def test_half_a_character_at_the_end_is_flushed_as_the_replacement_character() -
 
 
 def sentencepiece_decoder() -> tuple[Decode, dict[str, int]]:
-    """As Llama 2 and Phi-3 decode: byte tokens for rare characters, ▁ for blanks, the first blank dropped."""
+    """Return a decoder as in Llama 2 and Phi-3: byte tokens for rare characters, ▁ for spaces, no first space."""
     words = ["▁the", "▁cat", "s", "▁", "▁,", "字", *(f"<0x{byte:02X}>" for byte in range(256))]
     vocabulary = {word: index for index, word in enumerate(words)}
     tokenizer = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True))
@@ -95,7 +95,7 @@ def test_increments_are_the_text_of_all_tokens_for_any_words_of_a_real_tokenizer
 
 
 def test_bytes_that_are_no_text_are_shown_and_do_not_stop_the_stream() -> None:
-    """A model that talks rubbish shows rubbish, a few tokens late at most, and what follows is whole again."""
+    """Broken bytes are shown as such, a few tokens late at most, and the text after them is correct."""
     pieces = [b"\x80"] * 20 + ["字!".encode()]
     detokenizer = Detokenizer(pieces_decoder(pieces))
     given = [detokenizer.add(token) for token in range(21)]
@@ -105,7 +105,7 @@ def test_bytes_that_are_no_text_are_shown_and_do_not_stop_the_stream() -> None:
 
 @pytest.mark.slow
 def test_any_bytes_at_all_come_out_as_they_would_all_at_once() -> None:
-    """Random tokens of one to four bytes, hardly ever text: no replacement character too many, none too few."""
+    """Random tokens of one to four bytes, almost never text: not one replacement character too many or too few."""
     choose = random.Random(2)
     for _ in range(100):
         pieces = [
@@ -133,7 +133,7 @@ def test_what_is_decoded_for_one_token_does_not_grow_with_the_text() -> None:
 
 
 def run(pieces: Sequence[bytes], stops: Sequence[str]) -> tuple[list[tuple[str, int]], Transcript, bool]:
-    """Return what is released after each token, the last time with all that is held."""
+    """Return the text released after each token; the last time with all that is held back."""
     transcript, released, stopped = Transcript(pieces_decoder(pieces), stops), [], False
     for token in range(len(pieces)):
         stopped = transcript.add(token)
@@ -186,7 +186,7 @@ def test_text_ends_before_the_first_stop_string_and_tokens_end_with_it() -> None
 
 
 def test_nothing_is_released_that_a_stop_string_takes_back() -> None:
-    """At no moment is text out that could still be the beginning of a stop string, nor a token of such text."""
+    """Text that could be the beginning of a stop string is never released, nor a token with such text."""
     choose = random.Random(1)
     for stops in STOPS * 40:
         pieces = [choose.choice(("a", "b", "c", "字", "ab", "aab")).encode() for _ in range(9)]

@@ -1,4 +1,4 @@
-"""Trained drafters by name: which one is meant, and what is said where there is none or it is broken."""
+"""Trained drafters by name: which one is meant, and the errors where it is absent or broken."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A tokenizer that is long over a text holds up nobody who does not want to wait: Ctrl+C, the chat's stop, a limit."""
+"""A tokenizer that is slow on a text can be interrupted: by Ctrl+C, the chat's stop, or a limit."""
 
 import json
 import signal

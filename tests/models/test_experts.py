@@ -1,4 +1,4 @@
-"""Mixtures of experts: what a config.json may say of them, what drafts for them, and how their weights are stored."""
+"""Mixtures of experts: valid entries of a config.json, which drafters work, and how the weights are stored."""
 
 from collections.abc import Callable
 from pathlib import Path

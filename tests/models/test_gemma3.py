@@ -152,7 +152,7 @@ def test_rotations_of_two_widths_are_refused():
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a tiny model that reads pictures too, as it is published: its language model has a config and a prefix."""
+    """Return a tiny model that also reads pictures, as published: its language model has a config and a prefix."""
     path = tmp_path_factory.mktemp("gemma") / "pictures"
     eyes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     inner = {**SMALL, "rope_scaling": LINEAR, "eos_token_id": 1}

@@ -213,7 +213,7 @@ def test_the_engine_answers_what_the_stock_model_says(tiny: Make, name: str, sma
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a tiny Gemma 4 as it is published: its language model has a config and a prefix."""
+    """Return a tiny Gemma 4 as published: its language model has a config and a prefix."""
     path = tmp_path_factory.mktemp("gemma") / "pictures"
     eyes = {
         "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,

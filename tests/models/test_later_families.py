@@ -156,7 +156,7 @@ def test_queries_grow_as_the_stock_models_do_and_not_below_the_first_length():
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a tiny Ministral 3 as it is published: its language model has a config and a prefix."""
+    """Return a tiny Ministral 3 as published: its language model has a config and a prefix."""
     path = tmp_path_factory.mktemp("ministral") / "pictures"
     eyes = {
         "model_type": "pixtral", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,

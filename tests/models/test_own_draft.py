@@ -1,4 +1,4 @@
-"""Which small model drafts for a target where nobody names one, and what is passed over with a sentence."""
+"""Which small model drafts for a target where none is named, and which are skipped with a message."""
 
 import json
 import os
@@ -121,7 +121,7 @@ def test_another_file_with_the_same_tokens_will_do(target, tmp_path):
 
 
 def test_a_mark_that_both_list_and_the_small_one_has_no_row_for_is_no_trouble(target, tmp_path):
-    """As that for pictures in Gemma 3's tokenizers; one that text can have would be."""
+    """Like the mark for pictures in Gemma 3's tokenizers; a mark that text can contain would matter."""
     for path, rows in ((target, 4), (write(target / "draft", TENTH), 3)):
         told = json.loads((path / "tokenizer.json").read_text())
         told["added_tokens"] = [{"id": 3, "content": "<picture>", "special": path == target or None}]

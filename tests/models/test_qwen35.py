@@ -1,4 +1,4 @@
-"""Qwen3.5: what its config.json says, the engine over a directory of it, and what is refused with a sentence."""
+"""Qwen3.5: its config.json, the engine over a directory of it, and what is refused with an error."""
 
 import json
 import shutil
@@ -108,7 +108,7 @@ def test_what_is_not_possible_is_a_value_error(wrong) -> None:
 
 
 def test_a_config_as_it_is_published_is_read() -> None:
-    """The language model's part inside, with rotations of pictures, and keys of what is not computed here."""
+    """The part for the language model, with rotations for pictures, and keys of parts that are not computed here."""
     rope = {
         "mrope_interleaved": True, "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25, "rope_theta": 10000000,
         "rope_type": "default",
@@ -161,7 +161,7 @@ def test_of_a_model_that_reads_pictures_the_language_model_is_served(pictures: P
 
 
 def engine_of(path: Path, drafter: str, packing: str, told: list[str]) -> Engine:
-    """On the CPU, in a packing or in fp32; without a drafter none may be asked how much it drafts."""
+    """Return an engine on the CPU, in a packing or in fp32; without a drafter no method of one may be called."""
     dtype, quantize = ("fp32", "none") if packing == "fp32" else ("auto", packing)
     settings = Settings(device="cpu", context=256, drafter=drafter, dtype=dtype, quantize=quantize)
     settings = settings if drafter == "none" else replace(settings, draft_max=6)
@@ -169,7 +169,7 @@ def engine_of(path: Path, drafter: str, packing: str, told: list[str]) -> Engine
 
 
 def conversation(engine: Engine, replies: int = 2) -> Iterator[tuple[list[int], list[int]]]:
-    """Each prompt and the ids of its reply; from the second on, what is left of the turn before is not read again."""
+    """Return each prompt and the ids of its reply; from the second on, only the new part of a prompt is read."""
     messages = [{"role": "user", "content": "the cat sat on the mat"}]
     for _ in range(replies):
         events = list(engine.chat(messages, engine.sampling(Settings(temperature=0.0)), Limits(20)))
@@ -255,7 +255,7 @@ def test_trees_and_layers_without_the_others_are_refused_with_what_to_do(tiny, n
 @pytest.mark.usefixtures("one_reply_of_each_kind")
 @each("kind", ["medusa", "eagle3"])  # of the last state, and of inner ones
 def test_what_train_makes_of_it_drafts_on_both_engines(tiny, tmp_path: Path, kind: str) -> None:
-    """By the command; ids are those of the stock model, and in int8 those without a drafter."""
+    """Trained by the command; ids are those of the stock model, and in int8 those without a drafter."""
     model: Tiny = tiny(NAME)
     texts = [f"{n} the cat sat on the mat" + " and saw the dog" * (n % 3) for n in range(20)]
     (tmp_path / "text.jsonl").write_text("".join(f"{json.dumps({'text': text})}\n" for text in texts))
@@ -276,7 +276,7 @@ def test_what_train_makes_of_it_drafts_on_both_engines(tiny, tmp_path: Path, kin
 
 
 def test_a_small_one_beside_another_target_is_computed_by_the_cpu_engine(tiny) -> None:
-    """Two of one model, as the target and as what drafts."""
+    """Two copies of one model, as the target and as the drafter."""
     path = tiny(NAME).path
     choice = choose(card_of(path), Settings(drafter=f"draft_model:{path}", device="cpu"))
     assert choice.draft is not None and (choice.draft.engine, choice.draft.quantize) == ("native", "int8")

@@ -1,4 +1,4 @@
-"""The arithmetic of S3D's predictor, against the paper's own numbers and against measurements that it made itself."""
+"""The arithmetic of S3D's predictor, against the paper's numbers and against measurements."""
 
 import pytest
 from each import each
@@ -24,7 +24,7 @@ PAPER = Constants()
 
 
 def test_symmetric_skipping_is_that_of_the_paper() -> None:
-    """Of 32 layers 5 -> 26 skips the middle 20, and 7 -> 24 half of them."""
+    """Of 32 layers, 5 -> 26 skips the middle 20, and 7 -> 24 half of them."""
     assert symmetric(32, 12) == (*range(6), *range(26, 32))
     assert symmetric(32, 16) == (*range(8), *range(24, 32))
     assert symmetric(8, 4) == (0, 1, 6, 7)
@@ -120,7 +120,7 @@ def test_what_was_not_measured_stays_as_it_was() -> None:
 
 
 def test_prediction_and_measurement_stand_side_by_side() -> None:
-    """By hand: 1 + 0.8 + 0.8 · 0.5 tokens; what was generated over a draft and its verification; 2.55 / 1.54."""
+    """By hand: 1 + 0.8 + 0.8 · 0.5 tokens; generated tokens over a draft and its verification; 2.55 / 1.54."""
     known = Acceptance(0.5, [0.8, 0.5])
     text = beside(PAPER, known, Timing(0.5, 1.2, 2.8, 2.0), 2.4)
     assert text == (wording("token_draft_where_all_before"))

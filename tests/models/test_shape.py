@@ -1,4 +1,4 @@
-"""How large a model is, by its config.json."""
+"""The size of a model, from its config.json."""
 
 from typing import Any
 

@@ -16,7 +16,7 @@ SHORT = Marks("<t>", "</t>", ("<r>", "</r>"))
 
 
 def parted(pieces: Sequence[str], marks: Marks | None = THINK, begun: bool = False) -> tuple[str, str]:
-    """Return what is given out piece by piece, and never taken back."""
+    """Return the released pieces; none is ever taken back."""
     parting, given, found = Parting(marks, begun), 0, ["", ""]
 
     def take() -> None:
@@ -156,7 +156,7 @@ PIECES = ["<think>", "\n", "so", " st", "op", "</think>", "\n\n", "Yes", " st", 
 
 
 def transcript(pieces: Sequence[str], stops: Sequence[str] = ()) -> tuple[list[tuple[str, int, str, int]], Transcript]:
-    """Return what each token releases; the pieces in angle brackets are special tokens."""
+    """Return the text that each token releases; pieces in angle brackets are special tokens."""
     special = {at: piece for at, piece in enumerate(pieces) if piece in THINK}
     thinking = Thinking(
         THINK,

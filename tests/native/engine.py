@@ -24,7 +24,7 @@ ISAS = ("c", "neon", "avx2", "avx_vnni", "avx512_vnni")
 
 
 def isas() -> list[int]:
-    """Return what this machine has, the plain one first."""
+    """Return the instruction sets of this machine, the plain one first."""
     return [isa for isa in range(len(ISAS)) if library().ls_isa_supported(isa)]
 
 
@@ -106,7 +106,7 @@ class Model:
 
 
 class Text:
-    """A model's cache, and forwards after what it holds."""
+    """A model's cache, and forwards that extend it."""
 
     def __init__(self, model: Model, pool: Pool = POOL, slots: int = 512) -> None:
         self.model, self.pool = model, pool

@@ -1,4 +1,4 @@
-"""How weights are rounded to blocks, in numpy: what the library is compared with."""
+"""Rounding of weights to blocks in numpy, the reference for the library."""
 
 import gguf
 import numpy as np

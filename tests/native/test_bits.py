@@ -1,4 +1,4 @@
-"""The same bits on every processor: digests that were made once, of weights that are integers of a generator."""
+"""The same bits on every CPU: recorded digests of results with generated integer weights."""
 
 import hashlib
 from types import SimpleNamespace

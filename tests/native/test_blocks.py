@@ -63,7 +63,7 @@ def powers(b: np.ndarray) -> np.ndarray:
 
 
 class Form(NamedTuple):
-    """A type: where blocks have fp16 scales, and what makes integers, scales and minima of bytes [blocks, bytes]."""
+    """A type: which fields are fp16 scales, and a function that reads integers, scales and minima from bytes."""
 
     halves: tuple[int, ...]
     integers: Callable[[np.ndarray], np.ndarray]
@@ -158,7 +158,7 @@ def rounded(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def expected(name: str, rows: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Return what block_kernels.h promises, [rows, out], in its order."""
+    """Return the sums [rows, out] in the order that block_kernels.h defines."""
     form, out = FORMS[name], len(rows)
     blocks = rows.reshape(-1, GGML_QUANT_SIZES[GGMLQuantizationType[name]][1])
     integers, scales = form.integers(blocks), form.scales(blocks)

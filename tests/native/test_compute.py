@@ -1,4 +1,4 @@
-"""What drafters compute with on the CPU engine is what they compute with in torch; and the shipped ones draft with it."""
+"""Drafters compute on the CPU engine what they compute in torch, and the shipped ones draft with it."""
 
 import json
 import subprocess

@@ -116,7 +116,7 @@ class Layer:
         return [(int(expert), chances[expert] / whole) for expert in order[:USED]]
 
     def mixed(self, x: Rows, change: Change) -> Rows:
-        """Return what the experts give for a row `x`, product by product. `change` is made to inputs of products."""
+        """Return the experts' output for a row `x`, product by product. `change` is applied to inputs of products."""
         (gates, ups, downs, biases), total = self.experts, np.zeros(HIDDEN)
         given = change(x)
         for expert, weight in self.routed(x):
@@ -139,7 +139,7 @@ def unchanged(x: Rows) -> Rows:
 
 
 def inputs(rows: int) -> Rows:
-    """Return small states, so that what experts give is most of the result."""
+    """Return small states, so that the experts' output is most of the result."""
     return np.random.default_rng(3).normal(0, 0.02, (rows, HIDDEN)).astype(np.float32)
 
 

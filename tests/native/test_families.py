@@ -66,7 +66,7 @@ def assert_is_the_stock_model(name, forms):
 @each("name", LATER)
 @each("form", ["fp32", "int8"])
 def test_states_that_nobody_asks_for_and_the_head_alone_change_no_bit_of_the_logits(name, form):
-    """Where logits are scaled, what the head reads is not the states, whichever way it comes by them."""
+    """Where logits are scaled, the head does not read the states themselves, on either path."""
     config = CONFIGS[name]()
     model = Model(stock_of(config, seed=0), form, context=128)
     tokens = np.random.default_rng(0).integers(0, config.vocab_size, 60).tolist()
@@ -100,7 +100,7 @@ def test_heads_of_real_width_are_the_stock_models(head_dim):
 
 @each("width", [640, 1152, 2560, 3840, 5376])
 def test_gemma_s_scale_of_embeddings_is_rounded_as_torch_rounds_it(width):
-    """Of all sizes of Gemma 3: where digits are cut off in place of that, three of the five are others."""
+    """For all sizes of Gemma 3: truncation instead of rounding would change three of the five."""
     table = np.empty((1, width), np.uint16)
     assert as_fine(width**0.5, table) == float(torch.tensor(width**0.5, dtype=torch.bfloat16))
     assert as_fine(width**0.5, table.astype(np.float32)) == width**0.5

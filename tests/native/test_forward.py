@@ -225,7 +225,7 @@ def test_positions_of_ones_own():
 
 
 def test_windows_count_positions(stock):
-    """A row at position 30 sees nothing at 21 or before through a window of 9, wherever it lies in the cache."""
+    """A row at position 30 sees nothing at 21 or before through a window of 9, at any place in the cache."""
     model = Model(stock)
 
     def last(tokens, positions):

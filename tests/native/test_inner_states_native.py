@@ -1,4 +1,4 @@
-"""States of inner layers on the CPU engine; what the library refuses."""
+"""States of inner layers on the CPU engine, and wrong requests for them that the library refuses."""
 
 import ctypes
 

@@ -1,4 +1,4 @@
-"""The target's own layers on the CPU engine: no text changes, and the probe measures what drafts."""
+"""A subset of the target's layers on the CPU engine: no text changes, and the probe measures acceptance."""
 
 from drafters.test_layers import (  # noqa: F401
     test_a_draft_goes_on_from_its_likeliest_token,

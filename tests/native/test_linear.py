@@ -19,7 +19,7 @@ def same_numbers_in_every_order():
 
 
 def rounded_inputs(x: np.ndarray) -> np.ndarray:
-    """As int8 weights see them: the largest of 128 is 127."""
+    """Return inputs as int8 weights see them: the largest of 128 becomes 127."""
     out = np.empty_like(x)
     for start in range(0, x.shape[1], 128):
         part = x[:, start : start + 128]
@@ -45,7 +45,7 @@ def test_products_are_those_of_the_unpacked_weights(form, group):
 
 
 def test_gelu_is_that_by_tanh_in_the_same_bits_however_large_its_input():
-    """One weight of 1: what comes out is the activation of what goes in."""
+    """With a single weight of 1 the output is the activation of the input."""
     x = np.concatenate([np.linspace(-12, 12, 4001), [-1e30, -1e4, -90.0, -0.0, 0.0, 1e-30, 90.0, 1e4, 1e30]])
     packed, rows = in_form(np.ones((1, 1), np.float32), "fp32"), x.astype(np.float32)[:, None]
     want = x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * np.clip(x, -1e9, 1e9) ** 3))) / 2

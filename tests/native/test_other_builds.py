@@ -1,4 +1,4 @@
-"""Other builds of the same sources give the same bits: what no processor here has, and another compiler."""
+"""Other builds of the same sources give the same bits: instructions that this CPU lacks, and another compiler."""
 
 import shutil
 import subprocess
@@ -34,7 +34,7 @@ pytestmark = [
 
 
 def verdict(folder, objects) -> str:
-    """Return what the tests of bits, linear layers and blocks say with a library that is built now, as `build` is set up."""
+    """Build the library as `build` is set up, and return the result of its tests of bits, linear layers and blocks."""
     library = build.build(HOST, folder / HOST.library, objects)
     assert library.read_bytes() != compiled.FILE.read_bytes()
     run = subprocess.run(
@@ -47,7 +47,7 @@ def verdict(folder, objects) -> str:
 @WHOLE_MATRIX
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 def test_the_library_that_another_compiler_makes(tmp_path, monkeypatch):
-    """Its kernels for AVX-VNNI use the encoding of AVX-512, where this CPU has that. The instruction is the same.
+    """Its kernels for AVX-VNNI use the encoding of AVX-512, where this CPU has it. The instruction is the same.
 
     CPUs with the encoding of AVX-VNNI are rare where tests run. Optimising takes most of the time. So only AVX-VNNI and
     plain C are optimised, and little: the other instruction sets are compiled from the same text. Objects are kept by

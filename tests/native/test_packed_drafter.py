@@ -149,7 +149,7 @@ def test_a_damaged_one_is_made_again_and_another_drafter_has_its_own(small_ones_
 @pytest.mark.slow
 @each("how", ["wider", "taller", "in four bits", "gone", "another's"])
 def test_one_that_holds_anything_else_is_not_believed_and_made_again(small_ones_too, home, target, tmp_path, how):
-    """Its header is whole, and the library would read as much as it says."""
+    """Its header is valid, so the library would read as many bytes as the header says."""
     card = resolve("demo")
     drafter = find_drafter("medusa", card)
     for file in drafter_files(home):

@@ -165,7 +165,7 @@ def test_every_instruction_set_picks_the_same():
 
 
 def test_who_reaches_top_p_is_the_last_who_is_left_in():
-    """Half of four equals are two of them: what lies before the third is no less than p."""
+    """Half of four equals are two of them: the probability before the third is not less than p."""
     logits = NativeLogits(np.array([[0, 0, 0, 0]], np.float32))
     assert logits.probabilities(0, Sampling(1.0, top_p=0.5)).tolist() == [0.5, 0.5, 0, 0]
     assert logits.probabilities(0, Sampling(1.0, top_p=0.75)).tolist() == [1 / 3, 1 / 3, 1 / 3, 0]

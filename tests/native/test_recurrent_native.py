@@ -1,4 +1,4 @@
-"""Qwen3.5 on the CPU engine: chains, what is taken back, and the bits of both, in every packing and instruction set."""
+"""Qwen3.5 on the CPU engine: chains, rollbacks, and the bits of both, in every packing and instruction set."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -229,7 +229,7 @@ def test_slots_that_are_counted_as_read_can_be_gone_on_from(tiny):
 
 
 def test_a_shorter_text_in_the_same_cache_can_be_taken_back_in_small_steps(tiny):
-    """Rows of a longer text, or none where lengths were only assumed, are no rows of this one."""
+    """Rows of a longer text, or of lengths that were only assumed, are not rows of this text."""
     target, text = tiny(SHARED).target, prompt_ids(30)
     want = plain(target, text)
     for length in (200, 900):
@@ -302,7 +302,7 @@ def test_the_self_test_finds_every_bit_and_a_state_that_is_not_taken_back(tiny, 
     forward = NativeTarget.forward
 
     def remembering(self: NativeTarget, tree: DraftTree, cache: NativeCache, **more: bool) -> ForwardOutput:
-        """As if what was taken back before were still in the state."""
+        """Change a state slightly, as if rolled-back rows were still in it."""
         output = forward(self, tree, cache, **more)
         if cache.length != exactness.CONTEXT and tree.size > 1:
             output.hidden.rows[0, 0] = np.nextafter(output.hidden.rows[0, 0], np.float32(np.inf))
@@ -339,7 +339,7 @@ def test_a_packed_model_holds_what_is_predicted(tiny, name, packing):
 
 
 def test_states_of_real_sizes_hold_what_is_predicted():
-    """Of heads of 128, as Qwen3.5's are, states are most of it: a copy too few or too many is seen."""
+    """With heads of 128, as in Qwen3.5, states are most of it, so a missing or extra copy is noticed."""
     content = {
         "model_type": "qwen3_5_text", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 64,
         "num_hidden_layers": 8, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32,

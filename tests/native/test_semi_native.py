@@ -1,4 +1,4 @@
-"""Semi-autoregressive drafting on the CPU engine: what torch trained drafts there, and no text changes."""
+"""Semi-autoregressive drafting on the CPU engine: drafters trained in torch draft there, and no text changes."""
 
 from drafters import test_semi
 from drafters.test_semi import (  # noqa: F401

@@ -148,7 +148,7 @@ def test_a_draft_model_shares_its_targets_threads(opened):
 
 @each("threads, lends", [(4, True), (3, False)])
 def test_a_core_is_lent_where_none_is_free(opened, monkeypatch, threads, lends):
-    """Four cores; what is not lent is there anyway. What was lent comes back, to however many threads there are now."""
+    """Four cores, one always with the caller. A lent core comes back, whatever the number of threads is now."""
     monkeypatch.setattr(native_target, "logical_cores", lambda: 4)
     target, told = opened("int8", threads=Threads(threads)), []
     monkeypatch.setattr(library(), "ls_pool_lend", lambda pool, lent: told.append((pool, lent)))

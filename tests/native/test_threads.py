@@ -60,7 +60,7 @@ def begun(count: int) -> tuple[Pool, list[int]]:
 
 
 def shares(pool: Pool, clocks: list[int], want: np.ndarray) -> list[float]:
-    """Of a hundred products, how much of what the caller computed each other thread did."""
+    """Return, for a hundred products, the work of each other thread as a share of the caller's."""
     own, others = time.thread_time_ns(), [time.clock_gettime_ns(clock) for clock in clocks]
     for _ in range(100):
         assert np.array_equal(linear(WEIGHTS, INPUTS, pool=pool), want)

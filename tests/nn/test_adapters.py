@@ -1,4 +1,4 @@
-"""Low-rank adapters: they act where they are brought along, amount to what merging gives, and keep their names."""
+"""Low-rank adapters: they act where they are passed, equal a merged weight, and keep their names."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Attention: both forms give what torch gives."""
+"""Both forms of attention give torch's results."""
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +24,7 @@ def made(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def additive(seen: torch.Tensor, group: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """[group * rows, slots] of who sees what, as the transformer makes it."""
+    """Return an additive mask [group * rows, slots], as the transformer makes it."""
     return torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf")).repeat(group, 1)
 
 

@@ -1,4 +1,4 @@
-"""The cache against a plain list of rows: what is kept, moved, forgotten and carried along when it grows."""
+"""The cache against a plain list of rows: keeping, moving and dropping rows, and copying them when it grows."""
 
 import random
 
@@ -29,7 +29,7 @@ def write(kept: KVCache, numbers: list[int]) -> None:
 
 
 def assert_holds(kept: KVCache, numbers: list[int]) -> None:
-    """Look as attention does: at what comes back when one more row is written."""
+    """Assert what attention sees: the rows that are returned when one more is written."""
     assert kept.length == len(numbers)
     kept.reserve(kept.length + 1)
     for layer in range(LAYERS):

@@ -1,4 +1,4 @@
-"""Picks of all rows at once, where logits are: those that looking at every id gives, or none."""
+"""Picks of all rows at once, on the device of the logits: those of a search over every id, or none."""
 
 from typing import Any
 
@@ -81,7 +81,7 @@ def test_the_noise_is_that_of_sampling():
 
 @each("bits", [0, 1, 2**52 - 1, 2**52, 2**53 - 2, 2**53 - 1])
 def test_the_noise_of_the_least_and_the_greatest_hash(monkeypatch, bits):
-    """Where a logarithm of a number close to one would have no digit left."""
+    """Where the logarithm of a number close to one would lose all digits."""
     monkeypatch.setattr(
         module, "_mixed", lambda z: torch.full_like(z, bits << 11 if bits < 2**52 else (bits << 11) - 2**64)
     )
@@ -192,7 +192,7 @@ def test_where_a_row_has_no_sure_contenders_all_are_looked_at():
 
 
 def test_a_search_that_writes_over_the_one_before_it_does_no_harm():
-    """As a recording's results are: what was found for one place is brought before another is looked for."""
+    """As with results of a recording: a pick is used before the next search overwrites it."""
     place: list[torch.Tensor] = []
 
     def find(logits: torch.Tensor, keys: torch.Tensor, sampling: Sampling) -> Contenders:

@@ -1,4 +1,4 @@
-"""How kernels are compiled and started, with a stand-in for the driver and the compiler; what they compute is for GPUs."""
+"""How kernels are compiled and started, with a stand-in for driver and compiler; a GPU tests their results."""
 
 import ctypes
 from contextlib import nullcontext

@@ -1,4 +1,4 @@
-"""The self-test of exactness: it finds what there is to find, and where it says "bitwise", whole sessions are."""
+"""The self-test of exactness: it finds every dependence, and where it says "bitwise", whole sessions are."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 @pytest.fixture(scope="module")
 def load(tiny: Make) -> Load:
-    """load(name, precision, exact): a target of one's own, that never stops by itself and has room for long texts."""
+    """load(name, precision, exact): a separate target that never stops by itself and has room for long texts."""
 
     @cache
     def read(name: str, precision: str, exact: bool) -> Target:
@@ -52,7 +52,7 @@ def load(tiny: Make) -> Load:
 
 @pytest.fixture(autouse=True)
 def as_own_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the CPU, whose products have pages, too, stand for a GPU with our own kernels."""
+    """Let the CPU, whose products also have pages, stand for a GPU with our own kernels."""
     monkeypatch.setattr(Target, "page", PAGE)
 
 
@@ -134,7 +134,7 @@ def doctored(target: Target, change: Callable[[TensorOutput, torch.Tensor], torc
 
 @pytest.fixture
 def attending(monkeypatch: pytest.MonkeyPatch) -> Callable[[Target, Attention], Target]:
-    """Return the target with other attention in its last layer, where no other row sees what comes of it."""
+    """Return the target with changed attention in its last layer, whose result no other row sees."""
 
     def change(target: Target, attend: Attention) -> Target:
         monkeypatch.setattr(target.transformer.layers[-1], "attention", attend)
@@ -171,7 +171,7 @@ class WholeNumbers(QuantizedLinear):
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
-    """small(exact): a model of one layer, for what is compared here hundreds of times, in which no row meets another."""
+    """small(exact): a model of one layer, for hundreds of comparisons, in which rows never meet."""
     config = CONFIGS[GROUPED]()
     config.hidden_size, config.head_dim, config.intermediate_size, config.num_hidden_layers = 16, 4, 16, 1
     path = write(tmp_path_factory.mktemp("model") / "small", config, byte_tokenizer(), seed=1)
@@ -244,7 +244,7 @@ def test_in_the_fastest_form_wider_trees_than_asked_for_are_not_tried(small):
 
 @pytest.mark.slow
 def test_logits_that_depend_on_what_the_other_rows_are_are_seen(small, assert_seen, monkeypatch):
-    """One activation scale for all rows, as torch's own dynamic int8 layers have it."""
+    """One activation scale for all rows, as in torch's dynamic int8 layers."""
 
     def compute(layer: WholeNumbers, x: torch.Tensor) -> torch.Tensor:
         scale = x.abs().amax() / 127
@@ -296,7 +296,7 @@ def test_logits_that_depend_on_a_number_of_threads_between_one_and_all_are_seen(
 @pytest.mark.slow
 @each("rows", [4, 20])
 def test_those_numbers_of_threads_are_tried_with_few_rows_and_with_some_more(small, assert_seen, monkeypatch, rows):
-    """As rows are shared out among threads, it may be only some widths that show it."""
+    """Rows are shared out among threads, so only some widths may show the difference."""
     monkeypatch.setattr(exactness, "physical_cores", lambda: 7)
 
     def split(output: TensorOutput, mask: torch.Tensor) -> torch.Tensor:
@@ -307,7 +307,7 @@ def test_those_numbers_of_threads_are_tried_with_few_rows_and_with_some_more(sma
 
 @pytest.mark.slow
 def test_what_quantized_layers_round_away_is_seen(small, assert_seen, attending):
-    """It would not be rounded away in a text that is long enough.
+    """In a text that is long enough it would not be rounded away.
 
     What differs is far below half a step of its row, and never the largest, which gives the row its scale: what a layer
     makes of it is the same on any processor.
@@ -506,7 +506,7 @@ def assert_sessions_agree(
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "precision"), covering([FAMILIES[at] for at in (0, 1, 4, 5, 10, 11)], PRECISIONS))
 def test_the_fastest_form_is_what_the_self_test_says(load, name, precision):
-    """Which it is depends on the machine. Where it says bitwise, so it must be; else a difference was seen."""
+    """The form depends on the machine. Where the self-test says bitwise, sessions are; else it saw a difference."""
     target = load(name, precision, exact=False)
     found = measure(target, 17, exact=False)
     if not found.bitwise:

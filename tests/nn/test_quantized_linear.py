@@ -1,6 +1,6 @@
-"""Linear layers in few bits: bitsandbytes' in its own reference kernels, those for Apple's GPUs on a CPU, our library's.
+"""Linear layers in few bits: bitsandbytes' reference kernels, those for Apple's GPUs on a CPU, and our library's.
 
-What is given to Apple's own operators is looked at here; that they run was not seen. The kernels for NVIDIA run nowhere.
+The inputs of Apple's operators are checked here; they never ran on a Mac. The kernels for NVIDIA do not run here.
 """
 
 import gc
@@ -289,7 +289,7 @@ def test_four_bits_reach_from_the_least_to_the_largest_of_each_group():
 
 @precisions
 def test_scales_are_rounded_before_the_weights_so_that_no_error_is_added(precision):
-    """Half a step of the scale as it is kept; in 16 bits the zero is rounded too, by some hundredths of a step."""
+    """Half a step of the rounded scale; in 16 bits the zero is rounded too, by some hundredths of a step."""
     weight, exact = gaussian(OUT, IN, seed=1).to(precision), precision == torch.float32
     for kind, slack in ((Int8WeightOnlyLinear, 1e-3), (Int4WeightOnlyLinear, 1e-3 if exact else 0.1)):
         layer = kind(weight)
@@ -320,7 +320,7 @@ def test_weights_are_rounded_some_at_a_time(monkeypatch, kind):
 
 
 class Elsewhere(torch.Tensor):
-    """A tensor that says it lies on another device."""
+    """A tensor that claims to be on another device."""
 
     device = torch.device("mps")
 

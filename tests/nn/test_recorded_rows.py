@@ -209,7 +209,7 @@ def test_rows_beside_those_asked_for_leave_no_trace(target):
 
 
 def test_numbers_that_are_none_leave_no_trace(tiny, target):
-    """A draft that is NaN costs itself, and none after it: nothing times NaN is NaN."""
+    """A draft with NaN loses only itself, and no later draft, although zero times NaN is NaN."""
     for one in (target, Target.load(tiny(FAMILIES[0]).path)):
         attention = one.compute.attention(one.compute.target.sizes, None, {})
         function = one.compute.recorded(Story.over(attention), attention)

@@ -55,13 +55,13 @@ def read(target: Target, cache: StateCache, tokens: Sequence[int], keep: int | N
 
 
 def states_of(target: Target, cache: StateCache) -> list[State]:
-    """Return the state of each recurrent layer after what is committed; reading from there leaves it as it is."""
+    """Return the state of each recurrent layer after the committed tokens, without changing it."""
     layers = {layer: target.transformer.layers[layer].delta for layer in cache._states}
     return [cache._states[layer].at(cache.length, delta.advance) for layer, delta in layers.items()]
 
 
 def plain_states(target: Target, tokens: Sequence[int]) -> list[State]:
-    """Return the same where each token was read by itself."""
+    """Return the states after reading the tokens one by one."""
     cache = target.cache(len(tokens))
     for token in tokens:
         read(target, cache, [token])
@@ -235,7 +235,7 @@ def test_what_was_read_otherwise_in_between_is_not_read_again(tiny, recorded, na
 
 
 def test_rows_of_a_draft_before_are_not_those_of_a_longer_one(tiny):
-    """Of a draft one token is kept, and two of a longer one that is computed as it is: as many as the first one had."""
+    """One token of a draft is kept; then two of a longer draft, computed as one: as many as the first draft had."""
     text, model = prompt_ids(60, seed=5), in_form(tiny(SHARED), "static")
     cache = cached(model.target)
     read(model.target, cache, text[:9])
@@ -347,7 +347,7 @@ def test_greedy_ids_are_those_of_a_plain_loop_over_the_stock_model(tiny, name, d
 
 
 def test_a_budget_takes_the_path_that_promises_most(tiny):
-    """And says so of trees that branch: a wrong first child must not hide the rest."""
+    """It reports so for trees that branch: a wrong first child must not hide the others."""
     parents, chance = [-1, 0, 0, 2, 3, 0], [1.0, 0.5, 0.4, 0.9, 0.9, 0.1]
     tree = DraftTree([1, 2, 3, 4, 5, 6], parents, ["a"] * 6, chance=chance)
     for costs in (None, Flat()):
@@ -361,7 +361,7 @@ def test_a_budget_takes_the_path_that_promises_most(tiny):
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "sampling"), covering(RECURRENT, [Sampling(), Sampling(0.9, seed=3)]))
 def test_a_later_turn_that_changes_the_text_is_as_if_it_were_the_first(tiny, name, sampling):
-    """Where a turn ends inside of a draft, near, and so far back that states are all there is."""
+    """Turns end inside a draft, shortly before, and so far back that only states are left."""
     target = tiny(name).target
     prompt = prompt_ids(160, seed=9)
     session = Session(target, RandomBranches(prompt), Budget(8, branches=False))
@@ -383,7 +383,7 @@ def test_a_later_turn_that_changes_the_text_is_as_if_it_were_the_first(tiny, nam
 @each("name", RECURRENT)
 @each("threads", [1, 2])
 def test_the_recurrent_part_gives_a_row_the_same_bits_however_rows_are_read(tiny, name, threads):
-    """And the state the same bits when what was read is taken back, on any processor: no matrix product is in it."""
+    """The state has the same bits when rows are rolled back, on any CPU, because it uses no matrix product."""
     target, before = Target.load(tiny(name).path, exact=True), torch.get_num_threads()
     layer = next(iter(cached(target)._states))
     sizes, advance = target.transformer.config.delta, target.transformer.layers[layer].delta.advance

@@ -31,13 +31,13 @@ def test_they_are_not_for_a_cpu():
 
 
 class OnACard(torch.Tensor):
-    """Says that it lies there."""
+    """A tensor that claims to be on a GPU."""
 
     is_cuda = True
 
 
 def test_they_are_not_for_what_wants_a_gradient(monkeypatch):
-    """Be it what is computed with: a norm learns whose input, the embedding of a token, does not."""
+    """True of any operand: a norm may be trained whose input, the embedding of a token, is not."""
     monkeypatch.setattr(own_kernels, "trouble", lambda device: None)
     x, weight = torch.ones(2).as_subclass(OnACard), torch.ones(2, requires_grad=True)
     assert own_kernels.serve(x) and own_kernels.serve(x, torch.ones(2))

@@ -1,4 +1,4 @@
-"""Steps in static shapes, and what is recorded of them: the bits of steps that are computed operation by operation."""
+"""Steps in static shapes, and their recordings: the same bits as steps computed operation by operation."""
 
 from collections.abc import Callable, Sequence
 
@@ -49,7 +49,7 @@ def parts(target: Target, tree: DraftTree, cache: KVCache, inner: Sequence[int] 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "exact"), covering(FAMILIES, [False, True]))
 def test_trees_have_the_bits_of_the_eager_form(tiny, recorded, name, exact):
-    """At several lengths with one recording: what would be a number of Python in it would be that of the first."""
+    """At several lengths with one recording: a Python number inside it would stay that of the first length."""
     eager = loaded(tiny, name, exact=exact)
     eager.row_multiple = PADDED  # it pads the rows in the same way
     inner = [0, len(eager.transformer.layers)]

@@ -132,7 +132,7 @@ def test_where_nothing_but_the_plainest_form_runs_it_serves(target, monkeypatch)
 
 @pytest.mark.slow
 def test_all_recordings_on_a_device_share_their_memory_which_never_ends(recorded, monkeypatch):
-    """torch gives such memory to no new recording once all that shared it are gone; so one stays."""
+    """torch gives such memory to no new recording once all that shared it are gone, so one is kept."""
     given: list[dict[str, Any]] = []
     alive: list[Any] = []
     graph = torch.cuda.graph

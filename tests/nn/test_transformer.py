@@ -418,7 +418,7 @@ def test_what_cannot_be_computed_the_same_is_refused_by_name(tiny, tmp_path, val
 
 
 def test_a_head_of_its_own_counts_though_the_config_says_tied(tiny, tmp_path):
-    """As in the stock model: what the file holds is what is loaded."""
+    """As in the stock model: a head in the file is loaded."""
     model, tokens = tiny("llama-grouped-dynamic"), prompt_ids(20, seed=3)
     assert not model.stock.config.tie_word_embeddings
     target = Target.load(altered(model, tmp_path / "altered", tie_word_embeddings=True))
@@ -428,7 +428,7 @@ def test_a_head_of_its_own_counts_though_the_config_says_tied(tiny, tmp_path):
 
 
 def test_a_key_that_the_family_does_not_know_changes_nothing(tiny, tmp_path):
-    """The stock Llama has no windows, whatever its config.json says: converted models carry such keys along."""
+    """The stock Llama has no windows, whatever its config.json says: converted models keep such keys."""
     model, tokens = tiny("llama-one-key-head-tied-linear"), prompt_ids(40, seed=12)
     target = Target.load(altered(model, tmp_path / "altered", sliding_window=8))
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""A pull as a generator: what it yields in which order, and that nothing is fetched before it was agreed to."""
+"""A pull as a generator: its events in order, and nothing is fetched before the user agrees."""
 
 from bisect import bisect_left
 from pathlib import Path
@@ -126,7 +126,7 @@ def test_what_is_here_or_cannot_be_meant_is_not_looked_for(home):
 
 @pytest.mark.slow
 def test_beside_a_chat_nothing_is_measured_or_packed(home, monkeypatch):
-    """A model that would be packed otherwise; what its entry says of drafters would be a reason to measure."""
+    """The model would otherwise be packed, and its entry about drafters would be a reason to measure."""
     (home / "config").mkdir(mode=0o700)
     (home / "config" / "models.toml").write_text('[mine]\nrepo = "org/name"\ndrafters = [{ kind = "medusa" }]\n')
     monkeypatch.setattr("localspec.choosing.measure.memory_bandwidth", lambda *_: pytest.fail("it was measured"))

@@ -1,4 +1,4 @@
-"""A Chromium without a window, driven over two pipes by its own protocol, and what its tabs show."""
+"""A headless Chromium, driven over two pipes by its own protocol, and the content of its tabs."""
 
 import base64
 import fcntl
@@ -29,7 +29,7 @@ FLAGS = (
 
 
 class Chromium:
-    """Use it from one thread. What its tabs ask for is in `asked`, what they complain of in `complaints`."""
+    """A browser for one thread. `asked` has the requests of its tabs, `complaints` their errors."""
 
     def __init__(self, folder: Path) -> None:
         assert PROGRAM is not None
@@ -80,7 +80,7 @@ class Chromium:
         return found["result"]
 
     def until(self, condition: Callable[[], object], told: Callable[[], str] = lambda: "it never came to pass") -> None:
-        """Take what comes until that holds."""
+        """Handle messages until the condition holds."""
         end = time.monotonic() + PATIENCE
         while not condition():
             assert time.monotonic() < end, told()
@@ -125,7 +125,7 @@ def _pipe() -> tuple[int, int]:
 
 
 class Tab:
-    """One of them: what its page draws is followed on a screen of our own, whose size is the page's."""
+    """A tab of the browser. Its drawing is followed on a screen of ours, which has the size of the page's."""
 
     def __init__(self, browser: Chromium, session: str, target: str) -> None:
         self._browser, self._session, self._target = browser, session, target
@@ -153,7 +153,7 @@ class Tab:
         self._browser.until(lambda: all(word in self.text for word in words), lambda: f"no {words} in {self.text}")
 
     def page(self, expression: str) -> Any:
-        """Return what this is in the page."""
+        """Return the value of an expression in the page."""
         return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
 
     def type(self, text: str) -> None:

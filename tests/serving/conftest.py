@@ -72,7 +72,7 @@ class Server:
     def ask(
         self, path: str, body: Any = None, *, method: str = "", own: bool = False, headers: Mapping[str, str] | None = None
     ) -> Answer:  # fmt: skip
-        """One request; with the key, unless `own`, through the socket."""
+        """Send one request, with the key unless `own`, which uses the socket."""
         content = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         sent = {} if own else {"Authorization": f"Bearer {self.key}"}
         connection = self.connection(own)
@@ -121,7 +121,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def servers(tmp_path: Path) -> Iterator[Callable[..., Server]]:
-    """servers(ARGUMENT, …): one of a test's own, in the home tmp_path."""
+    """servers(ARGUMENT, …): start a server for one test, with tmp_path as its home."""
     made: list[Server] = []
 
     def make(*arguments: str, **variables: str) -> Server:

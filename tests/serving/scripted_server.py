@@ -1,4 +1,4 @@
-"""A server that sends what a test wrote down, byte by byte, and remembers what it was asked."""
+"""A server that sends scripted bytes, and records its requests."""
 
 import json
 import socket

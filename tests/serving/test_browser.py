@@ -1,4 +1,4 @@
-"""`localspec serve --ui`: the chat in a browser; who is let in, what ends, and in a real Chromium what one sees."""
+"""`localspec serve --ui`, the chat in a browser: who may enter, when it ends, and its screen in a real Chromium."""
 
 import http.client
 import json
@@ -60,7 +60,7 @@ class Shown:
             connection.close()
 
     def enter(self) -> "Entered":
-        """Return what a browser has when it has opened the link."""
+        """Return the state of a browser that has opened the link."""
         answer = self.get(self.link.removeprefix(f"http://{self.host}"))
         assert answer.status == 303
         self.next_link()
@@ -89,7 +89,7 @@ class Entered:
 
 
 class WebSocket:
-    """A tab without a browser. `status` is 101 where it is open; what it draws is on `text`."""
+    """A tab without a browser. `status` is 101 once it is open; `text` has its drawing."""
 
     def __init__(self, port: int, headers: dict[str, str], target: str) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), PATIENCE)
@@ -143,7 +143,7 @@ class WebSocket:
         self.leave()
 
     def leave(self) -> None:
-        """As a browser that is killed."""
+        """Close the connection as a browser does that is killed."""
         self._socket.close()
 
 

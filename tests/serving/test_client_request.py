@@ -1,4 +1,4 @@
-"""What a request says is read whole: what cannot be done is refused by its name, and nothing is ignored."""
+"""Requests are read completely: what cannot be done is refused by name, and no field is ignored."""
 
 from typing import Any
 
@@ -135,7 +135,7 @@ def test_so_is_what_a_text_cannot_have(more: dict[str, Any]):
 
 
 def test_what_asks_for_nothing_is_taken():
-    """Clients send back what they got, and say who they are."""
+    """Clients send back fields that they received, and name themselves."""
     got = {"role": "assistant", "content": "B", "annotations": [], "audio": None, "function_call": None}
     later = {"role": "system", "content": "x"}
     asked = chat_request(

@@ -100,7 +100,7 @@ def test_half_of_the_files_are_for_others():
 
 
 def test_a_server_that_hangs_is_none(tmp_path, monkeypatch):
-    """It takes connections, as a stopped process does, and says nothing."""
+    """It accepts connections but never answers, as a stopped process."""
     monkeypatch.setattr(over_socket, "HEAD_SECONDS", 0.3)
     with socket.socket(socket.AF_UNIX) as mute:
         mute.bind(os.fspath(tmp_path / "socket"))

@@ -1,4 +1,4 @@
-"""The key that is kept in a file: made whole or not at all, and closed to others."""
+"""The file with the key: written completely or not at all, and readable only by its owner."""
 
 import asyncio
 import errno

@@ -1,4 +1,4 @@
-"""Models stay loaded while there is room and somebody asks for them."""
+"""Models stay loaded while there is memory and they are used."""
 
 import shutil
 from types import SimpleNamespace
@@ -32,7 +32,7 @@ def engine(*stages: str) -> SimpleNamespace:
 
 @pytest.fixture
 def models(monkeypatch, fresh_home):
-    """models(room): of which `room` fit at once, and the names in the order they were loaded in; time stands still."""
+    """models(room): a loader with room for `room` models, and the names in the order of loading; time stands still."""
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(loaded.time, "monotonic", lambda: clock.now)
 

@@ -1,4 +1,4 @@
-"""`localspec bench --server URL`: servers side by side, by what they send and the clock."""
+"""`localspec bench --server URL` compares servers by their output and the clock."""
 
 import json
 
@@ -53,7 +53,7 @@ def test_two_side_by_side(tmp_path, prompts):
 
 
 def test_the_figures(monkeypatch):
-    """By a clock that stands still otherwise."""
+    """The test advances the clock."""
     asked = [TimedReply("a", 11, 1, 0.5, 2.0), TimedReply("b", 11, 1, 0.7, 1.0), TimedReply("c", 9, 3, 0.6, 0.01)]
     assert [one.speed for one in asked] == [5.0, 10.0, 0.0], "what comes in no time is no speed"
     assert asked[0].whole == pytest.approx(11 / 2.5) and TimedReply("", 0, 0, 0.0, 0.0).whole == 0

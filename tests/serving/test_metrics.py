@@ -1,4 +1,4 @@
-"""Every figure for Prometheus has its own name and value, and each request counts once."""
+"""Every figure for Prometheus has a distinct name and the right value, and each request counts once."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`--server URL`: a server answers, as it should or as it should not, and the conversation is kept."""
+"""`--server URL`: a server answers correctly or not, and the conversation is saved."""
 
 import json
 import signal
@@ -265,7 +265,7 @@ def test_what_a_model_says_cannot_steer_the_terminal(tmp_path):
 
 @pytest.mark.slow
 def test_a_stream_that_ends_with_nothing_in_it_is_asked_why(tmp_path):
-    """As llama-cpp-python's server ends one that has no room for the prompt."""
+    """llama-cpp-python's server ends a stream this way when the prompt does not fit."""
     begun = [b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"]
     for empty in (begun, stream()):
         words = answer({"error": {"message": "maximum context length is 1024", "code": 400}}, "400 Bad Request")
@@ -279,7 +279,7 @@ def test_a_stream_that_ends_with_nothing_in_it_is_asked_why(tmp_path):
 
 
 def test_an_end_without_a_reason_is_told(tmp_path):
-    """So llama-cpp-python's server ends a reply where another client asks something."""
+    """llama-cpp-python's server ends a reply this way when another client sends a request."""
     with scripted(stream(said("In a small"), DONE)) as server:
         found = run(tmp_path, server)
         assert found.stdout == "In a small\n" and wording("may_be_cut_off") in found.stderr

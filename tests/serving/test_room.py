@@ -1,4 +1,4 @@
-"""The engines' thread may end, and nobody waits for it then."""
+"""When the thread of the engines ends, no request waits for it for ever."""
 
 import threading
 from queue import Queue

@@ -242,7 +242,7 @@ def test_a_body_in_chunks_that_turns_out_too_long_is_answered_before_its_connect
 
 
 def test_a_body_that_is_announced_too_long_is_refused_before_it_comes(server):
-    """And not when the time for a body is over, with another status."""
+    """It is refused at once, not with another status after the time limit for a body."""
     for length in (9 * 2**20, 10**19):
         with socket.create_connection(("127.0.0.1", server.port), PATIENCE) as connection:
             head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n"

@@ -1,4 +1,4 @@
-"""One reply of a server that says it in an unusual way, or does not end it."""
+"""A single reply of a server that has an unusual form, or no end."""
 
 import json
 import threading

@@ -54,7 +54,7 @@ def drafting(tmp_path_factory):
 
 @pytest.fixture
 def warm(drafting, monkeypatch):
-    """warm(): a chat's engine at that server, where none may be loaded here unless `here` is given."""
+    """warm(): connect a chat's engine to that server; loading a model in this process fails unless `here` is given."""
     monkeypatch.setenv("LOCALSPEC_HOME", str(drafting.home))
 
     def make(settings=DRAFTING, here=lambda: pytest.fail("an engine was loaded here"), reporter=None):
@@ -274,7 +274,7 @@ def test_what_an_engine_says_meanwhile_travels_with_the_reply():
 
 @pytest.mark.slow
 def test_line_by_line(drafting, monkeypatch, capfd):
-    """The same words, and no engine here."""
+    """The line-by-line chat prints the same words, and loads no engine."""
     typed = "Count to twenty.\n/xray\n/set temperature 0.5\n/think\n/again\n/model demo-draft\nWho are you?\n"
 
     def talked(*flags):

@@ -1,4 +1,4 @@
-"""What is said over HTTP and by `run`: unchanged, and only what draws it makes it safe for a terminal."""
+"""Text over HTTP and from `run` is unchanged; only code that draws it makes it safe for a terminal."""
 
 import json
 from collections.abc import Callable

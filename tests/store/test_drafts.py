@@ -1,4 +1,4 @@
-"""Drafts: what was typed and not sent outlives its process, and no other."""
+"""Drafts: a typed prompt that was not sent outlives its process, but no other one."""
 
 import os
 import subprocess

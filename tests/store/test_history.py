@@ -1,4 +1,4 @@
-"""Every finished turn is kept and found again by its words, and what was removed is in no file any more."""
+"""Every finished turn is saved and found by its words, and no file contains removed text."""
 
 import contextlib
 import os
@@ -47,7 +47,7 @@ def said(
     conversation: int | None = None,
     instead: int | None = None,
 ) -> tuple[int, int]:
-    """Return a turn as a chat makes it: its conversation and its own id."""
+    """Return a turn as a chat makes it: its conversation and its id."""
     number, turn = history.say(conversation, prompt, model="demo", system=None, instead=instead)
     if reply or reason != "stop":
         history.write(turn, reply[: len(reply) // 2])
@@ -542,7 +542,7 @@ def test_what_was_removed_is_in_no_file_while_another_process_has_them_open(path
 @pytest.mark.slow
 @pytest.mark.parametrize("large", [True, False])
 def test_a_large_database_is_shrunk_without_memory_for_all_of_it(path, store, monkeypatch, large):
-    """What SQLite puts aside meanwhile lies in a file in the private directory, and nowhere else."""
+    """SQLite's temporary data are in a file in the private directory, and nowhere else."""
     monkeypatch.setattr(cleaning, "MOST_IN_MEMORY", 0 if large else 2**30)
     gone = talk(store.history, random.Random(9))
     asked: list[str] = []
@@ -762,7 +762,7 @@ def test_a_part_that_is_missing_is_found_at_opening(tmp_path: Path, whole: bytes
 
 
 def damage_tables(path: Path) -> bytes:
-    """Take from every leaf of the tables with text what tells that it is one; return the bytes of the file."""
+    """Overwrite the page type of every leaf of the tables with text; return the bytes of the file."""
     with contextlib.closing(sqlite3.connect(path)) as connection:
         size = connection.execute("PRAGMA page_size").fetchone()[0]
         deletion = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'deletion'").fetchone()[0]

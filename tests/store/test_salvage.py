@@ -1,4 +1,4 @@
-"""What can be read of a damaged file goes on in a new one, and what was deleted stays deleted."""
+"""Readable parts of a damaged file are copied to a new one, and deleted text stays deleted."""
 
 import contextlib
 import os
