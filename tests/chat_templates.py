@@ -189,7 +189,7 @@ def _byte_level(split: str | None, special: list[str], nfc: bool) -> Tokenizer:
 
 
 def _metaspace(special: list[str], legacy: bool) -> Tokenizer:
-    """As Llama 2's and Phi 3's: sentencepiece with bytes, the blank written by a normalizer or by a splitter."""
+    """Return a tokenizer as Llama 2's and Phi 3's: sentencepiece with bytes; a normalizer or splitter marks spaces."""
     trained = Tokenizer(models.BPE())
     trained.normalizer = normalizers.Replace(" ", "▁")
     trained.train_from_iterator(_TEXTS, trainers.BpeTrainer(vocab_size=200, show_progress=False))

@@ -9,7 +9,7 @@ PATIENCE = 150
 
 
 def until(condition: Callable[[], object]) -> None:
-    """Wait for what another process or thread brings about."""
+    """Wait for the result of another process or thread."""
     end = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < end, "it never came to pass"
@@ -17,7 +17,7 @@ def until(condition: Callable[[], object]) -> None:
 
 
 class Clock:
-    """Seconds that pass only when somebody says so."""
+    """A clock on which time passes only when a test says so."""
 
     def __init__(self) -> None:
         self.now = 100.0

@@ -61,7 +61,7 @@ def called(home: Path, *arguments: str, **variables: str) -> subprocess.Complete
 
 
 def reaching(terminal: int) -> Iterator[bytes]:
-    """Yield what reaches a terminal until nobody has its other end open any longer, which closes ours."""
+    """Yield the output to a terminal until the program closes its end, which closes ours."""
     with suppress(OSError):  # how Linux says it
         while piece := os.read(terminal, 65536):
             yield piece
@@ -69,7 +69,7 @@ def reaching(terminal: int) -> Iterator[bytes]:
 
 
 def what_is_kept(home: Path) -> str:
-    """Return what is said on standard error until a conversation is kept in this home."""
+    """Return the notice on standard error about the first conversation that is saved in this home."""
     return wording("localspec_what_said_kept_readable", home=home / "data" / "localspec.db")
 
 
@@ -81,7 +81,7 @@ def sentence(result: subprocess.CompletedProcess[str]) -> str:
 
 
 def light_help(home: Path, *commands: str) -> str:
-    """Return what `--help` of these commands prints in a new process, which must load nothing that a model needs."""
+    """Return the output of `--help` of these commands in a new process, which must load nothing that a model needs."""
     code = (
         "import sys; from localspec.cli.main import main; "
         f"codes = [main([command, '--help']) for command in {commands!r}]; "

@@ -35,13 +35,13 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Says what `make test` leaves out."""
+    """Mark the cases that `make test` leaves out."""
     share_out(items)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Yield what this process keeps, packed models above all, is not kept where whoever runs the tests keeps theirs."""
+    """Set a separate home for this process, so that the user's own files, packed models above all, stay unchanged."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOCALSPEC_HOME", str(tmp_path_factory.mktemp("home")))
         yield
@@ -79,7 +79,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> "type[Graph]":
-    """CUDA graphs are a stand-in's."""
+    """Replace CUDA graphs by a stand-in."""
     from recorded_operations import in_place_of_cuda
 
     return in_place_of_cuda(monkeypatch)
@@ -189,7 +189,7 @@ def one_reply_of_each_kind(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def training_cage() -> Iterator["Cage"]:
-    """Where trainings run in processes that share their imports, most of what a short one takes, and may be ended."""
+    """Return a process that runs trainings with common imports, most of the time of a short one, and may end them."""
     from torture.cage import open_cage
 
     imported = ("localspec.training.job", "localspec.training.answering", "torch._dynamo", "fewer_generated")
@@ -199,7 +199,7 @@ def training_cage() -> Iterator["Cage"]:
 
 @pytest.fixture
 def messages(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[str, str]]]:
-    """Return what the models of this process read, prompt by prompt: roles and texts."""
+    """Record the messages that the models of this process read, prompt by prompt: roles and texts."""
     from localspec import Engine
 
     read: list[list[tuple[str, str]]] = []
@@ -251,7 +251,7 @@ def kills(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture(autouse=True)
 def busy_machines_name_no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no line about waiting come between what a command says, however busy the machine is."""
+    """Let no message about waiting appear in the output of a command, however busy the machine is."""
     progress = sys.modules.get("localspec.cli.progress")
     if progress is not None:
         monkeypatch.setattr(progress, "WAIT_SECONDS", 600.0)

@@ -35,7 +35,7 @@ KERNEL = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\(.*?\)+ )?
 
 @cache
 def as_cpp(source: str, name: str) -> str:
-    """Return a source whose function `started` calls this kernel with what a driver is given."""
+    """Return a source whose function `started` calls this kernel with the arguments that a driver gets."""
     for asked, told in EXCHANGED:
         source = re.sub(asked, lambda _, told=told: told, source, flags=re.DOTALL)
     assert "asm" not in source, "there is an instruction that is not emulated"

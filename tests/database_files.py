@@ -61,7 +61,7 @@ def in_a_child(work: Callable[[int], object]) -> tuple[int, int]:
 
 
 def answers(*works: Callable[[int], object]) -> list[bytes]:
-    """Do each work in another process, all at once. Return what each wrote to its pipe."""
+    """Run each function in another process, all at once. Return what each wrote to its pipe."""
     found = []
     for child, pipe in [in_a_child(work) for work in works]:
         with open(pipe, "rb") as answer:
@@ -102,7 +102,7 @@ def open_directory() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def as_nobody() -> Iterator[None]:
-    """Permissions do not bind root: as root, act as the user `nobody` for a while."""
+    """Act as the user `nobody` for a while, since permissions do not restrict root."""
     root = os.geteuid() == 0
     if root:
         os.seteuid(65534)

@@ -20,7 +20,7 @@ INDEX_SUMS = slice(24, 48), slice(72, 96)  # in the log's index: its WAL-mode fi
 
 
 def bytes_on_disk(path: Path) -> bytes:
-    """Of every file, without the checksums of SQLite's log and of its index: any character comes up there by chance."""
+    """Return the bytes of every file, without the checksums of SQLite's log and its index, which may have any bytes."""
     return b"".join(_without_sums(file.name, file.read_bytes()) for file in path.parent.iterdir())
 
 
@@ -42,13 +42,13 @@ def _pages(log: bytes) -> bytes:
 
 
 def traces(path: Path, text: str = MARKER) -> set[str]:
-    """Which characters of the text stand in any file of the directory."""
+    """Return the characters of the text that any file of the directory contains."""
     content = bytes_on_disk(path)
     return {character for character in set(text) if character.encode() in content}
 
 
 def talk(history: History, chance: random.Random, conversation: int | None = None, turns: int = 20) -> int:
-    """Much said with MARKER, shuffled, in every way that leaves copies behind; returns the conversation."""
+    """Save many shuffled messages with MARKER, in every way that leaves copies behind; return the conversation."""
     for _ in range(turns):
         words = ["".join(chance.sample(MARKER, len(MARKER))) for _ in range(200)]
         conversation, _ = history.say(conversation, f"taken back {words[0]}", model="demo", system=MARKER)

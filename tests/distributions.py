@@ -1,4 +1,4 @@
-"""Whether counts were drawn from a distribution."""
+"""A test whether counts were drawn from a distribution."""
 
 import torch
 
@@ -8,7 +8,7 @@ ENOUGH = 0.001
 
 
 def chisquare(observed: list[float], expected: list[float]) -> float:
-    """Return the p value of Pearson's test; importing scipy for it would take a second in every process of the suite."""
+    """Return the p value of Pearson's test; importing scipy for it would take a second in every test process."""
     statistic = sum((o - e) ** 2 / e for o, e in zip(observed, expected, strict=True))
     freedom, half = (len(observed) - 1) / 2, statistic / 2
     return float(torch.special.gammaincc(torch.tensor(freedom).double(), torch.tensor(half).double()))

@@ -1,4 +1,4 @@
-"""From weights as they are trained to what drafts with them, for targets of torch and of the CPU engine; and its drafts."""
+"""Make drafters from trained weights, for targets of torch and of the CPU engine, and record their drafts."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -43,20 +43,20 @@ def _in_torch(path: Path, context: int) -> Target:
 
 
 def drafting(drafter: TrainableDrafter, target: Any = None, kind: type[TrainedDrafter] | None = None) -> Any:
-    """Return a drafter with these weights as they are now, for the drafter's own target or the same model elsewhere."""
+    """Return a drafter with the present weights, for the drafter's target or the same model on another engine."""
     made = (kind or drafter.Drafter)(target or drafter.target, drafter.options, drafter.numbers())
     made.accuracies = getattr(drafter, "accuracies", ())
     return made
 
 
 def published(found: Published, target: Any) -> Any:
-    """Return what drafts with a published drafter that was read."""
+    """Return the drafter of a published drafter's files."""
     class_ = import_module(kind_of(found.kind).file).Drafter
     return class_(target, found.options, {name: tensor.numpy() for name, tensor in found.tensors().items()})
 
 
 def perturbed(drafter: D, spread: float = 0.4) -> D:
-    """With weights so large that it is sure of what it says, which is nonsense."""
+    """Return the drafter with large random weights, so that it is certain of its nonsense."""
     chance = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in drafter.parameters():
@@ -78,7 +78,7 @@ def prefilled(target: Any, text: Sequence[int]) -> Any:
 
 
 def watched(drafter: Drafter) -> list[tuple[list[int], DraftTree]]:
-    """Return what it drafts from now on: the text, and the tree."""
+    """Record each draft from now on: the text, and the tree."""
     seen: list[tuple[list[int], DraftTree]] = []
     draft = drafter.draft
 
@@ -134,7 +134,7 @@ def states(target: Any, tokens: torch.Tensor) -> torch.Tensor:
 def batch_of(
     target: Any, texts: Sequence[Sequence[int]], start: int = 0, distill: bool = False, seed: int | None = None
 ) -> Batch:
-    """Return texts as training reads them: END fills them up, and what stands before `start` is a prompt."""
+    """Return texts as training reads them, padded with END; tokens before `start` are the prompt."""
     longest = max(map(len, texts))
     tokens = torch.tensor([[*text, *[END] * (longest - len(text))] for text in texts])
     counts = torch.tensor([[start <= place < len(text) for place in range(longest)] for text in texts])

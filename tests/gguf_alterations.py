@@ -17,7 +17,7 @@ def text(content: str | bytes) -> bytes:
 
 
 def typed(kind: str, value: object) -> bytes:
-    """Return a value with its type before it: of a number's kind, or `text`, or several as `texts` or such as `i32s`."""
+    """Return a value with its type before it: a type of number, or `text`, or several as `texts` or such as `i32s`."""
     if kind == "text":
         assert isinstance(value, str | bytes)
         return struct.pack("<I", TEXT) + text(value)

@@ -74,7 +74,7 @@ def _trained(pieces: bool) -> tuple[list[str], list[str]]:
 
 
 def vocabulary(kind: str, pre: str) -> dict[str, Any]:
-    """Return what a file says of its tokenizer: of the kind "gpt2", "llama" (pieces with scores) or "gemma4"."""
+    """Return a file's description of its tokenizer: of the kind "gpt2", "llama" (pieces with scores) or "gemma4"."""
     tokens, merges = _trained(kind != "gpt2")
     marks = MARKS if kind == "gpt2" else PIECE_MARKS
     types = [gguf.TokenType.CONTROL] * len(marks)
@@ -140,7 +140,7 @@ def with_suffixes(config: Any, name: str, tensor: torch.Tensor) -> Tensors:
 
 
 def split_projections(config: Any, name: str, tensor: torch.Tensor) -> Tensors:
-    """Split what Granite 4 keeps in one matrix, and rotate neighbouring channels."""
+    """Split the two projections that Granite 4 stores in one matrix, and rotate neighbouring channels."""
     if name.endswith("shared_mlp.input_linear.weight"):
         stem = name.removesuffix("shared_mlp.input_linear.weight")
         gate, up = tensor.chunk(2)
@@ -173,7 +173,7 @@ def in_turns(config: Any, name: str, tensor: torch.Tensor) -> Tensors:
 
 
 def recurrent_with_experts(config: Any, name: str, tensor: torch.Tensor) -> Tensors:
-    """Do what `experts` and `recurrent` do."""
+    """Apply both `experts` and `recurrent`."""
     return [pair for one in experts(config, name, tensor) for pair in recurrent(config, *one)]
 
 
@@ -302,7 +302,7 @@ def of_granite(config: Any) -> Said:
 
 
 def of_granite4(config: Any) -> Said:
-    """Return what the converter says of experts and of recurrent layers, too, though a dense model has neither."""
+    """Return the converter's keys for experts and for recurrent layers, although a dense model has neither."""
     return {
         **of_granite(config), "rope.scaling.finetuned": True, "expert_count": 0, "expert_used_count": 0,
         "expert_shared_feed_forward_length": config.shared_intermediate_size,
@@ -359,7 +359,7 @@ def of_qwen35(config: Any) -> Said:
 
 
 def factors(config: Any) -> dict[str, list[float]]:
-    """Return by what the frequencies of positions are divided, where a file has a tensor for it."""
+    """Return the divisors of the positions' frequencies, where a file has a tensor for them."""
     rope = config.rope_parameters
     if (whole := rope.get("full_attention")) and whole["rope_type"] == "proportional":  # the rest is not rotated
         count = config.global_head_dim // 2
@@ -588,7 +588,7 @@ def _stock(family: Family) -> Any:
 
 @cache
 def model(name: str) -> Model:
-    """Return the tiny model of a family. Its norms and biases are random too, so that none can be left out unseen."""
+    """Return the tiny model of a family. Its norms and biases are random too, so that leaving one out is noticed."""
     family = FAMILIES[name]
     stock, chance = _stock(family), torch.Generator().manual_seed(7)
     added = {"gemma3": 0.0, "qwen3_5": 0.0, "qwen3_5_moe": 0.0}  # the mean of norms to which one is added
@@ -622,7 +622,7 @@ def _fill(name: str, tensor: torch.Tensor, norms: float, chance: torch.Generator
 
 
 def _layer_ahead(config: Any, tensors: Mapping[str, torch.Tensor], chance: torch.Generator) -> dict[str, torch.Tensor]:
-    """Return the layer in the files of Qwen3.5 that predicts a token further ahead: one that attends, and what joins it."""
+    """Return the layer of Qwen3.5's files that predicts one more token: one with attention, and its joined inputs."""
     layer = f"model.layers.{config.layer_types.index(_SEES_ALL)}."
     width = config.hidden_size
     shapes = {
@@ -692,7 +692,7 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 
 def quantise(dense: Path, file: Path, kind: str) -> Path:
-    """Write a file again in another type, as llama.cpp's own quantiser does. Raise RuntimeError if it cannot."""
+    """Write a file again in another type, with llama.cpp's own quantiser. Raise RuntimeError if it cannot."""
     from llama_cpp_model import library
 
     settings = library().llama_model_quantize_default_params()

@@ -271,7 +271,7 @@ def in_gguf(config: Mapping[str, Any], name: str, weights: np.ndarray) -> dict[s
 
 
 def from_gguf(config: Mapping[str, Any], name: str, parts: list[np.ndarray]) -> np.ndarray:
-    """Return a tensor as the Hugging Face layout has it, from what `in_gguf` made of it; not of recurrent layers."""
+    """Return a tensor in the Hugging Face layout, from the result of `in_gguf`; not for recurrent layers."""
     family, whole = config["model_type"], np.concatenate(parts)
     if family in PAIRED and (".q_proj." in name or ".k_proj." in name):
         whole = halves(whole, config["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"])
@@ -395,7 +395,7 @@ OWN_METADATA = {
 
 
 def metadata_of(path: Path, pre: str) -> dict[str, Any]:
-    """Return what a file of this model says of it."""
+    """Return the metadata in a file of this model."""
     config = json.loads((path / "config.json").read_text())
     family = ARCHITECTURES.get(config["model_type"], config["model_type"])
     heads = config["num_attention_heads"]
@@ -436,7 +436,7 @@ def metadata_of(path: Path, pre: str) -> dict[str, Any]:
 
 
 def factors_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what frequencies are divided by, channel by channel, as llama.cpp's converter writes it."""
+    """Return the divisors of frequencies, channel by channel, as llama.cpp's converter writes them."""
     rope = config.get("rope_parameters") or {}
     if (whole := rope.get("full_attention", rope)).get("rope_type") == "proportional":
         half, rotated = _full(config)["head_dim"] // 2, whole.get("partial_rotary_factor", 1.0)

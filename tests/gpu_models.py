@@ -1,4 +1,4 @@
-"""What the tests for GPUs compute with: the demo model, every kind of drafter for it, and the plain loop of reference."""
+"""Models for the GPU tests: the demo model, every kind of drafter for it, and the plain loop of reference."""
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -85,17 +85,17 @@ def prompt_of(target: Target, question: str) -> list[int]:
 
 @cache
 def small_model(device: str, dtype: torch.dtype) -> Target:
-    """Return the demo's own draft model."""
+    """Return the demo's draft model."""
     return Target.load(DEMO / "draft", device=device, dtype=dtype)
 
 
 def trained(target: Target, kind: str) -> Drafter:
-    """Return the demo's own drafter of a kind."""
+    """Return the demo's drafter of a kind."""
     return load_drafter(read_drafter(DEMO / "drafters" / kind), target)
 
 
 def with_small(build: Callable[[Ingredients], Drafter]) -> Callable[[Target], Drafter]:
-    """Return what makes a drafter that asks the draft model."""
+    """Return a function that makes a drafter with the draft model."""
 
     def make(target: Target) -> Drafter:
         small = small_model(target.device, target.dtype)

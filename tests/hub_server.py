@@ -26,7 +26,7 @@ def git_sha1(content: bytes) -> str:
 
 @dataclass
 class Repository:
-    """`files` by name; what is said of them, and how they are sent, can be made to differ from what they are."""
+    """A repository: `files` by name. Their description and their transfer can be made to differ from them."""
 
     files: dict[str, bytes]
     revisions: dict[str, str] = field(default_factory=dict)  # name -> commit
@@ -207,7 +207,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Who was killed says nothing any more, and that is no fault; whatever else is printed."""
+        """Ignore clients that were killed; print any other error."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 

@@ -1,4 +1,4 @@
-"""What the kernel tells of a process's memory: not every Linux tells all of it, nor does every sandbox."""
+"""The kernel's figures about a process's memory: not every Linux or sandbox has all of them."""
 
 import os
 import re
@@ -17,7 +17,7 @@ def _text(file: Path) -> str:
 
 
 def _shares() -> bool:
-    """Whether a page that several processes hold counts for each in part: those of C's own library are such."""
+    """Return whether a page that several processes share counts in part for each, as those of C's library do."""
     sums = {name: sum(map(int, re.findall(rf"^{name}: +(\d+)", _text(_MAPS), re.MULTILINE))) for name in ("Rss", "Pss")}
     return 0 < sums["Pss"] < sums["Rss"]
 

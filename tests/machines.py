@@ -1,4 +1,4 @@
-"""Machines, models and measurements that nobody has, for the policy, which is pure arithmetic."""
+"""Simulated machines, models and measurements for the choice of plans, which is pure arithmetic."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -64,7 +64,7 @@ def _device(
 
 
 def machine(*devices: Device) -> Machine:
-    """Of these devices, and of a usual processor where none of them is one."""
+    """Return a machine with these devices, and with a usual CPU where none of them is one."""
     own = () if any(device.type == "cpu" for device in devices) else (cpu(),)
     return Machine((*devices, *own), 8)
 
@@ -78,7 +78,7 @@ def unfetched(
 
 
 def trained(kind: str, parameters: int, *rates: float, revision: str = "0" * 40) -> DrafterCard:
-    """Return a drafter that lies here; `rates` tell how often it foresaw each further token of held-out text."""
+    """Return an installed drafter; `rates` are the shares of held-out text where it predicts each further token."""
     about = {"accuracy_by_depth": [[rate] for rate in rates]}
     return DrafterCard(kind, Path("drafters") / kind, {}, revision, "big", parameters, parameters * 4, about)
 
@@ -90,7 +90,7 @@ def flat(seconds: float, slope: float = 0.0) -> ForwardCosts:
 
 @dataclass(frozen=True)
 class Told(NoMeasurements):
-    """What somebody says was measured: models by (device, packing), and the memory's bandwidth."""
+    """Given measurements: of models by (device, packing), and of the memory's bandwidth."""
 
     models: Mapping[tuple[str, str], ModelMeasurements] = field(default_factory=dict)
     memory: float | None = None

@@ -1,4 +1,4 @@
-"""Tiny models for the CPU engine: packed in memory from the stock model's weights, by none of our readers of files."""
+"""Tiny models for the CPU engine: packed in memory from the stock model's weights, without our readers of files."""
 
 import json
 from collections.abc import Mapping
@@ -79,6 +79,6 @@ def native_target(
 
 
 def read_native(path: Path, context: int | None = None) -> Any:
-    """Return what `tiny_models.read` gives, with a target of the CPU engine."""
+    """Return the result of `tiny_models.read`, with a target of the CPU engine."""
     stock = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager", dtype=torch.float32).eval()
     return Tiny(path, stock, native_target(path, stock, context=context))

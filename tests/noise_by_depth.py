@@ -1,4 +1,4 @@
-"""Whether seeded text would tell that noise was drawn at a wrong depth: on six words, where drafts are often right."""
+"""Whether seeded text would reveal noise drawn at a wrong depth: with six words, where drafts are often right."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -9,7 +9,7 @@ _ENDLESS = r"((?:\x71\x77|\x71|\x77)+)+#"
 
 
 def panicking(model: Path, copy: Path) -> Path:
-    """Return the model once more, with such a tokenizer."""
+    """Return a copy of the model with such a tokenizer."""
     shutil.copytree(model, copy)
     file = copy / "tokenizer.json"
     content = json.loads(file.read_text())

@@ -1,4 +1,4 @@
-"""As if somebody read what this process prints at a terminal."""
+"""A stand-in for a user who reads this process's output at a terminal."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ import pytest
 
 
 def read_at_a_terminal(patch: pytest.MonkeyPatch, stream: str, columns: int, lines: int = 20) -> None:
-    """`stream`, "stdout" or "stderr", is a terminal of that size; one that does not know its size says 0."""
+    """Make `stream`, "stdout" or "stderr", a terminal of that size; size 0 is a terminal that does not know it."""
     patch.delenv("COLUMNS", raising=False)
     patch.delenv("LINES", raising=False)
     patch.setattr("os.get_terminal_size", lambda *_: os.terminal_size((columns, lines)))

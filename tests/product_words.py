@@ -40,7 +40,7 @@ def products(sources: tuple[Path, ...] = SOURCES) -> set[str]:
 
 
 def _literals(node: ast.AST) -> Iterator[str]:
-    """Yield the texts below this node; a string that stands by itself is a docstring."""
+    """Yield the texts below this node; a string that is a statement is a docstring."""
     if isinstance(node, ast.JoinedStr):
         yield "".join(part.value if isinstance(part, ast.Constant) else f"{{{_name(part)}}}" for part in node.values)  # type: ignore[misc]
         parts: list[ast.AST] = [part for part in node.values if isinstance(part, ast.FormattedValue)]

@@ -1,4 +1,4 @@
-"""Packed linear layers: numbers for them, models of them, and what every kind of them must do."""
+"""Packed linear layers: numbers for them, models of them, and checks that every kind of them must pass."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from localspec.training.target import torch_target
 
 
 def packed_target(path: Path, packing: str = "int8") -> Target:
-    """Return a model as it is trained on where our library packed it."""
+    """Return a model for training whose weights our library packed."""
     return torch_target(NativeTarget.open(path, packing=packing, threads=Threads(1)))
 
 
@@ -40,7 +40,7 @@ def gradient_is_that_of_a_dense_layer(layer: QuantizedLinear, inputs: tuple[int,
 
 
 def adapter_acts_in_its_own_forward_alone(layer: QuantizedLinear) -> None:
-    """And learns there."""
+    """Check that an adapter acts in its own forward only, and learns there."""
     outputs, inputs = layer.shape
     x, adapter = gaussian(3, inputs), LoraAdapter(inputs, outputs, [(0, outputs)], 4, 8.0)
     torch.nn.init.normal_(adapter.lora_B)

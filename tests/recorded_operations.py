@@ -77,7 +77,7 @@ UNCHANGED = ("contiguous", "float", "long", "to", "type_as")
 
 
 class HostCalls(TorchDispatchMode):
-    """Counts what the host asks for while this is active: launches, copies to and from the device among them, and waits.
+    """A count of the host's calls while it is active: launches, including copies to and from the device, and waits.
 
     A recording is one launch. An operation that gives what it was given launches nothing.
     """

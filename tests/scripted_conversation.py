@@ -1,4 +1,4 @@
-"""An engine without a model that says what a test tells it to, and conversations with it."""
+"""An engine without a model that replies with a test's script, and conversations with it."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -8,7 +8,7 @@ from localspec.decoding.tree import DraftTree
 
 
 class Witness:
-    """Observes, and holds the session to its word: what was observed is what was committed. Proposes nothing."""
+    """A drafter that proposes nothing, and asserts that it observes exactly the committed tokens."""
 
     nbytes, target_layers = 0, ()
 
@@ -39,7 +39,7 @@ class Witness:
 
 
 class Oracle(Witness):
-    """Knows how the text goes on, for any of the texts it was given: the right chain first, wrong siblings behind it."""
+    """A drafter that knows how each given text continues: it drafts the right chain first, then wrong siblings."""
 
     def __init__(self, *texts: Sequence[int], depth: int = 4, vocabulary: int = 320) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Oracle(Witness):
 
 
 class OffChain(Oracle):
-    """The right tokens, each behind a wrong sibling: every accepted row has to move in the cache."""
+    """A drafter of right tokens, each after a wrong sibling, so that every accepted row must move in the cache."""
 
     def tree(self, context: Context) -> DraftTree:
         tokens, parents, at = [context.root], [-1], 0

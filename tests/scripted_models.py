@@ -60,7 +60,7 @@ def scripted_model(
 
 
 def random_model(path: Path, *, context: int = 512, generation: Mapping[str, Any] | None = None) -> Path:
-    """Two layers of noise over single bytes: it says nothing, and that it says at length."""
+    """Return a model of two random layers over single bytes, which writes long nonsense."""
     noise = np.random.default_rng(5)
     size, width = 256 + len(SPECIALS), 16
 
@@ -134,7 +134,7 @@ def _tokenizer(pieces: Sequence[bytes]) -> Any:
 
 
 def _byte_names() -> list[str]:
-    """How byte-level BPE spells each byte: printable ones as they are, the others from U+0100 on."""
+    """Return the spelling of each byte in byte-level BPE: printable ones unchanged, the others from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]

@@ -1,4 +1,4 @@
-"""Asking a session, and holding it to what it says of itself; and what the stock model says to several prompts."""
+"""Ask a session, check its statistics, and compare with the stock model's replies to several prompts."""
 
 from collections.abc import Sequence
 from itertools import islice
@@ -43,7 +43,7 @@ SAID = 12  # tokens of each reply in a conversation
 
 
 def conversation(model: Tiny) -> list[tuple[list[int], list[int]]]:
-    """Three prompts, each with what the stock model says to it, the later ones holding the earlier."""
+    """Return three prompts, each with the stock model's reply; later prompts contain the earlier ones."""
     turns, prompt = [], prompt_ids(15, seed=6)
     for turn in range(3):
         text = stock_reply(model.stock, prompt, SAID)

@@ -1,4 +1,4 @@
-"""A model of six words: few enough to count every continuation by three tokens, and drafts for it are often right."""
+"""A model of six words: few enough to count every continuation of three tokens, and drafts for it are often right."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -64,7 +64,7 @@ def joint_chances(stock: Any, prompt: Sequence[int], sampling: Sampling, count: 
 
 @dataclass
 class Drawn:
-    """How often each continuation came, [words] * count, in how many steps, and how many drafted tokens were accepted."""
+    """Counts of each continuation, [words] * count, with the numbers of steps and of accepted draft tokens."""
 
     counts: torch.Tensor
     steps: int = 0

@@ -1,4 +1,4 @@
-"""Which cases of a test are slow. `make check` leaves them out, and `make test` runs them."""
+"""The slow cases of a test, which `make check` leaves out, and `make test` runs."""
 
 import ast
 from collections import defaultdict

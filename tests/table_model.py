@@ -1,4 +1,4 @@
-"""A model that is a table: what decoding asks of a model, in forty lines of plain Python, with chances that are known."""
+"""A model that is a table with known probabilities: all that decoding needs of a model, in forty lines of Python."""
 
 from collections.abc import Sequence
 
@@ -79,7 +79,7 @@ class TableModel:
         return "".join(chr(97 + token % 26) for token in tokens)
 
     def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
-        """Return what it says greedily, read off the table."""
+        """Return the greedy reply, read from the table."""
         text = [0, *prompt]
         for _ in range(count):
             text.append(int(self.logits[text[-2], text[-1]].argmax()))

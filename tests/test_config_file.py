@@ -1,4 +1,4 @@
-"""One setting is written into the user's own file, and nothing else of it changes."""
+"""One setting is written into the user's file, and nothing else in it changes."""
 
 import os
 import stat

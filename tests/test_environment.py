@@ -1,4 +1,4 @@
-"""What the environment says that is no setting."""
+"""Environment variables that are not settings."""
 
 import re
 import tomllib

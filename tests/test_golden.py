@@ -1,4 +1,4 @@
-"""How the product's words are kept in one file, and how `--rewrite-messages` brings it up to date."""
+"""The file with the product's messages, and how `--rewrite-messages` updates it."""
 
 import os
 import re
@@ -246,7 +246,7 @@ def test_the_file_holds_every_text_of_the_program():
 
 @pytest.mark.slow
 def test_what_is_only_expected_not_to_be_said_is_a_text_of_the_program():
-    """`not in` holds for every old text, so nothing else would show that the program says it in other words now."""
+    """`not in` holds for every old text, so nothing else would show that the program now uses other words."""
     uses: dict[str, list[str]] = {}
     for file in golden.TESTS.rglob("test_*.py"):
         for key, then in re.findall(

@@ -55,7 +55,7 @@ def test_importing_the_terminal_interface_loads_no_model_and_draws_nothing(tmp_p
 
 @pytest.mark.slow
 def test_light_commands_load_nothing_heavy(tmp_path):
-    """One after the other, so what is there in the end tells of them all."""
+    """The commands run one after the other, so the modules at the end are those of all of them."""
     code = f"""
 from localspec.cli.main import main
 for arguments in {COMMANDS}:
@@ -135,7 +135,7 @@ def rooms() -> set[str]:
 
 
 def test_every_folder_has_a_layer():
-    """import-linter checks only what the contract names."""
+    """import-linter checks only folders that the contract names."""
     layers = contract(type="layers")["layers"]
     assert rooms() - {word.strip("()") for layer in layers for word in layer.split()} == set()
 

@@ -1,4 +1,4 @@
-"""Files that others wrote: what has no end, no bottom or no sense is refused in a sentence, and nothing waits for it."""
+"""Files from others: endless, deeply nested or senseless ones are refused with an error, and none is waited for."""
 
 import errno
 import json
@@ -88,7 +88,7 @@ def test_json():
     ],
 )
 def test_toml_that_would_take_for_ever(tmp_path, source):
-    """By the square of its dots, tomllib takes minutes for such a key."""
+    """For such a key tomllib takes minutes, quadratic in its dots."""
     with pytest.raises(ValueError, match="dots|deeply|too many digits"):
         parse_toml(source.encode())
     file = tmp_path / "config.toml"

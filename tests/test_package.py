@@ -53,7 +53,7 @@ def sdist(tmp_path_factory) -> Path:
 
 
 def native(wheel: Path) -> set[str]:
-    """Return what it holds of the native library, built or to be built."""
+    """Return the files of the native library in a package, built or to be built."""
     with zipfile.ZipFile(wheel) as content:
         return {name for name in content.namelist() if name.startswith(NATIVE) and not name.endswith(".py")}
 
@@ -94,7 +94,7 @@ def test_a_wheel_has_the_library_and_is_for_its_platform_and_every_python(wheel)
 
 @pytest.mark.skipif(HOST is None, reason="no native library is made for this machine")
 def test_in_an_empty_environment_the_library_of_the_wheel_is_loaded(wheel, tmp_path):
-    """Empty but for Python: nothing may need what this environment has."""
+    """The environment has only Python: the wheel must not need anything of this environment."""
     venv.create(tmp_path / "env")
     python = tmp_path / "env" / ("Scripts" if sys.platform == "win32" else "bin") / "python"
     pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"]

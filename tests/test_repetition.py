@@ -1,4 +1,4 @@
-"""When a reply goes round, and what only looks like it."""
+"""When a reply repeats itself, and texts that only look like it."""
 
 import random
 import string

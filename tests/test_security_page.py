@@ -1,4 +1,4 @@
-"""docs/security.md says which test shows what holds: each that it names is there."""
+"""Every test that docs/security.md names exists."""
 
 import re
 

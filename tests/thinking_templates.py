@@ -95,6 +95,6 @@ _CLOSED = (
 
 
 def switched_model(path: Path) -> Script:
-    """As Qwen3: it thinks `so it is.` before it answers `Yes.`, unless a closed pair of marks stands before its reply."""
+    """Return a model as Qwen3: it thinks `so it is.` before `Yes.`, unless a closed pair of marks comes first."""
     yes = 260 + _PIECES.index(b"Yes")
     return scripted_model(path, _PIECES, follows={ord("\n"): yes}, template=TEMPLATE + _CLOSED)

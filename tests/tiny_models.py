@@ -422,7 +422,7 @@ def write(path: Path, config: Any, tokenizer: Any, seed: int, shard: str = "1GB"
 
 
 def filled(model: Any, seed: int, spread: float = 0.18) -> Any:
-    """Give a model random weights: norms and biases too, for the usual ones and zeros would hide what is left out."""
+    """Give a model random weights, norms and biases too: with ones and zeros, leaving them out would go unnoticed."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -507,7 +507,7 @@ def _stock_reply(stock: Any, prompt: tuple[int, ...], count: int, stops: tuple[i
 
 
 def stock_distribution(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """Return what transformers' own generate() would draw from, [..., vocabulary]."""
+    """Return the distribution from which transformers' own generate() would draw, [..., vocabulary]."""
     steps: list[Any] = [TemperatureLogitsWarper(sampling.temperature)]
     if sampling.top_k:
         steps.append(TopKLogitsWarper(sampling.top_k))

@@ -47,7 +47,7 @@ def offered(settings: Settings, machine: Machine) -> list[Choice]:
 
 @pytest.fixture
 def old_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace the questions to torch about a device, since there is no GPU here."""
+    """Let torch report capability 7.0 for every GPU."""
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (7, 0))
 
 

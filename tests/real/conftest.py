@@ -72,7 +72,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def imported(shared: Path, published: Callable[[str], Path]) -> Callable[[str, str], Path]:
-    """imported(name, packing): the packed file of a model, made by whoever asks first."""
+    """imported(name, packing): return the packed file of a model, made once by the first test that needs it."""
 
     @cache
     def make(name: str, packing: str) -> Path:

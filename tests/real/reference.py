@@ -51,7 +51,7 @@ class File:
 
 
 def _byte_characters() -> dict[int, str]:
-    """Return the character that stands for each byte, as GPT-2 has it."""
+    """Return the character of each byte, as in GPT-2."""
     shown = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     hidden = [byte for byte in range(256) if byte not in shown]
     return {byte: chr(byte) for byte in shown} | {byte: chr(256 + place) for place, byte in enumerate(hidden)}

@@ -195,7 +195,7 @@ def packed(published: Callable[[str], Path]) -> PackedModel:
 
 @pytest.fixture(scope="module")
 def ours(packed: PackedModel, published: Callable[[str], Path]) -> Callable[[Path, list[int]], Read]:
-    """ours(file, tokens): what localspec makes of a file; its weights are those of the unaltered one."""
+    """ours(file, tokens): return localspec's results for a file; its weights are those of the unaltered one."""
 
     def read(file: Path, tokens: list[int]) -> Read:
         source = gguf_source(GgufModel.open(file))
@@ -212,7 +212,7 @@ def ours(packed: PackedModel, published: Callable[[str], Path]) -> Callable[[Pat
 
 @pytest.fixture(scope="module")
 def theirs() -> Callable[[Path, list[int]], Read]:
-    """theirs(file, tokens): what llama.cpp makes of a file."""
+    """theirs(file, tokens): return llama.cpp's results for a file."""
     pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
     from llama_cpp_model import Gguf, library
 
@@ -238,7 +238,7 @@ def _piece(library: Any, vocabulary: Any, role: str) -> str:
 
 
 def _as_llama_server(library: Any, vocabulary: Any, header: Header, special: dict[str, str]) -> list[int]:
-    """Return a prompt as llama-server makes it: what it adds it takes from the template's text first."""
+    """Return a prompt as llama-server makes it: it first removes from the template's text the tokens that it adds."""
     source = header.keys["tokenizer.chat_template"][12:].decode()
     names = {f"{role}_token": one for role, one in special.items()}
     (text,), _ = render_jinja_template([[*ASKED]], chat_template=source, add_generation_prompt=True, **names)

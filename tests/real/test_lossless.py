@@ -161,7 +161,7 @@ def compare(tmp_path: Path, imported: Callable[[str, str], Path], plain: Callabl
 
 @pytest.fixture
 def other(packing: str, imported: Callable[[str, str], Path]) -> Path:
-    """SmolLM2 in the other packing, which is its own draft model."""
+    """Return SmolLM2 in the other packing, as its own draft model."""
     return imported("smollm2", "int4" if packing == "int8" else "int8")
 
 

@@ -1,4 +1,4 @@
-"""Conversations in turns and branches on SmolLM2: what was read before is not read again, and the text is the same."""
+"""Conversations in turns and branches on SmolLM2: no token is read twice, and the text stays the same."""
 
 from collections.abc import Callable
 from dataclasses import replace

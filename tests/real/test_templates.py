@@ -41,7 +41,7 @@ def test_marks_that_people_spell_are_the_ids_of_the_same_text_without_marks(
     gguf_file: Callable[[str], File],
     byte_pairs: Callable[[str], BytePairs],
 ) -> None:
-    """The text is that of transformers; only the template's own marks are control tokens."""
+    """The text is that of transformers; only the template's own marks become control tokens."""
     ours, theirs, pairs = chat(published(name)), gguf_file(name), byte_pairs(name)
     stand_in = "\N{SNOWMAN}"  # which SPELLED does not hold
     for messages in SPELLED:

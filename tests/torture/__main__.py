@@ -55,7 +55,7 @@ def signals(stage: Stage, name: str, chance: random.Random) -> Iterator[str]:
 def turns(
     stage: Stage, seed: int, areas: list[str], only: list[str], most: int | None = None
 ) -> Iterator[tuple[str, str, int, Callable[[], list[str]]]]:
-    """Every scenario and every format in turn, `most` times or without an end: (area, name, number, what tries it)."""
+    """Yield every scenario and every format in turn, `most` times or without end: (area, name, number, function)."""
     soil = Soil(stage)
 
     def files(name: str, number: int) -> list[str]:

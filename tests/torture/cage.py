@@ -22,7 +22,7 @@ KINDS = {"ENOSPC": 28, "EIO": 5, "EINTR": 4}
 
 @dataclass(frozen=True)
 class Fault:
-    """The change of that number below the home fails; where it `stays`, so do those after it. 0: none does."""
+    """A failing change: the change of that number below the home, and if it `stays`, all later ones. 0: none fails."""
 
     at: int = 0
     kind: str = "EIO"

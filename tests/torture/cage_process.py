@@ -66,7 +66,7 @@ def command(run: Any, order: dict[str, Any], faults: Any) -> int:
 
 
 def end(code: int) -> NoReturn:
-    """As the interpreter ends, but for taking apart every library, which takes a second of computing."""
+    """End as the interpreter does, but without unloading every library, which takes a second of CPU time."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

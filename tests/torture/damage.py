@@ -24,7 +24,7 @@ def parts(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def changed(value: Any, path: tuple[Any, ...], new: Any, how: str) -> Any:
-    """Return a copy where what stands at that path is replaced, taken away, or put there twice."""
+    """Return a copy in which the value at that path is replaced, removed or duplicated."""
     if not path:
         return new
     value = copy.deepcopy(value)

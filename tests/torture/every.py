@@ -15,7 +15,7 @@ WAYS = [("EIO", False), ("ENOSPC", False), ("EINTR", False), ("ENOSPC", True), (
 
 
 def each_change(stage: "Stage", name: str, kind: str, stays: bool) -> Iterator[tuple[Ended, list[str]]]:
-    """How the command ended, and what is wrong, for each change that can fail so: a full disk refuses what needs room."""
+    """Yield how the command ended, and what is wrong, for each change that can fail; a full disk refuses only growth."""
     last, at = stage.clean(name).changes, 0
     while True:
         fault = Fault(at + 1, kind, stays)
@@ -28,7 +28,7 @@ def each_change(stage: "Stage", name: str, kind: str, stays: bool) -> Iterator[t
 
 
 def each_change_of(stage: "Stage", names: Sequence[str]) -> int:
-    """Print what is wrong, and how often which call failed; return how much was found."""
+    """Print what is wrong, and how often each call failed; return the number of problems."""
     total = 0
     for (kind, stays), name in product(WAYS, names):
         calls, found, began = Counter[str](), 0, time.monotonic()

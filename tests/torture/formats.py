@@ -1,4 +1,4 @@
-"""Every file and answer that comes from outside, damaged: which, where it lies, and the commands that read it."""
+"""Every file and answer from outside, damaged: which it is, where it is, and the commands that read it."""
 
 import json
 import os
@@ -29,7 +29,7 @@ RUN = ("-n", "2", "--no-log", "Hi")
 
 @dataclass(frozen=True)
 class Format:
-    """`content`: what is tried, from a sound one; `commands`: puts it into a home and says what reads it there."""
+    """A format. `content`: a valid example; `commands`: a function that puts it into a home and names its readers."""
 
     content: Callable[["Soil"], st.SearchStrategy[bytes]]
     commands: Callable[["Soil", Path, bytes], list[list[str]]]
@@ -104,7 +104,7 @@ def _gguf(soil: Soil, home: Path, content: bytes) -> list[list[str]]:
 
 
 def _about(soil: Soil) -> bytes:
-    """Return what the hub says of the model."""
+    """Return the hub's answer about the model."""
     with urlopen(f"{soil.ground.hub.endpoint}/api/models/org/name/revision/main?blobs=true") as answer:
         return bytes(answer.read())
 

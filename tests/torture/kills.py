@@ -1,4 +1,4 @@
-"""SIGKILL at random moments of replies, pulls and trainings: what was finished is kept, nothing half-written stays."""
+"""SIGKILL at random moments of replies, pulls and trainings: finished work is saved, and no partial file stays."""
 
 import random
 import signal
@@ -33,7 +33,7 @@ class Tally:
 
 
 def killed_in_one_home(stage: Stage, name: str, chance: random.Random, most: int, tally: Tally) -> list[str]:
-    """Kills a command up to so often, one after the other in the same home, and looks; returns what is wrong."""
+    """Kill a command up to `most` times in one home, and inspect it after each kill; return what is wrong."""
     seconds, home, scenario = stage.clean(name).seconds, stage.copied(name), SCENARIOS[name]
     variables, replies, found = stage.ground.variables(home), Counter[str](), list[str]()
     words, before = scenario.words(stage.ground, home), tally.kills[name]

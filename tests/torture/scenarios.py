@@ -1,4 +1,4 @@
-"""What is tortured: a command, the home it finds, and what must be so afterwards, however the command ended."""
+"""Torture scenarios: a command, its home, and the conditions that hold afterwards, however the command ended."""
 
 import json
 import re
@@ -36,7 +36,7 @@ BESIDE = re.compile(
 
 @dataclass(frozen=True)
 class Ground:
-    """What all scenarios stand on: models, texts and a hub, outside of every home."""
+    """The common base of all scenarios: models, texts and a hub, outside every home."""
 
     model: Path
     gguf: Path
@@ -87,20 +87,20 @@ class Look:
         return self.cage.run(self.home, *words, typed=typed, **self.ground.variables(self.home))
 
     def json(self, *words: str) -> Any:
-        """Return what a command says that must not fail."""
+        """Return the JSON output of a command that must not fail."""
         ended = self.run(*words, "--json")
         assert ended.code == 0, f"{' '.join(words)} ends with {ended.code} afterwards: {ended.errors.strip()}"
         return json.loads(ended.out)
 
     def turns(self) -> list[dict[str, Any]]:
-        """All that is kept, the oldest conversation first."""
+        """Return all saved turns, the oldest conversation first."""
         return [turn for one in self.json("history", "export") for turn in one["turns"]]
 
     def prompts(self) -> list[str]:
         return [turn["prompt"] for turn in self.turns()]
 
     def answered(self) -> Counter[str]:
-        """How often each prompt has a reply that ended, be it by Ctrl+C."""
+        """Return how often each prompt has a finished reply, including those ended by Ctrl+C."""
         return Counter(turn["prompt"] for turn in self.turns() if turn["reason"])
 
 
@@ -109,7 +109,7 @@ def _say(ground: Ground, *more: str) -> list[str]:
 
 
 def _was_kept(look: Look, ended: Ended) -> Iterator[str]:
-    """Yield a run that says nothing else has kept its turn."""
+    """Yield an error if a run that reported no problem did not save its turn."""
     if ended.code == 0 and not re.search(NOT_KEPT, ended.errors) and "A new one." not in look.prompts():
         yield "it ended well and without a word, and what was said is not kept"
 
@@ -121,7 +121,7 @@ def finished(ended: Ended) -> list[str]:
 
 
 def _were_kept(look: Look, ended: Ended) -> Iterator[str]:
-    """Yield what a chat has finished is kept, unless it says otherwise."""
+    """Yield an error if a chat did not save a finished reply, and did not say so."""
     if not re.search(NOT_KEPT, ended.errors):
         yield from (f"the reply to {prompt!r} is lost" for prompt in Counter(finished(ended)) - look.answered())
 
@@ -135,7 +135,7 @@ def _is_gone(look: Look, ended: Ended) -> Iterator[str]:
 
 
 def _is_whole(model: str) -> Callable[[Look, Ended], Iterator[str]]:
-    """Yield a command that ends well brought the model, and what is listed has the digests it came with."""
+    """Yield an error if a successful command did not bring the model, or a listed file has another digest."""
 
     def complaints(look: Look, ended: Ended) -> Iterator[str]:
         names = [row["name"] for row in look.json("list")]
@@ -240,7 +240,7 @@ class Stage:
         )  # fmt: skip
 
     def clean(self, name: str) -> Ended:
-        """How the command ends where nothing is in its way; what it then leaves is what may be there."""
+        """Run the command undisturbed, and return how it ended; the files that it leaves are allowed."""
         if name not in self._clean:
             ended = self.ended(name)
             assert ended.code == 0, f"{name} fails without a fault: {ended.errors}"
@@ -255,7 +255,7 @@ class Stage:
         return names(self.home) - self._names[name]
 
     def complaints(self, name: str, ended: Ended, sent: signal.Signals | None = None) -> list[str]:
-        """Return what is wrong with how the command ended in `copied`, and with what it left."""
+        """Return what is wrong with how the command ended in `copied`, and with the files that it left."""
         look, scenario, found = self.look(self.home), SCENARIOS[name], [*wrong_end(ended, sent)]
         try:
             said = look.prompts()
@@ -276,7 +276,7 @@ class Stage:
 
 
 def wrong_end(ended: Ended, sent: signal.Signals | None, too: frozenset[int] = frozenset()) -> Iterator[str]:
-    """Yield what a command may never do, whatever happens to it."""
+    """Yield what a command must never do, under any fault."""
     if ended.hung:
         yield f"it hung for {ended.seconds:.0f} s"
     elif ended.code not in DOCUMENTED | too and not (sent and ended.code == -sent):

@@ -1,4 +1,4 @@
-"""That `make torture TORTURE="--every run"` leaves out no change."""
+"""`make torture TORTURE="--every run"` leaves out no change."""
 
 import pytest
 from each import each

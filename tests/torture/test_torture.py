@@ -1,4 +1,4 @@
-"""A short, fixed share of `make torture`; and that it would see what it looks for."""
+"""A short, fixed part of `make torture`, and proof that it notices what it looks for."""
 
 import os
 import random

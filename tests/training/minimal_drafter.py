@@ -1,4 +1,4 @@
-"""A drafter for tests of the loop, as small as one can be: what is trained, without what would draft with it."""
+"""A minimal drafter for tests of the training loop: the trained part, without the part that drafts."""
 
 from dataclasses import dataclass
 

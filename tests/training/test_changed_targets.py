@@ -1,4 +1,4 @@
-"""Targets that training changes by adapters: on weights in few bits too, and what is written of them in the end."""
+"""Targets that training changes by adapters: also on weights in few bits, and the model that is written at the end."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -143,7 +143,7 @@ def test_what_learns_on_few_bits_learns_as_on_the_same_weights_in_a_dense_model(
 def test_the_full_form_on_few_bits_is_that_of_weights_with_the_adapters_added(
     packed: Callable[[str, str], Target], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Drafts, the text before them and what the target itself says are all of the changed target."""
+    """Drafts, the text before them and the target's own loss all come from the changed target."""
     target = packed(LLAMA, "int8")
     drafter = made("s3d", target)
     assert drafter.adapters is not None and drafter.changes_target
@@ -181,7 +181,7 @@ def test_the_full_form_on_few_bits_is_that_of_weights_with_the_adapters_added(
 def test_what_was_learnt_in_few_bits_is_another_target_for_which_it_is_lossless(
     packed: Callable[[str, str], Target], tiny: Make, tmp_path: Path, kind: str, packing: str
 ) -> None:
-    """Against what transformers reads from the files that were written; and packed, on the engine for CPUs."""
+    """Compared with the written files read by transformers, and packed, on the CPU engine."""
     model, prompt = tiny(LLAMA), prompt_ids(15, seed=6)
     text = [*prompt, *stock_reply(model.stock, prompt_ids(15, seed=7), 24)]
     target = packed(LLAMA, packing)

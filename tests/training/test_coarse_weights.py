@@ -1,4 +1,4 @@
-"""Weights in bf16 that learn by steps smaller than what tells two of its numbers apart."""
+"""Weights in bf16 that are trained in steps smaller than the distance of two neighbouring numbers."""
 
 import json
 from functools import partial
@@ -24,7 +24,7 @@ PLAN = TrainingPlan(batch=256, at_once=256, rate=1e-4, seed=1, distill=True, ste
 
 
 class Coarse(Linears):
-    """As its base class, with matrices in bf16."""
+    """The base class with matrices in bf16."""
 
     def __init__(self, target: Target) -> None:
         super().__init__(target)

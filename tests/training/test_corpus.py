@@ -1,4 +1,4 @@
-"""Which tokens count, and in which order rows come."""
+"""Which tokens count, and the order of rows."""
 
 from dataclasses import replace
 

@@ -68,7 +68,7 @@ def test_little_to_draw(lines, drawn, labels, highest):
 
 
 def test_lines_that_touch_the_ends_of_their_axis_and_beyond():
-    """Losses that are all 0 have an axis too, and what cannot be stays in its panel."""
+    """Losses that are all 0 have an axis too, and impossible values stay inside their panel."""
     drawn = figure([{"step": 1, "loss": 0.0}, {"step": 1, "accuracy_by_depth": [[1.0, 0.1], [1.5, 0.1]]}], "?")
     assert paths(drawn) == [[(710.0, 256.0)], [(710.0, 320.0)], [(710.0, 320.0)]]
 

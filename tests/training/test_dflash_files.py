@@ -1,4 +1,4 @@
-"""DFlash drafters that others have published: what is refused, with files written on the spot."""
+"""Published DFlash drafters: what is refused, with files that the tests write."""
 
 from collections.abc import Callable
 from pathlib import Path

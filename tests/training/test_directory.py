@@ -1,4 +1,4 @@
-"""A directory belongs to one training at a time, and what could not be written there is known before."""
+"""A directory belongs to one training at a time, and a directory that cannot be written is refused at the start."""
 
 import os
 import subprocess

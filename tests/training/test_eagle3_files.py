@@ -1,4 +1,4 @@
-"""EAGLE-3 heads that others have published: every layout of them, and what is refused, with files written on the spot."""
+"""Published EAGLE-3 heads: every layout of them, and what is refused, with files that the tests write."""
 
 import json
 from collections.abc import Callable
@@ -60,7 +60,7 @@ def tensors_of(weights: Trainable, prefix: str) -> Tensors:
 
 
 def specforge(weights: Trainable, path: Path, pickled: bool = False, **more: Any) -> Path:
-    """As SpecForge saves it, or, in a pickle, as yuhuili's heads are."""
+    """Write a head as SpecForge saves it, or, in a pickle, as yuhuili's heads are."""
     layer, names = json.loads(weights.options.config), tensors_of(weights, "midlayer.")
     config = {**layer, "architectures": ["LlamaForCausalLM" if pickled else "LlamaForCausalLMEagle3"]}
     config |= {"draft_vocab_size": weights.options.vocabulary or 320, "tie_word_embeddings": False, **more}
@@ -68,7 +68,7 @@ def specforge(weights: Trainable, path: Path, pickled: bool = False, **more: Any
 
 
 def speculators(weights: Trainable, path: Path, **more: Any) -> Path:
-    """As RedHatAI publishes them."""
+    """Write a head as RedHatAI publishes them."""
     layer, names = json.loads(weights.options.config), tensors_of(weights, "layers.0.")
     names["verifier_norm.weight"] = torch.ones(48)
     config = {
@@ -125,7 +125,7 @@ CASES: dict[str, tuple[Callable[..., Path], dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.slow
 @each("case", CASES)
 def test_every_layout_drafts_as_its_own_arithmetic_says(tiny: Make, tmp_path: Path, case: str) -> None:
-    """Our names and switches are not in the files: what was written by a layout's description is read as it was meant."""
+    """The files have neither our names nor our switches: a file that follows a layout's description is read as meant."""
     layout, options, more = CASES[case]
     model, prompt = tiny(LLAMA), prompt_ids(14, seed=8)
     weights = perturbed(eagle(model.target, depth=3, **options))
@@ -145,7 +145,7 @@ def test_every_layout_drafts_as_its_own_arithmetic_says(tiny: Make, tmp_path: Pa
 
 @pytest.mark.slow
 def test_it_is_converted_once_and_in_the_precision_of_its_files(tiny: Make, tmp_path: Path) -> None:
-    """The embedding is the target's own, so it is not kept."""
+    """The embedding is the target's, so it is not saved."""
     model, prompt = tiny(LLAMA), prompt_ids(9, seed=2)
     weights = eagle(model.target, config=json.dumps(PLAIN), vocabulary=90, states="0,1,2")
     path = speculators(weights, tmp_path / "head")

@@ -75,7 +75,7 @@ def test_hours_are_those_of_one_pass_of_the_target_and_three_of_what_is_trained(
 
 
 def test_of_eagle3_all_that_its_steps_pass_is_counted_as_often_as_they_do(tiny):
-    """What joins the states once; layer, norms, its own head and the model's once a step."""
+    """The layer that joins the states counts once; layer, norms, its head and the model's head count once a step."""
     for options in ({"depth": 3}, {"depth": 5, "vocabulary": 100}):
         drafter = make_drafter("eagle3", tiny("phi3-one-key-head-tied").target, options)
         target = drafter.target.transformer.config
@@ -126,7 +126,7 @@ def test_of_s3d_each_kept_layer_takes_memory(tiny):
 @pytest.mark.slow
 @each("name", RECURRENT)
 def test_what_a_recurrent_layer_holds_of_a_text_is_counted(tiny, name):
-    """As torch's own count of memory says; of so small heads the products of a chunk's rows are most of it."""
+    """Compared with torch's own count of memory; with heads this small, most of it is products of a chunk's rows."""
     target, n = tiny(name).target, 256
     layer = next(one.delta for one in target.transformer.layers if one.delta is not None)
     rows, now, peak = torch.randn(1, n, target.config.hidden_size), 0, 0
@@ -207,7 +207,7 @@ def documented() -> list[tuple[str, list[str], str, float]]:
 
 @pytest.mark.slow
 def test_each_documented_training_fits_the_card_that_is_named(monkeypatch):
-    """And would not fit half of it: the card is not named larger than needed."""
+    """And half of the card would be too small, so no larger card is named than needed."""
     monkeypatch.setattr("localspec.training.estimate.has_small_moments", lambda _: True)
     rows = documented()
     assert len(rows) == 27

@@ -24,7 +24,7 @@ def test_plain_text_is_cut_between_paragraphs_and_nothing_is_lost(tmp_path):
 
 
 def plainly_cut(text: str) -> list[str]:
-    """Return what `read` does with plain text, in quadratic time."""
+    """Return the result of `read` for plain text, in quadratic time."""
     found, waiting = [], []
     for paragraph in text.split("\n\n"):
         while len(paragraph) > PIECE:
@@ -50,7 +50,7 @@ def test_paragraphs_of_every_length_are_cut_alike(tmp_path):
 @pytest.mark.slow
 @each("line, times", [("A sentence a line, as corpora have it.\n", 600_000), ("\n\n", 200_000)])
 def test_long_text_takes_as_long_as_it_is(tmp_path, line, times):
-    """The time was that of the square: where what is left is copied each time, or all that waits is counted again."""
+    """The time was quadratic while the rest was copied, or all waiting text counted, at each step."""
     file = tmp_path / "corpus.txt"
     file.write_text(line * times + "end")
     began = time.process_time()

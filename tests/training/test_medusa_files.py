@@ -1,4 +1,4 @@
-"""Heads that others have published: every layout of them, and what is refused, with files written on the spot."""
+"""Published Medusa heads: every layout of them, and what is refused, with files that the tests write."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def official(layers: int = 1, heads: int = HEADS) -> Tensors:
-    """{head}.{block}.linear.…: what v0.1 and v2 have in common."""
+    """Return the tensors {head}.{block}.linear.…, whose names v0.1 and v2 have in common."""
     made = {}
     for head in range(heads):
         for block in range(layers):
@@ -67,7 +67,7 @@ def vllm(tensors: Tensors) -> Tensors:
 
 
 def expected(tensors: Tensors, state: torch.Tensor, head: int, layers: int, linear: torch.Tensor) -> torch.Tensor:
-    """As the published code computes it."""
+    """Return the result of the published code."""
     x = state
     for block in range(layers):
         weight, bias = (tensors[f"{head}.{block}.linear.{kind}"] for kind in ("weight", "bias"))
@@ -290,7 +290,7 @@ def whole_model(model: Path, directory: Path, form: str, heads: Tensors) -> Path
 def test_a_whole_model_in_safetensors_is_target_and_heads_where_it_is(
     tmp_path, tiny: Make, form: str, own: str
 ) -> None:
-    """The heads are private matrices, or the target's own; its tensors are read past the heads."""
+    """The heads are private matrices, or the target's own; the target is read without the heads' tensors."""
     model = tiny(LLAMA)
     matrices = private("{}.1.weight")
     if own != "private":
@@ -378,7 +378,7 @@ def test_files_that_are_broken_or_no_weights_or_not_there(tmp_path, target: Targ
 @each("form", ["v0.1", "v2", "the target's own", "one is another"])
 @each("name", [LLAMA, "llama-one-key-head-tied-linear", SHARDED])
 def test_converted_heads_are_the_ones_that_are_read(tmp_path, tiny: Make, name: str, form: str) -> None:
-    """The same drafter as with the whole model in memory, byte for byte in what it computes."""
+    """The drafter computes the same bytes as with the whole model in memory."""
     model, target = tiny(name).path, tiny(name).target
     blocks, own = official(layers=2), target.transformer.lm_head.weight.detach()
     matrices = {

@@ -1,4 +1,4 @@
-"""peft reads the adapters that we write: on the stock model they do what they do on ours. The only use of peft."""
+"""peft reads the adapters that we write: they act on the stock model as on ours. The only use of peft."""
 
 import json
 

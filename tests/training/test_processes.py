@@ -1,4 +1,4 @@
-"""What processes of `accelerate launch` must agree on, and what the memory of one has to hold of a target that all share."""
+"""What processes of `accelerate launch` must agree on, and how much of a shared target each one holds."""
 
 from dataclasses import replace
 from types import SimpleNamespace

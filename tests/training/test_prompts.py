@@ -1,4 +1,4 @@
-"""The prompts that ship: many, of all kinds, always the same ones, and none of those that are held out among them."""
+"""The shipped prompts: many, of all kinds, always the same ones, and none that is held out."""
 
 from collections import Counter
 

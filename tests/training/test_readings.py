@@ -1,4 +1,4 @@
-"""What a target says of a text, read once: the same from whoever computes it, whole after any end, and enough to learn."""
+"""A target's states and picks of a text, read once: equal on every engine, complete after any end, and sufficient."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -179,7 +179,7 @@ def test_a_step_learns_among_candidates_and_a_measurement_among_all(tiny: Make, 
 
 
 def test_heads_begin_with_least_squares(tiny: Make, readings: Readings) -> None:
-    """As numpy finds them; with too little text they begin with the state."""
+    """numpy's least squares give the same; with too little text the heads start with the state."""
     drafter = make_drafter("medusa", tiny(LLAMA).target, {"heads": 2})
     places, before = readings.places(ROWS, "cpu", True), drafter.path.weight.clone()
     drafter.fit([places])

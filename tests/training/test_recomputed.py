@@ -1,4 +1,4 @@
-"""Layers that are computed a second time where a gradient passes: the same gradient, and less that is held for it."""
+"""Layers that are computed a second time in the backward pass: the same gradient, and less memory."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -38,7 +38,7 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def lesson(drafter: TrainableDrafter, length: int = 40) -> Batch:
-    """As the loop reads it."""
+    """Return a batch as the loop reads it."""
     target = drafter.target
     tokens = torch.tensor([prompt_ids(length, seed=seed) for seed in range(2)])
     counts = torch.ones_like(tokens, dtype=torch.bool)
@@ -86,7 +86,7 @@ def test_a_gradient_is_the_same_to_the_bit(tiny: Make, form: str, packing: str) 
 @pytest.mark.slow
 @each("form", FORMS)
 def test_the_estimate_knows_what_is_held_either_way(wide: Target, form: str) -> None:
-    """Of a longer text more is held, by about as much as is promised for each token."""
+    """A longer text takes more memory, by about the promised bytes for each token."""
     kind, options = FORMS[form]
     measured = []
     for recomputed in (False, True):
@@ -111,7 +111,7 @@ def test_the_estimate_knows_what_is_held_either_way(wide: Target, form: str) -> 
 def test_of_heads_alone_no_layer_is_counted(
     wide: Target, monkeypatch: pytest.MonkeyPatch, kind: str, options: dict[str, Any], most: float
 ) -> None:
-    """What a token leaves is at most what is promised, and not a small part of that; its logits are made twice."""
+    """A token takes at most the promised memory, and not a small part of it; its logits are computed twice."""
     monkeypatch.setattr("localspec.nn.losses.HELD", 0)
     drafter = make_drafter(kind, wide, options).train()
     short, long = (gradients_and_bytes(drafter, lesson(drafter, length))[1] for length in (128, 256))

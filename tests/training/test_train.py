@@ -1,4 +1,4 @@
-"""The loop: it learns, and a training that was stopped, killed or parted goes on to the very same losses."""
+"""The training loop: it learns, and a run that was stopped, killed or divided continues with the same losses."""
 
 import json
 import math
@@ -128,7 +128,7 @@ def test_what_was_stopped_goes_on_bit_for_bit(training, monkeypatch, at, backwar
 
 @pytest.mark.slow
 def test_moments_in_eight_bits_are_kept_too_and_an_old_training_goes_on_without_them(training, monkeypatch):
-    """On a CPU, where bitsandbytes computes the same; which of the two it is stands in the checkpoint."""
+    """On a CPU, where bitsandbytes computes the same; the checkpoint says which of the two it is."""
     assert optimizer_class("cpu") is torch.optim.AdamW and not has_small_moments("cpu")
     small = partial(adamw_8bit(), min_8bit_size=16)  # else it leaves matrices as small as these in fp32
     monkeypatch.setattr("localspec.nn.linear_bitsandbytes.adamw_8bit", lambda: small)
@@ -217,7 +217,7 @@ def test_rows_that_are_parted_weigh_what_they_weigh_together(training):
 
 @pytest.mark.slow
 def test_hours_that_a_kill_lost_count(training):
-    """The steps behind the last checkpoint are computed again; their time was spent all the same."""
+    """The steps after the last checkpoint are computed again; their time counts all the same."""
     killed = training()
     steps = killed.run()
     list(islice(steps, 3))

@@ -20,7 +20,7 @@ from localspec.weights.source import Source
 
 
 def former_file(path, paths, only_copy):
-    """Write what an earlier version would have packed of a directory, and return its file."""
+    """Write the packed file of an earlier version for a directory, and return it."""
     source = Source.open(path)
     origin = with_files(Origin(str(path), revision(path)), path, paths)
     tensors, content = {}, {}

@@ -1,4 +1,4 @@
-"""What earlier states of localspec wrote is opened by this one; what a newer one wrote is refused, and left as it is."""
+"""Files of earlier versions of localspec are opened by this one; those of a newer one are refused and unchanged."""
 
 import hashlib
 import json
@@ -111,7 +111,7 @@ def test_settings_and_models_mean_what_they_meant(home: Path) -> None:
 
 
 def refused(home: Path, place: Path, code: int, said: str, *command: str) -> None:
-    """Check that the command ends with a sentence, and that what it was given stays unchanged."""
+    """Check that the command ends with an error, and leaves its files unchanged."""
     before = contents(place)
     result = called(home, *command)
     assert result.returncode == code and said in result.stderr and result.stderr.count("\n") == 1, result

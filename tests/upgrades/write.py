@@ -36,7 +36,7 @@ revision = "0123456789012345678901234567890123456789"
 
 
 def main() -> None:
-    """Replace what there is of that name."""
+    """Replace the data of that name."""
     place = HERE / sys.argv[1]
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)

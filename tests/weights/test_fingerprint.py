@@ -1,4 +1,4 @@
-"""Fingerprints: what changes them, what does not, how little is read for them, and files that cannot be read."""
+"""Fingerprints: what changes them and what does not, how little they read, and files that cannot be read."""
 
 import json
 import os
@@ -165,7 +165,7 @@ def test_a_packed_file_has_the_fingerprint_of_what_it_was_made_of(tiny: Any, tmp
 
 
 def test_an_earlier_version_refuses_nothing_in_a_header() -> None:
-    """Which took an origin with these six, and anything next to it."""
+    """An earlier version took an origin with these six keys, and anything next to it."""
     header = Header(Origin("a", "0" * 40, weights="1" * 40), "int8", 0, {}, {}).encoded()
     said = json.loads(header[48:].rstrip(b"\0"))
     assert said["origin"].keys() == {"name", "revision", "license", "repo", "commit", "files"}

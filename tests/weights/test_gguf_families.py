@@ -71,7 +71,7 @@ def text(length: int = 96, seed: int = 0) -> list[int]:
 
 @pytest.fixture(scope="module")
 def opened(family_gguf: Callable[[str, str], Path]) -> Opened:
-    """opened(name, kind): the CPU engine's model of a file, in the file's own blocks, or in F32."""
+    """opened(name, kind): return the CPU engine's model of a file, in the file's own blocks, or in F32."""
 
     @cache
     def give(name: str, kind: str) -> NativeTarget:
@@ -129,7 +129,7 @@ def test_llama_cpp_computes_what_transformers_computes(family_gguf, monkeypatch,
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.ahead])
 def test_llama_cpp_computes_the_layer_ahead_as_stock_modules_do(family_gguf, name):
-    """The layer that predicts a token further ahead, which the stock model leaves out, from the target's own states."""
+    """The layer that predicts one more token, which the stock model leaves out, from the target's own states."""
     pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
     model, tokens = gguf_families.model(name), text()
     layer = stock_layer(model.stock.config)
@@ -194,7 +194,7 @@ def test_in_pytorch_logits_of_mixtures_are_those_of_transformers(family_gguf, na
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), [one for one in EVERY if one[1] != F32])
 def test_in_few_bits_logits_are_as_near_as_those_of_llama_cpp(opened, family_gguf, name, kind):
-    """Near to those of transformers with the numbers that the file stands for: mean divergence over 4 texts."""
+    """Close to transformers with the file's dequantised weights: mean divergence over 4 texts."""
     pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
     file, target = family_gguf(name, kind), opened(name, kind)
     exact, ours, theirs = gguf_families.dequantised(name, file), [], []
@@ -218,7 +218,7 @@ def content(tensor: GgufTensor, step: int = 99_991) -> bytes:
 @pytest.mark.parametrize("kind", [F32, "Q8_0"])
 @pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss", "qwen3_5_moe", "gemma4-26b"])
 def test_gates_and_ups_in_one_tensor_are_those_in_two(tmp_path, name, kind):
-    """As llama.cpp's converter writes them with --fuse-gate-up-exps: of the layers, and of the layer ahead."""
+    """llama.cpp's converter writes them this way with --fuse-gate-up-exps: for the layers, and for the layer ahead."""
     apart, fused = (
         GgufModel.open(gguf_families.write(tmp_path / f"{one}.gguf", name, one, kind)) for one in (False, True)
     )
@@ -281,7 +281,7 @@ def layers_draft_alone(target: NativeTarget) -> bool:
 
 
 def drafters(target: NativeTarget, small: NativeTarget, whole: list[int], ahead: bool) -> dict[str, Drafter]:
-    """Return one drafter of each kind that drafts for this model. Numbers of what is trained are random."""
+    """Return one drafter of each kind that works with this model. Trained weights are random."""
 
     def pool() -> PhrasePool:
         return PhrasePool(target.special_tokens, vocabulary=target.vocab_size)

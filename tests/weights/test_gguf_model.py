@@ -1,4 +1,4 @@
-"""Models in GGUF: packed from it, they are bit for bit what is packed from the same weights in the Hugging Face layout."""
+"""Models in GGUF: packed, they equal bit for bit those packed from the same weights in the Hugging Face layout."""
 
 import json
 import shutil
@@ -139,7 +139,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def dequantised(path: Path, kind: str, to: Path) -> Path:
-    """Return the directory again, with the weights that its GGUF file stands for."""
+    """Return the directory with the dequantised weights of its GGUF file."""
     shutil.copytree(path, to)
     config, tensors = json.loads((path / "config.json").read_text()), tensors_of(path, kind)
     weights = {}
@@ -237,7 +237,7 @@ def test_logits_are_those_of_the_directory(tmp_path, directory, name):
 
 
 def test_what_the_quantiser_of_llama_cpp_makes_is_nearer_to_the_weights_than_our_own_groups_of_64():
-    """Which is why a pull may take Q8_0 where int8 is kept; in int4 the difference is a fifth of a percent."""
+    """Therefore a pull may take Q8_0 where int8 is used; in int4 the difference is a fifth of a percent."""
     weights = weights_of(resolve("demo").path)["model.layers.0.mlp.gate_up_proj.weight"]
     theirs = floats(READ[BLOCKS["Q8_0"][0]], q8_0(weights).content).reshape(weights.shape)
 

@@ -1,4 +1,4 @@
-"""Blocks that stand in for those of other types."""
+"""Blocks of one type that replace those of another."""
 
 import numpy as np
 import pytest

@@ -83,7 +83,7 @@ def pieces(path: Path) -> dict[str, Any]:
 
 
 def merged(text: str, said: dict[str, Any]) -> list[int]:
-    """SentencePiece's loop as it is described: the two neighbours that make the best piece become it, the first first."""
+    """Merge as SentencePiece describes it: join the two neighbours that make the best piece, the first of equals."""
     tokens = said["tokenizer.ggml.tokens"]
     score = {
         token: said["tokenizer.ggml.scores"][at]
@@ -165,7 +165,7 @@ def test_pieces_of_one_score_that_two_others_make_are_refused(tmp_path):
 
 
 def test_merges_are_the_same_without_the_compiled_library(monkeypatch):
-    """As on a GPU, where GGUF files are computed without it."""
+    """GGUF files are computed without the library on a GPU."""
     for seed in range(20):
         said = {
             key: np.array(one) if key.endswith(("_type", "scores")) else one
@@ -308,7 +308,7 @@ def test_marks_around_prompts_that_cannot_be_are_none(tmp_path, odd):
 
 
 def test_a_word_with_a_role_stays_a_word(tmp_path):
-    """As a special token it would be taken out of every text."""
+    """As a special token it would be removed from every text."""
     said = {**SOUND, "tokenizer.ggml.padding_token_id": 2, "tokenizer.ggml.unknown_token_id": 0}
     said["tokenizer.ggml.bos_token_id"] = 1
     assert converted(said, tmp_path).added_tokens == {}
@@ -344,7 +344,7 @@ ENDS: dict[str, tuple[dict[str, Any], set[int]]] = {
 
 @each("name", ENDS)
 def test_known_marks_end_a_reply(name):
-    """As llama.cpp builds its set, but for words that spell one."""
+    """As llama.cpp builds its set, except for words that spell a mark."""
     said = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": [*KNOWN, *"abcde"],
             "tokenizer.ggml.token_type": np.array([3] * 6 + [1] * 5), "tokenizer.ggml.eos_token_id": 0}  # fmt: skip
     changed, expected = ENDS[name]

@@ -119,7 +119,7 @@ def numbers(model: PackedModel, name: str) -> np.ndarray:
 
 
 def as_read(file: Path) -> dict[str, np.ndarray]:
-    """Return the parameters that the tensors of a file stand for, in fp32."""
+    """Return the parameters of a file's tensors, in fp32."""
     source = gguf_source(GgufModel.open(file))
     return {
         name: np.concatenate([part.floats(0, int(np.prod(part.shape))).reshape(part.shape) for part in parts])
@@ -533,7 +533,7 @@ def test_memory_that_the_tokenizer_would_lack_is_said(directory, tmp_path, paths
 
 
 def part(**changes: Any) -> Callable[[Header], Header]:
-    """Return what changes a part of a registration."""
+    """Return a function that changes a part of a registration."""
 
     def change(header: Header) -> Header:
         name = "layers.0.down_proj.weight"

@@ -1,4 +1,4 @@
-"""Packed files whose tensors are not those that their config.json tells of: a sentence, and nothing is read past its end."""
+"""Packed files whose tensors do not match their config.json: an error, and nothing is read past their end."""
 
 from dataclasses import replace
 

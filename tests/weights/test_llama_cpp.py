@@ -104,7 +104,7 @@ def assert_near_llama_cpp(file: Path, packing: str, allowed: float) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_logits_are_those_of_llama_cpp(tmp_path, name):
-    """Random models feel every rounded bit: a fifth of the largest logit is far below what an exchanged weight costs."""
+    """Random models magnify every rounding: a fifth of the largest logit is far less than a swapped weight costs."""
     path = made(tmp_path / "model", *CONFIGS[name])
     for form, packing, allowed in (("F16", "fp32", 0.02), ("Q8_0", "int8", 0.2), ("Q6_K", "int8", 0.2)):
         assert_near_llama_cpp(write_model(tmp_path / f"{form}.gguf", path, form), packing, allowed)
@@ -128,7 +128,7 @@ def test_positions_are_scaled_as_by_llama_cpp(tmp_path, name):
 
 
 def test_metadata_that_the_tests_write_is_what_llama_cpp_reads(tmp_path):
-    """Else the tests would prove that we read what we write."""
+    """Otherwise the tests would only prove that we read our own files."""
     path = tmp_path / "model"
     tiny_models.write(path, LlamaConfig(**SHAPE), tiny_models.byte_tokenizer(), 0)
     from llama_cpp_model import library

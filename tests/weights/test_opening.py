@@ -63,7 +63,7 @@ def copied(path, to, change=lambda tensors: tensors):
 
 
 def stacked(path, sizes):
-    """name -> what our parameter is, from the files, in fp32."""
+    """Return our parameters by name, read from the files in fp32."""
     files = {name: tensor.float() for file in path.glob("*.safetensors") for name, tensor in load_file(file).items()}
     files.setdefault("lm_head.weight", files["model.embed_tokens.weight"])
     return {name: torch.cat([files[part] for part, _ in parts]).numpy() for name, parts in weight_map(sizes).items()}

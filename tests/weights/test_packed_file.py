@@ -1,4 +1,4 @@
-"""Packed files: what is written is read back, and nothing that happens to a file goes unnoticed or crashes."""
+"""Packed files: they are read as they were written, and no damage goes unnoticed or crashes."""
 
 import errno
 import hashlib
@@ -129,7 +129,7 @@ def test_a_file_cut_short_or_longer_by_any_number_of_bytes_is_damaged(tmp_path):
 
 @pytest.mark.slow
 def test_every_flipped_byte_is_noticed(written):
-    """In what comes before the sections at each load; in a text when it is read; in a weight by `verify`."""
+    """Before the sections it is noticed at each load, in a text when that is read, in a weight by `verify`."""
     whole, found = bytearray(written.read_bytes()), read(written)
     belongs = {
         found.start + section.offset + at: name

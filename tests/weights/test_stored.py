@@ -46,7 +46,7 @@ HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
 def says_tied(path: Path) -> bool:
-    """Whether head and embedding are one where config.json says so."""
+    """Return whether head and embedding are the same tensor where config.json says so."""
     return stored_sizes(inspect(path), replace(read_config(inspect(path)), tie_word_embeddings=True)).tied
 
 
