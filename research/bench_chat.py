@@ -52,7 +52,7 @@ class Kept:
         self._last: Saved | None = None
 
     def last(self) -> Saved | None:
-        """None where there is none yet."""
+        """Return the last one, or None where there is none yet."""
         files = (self._file, self._file.with_name(f"{self._file.name}-wal"))
         seen = tuple(file.stat().st_mtime_ns for file in files if file.exists())
         if seen != self._seen:
@@ -190,7 +190,7 @@ def main() -> None:
         headless(command, home, alike)  # measures what is measured once
 
         def again() -> list[str]:
-            """Return the flags for one more reply; what the last one said is not there to be said again."""
+            """Return the flags for one more reply, in a new conversation without the last reply."""
             return [*alike, *transcript(home, arguments.model, arguments.replies)]
 
         for _ in range(arguments.rounds):

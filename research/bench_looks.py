@@ -76,7 +76,7 @@ def inside(file: Path, arguments: list[str]) -> None:
 
 
 def shares(turns: dict[int, tuple[int, float]]) -> list[float]:
-    """Return the steps/s of each whole turn with looks, of what the turns before and after it had."""
+    """Return the steps/s of each whole turn with looks, as a share of the turns before and after it."""
     rates = {turn: steps / passed for turn, (steps, passed) in turns.items() if passed >= WHOLE * TURN}
     return [
         2 * rates[turn] / (rates[turn - 1] + rates[turn + 1])

@@ -1,4 +1,4 @@
-"""What phrases cost: opening a pool of 100,000, and reading and learning in each decode step.
+"""Measure the cost of phrases: opening a pool of 100,000, and reading and learning in each decode step.
 
     python research/bench_phrases.py
 

@@ -131,7 +131,7 @@ def _versions() -> list[str]:
 
 
 def _command() -> str:
-    """As it was given, without where this machine keeps its files."""
+    """Return the command as it was given, without the paths of this machine."""
     isa = os.environ.get("LOCALSPEC_ISA")
     words, given = [], iter(sys.argv[1:])
     for word in given:
@@ -143,7 +143,7 @@ def _command() -> str:
 
 
 def flash(raw: Mapping[str, Any], model: str) -> bool:
-    """Whether llama.cpp is faster with flash attention, as far as that was measured for this model."""
+    """Return whether llama.cpp is faster with flash attention, where that was measured for this model."""
     from benchmarks.sections import flash_is_faster
 
     found = [run["readings"] for run in raw["runs"].values() if (run["model"], run["section"]) == (model, "flags")]
@@ -160,7 +160,7 @@ def merge(file: Path, run: Mapping[str, Any]) -> None:
 
 
 def read(file: Path) -> dict[str, Any]:
-    """Return the raw figures, or none yet."""
+    """Return the raw figures, empty before the first run."""
     return dict(json.loads(file.read_text("utf-8"))) if file.exists() else {"runs": {}}
 
 

@@ -216,7 +216,7 @@ def opened(kinds: Sequence[str], engine: Engine, limits: Limits, room: int) -> I
 def run_beside(
     contenders: Sequence[Contender], prompts: Sequence[str], progress: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """Return medians of what ran in turns: milliseconds of a forward by its rows, and tokens/s of greedy decoding."""
+    """Return medians of interleaved runs: milliseconds of a forward by its rows, and tokens/s of greedy decoding."""
     seconds: dict[str, dict[int, list[float]]] = {c.name: {rows: [] for rows in ROWS} for c in contenders}
     speeds: dict[str, list[float]] = {contender.name: [] for contender in contenders}
     turns = REPETITIONS * len(ROWS)

@@ -150,7 +150,7 @@ def message(prompt: str) -> list[dict[str, str]]:
 
 
 def answered(engine: Engine, prompts: Sequence[str], threads: int, most: int) -> dict[str, Any]:
-    """By mode, the tokens of every reply; and tokens and steps of all of them."""
+    """Return the tokens of every reply by mode, and the tokens and steps of all of them."""
     found: dict[str, Any] = {mode: [] for mode in MODES} | {"tokens": 0, "steps": 0}
     for number, prompt in enumerate(prompts):
         for mode, sampling in zip(MODES, (Sampling(), Sampling(temperature=TEMPERATURE, seed=number)), strict=True):
@@ -172,7 +172,7 @@ def answer(engine: Engine, prompt: str, sampling: Sampling, threads: int, most: 
 
 
 def gaps(plain: Engine, prompts: Sequence[str], expected: dict[str, Any], found: dict[str, Any]) -> list[float | None]:
-    """Of each reply that differs, the target's logit gap of the tokens where it parts; None where one goes on."""
+    """Return, for each reply that differs, the target's logit gap between the two tokens; None where one text ends."""
     return [
         gap(plain, prompt, ours, list(theirs))
         for mode in MODES
@@ -255,7 +255,7 @@ def records(file: Path) -> list[dict[str, Any]]:
 
 
 def covering_page(options: argparse.Namespace) -> str:
-    """Return what came of the replies, by each value of each factor."""
+    """Return the page of the replies, by each value of each factor."""
     made = records(options.work / "covering.jsonl")
     fields = Combination._fields
     seen = set().union(*(Combination(*(one[name] for name in fields)).pairs() for one in made))

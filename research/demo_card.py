@@ -1,4 +1,4 @@
-"""Finishes the demo model: checks it, measures it on held-out data, lets it speak, writes its card.
+"""Finish the demo model: check it, measure it on held-out data, write sample replies and its card.
 
     python research/demo_card.py --data DIR --work DIR --out DIR
 
@@ -58,7 +58,7 @@ class Sample:
 
 
 def sampling(model: Any) -> dict[str, float]:
-    """Return what stock `generate` samples with: the model's generation_config, and top_k 50 where that is silent."""
+    """Return the sampling of stock `generate`: the model's generation_config, and top_k 50 where that is silent."""
     config = model.generation_config
     return {
         "temperature": config.temperature,
@@ -68,7 +68,7 @@ def sampling(model: Any) -> dict[str, float]:
 
 
 def speak(model: Any, tokenizer: Any) -> list[Sample]:
-    """One reply to each of PROMPTS, sampled with the model's own settings from the same seed."""
+    """Return one reply to each of PROMPTS, sampled with the model's own settings from the same seed."""
     samples, ends = [], model.generation_config.eos_token_id
     for prompt in PROMPTS:
         given = tokenizer.apply_chat_template(
@@ -133,7 +133,7 @@ BEGAN = (  # where `--begin` went on from the model that was here before
 
 
 def recipe(model: Any, training: dict[str, Any]) -> str:
-    """How it was trained, from the constants of the scripts and the record that train_demo.py wrote."""
+    """Return how the model was trained, from the constants of the scripts and the record of train_demo.py."""
     stages, names = [], [name for name in ("long", "last") if name in training]
     factor = training.get("rate", 1.0)
     for name in names:
@@ -205,7 +205,7 @@ def loss_cells(loss: Loss) -> list[str]:
 
 
 def losses_section(losses: list[Loss], dtype: str) -> str:
-    """Return the table of held-out losses with what it means."""
+    """Return the table of held-out losses with an explanation."""
     rows = [loss_cells(loss) for loss in losses]
     for kind in ("text", "chat"):
         some = [loss for loss in losses if loss.kind == kind]

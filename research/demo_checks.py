@@ -1,4 +1,4 @@
-"""What must be true of a demo model before it is shipped; each check ends the program with one sentence if it is not."""
+"""Conditions of a demo model before it is shipped; each check ends the program with one sentence if it fails."""
 
 from collections.abc import Iterable
 from pathlib import Path

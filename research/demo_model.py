@@ -42,7 +42,7 @@ def draft_of(teacher: Phi3ForCausalLM) -> Phi3ForCausalLM:
 
 
 def muon_in_float32() -> None:
-    """Lets torch's Muon, which casts to bfloat16, compute in fp32: without such arithmetic a step takes minutes."""
+    """Let torch's Muon, which casts to bfloat16, compute in fp32: without bf16 instructions a step takes minutes."""
 
     def zeroth_power(
         grad: torch.Tensor, coefficients: tuple[float, float, float], steps: int, eps: float

@@ -1,4 +1,4 @@
-"""How far a training is: held-out loss by source, what the model says, how near a draft is to its teacher."""
+"""Progress of a training: held-out loss by source, sample replies, and a draft model's agreement with its teacher."""
 
 import json
 from dataclasses import dataclass
@@ -69,7 +69,7 @@ def held_out_losses(model: Any, aside: Corpus) -> list[Loss]:
 
 @torch.no_grad()
 def samples(model: Any, tokenizer: PreTrainedTokenizerFast) -> dict[str, str]:
-    """Greedy replies to PROMPTS; one that did not end by itself ends with an ellipsis in brackets."""
+    """Return greedy replies to PROMPTS; one that did not end by itself ends with an ellipsis in brackets."""
     found, device = {}, next(model.parameters()).device
     end = tokenizer.eos_token_id
     for prompt in PROMPTS:

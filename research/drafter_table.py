@@ -49,7 +49,7 @@ def measured(
 
 
 def answered(card: registry.TargetCard, arguments: argparse.Namespace) -> list[prompts.BenchPrompt]:
-    """Return the first prompts whose greedy reply is as long as it may be, or ends by itself, and does not go round."""
+    """Return the first prompts whose greedy reply has the full length, or an end, and does not repeat itself."""
     arguments.work.mkdir(parents=True, exist_ok=True)
 
     def found() -> list[str]:
@@ -75,7 +75,7 @@ def answered(card: registry.TargetCard, arguments: argparse.Namespace) -> list[p
 
 
 def section(reports: dict[int, dict[str, Any]], names: Sequence[str]) -> str:
-    """One temperature: by nodes, then what happens at each depth."""
+    """Return the section of one temperature: figures by nodes, then by depth."""
     by = {nodes: {row["drafter"]: row for row in report["rows"]} for nodes, report in reports.items()}
     heads = ["drafter", *(str(nodes) for nodes in reports)]
     lengths = [[name, *(figure(by[nodes][name]["acceptance_length"]) for nodes in reports)] for name in names]
@@ -113,7 +113,7 @@ def section(reports: dict[int, dict[str, Any]], names: Sequence[str]) -> str:
 
 
 def conditions(report: dict[str, Any]) -> str:
-    """How many prompts, where, and in which numbers the weights are."""
+    """Return the number of prompts, the machine, and the number format of the weights."""
     precision = report["dtype"] if report["quantize"] == "none" else report["quantize"]
     return f"{report['prompts']} prompts, {report['device']}, {precision}."
 

@@ -143,7 +143,7 @@ def write(shape: str, file: Path, vocabulary: Path, layers: int | None) -> None:
 
 
 def ours(file: Path, threads: int) -> tuple[Callable[[Sequence[int], int], Any], dict[str, float]]:
-    """Return what reads tokens after some others, with the seconds of an import, of a start, and the bytes of a step."""
+    """Return a function that reads tokens after others, with the seconds of import and start, and a step's bytes."""
     began = time.perf_counter()
     path = import_gguf(file, Settings(), Reporter()).path
     imported = time.perf_counter() - began

@@ -1,4 +1,4 @@
-"""Figures of kept replies, the intervals that they hold in, and tables of them."""
+"""Figures of saved replies, their confidence intervals, and tables of them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

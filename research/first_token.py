@@ -94,7 +94,7 @@ def _children() -> float:
 
 
 def one(way: str, cold: Path, packed: Path, served: Path, question: list[str]) -> Timed:
-    """Asks once in one of the ways."""
+    """Ask once in one of the ways."""
     if way == VERSION:
         return timed(packed, ["--version"])
     if way == WARM:
@@ -106,7 +106,7 @@ def one(way: str, cold: Path, packed: Path, served: Path, question: list[str]) -
 
 
 def timed(home: Path, arguments: list[str]) -> Timed:
-    """Run `localspec ARGUMENTS` and looks at what it says; raise SystemExit where it fails."""
+    """Run `localspec ARGUMENTS` and check its output; raise SystemExit where it fails."""
     home.mkdir(exist_ok=True)
     began, first, engine, by, memory = time.perf_counter(), 0.0, 0.0, "", {"target_bytes": 0, "peak_bytes": 0}
     with subprocess.Popen(

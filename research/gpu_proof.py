@@ -75,7 +75,7 @@ def arguments(given: Sequence[str] | None) -> tuple[argparse.ArgumentParser, arg
 
 
 def writable(place: Path, work: Path) -> bool:
-    """Whether a page can be written there; the work directory is made where it is missing."""
+    """Return whether a page can be written there; make the work directory where it is missing."""
     return place == work or (place.is_dir() and os.access(place, os.W_OK))
 
 
@@ -198,7 +198,7 @@ def without(words: Sequence[str], flag: str) -> list[str]:
 
 
 def stage(name: str, asked: Asked, seconds: float, again: bool, command: str) -> int:
-    """Measures what is missing of one stage; returns the exit code that says how that ended."""
+    """Measure what is missing of one stage; return the exit code, which says how that ended."""
     from gpu_stages.machine import machine
     from gpu_stages.page import MODULES
 

@@ -1,4 +1,4 @@
-"""Makes a home with a large history, to see what size costs.
+"""Make a home with a large history, to measure the cost of size.
 
     python research/large_history.py HOME --conversations 100000 --megabytes 2000 --phrases 1000000
 

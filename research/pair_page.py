@@ -21,7 +21,7 @@ Kinds = dict[str, list[dict[str, Any]]]  # by kind of text, the turns: one a pro
 
 
 def page(lines: Sequence[Line], machine: str) -> str:
-    """Return the page of all replies that are kept, which were written on this machine."""
+    """Return the page of all saved replies, which were written on this machine."""
     parts = ["# What drafting is worth on published models", about(lines, machine)]
     for model in dict.fromkeys(line["model"] for line in lines):
         for temperature in sorted({line["temperature"] for line in lines if line["model"] == model}):
@@ -140,7 +140,7 @@ def taken(lines: Sequence[Line]) -> str:
 
 
 def judged(kinds: Kinds, ours: Sequence[str], aims: Mapping[str, float]) -> Iterator[str]:
-    """Yield how near `auto` is to the best of each kind, what fell below plain decoding, and each aim with its arithmetic."""
+    """Yield how close `auto` is to the best of each kind, what was slower than plain decoding, and each aim."""
     lines = []
     named = [name for name in ours if name not in (AUTO, FIRST)]
     for kind, turns in kinds.items():
@@ -211,7 +211,7 @@ def beside_llama_cpp(kinds: Kinds, names: Sequence[str]) -> Iterator[str]:
 
 
 def scarce(kinds: Kinds, ours: Sequence[str], lines: Sequence[Line]) -> Iterator[str]:
-    """Yield M of every kind, and of what `auto` would take if memory were limited."""
+    """Yield M of every kind, and what `auto` would choose if memory were limited."""
     rows = []
     for name in [name for name in ours if name not in (AUTO, FIRST)]:
         cells = [figure(worth(some, name)) if (some := both(turns, name, PLAIN)) else "" for turns in kinds.values()]

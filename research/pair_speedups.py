@@ -172,7 +172,7 @@ class TimeUp(Exception):
 
 
 class AllCores(IdleCores):
-    """Every core, whatever the others do: what they did is noted with each reply."""
+    """All cores, whatever other programs do; their load is recorded with each reply."""
 
     def __call__(self) -> int:
         return physical_cores()
@@ -190,7 +190,7 @@ class Ours:
         until: float,
         stack: ExitStack,
     ) -> None:
-        """Measure what `wanted` needs and is unknown of the model. Raise TimeUp where there is no time for it any more."""
+        """Measure what `wanted` needs and was not measured yet. Raise TimeUp where there is no time left for it."""
         self._card, self._work, self._stack = card, work, stack
         self._settings = config.load(flags={"temperature": 0.0})
         known = work / "measured.db"
@@ -220,7 +220,7 @@ class Ours:
         return [name for name in self._wanted if self._possible(name)]
 
     def answers(self, wanted: Sequence[str], text: str, sampling: Sampling, most: int) -> dict[str, Entry]:
-        """Return what the replies of these variants took, each from a new engine, written side by side."""
+        """Return the figures of these variants' replies, each from a new engine, written side by side."""
         with ExitStack() as stack:
             about, replies = dict[str, Entry](), dict[str, Generator[Event, None, None]]()
             for name in wanted:
@@ -240,7 +240,7 @@ class Ours:
         return choice, Engine(choice, store=store, phrases="off", beside=self._base(choice, base))
 
     def _under_limit(self) -> Entry:
-        """Return what `auto` would take if memory were limited, and why; nothing where the model itself does not fit."""
+        """Return what `auto` would choose if memory were limited, and why; nothing where the model does not fit."""
         try:
             choice = self._chosen(AUTO, self._auto, self._scarce)
         except DoesNotFit:
@@ -275,7 +275,7 @@ class Ours:
 
 
 def names() -> list[str]:
-    """Return plain decoding and every kind that needs no training, by itself and with phrases."""
+    """Return plain decoding and every kind that needs no training, with and without phrases."""
     untrained = [kind for kind in TABLE if kind.takes not in ("weights", "published") and kind.name != PLAIN]
     lengthened = [f"{kind.name}{WITH_PHRASES}" for kind in untrained if not kind.has_phrases]
     return [PLAIN, AUTO, FIRST, *(kind.name for kind in untrained), *lengthened]
@@ -297,7 +297,7 @@ def copy(one: Path, other: Path) -> None:
 
 
 def figures(said: Statistics) -> Entry:
-    """Return what is kept of a reply."""
+    """Return the figures of a reply that are saved."""
     held = said.memory
     return {
         "ids": list(said.token_ids), "tokens": max(len(said.token_ids) - 1, 0), "steps": said.steps,
@@ -322,7 +322,7 @@ class Peer:
             self.ways[f"{LLAMA_CPP} draft {name}"] = partial(DraftModel, draft, most, sure)
 
     def answer(self, name: str, text: str, most: int) -> Entry:
-        """Return what one reply took."""
+        """Return the figures of one reply."""
         prompt = self._target.encode(message(text))
         said = reply(self._gguf, prompt, most, self._target.stop_tokens, self.ways[name]())
         return {
@@ -383,7 +383,7 @@ def measure(options: argparse.Namespace, kept: Kept, stack: ExitStack) -> None:
 
 
 def still_wanted(names: Sequence[str], before: Sequence[Entry]) -> list[str]:
-    """Return the variants of which no undisturbed reply is kept, and that were not tried too often."""
+    """Return the variants without a saved undisturbed reply that were not tried too often."""
     tries = {name: [line for line in before if line["variant"] == name] for name in names}
     return [
         name for name, some in tries.items()
@@ -400,7 +400,7 @@ def written(answers: Callable[[int], dict[str, Entry]], options: argparse.Namesp
 
 
 def noted(answers: Callable[[], dict[str, Entry]]) -> list[Entry]:
-    """Return replies with what other programs and the host took meanwhile."""
+    """Return replies with the CPU time that other programs and the host took meanwhile."""
     others, before = OtherPrograms(), stolen()
     found = answers()
     more = {"others": others(), "stolen": stolen() - before, "taken": time.time()}

@@ -143,13 +143,13 @@ DRAFTED = (
 
 
 def tokens_a_second(device: Device, shape: Shape, packing: str) -> float:
-    """Return what is predicted of plain decoding."""
+    """Return the prediction for plain decoding."""
     costs = Estimate(shape, Rates.of(device, device.dtypes[0], packing))
     return 1 / StepCosts(costs).at(1, CONTEXT)
 
 
 def times(one: Drafted, eager: bool = False) -> float:
-    """Return what is predicted of a drafter, here or as transformers would run it."""
+    """Return the predicted speedup of a drafter, here or as transformers would run it."""
     device, dtype = one.device, one.device.dtypes[0]
     rates = Rates.of(device, dtype, one.packing)
 

@@ -132,7 +132,7 @@ def calibrated(path: Path, documents: list[list[int]]) -> dict[str, np.ndarray]:
 
 
 def theirs(path: Path, target: NativeTarget) -> Iterator[tuple[str, float, Logits]]:
-    """llama.cpp's own quantisation of the model, one kind after another, with its bits a weight."""
+    """Yield llama.cpp's own quantisations of the model, one kind after another, with their bits a weight."""
     import gguf
 
     with tempfile.TemporaryDirectory() as folder:

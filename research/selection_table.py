@@ -1,4 +1,4 @@
-"""What is chosen on machines that are not here: docs/figures/selection.md.
+"""Show what is chosen on simulated machines: docs/figures/selection.md.
 
 Usage: python research/selection_table.py > docs/figures/selection.md
 """
@@ -26,7 +26,7 @@ COPIED = 0.87
 
 
 def gpu(name: str, gib: float, bandwidth: float, free: float | None = None, turing: bool = False) -> Device:
-    """Return an NVIDIA card whose screen takes half a GiB, unless `free` says how much is left."""
+    """Return an NVIDIA GPU whose screen takes half a GiB, unless `free` says how much is left."""
     dtypes = ("fp16", "fp32") if turing else ("bf16", "fp16", "fp32")
     capability = "compute capability 7.5" if turing else "compute capability 8.6 or newer"
     left = gib - 0.5 if free is None else free
@@ -43,7 +43,7 @@ def cpu(gib: float, bandwidth: float, modern: bool = True) -> Device:
 
 
 def processor(title: str, gib: float, free: float, kernels: str, bandwidth: float) -> Device:
-    """Return what our library computes on."""
+    """Return a CPU on which our library computes."""
     total, left = int(gib * GIB), int(free * GIB)
     cores = 4 if gib <= 8 else 8
     return Device(

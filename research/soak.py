@@ -41,7 +41,7 @@ class Chat:
         self.watched = psutil.Process(self.process.pid)
 
     def asks(self, line: str) -> float:
-        """Seconds until its reply was finished; raises RuntimeError with what was said where there is none."""
+        """Send a prompt; return the seconds until its reply ended. Raise RuntimeError with the output without one."""
         assert self.process.stdin and self.process.stderr
         began, said = time.perf_counter(), b""
         self.process.stdin.write(line.encode() + b"\n")

@@ -118,7 +118,7 @@ def measured(
     place: Path,
     at_the_end: ExitStack,
 ) -> dict[str, Any]:
-    """All replies of all drafters of a model, and what was predicted of them; `every` gives the prompts there are."""
+    """Return all replies of all drafters of a model, and their predictions; `every` gives the prompts."""
     store = at_the_end.enter_context(Store.open(file := place / "localspec.db", print))
     settings = config.load(flags={"temperature": temperature, "seed": 0})
     wanted = dict.fromkeys([PLAIN, *(asked.drafters or names())])
@@ -199,7 +199,7 @@ def copy_of(file: Path) -> Path:
 
 
 def figures(written: Sequence[Statistics]) -> dict[str, Any]:
-    """Return what all rounds of a reply took together."""
+    """Return the figures of all rounds of a reply together."""
     held, off = written[0].memory, [one.off_reason for one in written if one.off_reason]
     return {
         "ids": [one.token_ids for one in written],
@@ -222,7 +222,7 @@ def names() -> list[str]:
 def chosen(
     card: registry.TargetCard, settings: Settings, name: str, known: Measurements | None = None
 ) -> Choice | None:
-    """How the model is run with this drafter; None where the model has none of that kind."""
+    """Return how the model is run with this drafter; None where the model has none of that kind."""
     try:
         return choose(card, replace(settings, drafter=name), measurements=known)
     except LocalspecError as error:
@@ -231,7 +231,7 @@ def chosen(
 
 
 def predictions(card: registry.TargetCard, plain: Choice, known: Measurements) -> dict[str, float]:
-    """By drafter, how many times as fast as plain decoding it should be here."""
+    """Return the predicted speedup over plain decoding, by drafter."""
     device = next(one for one in this_machine().devices if one.name == plain.device)
     plans = run_plans(model_of(card), [Precision(device, plain.dtype, plain.quantize)], known)
     speeds = {plan.candidate.drafter: plan.speed for plan in plans}

@@ -89,7 +89,7 @@ def ahead_of_phrases(turns: Turns) -> Iterator[str]:
 
 
 def overall(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-    """How well drafters were chosen and foreseen, over all models, temperatures and kinds of text: the cells."""
+    """Return how well drafters were chosen and predicted, over all models, temperatures and kinds of text."""
     cells = cells_of(runs)
     at_first = [error for _, run in runs for error in errors_of(run).values()]
     anew = [error for _, run in runs for error in errors_of(later(run)).values()]
@@ -194,7 +194,7 @@ def length(turns: Turns, name: str) -> float:
 
 
 def cost(turns: Turns, name: str) -> float:
-    """Return what a step takes, in the time that plain decoding has for a token."""
+    """Return the cost of a step, in units of plain decoding's time for a token."""
     return length(turns, name) / speedup(turns, name)
 
 
@@ -203,12 +203,12 @@ def arithmetic(turns: Turns, name: str) -> str:
 
 
 def later(run: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the other half of a run's prompts, and what was foreseen and taken before it."""
+    """Return the other half of a run's prompts, with the prediction and the choice before it."""
     return {"turns": [turn for turn in run["turns"] if turn["later"]], **run["then"]}
 
 
 def errors_of(run: Mapping[str, Any]) -> dict[str, float]:
-    """By drafter, by how much its prediction was too high, as a share of what was measured."""
+    """Return by how much each drafter's prediction was too high, as a share of the measurement."""
     return {name: run["predicted"][name] / speedup(run["turns"], name) - 1 for name in foreseen(run)}
 
 
@@ -220,13 +220,13 @@ def foreseen(run: Mapping[str, Any]) -> list[str]:
 
 
 def inside(run: Mapping[str, Any]) -> list[bool]:
-    """Of each prediction, whether it lies within the bounds of what was measured."""
+    """Return, for each prediction, whether it is within the bounds of the measurement."""
     bounds = ((run["predicted"][name], interval(run["turns"], name)) for name in foreseen(run))
     return [low <= predicted <= high for predicted, (low, high) in bounds]
 
 
 def near(errors: Iterable[float]) -> str:
-    """How many are small, of how many."""
+    """Return how many of the errors are small, and how many there are, in words."""
     small = [abs(error) <= 0.1 for error in errors]
     return f"{sum(small)} of {len(small)}"
 
@@ -237,13 +237,13 @@ def nearly_best(turns: Turns, name: str) -> bool:
 
 
 def close_ones(run: Mapping[str, Any]) -> list[bool]:
-    """Of each kind of text, whether what `auto` took was the best or nearly so; of none where it was not asked for."""
+    """Return, for each kind of text with `auto`, whether its choice was the best or nearly so."""
     kinds = ([turn for turn in run["turns"] if turn["category"] == kind] for kind in EVERY)
     return [nearly_best(some, run["auto"]) for some in kinds if some and run["auto"] in some[0]["replies"]]
 
 
 def verdict(run: Mapping[str, Any]) -> str:
-    """How far the predictions were off, and how often `auto` was the best or nearly so."""
+    """Return the errors of the predictions, and how often `auto` was the best or nearly so."""
     then = later(run)
     told = []
     for when, one in (("At first", run), ("After half of the prompts", then)):

@@ -47,7 +47,7 @@ class Quantiser:
         chunk.argtypes = [ctypes.c_int, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 3, ctypes.c_void_p]
 
     def numbers(self, kind: str, weights: np.ndarray, importance: np.ndarray) -> np.ndarray:
-        """Return what weights [outputs, inputs] are in a type; `importance` is the mean square of each input."""
+        """Return the values of weights [outputs, inputs] in a type; `importance` is the mean square of each input."""
         number, block = BY_NAME[kind]
         self._library.ggml_quantize_init(number)
         outputs, inputs = weights.shape
@@ -65,7 +65,7 @@ class Quantiser:
 
 
 def stood_in(numbers: np.ndarray, kind: str) -> np.ndarray:
-    """Return what numbers are in the blocks that stand in for theirs."""
+    """Return the values of numbers in the blocks that stand in for theirs."""
     matrix = BlockMatrix.empty(*numbers.shape, kind)
     matrix.fill_rounded(numbers)
     return matrix.numbers()

@@ -40,7 +40,7 @@ MEASURED, SPOKEN = 200, 400  # steps
 
 @dataclass(frozen=True)
 class Stage:
-    """How one part of the training goes; demo_data/mixture.py says what it sees."""
+    """A stage of the training; demo_data/mixture.py has its data."""
 
     mixture: str
     length: int  # tokens a row
@@ -69,7 +69,7 @@ def rate(stage: Stage, steps: int, done: float) -> float:
 
 @dataclass
 class Progress:
-    """What a stopped run needs to go on as if it had never stopped."""
+    """The state from which a stopped run continues as if it had never stopped."""
 
     number: int = 0  # of the pass
     rows: int = 0  # of this pass
@@ -100,7 +100,7 @@ class Run:
         self.batch = self.asked.batch or self.stage.batch
 
     def load(self, checkpoint: Path) -> None:
-        """Weights, moments of the optimisers and, of this stage's own checkpoint, where it was."""
+        """Load weights, moments of the optimisers and, from this stage's own checkpoint, the position in the data."""
         state = torch.load(checkpoint, map_location=self.device, weights_only=True)
         self.model.load_state_dict(state["model"])
         for (optimiser, _), saved in zip(self.optimisers, state["optimisers"], strict=True):
@@ -211,7 +211,7 @@ class Run:
         self.model.train()
 
     def aside(self) -> Corpus:
-        """Return what is never trained on."""
+        """Return the examples that are never trained on."""
         file = self.asked.work / "aside.npz"
         if not file.exists():
             Corpus.encode(set_aside(self.asked.data), self.tokenizer).save(file)
@@ -219,7 +219,7 @@ class Run:
 
 
 def prepare(asked: argparse.Namespace) -> Run:
-    """Return the run of the stage that is asked for, from its own checkpoint or from what goes before it."""
+    """Return the run of the requested stage, from its own checkpoint or from the stage before it."""
     (asked.work / asked.stage).mkdir(parents=True, exist_ok=True)
     torch.manual_seed(SEED)
     if asked.stage == "draft":

@@ -45,7 +45,7 @@ How often its first guess was right on {held_out:,} held-out tokens, by depth: {
 
 
 def mixture(data: Path, work: Path) -> Path:
-    """Return the mixture of drafters as `localspec train` reads it; what is generated is new."""
+    """Return the mixture of drafters as `localspec train` reads it; generated examples are new."""
     file = work / "mixture.jsonl"
     if not file.exists():
         work.mkdir(parents=True, exist_ok=True)

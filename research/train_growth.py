@@ -97,7 +97,7 @@ def _copy(directory: Path, hours: float) -> Path:
 
 
 def write_copy(job: Job, path: Path) -> None:
-    """Write the drafter as it is now."""
+    """Write the present drafter."""
     accuracy = job.training.measure()
     save_drafter(job.drafter, path, {"accuracy_by_depth": accuracy, "step": job.training.state.step})
     job.drafter.train()
@@ -106,7 +106,7 @@ def write_copy(job: Job, path: Path) -> None:
 def measured(
     kind: str, card: registry.TargetCard, settings: Settings, arguments: argparse.Namespace
 ) -> list[tuple[str, float, dict[str, float]]]:
-    """Return (kind, hours, τ by nodes) of each copy; what was measured before is read again."""
+    """Return (kind, hours, τ by nodes) of each copy; earlier measurements are read again."""
     choice, rows = choose(card, replace(settings, drafter="none")), []
     target: Any = None
     for hours in arguments.at:

@@ -97,7 +97,7 @@ TENSORS: dict[str, tuple[str, ...]] = {
 
 
 class Widening:
-    """Grows the tensors of a model with this config.json, or of a drafter for it."""
+    """Widen the tensors of a model with this config.json, or of a drafter for it."""
 
     def __init__(self, config: Mapping[str, Any], factor: int) -> None:
         self._factor = factor
@@ -116,7 +116,7 @@ class Widening:
         }
 
     def tensor(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the tensor of this name, grown; in fp32 where bf16 would round what is scaled."""
+        """Return the tensor of this name, widened; in fp32 where bf16 would round scaled numbers."""
         ends = [end for end in TENSORS if f".{name}".endswith(f".{end}")]
         if not ends:
             raise LocalspecError(f"Nobody has said how '{name}' is widened; add it to TENSORS.")
@@ -128,7 +128,7 @@ class Widening:
         return tensor
 
     def _grown(self, tensor: torch.Tensor, axis: int, parts: Sequence[int]) -> torch.Tensor:
-        """Zeros behind each part of an axis."""
+        """Return the tensor with zeros after each part of an axis."""
         pieces = []
         for part in tensor.split(list(parts), axis):
             shape = list(part.shape)
@@ -158,7 +158,7 @@ def widen_model(source: Path, out: Path, factor: int, context: int | None) -> No
 
 
 def widen(out: Path, factor: int, context: int | None = None, source: Path = DEMO) -> None:
-    """Write the demo, wider, to a directory that is then there as a whole or not at all.
+    """Write the widened demo to a directory that then exists completely or not at all.
 
     Raises UsageMistake where there is something already, and for a factor or context that makes no sense.
     """

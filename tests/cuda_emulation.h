@@ -101,7 +101,7 @@ static void fragments_multiply(float (&sums)[4], const unsigned (&a)[4], const u
         double sum = sums[one];
         for (int k = 0; k < 16; k++) {
             const unsigned of_a = exchanged[warp][row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2];
-            const unsigned of_b = told[warp][column * 4 + k % 8 / 2][4 + k / 8];
+            const unsigned of_b = exchanged[warp][column * 4 + k % 8 / 2][4 + k / 8];
             sum += (double)wide_number(of_a >> k % 2 * 16) * wide_number(of_b >> k % 2 * 16);
         }
         found[one] = (float)sum;

@@ -79,7 +79,7 @@ def _kernel(folder: Path, text: str, name: str, defined: tuple[str, ...]) -> cud
 
 
 def emulate(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Emulation:
-    """Lets kernels compute on the processor, for tensors there, as on a card of one multiprocessor."""
+    """Let kernels run on the CPU, for tensors there, as on a GPU with one multiprocessor."""
     emulation = Emulation(folder)
     monkeypatch.setattr(cuda_kernels, "_driver", lambda: emulation)
     for module in ("row_kernels", "layer_kernels"):

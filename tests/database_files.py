@@ -1,4 +1,4 @@
-"""What tests do to database files: look into them, kill their writers, take rights away, damage them."""
+"""Operations on database files: inspect them, kill their writers, remove permissions, damage them."""
 
 import contextlib
 import os

@@ -4,7 +4,7 @@ from typing import Any
 
 
 class FakeNvml:
-    """Has the functions that are called, with C's conventions: 0 is success, results go where pointers say."""
+    """The library's functions that we call, with C's conventions: 0 is success, results go to pointers."""
 
     def __init__(self, version: str = "580.65.06", gpus: int = 1, broken: str = "") -> None:
         self.version, self.gpus, self.broken, self.open = version, gpus, broken, 0

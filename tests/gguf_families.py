@@ -560,7 +560,7 @@ class Model:
 
     @cached_property
     def config(self) -> Any:
-        """What its config.json would say. transformers spreads some of it over layers as it reads it."""
+        """Return the content of its config.json; transformers spreads some of it over layers when it reads it."""
         return SimpleNamespace(**{**self.stock.config.to_dict(), **self.family.sizes})
 
     @torch.no_grad()

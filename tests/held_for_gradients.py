@@ -1,4 +1,4 @@
-"""What is held until a gradient comes: counted where torch saves it."""
+"""Memory that is held for the backward pass, counted where torch saves it."""
 
 import torch
 

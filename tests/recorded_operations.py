@@ -20,7 +20,7 @@ WAITS = ("item", "_local_scalar_dense", "is_nonzero", "resolve_conj", "equal", "
 
 
 class Graph:
-    """Stands for torch.cuda.CUDAGraph."""
+    """A stand-in for torch.cuda.CUDAGraph."""
 
     made = played = 0  # of all graphs
     streams: ClassVar[list[Any]] = []  # that were made the current one

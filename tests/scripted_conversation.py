@@ -23,7 +23,7 @@ def statistics(tokens: int = 3) -> Statistics:
 
 
 class Engine:
-    """Answers with these pieces; `asked` are the messages it got, `closed` counts the replies that were ended."""
+    """An engine that answers with these pieces; `asked` has the messages it got, `closed` counts the ended replies."""
 
     def __init__(self, *pieces: str, failure: Exception | None = None) -> None:
         self.pieces, self.failure = pieces, failure

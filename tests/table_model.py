@@ -40,7 +40,7 @@ class TableCache:
 
 
 class TableModel:
-    """Says the next token by the last two: logits [vocabulary, vocabulary, vocabulary], of the one before, of the last.
+    """A model whose next token depends on the last two: logits [vocabulary, vocabulary, vocabulary].
 
     Its states are those two tokens, [rows, 2].
     """

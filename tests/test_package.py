@@ -1,4 +1,4 @@
-"""What is handed to others: the wheel, the sdist, and an editable install."""
+"""The published packages: the wheel, the sdist, and an editable install."""
 
 import os
 import subprocess

@@ -1,1 +1,1 @@
-"""What `research/bench_report.py` is made of: readings, who is timed, sections, and the page drawn from them."""
+"""The parts of `research/bench_report.py`: readings, contenders, sections, and the page drawn from them."""

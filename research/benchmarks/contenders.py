@@ -1,4 +1,4 @@
-"""Who is timed: ours, llama.cpp and transformers, with the same weights, tokens and threads."""
+"""The contenders: ours, llama.cpp and transformers, with the same weights, tokens and threads."""
 
 import ctypes
 from collections.abc import Iterator, Sequence
@@ -152,7 +152,7 @@ class Transformers:
 
 
 def load_stock(model: Model) -> Any:
-    """Return transformers' own model in bf16."""
+    """Return transformers' model in bf16."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 

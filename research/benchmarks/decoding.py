@@ -87,7 +87,7 @@ def _ours(model: Model, packing: str, plain: Engine, store: Store, wanted: Wante
 
 
 def _our_reply(choice: Choice, first: Engine, store: Store, limit: int, text: str) -> Reply:
-    """From a new engine, for what was learned in one reply would make the next one quicker."""
+    """Return a reply of a new engine, because phrases of one reply would speed up the next one."""
     engine = Engine(choice, store=store, phrases="off", beside=first)
     *_, done = engine.chat(message(text), Sampling(), Limits(limit))
     assert isinstance(done, Done)

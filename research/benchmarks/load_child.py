@@ -78,7 +78,7 @@ def _transformers(path: Path, argument: str, threads: int) -> Callable[[], Next]
 
 
 def main(words: list[str]) -> None:
-    """Print seconds to the first token, and the most memory after a reply: all, and what no file backs."""
+    """Print seconds to the first token, and the peak memory after a reply: all of it, and the part without a file."""
     kind, path, argument, threads = words[0], Path(words[1]), words[2], int(words[3])
     programs: dict[str, Prepare] = {
         "localspec": _ours,

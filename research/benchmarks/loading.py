@@ -29,7 +29,7 @@ PIECE = 4 * 2**20  # bytes that a plain read of a file asks for at once
 
 @dataclass(frozen=True)
 class Loaded:
-    """Who is loaded, and the files that it reads."""
+    """A contender that is loaded, and the files that it reads."""
 
     contender: str
     argument: str  # a packing, or the file of a kind
@@ -78,7 +78,7 @@ def _everyone(model: Model, peers: Sequence[str]) -> list[Loaded]:
 
 
 def drop(files: Sequence[Path]) -> None:
-    """Has the kernel forget what it holds of these files."""
+    """Drop these files from the page cache."""
     os.sync()
     for file in files:
         handle = os.open(file, os.O_RDONLY)

@@ -48,7 +48,7 @@ DECODING = (
 
 @dataclass(frozen=True)
 class Measurements:
-    """What was measured of one model with one set of instructions."""
+    """The measurements of one model with one set of instructions."""
 
     model: str
     isa: str
@@ -194,7 +194,7 @@ def _better(readings: Raw, column: object) -> str:
 
 
 def _ratios(measured: Measurements) -> str:
-    """How many times as fast as llama.cpp in the same bits, and what more rows cost."""
+    """Return the speedups over llama.cpp in the same bits, and the cost of more rows."""
     by_rows, by_context = measured.readings("rows"), measured.readings("context")
     prompts, replies = measured.readings("prefill"), measured.readings("decode")
 
@@ -304,7 +304,7 @@ def _drawn(measured: Measurements) -> list[tuple[str, str]]:
 
 
 def _drawing_functions(measured: Measurements) -> dict[str, tuple[Draw, str]]:
-    """For each drawing that can be made: its file, what draws it, and what it shows in words."""
+    """Return, for each possible drawing, its file, its function, and its description in words."""
     found: dict[str, tuple[Draw, str]] = {}
     by_rows, by_context = measured.readings("rows"), measured.readings("context")
     for name, readings, columns, alt, below in (

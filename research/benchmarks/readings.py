@@ -1,4 +1,4 @@
-"""Readings that are taken in turns, what other programs did meanwhile, and the figures that come of them."""
+"""Readings that are taken in turns, the load of other programs meanwhile, and the resulting figures."""
 
 import os
 import time
@@ -16,7 +16,7 @@ Raw = Mapping[str, Sequence[Sequence[float]]]  # cell -> [turn, value, others], 
 
 
 class OtherPrograms:
-    """How many cores' time programs other than this one and its children took, since the last look."""
+    """A count of the cores' time that programs other than this process and its children took since the last look."""
 
     def __init__(self) -> None:
         self._last = self._read()
@@ -36,7 +36,7 @@ class OtherPrograms:
 
 
 def timed(action: Action, least: float = LEAST, warm: bool = True) -> tuple[float, float]:
-    """Milliseconds of an action, and how many cores other programs took meanwhile.
+    """Return milliseconds of an action, and how many cores other programs took meanwhile.
 
     Unless it is long, the first time is not counted: what ran before it still holds cores and caches.
     """
@@ -97,7 +97,7 @@ def figure(readings: Raw, contender: str, column: object) -> Figure | None:
 
 
 def ratio(readings: Raw, one: str, other: str, column: object, other_column: object = None) -> Figure | None:
-    """By how much the first is faster: the median of the ratios turn by turn, never a ratio of medians.
+    """Return the speedup of the first: the median of the ratios turn by turn, never a ratio of medians.
 
     `other_column` is the second's, where it is another one.
     """

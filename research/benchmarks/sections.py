@@ -1,4 +1,4 @@
-"""What is measured of a loaded model: forwards by rows and by context, and prefill. Everybody takes turns."""
+"""Measurements of a loaded model: forwards by rows and by context, and prefill. All contenders take turns."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
@@ -33,7 +33,7 @@ class Wanted:
 
 @dataclass
 class Measured:
-    """Readings by cell, as [turn, milliseconds, cores of other programs], and what else there is to say."""
+    """Readings by cell, as [turn, milliseconds, cores of other programs], and further facts."""
 
     readings: dict[str, list[list[float]]] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Measured:
 
 
 def limit(ours: str) -> str:
-    """Who reads what a forward of ours reads, and does nothing with it."""
+    """Return the name of the contender that only reads the bytes of our forward."""
     return f"memory read of {ours}"
 
 
@@ -106,7 +106,7 @@ def with_flags(contender: str, way: str) -> str:
 
 
 def flash_is_faster(readings: Raw) -> bool:
-    """Whether flash attention is faster on the whole: the mean of the logarithms of all ratios."""
+    """Return whether flash attention is faster overall: the mean of the logarithms of all ratios."""
     ratios = [
         found.value
         for name in readings

@@ -48,7 +48,7 @@ class Model:
         return folder / f"{self.name}-{revision(self.path)[:8]}"
 
     def gguf(self, kind: str) -> Path:
-        """Return the file of this kind, made by llama.cpp's own quantiser where it is not there yet."""
+        """Return the file of this kind; llama.cpp's own quantiser makes it where it is missing."""
         file = Path(f"{self._stem}-{kind}.gguf")
         if not file.exists():
             dense, partial = Path(f"{self._stem}-f16.gguf"), file.with_suffix(".partial")

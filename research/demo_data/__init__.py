@@ -1,1 +1,1 @@
-"""What the demo model learns from: generated simple English, and the cleaned shared data."""
+"""The training data of the demo model: generated simple English, and the cleaned shared data."""

@@ -1,4 +1,4 @@
-"""What every generator shares: what it draws, how a drawing becomes an example, which are held out."""
+"""The parts that all generators share: drawing, making an example of a drawing, and holding examples out."""
 
 import hashlib
 from collections.abc import Callable, Iterator

@@ -11,7 +11,7 @@ from demo_data.drawing import Draw
 
 @dataclass(frozen=True)
 class Share:
-    """How much of a source one pass sees in each stage: views an example, or examples if it is generated."""
+    """How much of a source one pass sees in each stage: views of an example, or examples if it is generated."""
 
     long: float
     last: float

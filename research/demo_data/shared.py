@@ -20,7 +20,7 @@ def examples(data: Path) -> Iterator[dict[str, Any]]:
 
 
 def repeats(text: str) -> bool:
-    """Says a sentence or a line of four words or more twice, or the same three words again and again."""
+    """Return whether a text has a sentence or a line of four words or more twice, or repeats three words many times."""
     parts = [" ".join(re.findall(r"\w+", part.lower())) for part in re.split(r"(?<=[.!?])\s+|\n", text)]
     long = [part for part in parts if part.count(" ") >= 3]
     if len(long) != len(set(long)):

@@ -54,6 +54,6 @@ def failed(figures: Mapping[str, Any]) -> list[str]:
 
 
 def shares(values: Iterable[bool]) -> float | None:
-    """How many of these are so; None of none."""
+    """Return the share of these that are true; None of none."""
     known = list(values)
     return sum(known) / len(known) if known else None

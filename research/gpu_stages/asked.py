@@ -37,7 +37,7 @@ class Asked:
 
     @property
     def width(self) -> int:
-        """How many times as wide the demo becomes."""
+        """Return how many times as wide the demo becomes."""
         if self.factor:
             return self.factor
         if self.small or not self.on_gpu:

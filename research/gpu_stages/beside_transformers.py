@@ -152,7 +152,7 @@ def run(record: Record, asked: Asked) -> None:
 
 
 def first_reply(record: Record, everybody: Everybody, name: str, prompt: str) -> str:
-    """Lets somebody answer once; returns why that is not possible."""
+    """Run one reply of a contender; return the reason where that is not possible."""
     record.figures.pop(f"first {name}", None)
     began = time.perf_counter()
 
@@ -178,7 +178,7 @@ def all_of(everybody: Everybody, order: Sequence[str], prompt: str) -> dict[str,
 
 
 def gains(figures: dict[str, Any], beside: str) -> dict[str, list[float]]:
-    """How many times as fast as somebody each was, prompt by prompt."""
+    """Return the speedup over one contender, prompt by prompt."""
     found: dict[str, list[float]] = {}
     for name, turn in figures.items():
         if name.startswith("turn ") and not failure(turn) and number(turn.get(beside)):
@@ -189,7 +189,7 @@ def gains(figures: dict[str, Any], beside: str) -> dict[str, list[float]]:
 
 
 def number(speed: Any) -> bool:
-    """Whether this is a speed: a reply of one token has none."""
+    """Return whether this is a speed: a reply of one token has none."""
     return isinstance(speed, float) and speed > 0
 
 

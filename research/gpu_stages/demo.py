@@ -84,13 +84,13 @@ def drafter_words(asked: Asked, data: Path, kind: str, work: Path) -> list[str]:
 
 
 def trained_before(kind: str) -> int:
-    """How many steps the drafter that ships was trained for: this is what full length means."""
+    """Return the number of steps for which the shipped drafter was trained: this is full length."""
     card = json.loads((DEMO / "drafters" / kind / "drafter.json").read_text("utf-8"))
     return int(card["trained"]["steps"])
 
 
 def reached(work: Path, name: str) -> dict[str, Any]:
-    """How far a part came, by what it wrote."""
+    """Return the progress of a part, from the files that it wrote."""
     if name in TOKENS:
         lines = (work / name / "held_out.jsonl", work / ("draft-model.json" if name == "draft" else "model.json"))
         found = [json.loads(file.read_text("utf-8").strip().splitlines()[-1]) for file in lines[:1] if file.exists()]

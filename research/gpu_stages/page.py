@@ -72,7 +72,7 @@ def commits_of(one: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def commits_told(one: Mapping[str, Any]) -> str:
-    """Which figures are of which commit, where they are of several."""
+    """Return which figures are of which commit, where they are of several."""
     found = commits_of(one)
     lines = [f"- {commit}: {', '.join(names)}" for commit, names in found.items()]
     return "These figures are of more than one commit:\n\n" + "\n".join(lines) + "\n\n" if len(found) > 1 else ""

@@ -101,7 +101,7 @@ class Record:
             self._write()
 
     def forget_failed(self) -> None:
-        """Lets what failed be measured again."""
+        """Let failed figures be measured again."""
         for name in [name for name, figure in self.figures.items() if failure(figure)]:
             del self.figures[name]
             for run in self._content["runs"]:
@@ -136,7 +136,7 @@ def failure(figure: Any) -> str:
 
 
 def answers(device: str) -> bool:
-    """Whether a device still computes: after some errors no kernel of this process ever will."""
+    """Return whether a device still computes: after some errors no kernel of this process ever will."""
     import torch
 
     try:

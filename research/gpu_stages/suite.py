@@ -54,7 +54,7 @@ def tests(file: Path, asked: Asked, seconds: float) -> dict[str, Any]:
 
 
 def sharers(asked: Asked) -> int:
-    """How many processes may share the card."""
+    """Return how many processes may share the GPU."""
     if asked.small or not asked.on_gpu or not find_spec("xdist"):
         return 1
     return min(MOST_SHARERS, os.cpu_count() or 1, total_memory(asked.device) // OF_EACH)

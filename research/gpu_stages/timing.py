@@ -84,7 +84,7 @@ def runtime_calls(work: Work, device: str) -> dict[str, float]:
 
 
 def covered(spans: Sequence[tuple[float, float]]) -> float:
-    """How long at least one of these spans lasted, which may overlap."""
+    """Return how long at least one of these spans lasted; they may overlap."""
     total, until = 0.0, float("-inf")
     for start, end in sorted(spans):
         total += max(0.0, end - max(start, until))

@@ -38,7 +38,7 @@ def wide_demo(asked: Asked) -> TargetCard:
 
 
 def settings_of(asked: Asked, precision: str, **more: Any) -> Settings:
-    """How it is loaded in a precision; greedy, and with a seed."""
+    """Return the settings of a precision, greedy and with a seed."""
     flags = {"device": asked.device, "temperature": 0.0, "seed": 0, **precisions(asked)[precision], **more}
     return config.load(flags=flags)
 

@@ -1,4 +1,4 @@
-"""What half-typed commands and paths may become."""
+"""Completion of half-typed commands and paths."""
 
 import pytest
 from each import each

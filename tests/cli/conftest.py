@@ -1,4 +1,4 @@
-"""What tests of the commands share; see also `hub_commands`."""
+"""Fixtures of the command tests; see also `hub_commands`."""
 
 from collections.abc import Iterator
 from pathlib import Path

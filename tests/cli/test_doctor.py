@@ -68,7 +68,7 @@ Ids = tuple[int, ...]
 
 
 def tamper(monkeypatch: pytest.MonkeyPatch, change: Callable[[Engine, int, Ids], Sequence[int]]) -> list[Engine]:
-    """Lets engines report other tokens: `change(engine, how many replies of it before, token ids)`."""
+    """Let engines report other tokens: `change(engine, number of replies before, token ids)`."""
     original, replies, engines = Engine.chat, {}, []
 
     def chat(self: Engine, *arguments: Any) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""What each command refuses: its arguments, the exit code, words of the one sentence. Nothing is loaded or left on disk."""
+"""Arguments that each command refuses: exit code and words of the one sentence. Nothing is loaded or left on disk."""
 
 import shlex
 

@@ -520,7 +520,7 @@ def test_an_unseen_source_is_estimated_from_all() -> None:
 
 
 class Whim(Budget):
-    """Keeps a random part of each tree, and proposes anything from nothing to all."""
+    """A budget that keeps a random part of each tree, and proposes any number of nodes."""
 
     def __init__(self, most: int, seed: int) -> None:
         super().__init__(most)

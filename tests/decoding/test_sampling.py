@@ -175,7 +175,7 @@ def test_values_that_mean_nothing_are_refused_with_the_value(values: dict[str, f
 
 
 class Picks:
-    """What the target would say at each node; remembers where it was asked."""
+    """Scripted picks of the target at each node; the queried nodes are recorded."""
 
     def __init__(self, *tokens: int) -> None:
         self.tokens, self.asked = tokens, []

@@ -28,7 +28,7 @@ PROMPT = ids("xw")
 
 @pytest.fixture
 def model() -> TableModel:
-    """Says SAID after PROMPT."""
+    """Return a model that writes SAID after PROMPT."""
     table, text = TableModel(26, seed=0), [*PROMPT, *ids(SAID)]
     for before, last, following in zip(text, text[1:], text[2:], strict=False):
         table.logits[before, last, following] = 99

@@ -1,4 +1,4 @@
-"""What tests of drafters share with their copies that run on the CPU engine."""
+"""Fixtures that tests of drafters share with their copies on the CPU engine."""
 
 from collections.abc import Callable
 

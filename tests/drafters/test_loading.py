@@ -1,4 +1,4 @@
-"""What a trained drafter's files may do to a model: propose badly, or be refused; never spoil its text or its memory."""
+"""A trained drafter's files may propose badly, or be refused, but never change a model's text or exhaust its memory."""
 
 import json
 import tracemalloc

@@ -156,7 +156,7 @@ def test_what_would_train_the_model_along_is_refused(tiny: Make) -> None:
 
 
 class KnowingOffChain(OffChain):
-    """Says that the first of two siblings, which is wrong, is the less likely one."""
+    """A drafter that ranks the first of two siblings, which is wrong, below the second."""
 
     def tree(self, context: Context) -> DraftTree:
         tree = super().tree(context)

@@ -1,4 +1,4 @@
-"""What drafters' confidence was worth outlives the session: phrases', a draft model's."""
+"""Calibrations of drafters outlive the session: of phrases, of a draft model."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the engine hands to the store: the model's words of the reply that was just given, and never the user's."""
+"""The text that the engine passes to the store: the model's words of the last reply, and never the user's."""
 
 from itertools import pairwise
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What an engine measures of its model on this machine, and when it does so again."""
+"""The measurements that an engine makes of its model on this machine, and when it repeats them."""
 
 import re
 import shutil

@@ -1,4 +1,4 @@
-"""What a pull would fetch, of repositories as they are, as they should not be, and of servers that mean harm."""
+"""The files that a pull would fetch, from usual repositories, unusual ones, and malicious servers."""
 
 import json
 import os

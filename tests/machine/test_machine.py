@@ -1,4 +1,4 @@
-"""What a machine is, and the command that mends a build of torch which cannot use it."""
+"""The description of a machine, and the command that repairs a build of torch that cannot use it."""
 
 import re
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""What torch was built for, read from its files."""
+"""The devices for which torch was built, read from its files."""
 
 import importlib.util
 import subprocess

@@ -1,4 +1,4 @@
-"""What people write reaches a model as that text: the marks they spell, system prompts, characters without a token."""
+"""A user's text reaches a model as text: spelled marks, system prompts, characters without a token."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""What each drafter must hold in every packing: with it the text is plain decoding's."""
+"""The test of each drafter in every packing: the text is that of plain decoding."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What holds for every drafter, on the CPU engine."""
+"""Tests of every drafter on the CPU engine."""
 
 import pytest
 from drafters import test_dflash

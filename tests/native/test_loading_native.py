@@ -1,3 +1,3 @@
-"""What a trained drafter's files may do to a model of the CPU engine: the same as with torch."""
+"""A trained drafter's files on the CPU engine: the same tests as with torch."""
 
 from drafters.test_loading import *  # noqa: F403

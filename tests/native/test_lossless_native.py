@@ -1,4 +1,4 @@
-"""What decoding/ is tested for with torch, on the CPU engine in fp32: losslessness, and distributions of samples."""
+"""The tests of decoding/ on the CPU engine in fp32: losslessness, and distributions of samples."""
 
 from decoding import test_lossless
 from decoding.test_lossless import *  # noqa: F403

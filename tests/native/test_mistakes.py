@@ -1,4 +1,4 @@
-"""What a caller gets wrong is a sentence, never a crash."""
+"""A caller's mistake gives an error, never a crash."""
 
 import ctypes
 from ctypes import byref, c_int32

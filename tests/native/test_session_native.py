@@ -1,4 +1,4 @@
-"""What decoding/ is tested for with torch, on the CPU engine in fp32: sessions, wherever a reply ends."""
+"""The tests of decoding/ on the CPU engine in fp32: sessions, with every end of a reply."""
 
 from decoding import test_session
 from decoding.test_session import *  # noqa: F403

@@ -1,4 +1,4 @@
-"""What our kernels for GPUs compute, on a processor: their sources, thread by thread (`cuda_emulation.py`)."""
+"""The results of our GPU kernels on a CPU: their sources, run thread by thread (`cuda_emulation.py`)."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""What drafters compute of rows, recorded: as if it were computed each time, whatever was computed before."""
+"""Recorded computations of drafters' rows: the same as computing them each time, whatever was computed before."""
 
 from collections.abc import Callable, Sequence
 from itertools import product

@@ -1,4 +1,4 @@
-"""What of our kernels for GPUs runs anywhere: the order of a matrix in NF4, and who they are not for."""
+"""The parts of our GPU kernels that run anywhere: the order of an NF4 matrix, and cases where they do not apply."""
 
 import torch
 from each import each

@@ -166,7 +166,7 @@ REFUSED: dict[str, Callable[[Header], Changes]] = {
 
 @dataclass(frozen=True)
 class Read:
-    """What a program makes of a file."""
+    """The results of a program for a file."""
 
     prompt: list[int]
     ends: set[int]

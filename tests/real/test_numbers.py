@@ -30,7 +30,7 @@ LENGTH = 512  # tokens of the document
 
 
 class Measured(NamedTuple):
-    """What the reference finds for a model."""
+    """The reference's results for a model."""
 
     prompts: list[list[int]]
     logits: list[np.ndarray]  # by prompt

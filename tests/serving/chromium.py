@@ -145,7 +145,7 @@ class Tab:
 
     @property
     def text(self) -> str:
-        """What is on the screen, in one line."""
+        """Return the text of the screen in one line."""
         return " ".join(" ".join(self._screen.display).split())
 
     def shows(self, *words: str) -> None:

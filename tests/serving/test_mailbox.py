@@ -1,4 +1,4 @@
-"""What another thread hands to an event loop: all of it arrives, in its order, and the loop is not woken for each."""
+"""Messages from another thread to an event loop: all arrive, in order, and one wake-up serves several."""
 
 import asyncio
 import threading

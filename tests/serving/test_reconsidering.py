@@ -1,4 +1,4 @@
-"""What a long-lived process chooses by."""
+"""How a long-lived process chooses again."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""What tests of the store share."""
+"""Fixtures of the store tests."""
 
 from collections.abc import Iterator
 from pathlib import Path

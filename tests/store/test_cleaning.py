@@ -1,4 +1,4 @@
-"""What is deleted is in no byte of the files, however pages were used before, and whenever the deletion was stopped."""
+"""No byte of the files has deleted text, however pages were used before, and whenever the deletion was interrupted."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""Runs commands of localspec where they can do no harm, a few a second: with faults of the disk, signals, limits."""
+"""Run commands of localspec where they do no harm, a few a second: with faults of the disk, signals, limits."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What may have happened to a file that others wrote: hypothesis strategies over a sound one."""
+"""Damage to files of others: hypothesis strategies over a valid file."""
 
 import copy
 import json

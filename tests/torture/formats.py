@@ -37,7 +37,7 @@ class Format:
 
 
 class Soil:
-    """What sound files are taken from."""
+    """The sources of valid files."""
 
     def __init__(self, stage: Stage) -> None:
         self.ground: Ground = stage.ground

@@ -58,7 +58,7 @@ def so_far(tokens: int) -> Statistics:
 
 
 class ScriptedEngine:
-    """Answers each prompt with the next script: strings are spoken, events given out, gates waited for, errors raised.
+    """An engine that answers each prompt with the next script: text, events, gates to wait for, and errors to raise.
 
     A script that ends without `Done` gets one.
     """
@@ -302,7 +302,7 @@ async def say(pilot: Pilot[None], prompt: str) -> None:
 
 
 async def talked(talk: ScriptedChat, pilot: Pilot[None], *prompts: str) -> None:
-    """Says them one after the other, each when the one before is answered."""
+    """Send prompts one after the other, each after the answer to the one before."""
     for prompt in prompts:
         await say(pilot, prompt)
         await until(pilot, talk.idle)

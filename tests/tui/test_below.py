@@ -1,4 +1,4 @@
-"""What came below while one reads above, and the way there."""
+"""New text below while the user reads above, and the key that leads there."""
 
 import threading
 

@@ -65,7 +65,7 @@ def nothing_is_half_installed(home: Path) -> bool:
 
 
 async def begin(talk, pilot) -> None:
-    """Asks for the model, and agrees."""
+    """Ask for the model, and agree to the download."""
     await say(pilot, "/model mine")
     await until(pilot, asked(talk))
     await pilot.press("enter")

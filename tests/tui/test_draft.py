@@ -1,4 +1,4 @@
-"""What was typed and not sent is there again after a crash, a signal, or Ctrl+Q."""
+"""A typed prompt that was not sent is restored after a crash, a signal, or Ctrl+Q."""
 
 import os
 import signal

@@ -222,7 +222,7 @@ ENDS = {"stopping", "leaving", "new"}  # these commands leave no chat to continu
 
 
 async def tell(talk: ScriptedChat, pilot: Pilot[None], deed: Deed, how: str, way: str) -> None:
-    """Tells it, and sees that it is done."""
+    """Give the command, and check its effect."""
     await pilot.press(*deed.first)
     await until(pilot, lambda: not deed.so(talk))
     if how == "palette":

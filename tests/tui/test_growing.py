@@ -1,4 +1,4 @@
-"""What it costs the screen that a reply grows: one layout and one picture."""
+"""The cost of a growing reply for the screen: one layout and one picture."""
 
 import threading
 

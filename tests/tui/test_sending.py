@@ -1,4 +1,4 @@
-"""What becomes of a prompt: sent, waiting, stopped, refused."""
+"""The fate of a prompt: sent, waiting, stopped, refused."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""What the main screen looks like. Looked at by a person; `pytest --snapshot-update` after a change that is meant."""
+"""Pictures of the main screen, reviewed by a person; `pytest --snapshot-update` after an intended change."""
 
 import re
 import threading

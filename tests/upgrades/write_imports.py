@@ -1,4 +1,4 @@
-"""Writes a home with imports, as a commit made it: python tests/upgrades/write_imports.py CHECKOUT COMMIT
+"""Write a home with imports, as a commit made it: python tests/upgrades/write_imports.py CHECKOUT COMMIT
 
 CHECKOUT has that commit with its compiled library. In the archive of 66a34518 imports are in the cache directory, in that
 of 561bc3b4 everything is filed under revisions. test_imports_upgrade.py and test_fingerprint_upgrade.py open them.
