@@ -374,7 +374,9 @@ class Bench:
         target = ReplayTarget(text["prompt"] + said, self.engine.target.vocab_size) if replay else self.engine.target
         found = _said(target, make, budget, text["prompt"], sampling, min(count, len(said)) if replay else count)
         if not whole and found["ids"] != said:
-            raise AssertionError(f"a reply to {prompt.id} differs from the plain text")
+            raise AssertionError(
+                f"a reply to {prompt.id} differs from the saved text; use another --out after a change of the code"
+            )
         return found
 
 
