@@ -1,4 +1,4 @@
-"""How fast the linear layers of a GGUF file are in its own blocks: a step of 1, 4 and 8 rows, without attention.
+"""Measure the linear layers of a GGUF file in its own blocks: a step of 1, 4 and 8 rows, without attention.
 
 In turns with the same layers in int8, with a plain reading of the same bytes, and with llama.cpp's whole step on the same
 file where `--peer` names a Python that has llama-cpp-python. A sample during which the host took processor time is left

@@ -1,4 +1,4 @@
-"""How many replies are the same with and without speculation, by every drafter on a CPU.
+"""Count the replies that are the same with and without speculation, by every drafter on a CPU.
 
     python research/compare_replies.py --prompts data/eval --work build/replies --out replies.md
 

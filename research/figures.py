@@ -44,7 +44,7 @@ def length(replies: Replies) -> Figure:
 
 
 def difference(replies: Replies, others: Replies) -> Figure:
-    """By how many tokens a step the first are ahead, prompt by prompt: below and above zero means that nobody knows."""
+    """Return the lead of the first in tokens a step, prompt by prompt; bounds on both sides of zero decide nothing."""
     one, two, random = _sums(replies), _sums(others), np.random.default_rng(0)
     chosen = random.integers(one.shape[1], size=(DRAWS, one.shape[1]))
     found = _drawn(one, chosen, random) - _drawn(two, chosen, random)

@@ -1,4 +1,4 @@
-"""What programs make of one GGUF file: perplexity, and how far probabilities are from exact ones, on the same tokens.
+"""Compare programs on one GGUF file: perplexity, and divergence from exact probabilities, on the same tokens.
 
     python research/gguf_quality.py FILE.gguf --work DIR --texts TEXTS.jsonl.xz [--tokens 16384] [--programs exact int8]
 
@@ -237,7 +237,7 @@ def table(work: Path, names: list[str]) -> str:
 
 
 def main() -> None:
-    """Read what is not read yet, and print the table."""
+    """Read what was not read yet, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, help="a GGUF file")
     parser.add_argument("--work", type=Path, required=True, help="where windows and packed files are kept")

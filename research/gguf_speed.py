@@ -1,4 +1,4 @@
-"""How fast programs compute one GGUF file, in turns: steps of some rows, a prompt, and steps after a long context.
+"""Compare the speed of programs on one GGUF file, in turns: steps of some rows, prompts, and steps after long contexts.
 
     python research/gguf_speed.py FILE.gguf --ours blocks --ours int4=PATH [--rounds 15] [--raw samples.json]
 
@@ -89,7 +89,7 @@ class Ours:
 
 
 class Peer:
-    """llama.cpp. Long contexts that it has read are kept in `states`."""
+    """llama.cpp. `states` has the long contexts that it has read."""
 
     name = PEER
 
@@ -134,7 +134,7 @@ def order(contenders: Sequence[Contender], turn: int) -> Sequence[Contender]:
 
 
 def ticks() -> tuple[int, int]:
-    """Return what the host took so far and what other programs took, in ticks; zeros where the system does not say."""
+    """Return the CPU time of the host and of other programs so far, in ticks; zeros where it is unknown."""
     stat = Path("/proc/stat")
     if not stat.is_file():
         return 0, 0
@@ -150,7 +150,7 @@ def taken(before: tuple[int, int], seconds: float) -> int:
 
 
 def sample(work: Callable[[], object]) -> tuple[float, int]:
-    """Return the seconds of one `work`; a first time below a second is not counted, since what was before holds cores."""
+    """Return the seconds of one `work`; a first run below a second does not count, since earlier work still uses cores."""
     before, began = ticks(), time.perf_counter()
     work()
     first = time.perf_counter() - began
@@ -169,7 +169,7 @@ def undisturbed(samples: Seconds) -> list[float]:
 
 
 def figure(clean: Sequence[float], every: Sequence[float]) -> str:
-    """Return the median of what was not disturbed; in brackets that of everything, where all was."""
+    """Return the median of the undisturbed samples; if there are none, that of all samples in brackets."""
     return f"{median(clean):.2f}" if clean else f"({median(every):.2f})"
 
 

@@ -74,7 +74,7 @@ class Question:
 
 
 def questions(file: Path, group: str) -> list[Question]:
-    """Of a file of JSON lines; SystemExit names the line that is not as the format wants it."""
+    """Return the questions of a file of JSON lines; SystemExit names the line with a wrong format."""
     found = []
     for number, line in enumerate(file.read_text("utf-8").splitlines(), 1):
         told = json.loads(line)
@@ -101,7 +101,7 @@ def tasks() -> list[Question]:
 
 
 def plain(text: str) -> str:
-    """Without what does not count."""
+    """Return the text without the parts that do not count."""
     return re.sub(r"\s+", " ", text.lower()).strip()
 
 
@@ -218,7 +218,7 @@ def judge(question: Question, reply: str, stops: bool) -> Verdict:
 
 
 def answer(model: Any, tokenizer: Any, messages: list[dict[str, str]]) -> tuple[str, bool]:
-    """Return the greedy reply, and whether it stopped by itself."""
+    """Return the greedy reply, and whether it ended by itself."""
     given = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     both = model.generate(**given, do_sample=False, max_new_tokens=MOST)
     reply, ends = both[0, given["input_ids"].shape[1] :].tolist(), model.generation_config.eos_token_id

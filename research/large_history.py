@@ -37,7 +37,7 @@ def turns(conversations: int, length: int) -> Iterator[tuple[int, str, str]]:
 
 
 def phrases(count: int) -> Iterator[tuple[int, bytes, bytes, int]]:
-    """Key, what came before and after, and when it was used."""
+    """Yield key, text before and after, and time of use of each phrase."""
     chance = random.Random(2)
     for number in range(count):
         tokens = [chance.randrange(30_000) for _ in range(12)]

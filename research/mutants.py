@@ -293,7 +293,7 @@ class Copy:
         return status, [json.loads(line) for line in progress.read_text().splitlines()]
 
     def tried(self, mutant: Mutant, first: list[str]) -> dict[str, Any]:
-        """Return what the tests say of a mutant; `first` names the tests to begin with."""
+        """Return the result of the tests for a mutant; `first` names the tests to begin with."""
         file, cpp = self.tree / mutant.file, not mutant.file.endswith(".py")
         text, began = file.read_bytes(), time.monotonic()
         names = FOLDERS[Path(mutant.file).parts[1]]

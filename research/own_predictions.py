@@ -27,7 +27,7 @@ PROMPTS = {
 
 
 def pace(choice: Choice) -> str:
-    """Return what is predicted, on a line."""
+    """Return the predictions on one line."""
     times = f"{choice.speedup:.2f}" if choice.speedup else "1.00"
     return f"{choice.drafter}, {choice.tokens_per_second or 0:.1f} tokens/s, {times} x, measured {choice.measured}"
 

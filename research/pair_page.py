@@ -1,4 +1,4 @@
-"""The page of what `auto` and the drafters without training are worth on published models, from the lines of replies."""
+"""The page of the speedups of `auto` and of the drafters without training on published models, from saved replies."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

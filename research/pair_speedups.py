@@ -1,4 +1,4 @@
-"""What `auto` and every drafter that needs no training are worth on a published model: docs/figures/published-speedups.md.
+"""Measure the speedup of `auto` and of every drafter without training on a published model: published-speedups.md.
 
     python research/pair_speedups.py -m qwen2.5-coder-1.5b --prompts data/eval --work build/pair \
         --llama-cpp 1.5B.gguf 0.5B.gguf --seconds 85 --out docs/figures/published-speedups.md

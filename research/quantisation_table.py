@@ -1,4 +1,4 @@
-"""What few bits cost: python research/quantisation_table.py --model DIR --texts FILE.jsonl[.xz] [--calibrate]
+"""Measure the loss of few bits: python research/quantisation_table.py --model DIR --texts FILE.jsonl[.xz] [--calibrate]
 
 For each packing, and for llama.cpp's where it is installed: bits a weight, cross-entropy, KL divergence to fp32
 and how often the likeliest token is the same. Every second text is evaluated; calibration reads only the others.

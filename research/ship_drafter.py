@@ -1,4 +1,4 @@
-"""Writes a trained drafter as it comes with localspec: with few heads, and its matrices in int8.
+"""Write a trained drafter as it is shipped with localspec: with few heads, and its matrices in int8.
 
     python research/ship_drafter.py TRAINED localspec/trained/NAME [--heads 2]
 

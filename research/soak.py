@@ -1,4 +1,4 @@
-"""Thousands of replies as one person has them: conversations, phrases, restarts; what grows, and what stays.
+"""Run thousands of replies as one user has them: conversations, phrases, restarts; and report what grows.
 
     python research/soak.py --prompts data/eval --replies 10000 --home /tmp/soak
 

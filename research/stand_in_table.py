@@ -1,4 +1,4 @@
-"""What is lost where blocks of one type stand in for those of another: the figures behind localspec/weights/recipe.py.
+"""Measure the loss where blocks of one type stand in for those of another: figures for localspec/weights/recipe.py.
 
     python research/stand_in_table.py FILE.gguf --work DIR --texts TEXTS.jsonl.xz [--types IQ2_XS] [--layers 3,10,17,24]
 

@@ -1,4 +1,4 @@
-"""Trains the demo model from nothing, in a long stage and a short last one; and the draft model that goes with it.
+"""Train the demo model from nothing, in a long stage and a short last one, and the draft model that goes with it.
 
     python research/train_demo.py long --data DIR --work DIR                # until stopped, or --tokens
     python research/train_demo.py last --data DIR --work DIR --tokens 4e6   # from where the long stage is

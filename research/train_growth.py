@@ -1,4 +1,4 @@
-"""Trains one drafter of each kind for a model, and reads its acceptance length at some hours of training.
+"""Train one drafter of each kind for a model, and measure its acceptance length at some hours of training.
 
 One course per kind, as `localspec train KIND -m MODEL --hours H` runs it: answers, training, bench. A copy of the drafter is
 written when training has taken each of `--at` hours, and its acceptance length is measured with trees of each number of

@@ -1,4 +1,4 @@
-"""The demo model, its draft model and its drafters, widened without changing what they say: models to time.
+"""Widen the demo model, its draft model and its drafters without changing their texts, to have models to time.
 
     python research/widen_demo.py --factor 8 --out DIR [--context 32768]
 

@@ -33,7 +33,7 @@ def _views(share: float, random: Random) -> int:
 
 
 def careless(random: Random, example: Example) -> Example:
-    """One prompt in five as it is often typed: without the large letter, without the mark at its end, or in haste."""
+    """Change one prompt in five to how people type: no capital, no final mark, or a word such as "hey," before it."""
     if example["source"] not in CARELESS or "messages" not in example or random.random() > 0.2:
         return example
     *before, asked, answer = example["messages"]

@@ -124,7 +124,7 @@ KINDS = {
 
 
 def new_word(random: Random) -> str:
-    """No word at all: to copy it, one has to read it."""
+    """Return a word that does not exist: to copy it, the model has to read it."""
     return "".join(random.choice("bdfgklmnprstvz") + random.choice("aeiou") for _ in range(random.randint(2, 3)))
 
 
@@ -239,7 +239,7 @@ def on_a_sentence(random: Random) -> Drawing:
 
 
 def odd_one(random: Random) -> Drawing:
-    """Which word is of another kind, or of which kind a word is."""
+    """Return a question which word is of another kind, or of which kind a word is."""
     first, second = random.sample([k for k in KINDS if k not in ("thing", "food")], 2)
     words = random.sample(KINDS[first], 3)
     odd = random.choice([w for w in KINDS[second] if w not in KINDS[first]])
@@ -274,7 +274,7 @@ def compose(random: Random) -> Drawing:
 
 
 def group(random: Random) -> Drawing:
-    """How many of a kind are in a mixed list."""
+    """Return a question how many words of a kind are in a mixed list."""
     kind = random.choice([k for k in KINDS if k not in ("thing", "food")])
     number, others = random.randint(1, 4), random.randint(1, 3)
     outside = [w for k in ("thing", "food") for w in KINDS[k] if w not in KINDS[kind]]

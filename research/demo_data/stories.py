@@ -154,7 +154,7 @@ def tell(random: Random) -> Story:
 
 
 def told(random: Random) -> Drawing:
-    """Return a story as it is, as texts are."""
+    """Return a story as a text."""
     story = tell(random)
     text = f"{story.title}\n\n{story.text}" if random.random() < 0.5 else story.text
     return Drawing((story.key,), (text,))
@@ -169,7 +169,7 @@ def asked_for(random: Random) -> Drawing:
 
 
 def in_short(random: Random) -> Drawing:
-    """Three or four sentences: who, with whom, what, and how it ended."""
+    """Return three or four sentences: who, with whom, what, and how it ended."""
     story = tell(random)
     end = random.choice(
         (

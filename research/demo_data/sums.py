@@ -14,7 +14,7 @@ ASKED = {
 
 
 def operands(random: Random) -> tuple[int, str, int, int]:
-    """Two numbers, a sign between them, and what it makes."""
+    """Return two numbers, a sign between them, and the result."""
     sign = random.choice("++++---xx/")
     if sign in "+-":
         most = random.choice((10, 20, 20, 100, 100, 100))

@@ -257,7 +257,7 @@ NUMBER_WORDS = [
 
 
 def plural(noun: str) -> str:
-    """Of a noun of this file, or a phrase that ends in one."""
+    """Return the plural of a noun of this file, or of a phrase that ends in one."""
     head, _, last = noun.rpartition(" ")
     return f"{head} {PLURALS.get(last, last + 's')}".strip()
 
@@ -278,7 +278,7 @@ def listing(items: list[str]) -> str:
 
 
 def capital(text: str) -> str:
-    """Its first letter large, the rest as it is."""
+    """Return the text with a capital first letter."""
     return text[:1].upper() + text[1:]
 
 

@@ -1,1 +1,1 @@
-"""The stages of `gpu_proof.py`, a file each: what is measured, and how the page tells it."""
+"""The stages of `gpu_proof.py`, a file each: its measurements, and its part of the page."""

@@ -1,4 +1,4 @@
-"""What was hoped for, and whether it came true; and what failed, in words."""
+"""The aims, whether they were reached, and in words what failed."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ def aims_table(aims: Sequence[tuple[str, Aim]]) -> str:
 
 
 def failed(figures: Mapping[str, Any]) -> list[str]:
-    """Return a list of what failed and why; nothing where nothing did."""
+    """Return a list of failures and their reasons; empty without any."""
     lines = [f"- {name}: {why}" for name, figure in figures.items() if (why := failure(figure))]
     return ["Not measured:\n\n" + "\n".join(lines)] if lines else []
 

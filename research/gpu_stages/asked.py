@@ -1,4 +1,4 @@
-"""What a run of the proof was asked for, as all stages read it, and what of it figures depend on."""
+"""The settings of a run of the proof, as all stages read them, and those on which figures depend."""
 
 import os
 import stat
@@ -49,7 +49,7 @@ class Asked:
         return next(factor for least, factor in FACTORS if total >= least)
 
     def decisive(self) -> dict[str, Any]:
-        """Return what figures depend on: those of other settings are not mixed with them."""
+        """Return the settings on which figures depend: figures of other settings are not mixed with them."""
         return {
             "device": self.device, "small": self.small, "computes": versions(self.device), "factor": self.width,
             "prompts": content(self.prompts),

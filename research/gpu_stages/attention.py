@@ -92,7 +92,7 @@ def by_row(mixed: torch.Tensor, rows: int) -> torch.Tensor:
 
 
 def tree_mask(rows: int, slots: int, group: int, device: str) -> torch.Tensor:
-    """Additive, [group * rows, slots]: a binary tree behind a text that fills all but a few of the slots."""
+    """Return an additive mask [group * rows, slots]: a binary tree after a text that fills almost all slots."""
     seen, committed = torch.zeros(rows, slots, dtype=torch.bool), slots - 2 * rows
     seen[:, :committed] = True
     seen[:, committed : committed + rows] = ancestor_mask([-1, *[(node - 1) // 2 for node in range(1, rows)]])

@@ -34,7 +34,7 @@ SMALL_TURNS, SMALL_TOKENS = 1, 12
 
 
 class Contender(Protocol):
-    """Who answers a prompt, and how fast."""
+    """A program that answers a prompt, and its speed."""
 
     def tokens_per_second(self, prompt: str) -> float: ...
 
@@ -52,7 +52,7 @@ class Clock:
         return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
 
     def tokens_per_second(self, length: int) -> float:
-        """Of the tokens after the first ones."""
+        """Return tokens/s, without the first tokens."""
         wait_for(self._device)
         return max(0, length - self.length) / (time.perf_counter() - self.began)
 
@@ -131,7 +131,7 @@ class Everybody:
 
 
 def run(record: Record, asked: Asked) -> None:
-    """Everybody once for what a first reply loads or compiles, then prompt by prompt in turns."""
+    """Run all contenders once, to load and compile, and then prompt by prompt in turns."""
     card = wide_demo(asked)
     asked_prompts = [one.text for one in questions_of(asked, SMALL_TURNS if asked.small else TURNS)]
     longest = max(asked_prompts, key=len)  # what is compiled serves shorter texts too

@@ -28,7 +28,7 @@ NONE = "no captured step in this version"
 
 
 class Steps:
-    """A model in one precision, and what its eager steps give; both are made once something asks for them."""
+    """A model in one precision, and the results of its eager steps; both are made on first use."""
 
     def __init__(self, asked: Asked, name: str, precision: str) -> None:
         self._asked, self._name, self._precision = asked, name, precision
@@ -52,7 +52,7 @@ class Steps:
 
 
 def run(record: Record, asked: Asked) -> None:
-    """Each model by itself, its forms after each other."""
+    """Run each model by itself, its forms one after the other."""
     for name, precision in MODELS:
         steps = Steps(asked, name, precision)
         for form in FORMS:
@@ -97,7 +97,7 @@ def tokens_of(target: Target, rows: int) -> list[int]:
 
 
 def logits_of(target: Target, cache: Any, rows: int) -> torch.Tensor:
-    """Of a binary tree, or a chain; copied, for a captured step writes the next logits into the same place."""
+    """Return the logits of a binary tree, or a chain; copied, since the next captured step overwrites them."""
     parents = [-1, *[(node - 1) // 2 if target.branches else node - 1 for node in range(1, rows)]]
     logits = target.forward(DraftTree(tokens_of(target, rows), parents), cache).logits
     assert isinstance(logits, TorchLogits)

@@ -69,6 +69,6 @@ def _tell(child: "subprocess.Popen[bytes]", what: int) -> bool:
 
 
 def last_line(log: Path) -> str:
-    """Return the last thing that a script said."""
+    """Return the last line of a script's output."""
     lines = log.read_text("utf-8", "replace").strip().splitlines() if log.exists() else []
     return lines[-1] if lines else ""

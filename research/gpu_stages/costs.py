@@ -49,7 +49,7 @@ def model(asked: Asked, name: str, precision: str) -> dict[str, Any]:
 
 
 def of_form(target: Target) -> dict[str, Any]:
-    """Return what forwards cost in the form that the model is in."""
+    """Return the costs of forwards in the form that the model is in."""
     costs = measure_forward_costs(target)
     return {
         "read": target.read_bytes, "held": target.nbytes, "rows": list(ROWS), "contexts": list(costs.contexts),
@@ -112,7 +112,7 @@ def calls_told(found: dict[str, Any]) -> list[str]:
 
 
 def waits(one: dict[str, Any]) -> dict[int, float | None]:
-    """By rows, the share of a step in which the device waits for the host; None where the profiler saw no work of it."""
+    """Return, by rows, the share of a step in which the device waits for the host; None where it is unknown."""
     known = {rows: one["calls"][str(rows)] for rows in PROFILED}
     return {
         rows: max(0.0, 1 - of["busy"] / of["seconds"]) if of.get("busy") and of.get("seconds") else None
@@ -121,7 +121,7 @@ def waits(one: dict[str, Any]) -> dict[int, float | None]:
 
 
 def waits_told(good: dict[str, Any]) -> list[str]:
-    """Return a table of them, or that there is none."""
+    """Return a table of the waits, or a sentence that there are no figures."""
     found = {f"{name}{form}": waits(one) for name, known in good.items() for form, one in forms(known).items()}
     lines = [
         [name, *("" if part is None else f"{100 * part:.0f} %" for part in parts.values())]
@@ -140,7 +140,7 @@ def waits_told(good: dict[str, Any]) -> list[str]:
 
 
 def forms(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return a model as Python starts its operations, and as they are recorded, where there is such a form."""
+    """Return the figures of operations as Python starts them, and of the recording, where there is one."""
     return {"": found, **({", recorded": found["recorded"]} if "recorded" in found else {})}
 
 
@@ -159,7 +159,7 @@ def share(found: dict[str, Any], speed: dict[str, float]) -> float | None:
 
 
 def aims(figures: dict[str, Any]) -> list[Aim]:
-    """Return what a step should reach, and what the choice of precisions assumes of int8 until it is measured."""
+    """Return the aims of a step, and what the choice of precisions assumes of int8 until it is measured."""
     found = []
     for precision in ("bf16", "int8", "nf4"):
         known = quickest(figures.get(f"{LLAMA2} {precision}"))

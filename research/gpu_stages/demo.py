@@ -48,7 +48,7 @@ def run(record: Record, asked: Asked) -> None:
 
 
 def part(record: Record, asked: Asked, name: str, words: Sequence[str], kept: Path, work: Path) -> None:
-    """One script, which goes on where it was. Raises TimeUp where it is not done."""
+    """Run one script, which continues where it stopped. Raise TimeUp where it is not finished."""
     if record.figures.get(name, {}).get("done"):
         return
     if record.left < LEAST:
@@ -109,7 +109,7 @@ def reached(work: Path, name: str) -> dict[str, Any]:
 
 
 def bring(source: Path, out: Path) -> None:
-    """Copy what is worth keeping: checkpoints, models, drafters, logs; no texts, which can be made again."""
+    """Copy the files to keep: checkpoints, models, drafters, logs; no texts, which can be made again."""
     wanted = [source / stage / name for stage in TOKENS for name in KEPT]
     for folder in ("model", "draft-model", "drafters", "tokenizer", "trainings"):
         wanted += [

@@ -50,7 +50,7 @@ PRECISIONS = {
 
 
 class RandomWeights(Mapping[str, torch.Tensor]):
-    """As `fresh_weights` gives them, each made when it is asked for."""
+    """Random weights as `fresh_weights` gives them, each made on first use."""
 
     def __init__(self, config: TransformerConfig, device: str, dtype: torch.dtype) -> None:
         self._config, self._device, self._dtype = config, device, dtype
@@ -74,7 +74,7 @@ class RandomWeights(Mapping[str, torch.Tensor]):
 
 @torch.no_grad()
 def random_target(name: str, small: bool, device: str, precision: str) -> Target:
-    """Return a model of this name's shape, or of a small one. Raises what its layers do, without room above all."""
+    """Return a model of this name's shape, or of a small one. Raise the errors of its layers, mostly lack of memory."""
     dtype, quantize = PRECISIONS[precision]
     if name == HYBRID:
         config = ModelConfig.of(_SMALL_HYBRID if small else _HYBRID)

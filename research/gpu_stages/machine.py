@@ -1,4 +1,4 @@
-"""What the figures were measured on, and with what: the head of the page, and of every stage."""
+"""The machine and the versions of the figures: the head of the page, and of every stage."""
 
 import os
 import platform

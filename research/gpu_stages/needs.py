@@ -79,7 +79,7 @@ def closure(names: Iterable[str]) -> list[str]:
 
 
 def installed(name: str) -> Distribution | None:
-    """Return a package as it is here; None where it is not."""
+    """Return an installed package; None where it is missing."""
     try:
         return distribution(name)
     except PackageNotFoundError:
@@ -103,7 +103,7 @@ def files_of(name: str) -> tuple[list[Path], list[Path]]:
 
 
 def repository() -> list[Path]:
-    """Return what git keeps, and the library that was compiled."""
+    """Return the files in git, and the compiled library."""
     listed = subprocess.run(["git", "-C", str(ROOT), "ls-files"], capture_output=True, text=True, check=False).stdout
     files = [ROOT / line for line in listed.splitlines()]
     return [file for file in (*files, *(ROOT / "localspec" / "native").glob("localspec_native.so")) if file.is_file()]

@@ -37,7 +37,7 @@ def written(work: Path, out: Path, small: bool) -> None:
 
 
 def head(found: Sequence[Mapping[str, Any]], small: bool) -> str:
-    """Return what was measured on, as the latest run found it."""
+    """Return the machine, as the latest run found it."""
     runs = sorted((run for one in found for run in one["runs"]), key=lambda run: str(run["when"]))
     said = "Made by `research/gpu_proof.py`."
     if small:
@@ -58,7 +58,7 @@ def head(found: Sequence[Mapping[str, Any]], small: bool) -> str:
 
 
 def commits_of(one: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the figures of a stage by the commits that measured them; what grows from run to run may be of several."""
+    """Return the figures of a stage by the commits that measured them; a stage can have figures of several."""
     ran = list(dict.fromkeys(run.get("commit") or UNKNOWN for run in one["runs"]))
     told = [(run.get("commit") or UNKNOWN, name) for run in one["runs"] for name in run.get("measured", ())]
     known = {name for _, name in told}

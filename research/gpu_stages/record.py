@@ -21,11 +21,11 @@ LONGEST = 300  # characters of why something failed
 
 
 class TimeUp(Exception):
-    """The time of this stage is over; what is missing is measured by the next call."""
+    """The time of this stage is over; the next call measures the rest."""
 
 
 class DeviceLost(Exception):
-    """The device answers no more in this process, so another one must go on."""
+    """The device no longer answers in this process, so another one must continue."""
 
 
 class Record:
@@ -116,7 +116,7 @@ class Record:
 
 
 def read(file: Path) -> dict[str, Any]:
-    """Return what a stage kept, or that it kept nothing. Raises UsageMistake for a file that cannot be read."""
+    """Return the saved figures of a stage, or empty ones. Raise UsageMistake for a file that cannot be read."""
     nothing: dict[str, Any] = {"figures": {}, "tries": {}, "runs": []}
     if not file.exists():
         return nothing

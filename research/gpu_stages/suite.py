@@ -61,7 +61,7 @@ def sharers(asked: Asked) -> int:
 
 
 def counts(report: Path) -> dict[str, Any]:
-    """Return what a JUnit file says."""
+    """Return the counts of a JUnit file."""
     found: dict[str, Any] = {"passed": 0, "wrong": {}, "skipped": {}, "told": {}, "seconds": 0.0}
     for case in ET.parse(report).getroot().iter("testcase"):  # our own file
         name = str(case.get("name"))

@@ -1,4 +1,4 @@
-"""How long work takes on a device: as Python starts it, and as a graph that was captured, where that is possible."""
+"""The time of work on a device: as Python starts it, and as a captured graph, where that is possible."""
 
 import gc
 import time
@@ -18,7 +18,7 @@ COPIED = 2 * 2**30  # bytes, at most
 
 
 def seconds_each(works: Sequence[Work], device: str) -> float:
-    """Seconds of one of several pieces of work, one after the other; what else happens makes a round slower."""
+    """Return the seconds of one of several pieces of work, one after the other; other load makes a round slower."""
     best, began, rounds = float("inf"), time.perf_counter(), 0
     for work in works:
         work()
@@ -33,7 +33,7 @@ def seconds_each(works: Sequence[Work], device: str) -> float:
 
 
 def captured_seconds_each(works: Sequence[Work], device: str) -> float | str:
-    """Return the same as one CUDA graph; or, in words, why there is none."""
+    """Return the same as one CUDA graph, or a sentence why there is none."""
     if not device.startswith("cuda"):
         return "no CUDA graphs here"
     try:
@@ -52,7 +52,7 @@ def captured_seconds_each(works: Sequence[Work], device: str) -> float | str:
 
 
 def copy_bandwidth(device: str) -> float:
-    """Bytes a second that go through the memory while a large tensor is copied: what is read and what is written."""
+    """Return the bytes a second that are read and written while a large tensor is copied."""
     size = min(COPIED, free_memory(device) // 8) // 4
     source, there = (torch.ones(size, dtype=torch.float32, device=device) for _ in range(2))
     seconds = seconds_each([lambda: there.copy_(source)], device)
@@ -108,7 +108,7 @@ def counted(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def peak_bytes(device: str) -> int:
-    """Return the most bytes of tensors since `watch_peak`; 0 on a CPU, where nobody counts them."""
+    """Return the most bytes of tensors since `watch_peak`; 0 on a CPU, where they are not counted."""
     return int(torch.cuda.max_memory_allocated(device)) if device.startswith("cuda") else 0
 
 

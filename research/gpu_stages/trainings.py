@@ -75,7 +75,7 @@ def run(record: Record, asked: Asked) -> None:
 
 
 def choice_of(shape: Shape, device: str) -> Choice:
-    """As a choice would say how such a model is loaded."""
+    """Return a choice that loads such a model."""
     dtype, quantize = PRECISIONS[PRECISION]
     loaded = fit.weights(shape, dtype, quantize, "cuda")
     return Choice(

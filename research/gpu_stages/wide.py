@@ -51,7 +51,7 @@ def questions_of(asked: Asked, count: int) -> list[prompts.BenchPrompt]:
 
 
 def prompts_place(asked: Asked) -> Path:
-    """Where prompts lie as `speedups.py` reads them: those that were named, else the program's own, by their kinds."""
+    """Return the place of the prompts for `speedups.py`: the named ones, or else the program's own, by their kinds."""
     if asked.prompts is not None:
         return asked.prompts
     place = asked.work / "prompts"

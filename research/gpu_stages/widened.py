@@ -122,7 +122,7 @@ def replies(engine: Engine, asked: Asked, count: int | None = None) -> list[Stat
 
 
 def side_by_side(record: Record, asked: Asked, card: TargetCard, precision: str, seconds: float) -> None:
-    """As many prompts as there is time for, by `speedups.py`; the next call goes on."""
+    """Run as many prompts as there is time for, with `speedups.py`; the next call continues."""
     if seconds < SHARED and not asked.small:
         raise TimeUp("side by side")
     work, log = asked.work / f"speedups-{precision}", asked.work / f"speedups-{precision}.log"
@@ -263,7 +263,7 @@ def aims(figures: dict[str, Any]) -> list[Aim]:
 
 
 def best_lean(good: Mapping[str, tuple[float, float]]) -> float | None:
-    """× of the quickest method among those that take little memory, 0 where all take more; None where none was measured."""
+    """Return × of the fastest method with little memory; 0 where all need more; None without measurements."""
     known = [good[name] for name in METHODS if name in good]
     lean = [faster for faster, worth in known if faster <= LEAN * worth]  # M is × over relative memory
     return max(lean, default=0.0) if known else None
