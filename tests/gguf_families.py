@@ -10,6 +10,7 @@ import ctypes
 import importlib.util
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -659,7 +660,7 @@ def converted(found: Model, tensors: Mapping[str, torch.Tensor]) -> Iterator[tup
 def write(file: Path, name: str, fused: bool = False, kind: str = F32) -> Path:
     """Write the tiny model of a family in F32 or Q8_0; with gates and ups of each expert in one tensor if `fused`.
 
-    llama.cpp, too, keeps routers and convolutions in F32.
+    llama.cpp, too, keeps routers, biases and convolutions in F32.
     """
     found = model(name)
     family, config = found.family, found.config
@@ -677,7 +678,7 @@ def write(file: Path, name: str, fused: bool = False, kind: str = F32) -> Path:
         gates, ups = tensors.pop(key), tensors.pop(key.replace("ffn_gate_exps", "ffn_up_exps"))
         tensors[key.replace("ffn_gate_exps", "ffn_gate_up_exps")] = torch.cat([gates, ups], 1)
     for key, tensor in tensors.items():
-        type_ = gguf.GGMLQuantizationType[F32 if tensor.ndim < 2 or "gate_inp" in key or "conv1d" in key else kind]
+        type_ = gguf.GGMLQuantizationType[F32 if tensor.ndim < 2 or re.search(r"gate_inp|conv1d|bias$", key) else kind]
         writer.add_tensor(key, gguf.quantize(tensor.float().contiguous().numpy(), type_), raw_dtype=type_)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

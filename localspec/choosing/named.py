@@ -71,6 +71,9 @@ def named_drafter(name: str, card: TargetCard) -> DrafterSpec:
 def _merged(name: str, card: TargetCard) -> DrafterSpec:
     """Find several drafters, joined by `+`, whose drafts are merged into one tree. Phrases lengthen all of them."""
     found: dict[str, DrafterSpec] = {}
+    if card.here and (shape := shape_of(card.path)):  # of all first: do not ask users to fetch one in vain
+        for kind in (one for one in kinds() if one in name.split("+")):
+            check_layers(kind, card, shape)
     for piece in sorted(name.split("+"), key=kinds().__contains__):  # unknown names first: a typo before "not here"
         kind = piece.partition(":")[0]
         if kind == "auto" or (kind in kinds() and kind != "phrases" and not can_be_merged(kind_of(kind))):

@@ -93,8 +93,9 @@ def test_drafters_with_layers_like_the_target_are_refused_and_others_named(name:
 
 def test_a_drafter_that_is_named_is_refused_before_it_is_looked_for(tiny: Make) -> None:
     card = TargetCard("mixture", tiny(next(iter(MIXTURES))).path, None, "")
-    with pytest.raises(UsageMistake, match="'s3d' does not draft for mixture, whose layers have experts"):
-        named_drafter("s3d", card)
+    for name in ("s3d", "medusa+s3d"):
+        with pytest.raises(UsageMistake, match="'s3d' does not draft for mixture, whose layers have experts"):
+            named_drafter(name, card)
 
 
 @each("name", FROM_GGUF)
