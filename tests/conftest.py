@@ -234,7 +234,7 @@ def pytest_xdist_auto_num_workers() -> int | None:
 
 def pytest_collection_finish() -> None:
     """Garbage is looked for seldom: it is little, and to look as often as Python does takes a tenth of the time."""
-    gc.freeze()  # what is imported by now stays: no collection need look through it again
+    gc.freeze()  # imported modules stay, so garbage collection can skip them
     gc.set_threshold(100_000, 10, 10)
     gc.enable()
 

@@ -34,7 +34,7 @@ class Repository:
     gated: Any = False
     closed: tuple[int, str] | None = None  # the status, and X-Error-Code, that every file is refused with
     sent: dict[str, bytes] = field(default_factory=dict)  # other content than was announced
-    listed: list[dict[str, Any]] = field(default_factory=list)  # more entries of the listing, as they stand
+    listed: list[dict[str, Any]] = field(default_factory=list)  # more entries of the listing, unchanged
 
     def __post_init__(self) -> None:
         commit = hashlib.sha1(b"".join(name.encode() + self.files[name] for name in sorted(self.files))).hexdigest()
@@ -61,8 +61,8 @@ class Hub:
     piece: int = 2**16
     die_after: int | None = None
     answer: Callable[[str], tuple[int, dict[str, str], bytes] | None] = lambda path: None  # instead of anything else
-    token: str | None = None  # what is accepted
-    gzip: bool = False  # small files are sent so, to who takes it
+    token: str | None = None  # accepted encodings
+    gzip: bool = False  # small files are sent this way to clients that accept it
     chunked: bool = False  # no answer with a file says how long it is
     elsewhere: bool = False  # large files come from another host, as from a content network
     requests: list[str] = field(default_factory=list)

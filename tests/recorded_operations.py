@@ -35,7 +35,7 @@ class Graph:
     def replay(self) -> None:
         """Do all operations again, into the memory of the first time."""
         Graph.played += 1
-        with _disable_current_modes():  # the host sees none of them
+        with _disable_current_modes():  # the host issues none of them
             for operation, positional, named, before in self.operations:
                 after = operation(*positional, **named)
                 for old, new in zip(tree_leaves(before), tree_leaves(after), strict=True):

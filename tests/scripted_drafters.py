@@ -97,7 +97,7 @@ class RandomBranches(Oracle):
             parents.append(parent)
             depth.append(depth[parent] + 1)
             true.append(known and token == coming[depth[parent]])
-            # Below a probe stand only probes: nothing there can be reached.
+            # Below a probe are only probes: no path reaches them.
             probe.append(probe[parent] or choose.random() < self.probes)
         return DraftTree(tokens, parents, probe=probe)
 

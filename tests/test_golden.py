@@ -50,7 +50,7 @@ def tried(project: Path, *options: str, body: str | None = None) -> subprocess.C
     if body is not None:
         (project / "tests" / "test_it.py").write_text(HEAD + body)
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "PYTHON"))}
-    # what is written within one second and has the same size would count as compiled already
+    # a file written within the same second with the same size would count as compiled already
     variables["PYTHONDONTWRITEBYTECODE"] = "1"
     variables["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # their imports take most of a second
     command = [sys.executable, "-m", "pytest", "-q", *options]

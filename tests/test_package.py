@@ -17,7 +17,7 @@ from localspec.native import build
 
 pytestmark = pytest.mark.slow
 
-PACKAGES = {"localspec": ROOT, "localspec_tui": ROOT / "tui"}  # each with the folder that it lies in
+PACKAGES = {"localspec": ROOT, "localspec_tui": ROOT / "tui"}  # each with its folder
 
 
 NATIVE = "localspec/native/"

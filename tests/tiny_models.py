@@ -429,7 +429,7 @@ def filled(model: Any, seed: int, spread: float = 0.18) -> Any:
             if parameter.ndim > 1:
                 parameter.normal_(0, spread, generator=generator)
             else:
-                # states that forget quickly would hide what is wrong with them
+                # states that forget quickly would hide errors in them
                 mean = -2.0 if name.endswith("A_log") else 0.0 if name.endswith("bias") else 1.0
                 parameter.normal_(mean, 0.3, generator=generator)
         for name, buffer in model.named_buffers():

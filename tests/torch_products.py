@@ -41,5 +41,5 @@ def _in_pages(heads: int, width: int) -> bool:
     return True
 
 
-# The kernels for some processors add up in several places at once. There a CPU cannot stand for a GPU.
+# The kernels for some CPUs add up in several places at once. There a CPU cannot stand in for a GPU.
 needs_order = pytest.mark.skipif(not in_order(), reason="torch's products do not add up in order on this processor")

@@ -38,7 +38,7 @@ def test_every_row_answers_every_prompt_in_turn_and_who_begins_changes():
         "abc",
     ]
     assert [prompt for _, prompt in asked[3:]] == ["p"] * 3 + ["q"] * 3 + ["p"] * 3 + ["q"] * 3
-    # A reply stands in the row of who gave it, in the order of the prompts; the warm-up stands nowhere.
+    # A reply is in the row of its engine, in the order of the prompts; the warm-up is in no row.
     places = [
         [index + 1 for index, note in enumerate(notes) if note[0] == name and note[1] != "new"][1:] for name in "abc"
     ]

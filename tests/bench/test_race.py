@@ -99,7 +99,7 @@ def test_the_seconds_shown_are_those_that_the_speedup_compares(clock):
     assert result(plain, fast).speedup == plain.decoding() / fast.decoding() == 2.0
     assert next(iter(sentences(lanes, result(*lanes)))).endswith(wording("n2_0_1_0_tokens_s_after_first"))
     assert (plain.decoding(3.9), plain.decoding(4.0), plain.decoding(5.5)) == (None, 0.0, 1.5)
-    plain.seconds += 1.0  # what is settled at the end brings no token
+    plain.seconds += 1.0  # the last event has no token
     assert plain.decoding() == plain.decoding(99.0) == 16.0 and Lane("", []).decoding() is None
 
 
@@ -127,7 +127,7 @@ def test_neither_lane_takes_the_others_turns_for_its_own_time(monkeypatch):
     engine = Engine(choose(resolve("demo"), Settings(drafter="phrases", draft_max=4, device="cpu")), phrases="off")
     lanes, streams = racers(engine, message("Who are you?"), Sampling(), Limits(12))
     now = 0.0
-    monkeypatch.setattr(module.time, "perf_counter", lambda: now)  # it stands still while a lane works
+    monkeypatch.setattr(module.time, "perf_counter", lambda: now)  # the clock stops while a lane works
     for _ in race(lanes, streams):
         now += 1.0
     for lane in lanes:

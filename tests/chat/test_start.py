@@ -76,7 +76,7 @@ def test_what_is_kept_is_told_until_something_was(begin):
     with Store.open(begin.database, pytest.fail) as store:
         store.history.remove([number])
     begin(model="demo")
-    assert begin.told == []  # who deleted it knows
+    assert begin.told == []  # no notice: the user deleted it
     begin.database.unlink()
     begin(model="demo")
     assert begin.told == [said(begin.home)]

@@ -61,7 +61,7 @@ def offered(name: str, quality: int, pace: float, thinking: str | None = None, *
         ((("large", 60, 8), ("small", 46, 20)), "small"),
         ((("large", 60, 20), ("small", 46, 90)), "large"),
         ((("large", 60, 19), ("small", 46, 90)), "large"),  # it falls off smoothly
-        ((("large", 60, 20, "switch"), ("small", 46, 20)), "small"),  # whoever thinks writes more
+        ((("large", 60, 20, "switch"), ("small", 46, 20)), "small"),  # thinking models write more
         ((("large", 60, 30, "always"), ("small", 46, 20, "no")), "large"),
         ((("large", 60, 1), ("small", 10, 5)), "small"),  # nothing is comfortable
     ],

@@ -305,7 +305,7 @@ def test_rm_of_what_is_older_leaves_what_is_not(database: Path, monkeypatch: pyt
     assert run("rm", "--older-than", "5 weeks", "--yes").startswith(wording("there_conversations_delete_2"))
     with pytest.raises(UsageMistake, match=matching("soon_length_time")):
         run("rm", "--older-than", "soon", "--yes")
-    used(database, 3, 30_000)  # before 1970: nobody knows when
+    used(database, 3, 30_000)  # before 1970: unknown
     assert "no conversations" in run("rm", "--older-than", "4w", "-y")
 
 

@@ -846,7 +846,7 @@ def test_the_unexpected_ends_it_and_what_was_said_stays(talk, home, endless, mon
 
 def test_a_reader_that_leaves(talk, home, endless, monkeypatch):
     monkeypatch.setattr(sys, "stdout", Gone())
-    monkeypatch.setattr(os, "dup2", lambda *_: None)  # what is behind 1 is still in use by this process
+    monkeypatch.setattr(os, "dup2", lambda *_: None)  # this process still uses descriptor 1
     result = talk("one", "two", model=endless.path)
     assert (result.code, told(result, endless)) == (141, [])
     [turn] = kept(home)[0].turns
@@ -948,7 +948,7 @@ class Typist:
         """Return the next output; False at its end."""
         try:
             part = os.read(self._ours, 65536) if select.select([self._ours], [], [], 120)[0] else b""
-        except OSError:  # how Linux says that nobody has the terminal open any longer
+        except OSError:  # Linux reports this once no process has the terminal open
             part = b""
         self.shown += part
         return bool(part)

@@ -87,7 +87,7 @@ def test_a_tag_and_a_commit_are_revisions_and_share_what_is_alike(home, hub, rep
     for revision in ("v1.0", commit, "refs/pr/1"):
         assert at(home, hub, "pull", f"org/name@{revision}").returncode == 0
         assert found(home, Source("org/name", revision)) is not None
-    assert found(home) is None  # nobody pulled main
+    assert found(home) is None  # main was not pulled
     assert len([request for request in hub.requests if request.startswith("GET") and WEIGHTS in request]) == 1
 
 

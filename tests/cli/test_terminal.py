@@ -89,7 +89,7 @@ def test_progress_is_gone_before_anything_stays(home, tmp_path, hostile):
     text = shown.decode()
     assert code == 0 and PROGRESS.search(text) and "loading" in text
     assert commands(PROGRESS.sub("", text).encode()) == set()
-    lines = [PROGRESS.split(line)[-1] for line in text.split("\n")]  # what is left on each line in the end
+    lines = [PROGRESS.split(line)[-1] for line in text.split("\n")]  # the final text of each line
     assert lines[0].startswith("localspec: ") and "set aside" in lines[0]
     assert lines[1] + "\n" == what_is_kept(home)
     assert lines[2].startswith("␀␁")

@@ -350,7 +350,7 @@ def test_a_second_training_in_one_directory_is_refused(train, tmp_path, monkeypa
 
     def begins(*_: object) -> None:
         with Lock(tmp_path / "new") as second:
-            second.take()  # refused, and so is the training that this one stands for
+            second.take()  # refused, as a real training would be
 
     monkeypatch.setattr("localspec.training.job.Training", begins)
     code, _, errors = train("medusa", "--steps", 1, "-o", tmp_path / "new")

@@ -66,7 +66,7 @@ def test_a_step_reports_states_picks_and_rows_of_the_accepted_path(tiny: Make, n
     one = pick(text)
     two = pick([*text, one])
     bonus = pick([*text, one, two])
-    # Node 2 and node 5 are right; a wrong sibling stands before each, and a probe that would be right below node 5.
+    # Node 2 and node 5 are right; a wrong sibling precedes each, and below node 5 is a probe that would be right.
     tokens = [root, (one + 1) % 320, one, 7, (two + 1) % 320, two, bonus]
     parents = [-1, 0, 0, 1, 2, 2, 5]
     drafter.next = DraftTree(tokens, parents, probe=[False] * 6 + [True])

@@ -64,7 +64,7 @@ def test_greedy_ids_are_those_of_a_plain_loop_over_the_stock_model(tiny: Make, n
     session = Session(target, DRAFTERS[drafter](target, prompt + text), Budget(NODES))
     ids, statistics = reply(session, prompt, 40)
     assert ids == text
-    if drafter in KNOWING:  # none of this would mean much if nothing were ever accepted
+    if drafter in KNOWING:  # without accepted tokens the test would prove little
         assert statistics.acceptance_length > 1.3
     if drafter == "none":
         assert statistics.acceptance_length == 1

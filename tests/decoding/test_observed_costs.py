@@ -46,7 +46,7 @@ def test_a_machine_that_becomes_busy_and_quiet_again_is_followed(busy: Curve, ri
     decode(budget, 60, busy, right, noise)
     assert decode(budget, 1500, busy, right, noise) > 0.93 * best_fixed(busy, right)
     decode(budget, 60, QUIET, right, noise)
-    budget.begin()  # the next reply; within one, what was switched off is tried again at growing intervals
+    budget.begin()  # the next reply; within a reply, drafts are tried again at growing intervals
     decode(budget, 60, QUIET, right, noise)
     assert decode(budget, 1500, QUIET, right, noise) > 0.94 * best_fixed(QUIET, right)
 

@@ -47,7 +47,7 @@ def test_a_pick_is_sampled_from_what_transformers_would_draw_from(shape: dict[st
     assert_picks(UNEVEN, shape, form)
 
 
-# Which of equal tokens stands at the edge of the nucleus is nobody's promise, so those are not sampled with top-p here.
+# Which of equal tokens is at the edge of the nucleus is not defined, so those are not sampled with top-p here.
 @pytest.mark.slow
 @pytest.mark.parametrize(("shape", "form"), covering(FREE + CUT, FORMS.values()), ids=_named)
 def test_a_pick_of_equal_logits_is_sampled_from_what_transformers_would_draw_from(shape, form):
@@ -195,7 +195,7 @@ DRAWN = DraftTree([10, 11, 12, 13, 14], [-1, 0, 1, 0, 3])
     [
         ((11, 12, 50, 0, 0), [0, 1, 2], 50),  # all of the chain: the bonus comes from its last row
         ((11, 40, 50, 0, 0), [0, 1], 40),
-        ((13, 12, 50, 14, 60), [0, 3, 4], 60),  # the other branch; what is picked in the first counts for nothing
+        ((13, 12, 50, 14, 60), [0, 3, 4], 60),  # the other branch; picks in the first one do not count
         ((13, 0, 0, 12, 0), [0, 3], 12),  # 12 hangs on 11, not on 13
         ((12, 0, 0, 0, 0), [0], 12),
         ((10, 0, 0, 0, 0), [0], 10),

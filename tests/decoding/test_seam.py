@@ -40,7 +40,7 @@ SAMPLINGS = {
     "greedy": Sampling(),
     "seeded": Sampling(0.9, seed=3),
     "cut": Sampling(1.1, top_k=4, top_p=0.95, min_p=0.02, seed=4),
-    "rejection": Sampling(0.9, seed=5, rule="rejection"),  # what was not sampled is walked as by the exact rule
+    "rejection": Sampling(0.9, seed=5, rule="rejection"),  # drafts that were not sampled follow the exact rule
     "typical": Sampling(1e-6, seed=6, rule="typical"),  # so cold that it is greedy decoding
 }
 

@@ -367,7 +367,7 @@ def test_a_stream_that_is_abandoned_at_any_event_leaves_a_session_as_good_as_a_f
         session, stream = begin()
         events = list(islice(stream, taken))
         stream.close()
-        if taken == 0:  # nobody ever asked: nothing happened
+        if taken == 0:  # it was never iterated, so nothing happened
             assert session.tokens == earlier + opening
         else:
             read = next(event.done for event in reversed(events) if isinstance(event, Prefill))

@@ -63,7 +63,7 @@ def session_of(model: TableModel, drafter: Drafter) -> Session:
     [
         (Limits(16), "abcdef", "yaghij", 10, "length"),
         (Limits(16, ["i"]), "abcdef", "yagh", 10, "stop"),
-        (Limits(16, ["a"]), "abcdef", "y", 10, "stop"),  # which stands among the thoughts, too
+        (Limits(16, ["a"]), "abcdef", "y", 10, "stop"),  # which the thoughts contain, too
         (Limits(16, ["ef", "tz"]), "abcdef", "yaghij", 10, "length"),
         (Limits(5), "abc", "", 5, "length"),
         (Limits(9), "abcdeft", "", 9, "length"),  # the beginning of a mark that does not become one

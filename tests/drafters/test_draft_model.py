@@ -181,13 +181,13 @@ def steps_of_four(rows: int) -> float:
         (0.01, (), None, 0),
         (2.0, (), None, 1),  # 2 · 0.8 for the first, and 2 · 0.5 · 0.8 for the second
         (4.0, (), None, 2),
-        (2.0, (0.5,), None, 1),  # 0.5² of it is foreseen by phrases
+        (2.0, (0.5,), None, 1),  # phrases predict 0.5² of it
         (2.0, (0.8,), None, 0),
         (1e9, (1.0,) * 8, None, 0),
         (1e9, (1.0,) * 3, None, 8),  # phrases end before the draft does
         (2.0, (), float, 0),  # a row takes as long as a forward
         (8.0, (), steps_of_four, 3),  # the fourth node is the first of a step of rows
-        (20.0, (), steps_of_four, 4),  # 20 · 0.5³ · 0.8 would not pay for it, and with the fifth it does
+        (20.0, (), steps_of_four, 4),  # 20 · 0.5³ · 0.8 would not pay, but with the fifth it does
     ],
 )
 def test_a_draft_goes_on_while_some_longer_one_saves_more_than_it_takes(

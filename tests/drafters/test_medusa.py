@@ -473,7 +473,7 @@ def test_a_static_tree_has_the_shape_of_its_accuracies_and_the_tokens_of_this_st
         best = learned._logits(hidden.expand(2, 1, -1), slice(2))[:, 0].topk(2).indices.tolist()
         assert list(tree.tokens[1:]) == [best[0][0], best[1][1], best[0][1], best[1][1]]
     assert trees[0].tokens != trees[1].tokens
-    drafter.accuracies = []  # nobody has measured: deep enough to be of use
+    drafter.accuracies = []  # not measured yet: deep enough to be useful
     assert max(proposed(drafter, target, prompt_ids(9), nodes=16).depth) == 3
     sampled = Sampling(0.9, top_k=2)
     drafter.observe(Step(prompt_ids(9), hidden_for(target, hidden)))

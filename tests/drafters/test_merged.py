@@ -119,7 +119,7 @@ A, B = tree("xy,v", [0.5, 0.4, 0.1], "a"), tree("xz,w", [0.6, 0.5, 0.2], "b")
 
 
 def asked(nodes: int = 8, token_seconds: float | None = None, sampling: Sampling = GREEDY) -> Context:
-    cache: Any = None  # which nobody here looks at
+    cache: Any = None  # which is not used here
     return Context([5, 0], cache, nodes, sampling, token_seconds)
 
 

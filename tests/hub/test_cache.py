@@ -139,7 +139,7 @@ def test_a_record_says_what_was_pulled(paths, snapshot):
 
 
 def test_what_was_pulled_and_is_whole(paths, snapshot, tmp_path):
-    assert pulled_sources(paths) == []  # here, and nobody pulled it
+    assert pulled_sources(paths) == []  # here, but not pulled
     other = write_checkpoint(tmp_path / "hf" / "hub" / "models--an--other" / "snapshots" / COMMIT)
     wanted = [Source("an/other"), SOURCE, Source("org/name", "refs/pr/1"), Source("org/name", "v1.0")]
     for source in reversed(wanted):

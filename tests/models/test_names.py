@@ -81,7 +81,7 @@ def test_a_model_that_is_not_here_is_no_candidate_and_named_where_there_is_no_ot
     assert full_name("smollm") == SMOL  # though smollm3-3b is registered
     with pytest.raises(NotHere, match=matching("begins_with_smollm3_localspec_pull_smollm3")):
         full_name("smollm3")
-    assert full_name("smollm3-3b") == "smollm3-3b"  # what is wrong with it `resolve` says
+    assert full_name("smollm3-3b") == "smollm3-3b"  # `resolve` reports what is wrong with it
 
 
 def test_a_directory_comes_before_a_beginning(enter, tmp_path, monkeypatch):

@@ -173,7 +173,7 @@ def test_a_system_prompt_that_a_template_leaves_out_or_refuses_is_said_to_the_us
 @each(
     "template, expected",
     [
-        (TURNS, None),  # all are written where they stand
+        (TURNS, None),  # all are written in place
         (NO_SYSTEM, [user("s\n\na"), {"role": "assistant", "content": "b"}, user("t\n\nc")]),
         (ONLY_FIRST, [system("s"), user("a"), {"role": "assistant", "content": "b"}, user("t\n\nc")]),
         (FIRST, [system("s"), user("a"), {"role": "assistant", "content": "b"}, user("t\n\nc")]),

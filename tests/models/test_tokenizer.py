@@ -130,7 +130,7 @@ def test_conversations_are_rendered_as_by_transformers(stand_in: Any, name: str,
             continue
         rendered += 1
         assert render_template(ours.chat_template, messages, waits, ours.special_tokens) == expected
-        if turns[0][0] == "system" and not keeps_system(theirs):  # then it stands before what the user says
+        if turns[0][0] == "system" and not keeps_system(theirs):  # then it comes before the user's message
             turn = {"role": "user", "content": f"{turns[0][1]}\n\n{turns[1][1]}"}
             messages = [turn, *messages[2:]]
             expected = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=waits)

@@ -51,5 +51,5 @@ def test_of_equals_the_first_is_the_likeliest(same):
 @each("threads", [1, 2, 5])
 def test_of_equals_in_the_parts_of_several_threads_the_first_is_the_likeliest(threads):
     model, states = head(np.ones((32 * 60, 2048), np.float32), threads=threads), np.ones((3, 2048), np.float32)
-    for _ in range(30):  # who computes which part is chance
+    for _ in range(30):  # the parts of each thread vary by chance
         assert likeliest(model, states)[1].tolist() == [0, 0, 0]

@@ -53,7 +53,7 @@ def test_logits_and_picks_have_the_bits_that_they_always_had(case):
         with using(isa):
             text = Text(model, Pool(2))
             logits = [text.read(tokens, 300), text.forward([1, 2, 3, 4], parents)]
-            if name in RECURRENT:  # a part of what was read is taken back
+            if name in RECURRENT:  # some rows are rolled back
                 text.keep([0, 1])
                 logits.append(text.forward([5, 6]))
             picks = [

@@ -60,7 +60,7 @@ def test_a_row_of_a_tree_is_what_a_chain_of_its_ancestors_gives(model):
             assert np.array_equal(chain, tree[path])
             assert np.array_equal(alone.hidden[-1], hidden[node])
             alone.truncate(start)
-        # what is kept is what the chain has written
+        # the saved rows are those that the chain has written
         node = int(rng.integers(size))
         path = path_to(parents, node)
         text.keep(path)

@@ -38,7 +38,7 @@ def test_the_demo_s_drafters_hold_what_is_predicted(packing, monkeypatch, tmp_pa
     for one in found:
         held = load_drafter(one, target).nbytes
         read = CHUNK * one.inner * numbers[1]  # of the target's states, while a prompt is read
-        names = 4 * (one.options["vocabulary"] if one.kind == "eagle3" else 0)  # which tokens its head stands for
+        names = 4 * (one.options["vocabulary"] if one.kind == "eagle3" else 0)  # the tokens of its head
         assert drafter_bytes(one, shape, dtype, numbers, 0) == held + read + names, one.kind
 
 
@@ -141,7 +141,7 @@ def test_two_processes_share_one_copy_of_a_packed_model(tmp_path, monkeypatch):
     for one in both:
         assert one.stdout is not None and one.stdout.readline() == "read\n"
     told = []
-    for one in both:  # the first still has it mapped, for it waits until its pipe is closed
+    for one in both:  # the first still has it mapped, since it waits until its pipe is closed
         assert one.stdin is not None and one.stdout is not None
         one.stdin.write("\n")
         one.stdin.flush()

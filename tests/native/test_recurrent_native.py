@@ -79,7 +79,7 @@ def wrong(tokens: Sequence[int]) -> list[int]:
 @every_config
 def test_a_prompt_in_chunks_gives_the_stock_models_logits_and_the_bits_of_single_tokens(tiny, name):
     model, tokens = tiny(name), prompt_ids(700, seed=1)
-    ends = (0, 1, 2, 9, 130, 387, 388, 700)  # within and beyond what is read together, and what is kept
+    ends = (0, 1, 2, 9, 130, 387, 388, 700)  # within and beyond the rows of one chunk, and the saved rows
     cache = model.target.cache(0)
     found = np.concatenate([read(model.target, cache, tokens[a:b]) for a, b in pairwise(ends)])
     expected = stock_logits(model.stock, tokens).numpy()
@@ -121,7 +121,7 @@ def test_every_instruction_set_and_number_of_threads_gives_the_same_bits_after_d
                 at += right
 
 
-# -- what is taken back ------------------------------------------------------------------------------------------------
+# -- rollbacks ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -47,7 +47,7 @@ def test_a_pool_ends_its_threads():
     want = linear(WEIGHTS, INPUTS, pool=pools[0])
     assert np.array_equal(want, linear(WEIGHTS, INPUTS, pool=pools[3]))
     del pools
-    until(lambda: not ours & threads())  # whoever waited for a thread may still see it there
+    until(lambda: not ours & threads())  # a thread that was joined may still be listed
 
 
 def begun(count: int) -> tuple[Pool, list[int]]:
@@ -92,7 +92,7 @@ def test_a_thread_rests_while_its_core_is_lent_and_no_bit_changes(count):
 def test_all_compute_again_however_often_a_core_was_lent(count):
     want, alone, stop = linear(WEIGHTS, INPUTS), Pool(1), threading.Event()
     pool, clocks = begun(count)
-    library().ls_pool_lend(alone.handle, 1)  # who calls never rests
+    library().ls_pool_lend(alone.handle, 1)  # the caller never sleeps
     assert np.array_equal(linear(WEIGHTS, INPUTS, pool=alone), want)
 
     def lend_and_take_back() -> None:

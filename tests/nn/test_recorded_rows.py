@@ -101,7 +101,7 @@ def test_a_recording_that_plays_other_numbers_is_not_used(target, monkeypatch):
 
     def off(self: Graph) -> None:
         replay(self)
-        self.operations[-1][1][0].add_(1)  # what was copied last
+        self.operations[-1][1][0].add_(1)  # the last copy
 
     monkeypatch.setattr(Graph, "replay", off)
     function = target.compute.recorded(Sums())
@@ -188,7 +188,7 @@ def test_what_was_recorded_over_smaller_memory_is_not_played(tiny, target):
     story = Story(target, Target.load(tiny(FAMILIES[0]).path))
     story.read(range(5))
     story.read(range(5, 400))
-    story.forget(0)  # for another text, of which a long part is read as it is
+    story.forget(0)  # for another text, most of which is read without a recording
     story.read(range(70))
     story.read(range(70, 75))
     assert story.attentions[0].grown == 2

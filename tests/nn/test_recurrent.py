@@ -102,7 +102,7 @@ def test_logits_and_hidden_states_of_a_prompt_are_the_stock_models(tiny, name, c
 @each("name", [*RECURRENT, *RECURRENT_MIXTURES])
 def test_a_prompt_in_chunks_gives_the_stock_models_logits_and_states(tiny, name):
     model, tokens, cache = tiny(name), prompt_ids(330, seed=1), cached(tiny(name).target)
-    ends = (0, 7, 8, 30, 170, 171, 299, 330)  # above and below what is computed row by row
+    ends = (0, 7, 8, 30, 170, 171, 299, 330)  # above and below the limit of row by row
     rows = [read(model.target, cache, tokens[a:b]) for a, b in pairwise(ends)]
     assert cache.length == 330
     assert apart(torch.cat(rows), stock_logits(model.stock, tokens)) < TOLERANCE
@@ -159,7 +159,7 @@ def test_in_bf16_the_state_stays_in_fp32_and_logits_are_close(tiny):
     assert apart(logits.float(), want) < 2 * apart(stock_logits(rounded, tokens).float(), want) < 0.5
 
 
-# -- what is taken back ------------------------------------------------------------------------------------------------
+# -- rollbacks ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -224,7 +224,7 @@ def test_what_was_read_otherwise_in_between_is_not_read_again(tiny, recorded, na
         new = [(token + turn) % VOCABULARY for token in text[ours.length : ours.length + rows]]
         found = [read(one, cache, new, kept) for one, cache in ((model.target, ours), (tiny(name).target, plain))]
         assert apart(*found) < TOLERANCE, turn
-        if turn % 7 == 5:  # a reply is taken back in part, or what was read last
+        if turn % 7 == 5:  # a part of a reply, or the last rows, are rolled back
             length = max(ours.length - choose.choice([1, 2, 30]), 0)
             for cache in (ours, plain):
                 cache.truncate(length)

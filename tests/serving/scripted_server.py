@@ -64,7 +64,7 @@ class Scripted:
 
     def close(self) -> None:
         with suppress(OSError):
-            self._listening.shutdown(socket.SHUT_RDWR)  # whoever waits to accept wakes up
+            self._listening.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits in accept
         self._listening.close()
 
     def _serve(self) -> None:

@@ -350,7 +350,7 @@ def test_in_a_real_browser_one_types_sees_a_reply_come_stops_it_and_looks_into_i
             tab = chromium.tab(shown.link)
             tab.shows("Say something")
             empty = tab.picture()
-            tab.type(STORY)  # nobody has clicked
+            tab.type(STORY)  # without a click
             tab.shows(f"❯ {STORY}")
             tab.press("Enter", 13)
             tab.shows("tok/s")

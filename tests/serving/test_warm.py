@@ -160,7 +160,7 @@ def test_ctrl_c_keeps_what_came(server):
     )  # fmt: skip
     lines = [process.stdout.readline() for _ in range(3)]
     process.send_signal(signal.SIGINT)
-    rest = process.stdout.read()  # not `communicate`, which knows nothing of what lies in the stream's buffer
+    rest = process.stdout.read()  # not `communicate`, which ignores the stream's buffer
     assert process.wait(PATIENCE) in (0, 130), process.stderr.read()  # it may have ended just then
     start, *steps, end = map(json.loads, filter(None, [*lines, *rest.splitlines()]))  # a reply may be short
     assert start["engine"] == end["engine"] == "server"
@@ -299,7 +299,7 @@ def test_one_that_is_left_behind_answers_and_ends_by_itself(tmp_path):
     assert other.returncode == 2 and re.search(
         r"another drafter\. .* stop process \d+ first \(kill \d+\)", other.stderr
     )
-    assert not (tmp_path / "data" / "serving.key").exists()  # which nobody would ask for
+    assert not (tmp_path / "data" / "serving.key").exists()  # a limit that no user would set
     place = tmp_path / "state" / "serve.sock"
     until(lambda: not place.exists())
 

@@ -114,7 +114,7 @@ def test_all_that_a_chat_shows_is_the_same(warm, tmp_path):
         # Time decides of which reply it is known: one step that took long, and it would be more than can be.
         hot = (
             {**vars(DRAFTING), "temperature": 3.0, "seed": seed} for seed in range(20)
-        )  # of which little is foreseen
+        )  # of which drafts predict little
         assert any(answered(there, Settings(**each))[2][-1].speedup for each in hot), "plain steps are timed there, too"
 
 
@@ -291,7 +291,7 @@ def test_line_by_line(drafting, monkeypatch, capfd):
         patch.setattr(Engine, "open", lambda *_, **__: pytest.fail("an engine was loaded here"))
         out, errors = talked()
     assert out == alone[0] and out.count("\n") >= 3
-    # who proposed what depends on what was said before
+    # which drafter proposed a token depends on earlier replies
     assert errors.splitlines()[-4:] == alone[1].splitlines()[-4:] and "tokens in" in errors
 
 

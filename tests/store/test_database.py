@@ -379,7 +379,7 @@ def test_what_can_only_be_read_is_read(
     path = directory / "data" / "localspec.db"
     filled(path)
     if log_left:
-        # As a killed process leaves it: the last line stands in the log only.
+        # As a killed process leaves it: the last line is only in the log.
         with opened(path, notices) as running:
             write(running, 777)
             shutil.copytree(path.parent, directory / "copy")

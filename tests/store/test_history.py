@@ -687,7 +687,7 @@ def test_where_a_conversation_was_said_is_kept(store: Store) -> None:
     assert [info.source for info in history.conversations()] == ["pipe", "run", "chat"]
     assert [history.latest(lambda info: info.for_a_chat), history.latest(lambda info: info.by_run)] == numbers[1:]
     assert [info.id for info in history.conversations(1, lambda info: info.source == "chat")] == numbers[:1]
-    for number in numbers:  # what a pipe says in it hides no conversation, and what is said in a chat shows it
+    for number in numbers:  # a turn from a pipe does not hide it, and a turn in a chat shows it
         history.say(number, "more", model="demo", system=None, source="pipe")
     assert [info.source for info in history.conversations()] == ["pipe", "run", "chat"]
     for number in numbers:

@@ -519,7 +519,7 @@ def test_what_can_only_be_read_is_read(notices: list[str]) -> None:
     with open_directory() as directory:
         path = directory / "data" / "localspec.db"
         filled(path)
-        # As a killed process leaves it: the last reply stands in the log only.
+        # As a killed process leaves it: the last reply is only in the log.
         with Store.open(path, notices.append) as running:
             running.phrases.learn(made_pool(running), [phrase(777)])
             shutil.copytree(path.parent, directory / "copy")

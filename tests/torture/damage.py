@@ -52,7 +52,7 @@ def damaged_json(draw: st.DrawFn, sound: Any) -> bytes:
         try:
             sound = changed(sound, path, new, how)
         except (KeyError, IndexError, TypeError):
-            continue  # what was there is gone by an earlier change
+            continue  # an earlier change removed it
     return json.dumps(sound).replace('"PYTHON:deep"', DEEP).encode("utf-8", "surrogatepass")
 
 

@@ -15,7 +15,7 @@ def test_processes_that_found_different_things_are_stopped(monkeypatch: pytest.M
         monkeypatch.setattr(processes, "gather_object", lambda own, other=other: [*own, other])
         with pytest.raises(UsageMistake, match=told):
             processes.agree(SimpleNamespace(num_processes=2), found)
-        processes.agree(SimpleNamespace(num_processes=1), found)  # nobody to differ from
+        processes.agree(SimpleNamespace(num_processes=1), found)  # no other process to differ from
     monkeypatch.setattr(processes, "gather_object", lambda own: [*own, dict(found)])
     processes.agree(SimpleNamespace(num_processes=2), found)
 

@@ -82,7 +82,7 @@ def test_the_right_offset_learns_the_text_and_any_other_learns_another(training)
     *_, last = right.run()
     assert last.loss < 0.4 and min(line[0] for line in right.measure()) > 0.97
     assert right.corpus.frequencies().count_nonzero() < 30, "the text has few tokens, so wrong ones would be seen"
-    # What learnt to foresee one token too far is wrong on the right labels.
+    # A drafter that learned to predict one token too far is wrong on the right labels.
     wrong = training(plan, "wrong", Options(offset=1))
     list(wrong.run())
     judged = training(plan, "judged")

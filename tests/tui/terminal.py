@@ -159,7 +159,7 @@ class Terminal:
             return False
         try:
             data = os.read(self._file, 1 << 16)
-        except OSError:  # nobody has it open any more
+        except OSError:  # no process has it open any more
             return False
         self.raw += data
         drawn, unfinished = re.fullmatch(rb"(.*?)(\x1b[^A-Za-z\x07]*)?", self._unfinished + data, re.DOTALL).groups(b"")

@@ -59,7 +59,7 @@ async def test_end_is_first_the_end_of_the_line(chat):
 async def test_what_is_refused_while_one_reads_above_is_seen(chat):
     async with chat([LONG], [LONG]).opened(size=(80, 24)) as (talk, pilot):
         await talked(talk, pilot, "first", "second")
-        for _ in range(2):  # the same sentence stands there already
+        for _ in range(2):  # the same sentence is already there
             await pilot.press("alt+up", "alt+up")
             await until(
                 pilot,

@@ -188,7 +188,7 @@ async def test_f2_renames_and_the_top_line_knows(chat):
         await until(pilot, asked(talk, wording("what_shall_it_be_called")))
         await pilot.press("escape")
         assert listed(talk)[0] == "The sea (open)"
-        await pilot.press("f2", *"[bold]Sea", "enter")  # what is selected is replaced
+        await pilot.press("f2", *"[bold]Sea", "enter")  # the selected text is replaced
         await until(pilot, lambda: listed(talk)[0] == "[bold]Sea (open)")
         await pilot.press("escape")
         await until(pilot, lambda: "[bold]Sea" in talk.screen_text().splitlines()[0])
@@ -359,7 +359,7 @@ async def test_conversations_of_pipes_are_listed_after_a_search_only_and_marked(
         assert listed(talk) == ["history", "geography"]
         await pilot.press(*"fish")
         await until(pilot, lambda: listed(talk) == ["fish (piped)"])
-        await pilot.press("enter")  # whoever goes on with it makes it a chat
+        await pilot.press("enter")  # continuing it makes it a chat
         await until(pilot, lambda: isinstance(talk.app.screen, ChatScreen))
         await talked(talk, pilot, "and I")
         await open_list(pilot, talk, first="fish (open)")

@@ -17,7 +17,7 @@ from localspec_tui.screens.download import DownloadScreen
 from localspec_tui.screens.models import ModelsScreen
 
 HALF = 2_000_000  # bytes of the 3,600,000 of the weights
-SIZE = (90, 30)  # no side panel, so that sentences stand on the screen in one piece
+SIZE = (90, 30)  # without the side panel, so that sentences are not cut
 
 
 @pytest.fixture

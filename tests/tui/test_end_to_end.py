@@ -28,9 +28,9 @@ pytestmark = pytest.mark.slow
 
 ESCAPE, CTRL_C, CTRL_D, CTRL_N, CTRL_Q, CTRL_R, CTRL_T = "\x1b", "\x03", "\x04", "\x0e", "\x11", "\x12", "\x14"
 F4 = "\x1bOS"
-SECRET = "quetzalcoatl"  # what nobody but the store may keep
+SECRET = "quetzalcoatl"  # files that only the store may keep
 
-# The import of torch waits until somebody makes the file `torch`, and a file tells which thread wanted it.
+# The import of torch waits until a test makes the file `torch`, and another file names the thread that wanted it.
 GATE = """
 import sys, threading, time
 from importlib.machinery import PathFinder
@@ -164,7 +164,7 @@ def test_a_conversation_from_the_first_paint_to_the_last_key(home):
         terminal.until(lambda: len(reply_on(terminal, dog)) > len(some))
         assert said(home)[0].reason is None
 
-        # Escape stops it, and what was said stays.
+        # Escape stops it, and the text so far stays.
         terminal.send(ESCAPE)
         terminal.shows("stopping")
         allow(home, ALL)
@@ -252,7 +252,7 @@ def test_one_sees_speculation_at_work(home):
 
 def test_leaving_while_the_model_loads(home):
     with chat(home, "-m", "demo") as terminal:
-        terminal.shows("❯")  # which stands there before the model does
+        terminal.shows("❯")  # which is there before the model
         terminal.send(CTRL_Q)
         leaves_cleanly(terminal)
 

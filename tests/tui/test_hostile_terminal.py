@@ -159,7 +159,7 @@ def test_the_same_from_a_real_engine_in_a_hostile_directory(tmp_path):
     assert re.findall(COMMANDING, turn.reply.replace("\n", "")) == []  # nor is there any for a later version to obey
 
 
-# A load that is as hostile as it can be: its stages, its notices, what the engine says of itself.
+# The most hostile load: its stages, its notices, the engine's description of itself.
 HOSTILE_LOAD = """
 from types import SimpleNamespace
 from localspec.events import Done

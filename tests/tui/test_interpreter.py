@@ -54,7 +54,7 @@ def test_the_screen_has_a_core_of_the_engine_while_it_draws(had):
     engine, seen = had
     with ScreenFirst() as selector:
         selector.select()
-        assert engine.lent == []  # nobody answers
+        assert engine.lent == []  # no reply is running
         with interpreter.shared(engine):
             selector.select()  # it began to answer while the screen drew; the next picture has a core
             assert engine.lent == [True]

@@ -70,7 +70,7 @@ async def test_arrow_keys_go_through_earlier_prompts_and_keep_the_draft(chat):
             ("up", "third"),
             ("up", "second\nline"),
             ("up", "second\nline"),  # within its two lines
-            ("up", "second\nline"),  # what was said twice is shown once
+            ("up", "second\nline"),  # a repeated prompt is shown once
             ("down", "second\nline"),
             ("down", "third"),
             ("down", "again"),

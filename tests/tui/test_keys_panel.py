@@ -19,7 +19,7 @@ async def test_every_key_and_command_of_f1_is_within_reach_of_the_keyboard_once_
         await until(pilot, lambda: "Begin a new" in talk.screen_text())
         conversation, panel = talk.app.query_one(ConversationView), talk.app.query_one(KeysPanel)
         at = conversation.scroll_y
-        lines: list[str] = []  # as they stand in the panel from its top to its end
+        lines: list[str] = []  # in the order of the panel
         while not lines or panel.scroll_y < panel.max_scroll_y:
             if lines:
                 await pilot.press("pagedown")

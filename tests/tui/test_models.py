@@ -278,7 +278,7 @@ async def test_what_is_looked_for_comes_back_to_a_screen_that_is_leaving(chat, m
     class SlowFooter(KeysFooter):
         async def on_unmount(self):
             gate.set()
-            await asyncio.sleep(0.3)  # what was found is on its way
+            await asyncio.sleep(0.3)  # the result is on its way
 
     monkeypatch.setattr(model_list, "this_machine", look)
     monkeypatch.setattr(searched, "KeysFooter", SlowFooter)

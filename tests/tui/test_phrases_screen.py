@@ -52,7 +52,7 @@ async def test_they_tell_their_story_and_are_searched(kept):
     async with kept.playing() as pilot:
         await pilot.press("f8")
         screen = await opened(kept, pilot)
-        await until(pilot, lambda: "straße" in kept.screen_text())  # what was found is drawn a moment later
+        await until(pilot, lambda: "straße" in kept.screen_text())  # matches are drawn a moment later
         page = kept.screen_text()
         assert wording("scripted_3_phrases_past_replies") in page
         assert "the⏎ →  straße" in page and wording("said_once_guessed_right_1_reply") in page
@@ -91,7 +91,7 @@ async def test_a_chat_s_are_deleted(kept):
     async with kept.playing() as pilot:
         await pilot.press("f8")
         screen = await opened(kept, pilot)
-        await pilot.press("f7")  # of the one that nobody knows the chat of
+        await pilot.press("f7")  # the one whose chat is unknown
         await until(pilot, lambda: wording("nobody_knows_which_chat") in kept.screen_text())
         await pilot.press("down", "f7")
         await until(pilot, lambda: "Delete the 2 phrases last said in “A [fox]?” for good?" in kept.screen_text())

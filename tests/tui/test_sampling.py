@@ -74,7 +74,7 @@ async def test_the_dialog(chat):
         await until(pilot, lambda: isinstance(talk.app.focused, Input))
         await pilot.press(*"0.9", "down", *"2", "enter")
         await until(pilot, lambda: "top-p 2 must be a number above 0" in talk.screen_text())
-        assert "/set top-p 2" not in talk.screen_text()  # nobody typed that here
+        assert "/set top-p 2" not in talk.screen_text()  # the user did not type that here
         await pilot.press("backspace", *"0.5", *["down"] * 4, "up", "down", *"12", "ctrl+s")
         await until(pilot, lambda: not isinstance(talk.app.screen, SamplingScreen))
         await say(pilot, "hello")

@@ -17,7 +17,7 @@ from tui.test_end_to_end import CTRL_Q, ESCAPE, leaves_cleanly, looks_into_the_s
 
 pytestmark = pytest.mark.slow
 
-# A file tells that a model was loaded in this process.
+# A file shows that a model was loaded in this process.
 TELLTALE = """
 from pathlib import Path
 from localspec.engine import engine

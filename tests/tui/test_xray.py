@@ -154,7 +154,7 @@ async def test_tab_goes_from_step_to_step_and_a_click_to_a_token(chat):
         await until(pilot, lambda: "token 2" in told(talk))
         await pilot.click(XRayView, offset=(12, 1))  # its mark
         await until(pilot, lambda: "token 3" in told(talk))
-        await pilot.click(XRayView, offset=(5, 15))  # where nothing stands
+        await pilot.click(XRayView, offset=(5, 15))  # an empty place
         assert view.cursor == 2
 
 

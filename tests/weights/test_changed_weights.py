@@ -212,7 +212,7 @@ def test_a_change_is_unseen_wherever_the_file_was_when_it_was_read(model, paths,
     if forgotten == "moved":
         file = file.rename(model.parent / "moved.safetensors")
     else:
-        weight_digests([file], paths)  # notes the SHA-256 as it is now, without a fingerprint
+        weight_digests([file], paths)  # record the present SHA-256, without a fingerprint
     for _ in range(2):
         assert looked().unseen and looked().before == first.digest
 

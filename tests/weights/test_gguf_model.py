@@ -174,7 +174,7 @@ def test_packed_weights_are_those_of_the_same_numbers(tmp_path, directory, name,
     assert found.header.tensors.keys() == expected.header.tensors.keys()
     for tensor in found.header.tensors:
         parameter, _, number = tensor.partition(" ")
-        if number and found.header.tensors[tensor].tensor.format == kind:  # which stays as it is
+        if number and found.header.tensors[tensor].tensor.format == kind:  # which stays unchanged
             part, right = found.tensors[parameter].parts[int(number)], ours.made_of[parameter][int(number)]
             values = right.floats(0, part.out * part.inputs).reshape(part.out, part.inputs)
             assert np.allclose(part.numbers(), values, rtol=1e-5, atol=1e-7), tensor
@@ -197,7 +197,7 @@ def test_a_weight_that_is_sampled_changes_the_fingerprint(tmp_path, directory):
     own = before.weights
     place = before.places["blk.1.attn_q.weight"][1]
     content = bytearray(file.read_bytes())
-    row, columns = place.shape[0] // 8, place.shape[1]  # the first of four samples lies in the row at an eighth
+    row, columns = place.shape[0] // 8, place.shape[1]  # the first of four samples is in the row at one eighth
     heads = TransformerConfig.of(before.config).head_dim
     within = row % heads
     stored_row = row // heads * heads + 2 * (within % (heads // 2)) + within // (heads // 2)

@@ -145,7 +145,7 @@ def test_metadata_that_the_tests_write_is_what_llama_cpp_reads(tmp_path):
 @each("kind", WRITTEN)
 def test_numbers_are_those_that_llama_cpp_finds_in_the_same_blocks(kind):
     if kind == "F32":
-        return  # it has no function for what is there already
+        return  # it has no function for existing files
     plain = {"F16": "ggml_fp16_to_fp32_row", "BF16": "ggml_bf16_to_fp32_row"}
     library = ctypes.CDLL(str(next((Path(llama_cpp.__file__).parent / "lib").glob("*ggml-base*"))))
     unpack = getattr(library, plain.get(kind, f"dequantize_row_{kind.lower().replace('_k', '_K')}"))

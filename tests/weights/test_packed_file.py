@@ -153,7 +153,7 @@ def test_every_flipped_byte_is_noticed(written):
         whole[at] ^= 1 + at % 255
 
 
-# -- headers that somebody made up -------------------------------------------------------------------------------------
+# -- invented headers --------------------------------------------------------------------------------------------------
 
 
 def with_header(file, change):
@@ -318,7 +318,7 @@ def test_a_length_of_a_header_that_cannot_be_is_damage(tmp_path, length):
 
 def test_what_is_no_file_is_a_sentence(tmp_path):
     if hasattr(os, "mkfifo"):
-        os.mkfifo(tmp_path / "pipe.packed")  # who opens it waits for a writer
+        os.mkfifo(tmp_path / "pipe.packed")  # opening it waits for a writer
     for path in (tmp_path, tmp_path / "none.packed", tmp_path / "pipe.packed"):
         with pytest.raises(LocalspecError, match=matching("cannot_be_read")):
             read(path)

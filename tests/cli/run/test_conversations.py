@@ -99,7 +99,7 @@ def test_a_chat_goes_on_with_no_pipe_and_run_with_none_of_a_chat(run, home, hell
     run("-c", "more")
     assert [len(conversation.turns) for conversation in kept(home)] == [2, 1, 1, 1]
     assert latest("last") == "a chat"
-    with Store.open(Paths(home).database, pytest.fail) as store:  # somebody goes on with it in a chat
+    with Store.open(Paths(home).database, pytest.fail) as store:  # continued in a chat
         store.history.say(kept(home)[0].info.id, "and more", model=str(hello.path), system=None)
     assert latest("last") == latest("last of run") == "not seen"
 
@@ -184,7 +184,7 @@ def test_a_prompt_that_got_no_answer_gives_way_to_the_next(run, home, endless, m
 
 def test_what_was_said_until_the_reader_left_is_kept(run, home, endless, monkeypatch):
     monkeypatch.setattr(sys, "stdout", Gone())
-    monkeypatch.setattr(os, "dup2", lambda *_: None)  # what is behind 1 is still in use by this process
+    monkeypatch.setattr(os, "dup2", lambda *_: None)  # this process still uses descriptor 1
     assert run("-m", endless.path, "hi") == (141, "", "")
     [turn] = kept(home)[0].turns
     assert ("and so on " * 10).startswith(turn.reply) and 30 < len(turn.reply) < 100

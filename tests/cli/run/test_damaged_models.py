@@ -16,7 +16,7 @@ from localspec.paths import Paths
 from localspec.store.store import Store
 
 
-# A model's directory, and what is done to it -> exit code and words of the sentence.
+# A model's directory, and the damage to it -> exit code and words of the sentence.
 def _config(**changes: object) -> Callable[[Path], object]:
     return lambda path: change_config(path, **changes)
 

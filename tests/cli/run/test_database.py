@@ -104,7 +104,7 @@ def test_a_full_disk_while_saving(run, home, long, monkeypatch):
 
     def fill(*arguments: Any) -> None:
         original(*arguments)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (5000, before[1]))  # room for what is captured, not for phrases
+        resource.setrlimit(resource.RLIMIT_FSIZE, (5000, before[1]))  # room for the captured output, not for phrases
 
     monkeypatch.setattr(run_module._Plain, "end", fill)
     try:

@@ -96,7 +96,7 @@ def test_full_disks_behind_the_streams(home, hello):
 
 
 def test_notices(run, home, hello, monkeypatch):
-    monkeypatch.setattr("localspec.models.entries.Entry.toy", True)  # as the demo model is, in whose place it stands
+    monkeypatch.setattr("localspec.models.entries.Entry.toy", True)  # as the demo model, which it replaces
     (home / "config").mkdir(parents=True)
     (home / "config" / "models.toml").write_text(f'[demo]\npath = "{hello.path}"\n')
     result = run("hi")
@@ -131,7 +131,7 @@ def test_work_stops_at_once_when_nobody_reads(run, endless, monkeypatch, form):
 
     monkeypatch.setattr(session, "decode_step", counted)
     monkeypatch.setattr(sys, "stdout", Gone())
-    monkeypatch.setattr(os, "dup2", lambda *_: None)  # what is behind 1 is still in use by this process
+    monkeypatch.setattr(os, "dup2", lambda *_: None)  # this process still uses descriptor 1
     assert run("-m", endless.path, "hi", "-n", "20", *form) == (141, "", "")
     assert next(steps) == 0
 
