@@ -169,7 +169,7 @@ def _stored(file: Path, start: int, entry: dict[str, Any]) -> StoredTensor:
 def read_config(checkpoint: Checkpoint) -> ModelConfig:
     """Read config.json. Raises LocalspecError if it cannot be used or is impossible."""
     family = FAMILIES.get(str(checkpoint.config.get("model_type")))
-    if family is not None and family.gguf_only:
+    if family is not None and family.gguf_only and not checkpoint.packing:
         raise LocalspecError(
             f"The weights in {checkpoint.path} are in a form of {family.model_type} that localspec does not read; "
             f"fetch a GGUF file of them, such as those of {family.gguf_only}."

@@ -4,20 +4,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf_families
 import numpy as np
 import pytest
 import torch
 from each import each
 from tiny_models import FROM_GGUF, MIXTURES, RECURRENT_MIXTURES, Tiny, byte_tokenizer, copied, prompt_ids, write
 
+from localspec.choosing.choose import choose
 from localspec.choosing.named import check_layers, named_drafter
+from localspec.config import Settings
 from localspec.decoding.tree import DraftTree
+from localspec.engine.importing import import_gguf
 from localspec.errors import LocalspecError, UsageMistake
+from localspec.events import Reporter
 from localspec.families.architecture import TransformerConfig
 from localspec.families.experts import Experts
 from localspec.families.model_config import ModelConfig
 from localspec.models.drafter_kinds import TABLE
-from localspec.models.registry import TargetCard
+from localspec.models.registry import TargetCard, resolve
 from localspec.models.shape import Shape
 from localspec.native.target import NativeTarget
 from localspec.native.threads import Threads
@@ -105,6 +110,14 @@ def test_gpt_oss_in_safetensors_is_refused_and_its_gguf_files_are_named(name: st
         LocalspecError, match=r"a form of gpt_oss that localspec does not read.*ggml-org/gpt-oss-20b-GGUF"
     ):
         read_config(inspect(path))
+
+
+def test_gpt_oss_from_gguf_takes_the_context_that_is_named(tmp_path: Path, fresh_home: Path) -> None:
+    file = gguf_families.write(tmp_path / "oss.gguf", "gpt_oss", kind="Q8_0")
+    card = resolve(import_gguf(file, Settings(), Reporter()).name)
+    assert choose(card, Settings(context=100, drafter="none")).context == 100
+    with pytest.raises(UsageMistake, match="more than the 512 tokens that this model was made for"):
+        choose(card, Settings(context=1000, drafter="none"))
 
 
 def logits(path: Path, packing: str) -> np.ndarray:
