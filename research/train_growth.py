@@ -31,6 +31,7 @@ from localspec.training.job import Job, Request
 from localspec.training.options import parse_options
 from localspec.training.prompts import held_out_prompts
 from localspec.training.trainable import save_drafter
+from localspec.weights.fingerprint import Identity
 
 KINDS = ("medusa", "s3d", "semi", "parallelspec", "eagle3")
 REPORT = Reporter(lambda text: print(text, flush=True), lambda text: None)
@@ -84,7 +85,7 @@ def train(kind: str, card: registry.TargetCard, settings: Settings, arguments: a
             for seen in job.run():
                 for hours in arguments.at:
                     if seen.seconds >= 3600 * hours and not _copy(directory, hours).exists():
-                        write_copy(job, _copy(directory, hours))
+                        write_copy(job, card, _copy(directory, hours))
             pace = (job.training.state.tokens - positions) / max(time.process_time() - began, 1e-9)
             print(f"{kind}: {pace:.0f} tokens a CPU-second in training", flush=True)
             job.finish()
