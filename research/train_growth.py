@@ -31,7 +31,6 @@ from localspec.training.job import Job, Request
 from localspec.training.options import parse_options
 from localspec.training.prompts import held_out_prompts
 from localspec.training.trainable import save_drafter
-from localspec.weights.fingerprint import Identity
 
 KINDS = ("medusa", "s3d", "semi", "parallelspec", "eagle3")
 REPORT = Reporter(lambda text: print(text, flush=True), lambda text: None)
