@@ -23,6 +23,7 @@ from localspec.choosing.plans import (
     COMFORTABLE,
     Precision,
     RunPlan,
+    as_computed,
     best,
     explained,
     natural_precisions,
@@ -442,6 +443,15 @@ MIXTURE = Shape.of(
         "moe_intermediate_size": 768,
     }
 )  # fmt: skip -- Qwen3-30B-A3B
+
+
+def test_only_mapped_experts_stay_on_the_disk_and_torch_packs_none() -> None:
+    assert fit.on_disk(MIXTURE, "int4", "native", 10**10, 10**6) == 10**6
+    for quantize, backend in (("none", "native"), ("int8", "cuda"), ("int8", "cpu")):
+        assert fit.on_disk(MIXTURE, quantize, backend, 10**10, 10**6) == 0
+    model = Model(unfetched(MIXTURE), MIXTURE, MIXTURE.parameters)
+    assert as_computed(gpu(), model).packings == () and "experts" in as_computed(gpu(), model).missing["int8"]
+    assert as_computed(cpu(), model).packings == cpu().packings
 
 
 @each("gib, on_disk", [(32, False), (14, True), (8, None)])  # None: it does not fit even with half of them there

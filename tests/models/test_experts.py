@@ -27,6 +27,7 @@ from localspec.models.shape import Shape
 from localspec.native.target import NativeTarget
 from localspec.native.threads import Threads
 from localspec.weights.checkpoint import inspect
+from localspec.weights.gguf_model import GgufModel
 from localspec.weights.stored import read_config
 
 Make = Callable[[str], Tiny]
@@ -114,6 +115,7 @@ def test_gpt_oss_in_safetensors_is_refused_and_its_gguf_files_are_named(name: st
 
 def test_gpt_oss_from_gguf_takes_the_context_that_is_named(tmp_path: Path, fresh_home: Path) -> None:
     file = gguf_families.write(tmp_path / "oss.gguf", "gpt_oss", kind="Q8_0")
+    assert GgufModel.open(file).config.rope_parameters["truncate"] is False, "as published; the file does not say it"
     card = resolve(import_gguf(file, Settings(), Reporter()).name)
     assert choose(card, Settings(context=100, drafter="none")).context == 100
     with pytest.raises(UsageMistake, match="more than the 512 tokens that this model was made for"):
