@@ -1,12 +1,12 @@
-"""Models of published mixtures' shapes with random weights, and how fast programs compute them.
+"""Write mixtures of experts with random weights in the shapes of published ones, and time localspec or llama.cpp with them.
 
-    python research/experts_speed.py write 30b-a3b FILE.gguf --vocabulary MODEL.gguf [--layers 48]
-    python research/experts_speed.py ours|llama.cpp FILE.gguf [--rows 1,4,8] [--threads 2]
+    python research/experts_speed.py write 30b-a3b 30b-a3b.gguf --vocabulary MODEL.gguf [--layers 48]
+    python research/experts_speed.py ours|llama.cpp 30b-a3b.gguf [--rows 1,4,8] [--threads 2]
 
-`write` needs the package gguf, and takes the tokens of another GGUF file, and as many more as the shape has. Blocks are random,
-with scales of usual size. Routers are random, too, and embeddings large, so rows pick experts nearly independently: for several rows
-that is the worst case. Peak memory, to which the mapped file counts, shows how many experts were used.
-A figure is the median of forwards of each number of rows after 64 tokens. Only one program is loaded at a time.
+`write` needs the package gguf. It takes the tokens of another GGUF file, and adds unused ones up to the number of the shape. The
+name of the file begins with the shape's. Blocks are random, with scales of usual size. Routers are random too, and embeddings are
+large, so rows choose experts nearly independently, which is the worst case for several rows. Peak memory includes the mapped
+file, so it shows how many experts were used. A figure is the median time of forwards of this number of rows after 64 tokens.
 """
 
 import argparse
@@ -28,7 +28,8 @@ from localspec.native.target import NativeTarget
 from localspec.native.threads import Threads
 from localspec.weights.packed_file import BLOCKS
 
-# The largest number of the embeddings: what layers add to them, which all tokens share in part, hardly turns them.
+# The largest number of the embeddings. Layers add similar states to all tokens; these hardly turn such large embeddings, so
+# tokens stay different from each other.
 FAR_APART = 200.0
 CONTEXT, ROOM, SECONDS = 64, 1024, 12.0
 _Q4_K, _Q6_K, _MXFP4, _Q8_0, _F32 = "Q4_K", "Q6_K", "MXFP4", "Q8_0", "F32"
@@ -39,21 +40,18 @@ SHAPES: dict[str, tuple[Any, ...]] = {
     "gpt-oss-20b": ("gpt-oss", 24, 2880, 64, 8, 64, 32, 4, 2880, 201088, _Q8_0, _MXFP4, _Q8_0),
 }
 _BLOCKS = {_Q4_K: (256, 144), _Q6_K: (256, 210), _MXFP4: (32, 17), _Q8_0: (32, 34)}  # weights and bytes
-_SCALES = {
-    _Q4_K: ((0, 945), (2, 945)),
-    _Q6_K: ((208, 4064),),
-    _Q8_0: ((0, 127),),
-}  # where they are; the largest multiple
+# For each scale of a block: its offset in bytes, and the largest integer that it multiplies.
+_SCALES = {_Q4_K: ((0, 945), (2, 945)), _Q6_K: ((208, 4064),), _Q8_0: ((0, 127),)}
 
 
 def blocks(kind: str, rows: int, columns: int, chance: np.random.Generator, largest: float = 0.0) -> np.ndarray:
-    """Return random rows of a type of blocks: about as large as those of a trained model, or with this largest number."""
+    """Return random rows in a type of blocks. Without `largest` their numbers are about as large as in a trained model."""
     weights, size = _BLOCKS[kind]
     count = rows * columns // weights
     one = chance.integers(0, 256, (count, size), dtype=np.uint8)
     largest = largest or 3 / np.sqrt(columns)
     for at, most in _SCALES.get(kind, ()):
-        # Of both signs: weights with a mean would draw all tokens to one direction, and so to the same experts.
+        # Scales have both signs: weights with a mean would give all tokens one direction, and so the same experts.
         scales = (largest / most * chance.uniform(0.5, 1, count) * chance.choice((-1, 1), count)).astype("<f2")
         one[:, at : at + 2] = scales.view(np.uint8).reshape(-1, 2)
     if kind == _MXFP4:
@@ -62,7 +60,7 @@ def blocks(kind: str, rows: int, columns: int, chance: np.random.Generator, larg
 
 
 def write(shape: str, file: Path, vocabulary: Path, layers: int | None) -> None:
-    """Write a file tensor by tensor."""
+    """Write a GGUF file of a shape in SHAPES, tensor by tensor."""
     import gguf
 
     name, count, hidden, heads, keys, width, experts, used, inner, tokens, attention, of_experts, table = SHAPES[shape]
@@ -143,11 +141,13 @@ def write(shape: str, file: Path, vocabulary: Path, layers: int | None) -> None:
 
 
 def ours(file: Path, threads: int) -> tuple[Callable[[Sequence[int], int], Any], dict[str, float]]:
-    """Return a function that reads tokens after others, with the seconds of import and start, and a step's bytes."""
+    """Return a function that reads tokens from a position on, and figures: seconds of import and start, a step's GB."""
     began = time.perf_counter()
     path = import_gguf(file, Settings(), Reporter()).path
     imported = time.perf_counter() - began
-    NativeTarget.open(path, packing=BLOCKS, context=ROOM, threads=Threads(threads))  # lays the file out, once
+    NativeTarget.open(
+        path, packing=BLOCKS, context=ROOM, threads=Threads(threads)
+    )  # the first time, it also lays the file out
     laid_out = time.perf_counter() - began - imported
     began = time.perf_counter()
     target = NativeTarget.open(path, packing=BLOCKS, context=ROOM, threads=Threads(threads))
@@ -164,11 +164,13 @@ def ours(file: Path, threads: int) -> tuple[Callable[[Sequence[int], int], Any],
 
 
 def llama_cpp(file: Path, threads: int) -> tuple[Callable[[Sequence[int], int], Any], dict[str, float]]:
-    """Return the same of llama.cpp, which maps the file."""
+    """Return the same for llama.cpp, which maps the file."""
     from llama_cpp_model import Gguf
 
     began = time.perf_counter()
-    tokens = next(one[9] for name, one in SHAPES.items() if file.name.startswith(name))  # as `write` was asked to
+    tokens = next((one[9] for name, one in SHAPES.items() if file.name.startswith(name)), 0)
+    if not tokens:
+        raise SystemExit(f"{file.name} does not begin with the name of a shape ({', '.join(SHAPES)}); rename it.")
     peer = Gguf(file, tokens, ROOM, mapped=True)
     peer.set_threads(threads)
     return peer.logits, {"open": time.perf_counter() - began}

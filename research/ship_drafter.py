@@ -1,9 +1,9 @@
-"""Write a trained drafter as it is shipped with localspec: with few heads, and its matrices in int8.
+"""Write a trained drafter in the form that ships with localspec: its matrices in int8, and of medusa only the first heads.
 
     python research/ship_drafter.py TRAINED localspec/trained/NAME [--heads 2]
 
-Every 32 numbers of a row share a factor in fp16, as in the form that the CPU engine computes with; other tensors are in fp16. Prints the
-bytes, and the largest difference of a matrix's numbers from those of the training, as a share of the largest.
+In a matrix, 32 numbers of a row share a factor in fp16, as in the CPU engine. Small tensors are in fp16. The script prints the
+size, and for each matrix the largest error of a number, relative to the largest number.
 """
 
 import argparse
@@ -16,13 +16,13 @@ import numpy.typing as npt
 from safetensors.numpy import save_file
 
 from localspec.drafters.tensors import StoredTensors
-from localspec.models.drafter_cards import FACTORS, GROUP, read_drafter
+from localspec.models.drafter_cards import ACCEPTANCE, FACTORS, GROUP, read_drafter
 
-SMALL = 2**14  # numbers of a tensor that stays in fp16
+SMALL = 2**14  # tensors with fewer numbers are stored in fp16
 
 
 def in_int8(numbers: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float16]]:
-    """Return integers of the same shape, and a factor for every GROUP of the last axis."""
+    """Return integers of the same shape, and a factor for each GROUP of them on the last axis."""
     *outer, inner = numbers.shape
     padded = np.zeros((*outer, -(-inner // GROUP) * GROUP), np.float32)
     padded[..., :inner] = numbers
@@ -33,15 +33,16 @@ def in_int8(numbers: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int8], npt
 
 
 def main() -> None:
+    """Write the drafter and print its size and errors."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("trained", type=Path)
+    parser.add_argument("trained", type=Path, help="a directory that `localspec train` wrote")
     parser.add_argument("to", type=Path)
-    parser.add_argument("--heads", type=int, default=2, help="of medusa, from the first on")
-    asked = parser.parse_args()
-    card = read_drafter(asked.trained)
+    parser.add_argument("--heads", type=int, default=2, help="how many of medusa's heads to write, from the first on")
+    given = parser.parse_args()
+    card = read_drafter(given.trained)
     about = json.loads((card.path / "drafter.json").read_text("utf-8"))
     stored, written = StoredTensors(card.path / "drafter.safetensors"), {}
-    heads = min(asked.heads, about["options"]["heads"]) if card.kind == "medusa" else None
+    heads = min(given.heads, about["options"]["heads"]) if card.kind == "medusa" else None  # None: no tensor is cut
     for name in stored:
         numbers = np.ascontiguousarray(stored[name][:heads] if name != "kept" else stored[name])
         if numbers.dtype != np.float32:
@@ -50,15 +51,18 @@ def main() -> None:
             written[name] = numbers.astype(np.float16)
         else:
             written[name], written[name + FACTORS] = in_int8(numbers)
-    if heads is not None:
+    if heads is not None and heads < about["options"]["heads"]:
         about["options"]["heads"] = heads
+        for name in ACCEPTANCE:  # measured with all heads
+            about.pop(name, None)
         for name in ("accuracy_by_depth", "right_after_right"):
             about[name] = about.get(name, [])[:heads]
-    asked.to.mkdir(parents=True, exist_ok=True)
-    save_file(written, asked.to / "drafter.safetensors")
-    (asked.to / "drafter.json").write_text(json.dumps(about, indent=2) + "\n", "utf-8")
-    shipped = StoredTensors(asked.to / "drafter.safetensors")
-    print(f"{(asked.to / 'drafter.safetensors').stat().st_size / 1e6:.2f} MB")
+    given.to.mkdir(parents=True, exist_ok=True)
+    file = given.to / "drafter.safetensors"
+    save_file(written, file)
+    (given.to / "drafter.json").write_text(json.dumps(about, indent=2) + "\n", "utf-8")
+    shipped = StoredTensors(file)
+    print(f"{file.stat().st_size / 1e6:.2f} MB")
     for name in shipped:
         if name + FACTORS in written:
             before = stored[name][:heads]

@@ -1,8 +1,9 @@
 """Train one drafter of each kind for a model, and measure its acceptance length at some hours of training.
 
-One course per kind, as `localspec train KIND -m MODEL --hours H` runs it: answers, training, bench. A copy of the drafter is
-written when training has taken each of `--at` hours, and its acceptance length is measured with trees of each number of
-`--nodes`, on greedy replies to the shipped held-out prompts. Ctrl+C or a kill stops it, and the same command continues it.
+One course per kind, as `localspec train KIND -m MODEL --hours H` runs it: answers, training, bench. When training has taken
+each of the `--at` hours, a copy of the drafter is written. After the courses, the acceptance length of each copy is measured
+with trees of each number of `--nodes`, on greedy replies to the held-out prompts that come with localspec. After Ctrl+C or a
+kill the same command continues.
 """
 
 import argparse
@@ -31,6 +32,7 @@ from localspec.training.job import Job, Request
 from localspec.training.options import parse_options
 from localspec.training.prompts import held_out_prompts
 from localspec.training.trainable import save_drafter
+from localspec.weights.fingerprint import Identity
 
 KINDS = ("medusa", "s3d", "semi", "parallelspec", "eagle3")
 REPORT = Reporter(lambda text: print(text, flush=True), lambda text: None)
@@ -63,7 +65,7 @@ def main() -> None:
 
 
 def train(kind: str, card: registry.TargetCard, settings: Settings, arguments: argparse.Namespace) -> None:
-    """Run a course to its end, and write a copy of the drafter at each mark."""
+    """Run a course to its end, and write a copy of the drafter after each of the `--at` hours."""
     directory: Path = arguments.out / kind
     if (directory / "drafter" / "drafter.json").exists() and not begun(directory):
         return
@@ -96,17 +98,22 @@ def _copy(directory: Path, hours: float) -> Path:
     return directory / f"at-{hours:g}"
 
 
-def write_copy(job: Job, path: Path) -> None:
-    """Write the present drafter."""
-    accuracy = job.training.measure()
-    save_drafter(job.drafter, path, {"accuracy_by_depth": accuracy, "step": job.training.state.step})
+def write_copy(job: Job, card: registry.TargetCard, path: Path) -> None:
+    """Write the drafter as trained so far; it belongs to the model of `card`."""
+    model = Identity(card.path)
+    about = {
+        "target": {"name": card.name, "revision": model.revision, "weights": model.weights},
+        "accuracy_by_depth": job.training.measure(),
+        "step": job.training.state.step,
+    }
+    save_drafter(job.drafter, path, about)
     job.drafter.train()
 
 
 def measured(
     kind: str, card: registry.TargetCard, settings: Settings, arguments: argparse.Namespace
 ) -> list[tuple[str, float, dict[str, float]]]:
-    """Return (kind, hours, τ by nodes) of each copy; earlier measurements are read again."""
+    """Return (kind, hours, τ by nodes) of each copy; measurements of an earlier run are read from its directory."""
     choice, rows = choose(card, replace(settings, drafter="none")), []
     target: Any = None
     for hours in arguments.at:

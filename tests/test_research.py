@@ -75,3 +75,56 @@ def test_every_module_imports_and_every_program_answers_help() -> None:
     command = [sys.executable, "-c", TRY_ALL, str(ROOT / "research")]
     tried = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (tried.returncode, tried.stdout) == (0, ""), tried.stderr
+
+
+# A copy of a drafter in training, and the same drafter with fewer heads in int8, as it would ship.
+COPIES = """
+import json, pathlib, sys
+from types import SimpleNamespace
+research, model, out = map(pathlib.Path, sys.argv[1:])
+sys.path.insert(0, str(research))
+import numpy, ship_drafter, torch, train_growth
+from safetensors.torch import save_file
+from localspec.drafters.medusa import MedusaOptions
+from localspec.drafters.tensors import StoredTensors
+from localspec.models.drafter_cards import find_drafter, read_drafter
+from localspec.models.registry import TargetCard
+(model / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}))
+save_file({"model.embed_tokens.weight": torch.arange(1000.0)}, model / "model.safetensors")
+card = TargetCard("mine", model, None, "")
+tensors = {"path.weight": torch.randn(3, 64, 128), "path.bias": torch.randn(3, 64)}
+drafter = SimpleNamespace(
+    kind="medusa", options=MedusaOptions(heads=3), tensors=lambda: tensors, train=lambda: print("trains again")
+)
+training = SimpleNamespace(measure=lambda: [[0.5], [0.25], [0.125]], state=SimpleNamespace(step=7))
+train_growth.write_copy(SimpleNamespace(drafter=drafter, training=training), card, out / "copy")
+copy = find_drafter(str(out / "copy"), card)
+print(copy.kind, copy.target, copy.about["step"], bool(copy.revision and copy.weights))
+about = out / "copy" / "drafter.json"
+about.write_text(json.dumps(json.loads(about.read_text()) | {"acceptance": {"length": 2.0, "nodes": 8}}))
+for heads in (2, 4):
+    sys.argv = ["", str(out / "copy"), str(out / f"{heads}"), "--heads", f"{heads}"]
+    ship_drafter.main()
+    small = read_drafter(out / f"{heads}")
+    print(small.options["heads"], small.about["accuracy_by_depth"], small.generated)
+    found, want = StoredTensors(small.path / "drafter.safetensors")["path.weight"], tensors["path.weight"].numpy()[:heads]
+    print(found.shape, numpy.abs(found - want).max() < 0.03)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (ROOT / "research").is_dir(), reason="research/ is not here")
+def test_a_copy_names_its_model_and_a_shipped_drafter_has_no_acceptance_of_other_heads(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    command = [sys.executable, "-c", COPIES, str(ROOT / "research"), str(model), str(tmp_path)]
+    tried = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    lines = [line for line in tried.stdout.splitlines() if " MB" not in line and not line.startswith("path.")]
+    assert lines == [
+        "trains again",
+        "medusa mine 7 True",
+        "2 [[0.5], [0.25]] None",
+        "(2, 64, 128) True",
+        "3 [[0.5], [0.25], [0.125]] (2.0, 8)",
+        "(3, 64, 128) True",
+    ], tried.stderr

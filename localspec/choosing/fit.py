@@ -111,10 +111,10 @@ def unread(shape: Shape, quantize: str, backend: str, tokens: int) -> int:
 
 
 def on_disk(shape: Shape, quantize: str, backend: str, weights: int, over: int) -> int:
-    """Return the bytes of experts that stay on the disk if a model takes `over` bytes more memory than it may.
+    """Return the bytes of experts that stay on the disk if a model needs `over` bytes more memory than it may take.
 
-    0 if it fits, or if its experts are not in a mapped file. At most half of them: otherwise nearly every token would
-    wait for the disk, so the model does not fit.
+    0 if it fits, or if its experts are not in a mapped file. At most half of the experts' bytes: with more of them on
+    the disk, nearly every token would wait for it. A model that needs still more memory does not fit.
     """
     if over <= 0 or backend != "native" or quantize == "none" or shape.experts is None:
         return 0

@@ -82,7 +82,7 @@ class RunPlan:
     measured: bool  # whether the speed was measured here rather than predicted
     cost_effectiveness: float = 0.0  # M
     on_disk: int = 0  # bytes of experts without room in memory, which a token that needs them reads from the disk
-    active: tuple[int, int] | None = None  # parameters that a token reads, and all, if the model has experts
+    active: tuple[int, int] | None = None  # in a model with experts: parameters that a token reads, and all
     slowed: float = 1.0  # how many times as long a plain forward takes because of `on_disk`, as predicted
     most: int = AUTO_NODES  # the most nodes that a draft may have
     rule: Rule = "speed"  # the rule that decided, if this plan was taken
@@ -448,12 +448,12 @@ def explained(plan: RunPlan, ranked: Sequence[RunPlan], named: bool = False) -> 
 
 
 def expert_words(plan: RunPlan) -> str:
-    """Return clauses about the experts of a model, each after a semicolon; "" without experts."""
+    """Return the clauses about a model's experts, each with a leading semicolon; "" for a model without experts."""
     if plan.active is None:
         return ""
-    some, every = map(amount, plan.active)
+    read, every = map(amount, plan.active)
     disk = disk_words(plan)
-    return f"; {some} of {every} parameters are read for a token{disk and f'; {disk}'}"
+    return f"; {read} of {every} parameters are read for a token{disk and f'; {disk}'}"
 
 
 def disk_words(plan: RunPlan) -> str:

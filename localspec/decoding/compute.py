@@ -45,31 +45,35 @@ class LinearLayer(Protocol):
 
 @dataclass(frozen=True)
 class HeadWeights:
-    """Draft heads that read one row (Medusa, Cai et al. 2024, §3.1), each array a stack of those of all heads.
+    """Weights of draft heads that read one row (Medusa, Cai et al. 2024, §3.1). An array stacks those of all heads.
 
-    Head k starts from the state x, and every block makes x += silu(B x + b): `blocks` are pairs B [heads, hidden_size,
-    hidden_size] and b [heads, hidden_size]. With a `path`, such a pair A and a, the first block makes x = A z + a +
-    silu(B z + b) from z [2 * hidden_size], which is the state and the root's embedding, each divided by the root of its
-    mean square. Logits of x are those of a shared head or of `own` [heads, tokens, hidden_size], and up (down x) more,
-    with `down` [heads, rank, hidden_size] and `up` [heads, tokens, rank].
+    A head starts with the state x, and each of its blocks computes x += silu(B x + b). `blocks` are the pairs of
+    B [heads, hidden_size, hidden_size] and b [heads, hidden_size].
+
+    `path` is a pair of A [heads, hidden_size, 2 * hidden_size] and a [heads, hidden_size]. With it the first block
+    computes x = A z + a + silu(B z + b) instead, and its B has the shape of A. z joins the state and the root's
+    embedding, each divided by the root of its mean square.
+
+    The logits are W x + up (down x). W is the head's matrix in `vocabulary` [heads, tokens, hidden_size]; if that is
+    None, the heads share one. `down` [heads, rank, hidden_size] and `up` [heads, tokens, rank] may be None.
     """
 
     blocks: Sequence[tuple[Array, Array]]
     path: tuple[Array, Array] | None
-    own: Array | None
+    vocabulary: Array | None
     down: Array | None
     up: Array | None
 
 
 class DraftHeads(Protocol):
-    """Draft heads with their weights."""
+    """Draft heads, ready to compute."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of their weights, without those of a head that they share."""
+        """Bytes of their weights, without a vocabulary matrix that they share."""
 
     def __call__(self, state: Rows, root: int, count: int) -> Rows:
-        """Return the logits [count, tokens] of the first heads after a state [1, hidden_size] and a root."""
+        """Return the logits [count, tokens] of the first `count` heads for a state [1, hidden_size] and a root's id."""
 
 
 class PackedAdapters(Protocol):
@@ -195,7 +199,10 @@ class Compute(Protocol):
         """
 
     def draft_heads(self, weights: HeadWeights, head: Any) -> DraftHeads:
-        """Return draft heads. If they share a head, it is `head`, a result of `head_rows`; None means the target's."""
+        """Return draft heads.
+
+        Without `weights.vocabulary` they share `head`, a result of `head_rows`; None stands for the target's head.
+        """
 
     def model(self, sizes: TransformerConfig, rope: Rope | None, weights: Mapping[str, Array]) -> RowModel:
         """Return a small transformer with weights named as in `weight_map`. Without `rope` it rotates like the target.

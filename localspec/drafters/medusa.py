@@ -20,39 +20,36 @@ from localspec.errors import UsageMistake
 from localspec.models.drafter_cards import RANKS
 from localspec.models.stored_names import MOST_RANK
 
-JOINT = (
-    "rank",
-    "alpha",
-    "dropout",
-    "lm_head",
-    "balance",
-    "schedule",
-    "warmup",
-    "rate",
-)  # options that only joint training has
+# Options that only joint training has.
+JOINT = ("rank", "alpha", "dropout", "lm_head", "balance", "schedule", "warmup", "rate")
 SCHEDULES = ("sine", "constant")
 SOFT_BALANCE, TEXT_BALANCE = 0.01, 0.2  # λ₀ by labels
 ADAPTERS_RATE = 0.25  # the learning rate of the target's adapters, as a share of the heads' (§4.0.1)
 TREES = ("confident", "static", "dense", "chain")
-EVERY = 16  # drafts of which one has all heads
+EVERY = 16  # one draft in this many computes all heads
 UNMEASURED = [0.5 ** (rank + 1) for rank in range(RANKS)]  # accuracies by rank if none were measured
 
 
 @dataclass(frozen=True)
 class MedusaOptions:
-    """`private` gives each head its own vocabulary matrix, as in the paper; else all heads share the target's, and
-    each changes it by a matrix of rank `private_rank` (0: not at all). Either covers `vocabulary` tokens, the most
-    frequent ones of the training text (0: all; -1: 8,192 if the model has more than 32,768).
+    """Options of Medusa's heads. Raises UsageMistake for impossible values.
 
-    `tree` is built from this step's confidence, or once from measured accuracies (sparse, §3.3.3: "static"; of all
-    products of each head's first candidates, §3.1.2: "dense"), or is a chain. `decay` is λ:
-    the loss of head k is weighted by λᵏ. `joint` is Medusa-2 (§3.2.2), which changes the target: adapters of this rank
-    and alpha on all its layers and, with `lm_head`, on its head, a share `dropout` of whose inputs is zero, are trained
-    with the heads, after the heads alone for the share `warmup` of the training, at `rate` times their learning rate.
-    What the heads' loss asks of the target is then weighted by `balance` (λ₀; 0 stands for 0.01 with the target's
-    distribution as the label, and 0.2 with the text), which by `schedule` rises as a "sine" from nothing or is
-    "constant". With `linear` the first block reads the root's embedding and the state, and what it adds to is a
-    matrix of both, which least squares give before training begins. Raises UsageMistake for impossible values.
+    With `private` each head has its own vocabulary matrix, as in the paper. Otherwise all heads share the target's, and
+    each adds a change of rank `private_rank` to it (0: no change). A draft can have `vocabulary` tokens, the most
+    frequent ones of the training text (0: all; -1: 8,192 if the model has more than 32,768, otherwise all).
+
+    With `linear` the first block reads the state and the root's embedding, and adds to a linear map of both instead of
+    the state. Least squares find that map before training begins.
+
+    `tree`: "confident" builds each tree from the step's probabilities. "static" (the sparse tree, §3.3.3) and "dense"
+    (all products of each head's first candidates, §3.1.2) are built once from measured accuracies. "chain" has one
+    candidate per depth. `decay` is λ: the loss of head k is weighted by λᵏ.
+
+    `joint` is Medusa-2 (§3.2.2), which changes the target: it gets adapters of `rank`, `alpha` and `dropout` on all
+    layers and, with `lm_head`, on its head. The heads are trained without them for the share `warmup` of the training.
+    After that the adapters are trained too, at `rate` times the heads' learning rate. `balance` is λ₀, the weight of
+    the heads' loss in the adapters' training (0: 0.01 if labels are the target's distribution, 0.2 if they are the
+    text). By `schedule` it rises to that from 0 as a "sine", or is "constant".
     """
 
     heads: int = 4
@@ -123,13 +120,13 @@ class Drafter(ParallelDrafter):
         weights = HeadWeights(
             blocks=[(tensors[weight], tensors[bias]) for weight, bias in pairs],
             path=(tensors["path.weight"], tensors["path.bias"]) if options.linear else None,
-            own=tensors["linears"] if options.private else None,
+            vocabulary=tensors["linears"] if options.private else None,
             down=tensors[down] if down else None,
             up=tensors[up] if up else None,
         )
-        self._logits = self.compute.draft_heads(weights, self._vocabulary.rows)
+        self._draft_heads = self.compute.draft_heads(weights, self._vocabulary.rows)
         self._state: Rows = None  # the target's, which predicted the root
-        self._reached: deque[int] = deque(maxlen=EVERY)  # the last depth of each recent draft that was verified
+        self._reached: deque[int] = deque(maxlen=EVERY)  # depth of our deepest node in each recently verified tree
         self._drafts = 0
 
     @classmethod
@@ -160,7 +157,7 @@ class Drafter(ParallelDrafter):
     @property
     def nbytes(self) -> int:
         """Bytes of the heads."""
-        return self._logits.nbytes + self._vocabulary.nbytes
+        return self._draft_heads.nbytes + self._vocabulary.nbytes
 
     def observe(self, step: Step) -> None:
         """Calibrate the last draft, and store the state that predicted the new root: that of the last row."""
@@ -176,10 +173,10 @@ class Drafter(ParallelDrafter):
         self.forget_draft()
 
     def draft(self, context: Context) -> DraftTree:
-        """Return the tree of all heads, computed at once; no logits of heads that no node would be left for."""
+        """Return the tree of the heads, all computed at once; a head that could not have a node is not computed."""
         if self._state is None or not context.nodes:
             return DraftTree((context.root,), (-1,))
-        rows = self._logits(self._state, context.root, self._heads(context))
+        rows = self._draft_heads(self._state, context.root, self._heads_needed(context))
         if context.sampling.rule == "rejection":
             return self.build_tree(context, self.compute.logits(self._vocabulary.whole(rows)))
         logits = self.compute.logits(rows)
@@ -187,12 +184,15 @@ class Drafter(ParallelDrafter):
             return self._static(context, logits)
         return self.build_tree(context, logits, 1 if self.options.tree == "chain" else RANKS, self._vocabulary.ids)
 
-    def _heads(self, context: Context) -> int:
-        """Return the number of heads to compute: in most drafts only those that recent verified trees had nodes of."""
+    def _heads_needed(self, context: Context) -> int:
+        """Return the number of heads to compute: only as many as recently verified trees are deep.
+
+        One draft in EVERY computes all heads, so that trees can become deeper again.
+        """
         most = min(context.nodes, self.depth)
         self._drafts += 1
-        whole = self.options.tree in ("static", "dense") or context.sampling.rule == "rejection"
-        if whole or self._drafts % EVERY == 1 or len(self._reached) < EVERY:
+        always_all = self.options.tree in ("static", "dense") or context.sampling.rule == "rejection"
+        if always_all or self._drafts % EVERY == 1 or len(self._reached) < EVERY:
             return most
         return min(most, max(1, *self._reached))
 

@@ -13,12 +13,8 @@ from localspec.models.drafter_cards import FACTORS, GROUP, REMEDY
 from localspec.weights.checkpoint import tensor_headers, tensor_start
 
 FLOATS = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
-_NAMES = {
-    **FLOATS,
-    "BOOL": "bool",
-    "I64": "int64",
-    "I8": "float32",
-}  # types that drafters have, by their names in files
+# By the names of types in files: the types that drafters have, and those that numpy reads.
+_NAMES = {**FLOATS, "BOOL": "bool", "I64": "int64", "I8": "float32"}
 _READ_AS = {
     "BF16": np.uint16, "F16": np.float16, "F32": np.float32, "BOOL": np.bool_, "I64": np.int64, "I8": np.int8,
 }  # fmt: skip
@@ -57,16 +53,16 @@ def _named(names: list[str]) -> str:
 class StoredTensors(Mapping[str, Array]):
     """The tensors of a safetensors file, each read on access: floating-point numbers as fp32.
 
-    A tensor in int8, as in drafters that came with localspec, is a floating-point one: every `GROUP` of its last axis
-    has a factor in the tensor of the same name with `FACTORS`. Raises LocalspecError if the file cannot be read or is
-    damaged, or numbers are NaN or inf.
+    A tensor in int8 (`research/ship_drafter.py` writes them) is read as floating-point numbers: each `GROUP` of
+    integers on its last axis is multiplied by a factor in fp16. The factors are the tensor of the same name with
+    `FACTORS` at its end. Raises LocalspecError if the file cannot be read or is damaged, or numbers are NaN or inf.
     """
 
     def __init__(self, file: Path) -> None:
         self._file, self._entries, self._start = file, tensor_headers(file, REMEDY), tensor_start(file)
-        whole = {name: entry for name, entry in self._entries.items() if entry["dtype"] == "I8"}
-        self._factors = {name: self._entries.pop(name + FACTORS, None) for name in whole}
-        for name, entry in whole.items():
+        in_int8 = {name: entry for name, entry in self._entries.items() if entry["dtype"] == "I8"}
+        self._factors = {name: self._entries.pop(name + FACTORS, None) for name in in_int8}
+        for name, entry in in_int8.items():
             *outer, inner = entry["shape"] or [0]
             factors = self._factors[name]
             if not factors or factors["dtype"] != "F16" or factors["shape"] != [*outer, -(-inner // GROUP)]:
@@ -83,8 +79,8 @@ class StoredTensors(Mapping[str, Array]):
         numbers = self._read(name, self._entries[name])
         if (factors := self._factors.get(name)) is None:
             return numbers
-        spread: Array = np.repeat(self._read(name + FACTORS, factors), GROUP, -1)[..., : numbers.shape[-1]]
-        return numbers.astype(np.float32) * spread
+        factor_of_each: Array = np.repeat(self._read(name + FACTORS, factors), GROUP, -1)[..., : numbers.shape[-1]]
+        return numbers.astype(np.float32) * factor_of_each
 
     def _read(self, name: str, entry: Mapping[str, Any]) -> Array:
         first, end = entry["data_offsets"]

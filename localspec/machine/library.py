@@ -75,7 +75,7 @@ class Heads(ctypes.Structure):
     """ls_heads: draft heads that read one row."""
 
     _fields_ = (
-        ("blocks", c_void_p), ("path", c_void_p), ("own", c_void_p), ("head", c_void_p), ("down", c_void_p),
+        ("blocks", c_void_p), ("path", c_void_p), ("vocabulary", c_void_p), ("head", c_void_p), ("down", c_void_p),
         ("up", c_void_p), ("heads", c_int32), ("layers", c_int32), ("tokens", c_int32), ("cap", c_float),
     )  # fmt: skip
 

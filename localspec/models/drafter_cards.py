@@ -104,8 +104,8 @@ RANKS = 10  # candidates by rank whose accuracy is stored
 ACCEPTANCE = ("acceptance", "acceptance_elsewhere")  # on text like the training text, and on all kinds
 RIGHT_AFTER_RIGHT = "right_after_right"  # on held-out text, by depth: the first guess, given all before it were right
 BY_ROWS = ("masks", "embedding")  # embedding tensors, which are read by rows and not multiplied
-SHIPPED = Path(__file__).parents[1] / "trained"  # drafters of published models that came with localspec
-# Numbers of a tensor in int8 that share a factor, and the end of the factors' name.
+SHIPPED = Path(__file__).parents[1] / "trained"  # drafters for published models that come with localspec, if any
+# In a tensor in int8 this many numbers share a factor; the factors are the tensor of the same name with this end.
 GROUP, FACTORS = 32, ".factors"
 REMEDY = "train the drafter again"  # a drafter from `train` cannot be fetched
 
@@ -233,9 +233,9 @@ def _drafter_places(card: TargetCard, paths: Paths | None) -> list[Path]:
     own = (paths or Paths(home())).drafters
     trained = [file.parent for file in own.glob("*/drafter/drafter.json")] if own.is_dir() else []
     trained.sort(key=lambda path: (path / "drafter.json").stat().st_mtime, reverse=True)
-    beside = [card.path / "drafters" / kind for kind in kinds("weights")]
+    next_to_model = [card.path / "drafters" / kind for kind in kinds("weights")]
     shipped = sorted(file.parent for file in SHIPPED.glob("*/drafter.json"))
-    return [*trained, *(path for path in beside if (path / "drafter.json").is_file()), *shipped]
+    return [*trained, *(path for path in next_to_model if (path / "drafter.json").is_file()), *shipped]
 
 
 def read_drafter(path: Path) -> DrafterCard:

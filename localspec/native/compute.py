@@ -132,16 +132,18 @@ class NativeCompute:
         return NativeLinear(self._pack(weight), bias, self._model.threads, silu)
 
     def draft_heads(self, weights: HeadWeights, head: NativeLinear | None) -> NativeHeads:
-        """Return heads that are computed by one call."""
+        """Return draft heads that one call of the library computes."""
 
         def by_head(weight: Array | None, bias: Array | None = None, silu: bool = False) -> list[NativeLinear]:
+            """Return a layer for each head; none without a weight."""
             if weight is None:
                 return []
             return [self.linear(one, None if bias is None else bias[n], silu) for n, one in enumerate(weight)]
 
         blocks = [by_head(*block, silu=True) for block in weights.blocks]
-        path, own = by_head(*weights.path or (None,)), by_head(weights.own)
-        return NativeHeads(self._model, blocks, path, own, head, (by_head(weights.down), by_head(weights.up)))
+        path = by_head(*weights.path) if weights.path else []
+        change = by_head(weights.down), by_head(weights.up)
+        return NativeHeads(self._model, blocks, path, by_head(weights.vocabulary), head, change)
 
     def model(self, sizes: TransformerConfig, rope: Rope | None, weights: Mapping[str, Array]) -> NativeRowModel:
         """Return a small transformer, packed as other matrices are."""

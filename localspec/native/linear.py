@@ -16,7 +16,7 @@ _NONE, _SILU = 0, 1  # activations, as localspec.h numbers them
 
 
 class NativeLinear:
-    """y = x Wᵀ + b with a packed weight, or one in blocks."""
+    """y = x Wᵀ + b, with a packed W or one in blocks of a GGUF file."""
 
     def __init__(
         self,
@@ -26,10 +26,10 @@ class NativeLinear:
         silu: bool = False,
         cap: float = 0.0,
     ) -> None:
-        """With a `cap`, y is bent to stay below it, by tanh."""
+        """With `silu`, y becomes y σ(y); with a `cap`, it becomes cap * tanh(y / cap)."""
         self._matrix, self._bias, self._threads, self.cap = matrix, bias, threads, cap
         self._activation = _SILU if silu else _NONE
-        self.struct = matrix.struct(bias)  # which may be read while this object lives
+        self.struct = matrix.struct(bias)  # valid only while this object lives
 
     @property
     def out(self) -> int:
@@ -51,41 +51,50 @@ class NativeLinear:
 
 
 class NativeHeads:
-    """The heads of `Compute.draft_heads`. Between separate calls the processor would have to load their code again."""
+    """Draft heads, computed by one call of the library.
+
+    With a call for each layer, the processor would load the library's code again and again: weights displace it from
+    the caches.
+    """
 
     def __init__(
         self,
         model: NativeModel,
         blocks: Sequence[Sequence[NativeLinear]],
         path: Sequence[NativeLinear],
-        own: Sequence[NativeLinear],
+        vocabulary: Sequence[NativeLinear],
         head: NativeLinear | None,
-        changes: tuple[Sequence[NativeLinear], Sequence[NativeLinear]],
+        change: tuple[Sequence[NativeLinear], Sequence[NativeLinear]],
     ) -> None:
-        """Take `blocks` [layers][heads], and what else `HeadWeights` names by head; empty where it has none."""
-        down, up = changes
-        self._model = model
-        self._layers = [*(layer for row in blocks for layer in row), *path, *own, *down, *up]
-        self._head = head
-        first = (*own, head)[0]
-        self._tokens = model.sizes.vocab_size if first is None else first.out
-        # The structures must live as long as they may be read.
-        self._structs = [_structs(some) for some in (self._layers[: len(blocks) * len(blocks[0])], path, own, down, up)]
-        of_blocks, of_path, of_own, of_down, of_up = (
-            ctypes.addressof(some) if some else None for some in self._structs
+        """Take the layers of `HeadWeights`: `blocks` [layers][heads], the others [heads] or empty.
+
+        `change` is (down, up). `head` is the shared vocabulary matrix; None stands for the model's head.
+        """
+        down, up = change
+        all_blocks = [layer for row in blocks for layer in row]
+        self._model, self._head = model, head
+        self._layers = [*all_blocks, *path, *vocabulary, *down, *up]
+        if vocabulary:
+            self._tokens = vocabulary[0].out
+        else:
+            self._tokens = model.sizes.vocab_size if head is None else head.out
+        # `_struct` has only addresses: these arrays, the layers and the head must live as long as it does.
+        self._arrays = [_array(layers) for layers in (all_blocks, path, vocabulary, down, up)]
+        of_blocks, of_path, of_vocabulary, of_down, of_up = (
+            None if array is None else ctypes.addressof(array) for array in self._arrays
         )
         self._struct = Heads(
-            of_blocks, of_path, of_own, None if head is None else ctypes.addressof(head.struct), of_down, of_up,
+            of_blocks, of_path, of_vocabulary, None if head is None else ctypes.addressof(head.struct), of_down, of_up,
             len(blocks[0]), len(blocks), self._tokens, 0.0 if head is None else head.cap,
         )  # fmt: skip
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the heads, without a vocabulary matrix that they share."""
+        """Bytes of the weights, without a vocabulary matrix that the heads share."""
         return sum(layer.nbytes for layer in self._layers)
 
     def __call__(self, state: Floats, root: int, count: int) -> Floats:
-        """Return the logits [count, tokens] of the first heads after a state [1, hidden_size] and a root."""
+        """Return the logits [count, tokens] of the first `count` heads for a state [1, hidden_size] and a root's id."""
         state = np.ascontiguousarray(state, np.float32)
         assert state.shape == (1, self._model.sizes.hidden_size), state.shape
         logits = np.empty((count, self._tokens), np.float32)
@@ -94,6 +103,6 @@ class NativeHeads:
         return logits
 
 
-def _structs(layers: Sequence[NativeLinear]) -> Any:
-    """Return the layers' structures in one array, None if there are no layers."""
+def _array(layers: Sequence[NativeLinear]) -> Any:
+    """Return the structures of layers as one array of ctypes; None if there are no layers."""
     return (Matrix * len(layers))(*(layer.struct for layer in layers)) if layers else None

@@ -130,35 +130,40 @@ class TorchHeadRows:
 
 @dataclass(frozen=True)
 class TorchHeads:
-    """Draft heads of one row; the layers of all heads that read the same row are one layer."""
+    """Draft heads that read one row.
+
+    `first` and `path` compute the layers of all heads at once, because these read the same row. `blocks`, the blocks
+    after the first, and `vocabulary` apply a separate layer to the row of each head. `change` has `down` and `up` of
+    all heads as one layer each, and a mask [heads, heads * rank] that sets the products with other heads to zero.
+    """
 
     compute: "TorchCompute"
     first: LinearLayer
     path: LinearLayer | None
     blocks: Sequence[LinearLayer]
-    own: LinearLayer | None
+    vocabulary: LinearLayer | None
     head: Callable[[torch.Tensor], torch.Tensor]
     change: tuple[LinearLayer, LinearLayer, torch.Tensor] | None
 
     @property
     def nbytes(self) -> int:
         """Bytes of the heads."""
-        given: list[LinearLayer | None] = [self.first, self.path, *self.blocks, self.own]
+        layers: list[LinearLayer | None] = [self.first, self.path, *self.blocks, self.vocabulary]
         if self.change:
-            given += self.change[:2]
-        return sum(layer.nbytes for layer in given if layer is not None)
+            layers += self.change[:2]
+        return sum(layer.nbytes for layer in layers if layer is not None)
 
     def __call__(self, state: torch.Tensor, root: int, count: int) -> torch.Tensor:
-        """Return the logits [count, tokens] of the first heads."""
+        """Return the logits [count, tokens] of the first `count` heads."""
         if self.path is None:
             x = self.compute.repeated(state, count) + self.first(state).reshape(-1, state.shape[1])[:count]
         else:
             read = (self.compute.rms_norm(part) for part in (state, self.compute.target.embed([root])))
-            both = torch.cat([*read], 1)
-            x = (self.path(both) + self.first(both)).reshape(-1, state.shape[1])[:count]
+            z = torch.cat([*read], 1)
+            x = (self.path(z) + self.first(z)).reshape(-1, state.shape[1])[:count]
         for block in self.blocks:
             x = x + block(x)
-        logits = self.head(x) if self.own is None else self.own(x)
+        logits = self.head(x) if self.vocabulary is None else self.vocabulary(x)
         if self.change:
             down, up, mask = self.change
             logits = logits + up(down(x) * mask[:count])
@@ -334,13 +339,13 @@ class TorchCompute:
         """Return draft heads."""
 
         def stacked(weight: Array, bias: Array, silu: bool = False) -> TorchLinear | PackedLayer:
+            """Return the layers of all heads as one, whose outputs follow each other by head."""
             return self.linear(np.asarray(weight).reshape(bias.size, -1), bias.reshape(-1), silu)
 
         change = None
         if weights.down is not None and weights.up is not None:
             heads, rank, _ = weights.down.shape
             side_by_side = np.ascontiguousarray(np.asarray(weights.up).transpose(1, 0, 2)).reshape(-1, heads * rank)
-            # Every head's row meets the matrices of all of them at once; only the products with its own ones count.
             mask = self.rows(np.repeat(np.eye(heads, dtype=np.float32), rank, 1))
             change = self.linear(weights.down.reshape(heads * rank, -1)), self.linear(side_by_side), mask
         return TorchHeads(
@@ -348,7 +353,7 @@ class TorchCompute:
             stacked(*weights.blocks[0], silu=True),
             stacked(*weights.path) if weights.path else None,
             [self.linears(*block, silu=True) for block in weights.blocks[1:]],
-            None if weights.own is None else self.linears(weights.own),
+            None if weights.vocabulary is None else self.linears(weights.vocabulary),
             head or self.target.head,
             change,
         )

@@ -80,7 +80,7 @@ class Experts(nn.Module):
     def _by_expert(
         self, layer: Linear | QuantizedLinear, parts: int
     ) -> list[list[tuple[torch.Tensor, torch.Tensor | None]]]:
-        """Return weight and bias by expert and part; gate and up are 2 `parts` of one matrix."""
+        """Return (weight, bias) as [expert][part]. `parts` is 2 for a matrix of gates and ups, and 1 for downs."""
         count, weight = self.sizes.count, layer.weight
         rows = weight.shape[0] // parts // count
         weights = weight.view(parts, count, rows, -1)
@@ -92,10 +92,10 @@ class Experts(nn.Module):
 
 
 def experts_together(tensors: Mapping[str, torch.Tensor], count: int) -> dict[str, torch.Tensor]:
-    """Return the tensors of a model's directory, with those of its `count` experts stacked: gates before ups."""
-    mark = ".experts.0."
+    """Return the tensors of a model's directory, with the matrices of its `count` experts stacked, gates before ups."""
+    first = ".experts.0."
     found = {name: one for name, one in tensors.items() if ".experts." not in name}
-    for layer in {name.partition(mark)[0] for name in tensors if mark in name}:
+    for layer in {name.partition(first)[0] for name in tensors if first in name}:
 
         def every(part: str, of: str = f"{layer}.experts.") -> torch.Tensor:
             return torch.stack([tensors[f"{of}{expert}.{part}_proj.weight"] for expert in range(count)])

@@ -63,11 +63,11 @@ def test_layers_are_those_of_torch_as_far_as_they_are_rounded(tiny, packing):
 
 @each("name", [LLAMA, "granite-grouped-multipliers-tied", "gemma4-many-heads-untied-keys-as-values-capped"])
 @each("packing", ["fp32", "int8"])
-@each("form", ["shared", "few tokens", "path", "two blocks", "own"])
+@each("form", ["shared", "few tokens", "path", "two blocks", "private"])
 def test_draft_heads_are_those_of_torch(tiny, name, packing, form):
     target, root, heads, ids = tiny(name, packing).target, 7, 3, [3, 40, 319, 7, 11]
     size, tokens = target.compute.target.sizes.hidden_size, target.vocab_size
-    path, own, few = form in ("path", "two blocks"), form == "own", form != "shared"
+    path, private, few = form in ("path", "two blocks"), form == "private", form != "shared"
     layers = 2 if form == "two blocks" else 1
     columns = len(ids) if few else tokens
     blocks = [
@@ -80,26 +80,23 @@ def test_draft_heads_are_those_of_torch(tiny, name, packing, form):
     weights = HeadWeights(
         blocks=blocks,
         path=(numbers(heads, size, 2 * size, seed=11) / 8, numbers(heads, size, seed=12)) if path else None,
-        own=numbers(heads, columns, size, seed=13) if own else None,
-        down=numbers(heads, 5, size, seed=14) / 8 if form != "own" else None,
-        up=numbers(heads, columns, 5, seed=15) if form != "own" else None,
+        vocabulary=numbers(heads, columns, size, seed=13) if private else None,
+        down=None if private else numbers(heads, 5, size, seed=14) / 8,
+        up=None if private else numbers(heads, columns, 5, seed=15),
     )
-    state, found = numbers(1, size, seed=16) * 3, []
-    for one in (target.compute, torch_form(target).compute):
-        made = one.draft_heads(weights, one.target.head_rows(ids) if few and not own else None)
-        assert made.nbytes > 0
-        found.append([made(one.rows(state), root, count) for count in (1, 2, heads)])
-    for ours, theirs in zip(*found, strict=True):
-        near(ours, theirs, 1e-4 if packing == "fp32" else 6e-2)
-        assert np.array_equal(ours, found[0][2][: len(ours)]), "a head's logits do not depend on the number of heads"
+    state = numbers(1, size, seed=16) * 3
+    computes = target.compute, torch_form(target).compute
+    ours, theirs = (
+        one.draft_heads(weights, one.target.head_rows(ids) if few and not private else None) for one in computes
+    )
+    assert ours.nbytes > 0 and theirs.nbytes > 0
+    all_logits = ours(state, root, heads)
+    for count in (1, 2, heads):
+        logits = ours(state, root, count)
+        near(logits, theirs(computes[1].rows(state), root, count), 1e-4 if packing == "fp32" else 6e-2)
+        assert np.array_equal(logits, all_logits[:count]), "a head's logits do not depend on the number of heads"
     if path:
-        assert np.abs(found[0][2] - made_for(target, weights, ids)(state, root + 1, heads)).max() > 0.01, (
-            "the root is read"
-        )
-
-
-def made_for(target, weights, ids):
-    return target.compute.draft_heads(weights, target.compute.target.head_rows(ids))
+        assert np.abs(all_logits - ours(state, root + 1, heads)).max() > 0.01, "the root is read"
 
 
 def test_functions_are_those_of_torch(tiny):

@@ -337,9 +337,9 @@ def test_mistakes_with_draft_heads(model, given, count, root, sentence):
         return packed, (Matrix * 2)(*(one.struct() for one in packed))
 
     matrices = {
-        "blocks": stack(48, 96), "path": stack(48, 96), "own": (), "head": (), "down": stack(5, 48), "up": stack(320, 5)
+        "blocks": stack(48, 96), "path": stack(48, 96), "vocabulary": (), "head": (), "down": stack(5, 48), "up": stack(320, 5)
     }  # fmt: skip
-    named = {name: matrices[given.get(name, name) or "own"] for name in matrices}
+    named = {name: matrices[given.get(name, name) or "vocabulary"] for name in matrices}
     places = [ctypes.addressof(one[1]) if one else None for one in named.values()]
     heads = Heads(*places, given.get("heads", 2), given.get("layers", 1), given.get("tokens", 320))
     state, logits = np.ones(48, np.float32), np.zeros((2, 320), np.float32)

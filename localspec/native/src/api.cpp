@@ -561,12 +561,12 @@ int ls_draft_heads(const ls_heads* heads, const ls_model* model, ls_pool* pool, 
         LS_TRY(check_size(h.blocks[i], "A block of a draft head", c.hidden_size, h.path && i < h.heads ? 2 * c.hidden_size : c.hidden_size));
     for (int i = 0; i < h.heads; i++) {
         if (h.path) LS_TRY(check_size(h.path[i], "The path of a draft head", c.hidden_size, 2 * c.hidden_size));
-        if (h.own) LS_TRY(check_size(h.own[i], "The vocabulary matrix of a draft head", h.tokens, c.hidden_size));
+        if (h.vocabulary) LS_TRY(check_size(h.vocabulary[i], "The vocabulary matrix of a draft head", h.tokens, c.hidden_size));
         if (h.down) LS_TRY(check_size(h.down[i], "The first matrix of a draft head's change", h.down[i].out, c.hidden_size));
         if (h.down) LS_TRY(check_size(h.up[i], "The second matrix of a draft head's change", h.tokens, h.down[i].out));
     }
     const ls_matrix& shared = h.head ? *h.head : c.lm_head;
-    if (!h.own) LS_TRY(check_size(shared, "The draft heads' vocabulary matrix", h.tokens, c.hidden_size));
+    if (!h.vocabulary) LS_TRY(check_size(shared, "The draft heads' vocabulary matrix", h.tokens, c.hidden_size));
     if (h.path) {
         LS_CHECK(is_there(c.embed_tokens), "The model has no embeddings.");
         LS_CHECK(root >= 0 && root < c.vocab_size, "The root is token %d, and the model knows ids below %d.", root, c.vocab_size);

@@ -6,7 +6,7 @@
 namespace ls {
 namespace {
 
-constexpr float EPS = 1.1920929e-7f;  // as of drafters on other backends
+constexpr float EPS = 1.1920929e-7f;  // as in decoding/compute.py
 
 class DraftHeads {
   public:
@@ -15,13 +15,13 @@ class DraftHeads {
         for (int i = 0; i < h_.layers * h_.heads; i++) room_.need(h_.blocks[i], 1);
         for (int i = 0; i < h_.heads; i++) {
             if (h_.path) room_.need(h_.path[i], 1);
-            if (h_.own) room_.need(h_.own[i], 1);
+            if (h_.vocabulary) room_.need(h_.vocabulary[i], 1);
             if (h_.down) room_.need(h_.down[i], 1), room_.need(h_.up[i], 1), rank_ = larger(rank_, h_.down[i].out);
         }
-        if (!h_.own) room_.need(head(), count);
+        if (!h_.vocabulary) room_.need(head(), count);
     }
 
-    // Without memory it only counts what it needs.
+    // If the arena has no memory, this only counts the bytes.
     void take(Arena& arena) {
         inputs_ = room_.take(arena);
         read_ = arena.take<float>(2 * size_);
@@ -40,7 +40,7 @@ class DraftHeads {
             k.normalise(read_ + size_, k.inverse_rms(read_ + size_, size_, EPS), nullptr, size_, read_ + size_);
         }
         for (int head = 0; head < count_; head++) run_blocks(head, state);
-        if (!h_.own) {
+        if (!h_.vocabulary) {
             for (int i = 0; i < count_; i++) factors_[i] = h_.head ? 1 : model_.config.logit_scale;
             reset(best_, pool_.threads(), count_);
             multiply(pool_, Linear{&head(), count_, states_, size_, factors_, nullptr, Epilogue::head, logits, tokens_, nullptr, best_,
@@ -49,7 +49,7 @@ class DraftHeads {
         for (int head = 0; head < count_; head++) {
             float* row = logits + (size_t)head * tokens_;
             const float* x = states_ + (size_t)head * size_;
-            if (h_.own) apply(h_.own[head], x, Epilogue::store, row);
+            if (h_.vocabulary) apply(h_.vocabulary[head], x, Epilogue::store, row);
             if (!h_.down) continue;
             apply(h_.down[head], x, Epilogue::store, low_);
             apply(h_.up[head], low_, Epilogue::add, row);
@@ -59,6 +59,7 @@ class DraftHeads {
   private:
     const ls_matrix& head() const { return h_.head ? *h_.head : model_.config.lm_head; }
 
+    // Computes x of a head.
     void run_blocks(int head, const float* state) {
         float* x = states_ + (size_t)head * size_;
         if (h_.path) {
@@ -84,7 +85,9 @@ class DraftHeads {
     int rank_ = 0;
     InputRoom room_;
     Inputs inputs_;
-    float *read_, *states_, *added_, *low_, *factors_;  // [state, embedding], [heads, hidden_size], what a block adds, [rank], [heads]
+    float* read_;            // [2 * hidden_size]: z, the state and the embedding of the root, both normalised
+    float *states_, *added_; // [count, hidden_size], x of each head; [hidden_size], what a block adds to one
+    float *low_, *factors_;  // [rank], down x; [count], scales of states before a shared head
     Best* best_;
 };
 

@@ -252,17 +252,18 @@ LS_API int ls_embed(const ls_model* model, int rows, const int32_t* tokens, floa
 /* hidden [rows, hidden_size] after the final norm -> logits [rows, lm_head.out], argmax [rows]; either may be NULL */
 LS_API int ls_head(const ls_model* model, ls_pool* pool, int rows, const float* hidden, float* logits, int32_t* argmax);
 
-/* ---- draft heads that read one row (Medusa, Cai et al. 2024, section 3.1), one for each depth. A head starts from the state x,
-   and each block makes x += silu(B x + b). With `path` the first block makes x = path z + silu(B z + b), z being the state and the
-   embedding of the root, each divided by the root of its mean square. Logits are head x, or own x, and up (down x) more. */
+/* ---- draft heads that read one row (Medusa, Cai et al. 2024, section 3.1), one head for each depth. A head starts with the
+   state x, and each of its blocks computes x += silu(B x + b). With `path`, the first block computes x = A z + a + silu(B z + b)
+   instead: z joins the state and the embedding of the root, each divided by the root of its mean square. The logits are
+   W x + up (down x), where W is `head` or the head's matrix in `vocabulary`. */
 typedef struct {
-    const ls_matrix* blocks;      /* [layers][heads], with biases */
-    const ls_matrix* path;        /* [heads], with biases; or NULL */
-    const ls_matrix* own;         /* [heads]; NULL: they share `head` */
-    const ls_matrix* head;        /* NULL: the model's, with its scale and cap */
+    const ls_matrix* blocks;      /* [layers][heads], B with biases b */
+    const ls_matrix* path;        /* [heads], A with biases a; or NULL */
+    const ls_matrix* vocabulary;  /* [heads]; NULL: they share `head` */
+    const ls_matrix* head;        /* NULL: the model's lm_head, with its scale and cap */
     const ls_matrix *down, *up;   /* [heads]; or NULL */
-    int32_t heads, layers, tokens; /* tokens: those of a row of logits */
-    float cap;                    /* of logits of `head`: they stay below it, by tanh; 0: they stay as they are */
+    int32_t heads, layers, tokens; /* layers: blocks of a head; tokens: logits in a row */
+    float cap;                    /* a logit y of `head` becomes cap * tanh(y / cap); 0: logits are unchanged */
 } ls_heads;
 /* -> logits [count, tokens] of the first `count` heads */
 LS_API int ls_draft_heads(const ls_heads* heads, const ls_model* model, ls_pool* pool, const float* state, int32_t root, int count, float* logits);
