@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiment import content, kept, positive, questions, same_settings, weights
+from experiment import content, positive, questions, same_settings, saved_json, weights
 from figures import figure, table
 
 from localspec import Done, Engine, Limits, config
@@ -45,7 +45,7 @@ def measured(
     rows = [row("none", 0), *(row(name, nodes) for name in names)]
     compared = comparison.Comparison(rows, answered(card, arguments), arguments.max_tokens)
     file = arguments.work / f"{card.name}-{nodes}-{temperature}.json"
-    return dict(kept(file, lambda: comparison.bench(compared, settings, lambda _: None)))
+    return dict(saved_json(file, lambda: comparison.bench(compared, settings, lambda _: None)))
 
 
 def answered(card: registry.TargetCard, arguments: argparse.Namespace) -> list[prompts.BenchPrompt]:
@@ -70,7 +70,7 @@ def answered(card: registry.TargetCard, arguments: argparse.Namespace) -> list[p
                 break
         return known
 
-    chosen = {*kept(arguments.work / f"{card.name}-prompts.json", found)}
+    chosen = {*saved_json(arguments.work / f"{card.name}-prompts.json", found)}
     return [one for one in questions(arguments.prompts, None) if f"{one.category} {one.id}" in chosen]
 
 

@@ -1,7 +1,7 @@
-"""The parts that scripts for the papers' claims share: flags, results, replies, trainings, and the page.
+"""The parts that the scripts for the papers' claims share: flags, results, replies, trainings, and the page.
 
-Each script takes published models by name, appends every result to `OUT/MODEL/results.jsonl`, and prints a page. The same
-command continues after any end. A page says "not run" in place of a missing result.
+Each script takes published models by name, appends every result to `OUT/MODEL/results.jsonl`, and prints a page. After Ctrl+C or
+a kill the same command continues. A page says "not run" in place of a missing result.
 """
 
 import argparse
@@ -49,9 +49,12 @@ from localspec.weights.checkpoint import revision
 GREEDY = Sampling()
 NODES, DEPTHS = 16, 4
 NOT_RUN = "not run"
-RATES = {"medusa": 5e-3, "s3d": 3e-3, "parallelspec": 3e-3, "semi": 3e-3}  # the best of those tried on the demo
-ALWAYS: dict[str, dict[str, object]] = {"parallelspec": {"drop": 0.5}}  # otherwise its rows take most of the time
-DECISIVE = ("model", "limit", "max_tokens", "seeds", "steps", "smoke", "draft")  # flags that decide results
+# The best learning rates of those that were tried on the demo.
+RATES = {"medusa": 5e-3, "s3d": 3e-3, "parallelspec": 3e-3, "semi": 3e-3}
+# Options of every training of a kind. Without `drop` the rows of parallelspec would take most of the time.
+ALWAYS: dict[str, dict[str, object]] = {"parallelspec": {"drop": 0.5}}
+# Flags that change results: a folder has results of one setting of each.
+DECISIVE = ("model", "limit", "max_tokens", "seeds", "steps", "smoke", "draft")
 SMOKE = {"steps": 2, "limit": 3, "max_tokens": 12, "seeds": [0]}
 
 MakeDrafter = Callable[[PhrasePool], Drafter]  # from an empty pool
@@ -63,7 +66,7 @@ Rows = dict[str, list[Reply]]
 
 
 def parser(about: str, trains: bool = True) -> argparse.ArgumentParser:
-    """Return the flags of all scripts, and those of trainings if a script `trains`."""
+    """Return a parser with the flags of all scripts, and with those of trainings if the script `trains`."""
     made = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("-m", "--models", nargs="+", required=True, help="names of models that were imported or pulled")
     made.add_argument("--prompts", type=Path, required=True, help="a directory of .jsonl files, or one file")
@@ -113,7 +116,7 @@ class Results:
         return None if self._end == float("inf") else max(self._end - time.monotonic(), 0)
 
     def of(self, key: str, make: Callable[[], Any]) -> Any:
-        """Return a result, which is made and saved if it is missing; None if nothing more may be measured."""
+        """Return the result of a key. A missing one is made and saved; None if nothing more may be measured."""
         if key not in self._known:
             if not self.measuring or time.monotonic() > self._end:
                 return None
@@ -140,8 +143,8 @@ def commit() -> str:
         return "unknown"
 
 
-def begun(made: argparse.ArgumentParser, given: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return the flags. A folder with results of other settings is refused, as are files that cannot be read."""
+def checked_flags(made: argparse.ArgumentParser, given: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the parsed flags. Refuse files that cannot be read, and a folder that has results of other settings."""
     asked = made.parse_args(given)
     if asked.smoke:
         for name, value in SMOKE.items():
@@ -166,7 +169,7 @@ def begun(made: argparse.ArgumentParser, given: Sequence[str] | None = None) -> 
 def of_model(asked: argparse.Namespace, model: str) -> argparse.Namespace:
     """Return the flags for one of the models, with its own folder."""
     one = copy(asked)
-    one.model, one.out = model, asked.out / named(model)
+    one.model, one.out = model, asked.out / file_name(model)
     return one
 
 
@@ -174,7 +177,7 @@ def same_settings(made: argparse.ArgumentParser, work: Path, decisive: Mapping[s
     """Refuse a directory whose results were made with other settings, and name the difference."""
     try:
         work.mkdir(parents=True, exist_ok=True)
-        before = kept(work / "settings.json", lambda: decisive)
+        before = saved_json(work / "settings.json", lambda: decisive)
         if not isinstance(before, dict):
             raise ValueError(before)
     except OSError as error:
@@ -191,7 +194,7 @@ def same_settings(made: argparse.ArgumentParser, work: Path, decisive: Mapping[s
 
 
 def weights(card: registry.TargetCard) -> dict[str, Any]:
-    """Return digests of a model and of its trained drafters: another model may have the same name later."""
+    """Return digests of a model and of its trained drafters, because another model may have the same name later."""
     files = [one.path / WEIGHTS for one in drafter_cards.trained_drafters(card)]
     return {"weights": revision(card.path), "drafters": content([file for file in files if file.is_file()])}
 
@@ -210,18 +213,18 @@ def content(places: Path | Sequence[Path] | None) -> list[str]:
     return found
 
 
-def kept(file: Path, make: Callable[[], Any]) -> Any:
-    """Return the contents of a file, which is written whole with what `make` returns if it is missing."""
+def saved_json(file: Path, make: Callable[[], Any]) -> Any:
+    """Return the JSON in a file. If the file is missing, it is first written with the result of `make`."""
     if not file.exists():
         made = make()
-        half = file.with_suffix(".part")
-        half.write_text(json.dumps(made), "utf-8")
-        os.replace(half, file)
+        part = file.with_suffix(".part")
+        part.write_text(json.dumps(made), "utf-8")
+        os.replace(part, file)
     return json.loads(file.read_text("utf-8"))
 
 
-def named(title: str) -> str:
-    """Return a title as the name of a file."""
+def file_name(title: str) -> str:
+    """Return a title as a file name."""
     return "".join(letter if letter.isalnum() or letter in "+.-" else "-" for letter in title)
 
 
@@ -238,7 +241,7 @@ def page(
     more: str = "",
 ) -> None:
     """Run the parts of a paper on each model and print the page; `flags` returns settings for loading the models."""
-    asked = begun(made, given)
+    asked = checked_flags(made, given)
     done, commits = [], dict[str, None]()
     for model in asked.models:
         with ExitStack() as at_the_end:
@@ -258,7 +261,7 @@ def page(
 
 
 def about(asked: argparse.Namespace, script: str, more: str, commits: Sequence[str] | Mapping[str, None]) -> str:
-    """Return how a page was made."""
+    """Return a paragraph that says how the page was made."""
     steps = f" --data FILE… --steps {asked.steps}" if "steps" in asked else ""
     draft = f" --draft {asked.draft}" if vars(asked).get("draft") else ""
     ran = f"results are of commit {', '.join(commits)}" if commits else "nothing was run yet"
@@ -275,7 +278,7 @@ def about(asked: argparse.Namespace, script: str, more: str, commits: Sequence[s
 
 
 def questions(place: Path, count: int | None) -> list[BenchPrompt]:
-    """Return this number of prompts, or all: one of each file in turn, and categories in turn within a file."""
+    """Return `count` prompts, or all: files take turns, and within a file categories do."""
     files = sorted(place.glob("*.jsonl")) if place.is_dir() else [place]
     asked = [
         replace(prompt, category=file.stem) for file in files for prompt in prompts.spread(prompts.read(file), None)
@@ -293,7 +296,7 @@ class Bench:
     results: Results
     at_the_end: ExitStack
     flags: Mapping[str, Any] = field(default_factory=dict)
-    changed: Path | None = None  # a target that a training changed
+    changed: Path | None = None  # the directory of a target that a training changed
 
     @cached_property
     def engine(self) -> Engine:
@@ -315,9 +318,10 @@ class Bench:
         answer: Callable[[BenchPrompt, str], Reply],
         asked: Sequence[BenchPrompt] | None = None,
     ) -> Rows:
-        """Return each row's replies to the prompts that all rows have answered. `answer` makes missing ones.
+        """Return the replies of each row of a table, for the prompts that all rows have answered.
 
-        All rows answer a prompt before the next one. Prompts that leave no room for a reply are left out.
+        `answer` makes the missing replies of a prompt for all rows, then those of the next prompt. Prompts that leave no
+        room for a reply are left out.
         """
         found: Rows = {name: [] for name in names}
         for prompt in self.questions if asked is None else asked:
@@ -333,7 +337,7 @@ class Bench:
         return found
 
     def text(self, prompt: BenchPrompt, sampling: Sampling = GREEDY, most: int = 0) -> Reply:
-        """Return the plain reply of at most `most` tokens, whole, with the prompt's ids; {} if the prompt is too long.
+        """Return the ids of the prompt and of its reply, at most `most` tokens; {} if the prompt is too long.
 
         Raises OutOfTime if it is missing and nothing more may be measured.
         """
@@ -346,7 +350,7 @@ class Bench:
             ids = target.encode(prompts.message(prompt.text))
             if len(ids) + most > target.context:
                 return {}
-            said = _said(target, phrases, Budget(NODES), ids, sampling, most)
+            said = _generated(target, phrases, Budget(NODES), ids, sampling, most)
             return {"prompt": list(ids), "ids": said["ids"]}
 
         if (found := self.results.of(key, made)) is None:
@@ -363,16 +367,17 @@ class Bench:
         whole: bool = False,
         replay: bool = False,
     ) -> Reply:
-        """Return a reply up to where the plain text repeats itself, or `whole`, for rules that give other texts.
+        """Return a reply. It ends where the text of `text` repeats itself, unless it is `whole`.
 
-        A `replay` decodes the known text again without the target, whose picks off the text are then unknown.
+        `whole` is for acceptance rules that give other texts. `replay` decodes the saved text again without the target;
+        what the target would pick after other tokens is then unknown.
         """
         if not (text := self.text(prompt, GREEDY if whole else sampling, most)):
             return {}
         count = (most or self.asked.max_tokens) if whole else max(until_it_goes_round(text["ids"]), 2)
         said = text["ids"][:count]
         target = ReplayTarget(text["prompt"] + said, self.engine.target.vocab_size) if replay else self.engine.target
-        found = _said(target, make, budget, text["prompt"], sampling, min(count, len(said)) if replay else count)
+        found = _generated(target, make, budget, text["prompt"], sampling, min(count, len(said)) if replay else count)
         if not whole and found["ids"] != said:
             raise AssertionError(
                 f"a reply to {prompt.id} differs from the saved text; use another --out after a change of the code"
@@ -380,7 +385,7 @@ class Bench:
         return found
 
 
-def _said(
+def _generated(
     target: Any, make: MakeDrafter, budget: Budget, prompt: Sequence[int], sampling: Sampling, most: int
 ) -> Reply:
     drafter = make(PhrasePool(target.special_tokens))
@@ -400,7 +405,7 @@ def _said(
 
 
 def always(drafter: Drafter) -> MakeDrafter:
-    """Return the same drafter for each reply: it knows what it learned in earlier ones."""
+    """Return a function that gives each reply the same drafter, which has learned from earlier replies."""
     return lambda pool: drafter
 
 
@@ -419,7 +424,7 @@ def phrases(pool: PhrasePool) -> Drafter:
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to train a drafter: its kind, options, and flags of `train`; `distilled`: from the target's answers."""
+    """A way to train a drafter: kind, options, and flags of `train`. If `distilled`, it learns from the target's answers."""
 
     kind: str
     options: Mapping[str, object] = field(default_factory=dict)
@@ -427,19 +432,19 @@ class Variant:
     distilled: bool = False
 
     def directory(self, seed: int, asked: argparse.Namespace) -> Path:
-        """Return the directory of a training, the same for all tables that have it."""
+        """Return the directory of a training. Tables with the same training share it."""
         words = [self.kind, *(f"{name}={value}" for name, value in sorted(self.together.items())), *self.flags]
         words += ["distilled"] * self.distilled
-        return Path(asked.out / named("_".join([*words, f"seed-{seed}"])))
+        return Path(asked.out / file_name("_".join([*words, f"seed-{seed}"])))
 
     @property
     def together(self) -> dict[str, object]:
-        """The options, with those of all trainings of the kind."""
+        """The options, and those of every training of the kind."""
         return {**ALWAYS.get(self.kind, {}), **self.options}
 
 
 def trained(variant: Variant, seed: int, bench: Bench) -> dict[str, Any]:
-    """Return what a training's card says, or {"refused": reason}; a training that was stopped continues.
+    """Return facts of a finished training, or {"refused": reason}. A training that was stopped continues.
 
     Raises OutOfTime if it is not finished and nothing more may be run.
     """
@@ -474,7 +479,7 @@ def trained(variant: Variant, seed: int, bench: Bench) -> dict[str, Any]:
 
 
 def compared(variants: Mapping[str, Variant], bench: Bench) -> str:
-    """Train each variant with each seed, and compare their acceptance: the table of one question."""
+    """Train each variant with each seed, and return a table that compares their acceptance."""
     asked = bench.asked
     if asked.smoke:
         variants = dict([*variants.items()][:2])
@@ -508,7 +513,7 @@ def compared(variants: Mapping[str, Variant], bench: Bench) -> str:
 
 
 def _measured(directory: Path, bench: Bench) -> list[Reply]:
-    """Return the replies with a trained drafter, of the target that its training changed, if it changed one."""
+    """Return the replies with a trained drafter. If its training changed the target, the changed one replies."""
     changed = directory / "target"
     own = replace(bench, changed=changed) if changed.exists() else bench
     loaded: list[Drafter] = []
@@ -522,6 +527,6 @@ def _measured(directory: Path, bench: Bench) -> list[Reply]:
 
 
 def common(*rows: Sequence[Sequence[Reply]]) -> list[list[Sequence[Reply]]]:
-    """Return the replies of each row and seed to the first prompts that all of them have."""
+    """Return the replies of each row and seed to the first prompts, as many as all of them have answered."""
     count = min(len(replies) for row in rows for replies in row)
     return [[replies[:count] for replies in row] for row in rows]

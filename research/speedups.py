@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from experiment import content, kept, named, positive, questions, same_settings, weights
+from experiment import content, file_name, positive, questions, same_settings, saved_json, weights
 from speedups_page import AUTO, EVERY, KINDS, LEAST, OWN, PLAIN, about, missed, overall, section
 
 from localspec import Done, Engine, Event, Limits, Statistics, config
@@ -86,13 +86,13 @@ def main(given: Sequence[str] | None = None) -> None:
     if asked.own:
         wanted.append((cards[largest], known[largest] | own, 0.0, True))
     for card, about_it, temperature, knows in wanted:
-        place = asked.work / named(f"{Path(card.name).name}-{temperature}{'-own' if knows else ''}")
+        place = asked.work / file_name(f"{Path(card.name).name}-{temperature}{'-own' if knows else ''}")
         same_settings(parser, place, about_it)
         asked_of_it = partial(questions_of, asked.own if knows else asked.prompts, OWN if knows else "")
         most = 2 * asked.limit if knows else asked.limit
         with ExitStack() as at_the_end:
             make = partial(measured, card, temperature, asked, asked_of_it, most, place, at_the_end)
-            run = kept(place / "run.json", make)
+            run = saved_json(place / "run.json", make)
         how = "greedy" if temperature == 0 else f"temperature {temperature}"
         size = f"{inspect(card.path).parameters / 1e9:.2g} B parameters"
         title = f"`{Path(card.name).name}`, {size}, {how}{f', {OWN}' if knows else ''}"
@@ -130,13 +130,13 @@ def measured(
     }
     known = Measurements(MeasurementCache(store, Reporter()), False, None)
     foresee = partial(predictions, card, firsts[PLAIN].choice, known)
-    predicted = kept(place / "predicted.json", foresee)
+    predicted = saved_json(place / "predicted.json", foresee)
 
     def taken() -> str:
         return getattr(chosen(card, settings, AUTO, known), "drafter", PLAIN)
 
     if AUTO in choices:  # as after a first load; a run that goes on has replies by now, which would tell more
-        took = kept(place / "auto.json", taken)
+        took = saved_json(place / "auto.json", taken)
         if (choice := chosen(card, settings, took, known)) is not None:
             choices[AUTO], firsts[AUTO] = choice, load(choice, store=store, beside=first)
     target, sampling = first.target, first.sampling(settings)
@@ -178,8 +178,10 @@ def measured(
     for number, prompt in enumerate(fitting):
         print(f"{card.name}, temperature {temperature}: prompt {number + 1} of {len(fitting)}", flush=True)
         if number == half:  # what the replies so far brought is known now
-            then = kept(place / "then.json", lambda: {"predicted": foresee(), "auto": taken()})
-        turns.append({**kept(place / f"turn-{number}.json", partial(turn, number, prompt)), "later": number >= half})
+            then = saved_json(place / "then.json", lambda: {"predicted": foresee(), "auto": taken()})
+        turns.append(
+            {**saved_json(place / f"turn-{number}.json", partial(turn, number, prompt)), "later": number >= half}
+        )
     return {
         "precision": first.choice.precision, "device": first.choice.device, "predicted": predicted,
         "auto": choices[AUTO].drafter if AUTO in choices else None, "turns": [one for one in turns if "replies" in one],

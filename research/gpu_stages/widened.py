@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 import speedups_page
-from experiment import kept, named
+from experiment import file_name, saved_json
 from figures import figure, table
 
 from gpu_stages.aims import FASTER, LEAN, METHODS, Aim, failed
@@ -140,7 +140,7 @@ def side_by_side(record: Record, asked: Asked, card: TargetCard, precision: str,
     named_settings = {f"LOCALSPEC_{name.upper()}": value for name, value in precisions(asked)[precision].items()}
     # A second process writes the replies: nothing of this one may stay on the card.
     code = run_script(words, seconds, log, {**named_settings, "LOCALSPEC_DEVICE": asked.device})
-    found = turns_of(work / named(f"{card.path.name}-0.0"))
+    found = turns_of(work / file_name(f"{card.path.name}-0.0"))
     record.keep(f"{precision} turns", found)
     if code is not None:
         record.keep(f"{precision} side by side", {"turns": len(found)} if code == 0 else {"failed": last_line(log)})
@@ -149,7 +149,7 @@ def side_by_side(record: Record, asked: Asked, card: TargetCard, precision: str,
 def turns_of(place: Path) -> list[dict[str, Any]]:
     """Return the prompts that all drafters have answered."""
     files = sorted(place.glob("turn-*.json"), key=lambda file: int(file.stem.partition("-")[2]))
-    turns = (kept(file, dict) for file in files)
+    turns = (saved_json(file, dict) for file in files)
     return [without_ids(turn) for turn in turns if "replies" in turn]
 
 

@@ -1,4 +1,4 @@
-"""The copy of a mixture's weights in another file: announced, made once, whole or not at all, and deleted."""
+"""The file to which a mixture's weights are copied is announced, made once, whole or not at all, and deleted by `rm`."""
 
 import shutil
 import signal

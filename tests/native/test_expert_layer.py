@@ -1,7 +1,7 @@
-"""A layer of experts in few bits against torch with the same weights as numbers.
+"""A layer of experts in few bits is compared with torch, which computes with the same weights unpacked.
 
-Attention adds nothing here, and norm and router are in fp32, so that each row is given to the same experts on both
-sides. In a whole model a rounding may give it to other ones.
+Attention adds nothing here, and norm and router are in fp32, so that both choose the same experts for each row. In a
+whole model, rounding may change the choice.
 """
 
 from collections.abc import Callable
@@ -46,7 +46,7 @@ class Experts(NamedTuple):
 
 
 def in_steps(of: int) -> Change:
-    """Return how products read their inputs: as integers from -127 to 127 times a scale for `of` of them."""
+    """Return the rounding of a product's inputs: to integers from -127 to 127 times a scale for each `of` inputs."""
 
     def change(x: Rows) -> Rows:
         x = x.astype(np.float32).reshape(-1, of)
@@ -64,7 +64,7 @@ def gate_of(name: str, gate: Rows, up: Rows) -> Rows:
 
 
 class Layer:
-    """A stock model of one layer with experts of a type, and the same model in the library."""
+    """A model of one layer in transformers, with experts of a type of blocks, and the same model in the library."""
 
     def __init__(self, name: str, kind: str) -> None:
         self.name, self.stock = name, stock_of(CONFIGS[name](), 0)
@@ -103,7 +103,7 @@ class Layer:
         self.experts = Experts(gates, ups, downs, biases)
 
     def routed(self, x: Rows) -> list[tuple[int, float]]:
-        """Return the experts of a row and their weights. No other row of last bits could have others."""
+        """Return the chosen experts of a row, and their weights. Rounding cannot change the choice: that is asserted."""
         router = self.stock.model.layers[0].mlp
         router = router.router if self.name == "gpt_oss" else router.gate
         logits = router.weight.detach().double().numpy() @ x
@@ -112,11 +112,11 @@ class Layer:
         order = np.argsort(-logits)
         assert logits[order[USED - 1]] - logits[order[USED]] > 1e-3
         chances = np.exp(logits - logits.max())
-        whole = chances[order[:USED]].sum() if self.name == "gpt_oss" else chances.sum()
-        return [(int(expert), chances[expert] / whole) for expert in order[:USED]]
+        total = chances[order[:USED]].sum() if self.name == "gpt_oss" else chances.sum()
+        return [(int(expert), chances[expert] / total) for expert in order[:USED]]
 
     def mixed(self, x: Rows, change: Change) -> Rows:
-        """Return the experts' output for a row `x`, product by product. `change` is applied to inputs of products."""
+        """Return the experts' output for a row `x`. `change` rounds the inputs of each product, or leaves them."""
         (gates, ups, downs, biases), total = self.experts, np.zeros(HIDDEN)
         given = change(x)
         for expert, weight in self.routed(x):
@@ -156,14 +156,14 @@ def test_each_row_gets_the_sum_of_its_experts(name: str, kind: str) -> None:
 
 
 @each("name", CONFIGS)
-def test_in_int8_too(name: str) -> None:
+def test_each_row_gets_the_sum_of_its_experts_in_int8(name: str) -> None:
     assert_sums_of_experts(Layer(name, "int8"), in_steps(128))
 
 
 def assert_sums_of_experts(layer: Layer, steps: Change) -> None:
     x = inputs(16)
     read = layer.norm(x.astype(float), layer.stock.model.layers[0].post_attention_layernorm)
-    with torch.no_grad():  # the reference is right
+    with torch.no_grad():  # `mixed`, the reference of this test, computes what transformers does
         stock = layer.stock.model.layers[0].mlp(torch.from_numpy(read[None]).float())
     stock = stock[0] if isinstance(stock, tuple) else stock
     plain = np.array([layer.mixed(row, unchanged) for row in read])
@@ -178,11 +178,10 @@ def assert_sums_of_experts(layer: Layer, steps: Change) -> None:
                 text.forward(None, inputs=x)
                 first = text.hidden if first is None else first
                 assert np.array_equal(first, text.hidden), isa
-                alone = Text(layer.model, pool)
+                single = Text(layer.model, pool)
                 for row in range(4):
-                    alone.forward(None, inputs=x[row : row + 1])
-                    assert np.array_equal(alone.hidden[0], first[row]), (isa, row)
-    print(f"{distances(first, want).max():.1e} in steps, {distances(first, exact).max():.1e} of exact inputs")
+                    single.forward(None, inputs=x[row : row + 1])
+                    assert np.array_equal(single.hidden[0], first[row]), (isa, row)
     assert distances(first, want).max() < 1e-4 < 1e-3 < distances(first, exact).max() < 0.05
 
 

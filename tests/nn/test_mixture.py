@@ -1,4 +1,4 @@
-"""A mixture in torch, expert by expert and row by row as for drafts: both are a plain sum over the chosen experts."""
+"""A mixture in torch, computed expert by expert, or row by row as for drafts, is a weighted sum of the chosen experts."""
 
 import pytest
 import torch
@@ -43,20 +43,20 @@ def test_each_row_gets_the_weighted_sum_of_its_experts(numbers, normalised: bool
     want = torch.zeros(9, HIDDEN, dtype=torch.float64)
     for row, of_row in enumerate(logits.tolist()):
         chosen = sorted(range(COUNT), key=lambda expert: -of_row[expert])[:USED]
-        whole = weights[row, chosen].sum() if normalised else 1
+        total = weights[row, chosen].sum() if normalised else 1
         for one in chosen:
             x, add = rows[row].double(), float(biased)
             gate = numbers["gates"][one] @ x + add * numbers["gate_biases"][one]
             up = numbers["ups"][one] @ x + add * numbers["up_biases"][one]
             output = numbers["downs"][one] @ gated(gate, up) + add * numbers["down_biases"][one]
-            want[row] += output * weights[row, one] / whole * (numbers["scale"][one] if scaled else 1)
+            want[row] += output * weights[row, one] / total * (numbers["scale"][one] if scaled else 1)
     scale = numbers["scale"].float() if scaled else None
     for exact in (False, True):
         got = mixture(numbers, Sizes(COUNT, USED, SIZE, normalised), biased, exact)(rows[None], logits[None], scale)
         assert (got[0] - want).abs().max() < 1e-4 * want.abs().max(), exact
 
 
-def test_exactly_computed_a_row_has_the_same_bits_with_any_others(numbers) -> None:
+def test_with_exact_a_row_has_the_same_bits_whatever_rows_are_computed_with_it(numbers) -> None:
     exact = mixture(numbers, Sizes(COUNT, USED, SIZE), True, True)
     rows, logits = torch.randn(AT_ONCE, HIDDEN), torch.randn(AT_ONCE, COUNT)
     together = exact(rows, logits)
