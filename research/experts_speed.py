@@ -39,7 +39,7 @@ SHAPES: dict[str, tuple[Any, ...]] = {
     "30b-a3b": ("qwen3moe", 48, 2048, 32, 4, 128, 128, 8, 768, 151936, _Q4_K, _Q4_K, _Q6_K),
     "gpt-oss-20b": ("gpt-oss", 24, 2880, 64, 8, 64, 32, 4, 2880, 201088, _Q8_0, _MXFP4, _Q8_0),
 }
-_BLOCKS = {_Q4_K: (256, 144), _Q6_K: (256, 210), _MXFP4: (32, 17), _Q8_0: (32, 34)}  # weights and bytes
+_BLOCKS = {_Q4_K: (256, 144), _Q6_K: (256, 210), _MXFP4: (32, 17), _Q8_0: (32, 34)}  # weights and bytes of a block
 # For each scale of a block: its offset in bytes, and the largest integer that it multiplies.
 _SCALES = {_Q4_K: ((0, 945), (2, 945)), _Q6_K: ((208, 4064),), _Q8_0: ((0, 127),)}
 
@@ -109,17 +109,20 @@ def write(shape: str, file: Path, vocabulary: Path, layers: int | None) -> None:
         ]
     planned += [("output_norm.weight", _F32, (hidden,)), ("output.weight", table, (tokens, hidden))]
 
-    def bytes_of(kind: str, size: Sequence[int]) -> tuple[int, ...]:
-        per, length = _BLOCKS.get(kind, (1, 4))
-        return (*size[:-1], size[-1] // per * length)
+    def stored_shape(kind: str, size: Sequence[int]) -> tuple[int, ...]:
+        """Return a tensor's shape in bytes: its last axis has blocks."""
+        weights, length = _BLOCKS.get(kind, (1, 4))
+        return (*size[:-1], size[-1] // weights * length)
 
     for tensor, kind, size in planned:
-        stored = bytes_of(kind, size)
-        whole = int(np.prod(stored))
+        stored = stored_shape(kind, size)
+        length = int(np.prod(stored))
         if kind == _F32:
-            writer.add_tensor_info(tensor, size, np.dtype(np.float32), whole)
+            writer.add_tensor_info(tensor, size, np.dtype(np.float32), length)
         else:
-            writer.add_tensor_info(tensor, stored, np.dtype(np.uint8), whole, raw_dtype=gguf.GGMLQuantizationType[kind])
+            writer.add_tensor_info(
+                tensor, stored, np.dtype(np.uint8), length, raw_dtype=gguf.GGMLQuantizationType[kind]
+            )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
@@ -184,17 +187,17 @@ def main() -> None:
     parser.add_argument("--layers", type=int)
     parser.add_argument("--rows", default="1,4,8")
     parser.add_argument("--threads", type=int, default=2)
-    asked = parser.parse_args()
-    if asked.what == "write":
-        write(asked.names[0], Path(asked.names[1]), asked.vocabulary, asked.layers)
+    given = parser.parse_args()
+    if given.what == "write":
+        write(given.names[0], Path(given.names[1]), given.vocabulary, given.layers)
         return
-    read, figures = (ours if asked.what == "ours" else llama_cpp)(Path(asked.names[0]), asked.threads)
+    read, figures = (ours if given.what == "ours" else llama_cpp)(Path(given.names[0]), given.threads)
     chance = np.random.default_rng(1)
     tokens = chance.integers(1000, 100000, 4096).tolist()
     began = time.perf_counter()
     read(tokens[:CONTEXT], 0)
     figures["first token"] = time.perf_counter() - began
-    for rows in map(int, asked.rows.split(",")):
+    for rows in map(int, given.rows.split(",")):
         spent, cores, at, end = [], [], CONTEXT, time.perf_counter() + SECONDS
         while time.perf_counter() < end:
             at = at + rows if at + 2 * rows < 4000 else CONTEXT

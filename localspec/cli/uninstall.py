@@ -173,7 +173,12 @@ def places_of(paths: Paths) -> dict[Path, list[OwnPlace]]:
     """Return every place that localspec writes to, by directory. `uninstall` deletes nothing else there."""
     database = paths.database.name
     data = [
-        OwnPlace(file, "conversations, phrases and measurements" if file.name == database else "next to it", True, True)
+        OwnPlace(
+            file,
+            "conversations, phrases and measurements" if file.name == database else "a file of the database",
+            True,
+            True,
+        )
         for file in sorted(paths.data_dir.glob(f"{database}*"))
         if _DATABASE.fullmatch(file.name.removeprefix(database))
     ]

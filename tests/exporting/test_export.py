@@ -139,7 +139,7 @@ def test_medusa_heads_are_ours_by_vllms_names(tiny: Make, tmp_path: Path, family
     states = torch.randn(4, 48)
     theirs = as_vllm_computes(tensors, config, states)
     for row in range(4):
-        own = torch.from_numpy(drafter._logits(states[row : row + 1], 0, drafter.depth).numpy())
+        own = torch.from_numpy(drafter._draft_heads(states[row : row + 1], 0, drafter.depth).numpy())
         torch.testing.assert_close(theirs[:, row], own, rtol=1e-4, atol=1e-4)
     assert speculative_config(done) == {
         "method": "medusa", "model": str(tmp_path / "out"), "num_speculative_tokens": drafter.depth,

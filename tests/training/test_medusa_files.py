@@ -89,7 +89,7 @@ def assert_drafts_as_published(
 
 def logits(drafter: object, state: torch.Tensor) -> torch.Tensor:
     if isinstance(drafter, Medusa):
-        return torch.as_tensor(drafter._logits(state, 0, drafter.depth))
+        return torch.as_tensor(drafter._draft_heads(state, 0, drafter.depth))
     assert isinstance(drafter, Trainable)
     return drafter._logits(state.expand(drafter.depth, 1, -1), slice(drafter.depth))[:, 0]
 
