@@ -11,7 +11,7 @@ from localspec.training import estimate, processes
 
 def test_processes_that_found_different_things_are_stopped(monkeypatch: pytest.MonkeyPatch):
     found = {"data": "a", "step": 3}
-    for other, told in (({**found, "step": 0}, "differ in step, 3 and 0"), ({**found, "data": "b"}, "in data")):
+    for other, told in (({**found, "step": 0}, r"differ in step \(3 and 0\)"), ({**found, "data": "b"}, "in data")):
         monkeypatch.setattr(processes, "gather_object", lambda own, other=other: [*own, other])
         with pytest.raises(UsageMistake, match=told):
             processes.agree(SimpleNamespace(num_processes=2), found)
