@@ -137,7 +137,7 @@ class WithPhrases:
             """Put the children that `followers` give `node` on the heap."""
             nonlocal order
             for chance, group in self._level(tuple(builder.path_tokens(node)), followers, at):
-                chance = _next_to(builder.left(node, group[0][1].tokens[at]), chance)
+                chance *= builder.left(node, group[0][1].tokens[at])
                 heapq.heappush(heap, (-worth * chance, order, node, chance, group, at))
                 order += 1
 
@@ -313,17 +313,6 @@ class _TreeBuilder:
 
 PHRASES = ("phrases", "prompt")  # the sources of a pool's phrases
 _DOUBT = 3.0  # weight of "none of these": a single match of two tokens has a chance of one half
-
-
-def _next_to(left: float, chance: float) -> float:
-    """Return the chance of a phrase's token if the drafted children leave `left` to other tokens than theirs.
-
-    Phrase and drafter each give chances as if there were no other. Of tokens that only one of them proposes, each is
-    right with its chance times the chance that all of the other's are wrong, over the sum of what can happen: a phrase
-    of 0.9 next to drafted tokens of 0.8 in all has 0.9 · 0.2 / (0.9 · 0.2 + 0.1) = 0.64.
-    """
-    both = chance * left
-    return both / (both + 1 - chance) if both > 0 else 0.0
 
 
 def _weight(continuation: Continuation) -> float:
