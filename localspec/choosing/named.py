@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 from localspec.config import nearest
 from localspec.errors import LocalspecError, NotHere, UsageMistake
-from localspec.models.drafter_cards import DrafterCard, find_drafter
+from localspec.models.drafter_cards import DrafterCard, check_family, find_drafter
 from localspec.models.drafter_kinds import MERGED, TABLE, WITH_PHRASES, can_be_merged, drafting_kinds, kind_of, kinds
 from localspec.models.model import Model, small_model_of
 from localspec.models.names import full_name
 from localspec.models.own_draft import BESIDE, own_draft
 from localspec.models.registry import TargetCard, resolve
 from localspec.models.shape import Shape, shape_of
+from localspec.weights.checkpoint import inspect
 
 
 @dataclass(frozen=True)
@@ -112,11 +113,20 @@ def _own_draft(kind: str, card: TargetCard) -> TargetCard:
         raise NotHere(f"draft = {card.draft!r} of {card.name} in models.toml cannot be used: {missing}") from None
 
 
+def _of_family(kind: str, card: TargetCard) -> bool:
+    """Return whether a kind of drafter does not belong to another family than the model's."""
+    try:
+        check_family(kind, card.entry.architecture if card.entry else inspect(card.path).architecture, card.name)
+    except UsageMistake:
+        return False
+    return True
+
+
 def check_layers(drafter: str, card: TargetCard, shape: Shape) -> None:
     """Raise UsageMistake for a drafter that cannot draft for recurrent layers or experts, if the shape has them."""
     unfit = next((kind.name for kind in drafting_kinds(drafter) if not kind.drafts_for(shape)), None)
     if unfit and shape.experts and not kind_of(unfit).with_experts:
-        others = ", ".join(kind.name for kind in TABLE if kind.drafts_for(shape))
+        others = ", ".join(kind.name for kind in TABLE if kind.drafts_for(shape) and _of_family(kind.name, card))
         raise UsageMistake(
             f"'{unfit}' does not draft for {card.name}, whose layers have experts: each row of a draft reads other "
             f"weights, and '{unfit}' was made for layers that rows share; use one of {others}."

@@ -186,14 +186,15 @@ def run_plans(
 def _as_it_answers(plans: list[RunPlan], model: Model) -> list[RunPlan]:
     """Return the plans in the default packing of a model in GGUF files if that fits, or else the other plans.
 
-    Where the default packing is not offered, as on a GPU, dense weights take its place, since int8 would lose more.
+    Where the default packing is not offered, as on a GPU, dense weights take its place, since int8 would lose more. A
+    mixture is not packed again unasked: that writes many gigabytes, and its experts may stay on the disk as they are.
     """
     packings = {plan.precision.quantize for plan in plans}
     default = model.packed[0] if packings & {*model.packed[:1]} else "none"
     first = [plan for plan in plans if model.block_bytes and plan.precision.quantize == default]
     fits = any(plan.fits for plan in first if plan.candidate.name == "none")
     others = [plan for plan in plans if plan not in first]
-    return first if fits else others or first
+    return first if fits or (first and model.shape.experts is not None) else others or first
 
 
 def _in_one_packing(plans: list[RunPlan], model: Model, measurements: MeasurementSource) -> list[RunPlan]:

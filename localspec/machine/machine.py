@@ -46,7 +46,6 @@ def _older_than_turing(device: str) -> bool:
     return torch.cuda.get_device_capability(device) < (7, 5)
 
 
-LEAST_FREE = 600 * 10**6  # bytes of a device's memory that always stay free, or a tenth of it if that is more
 PACKINGS = ("int8", "int4", "nf4")
 
 # The oldest driver for each build of torch for NVIDIA, the newest first.
@@ -87,7 +86,7 @@ class Device:
     @property
     def usable(self) -> int:
         """Bytes that a model may take: Windows would silently move more than that to main memory."""
-        return max(0, self.free - max(self.total // 10, LEAST_FREE))
+        return memory.usable(self.free, self.total)
 
     def as_torch_has_it(self) -> "Device":
         """Return the device as it is if torch computes on the CPU, too."""

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import psutil
 
+LEAST_FREE = 600 * 10**6  # bytes of a device's memory that always stay free, or a tenth of it if that is more
 CONTAINER = Path("/sys/fs/cgroup")  # as seen in a container with its own control group (version 2)
 
 
@@ -37,6 +38,11 @@ def total_memory(device: str = "cpu") -> int:
 
         return torch.mps.recommended_max_memory()
     return min(int(psutil.virtual_memory().total), _container()[0])
+
+
+def usable(free: int, total: int) -> int:
+    """Return the bytes that a model may take of a memory with `free` of `total` bytes."""
+    return max(0, free - max(total // 10, LEAST_FREE))
 
 
 def _container() -> tuple[int, int]:

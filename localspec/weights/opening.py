@@ -15,7 +15,7 @@ from localspec.environment import home
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.events import Reporter
 from localspec.families.architecture import TransformerConfig
-from localspec.machine.memory import free_memory
+from localspec.machine.memory import free_memory, total_memory, usable
 from localspec.outside_files import MIB
 from localspec.paths import Paths, private_directory
 from localspec.quantities import size
@@ -375,7 +375,7 @@ def _in_memory(
     `no_file` says why it cannot be in a file, and is raised if it does not fit in memory either, as a mapped one may.
     """
     header, files = source.header(origin, packing, recipe), source.checkpoint.weight_files
-    if no_file and header.section_bytes > free_memory():
+    if no_file and header.section_bytes > usable(free_memory(), total_memory()):
         raise no_file
     if no_file:
         reporter.notice(f"{no_file} Until then the model is packed again each time it is loaded.")

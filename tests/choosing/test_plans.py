@@ -40,6 +40,7 @@ from localspec.models.drafter_kinds import kind_of
 from localspec.models.entries import PublishedDrafter, PublishedLength
 from localspec.models.model import Model
 from localspec.models.shape import Shape
+from localspec.weights.packed_file import BLOCKS
 
 GPU = gpu(24, packings=("int8",))
 PRECISION = Precision(GPU, "bf16", "none")
@@ -475,3 +476,15 @@ def test_experts_without_room_in_memory_stay_on_the_disk_and_a_clause_says_how_s
     faster = next(one for one in roomy if one.candidate.name == "none")
     assert plan.slowed == pytest.approx(faster.speed / plan.speed, rel=0.05) and plan.slowed > 2
     assert f"{plan.on_disk / 2**30:.1f} GiB of experts have no room" in words and f"{plan.slowed:.1f} times" in words
+
+
+def test_a_mixture_in_gguf_files_is_never_packed_again_unasked() -> None:
+    """Not even where int4 would fit; a dense model without room in its blocks is offered int4."""
+    in_blocks = int(MIXTURE.parameters * 0.9)  # bytes, as in Q6_K and Q8_0
+    model = Model(unfetched(MIXTURE), MIXTURE, MIXTURE.parameters, packed=(BLOCKS,), block_bytes=in_blocks)
+    device = as_computed(cpu(16), model)
+    assert "int4" in device.packings
+    ranked = run_plans(model, natural_precisions(device), NoMeasurements())
+    assert {plan.precision.quantize for plan in ranked} == {BLOCKS}
+    named = run_plans(model, [Precision(device, "bf16", "int4")], NoMeasurements())
+    assert {plan.precision.quantize for plan in named} == {"int4"}
