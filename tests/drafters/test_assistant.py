@@ -295,7 +295,7 @@ def test_what_belongs_to_another_model_or_is_of_another_form_is_refused_in_a_sen
 
 def test_another_directory_and_another_family_have_none(tiny: Make, tmp_path: Path) -> None:
     gemma, llama = tiny(GEMMAS[0]), tiny(FAMILIES[0])
-    with pytest.raises(NotHere, match="no assistant"):
+    with pytest.raises(NotHere, match="does not describe an assistant"):
         read_published(gemma.path, gemma.target)
     path = published(tmp_path, gemma.stock.config)
     with pytest.raises(LocalspecError, match="this model is of the family llama"):
