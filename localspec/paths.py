@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import stat
 import threading
 from collections.abc import Iterator
@@ -203,3 +204,13 @@ def _without(bits: int) -> Iterator[None]:
         yield
     finally:
         os.umask(before)
+
+
+def disk_of(place: Path) -> Path:
+    """Return the place itself, or the nearest directory above it that exists."""
+    return next(parent for parent in (place, *place.absolute().parents) if parent.exists())
+
+
+def free_disk(place: Path) -> int:
+    """Return the bytes that are free on the disk of a place, which need not exist yet."""
+    return shutil.disk_usage(disk_of(place)).free

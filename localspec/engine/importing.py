@@ -21,7 +21,7 @@ from localspec.models.names import full_name
 from localspec.models.only_copies import move_only_copies
 from localspec.models.registry import TargetCard
 from localspec.models.tokenizer_trial import child_at_hand
-from localspec.paths import Paths
+from localspec.paths import Paths, free_disk
 from localspec.quantities import counted, size
 from localspec.weights.fingerprint import changed_since_read, fingerprints
 from localspec.weights.packed_file import BLOCKS, Header, Origin, PackedFile, forms, read
@@ -186,10 +186,16 @@ def _rounding(header: Header, paths: Paths) -> list[str]:
     if header.answers != BLOCKS or not is_filed(header):
         return []
     if not types:
-        return [
+        notices = [
             f"{header.origin.name} has experts. Before the first reply its weights are written once more, to a file of "
             f"{size(header.weight_bytes)} in {paths.packed}, of which only what is used has to be in memory."
         ]
+        if (free := free_disk(paths.packed)) < header.weight_bytes:
+            notices.append(
+                f"Only {size(free)} are free on the disk of {paths.packed}; make room before that, or set "
+                "LOCALSPEC_HOME to another disk."
+            )
+        return notices
     stored, becomes = " and ".join(sorted(types)), " and ".join(sorted({*types.values()}))
     return [
         f"There is no kernel for {header.origin.name}'s weights in {stored}; they are rounded to {becomes} once, "

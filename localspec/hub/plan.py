@@ -1,7 +1,6 @@
 """The plan of a pull: the server is asked first, and models that localspec cannot run are refused."""
 
 import re
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from localspec.hub.client import client, localspec_errors, must_be_online, page,
 from localspec.hub.records import COMMIT, GGUF_NAME, NAME, ExpectedFile, is_valid
 from localspec.hub.sources import Source
 from localspec.outside_files import parse_json, read_bytes
+from localspec.paths import free_disk
 from localspec.published_heads import kind_of_heads, why_not_read
 from localspec.text import LONGEST_LICENSE, one_line
 from localspec.weights.checkpoint import HEAD_PREFIX, PICKLED_INDEX
@@ -105,9 +105,7 @@ def plan(sources: Sequence[Source]) -> Plan:
 
 def free_disk_bytes() -> int:
     """Return the bytes that are free on the cache's disk."""
-    cache = hub_places().cache
-    there = next(parent for parent in (cache, *cache.parents) if parent.exists())
-    return shutil.disk_usage(there).free
+    return free_disk(hub_places().cache)
 
 
 def _part(source: Source) -> Part:

@@ -11,7 +11,7 @@ from localspec.choosing.fit import packed
 from localspec.choosing.survey import suited_form
 from localspec.config import Settings
 from localspec.engine.importing import asked_packing, import_gguf
-from localspec.environment import home
+from localspec.environment import home, hub_places
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Reporter
 from localspec.families.reading import positive
@@ -24,7 +24,7 @@ from localspec.machine.machine import Machine
 from localspec.models.entries import Entry, Form
 from localspec.models.registry import source_here
 from localspec.models.shape import Shape
-from localspec.paths import Paths
+from localspec.paths import Paths, disk_of, free_disk
 from localspec.published_heads import why_not_in_gguf
 from localspec.pulling.packing import Installed, Packed, discard_fetched
 from localspec.quantities import size
@@ -119,9 +119,13 @@ def second_copy(weights: int, settings: Settings) -> str:
     """Return a clause about the file that the weights of a mixture, this many bytes, are written to once more."""
     if asked_packing(settings):
         return ""
-    where = Paths(home()).packed
+    where, cache = Paths(home()).packed, hub_places().cache
+    one_disk = disk_of(where).stat().st_dev == disk_of(cache).stat().st_dev
+    short = (2 if one_disk else 1) * weights > free_disk(where)
+    lacking = f", for which the {size(free_disk(where))} that are free there do not suffice" if short else ""
     return (
         f"; before its first reply on a CPU they are written once more, to a file of about {size(weights)} in {where}"
+        f"{lacking}"
     )
 
 

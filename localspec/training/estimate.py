@@ -1,6 +1,5 @@
 """Estimates the memory, disk and time of a training before anything is loaded, from headers and shapes only."""
 
-import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -29,6 +28,7 @@ from localspec.nn.linear import QuantizedLinear
 from localspec.nn.losses import HELD, ROWS
 from localspec.nn.packing import DTYPES
 from localspec.nn.target import Target
+from localspec.paths import free_disk
 from localspec.training.optimizers import has_small_moments, trainable_groups
 from localspec.training.trainable import TrainableDrafter, make_drafter
 
@@ -249,8 +249,7 @@ def fitting(needed: Needs, choice: Choice, at_once: int, least: int) -> Fit:
 
 def room(needed: Needs, directory: Path) -> None:
     """Raise DoesNotFit if the disk has no room for checkpoints and result."""
-    there = next(parent for parent in (directory, *directory.absolute().parents) if parent.exists())
-    free = shutil.disk_usage(there).free
+    free = free_disk(directory)
     if needed.files > free:
         raise DoesNotFit(
             f"Checkpoints and result take {needed.files / 2**30:.1f} GiB in {directory}, but only "

@@ -15,6 +15,7 @@ from golden import wording
 
 from localspec.config import Settings
 from localspec.decoding.tree import DraftTree
+from localspec.engine import importing
 from localspec.engine.importing import import_gguf
 from localspec.errors import DoesNotFit
 from localspec.events import Reporter
@@ -64,6 +65,20 @@ def test_it_is_announced_and_made_once_and_rm_deletes_it(mixture: Path, fresh_ho
     removed = called(fresh_home, "rm", "mixture", "--yes")
     assert removed.returncode == 0 and str(made.path) in removed.stdout, removed.stderr
     assert not [*paths.packed.glob("*")] and not [*paths.imports.glob("*")] and mixture.exists()
+
+
+def test_an_import_says_that_the_disk_lacks_room_for_the_second_file(
+    mixture: Path, fresh_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = read(registered(mixture, [])).header.weight_bytes
+    shutil.rmtree(fresh_home)
+    for free, lacking in ((held, False), (held - 1, True)):
+        said: list[str] = []
+        with monkeypatch.context() as patched:
+            patched.setattr(importing, "free_disk", lambda place, free=free: free)
+            registered(mixture, said)
+        assert any(one.startswith(f"Only {size(free)} are free") for one in said) is lacking
+        shutil.rmtree(fresh_home)
 
 
 def test_without_room_on_the_disk_it_answers_from_memory_if_there_is_some(

@@ -326,7 +326,7 @@ def test_names_that_are_none_are_refused_without_a_request(home, hub: Hub, name)
 
 def test_a_disk_that_is_too_small(home, hub: Hub, repo, monkeypatch):
     usage = type("usage", (), {"free": 3_000_000})
-    monkeypatch.setattr("localspec.hub.plan.shutil.disk_usage", lambda path: usage)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
     result = at(home, hub, "pull", "org/name")
     assert result.returncode == 4 and wording("n3_4_mib_fetched") in result.stderr and "--force" in result.stderr
     assert not common_cache(home).exists()

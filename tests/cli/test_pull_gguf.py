@@ -261,7 +261,7 @@ def test_what_cannot_fit_is_refused_before_it_is_fetched(home, files, monkeypatc
     with served(**{"org__tiny-GGUF": Repository(files)}) as hub:
         usage = type("usage", (), {"free": length - 1})
         with monkeypatch.context() as patch:
-            patch.setattr("localspec.hub.plan.shutil.disk_usage", lambda path: usage)
+            patch.setattr("shutil.disk_usage", lambda path: usage)
             result = at(home, hub, "pull", NAME, "--yes")
             assert result.returncode == 4 and "--force" in result.stderr
             assert json.loads(at(home, hub, "pull", NAME, "--dry-run", "--json").stdout)["fits"] is False
@@ -375,7 +375,7 @@ def test_a_plan_counts_what_types_without_kernels_become(kind, stored, held):
 
 
 @each("architecture, shape", [("qwen3moe", None), ("gpt-oss", None), ("gemma4", MIXTURE)])
-def test_a_plan_of_a_mixture_lets_half_of_its_experts_stay_on_the_disk(architecture, shape, fresh_home):
+def test_a_plan_of_a_mixture_lets_half_of_its_experts_stay_on_the_disk(architecture, shape, fresh_home, monkeypatch):
     source, config = Source.parse("org/tiny-GGUF:Q4_K_M"), {"architecture": architecture}
     part: Any = SimpleNamespace(source=source, weights=10**10, config=config)
 
@@ -386,6 +386,13 @@ def test_a_plan_of_a_mixture_lets_half_of_its_experts_stay_on_the_disk(architect
     copy = f"written once more, to a file of about {size(10**10)} in {Paths(fresh_home).packed}"
     fits, said = planned(20)
     assert fits is None and copy in said and "disk" not in said.replace(copy, "")
+    with monkeypatch.context() as patched:  # download and second file are on one disk
+        patched.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=2 * 10**10 - 1))
+        assert planned(20)[1].endswith(
+            f"{copy}, for which the {size(2 * 10**10 - 1)} that are free there do not suffice"
+        )
+        patched.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=2 * 10**10))
+        assert planned(20)[1].endswith(copy)
     fits, said = planned(8)
     assert fits is None and copy in said and "experts stays on the disk" in said
     fits, said = planned(5)
