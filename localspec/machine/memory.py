@@ -1,12 +1,18 @@
 """Memory: free, peak, and giving it back."""
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
 LEAST_FREE = 600 * 10**6  # bytes of a device's memory that always stay free, or a tenth of it if that is more
-CONTAINER = Path("/sys/fs/cgroup")  # as seen in a container with its own control group (version 2)
+CONTAINER = Path("/sys/fs/cgroup")  # as seen in a container with its own control group
+# Its limit, the bytes that it holds, and its counts with the one of cached pages: in version 2, and in version 1.
+_LIMITS = (
+    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
+)
 
 
 def free_memory(device: str = "cpu") -> int:
@@ -47,14 +53,14 @@ def usable(free: int, total: int) -> int:
 
 def _container() -> tuple[int, int]:
     """Return (bytes of main memory that a container may have, and may still take); `sys.maxsize` without a limit."""
-    try:
-        limit = int((CONTAINER / "memory.max").read_text())
-        held = int((CONTAINER / "memory.current").read_text())
-        counts = dict(line.split() for line in (CONTAINER / "memory.stat").read_text().splitlines())
-        # cached pages of files are given back when a program asks for memory
-        return limit, max(0, limit - held + int(counts["inactive_file"]))
-    except (OSError, ValueError, KeyError):  # another system, the root group, or "max"
-        return sys.maxsize, sys.maxsize
+    for limit_file, held_file, counts_file, cached in _LIMITS:
+        with suppress(OSError, ValueError, KeyError):  # another system or version, the root group, or "max"
+            limit = int((CONTAINER / limit_file).read_text())
+            held = int((CONTAINER / held_file).read_text())
+            counts = dict(line.split() for line in (CONTAINER / counts_file).read_text().splitlines())
+            # cached pages of files are given back when a program asks for memory
+            return limit, max(0, limit - held + int(counts[cached]))
+    return sys.maxsize, sys.maxsize
 
 
 def peak_memory(device: str = "cpu") -> int:

@@ -118,3 +118,15 @@ def test_a_container_has_the_memory_that_it_was_given(monkeypatch, tmp_path, lim
     assert memory.total_memory() == (total or 64_000_000) and memory.free_memory() == (free or 60_000_000)
     host.available = 1_000_000
     assert memory.free_memory() == 1_000_000, "no more than the host has"
+
+
+@each("limit, total, free", [("3000000\n", 3_000_000, 2_500_000), ("9223372036854771712\n", None, None)])
+def test_control_groups_of_version_1_limit_a_container_too(monkeypatch, tmp_path, limit: str, total, free) -> None:
+    host = type("memory", (), {"total": 64_000_000, "available": 60_000_000})
+    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: host)
+    monkeypatch.setattr(memory, "CONTAINER", tmp_path)
+    (group := tmp_path / "memory").mkdir()
+    (group / "memory.limit_in_bytes").write_text(limit)
+    (group / "memory.usage_in_bytes").write_text("1500000\n")
+    (group / "memory.stat").write_text("inactive_file 7\ntotal_inactive_file 1000000\n")
+    assert memory.total_memory() == (total or 64_000_000) and memory.free_memory() == (free or 60_000_000)
