@@ -69,7 +69,7 @@ torture: $(TESTABLE) native
 lint: $(TESTABLE)
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m ruff check .
-	$(PYTHON) tools/exempt_docstrings.py
+	$(PYTHON) tools/avoided_words.py
 	$(PYTHON) -m mypy
 	$(dir $(PYTHON))lint-imports
 

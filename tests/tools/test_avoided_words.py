@@ -1,6 +1,6 @@
 """`make lint` names each avoided word in a text with its line, and no code."""
 
-from exempt_docstrings import avoided
+from avoided_words import avoided
 
 
 def test_avoided_words_are_found_in_docstrings_comments_and_messages_but_not_in_code(tmp_path):

@@ -1,7 +1,7 @@
 """Check the prose of the repository for words that confuse a reader, in docstrings, comments, messages and pages.
 
-    python tools/exempt_docstrings.py            fails if a text has an avoided word, or an exempt file has none
-    python tools/exempt_docstrings.py --shrink   removes files that pass from the list of exempt files
+    python tools/avoided_words.py            fails if a text has an avoided word, or an exempt file has none
+    python tools/avoided_words.py --shrink   removes files that pass from the list of exempt files
 
 The list, avoided_words.txt, may only shrink.
 """
@@ -31,7 +31,7 @@ _CODE = re.compile(r"`[^`\n]*`|\bis None\b")
 _DATA = (
     "research/demo_data/",
     "tests/messages.toml",
-    "tests/tools/test_exempt_docstrings.py",
+    "tests/tools/test_avoided_words.py",
     "docs/figures/pictures/",
 )
 
@@ -83,7 +83,7 @@ def main() -> int:
         for line, word in words[name]
     ]
     problems += [
-        f"{name} passes. Run `python tools/exempt_docstrings.py --shrink`." for name in sorted(exempt - words.keys())
+        f"{name} passes. Run `python tools/avoided_words.py --shrink`." for name in sorted(exempt - words.keys())
     ]
     print(*problems, sep="\n", file=sys.stderr)
     return int(bool(problems))
