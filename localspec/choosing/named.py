@@ -116,7 +116,11 @@ def _own_draft(kind: str, card: TargetCard) -> TargetCard:
 def _of_family(kind: str, card: TargetCard) -> bool:
     """Return whether a kind of drafter does not belong to another family than the model's."""
     try:
-        check_family(kind, card.entry.architecture if card.entry else inspect(card.path).architecture, card.name)
+        architecture = card.entry.architecture if card.entry else inspect(card.path).architecture
+    except LocalspecError:  # its directory says nothing, so nothing is ruled out
+        return True
+    try:
+        check_family(kind, architecture, card.name)
     except UsageMistake:
         return False
     return True
