@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from figures import DRAWS, difference, figure, length, table, told
+from figures import DRAWS, difference, figure, length, table, with_interval
 
 from localspec import config
 from localspec.bench import prompts
@@ -504,8 +504,8 @@ def compared(variants: Mapping[str, Variant], bench: Bench) -> str:
         rights = [fmean(c["right"][d] for c in cards) if len(cards[0]["right"]) > d else None for d in range(DEPTHS)]
         before = [card["perplexity"] for card in cards]
         changed = f"{fmean(p[0] for p in before):.2f} → {fmean(p[1] for p in before):.2f}" if all(before) else ""
-        ahead = "" if replies is first else told(difference(*common(replies, first)))
-        line = [name, told(length(common(replies)[0])), ahead, *map(figure, rights)]
+        ahead = "" if replies is first else with_interval(difference(*common(replies, first)))
+        line = [name, with_interval(length(common(replies)[0])), ahead, *map(figure, rights)]
         lines.append([*line, f"{cards[0]['parameters']:,}", changed])
     if not first:
         return "\n\n".join([f"Not run: {'; '.join(variants)}.", *notes])

@@ -73,7 +73,7 @@ def rows_a_step(replies: Replies) -> float:
     return float(sum(reply["rows"] for reply in flat) / max(sum(reply["steps"] for reply in flat), 1))
 
 
-def told(one: Figure) -> str:
+def with_interval(one: Figure) -> str:
     return f"{one.value:.2f} [{one.low:.2f}, {one.high:.2f}]"
 
 

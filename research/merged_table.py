@@ -8,7 +8,7 @@ from functools import cache, partial
 from itertools import combinations
 
 from experiment import GREEDY, NODES, NOT_RUN, Bench, Reply, common, page, parser
-from figures import difference, length, rows_a_step, table, told
+from figures import difference, length, rows_a_step, table, with_interval
 
 from localspec.bench.prompts import BenchPrompt
 from localspec.decoding.budget import Budget
@@ -69,8 +69,8 @@ class Merging:
         for name, replies in sorted(found.items(), key=lambda item: -length(item[1]).value):
             kinds = name.split("+")
             best = max(kinds, key=lambda kind: length(found[kind]).value)
-            ahead = f"{told(difference(replies, found[best]))} of {best}" if len(kinds) > 1 else ""
-            lines.append([name, told(length(replies)), f"{rows_a_step(replies):.1f}", ahead])
+            ahead = f"{with_interval(difference(replies, found[best]))} of {best}" if len(kinds) > 1 else ""
+            lines.append([name, with_interval(length(replies)), f"{rows_a_step(replies):.1f}", ahead])
         return table(["", "tokens a step", "nodes a step", "ahead of the best of its members"], lines)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from experiment import GREEDY, NOT_RUN, Bench, Reply, Variant, always, common, compared, page, parser
-from figures import difference, figure, length, rows_a_step, table, told
+from figures import difference, figure, length, rows_a_step, table, with_interval
 
 from localspec.bench.prompts import BenchPrompt
 from localspec.decoding.budget import Budget
@@ -68,8 +68,8 @@ def figure_6(bench: Bench) -> str:
             if not own:
                 lines.append([str(size), name, NOT_RUN, "", ""])
                 continue
-            ahead = "" if name == "dense" else told(difference([own], [replies["dense"]]))
-            lines.append([str(size), name, f"{rows_a_step([own]):.1f}", told(length([own])), ahead])
+            ahead = "" if name == "dense" else with_interval(difference([own], [replies["dense"]]))
+            lines.append([str(size), name, f"{rows_a_step([own]):.1f}", with_interval(length([own])), ahead])
     return table(["nodes at most", "tree", "nodes a step", "tokens a step", "against the dense one"], lines)
 
 
@@ -112,7 +112,7 @@ def figure_7(bench: Bench) -> str:
         pairs = [list(zip(reply["ids"], reply["ids"][1:], strict=False)) for reply in flat]
         distinct = sum(len({*own}) for own in pairs) / max(sum(map(len, pairs)), 1)
         nats = sum(reply["surprise"] for reply in flat) / max(tokens, 1)
-        lines.append([name, told(length(common(runs)[0])), figure(nats), figure(distinct), str(tokens)])
+        lines.append([name, with_interval(length(common(runs)[0])), figure(nats), figure(distinct), str(tokens)])
     note = (
         "Replies are whole here, because each rule gives other texts. There is no judge, so two figures stand in for "
         "quality: *nats* is how unlikely the model finds a token of the text at this temperature, and *distinct* is the "

@@ -17,7 +17,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from experiment import GREEDY, NOT_RUN, Bench, Reply, Rows, always, common, page, parser
-from figures import difference, figure, length, table, told
+from figures import difference, figure, length, table, with_interval
 
 from localspec.bench import prompts
 from localspec.bench.prompts import BenchPrompt
@@ -182,7 +182,7 @@ def table_4(pairing: Pairing) -> str:
             lines.append([row, NOT_RUN, *[""] * (len(heads) - 2)])
             continue
         ahead = (
-            told(difference(*common([replies], [found[above]])))
+            with_interval(difference(*common([replies], [found[above]])))
             if row.startswith("+") or row == "the paper's recipe"
             else ""
         )
@@ -191,7 +191,7 @@ def table_4(pairing: Pairing) -> str:
         line = [
             row,
             str(len(replies)),
-            told(length([replies])),
+            with_interval(length([replies])),
             ahead,
             figure((tokens + len(replies)) / (steps + len(replies))),
         ]
@@ -216,7 +216,7 @@ def cell(replies: Sequence[Reply]) -> str:
     if not replies:
         return NOT_RUN
     made, _ = drafting(replies)
-    return told(length([replies])) + ("" if made is None else f" ({made:.2f})")
+    return with_interval(length([replies])) + ("" if made is None else f" ({made:.2f})")
 
 
 def grid(pairing: Pairing) -> str:
@@ -244,7 +244,7 @@ def sampled(pairing: Pairing) -> str:
         for row in COMPARED:
             runs = [found[row] for found in by_seed]
             count = min(map(len, runs))
-            lines[row].append(told(length([run[:count] for run in runs])) if count else NOT_RUN)
+            lines[row].append(with_interval(length([run[:count] for run in runs])) if count else NOT_RUN)
     return table(["", *(f"temperature {one:g}" for one in TEMPERATURES)], [[row, *own] for row, own in lines.items()])
 
 
@@ -265,7 +265,7 @@ def locality(pairing: Pairing) -> str:
     for name, order in orders.items():
         rows = list(pairing.replies([PAPER, "+ history"], order, f"locality {name}").values())
         without, with_history = ([replies] for replies in rows)
-        ahead = told(difference(with_history, without)) if rows[0] else ""
+        ahead = with_interval(difference(with_history, without)) if rows[0] else ""
         lines.append([name, *map(cell, rows), ahead])
     return table(["order", "without history", "with history", "what history brings"], lines)
 

@@ -29,7 +29,7 @@ from experiment import (
     plain,
     trained,
 )
-from figures import by_depth, difference, figure, length, table, told
+from figures import by_depth, difference, figure, length, table, with_interval
 
 from localspec.bench.prompts import BenchPrompt
 from localspec.choosing.plans import cost_effectiveness
@@ -116,8 +116,8 @@ def untrained(bench: Bench) -> str:
         )
         if name == "symmetric":
             base = first
-        ahead = "" if first is base else told(difference([first], [base]))
-        lines.append([f"{kept} of {count}", name, told(length([first])), figure(length([four]).value), ahead])
+        ahead = "" if first is base else with_interval(difference([first], [base]))
+        lines.append([f"{kept} of {count}", name, with_interval(length([first])), figure(length([four]).value), ahead])
     heads = ["layers kept", "scheme", "first guess right", "among four", "against symmetric"]
     positions = sum(one["positions"] for one in replies)
     return f"{table(heads, lines)}\n\n{len(replies)} replies, {positions} tokens."
@@ -209,7 +209,7 @@ def _predicted(gamma: int, beta: float, runs: Sequence[Mapping[str, list[Reply]]
         *(figure(acceptance(beta, one.u)) for one in both),
         _spread([(*by_depth([one]), 0.0)[0] for one in replies]),
         *(figure(acceptance_length(gamma, beta, one)) for one in both),
-        told(length(replies)),
+        with_interval(length(replies)),
         *(figure(improvement(gamma, beta, one)) for one in both),
         _spread(times),
     ]
@@ -243,7 +243,7 @@ def table_4(bench: Bench) -> str:
             continue
         (speed, held), plainly = _speed(replies), _speed(base)
         m = cost_effectiveness(speed, held, *plainly)
-        lines.append([name, f"{held / 2**20:.1f}", f"{speed:.1f}", figure(m), told(length([replies]))])
+        lines.append([name, f"{held / 2**20:.1f}", f"{speed:.1f}", figure(m), with_interval(length([replies]))])
     return table(["", "MiB", "tokens/s", "M", "tokens a step"], lines)
 
 
