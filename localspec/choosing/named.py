@@ -114,7 +114,7 @@ def _own_draft(kind: str, card: TargetCard) -> TargetCard:
 
 
 def _of_family(kind: str, card: TargetCard) -> bool:
-    """Return whether a kind of drafter does not belong to another family than the model's."""
+    """Return whether a kind of drafter is for the model's family, or for all families."""
     try:
         architecture = card.entry.architecture if card.entry else inspect(card.path).architecture
     except LocalspecError:  # its directory says nothing, so nothing is ruled out

@@ -121,8 +121,8 @@ def second_copy(weights: int, settings: Settings) -> str:
         return ""
     where, cache = Paths(home()).packed, hub_places().cache
     one_disk = disk_of(where).stat().st_dev == disk_of(cache).stat().st_dev
-    short = (2 if one_disk else 1) * weights > free_disk(where)
-    lacking = f", for which the {size(free_disk(where))} that are free there do not suffice" if short else ""
+    needed, free = (2 if one_disk else 1) * weights, free_disk(where)
+    lacking = f", for which the {size(free)} that are free there do not suffice" if needed > free else ""
     return (
         f"; before its first reply on a CPU they are written once more, to a file of about {size(weights)} in {where}"
         f"{lacking}"
