@@ -1,6 +1,6 @@
 """The arithmetic of drafters in torch, as `decoding/compute.py` describes it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,6 @@ from localspec.decoding.compute import (
     Array,
     Floats,
     HeadWeights,
-    LinearLayer,
     LowRank,
     PackedAdapters,
     RowAttention,
@@ -27,6 +26,7 @@ from localspec.families.architecture import TransformerConfig, weight_map
 from localspec.families.rope import Rope
 from localspec.nn import own_kernels
 from localspec.nn.cache import KVCache, LentKeys
+from localspec.nn.draft_layers import PackedLayer, PackedLayers, TorchHeadRows, TorchHeads, TorchLinear, TorchLinears
 from localspec.nn.linear import Linear, PackedLinear
 from localspec.nn.linear_bitsandbytes import NF4Linear
 from localspec.nn.logits import TorchLogits
@@ -44,130 +44,6 @@ from localspec.weights.checkpoint import inspect
 from localspec.weights.stored import read_config, stored_parts, stored_sizes
 
 LEAST_SIDE, LEAST_WEIGHTS = 64, 2**16  # of a drafter's matrix that is worth packing
-
-
-@dataclass(frozen=True)
-class TorchLinear:
-    """y = x Wᵀ + b; weight [out, in], or [n, out, in] with one layer per row."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-    silu: bool
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of weight and bias."""
-        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Apply the layer to rows [n, in]."""
-        return self._activated(F.linear(x, self.weight, self.bias))
-
-    def _activated(self, y: torch.Tensor) -> torch.Tensor:
-        return F.silu(y) if self.silu else y
-
-
-class TorchLinears(TorchLinear):
-    """One layer for each row."""
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Apply the first layers to as many rows, one layer per row."""
-        weight = self.weight[: len(x)]
-        if self.bias is not None:
-            y = torch.baddbmm(self.bias[: len(x), None], x[:, None], weight.transpose(1, 2))[:, 0]
-        else:  # in this order a single row takes the path for vectors, which reads the matrices twice as fast
-            y = torch.bmm(weight, x[:, :, None])[:, :, 0]
-        return self._activated(y)
-
-
-@dataclass(frozen=True)
-class PackedLayer:
-    """y = x Wᵀ + b with a weight in NF4."""
-
-    layer: NF4Linear
-    silu: bool
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of weight and bias."""
-        return self.layer.nbytes
-
-    @torch.inference_mode()
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Apply the layer to rows [n, in]."""
-        y = self.layer(x)
-        return F.silu(y) if self.silu else y
-
-
-@dataclass(frozen=True)
-class PackedLayers:
-    """One layer for each row."""
-
-    layers: Sequence[PackedLayer]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of weights and biases."""
-        return sum(layer.nbytes for layer in self.layers)
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Apply the first layers to as many rows, one layer per row."""
-        return torch.cat([layer(x[row : row + 1]) for row, layer in enumerate(self.layers[: len(x)])])
-
-
-@dataclass(frozen=True)
-class TorchHeadRows:
-    """Some rows of a head, in the head's own class."""
-
-    layer: Callable[[torch.Tensor], torch.Tensor]
-    nbytes: int
-
-    @torch.inference_mode()
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the logits of these rows for some states."""
-        return self.layer(x)
-
-
-@dataclass(frozen=True)
-class TorchHeads:
-    """Draft heads that read one row.
-
-    `first` and `path` compute the layers of all heads at once, because these read the same row. `blocks`, the blocks
-    after the first, and `vocabulary` apply a separate layer to the row of each head. `change` has `down` and `up` of
-    all heads as one layer each, and a mask [heads, heads * rank] that sets the products with other heads to zero.
-    """
-
-    compute: "TorchCompute"
-    first: LinearLayer
-    path: LinearLayer | None
-    blocks: Sequence[LinearLayer]
-    vocabulary: LinearLayer | None
-    head: Callable[[torch.Tensor], torch.Tensor]
-    change: tuple[LinearLayer, LinearLayer, torch.Tensor] | None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the heads."""
-        layers: list[LinearLayer | None] = [self.first, self.path, *self.blocks, self.vocabulary]
-        if self.change:
-            layers += self.change[:2]
-        return sum(layer.nbytes for layer in layers if layer is not None)
-
-    def __call__(self, state: torch.Tensor, root: int, count: int) -> torch.Tensor:
-        """Return the logits [count, tokens] of the first `count` heads."""
-        if self.path is None:
-            x = self.compute.repeated(state, count) + self.first(state).reshape(-1, state.shape[1])[:count]
-        else:
-            read = (self.compute.rms_norm(part) for part in (state, self.compute.target.embed([root])))
-            z = torch.cat([*read], 1)
-            x = (self.path(z) + self.first(z)).reshape(-1, state.shape[1])[:count]
-        for block in self.blocks:
-            x = x + block(x)
-        logits = self.head(x) if self.vocabulary is None else self.vocabulary(x)
-        if self.change:
-            down, up, mask = self.change
-            logits = logits + up(down(x) * mask[:count])
-        return logits
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ from localspec.drafters.saved import load_drafter
 from localspec.drafters.trained import draft_vocabulary
 from localspec.errors import LocalspecError
 from localspec.models.drafter_cards import RANKS, read_drafter
-from localspec.nn.compute import TorchLinears
+from localspec.nn.draft_layers import TorchLinears
 from localspec.nn.target import Target
 from localspec.training.drafters.medusa import Trainable
 from localspec.training.trainable import make_drafter, save_drafter

@@ -14,7 +14,7 @@ from quantized_layers import error, gaussian
 
 from localspec.decoding.tree import DraftTree
 from localspec.nn import cuda_kernels, layer_kernels, own_kernels, row_kernels
-from localspec.nn.compute import TorchLinear
+from localspec.nn.draft_layers import TorchLinear
 from localspec.nn.linear import Linear
 from localspec.nn.linear_bitsandbytes import NF4Linear
 from localspec.nn.packing import DTYPES
