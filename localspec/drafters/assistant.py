@@ -4,9 +4,10 @@
     states             s_b   m_r   m_t      the target's that predicted it, any other's is its parent's output.
     position           2     2     2        All rows have the root's position. They see the text before it, no drafts.
 
-The layers have queries only. A layer with a window reads the keys and values of the target's last layer with a window,
-the others those of its last layer without one. Layers that borrow keys themselves do not count. Since no row sees
-another, each node of a tree costs one row. Small assistants score only the tokens of the clusters nearest to the state.
+The layers have queries only. A layer with a window reads the keys and values of the target's last layer with a window.
+The other layers read those of its last layer without one. Layers that borrow keys themselves do not count. Since no row
+sees another, each node of a tree costs one row. Small assistants score only the tokens of the clusters nearest to the
+state.
 
 This is the arithmetic of transformers' `gemma4_assistant` and of its candidate generator, with two differences: a row
 never sees the slot of a refused token, and windows count positions as the target's do. It was not compared with a
@@ -35,11 +36,12 @@ MOST_CLUSTERS = 2**16
 
 @dataclass(frozen=True)
 class AssistantOptions:
-    """A set of options. `depth` is the most levels of a draft, which ends sooner if another level would not pay.
+    """The options of an assistant. `depth` is the largest number of levels of a draft. A draft ends sooner if another
+    level would not pay.
 
     `config` is the text of the config.json of the assistant's layers. The vocabulary is divided into `clusters` of
-    equal size, and the tokens of the `nearest` ones are scored; with 0 clusters all tokens are. Raises UsageMistake for
-    impossible values.
+    equal size, and only the tokens of the `nearest` clusters are scored. With 0 clusters all tokens are scored. Raises
+    UsageMistake for impossible values.
     """
 
     depth: int = 5
@@ -175,7 +177,8 @@ class Drafter(TrainedDrafter):
 
     @QUIET
     def draft(self, context: Context) -> DraftTree:
-        """Return the best tree, or sampled chains for the rule `rejection`. Only the root if the state is unknown."""
+        """Return the best tree, or sampled chains for the rule `rejection`. If the state is unknown, return only the
+        root."""
         text = len(context.committed) - 1
         self.rewind(text)
         depths = min(self.depth, context.nodes)

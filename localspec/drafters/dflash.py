@@ -30,13 +30,13 @@ CAUSAL = ("windows", "all", "none")
 
 @dataclass(frozen=True)
 class DFlashOptions:
-    """The publisher's description of a drafter. `config` is the config.json of its layers, and `states` are those of
-    the target that it reads, by their indices in Hugging Face's hidden_states. `mask` is the mask token's id, and
-    `block` the number of tokens of a block, including the root.
+    """The publisher's description of a drafter. `config` is the config.json of its layers. `states` are the target's
+    states that it reads, by their indices in Hugging Face's hidden_states. `mask` is the mask token's id, and `block`
+    the number of tokens of a block, including the root.
 
     `causal` says in which layers a row of the block sees no later row: those with a window, all, or none. Embeddings
-    are multiplied by `scale`, logits by `multiplier`, and then bent to stay below `cap` (0: not). Raises UsageMistake
-    for impossible values.
+    are multiplied by `scale`, and logits by `multiplier`. Logits are then bent to stay below `cap` (0: they are not).
+    Raises UsageMistake for impossible values.
     """
 
     config: str = ""
@@ -93,7 +93,7 @@ def layers_of(options: DFlashOptions, target: TransformerConfig, context: int) -
 
 
 class Layer:
-    """A decoder layer whose keys and values of the text are made from features instead of states."""
+    """A decoder layer. It makes the keys and values of the text from features instead of states."""
 
     def __init__(
         self, compute: Compute, sizes: TransformerConfig, rope: Rope, tensors: Mapping[str, Array], name: str
@@ -123,7 +123,8 @@ class Layer:
         self.attention.keep(self._compute.concat([self._k(features), self._v(features)], 1), positions)
 
     def __call__(self, x: Rows, *seats: Any) -> Rows:
-        """Return the states [rows, hidden_size] of a block of that shape; `seats` are the attention's."""
+        """Return the states [rows, hidden_size] of a block of embeddings [rows, hidden_size]. `seats` is the result of
+        `RowAttention.seats`."""
         h = self._norm(x, "input_layernorm")
         qkv = self._compute.concat([self._q(h), self._k(h), self._v(h)], 1)
         x = x + self._o(self.attention(qkv, *seats))
@@ -135,7 +136,8 @@ class Layer:
 
 
 class NormedFeatures(Features):
-    """The target's states at some places, joined by `fc` and normed; one row per token, at the token's own place."""
+    """Some of the target's states for each token, joined by the matrix `fc` and normed, one row [hidden_size] per
+    token."""
 
     def __init__(self, compute: Compute, options: DFlashOptions, eps: float, tensors: Mapping[str, Array]) -> None:
         self.layers, self._eps = options.places, eps
@@ -158,8 +160,8 @@ class NormedFeatures(Features):
 class Drafter(ParallelDrafter):
     """DFlash (Z Lab 2026): a block diffusion drafter that computes a block of tokens in one forward of a few layers.
 
-    Its input is the target's embedding of the root and of block − 1 masks. Its output, by the target's head, are logits
-    [block − 1, vocab_size] of the tokens after the root. The candidates of a depth do not depend on each other.
+    Its input is the target's embedding of the root and of block − 1 masks. The target's head turns its output into
+    logits [block − 1, vocab_size] of the tokens after the root. The candidates of a depth do not depend on each other.
     """
 
     kind = "dflash"
@@ -229,7 +231,7 @@ class Drafter(ParallelDrafter):
         self._features.observe(step)
 
     def rewind(self, length: int) -> None:
-        """Discard what follows `length`; keys, values and features before it do not depend on that."""
+        """Discard everything after the first `length` tokens. Earlier keys, values and features do not depend on it."""
         self._forget_rows(length)
         self._features.truncate(length)
         self.forget_draft()
@@ -281,7 +283,7 @@ class Drafter(ParallelDrafter):
         return logits[: self.depth], states[: self.depth]
 
     def _block_logits(self, ids: Rows, *seats: Any) -> tuple[Rows, ...]:
-        """Return logits and states from row `FIRST` on, of ids [rows, 1] and the seats of each layer."""
+        """Return logits and states from row `FIRST` on, for ids [rows, 1] and the `seats` of all layers."""
         target, each = self.compute.target, len(seats) // len(self._layers)
         x = target.embed(ids[:, 0]) * self._scale
         for place, layer in enumerate(self._layers):
@@ -291,8 +293,8 @@ class Drafter(ParallelDrafter):
         return self.compute.tanh(logits / self._cap) * self._cap if self._cap else logits, states
 
     def _seen(self, text: int, window: int | None) -> list[list[int]]:
-        """Return for each row of the block how many rows of the text it sees within a window, and which rows of the
-        block."""
+        """Return for each row of the block how many rows of the text it sees in a window, and which rows of the block
+        it sees."""
         end, causal = text + self.options.block, self.options.causal
         alone = causal == "all" or (causal == "windows" and window is not None)
         ends = (place + 1 if alone else min(end, place + (window or end)) for place in range(text, end))

@@ -36,25 +36,25 @@ WIDTH = 4  # candidates of a level: the small model's own pick and its siblings
 
 
 class DraftModel:
-    """Speculative decoding (Leviathan et al. 2023, §2; Chen et al. 2023): drafts the text that a small model decodes.
+    """Speculative decoding with a small model (Leviathan et al. 2023, §2; Chen et al. 2023). The draft is the small
+    model's text.
 
     The small model samples with the noise that the target's picks will use, so sampled text is accepted almost as often
-    as greedy text. It may be accelerated by a drafter, `inner`, with its own budget (Ouroboros, §3.1), which observes
-    what the small model commits. Each token is read once: nothing is read again after part of a draft was accepted, and
-    after all of it was, its last token is read together with the bonus token. The target has the ids below
-    `vocabulary`.
+    as greedy text. A drafter `inner` with its own budget may speed up the small model (Ouroboros, §3.1). It observes
+    the tokens that the small model commits. Each token is read once. If a whole draft was accepted, its last token is
+    read together with the bonus token. The target has the ids below `vocabulary`.
 
     Without `costs` of the small model's forwards a draft is the papers' chain, of `length` tokens or as many as there
-    are nodes. With them it is a tree: other likely tokens of the small model stand next to its picks, with calibrated
-    chances, and the chain ends if no longer one is expected to save more than it takes:
+    are nodes. With costs it is a tree: other likely tokens of the small model become siblings of its picks, with
+    calibrated chances. The chain ends where no longer chain is expected to save more time than it takes:
 
         context   a ─ b ─ c ─ · ─ ·   b and c are picks, d and e the next likely tokens. Drafting continues if, for
                   └ d └ e             some number of further picks, chance(b) · chance(c) · (q + q² + …) tokens are
                                       worth more than these forwards and rows cost; q is how often picks are right.
 
     If `inner` proposes phrases, the small model reads them in one forward, and a draft needs fewer forwards. The small
-    model rests if it would first have to read many tokens, as after a prompt, while phrases predict the reply, or while
-    the reply is too short to repay that.
+    model may first have to read many tokens, for example a prompt. It then rests as long as phrases predict the reply,
+    or as long as the reply is too short to repay the reading.
     """
 
     def __init__(
@@ -90,7 +90,8 @@ class DraftModel:
         return self.small.nbytes + self._cache.nbytes + self.inner.nbytes
 
     def observe(self, step: Step) -> None:
-        """Learn from the last draft. The next call of `draft` reads the committed text, unless it rests."""
+        """Learn from the last draft. The next call of `draft` reads the committed text, unless the small model rests.
+        """
         self._replied = self._replied + len(step.committed) if step.tree else 0
         for depth, (level, pick, token) in enumerate(zip(self._levels, self._drafted, step.committed, strict=False)):
             self.calibration.learn(level, depth + 1, self._greedy, token)
@@ -100,7 +101,7 @@ class DraftModel:
         self._levels, self._drafted = [], []
 
     def rewind(self, length: int) -> None:
-        """Discard tokens after the first `length`; those before are not read again."""
+        """Discard tokens after the first `length`. Earlier tokens are not read again."""
         self._truncate(length)
         self._confirmed = min(self._confirmed, length)
         self._budget.begin()
@@ -128,8 +129,8 @@ class DraftModel:
     def draft(self, context: Context) -> DraftTree:
         """Return the draft, up to a token that ends a reply.
 
-        It is only the root if it rests, if nothing pays, if the small model's context is full, or for the rest of a
-        reply after logits with NaN or inf. That costs speed and changes no text.
+        Return only the root if the small model rests, if no draft pays, or if its context is full. After logits with
+        NaN or inf, do so for the rest of the reply. That costs speed and changes no text.
         """
         count = len(context.committed)
         longest = min(context.nodes, self.length or context.nodes, self.small.context - count)
@@ -168,10 +169,9 @@ class DraftModel:
         return caterpillar(context.root, self._drafted, chances, context.nodes, SOURCE) if chances else alone
 
     def _rests(self, context: Context) -> bool:
-        """Return whether many tokens would have to be read first, and that does not pay yet.
+        """Return whether the small model would first have to read many tokens, and that does not pay yet.
 
-        A reply is expected to continue for as long as it has lasted, and a little longer: a short reply then loses
-        nothing.
+        A reply is expected to continue for a little longer than it has lasted, so a short reply loses nothing.
         """
         unread = len(self._tokens) - self._cache.length
         if self._costs is None or context.token_seconds is None or unread <= MANY:
@@ -182,11 +182,11 @@ class DraftModel:
         return reading > SAVED * (REPLY + self._replied) * context.token_seconds
 
     def _pays(self, context: Context, chance: float, depth: int, longest: int) -> bool:
-        """Return whether a longer draft is worth its time; `chance` is the chance of the picks so far.
+        """Return whether a longer draft is worth its time; `chance` is the chance that all picks so far are right.
 
-        All lengths are considered: rows are priced in steps, and the first row of a step costs as much as the last.
-        Text that phrases predict is mostly text that a draft model predicts too: it saves time only where they fail.
-        The prompt is read once for all later drafts, so a draft is not charged for it.
+        All lengths are considered: rows are priced in steps, and the first row of a step costs as much as the last. A
+        draft model mostly predicts the same text as phrases, so it saves time only where phrases fail. The prompt is
+        read once for all later drafts, so its cost is not charged to this draft.
         """
         if self._costs is None or context.token_seconds is None:
             return True
@@ -219,7 +219,7 @@ class DraftModel:
         self._cache.truncate(min(self._cache.length, len(self._tokens) - 1))
 
     def _known(self, tokens: Sequence[int]) -> list[int]:
-        """Return tokens as the small model reads them: ids that it does not have become 0."""
+        """Return tokens for the small model: ids that it does not have become 0."""
         return [token if token < self.small.vocab_size else 0 for token in tokens]
 
     def _truncate(self, length: int) -> None:
@@ -229,7 +229,7 @@ class DraftModel:
         self.inner.rewind(length)
 
     def _decode(self, sampling: Sampling) -> None:
-        """Read the unread tokens, which drafts at least one more token."""
+        """Read the tokens that the small model has not read, and draft at least one more token."""
         unread = self._tokens[self._cache.length :]
         self._cache.reserve(len(self._tokens) + self._budget.most + self.small.row_multiple)
         if len(unread) == 1:
@@ -249,7 +249,7 @@ class DraftModel:
         self._propose(step, [0], step.committed[-1:], sampling)
 
     def _propose(self, step: Step, rows: Sequence[int], picks: Sequence[int], sampling: Sampling) -> None:
-        """Add picks to the draft, each with the candidates from its row of logits."""
+        """Add picks to the draft, each with its siblings: other candidates from the same row of logits."""
         assert step.logits is not None
         places = range(len(self._tokens), len(self._tokens) + len(picks))
         logits = step.logits if list(rows) == list(range(len(step.logits))) else step.logits.take(rows)
@@ -262,7 +262,7 @@ class DraftModel:
 
 
 def build(ingredients: Ingredients) -> DraftModel:
-    """Build the draft model, which also reads phrases of the pool ahead if those lengthen its drafts."""
+    """Build the draft model. If phrases of the pool lengthen its drafts, it reads some of them ahead."""
     small, vocabulary, costs = ingredients.small, ingredients.target.vocab_size, ingredients.costs
     assert small is not None
     if costs is None or ingredients.fixed or not ingredients.with_phrases:

@@ -1,7 +1,8 @@
-"""EAGLE-3: one decoder layer drafts token after token from states of three of the target's layers, and then of its own.
+"""EAGLE-3: one decoder layer drafts one token after another, from states of three of the target's layers.
 
-A row joins a token's embedding and the feature of the token before it (EAGLE-3, §3.1). Features of the text are made of
-the target's states; below the root, where the target has read nothing yet, they are what the layer itself said:
+A row joins a token's embedding and the feature of the token before it (EAGLE-3, §3.1). In the text, features are made
+of the target's states. The target has not read the nodes below the root, so their features are the drafter layer's own
+states:
 
     tokens      a    b    root  t     t'       t' hangs on t: its row sees all to the left, and no other branch
     features    -    f_a  f_b   s_b   s_t      f: of the target's states, s: the layer's own states
@@ -33,16 +34,16 @@ PLACES, MOST_PLACES = 3, 8  # states that a feature is made of, and as many as a
 
 @dataclass(frozen=True)
 class Eagle3Options:
-    """`depth` is the number of levels of a tree, and of the steps of the training-time test; step d is weighted by
-    `decay`ᵈ. `vocabulary` is the number of tokens that are drafted, the most frequent of the training text (0: all;
-    -1: 8,192 if the model has more than 32,768). `states` are the states of the target that a feature is
-    made of, by their indices in Hugging Face's hidden_states (empty: a low, a middle and a high one).
+    """The options of an EAGLE-3 drafter. `depth` is the number of levels of a tree and of steps of the training-time
+    test. Step d is weighted by `decay`ᵈ. The drafter proposes the `vocabulary` most frequent tokens of the training
+    text (0: all; -1: 8,192 if the model has more than 32,768). A feature is made of the target's `states`, given by
+    their indices in Hugging Face's hidden_states (empty: a low, a middle and a high one).
 
-    What follows is of published drafters alone: `config` is the config.json of their layer (empty: a layer as wide as
-    the target's, without biases), `embedding` an embedding of their own, `norms` what is normed before the states are
-    joined, each of them or all side by side, `residual` a layer that adds to its normed feature and not to the feature
-    itself, `output` states that are normed before they are fed back (EAGLE-3.1). Raises UsageMistake for impossible
-    values.
+    The other options exist only for published drafters. `config` is the config.json of the drafter's layer (empty: a
+    layer as wide as the target's, without biases). With `embedding` the drafter has its own embedding. `norms` says
+    which states are normed before they are joined: each of them, or all together. With `residual` the layer adds to its
+    normed feature instead of the feature itself. With `output` states are normed before they are fed back (EAGLE-3.1).
+    Raises UsageMistake for impossible values.
     """
 
     depth: int = 5
@@ -83,7 +84,7 @@ class Eagle3Options:
 
     @property
     def places(self) -> tuple[int, ...]:
-        """The indices of the states, once they are chosen."""
+        """The indices of the states, after `settled` has chosen them."""
         return tuple(map(int, self.states.split(",")))
 
 
@@ -94,8 +95,8 @@ def are_places(text: str) -> bool:
 
 
 def usual_places(num_layers: int) -> tuple[int, int, int]:
-    """Return the states that EAGLE-3 reads of a target with this many layers: those before a low, a middle and a high
-    one."""
+    """Return the states that EAGLE-3 reads of a target with this many layers: the inputs of a low, a middle and a high
+    layer."""
     if num_layers < 2 * PLACES:  # in so few layers the paper's indices would not ascend
         return num_layers // 4, num_layers // 2, num_layers - 1
     return 2, num_layers // 2, num_layers - 3
@@ -118,7 +119,7 @@ def layer_of(target: TransformerConfig, options: Eagle3Options, context: int) ->
 
 
 def _plain_layer(target: TransformerConfig) -> TransformerConfig:
-    """Return the sizes of a layer as wide as the target's, without other features of its family."""
+    """Return the sizes of a layer as wide as the target's, without the other peculiarities of its family."""
     return TransformerConfig(
         family="llama",
         vocab_size=0,
@@ -138,12 +139,12 @@ def _plain_layer(target: TransformerConfig) -> TransformerConfig:
 
 
 class Layer:
-    """The decoder layer, whose attention reads an embedding and a feature side by side, each normed separately."""
+    """The decoder layer. Its attention reads an embedding and a feature, each normed separately and then joined."""
 
     def __init__(
         self, compute: Compute, sizes: TransformerConfig, rope: Rope | None, tensors: Mapping[str, Array], normed: bool
     ) -> None:
-        """With `normed`, the layer adds to its normed feature instead of the feature itself."""
+        """Build the layer. With `normed`, it adds to its normed feature instead of the feature itself."""
         self._compute, self._eps, self._adds_to_normed = compute, sizes.rms_norm_eps, normed
         self._norms = {
             name: compute.rows(tensors[name][None]) for name in ("embedding_norm", "feature_norm", "mlp_norm")
@@ -163,7 +164,8 @@ class Layer:
         return sum(int(one.nbytes) for one in held)
 
     def __call__(self, embeddings: Rows, features: Rows, *seats: Any) -> Rows:
-        """Return the states [rows, hidden_size] of embeddings and features of that shape; `seats` are attention's."""
+        """Return the states [rows, hidden_size] of embeddings and features of the same shape. `seats` is the result of
+        `RowAttention.seats`."""
         features_normed = self._norm(features, "feature_norm")
         both = self._compute.concat([self._norm(embeddings, "embedding_norm"), features_normed], 1)
         x = (features_normed if self._adds_to_normed else features) + self._o(self.attention(self._qkv(both), *seats))
@@ -175,7 +177,7 @@ class Layer:
 
 
 class JoinedFeatures(Features):
-    """The target's states at some places, joined to a feature by `fc`; stored joined, one row per token."""
+    """Some of the target's states, joined to one feature by the matrix `fc`; one row per token is stored."""
 
     def __init__(
         self, compute: Compute, options: Eagle3Options, eps: float, tensors: Mapping[str, Array], hidden_size: int
@@ -205,10 +207,10 @@ class JoinedFeatures(Features):
 
 
 class Drafter(TrainedDrafter):
-    """EAGLE-3 (Li et al. 2025, §3.1): token after token, with each level of a tree in one small batch.
+    """EAGLE-3 (Li et al. 2025, §3.1): drafts one level of a tree after another, each in one small batch.
 
     A level's logits are W RMSNorm(s) over the draft vocabulary, where s [nodes, hidden_size] are the layer's states.
-    Only rows of the text keep keys and values; those of a draft are discarded with it.
+    Only rows of the text keep keys and values. Those of a draft are discarded with the draft.
     """
 
     kind = "eagle3"
@@ -216,7 +218,7 @@ class Drafter(TrainedDrafter):
     options: Eagle3Options
 
     def __init__(self, target: DraftableModel[Any], options: Eagle3Options, tensors: Mapping[str, Array]) -> None:
-        """Raise what `DraftVocabulary` does."""
+        """Build the drafter. Raises the errors of `DraftVocabulary`."""
         super().__init__(target, options, tensors)
         own = self.compute.target.sizes
         sizes, rope = layer_of(own, options, target.context)
@@ -232,7 +234,8 @@ class Drafter(TrainedDrafter):
 
     @classmethod
     def tensor_specs(cls, target: DraftableModel[Any], options: Eagle3Options) -> dict[str, TensorSpec]:
-        """List the tensors that join the states, the layer, its norms and head, and the ids of a draft vocabulary."""
+        """List the tensors: the matrix that joins states, the layer, its norms and head, and the ids of a draft
+        vocabulary."""
         own = target.compute.target.sizes
         options = options.settled(own)
         sizes, _ = layer_of(own, options, target.context)
@@ -289,7 +292,7 @@ class Drafter(TrainedDrafter):
         self._features.observe(step)
 
     def rewind(self, length: int) -> None:
-        """Discard what follows `length`; keys, values and features before it do not depend on that."""
+        """Discard everything after the first `length` tokens. Earlier keys, values and features do not depend on it."""
         self._layer.attention.truncate(max(length - 1, 0))  # the first token has no row
         self._features.truncate(length)
         self._trees.forget()
@@ -351,7 +354,7 @@ class Drafter(TrainedDrafter):
                 return last
 
     def _text_states(self, ids: Rows, features: Rows, *seats: Any) -> tuple[Rows, ...]:
-        """Return the states of tokens, whose ids are [rows, 1]."""
+        """Return the states of tokens of the text, whose ids are [rows, 1]."""
         return (self._layer(self._embed(ids[:, 0]), features, *seats),)
 
     def _node_states(self, nodes: Rows, above: Rows, *seats: Any) -> tuple[Rows, ...]:

@@ -1,4 +1,4 @@
-"""The target's states that a drafter stores: one row per token, unchanged or mapped to the drafter's width."""
+"""The target's states that a drafter stores: one row per token, either unchanged or mapped to the drafter's width."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,9 +12,9 @@ from localspec.models.target_map import BIAS, WEIGHT, TargetMap
 
 
 class Features:
-    """The target's state after the final norm, by the token that it read (EAGLE).
+    """A store of the target's states after the final norm, one per token (EAGLE).
 
-    A token's feature is the state one position before it, which predicted it; the first token has zeros.
+    A token's feature is the state that predicted it, one position before it. The first token's feature is zeros.
     """
 
     layers: Sequence[int] = ()  # layers whose states are read in addition to the last, as in `Drafter.target_layers`
@@ -32,12 +32,12 @@ class Features:
         return sum(int(row.nbytes) for row in self._rows)
 
     def observe(self, step: Step) -> None:
-        """Store the states at the rows that are now in the target's cache."""
+        """Store the states of the rows that are now in the target's cache."""
         rows = self.of(step)
         self._rows += [rows[row : row + 1] for row in range(len(rows))]
 
     def of(self, step: Step) -> Rows:
-        """Return the rows to store of a step, [rows, channels]."""
+        """Return the rows of a step that are to be stored, [rows, channels]."""
         return step.hidden.rows
 
     def truncate(self, length: int) -> None:
@@ -64,13 +64,13 @@ class Features:
 
 
 class MappedFeatures(Features):
-    """States of some layers, mapped to the width of a small model by a matrix that belongs to it (PARD-2).
+    """States of some of the target's layers, mapped to a small model's width by a matrix in its files (PARD-2).
 
-    They are stored mapped, which takes one row of the small model's width instead of several of the target's.
+    The mapped states are stored: one row of the small model's width instead of several of the target's.
     """
 
     def __init__(self, target: DraftableModel[Any], described: TargetMap) -> None:
-        """Raise UsageMistake if the map is for another target, LocalspecError for a damaged file."""
+        """Load the map. Raises UsageMistake if it is for another target, and LocalspecError for a damaged file."""
         sizes, compute = target.compute.target.sizes, target.compute
         self.layers = described.for_target(sizes.num_layers, sizes.hidden_size)
         tensors, scale = StoredTensors(described.file), np.float32(described.scale)
@@ -89,5 +89,5 @@ class MappedFeatures(Features):
         return self._map(step.inner.rows)
 
     def zeros(self, rows: int) -> Rows:
-        """Return the image of zeros under the map: the bias, if there is one."""
+        """Return the result of the map for zeros: its bias, if it has one."""
         return self._map(self._compute.rows(np.zeros((rows, self._states), np.float32)))

@@ -13,10 +13,10 @@ MOST = 20  # of each hyperparameter
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """How a small model drafts: γ, W, β and K of Ouroboros.
+    """The hyperparameters of a small model's drafts: γ, W, β and K of Ouroboros.
 
-    Without a window the draft is accelerated only by the pool. The defaults are the paper's recipe for models that
-    agree (table 11), except for the window: how wide one is worth its rows depends on the machine.
+    Without a window only the pool speeds up the draft. The defaults are the paper's recipe for models that agree (table
+    11), except for the window: its best width depends on the machine.
     """
 
     draft: int = 14  # most tokens that the small model drafts
@@ -30,7 +30,7 @@ class Hyperparameters:
 
     @classmethod
     def from_json(cls, stored: Any) -> Self | None:
-        """Return the stored values; None for anything else, because they can be searched again."""
+        """Return the stored values; None for anything else, because they can be found again by a search."""
         least = {"draft": 1, "window": 0, "phrase": 2, "phrases": 1}
         names = {field.name for field in fields(cls)}
         if not isinstance(stored, dict) or stored.keys() != names:
@@ -44,9 +44,9 @@ class Hyperparameters:
 class Ingredients:
     """The ingredients of a drafter. `with_phrases`: phrases of the pool will lengthen its drafts.
 
-    A kind that needs a draft model has `small`, the `costs` of its forwards (without them its trees are never resized),
-    its hyperparameters and the `parts` of the kind that are used. A `fixed` draft is as long as the tree has room for,
-    whatever it costs.
+    A kind that needs a draft model has `small`, its hyperparameters, and the `parts` of the kind that are used. It may
+    have the `costs` of the small model's forwards; without them its trees are never resized. A `fixed` draft is as long
+    as the tree has room for, whatever it costs.
     """
 
     target: ForwardModel[Any]

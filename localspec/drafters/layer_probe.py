@@ -1,4 +1,4 @@
-"""Finds the layers with which a target best predicts itself, without training (S3D, §5.3)."""
+"""Finds the layers with which a target predicts its own text best, without training (S3D, §5.3)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,9 +31,9 @@ def probe(
 ) -> list[KeptLayers]:
     """Return the best layers to keep for each number of layers, from all but one down to a quarter.
 
-    Layers are removed one at a time. Each round removes the layer without which the first candidate most often equals
-    the target's next token. Keeping as many outer layers wins a tie. `progress` is called with the share of the work
-    that is done; there are about `most` reads at most.
+    Layers are removed one at a time. Each round removes the layer whose loss hurts least: without it, the first
+    candidate most often equals the target's next token. If two are equal, the subset with more outer layers wins.
+    `progress` is called with the share of the work that is done. The probe makes about `most` reads at most.
     """
     return finished(probing_layers(target, replies, most), lambda step: progress(step.share))
 
@@ -68,7 +68,7 @@ def reads_in(replies: Sequence[Text]) -> int:
 def probing_layers(
     target: DraftableModel[Any], replies: Sequence[Text], most: int | None = None
 ) -> Measuring[list[KeptLayers]]:
-    """Do what `probe` does, and yield after each read with some of the layers; make about `most` reads at most."""
+    """Do what `probe` does, one read at a time. Yield after each read with some of the layers."""
     count = target.compute.target.sizes.num_layers
     least, available = max(1, count // LEAST), reads_in(replies)
     plan = ProbeSchedule.of(count, NO_BOUND if most is None else most, available)
@@ -122,10 +122,10 @@ def _first_reads(replies: Sequence[Text], reads: int) -> list[Text]:
 def agreement(
     target: DraftableModel[Any], replies: Sequence[Text], subsets: Sequence[Sequence[int]]
 ) -> list[KeptLayers]:
-    """Measure how often some layers, reading the target's reply, predict its next token.
+    """Measure how often some of the layers, reading the target's reply, predict its next token.
 
-    Replies are read `ROWS` tokens at once, like a draft that was right so far: the first row sees the text with the
-    keys and values of all layers, and row d also those that the kept layers computed of the d rows before it.
+    Replies are read `ROWS` tokens at once, like a draft that was right so far. The first row sees the text with the
+    keys and values of all layers. Row d also sees the d rows before it, as the kept layers computed them.
     """
     return finished(agreeing(target, replies, subsets))
 
@@ -133,7 +133,7 @@ def agreement(
 def agreeing(
     target: DraftableModel[Any], replies: Sequence[Text], subsets: Sequence[Sequence[int]]
 ) -> Measuring[list[KeptLayers]]:
-    """Do what `agreement` does, and yield after each read with some of the layers."""
+    """Do what `agreement` does, one read at a time. Yield after each read with some of the layers."""
     model, greedy = target.compute.target, Sampling()
     hits, seen, reads = np.zeros((len(subsets), RANKS)), 0, 0
     for prompt, reply in replies:

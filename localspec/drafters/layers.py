@@ -1,4 +1,4 @@
-"""S3D without training: the target drafts token after token with those of its layers that a probe has found."""
+"""S3D without training: the target drafts one token after another with some of its own layers, which a probe chose."""
 
 import time
 from collections import deque
@@ -23,17 +23,17 @@ REMEMBERED = 24  # drafts in the averages of accuracy and seconds
 class Layers:
     """Self-speculative decoding (Zhang et al. 2023; S3D, §2.2) with the target's own keys and values of the text.
 
-    Each draft forward reads one row through the kept layers and adds the likeliest tokens after it to the tree. The
-    next one continues from the likeliest of them, as long as the chance that a token is accepted there is worth more
-    than another forward costs:
+    Each draft forward reads one row through the kept layers and adds the likeliest next tokens to the tree. The next
+    forward continues from the likeliest of them. Drafting ends where another forward costs more than the chance of an
+    accepted token there is worth:
 
         root ─ a ─ b ─ c      reads root, a, b       a, a', a'' are candidates after the root, a the likeliest
              ├ a'  └ b'
              └ a''
 
-    Seconds are those of recent drafts and verifications. A draft is `fixed` if the size of trees is: then it has as
-    many tokens as fill the tree. It holds no weights and no text; `measured` are the layers that it reads, and how
-    often they were right.
+    Times are averages over recent drafts and verifications. With `fixed`, trees have a fixed size, and a draft has as
+    many tokens as fill the tree. The drafter holds no weights and no text. `measured` lists the layers that it reads,
+    and how often they were right.
     """
 
     nbytes, target_layers = 0, ()
@@ -56,7 +56,7 @@ class Layers:
         self._draft_seconds: deque[float] = deque(maxlen=REMEMBERED)  # of one draft forward
 
     def observe(self, step: Step) -> None:
-        """Judge the last draft by the committed tokens, and learn what a token of text costs."""
+        """Judge the last draft by the committed tokens, and update the price of a draft forward."""
         if step.tree is None:
             return
         drafted = zip(self._levels, self._chain, step.committed, strict=False)
@@ -87,7 +87,8 @@ class Layers:
         self._levels, self._chain = [], []
 
     def draft(self, context: Context) -> DraftTree:
-        """Return the likeliest tree along one chain. The cache stays unchanged; verification overwrites its rows."""
+        """Return a tree along the likeliest chain. The cache stays unchanged: verification overwrites the rows of the
+        draft."""
         cache, start, count = context.cache, context.cache.length, len(context.committed)
         longest = max(FIXED, -(-context.nodes // RANKS)) if self._fixed else LONGEST
         depth = min(context.nodes, longest, self.target.context - count)

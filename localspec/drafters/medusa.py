@@ -1,7 +1,8 @@
 """Medusa (Cai et al. 2024): K heads on the target's last hidden state, each for one token further ahead.
 
-The heads read the state that predicted the root; head k predicts the token k positions after the root, independently of
-the tokens between. Ours read the root, too, which is known when they draft (as in Hydra, Ankner et al. 2024).
+The heads read the state that predicted the root. Head k predicts the token k positions after the root, independently of
+the tokens between. In localspec they also read the root, which is known when they draft (as in Hydra, Ankner et al.
+2024).
 """
 
 from collections import deque
@@ -34,22 +35,22 @@ UNMEASURED = [0.5 ** (rank + 1) for rank in range(RANKS)]  # accuracies by rank 
 class MedusaOptions:
     """Options of Medusa's heads. Raises UsageMistake for impossible values.
 
-    With `private` each head has its own vocabulary matrix, as in the paper. Otherwise all heads share the target's, and
-    each adds a change of rank `private_rank` to it (0: no change). A draft can have `vocabulary` tokens, the most
-    frequent ones of the training text (0: all; -1: 8,192 if the model has more than 32,768, otherwise all).
+    With `private` each head has its own vocabulary matrix, as in the paper. Otherwise all heads share the target's
+    matrix, and each adds a change of rank `private_rank` to it (0: no change). The heads propose the `vocabulary` most
+    frequent tokens of the training text (0: all; -1: 8,192 if the model has more than 32,768, otherwise all).
 
-    With `linear` the first block reads the state and the root's embedding, and adds to a linear map of both instead of
-    the state. Least squares find that map before training begins.
+    With `linear` the first block reads the state and the root's embedding. It adds its result to a linear map of both
+    instead of to the state. Least squares find that map before training begins.
 
     `tree`: "confident" builds each tree from the step's probabilities. "static" (the sparse tree, §3.3.3) and "dense"
     (all products of each head's first candidates, §3.1.2) are built once from measured accuracies. "chain" has one
     candidate per depth. `decay` is λ: the loss of head k is weighted by λᵏ.
 
-    `joint` is Medusa-2 (§3.2.2), which changes the target: it gets adapters of `rank`, `alpha` and `dropout` on all
-    layers and, with `lm_head`, on its head. The heads are trained without them for the share `warmup` of the training.
-    After that the adapters are trained too, at `rate` times the heads' learning rate. `balance` is λ₀, the weight of
-    the heads' loss in the adapters' training (0: 0.01 if labels are the target's distribution, 0.2 if they are the
-    text). By `schedule` it rises to that from 0 as a "sine", or is "constant".
+    `joint` is Medusa-2 (§3.2.2), which changes the target. The target gets adapters of `rank`, `alpha` and `dropout` on
+    all layers and, with `lm_head`, on its head. During the first share `warmup` of the training only the heads are
+    trained. After that the adapters are trained too, at `rate` times the heads' learning rate. `balance` is λ₀, the
+    weight of the heads' loss in the adapters' training (0: 0.01 if labels are the target's distribution, 0.2 if they
+    are the text). By `schedule` the weight rises from 0 to λ₀ as a "sine", or is "constant".
     """
 
     heads: int = 4
@@ -101,10 +102,10 @@ class MedusaOptions:
 class Drafter(ParallelDrafter):
     """Medusa's heads (Cai et al. 2024, §3.1): p_k = softmax(W_k (h + SiLU(V_k h + b_k))) at depth k.
 
-    From the target's state h [hidden_size] that predicted the root, head k makes logits [draft vocabulary] of the token
-    k positions after it; there may be several such blocks, one after another. W_k is the head's own, or the target's W
-    and a change of low rank, W + U_k D_k. With `linear` the first block is A_k [h; e] + SiLU(V_k [h; e] + b_k), of the
-    state and the root's embedding, either divided by the root of its mean square.
+    h [hidden_size] is the target's state that predicted the root. From it head k computes logits [draft vocabulary] of
+    the token k positions after the root. Several such blocks may follow one another. W_k is either the head's own
+    matrix, or the target's W plus a change of low rank, W + U_k D_k. With `linear` the first block is A_k [h; e] +
+    SiLU(V_k [h; e] + b_k), where e is the root's embedding. Both h and e are divided by the root of their mean square.
     """
 
     kind = "medusa"
@@ -131,7 +132,8 @@ class Drafter(ParallelDrafter):
 
     @classmethod
     def tensor_specs(cls, target: DraftableModel[Any], options: MedusaOptions) -> dict[str, TensorSpec]:
-        """List blocks by layer, the heads' vocabulary matrices or changes, and the ids of a draft vocabulary."""
+        """List the tensors: blocks by layer, vocabulary matrices or their changes, and the ids of a draft vocabulary.
+        """
         heads, sizes = options.heads, target.compute.target.sizes
         kept = draft_vocabulary(options.vocabulary, sizes.vocab_size)
         specs = {"kept": TensorSpec((kept,), "int64")} if kept else {}
@@ -160,7 +162,7 @@ class Drafter(ParallelDrafter):
         return self._draft_heads.nbytes + self._vocabulary.nbytes
 
     def observe(self, step: Step) -> None:
-        """Calibrate the last draft, and store the state that predicted the new root: that of the last row."""
+        """Calibrate the last draft, and store the last row's state, which predicted the new root."""
         if step.tree is not None and step.tree.source and self._candidates:
             nodes = zip(step.tree.depth, step.tree.source, strict=True)
             self._reached.append(max(depth for depth, source in nodes if depth == 0 or source == self.kind))
@@ -185,7 +187,7 @@ class Drafter(ParallelDrafter):
         return self.build_tree(context, logits, 1 if self.options.tree == "chain" else RANKS, self._vocabulary.ids)
 
     def _heads_needed(self, context: Context) -> int:
-        """Return the number of heads to compute: only as many as recently verified trees are deep.
+        """Return the number of heads to compute: as many as recently verified trees are deep.
 
         One draft in EVERY computes all heads, so that trees can become deeper again.
         """
@@ -197,7 +199,8 @@ class Drafter(ParallelDrafter):
         return min(most, max(1, *self._reached))
 
     def _static(self, context: Context, logits: Logits) -> DraftTree:
-        """Return the measured tree with this step's tokens. It has no chances: the budget observes them."""
+        """Return the tree that was built from accuracies, with this step's tokens. It has no chances: the budget
+        estimates them."""
         nodes = context.nodes
         positions, count = self.positions(context, logits), min(nodes, RANKS)
         levels = logits.candidates(positions, count, context.sampling, self._vocabulary.ids)
@@ -214,7 +217,8 @@ class Drafter(ParallelDrafter):
 def sparse_tree(accuracies: Sequence[Sequence[float]], nodes: int) -> DraftTree:
     """Return Medusa's static tree (§3.3.3), built greedily: the node with the most accurate path comes next.
 
-    accuracies [depth][rank] is how often the candidate of that rank is right. The tree's tokens are ranks.
+    accuracies [depth][rank] is how often the candidate of that rank is right. The returned tree has ranks in place of
+    tokens.
     """
     levels = [sorted(enumerate(ranks), key=lambda candidate: -candidate[1]) for ranks in accuracies]
     return best_first_tree(0, levels, nodes, Drafter.kind)
@@ -222,9 +226,10 @@ def sparse_tree(accuracies: Sequence[Sequence[float]], nodes: int) -> DraftTree:
 
 @lru_cache(maxsize=256)
 def dense_tree(accuracies: Sequence[Sequence[float]], nodes: int) -> DraftTree:
-    """Return Medusa's dense tree (§3.1.2): every product of the first s_k candidates of head k, with the best s_k.
+    """Return Medusa's dense tree (§3.1.2): every product of the first s_k candidates of each head k.
 
-    The best have the most accurate tree of at most this many nodes. The tree's tokens are ranks.
+    The numbers s_k are those with the highest expected acceptance among trees of at most this many nodes. The returned
+    tree has ranks in place of tokens.
     """
     best: float = 0.0
     widths: tuple[int, ...] = ()

@@ -17,7 +17,7 @@ SOONEST, LATEST = 16, 512  # steps until a drafter that did not pay drafts again
 
 @dataclass
 class _Share:
-    """The recent gain and cost of one of the drafters."""
+    """A drafter's part in the merged drafts: its recent gain and cost."""
 
     drafts: int  # since it was last judged
     gain: float  # tokens per draft that no other proposed
@@ -27,19 +27,21 @@ class _Share:
 
 
 class Merged:
-    """Any number of drafters that draft side by side, below the same root and for the same forward of the target.
+    """Any number of drafters for the same root. Their trees are merged into one tree, which the target verifies in one
+    forward.
 
-    Equal tokens below one parent become one node. It is right with the chance that one of those who proposed it is,
-    were they independent; what that is worth is calibrated by who they were and by the rank among the siblings: two
-    that agree are right more often than either, and one that is contradicted less often than alone. The `nodes`
-    likeliest nodes stay.
+    Equal tokens below one parent become one node. Its confidence is the chance that at least one of its proposers is
+    right, as if they were independent. Calibration turns that confidence into a chance, separately for each set of
+    proposers and each rank among siblings. For example, a token that two drafters propose is right more often. The
+    `nodes` likeliest nodes stay.
 
         a: root ─ x ─ y      b: root ─ x ─ z      merged: root ─ x (a+b) ─ y (a)
                                      └ w                       │        └ z (b)
                                                                └ w (b)
 
-    Where time matters, a drafter that brings less than it takes rests, and is tried again later. Each observes every
-    step, whether or not it drafted. None may have probe nodes, nor sampled ones (the rule `rejection`).
+    Where time matters, a drafter that costs more than it gains rests, and is tried again later. Every drafter observes
+    every step, whether or not it drafted. Drafters with probe nodes cannot be merged, nor can sampled drafts (the rule
+    `rejection`).
     """
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
@@ -56,11 +58,11 @@ class Merged:
 
     @property
     def target_layers(self) -> Sequence[int]:
-        """The states that any of them reads, one after the other."""
+        """The states that all drafters read, in the order of the drafters."""
         return [layer for drafter in self.drafters for layer in drafter.target_layers]
 
     def observe(self, step: Step) -> None:
-        """Let each drafter observe the step; judge the proposals, and what only one drafter proposed."""
+        """Let each drafter observe the step. Judge its proposals, and update the gain of each drafter."""
         start = 0
         for drafter in self.drafters:
             own = step.inner
@@ -82,7 +84,7 @@ class Merged:
                 share.gain += (gain - share.gain) / min(share.drafts, REMEMBERED)
 
     def rewind(self, length: int) -> None:
-        """Let each drafter discard what follows `length`."""
+        """Let each drafter discard everything after the first `length` tokens."""
         self._proposed = _Proposals(0)
         for drafter in self.drafters:
             drafter.rewind(length)
@@ -98,7 +100,7 @@ class Merged:
             drafter.resume(part, tokens)
 
     def draft(self, context: Context) -> DraftTree:
-        """Return the likeliest nodes of all trees."""
+        """Return the likeliest nodes of all drafters' trees."""
         assert context.sampling.rule != "rejection", "drafts of several have no distribution"
         self._proposed, self._greedy = _Proposals(context.root), context.sampling.greedy
         if context.nodes and context.token_seconds is not None:
@@ -114,10 +116,10 @@ class Merged:
         return self._proposed.tree(context.nodes, self.calibration, self._greedy)
 
     def _let_one_rest(self) -> None:
-        """Let the drafter rest that gains least for its time, if that is too little.
+        """Let the drafter that gains least for its time rest, if it gains too little.
 
-        After one rests or returns, all are judged again: of two that always agree neither gains anything in addition to
-        the other, but each does by itself.
+        When a drafter begins or ends a rest, the gains of all are measured again: of two drafters that always agree,
+        neither seems to gain anything until the other rests.
         """
         before = [share.rest for share in self._shares]
         for share in self._shares:
@@ -139,9 +141,9 @@ class Merged:
 
 
 class _Proposals:
-    """Nodes by number, the root first and parents before children, with their proposers and chances.
+    """The nodes that the drafters proposed, by number: the root first, and parents before children.
 
-    Drafters are bits: `by` [nodes] and `drafted` have bit 0 for the first of them.
+    Sets of drafters are bit masks: in `by` [nodes] and `drafted`, bit 0 stands for the first drafter.
     """
 
     def __init__(self, root: int) -> None:
@@ -152,7 +154,7 @@ class _Proposals:
         self._names: list[list[str]] = [[""]]
 
     def add(self, number: int, tree: DraftTree) -> None:
-        """Add the tree of one drafter; of equal siblings only the first."""
+        """Add the tree of one drafter. Of equal siblings only the first is added."""
         assert not any(tree.probe or ()), "what is a probe of one drafter is none of another"
         self.drafted |= 1 << number
         places = {0: 0}
@@ -192,7 +194,7 @@ class _Proposals:
         return likeliest_tree(found, nodes, ["+".join(names) for names in self._names])
 
     def judge(self, committed: Sequence[int], calibration: Calibration, greedy: bool) -> None:
-        """Learn from the tokens that the target committed, as far down as they were proposed."""
+        """Calibrate the chances by the tokens that the target committed, as far down as they were proposed."""
         node: int | None = 0
         for token in committed:
             if node is None:

@@ -1,7 +1,7 @@
-"""MTP: a layer in a model's own files that predicts a token further ahead (Qwen3.5), token after token, as a chain.
+"""MTP: a layer in a model's own files that predicts a token further ahead (Qwen3.5). It drafts chains, token by token.
 
-A row joins a token's embedding and the target's state one position before it, which predicted that token; below the
-root, where the target has read nothing yet, it is what the layer itself said:
+A row joins a token's embedding with the target's state one position before it, which predicted that token. The target
+has not read the nodes below the root. There the layer's own state takes the place of the target's:
 
     tokens      a    b    root  t
     states      -    s_a  s_b   m_r     s: of the target, after its final norm; m: the layer's own, after its norm
@@ -35,7 +35,8 @@ from localspec.weights.stored import StoredTensor, damaged, find_stored
 
 @dataclass(frozen=True)
 class MtpOptions:
-    """`depth` is the most tokens of a draft, which ends sooner if another token would not pay."""
+    """The options of an MTP drafter. A draft has at most `depth` tokens. It ends sooner if another token would not pay.
+    """
 
     depth: int = 5
 
@@ -47,8 +48,8 @@ class MtpOptions:
 class Drafter(TrainedDrafter, OfModel):
     """Multi-token prediction: one layer that runs once per token, with the target's embedding and head.
 
-    Rows of the text keep keys and values; those of a draft are discarded with it. It drafts chains, because a target
-    with recurrent layers reads nothing else.
+    Rows of the text keep keys and values. Those of a draft are discarded with the draft. It drafts chains, because a
+    target with recurrent layers cannot read branches.
     """
 
     kind = "mtp"
@@ -73,7 +74,7 @@ class Drafter(TrainedDrafter, OfModel):
     def from_model(cls, path: Path, target: DraftableModel[Any], depth: int | None = None) -> Self:
         """Return the layer in the target's own files. `depth` is the number of tokens of a draft.
 
-        Raises LocalspecError if they have no such layer, or one that is damaged or computed differently.
+        Raises LocalspecError if the files have no such layer, or if it is damaged or needs another computation.
         """
         sizes = target.compute.target.sizes
         mtp_layer(path)  # report a wrong config before anything is read
@@ -116,7 +117,7 @@ class Drafter(TrainedDrafter, OfModel):
         self._features.observe(step)
 
     def rewind(self, length: int) -> None:
-        """Discard what follows `length`; keys, values and states before it do not depend on that."""
+        """Discard everything after the first `length` tokens. Earlier keys, values and states do not depend on it."""
         self._cache.truncate(min(self._cache.length, max(length - 1, 0)))  # the first token has no row
         self._features.truncate(length)
         self._trees.forget()
@@ -177,10 +178,10 @@ class Drafter(TrainedDrafter, OfModel):
 
 
 class _Read(Mapping[str, Array]):
-    """Tensors under our names, each read and stacked on access, as fp32."""
+    """The layer's tensors under localspec's names. Each is read and stacked when it is accessed, as fp32."""
 
     def __init__(self, names: Mapping[str, str], stored: Mapping[str, Sequence[StoredTensor]]) -> None:
-        """`names` are those of the first tensor of each, for messages."""
+        """Store the names and places. `names` gives the first stored name of each tensor, for messages."""
         self._names, self._stored = names, stored
 
     def __getitem__(self, name: str) -> Array:

@@ -18,9 +18,10 @@ from localspec.drafters.pool import PhrasePool
 
 @dataclass(frozen=True)
 class Pair:
-    """A target's special tokens and vocabulary, the small model that drafts for it, and the phrases that they share.
+    """A target and its small model: special tokens and vocabulary of the target, the small model, and the shared
+    phrases.
 
-    The phrases have no id that one of the two models does not know.
+    A phrase has only ids that both models know.
     """
 
     special: Collection[int]
@@ -32,10 +33,10 @@ class Pair:
 def draft_model(
     pair: Pair, chosen: Hyperparameters, accelerated: bool, costs: ForwardCostModel | None, fixed: bool
 ) -> DraftModel:
-    """Return the small model as a drafter, which drafts by phrases if it is `accelerated` (§3.1).
+    """Return the small model as a drafter. If `accelerated`, it decodes phrases instead of single tokens (§3.1).
 
-    `costs` are those of its own forwards. By them it decides in each step how far to draft, up to γ tokens, and cuts
-    its own trees. Without them neither happens. A `fixed` draft is as long as the tree has room for.
+    `costs` are those of its own forwards. With them it decides in each step how far to draft, up to γ tokens, and
+    prunes its own trees. A `fixed` draft is as long as the tree has room for.
     """
     length, deciding = (None, None) if fixed else (chosen.draft, costs)
     if not accelerated:
@@ -58,10 +59,10 @@ def ouroboros(
 ) -> Drafter:
     """Return Ouroboros: the small model's draft, then K phrases that begin with its last token (§3.2, eqs. 7 to 9).
 
-    The phrases are below the draft's last node, so they matter if the whole draft was accepted, and then the target
-    adds the token after them. Phrases from verification and from history (§3.3, §3.4) are in the pool. With the part
-    `beside`, which is not in the paper, phrases may also start at the root, which helps if the small model errs at
-    once. With `costs`, those may be as many and as long as pay.
+    The phrases are below the draft's last node, so they matter only if the whole draft is accepted. Phrases from
+    verification and from history (§3.3, §3.4) are in the pool. With the part `beside`, which is not in the paper,
+    phrases may also start at the root, which helps if the small model errs at once. With `costs`, there may be as many
+    phrases as pay, of any length.
     """
     drafted = draft_model(pair, chosen, "accelerating" in parts, costs, fixed)
     if "lengthening" not in parts:
@@ -73,7 +74,7 @@ def ouroboros(
 
 
 def build(ingredients: Ingredients) -> Drafter:
-    """Build the drafter of these two models with the chosen parts."""
+    """Build Ouroboros, or the part of it that `parts` names, for this target and small model."""
     target, small = ingredients.target, ingredients.small
     assert small is not None
     pair = Pair(target.special_tokens, target.vocab_size, small, ingredients.pool)

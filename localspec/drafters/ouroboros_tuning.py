@@ -35,7 +35,7 @@ Build = Callable[[Hyperparameters], tuple[Drafter, DraftModel]]  # returns the d
 
 @dataclass(frozen=True)
 class Workload:
-    """Replies that are decoded again, with trees of up to `nodes`, and the costs of both models' forwards.
+    """Replies to decode again, with trees of up to `nodes` nodes, and the costs of both models' forwards.
 
     The target has `vocabulary` token ids.
     """
@@ -50,7 +50,8 @@ class Workload:
 
 @dataclass(frozen=True)
 class Replay:
-    """The result of decoding replies again: their `tokens`, `steps` and drafted `nodes`, and the predicted seconds."""
+    """The result of decoding replies again: numbers of `tokens`, `steps` and drafted `nodes`, and the predicted
+    seconds."""
 
     tokens: int
     steps: int
@@ -60,7 +61,7 @@ class Replay:
 
     @property
     def seconds(self) -> float:
-        """All seconds together."""
+        """The sum of all predicted seconds."""
         return self.drafting + self.verifying
 
     @property
@@ -94,7 +95,7 @@ class ReplayCache:
 
 
 class ReplayTarget:
-    """A target that repeats a known text: its text does not depend on the draft, so no forward is needed."""
+    """A target that repeats a known text. Its text does not depend on drafts, so it computes no forward."""
 
     row_multiple, branches, nbytes, device, precision = 1, True, 0, "cpu", "fp32"
     stop_tokens = special_tokens = frozenset[int]()
@@ -105,7 +106,8 @@ class ReplayTarget:
     def forward(
         self, tree: DraftTree, cache: ReplayCache, *, last: bool = False, inner: Sequence[int] = ()
     ) -> ForwardOutput:
-        """Return logits that are 1 for the text's next token at each row's position, else 0; it has no layers."""
+        """Return logits that are 1 for the text's next token at each row's position, else 0. There are no inner states.
+        """
         nodes = range(tree.size - 1 if last else 0, tree.size)
         after = [min(cache.length + tree.depth[node] + 1, len(self._text) - 1) for node in nodes]
         logits = np.zeros((len(nodes), self.vocab_size), np.float32)
@@ -113,7 +115,7 @@ class ReplayTarget:
         return ForwardOutput(NumpyLogits(logits), NumpyHidden(np.empty((tree.size, 0), np.float32)))
 
     def aligned(self, tree: DraftTree, start: int) -> DraftTree:
-        """Return the tree itself: nothing is computed, so its number of rows does not matter."""
+        """Return the tree itself: nothing is computed, so the number of rows does not matter."""
         return tree
 
     def cache(self, slots: int) -> ReplayCache:
@@ -130,7 +132,7 @@ class ReplayTarget:
 
 
 class SimulatedBudget(Budget):
-    """A budget that cuts drafts as in use, and adds up nodes, steps, and the predicted seconds of both models'
+    """A budget that prunes drafts as usual, and adds up nodes, steps, and the predicted seconds of both models'
     forwards."""
 
     def __init__(self, workload: Workload, small: DraftModel | None) -> None:
@@ -140,7 +142,8 @@ class SimulatedBudget(Budget):
         self._workload, self._small, self._forwards = workload, small, small.forwards.copy() if small else Counter()
 
     def observe(self, step: Step, beside: float = 0.0) -> None:
-        """Observe a step as if drafting had taken the cost of the small model's forwards, even on a busy machine."""
+        """Observe a step. Its drafting time is the predicted cost of the small model's forwards, so a busy machine does
+        not matter."""
         before, self._forwards = self._forwards, self._small.forwards.copy() if self._small else Counter()
         new = self._forwards - before
         drafting = sum(times * self._workload.draft_costs.at(rows, CONTEXT) for rows, times in new.items())
@@ -157,7 +160,7 @@ def replayed(drafter: Drafter, small: DraftModel | None, workload: Workload) -> 
 
 
 def replaying(drafter: Drafter, small: DraftModel | None, workload: Workload) -> Generator[float, None, Replay]:
-    """Do what `replayed` does, and yield the share that is done after each step."""
+    """Do what `replayed` does, one step at a time. Yield after each step the share that is done."""
     tokens, budgets, nodes = 0, [], workload.nodes
     everything = sum(len(reply) for _, reply in workload.exchanges)
     for prompt, reply in workload.exchanges:
@@ -193,7 +196,7 @@ def starting(costs: ForwardCostModel) -> Hyperparameters:
 
 
 def values(name: str, best: Hyperparameters, costs: ForwardCostModel) -> list[Hyperparameters]:
-    """Return the values of one parameter to try after `best`: all others of its range whose window has cheap rows."""
+    """Return variants of `best` with all other values of one parameter, leaving out those with an expensive window."""
     tried = [replace(best, **{name: value}) for value in RANGES[name]]
     return [one for one in tried if one != best and (not one.window or _window_price(one, costs) <= CHEAP)]
 
@@ -204,10 +207,10 @@ def _window_price(chosen: Hyperparameters, costs: ForwardCostModel) -> float:
 
 
 def searching(build: Build, workload: Workload, names: Sequence[str]) -> Measuring[Hyperparameters]:
-    """Search the best values of the parameters `names`, one after the other, each with the best found before it
-    (appendix B.2, algorithm 1), beginning with a good start.
+    """Search the best values of the parameters `names` (appendix B.2, algorithm 1).
 
-    Yield after each step of a replay, with the number of values tried and of all values.
+    One parameter is searched after the other, from a good start; each search uses the best values found before. Yield
+    after each step of a replay, with the number of values tried and of all values.
     """
     costs, left = workload.draft_costs, [*names]
     best, least, done = starting(costs), float("inf"), 0

@@ -1,12 +1,12 @@
 """ParallelSpec: one small transformer with k mask tokens predicts k + 1 tokens in a single forward.
 
-The masks follow the root; each row predicts the token one position after it:
+The masks follow the root. Each row predicts the token one position after it:
 
     rows        … a b root m1 m2        kept in the drafter's own cache: … a b root, never a mask
     predicts    … b root  +1 +2 +3
 
-A mask's row does not know the token that a tree has in its place. A low-rank correction adds that: a few channels of
-the token and of the row, which change the row's logits.
+A mask's row does not know which token a tree has at its position. A low-rank correction adds that: it changes the row's
+logits by a few channels of the token and of the row.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,15 +42,16 @@ MOST_MASKS = 32
 
 @dataclass(frozen=True)
 class ParallelSpecOptions:
-    """`masks` is k; a draft has one token more. `form` is the input: tokens as with Medusa ("medusa", eq. 3), the
-    target's features and tokens as with EAGLE ("eagle", eq. 5), or tokens into a small language model ("model").
+    """The options of ParallelSpec. `masks` is k; a draft has one more token. `form` names the input: the tokens as in
+    Medusa ("medusa", eq. 3), tokens and the target's features as in EAGLE ("eagle", eq. 5), or tokens of a small
+    language model ("model").
 
-    `layers` is the number of layers of a drafter that is no model; `begin` is what they are before they are trained:
-    the target's "last" layers, its "first", or "fresh" ones. `correction` is the rank of the correction by the token
-    before (0: none), which a drafter that is a model does without. Depth d is weighted by `decay`ᵈ in training (λ,
-    eq. 3); mask d is left out of a share 1 - (1 - `drop`)ᵈ of the groups (PARD's conditional drop). `model` is the
-    directory from which a small language model is read once, and `config` what its config.json said. Raises
-    UsageMistake for impossible values.
+    The forms "medusa" and "eagle" have `layers` layers, which begin as the target's "last" or "first" ones or "fresh"
+    (`begin`). They may have a `correction` of this rank (0: none).
+
+    In training, depth d is weighted by `decay`ᵈ (λ, eq. 3), and mask d is left out of a share 1 - (1 - `drop`)ᵈ of the
+    groups (PARD's conditional drop). `model` is the directory of the small language model, which is read once; `config`
+    is the content of its config.json. Raises UsageMistake for impossible values.
     """
 
     masks: int = 4
@@ -97,12 +98,12 @@ class ParallelSpecOptions:
         return 0 if self.form == "model" else self.correction
 
     def tokens(self, vocab_size: int) -> int:
-        """Return the number of tokens that are drafted for a target with this many; 0 stands for all."""
+        """Return how many tokens the drafter proposes for a target with `vocab_size` tokens; 0 stands for all."""
         return 0 if self.form == "model" else draft_vocabulary(self.vocabulary, vocab_size)
 
 
 def layers_of(target: TransformerConfig, options: ParallelSpecOptions) -> TransformerConfig:
-    """Return the sizes of a drafter that is not a model: layers that attend, without an embedding or a head."""
+    """Return the sizes of a drafter of the form "medusa" or "eagle": layers without an embedding or a head."""
     windows, local = target.sliding_windows[-1:] * options.layers, target.local_layers[-1:] * options.layers
     sizes = tuple(replace(one, keys_of=None) for one in target.layer_sizes[-1:]) * options.layers
     return replace(
@@ -115,7 +116,7 @@ def layers_of(target: TransformerConfig, options: ParallelSpecOptions) -> Transf
 class Published:
     """A published small language model, its mask token, and bool [vocab_size] of ids that are never drafted.
 
-    `features` are the target's states that it reads in addition to tokens (PARD-2), if any.
+    `features` are the target's states that it reads in addition to tokens (PARD-2), if it reads any.
     """
 
     model: RowModel
@@ -127,8 +128,8 @@ class Published:
 class Drafter(ParallelDrafter, OfModel):
     """ParallelSpec's parallel drafter (§4, eqs. 3 to 5): all depths in one forward of a small transformer.
 
-    Its input is [tokens + k masks, hidden_size], its output [1 + k, draft vocabulary] are logits of the k + 1 tokens
-    after the root. It shares the target's embedding and head; the form 'model' has its own.
+    Its input is [tokens + k masks, hidden_size]. Its output [1 + k, draft vocabulary] are logits of the k + 1 tokens
+    after the root. It shares the target's embedding and head, except in the form "model", which has its own.
     """
 
     kind = "parallelspec"
@@ -173,10 +174,10 @@ class Drafter(ParallelDrafter, OfModel):
     def from_model(cls, path: Path, target: DraftableModel[Any], depth: int | None = None) -> Self:
         """Return a published small language model as a drafter (PARD): its config.json names a `pard_token`.
 
-        With a map of the target's states (PARD-2) it is made for one target, and the mapped states are added to
-        embeddings. `depth` is the number of tokens of a draft, by default the number of the published figures. Raises
-        UsageMistake if its tokens are not the target's, or its map is for another target; LocalspecError if it is
-        damaged or not such a model.
+        If it has a map of the target's states (PARD-2), it is made for one target, and the mapped states are added to
+        embeddings. `depth` is the number of tokens of a draft; by default, that of the published figures. Raises
+        UsageMistake if its tokens are not the target's, or if its map is for another target. Raises LocalspecError if
+        it is damaged or not such a model.
         """
         config, tokenizer = read_config(inspect(path)), Tokenizer.open(path)
         mask = mask_token(config, path)
@@ -245,7 +246,7 @@ class Drafter(ParallelDrafter, OfModel):
             self._features.observe(step)
 
     def rewind(self, length: int) -> None:
-        """Discard cached tokens and features after `length`; those before it do not depend on what follows."""
+        """Discard cached tokens and features after the first `length`. Earlier ones do not depend on them."""
         self._cache.truncate(min(self._cache.length, length))
         if self._features is not None:
             self._features.truncate(length)
@@ -308,8 +309,8 @@ class Drafter(ParallelDrafter, OfModel):
     def _embed(self, tokens: Sequence[int], masks: int, features: Rows | None) -> Rows:
         """Return the input [n + masks, hidden_size] of tokens [n] and features [n, hidden_size].
 
-        With EAGLE's form masks have zeros for features (eq. 5). A map's features are added to embeddings, and masks
-        have those of the root before them (PARD-2).
+        In EAGLE's form the features of masks are zeros (eq. 5). A map's features are added to embeddings, and masks get
+        the root's features (PARD-2).
         """
         if self.options.form == "model":  # one mask for all, and ids that no tokenizer produces
             most, embed = self._model.sizes.vocab_size - 1, self._model.embed
@@ -324,7 +325,7 @@ class Drafter(ParallelDrafter, OfModel):
         return self._joined(self.compute.concat([self.compute.concat([features, self._features.zeros(masks)]), x], 1))
 
     def _logits(self, states: Rows) -> Rows:
-        """Return logits [rows, draft vocabulary]; of the form 'model', those of ids that it never proposes are -inf."""
+        """Return logits [rows, draft vocabulary]. In the form "model", ids that are never drafted have -inf."""
         if self.options.form != "model":
             return self._vocabulary.head(states)
         logits, width = self._model.head(states), self.target.vocab_size
@@ -360,7 +361,7 @@ class Correction:
 
 
 class Renamed(Mapping[str, Array]):
-    """Tensors under other names, each loaded on access."""
+    """Tensors under other names. Each is loaded when it is accessed."""
 
     def __init__(self, tensors: Mapping[str, Array], names: Mapping[str, str]) -> None:
         self._tensors = tensors

@@ -23,8 +23,8 @@ OverlapsOf = Callable[[Sequence[int], int], Sequence[float]]  # (nodes' tokens, 
 
 
 class Levels:
-    """A policy that says whether another level of a tree is expected to save more than it costs, judged by earlier
-    levels."""
+    """A policy that decides whether another level of a tree is expected to save more than it costs, by the results of
+    earlier levels."""
 
     def __init__(self) -> None:
         self._right: list[float] = []  # by depth, how often the next token was among those proposed
@@ -32,9 +32,9 @@ class Levels:
         self._left_out: list[int] = []  # drafts in a row that ended before it
 
     def pays(self, context: Context, depth: int, chance: float, left: int = 1) -> bool:
-        """Return whether a level is worth its time and a row; `chance` is that of all its paths together.
+        """Return whether a level is worth its time and a row; `chance` is the summed chance of all its paths.
 
-        All numbers of further levels are considered, up to `left`: rows are priced in steps, and the first row of a
+        All numbers of further levels, up to `left`, are considered: rows are priced in steps, and the first row of a
         step costs as much as the last.
         """
         self._know(depth)
@@ -56,12 +56,12 @@ class Levels:
         return paying
 
     def took(self, depth: int, seconds: float) -> None:
-        """Record the seconds of a level."""
+        """Record how many seconds a level took."""
         self._know(depth)
         self._seconds[depth].append(seconds)
 
     def judge(self, depth: int, right: bool) -> None:
-        """Record whether a level proposed the committed token, given all above it was right."""
+        """Record whether a level proposed the committed token, given that the levels above it were right."""
         self._know(depth)
         self._right[depth] += (float(right) - self._right[depth]) / JUDGED
 
@@ -73,10 +73,10 @@ class Levels:
 
 
 class PathTrees:
-    """Builds a drafter's trees level by level, and calibrates its confidence along the committed text.
+    """A builder of a drafter's trees, level by level. It calibrates the drafter's confidence along the committed text.
 
-    A tree ends if another level would take longer than it is expected to save. It is a `chain` for a drafter that asks
-    for one, and for a target that reads nothing else.
+    A tree ends if another level would take longer than it is expected to save. With `chain`, or for a target that reads
+    only chains, trees are chains.
     """
 
     def __init__(self, drafter: TrainedDrafter, chain: bool = False) -> None:
@@ -87,7 +87,7 @@ class PathTrees:
         self._greedy = True
 
     def forget(self) -> None:
-        """Discard the last draft's candidates, so that they calibrate nothing."""
+        """Discard the last draft's candidates without judging them."""
         self._candidates, self._proposed = {}, set()
 
     def calibrate(self, step: Step) -> None:
@@ -109,8 +109,8 @@ class PathTrees:
         ids: Ids | None = None,
         overlaps: OverlapsOf | None = None,
     ) -> DraftTree:
-        """Return the best tree of at most `depths` levels. `ids` are the tokens of the logits' columns, if not all
-        tokens.
+        """Return the best tree of at most `depths` levels. `ids` are the tokens of the logits' columns (None: all
+        tokens).
 
         With `overlaps` a candidate's chance is its probability times the expected overlap of its distribution with the
         target's.
@@ -123,7 +123,7 @@ class PathTrees:
         worths, chances = [1.0 - sum(context.covered[:1])], list[dict[int, float]]()
 
         def expand(parents: Sequence[int], tokens: Sequence[int], depth: int) -> list[list[Candidate]]:
-            """Return the candidates after nodes at `depth`, whose parents are nodes of the call before."""
+            """Return the candidates after nodes at `depth`. `parents` are numbers of nodes in the previous call."""
             nonlocal paths, worths, chances
             if depth:
                 paths = [(*paths[parent], token) for parent, token in zip(parents, tokens, strict=True)]
@@ -158,10 +158,10 @@ class PathTrees:
         return tree
 
     def sample(self, context: Context, logits_of: LogitsOf, depths: int) -> DraftTree:
-        """Sample chains side by side for the rule `rejection`, each token given those above it.
+        """Sample several chains below one root for the rule `rejection`, each token given those above it.
 
-        Nodes left over are children of the root, unless only one chain is wanted. `logits_of` gives logits of the whole
-        vocabulary. The shape does not depend on the samples, except that it ends at a depth where some logits are NaN
+        Remaining nodes become children of the root, unless only one chain is wanted. `logits_of` gives logits of the
+        whole vocabulary. The shape does not depend on the samples, except that it ends at a depth whose logits have NaN
         or inf.
         """
         self.forget()

@@ -19,13 +19,14 @@ Path = tuple[int, ...]  # tokens from below the root to a node
 class WithPhrases:
     """Any drafter, its drafts lengthened by phrases from the pool (Ouroboros, §3.2, eqs. 7 to 9), as one merged tree.
 
-    With the empty draft it is the drafter `phrases`, whose drafts are the phrases at the root. It leaves a drafter two
-    thirds of the nodes, puts phrases at the ends of its draft, and lets the drafter continue if there are no phrases.
-    With `anywhere`, for drafters such as trained ones that know how likely their nodes are, the best nodes of both are
-    taken, with phrases at the root or at an end.
+    With the empty draft it is the drafter `phrases`, which drafts the phrases at the root. Otherwise the inner drafter
+    gets two thirds of the nodes, and phrases follow at the ends of its draft. If phrases need fewer nodes, the inner
+    drafter gets the rest. `anywhere` is for drafters that know how likely their nodes are, for example trained ones. It
+    takes the best nodes of both, and phrases may start at the root or at an end.
 
-    At most `max_phrases` phrases are at one end, of at most `phrase_length` tokens; None is as many as there are nodes.
-    A `read_only` pool is written by another drafter, whose text is committed: a draft is not text yet.
+    At most `max_phrases` phrases follow one end, each of at most `phrase_length` tokens (None: as many as there are
+    nodes). A `read_only` pool is written by another drafter, whose text is committed. The text of a draft model is not
+    committed yet.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class WithPhrases:
         return self.inner.nbytes + (0 if self._read_only else self.pool.nbytes)
 
     def observe(self, step: Step) -> None:
-        """Add the text to the pool, learn from what was rejected, and remember which stored phrases were right."""
+        """Add the text to the pool, learn from rejected nodes, and mark stored phrases that were right."""
         self.inner.observe(step)
         for depth, token in enumerate(step.committed if step.tree else ()):
             level, match = self._offered.get(tuple(step.committed[:depth]), ((), 0))
@@ -76,7 +77,7 @@ class WithPhrases:
                 self.pool.mark_used(stored)
 
     def rewind(self, length: int) -> None:
-        """Discard text after `length`."""
+        """Discard text after the first `length` tokens."""
         self.inner.rewind(length)
         if not self._read_only:
             self.pool.rewind(length)
@@ -111,14 +112,14 @@ class WithPhrases:
                 self.pool.correct(before, tree.tokens[node], tried[::-1], picks[::-1])
 
     def draft(self, context: Context) -> DraftTree:
-        """Return the inner tree, and below it the likeliest phrases, best first, while there are nodes."""
+        """Return the inner tree, extended by the likeliest phrases, best first, as long as there are nodes."""
         self._greedy, self._offered = context.sampling.greedy, {}
         nodes = context.nodes if self._anywhere else context.nodes - context.nodes // 3
         recent = list(context.committed[-MATCH_LENGTH:])
         known: dict[Path, Followers] = {}
 
         def followers_of(path: Path) -> Followers:
-            """Look up what may follow a path, once: the root is looked up before and after the inner draft."""
+            """Look up the continuations of a path only once: the root needs them before and after the inner draft."""
             if path not in known:
                 known[path] = self._followers([*recent, *path], context.nodes) if context.nodes else []
             return known[path]
@@ -134,7 +135,7 @@ class WithPhrases:
         order = 0
 
         def offer(node: int, worth: float, followers: Followers, at: int) -> None:
-            """Put the children that `followers` give `node` on the heap."""
+            """Put the possible children of `node` on the heap, which `followers` continue with at their token `at`."""
             nonlocal order
             for chance, group in self._level(tuple(builder.path_tokens(node)), followers, at):
                 chance *= builder.left(node, group[0][1].tokens[at])
@@ -160,7 +161,7 @@ class WithPhrases:
         return self._draft
 
     def _covered(self, followers: Followers, nodes: int) -> list[float]:
-        """Return, by depth, the chance that phrases at the root have all tokens of the likeliest path so far."""
+        """Return, by depth, the chance that phrases at the root include all tokens of the likeliest path so far."""
         covered: list[float] = []
         path: Path = ()
         chance = 1.0
@@ -172,10 +173,9 @@ class WithPhrases:
         return covered
 
     def _level(self, path: Path, followers: Followers, at: int) -> list[tuple[float, Followers]]:
-        """Group continuations of `path` by their token at `at`: the chance of that token, and the continuations with
-        it.
+        """Group continuations of `path` by their token at `at`. Return the chance of each token with its continuations.
 
-        The chance is the calibrated one for this share of the weight after a match of this length.
+        The chance is calibrated by the token's share of the weight and by the length of the match.
         """
         total = sum(weight for weight, _ in followers) + _DOUBT
         groups: dict[int, Followers] = {}
@@ -191,7 +191,7 @@ class WithPhrases:
         return [(chance, groups[token]) for token, chance in self.calibration.chances(shares, match, self._greedy)]
 
     def _followers(self, tail: Sequence[int], nodes: int) -> Followers:
-        """Return what may follow a text that ends in `tail`, with its weight."""
+        """Return the possible continuations of a text that ends in `tail`, with their weights."""
         found = self.pool.continuations(tail, min(nodes, self._phrase_length or nodes))
         followers = [(_weight(continuation), continuation) for continuation in found]
         if self._max_phrases is None or len(followers) <= self._max_phrases:
@@ -232,7 +232,7 @@ class _TreeBuilder:
 
     @property
     def leaves(self) -> list[int]:
-        """The nodes without children, the likeliest chain's first; probes are not counted."""
+        """The nodes without children. The end of the likeliest chain comes first; probes are not counted."""
         probe = self._inner.probe or [False] * self._inner.size
         real = [[child for child in children if not probe[child]] for children in self._children]
         return [node for node in range(self.size) if not real[node] and not probe[node]]
@@ -246,7 +246,8 @@ class _TreeBuilder:
         return tokens[::-1]
 
     def add(self, parent: int, token: int, continuation: Continuation, worth: float, chance: float) -> int:
-        """Add a node, unless there is one with this token, and return its number, which is valid until `build`."""
+        """Add a node, unless the parent has a child with this token. Return its number, which is valid until `build`.
+        """
         for child in self._children[parent]:
             if self._tokens[child] == token and not (
                 self._inner.probe and child < self._inner.size and self._inner.probe[child]
@@ -258,7 +259,7 @@ class _TreeBuilder:
         return node
 
     def left(self, parent: int, token: int) -> float:
-        """Return the chance that the drafted children of a node leave to another token."""
+        """Return the chance that is left for `token` after the drafted children of a node."""
         left = 1.0
         for child in self._children[parent]:
             if child < self._inner.size and self._tokens[child] != token:
@@ -266,7 +267,7 @@ class _TreeBuilder:
         return max(left, 0.0)
 
     def grow(self, tree: DraftTree) -> None:
-        """Add the additional nodes of a longer draft of the same drafter."""
+        """Add the nodes of a longer draft of the same drafter that are not in the tree yet."""
         ours = [0]
         for node in range(1, tree.size):
             parent, token = ours[tree.parents[node]], tree.tokens[node]

@@ -1,8 +1,8 @@
 """The phrase pool: earlier continuations of the last few tokens, from this conversation or from earlier sessions.
 
 Its phrases are those of Ouroboros (Zhao et al. 2024): committed text, phrases from verification (§3.3), phrases from
-history (§3.4), which a store saves across sessions, and those of a Jacobi window (§3.1). A wrong phrase costs time but
-never changes the text, because the target verifies it.
+history (§3.4) and phrases of a Jacobi window (§3.1). A store saves those from history across sessions. A wrong phrase
+costs time but never changes the text, because the target verifies it.
 """
 
 from collections import OrderedDict
@@ -42,8 +42,8 @@ class Continuation:
 
 
 class Harvest(NamedTuple):
-    """What a reply teaches later sessions: phrases that it wrote, phrases of the store that it used, and the target's
-    continuations after refused drafts, which are in no text."""
+    """The phrases of a reply that help later sessions: phrases of its text, used phrases of the store, and the target's
+    continuations after refused drafts, which are not part of any text."""
 
     said: list[StoredPhrase]
     used: list[StoredPhrase]
@@ -56,10 +56,10 @@ LearnedPhrase = tuple[int | None, tuple[int, ...]]  # the token before the phras
 class PhrasePool:
     """Phrases of this conversation and of earlier ones, by the two tokens before them.
 
-    No phrase has an id in `special`, nor one from `vocabulary` on, the number of ids that all its models know: a
-    damaged store must cost no reply. Without a reader the pool starts empty and lives as long as the session. Without
-    `text` nothing is looked up in the conversation itself, and without `verification` nothing is learned from the
-    target's picks at a draft.
+    No phrase has an id in `special` or an id of `vocabulary` or more, the number of ids that all its models know. So a
+    damaged store cannot break a reply. Without a reader the pool starts empty and lives as long as the session. Without
+    `text` nothing is looked up in the conversation itself. Without `verification` nothing is learned from the target's
+    picks at a draft.
     """
 
     def __init__(
@@ -93,7 +93,8 @@ class PhrasePool:
                 self._by_key.setdefault(pack_key(self.tokens[-2], token), []).append(place)
 
     def rewind(self, length: int) -> None:
-        """Discard committed text after `length`; phrases learned from it stay, because they are only guesses."""
+        """Discard committed text after the first `length` tokens. Phrases learned from it stay, because they are only
+        guesses."""
         while len(self.tokens) > length:
             place = len(self.tokens)
             token = self.tokens.pop()
@@ -104,8 +105,8 @@ class PhrasePool:
     def learn(self, step: Step) -> None:
         """Learn phrases from verification (Ouroboros, §3.3, eq. 10): a rejected token and the target's picks after it.
 
-        A phrase continues along the draft while the draft has the target's picks; without any agreement there is no
-        phrase.
+        A phrase continues along the draft as long as the draft agrees with the target's picks. If nothing agrees, no
+        phrase is learned.
         """
         tree, accepted = step.tree, set(step.path)
         if tree is None or not self._verification:
@@ -121,7 +122,8 @@ class PhrasePool:
                 self._add(tree.tokens[tree.parents[node]], tree.tokens[node], phrase)
 
     def correct(self, before: int | None, token: int, tried: Sequence[int], picks: Sequence[int]) -> None:
-        """Replace phrases that begin with tokens tried after a draft by the target's picks (Ouroboros, §3.3)."""
+        """Replace phrases that begin with `token` and the refused tokens `tried` by the target's `picks` (Ouroboros,
+        §3.3)."""
         if self._verification:
             for known, phrase in list(self._learned.get(token, ())):
                 if known in (before, None) and phrase[: len(tried)] == tuple(tried):
@@ -145,10 +147,10 @@ class PhrasePool:
             self._learned.popitem(last=False)
 
     def harvest(self, start: int) -> Harvest:
-        """Return what the reply `tokens[start:]` teaches later sessions.
+        """Return the phrases of the reply `tokens[start:]` for later sessions, each once.
 
-        The prompt before `start` is the user's text and is not saved, nor is a phrase learned from verification that
-        has two neighbouring tokens of it: drafts are copied from the prompt too. Each phrase is returned once.
+        The prompt before `start` is the user's text and is not saved. Drafts are copied from the prompt too. So a
+        phrase from verification is left out if two neighbouring tokens of it are in the prompt but not in the reply.
         """
         tokens, phrases = self.tokens, []
         for place in range(start + KEY_LENGTH, len(tokens)):
@@ -177,7 +179,7 @@ class PhrasePool:
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def continuations(self, tail: Sequence[int], ahead: int) -> list[Continuation]:
-        """Return what followed the end of `tail` earlier, up to `ahead` tokens each.
+        """Return earlier continuations of the end of `tail`, of up to `ahead` tokens each.
 
         `tail` has at least the last MATCH_LENGTH tokens of the text.
         """
@@ -201,7 +203,7 @@ class PhrasePool:
         return found or self._after_single(tail[-1], ahead)
 
     def mark_used(self, stored: StoredPhrase) -> None:
-        """Mark a phrase of the store that was accepted: it will be dropped last."""
+        """Mark an accepted phrase of the store: it will be dropped last."""
         self._used[stored] = None
         if len(self._used) > MAX_KEYS:
             del self._used[next(iter(self._used))]
@@ -235,14 +237,15 @@ class PhrasePool:
 
     @property
     def nbytes(self) -> int:
-        """Bytes, estimated: 24 per token, 100 per entry of a dictionary."""
+        """Estimated bytes: 24 per token, and 100 per entry of a dictionary."""
         return 24 * len(self.tokens) + 100 * (
             len(self._by_key) + len(self._by_token) + sum(map(len, self._learned.values())) + len(self._from_store)
         )
 
 
 def _pop(places: dict[int, list[int]], key: int) -> None:
-    """Discard the last position of a key, and a key without positions: a session reads many texts."""
+    """Discard the last position of a key, and the key if it has no other, so that the dictionary does not grow forever.
+    """
     places[key].pop()
     if not places[key]:
         del places[key]

@@ -23,14 +23,14 @@ MAX_DEPTH = 64  # no tree has more nodes
 
 @dataclass(frozen=True)
 class S3DOptions:
-    """`depth` is the number of tokens of a draft (γ). Layers count from 0: `skip` is the first and the last layer that
-    are skipped, as in "2-5"; `kept` lists the layers that are not, as in "0,1,6,7"; with neither the middle half is
-    skipped.
+    """The options of S3D. A draft has `depth` tokens (γ). Layers count from 0. `skip` names the first and the last
+    skipped layer, as in "2-5"; `kept` lists the layers that are not skipped, as in "0,1,6,7". With neither, the middle
+    half is skipped.
 
     `adapters` act only while drafting: on "all" linear layers, on "vko" (values, keys, output; appendix B) or "none".
-    `full` trains the kept layers themselves instead, which makes another target; where they are in few bits it does so
-    by adapters that become part of them. `vocabulary` tokens are drafted, the most frequent ones of the training text
-    (0: all; -1: 8,192 if the model has more than 32,768). Raises UsageMistake for impossible values.
+    `full` trains the kept layers themselves instead, which makes another target. If these layers are packed in few
+    bits, adapters are trained and then merged into them. The drafter proposes the `vocabulary` most frequent tokens of
+    the training text (0: all; -1: 8,192 if the model has more than 32,768). Raises UsageMistake for impossible values.
     """
 
     depth: int = 4
@@ -64,11 +64,12 @@ class S3DOptions:
 
     @property
     def which(self) -> str:
-        """The adapted layers: "all", "vko" or "none"."""
+        """The adapted linear layers: "all", "vko" or "none"."""
         return self.adapters or ("none" if self.full else "all")
 
     def layers(self, count: int) -> tuple[int, ...]:
-        """Return the layers that draft, of `count`. Raises UsageMistake if one does not exist or none is left."""
+        """Return the layers that draft, out of `count`. Raises UsageMistake if one does not exist or no layer is left.
+        """
         if not (self.skip or self.kept):
             return symmetric(count, max(1, count // 2))
         named = _numbers(self.skip, "-") or _numbers(self.kept, ",")
@@ -82,7 +83,7 @@ class S3DOptions:
 
 
 def _numbers(text: str, between: str) -> list[int]:
-    """Return the numbers of a text if they ascend; an empty list for any other text."""
+    """Return the ascending numbers in a text; an empty list for any other text."""
     parts = [part.strip() for part in text.split(between)]
     numbers = [int(part) for part in parts if part.isascii() and part.isdecimal() and len(part) < 5]
     rising = all(one <= two if between == "-" else one < two for one, two in pairwise(numbers))
@@ -114,7 +115,7 @@ class Drafter(ParallelDrafter):
 
     @classmethod
     def tensor_specs(cls, target: DraftableModel[Any], options: S3DOptions) -> dict[str, TensorSpec]:
-        """List the mask token, and the adapters under peft's names; the full form's layers are in its target.
+        """List the mask token, and the adapters under peft's names. The layers of the full form are in its target.
 
         Raises UsageMistake for layers that the target does not have, or that cannot draft without the others.
         """
@@ -177,7 +178,7 @@ class Drafter(ParallelDrafter):
 def stacked_adapters(
     sizes: TransformerConfig, layers: Sequence[int], options: S3DOptions, tensors: Mapping[str, Array]
 ) -> dict[int, dict[str, LowRank]]:
-    """Return adapters by layer and by our linear layer, from those of the projections that are stacked in it:
+    """Return adapters by layer and by linear layer. Projections that are stacked in one linear layer share one adapter:
 
     A [blocks * rank, in]    B [out, blocks * rank]    q │ ■ · ·
                                                        k │ · ■ ·

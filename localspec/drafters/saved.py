@@ -20,7 +20,7 @@ CARD, WEIGHTS = "drafter.json", "drafter.safetensors"
 
 
 def drafter_class(kind: str) -> type[TrainedDrafter]:
-    """Return the class of a kind with weights, which its file names `Drafter`."""
+    """Return the class `Drafter` in the file of a kind with weights."""
     found: type[TrainedDrafter] = import_module(kind_of(kind).file).Drafter
     return found
 
@@ -35,8 +35,8 @@ def load_drafter(
     """Return the trained drafter of a directory, with the calibration from earlier replies, if there is one.
 
     `depth` is the requested number of tokens of a draft, which only a published language model can choose. Raises
-    LocalspecError if it is damaged, gone, or does not fit the target; a published small language model that does not
-    fit raises UsageMistake. Parts that must be made again, and why, go to the `reporter`.
+    LocalspecError if the drafter is damaged, missing, or does not fit the target. A published small language model that
+    does not fit raises UsageMistake. Problems with a cached packed form go to the `reporter`.
     """
     class_ = drafter_class(card.kind)
     drafter: TrainedDrafter

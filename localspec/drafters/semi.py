@@ -1,8 +1,8 @@
-"""Semi-autoregressive drafting: the target's last state for the text so far, a tiny model for what was just drafted.
+"""Semi-autoregressive drafting: the target's last state stands for the text, a tiny model for the tokens just drafted.
 
-q(d_j) = q_0(d_j | h_p, h_q(root, d_1, …)) (Semi-Autoregressive Decoding for Efficient LLM Inference, eq. 5): h_p is the
-target's state that predicted the root, which is known already and the same for the whole tree; h_q is updated from node
-to node, so that a tree costs one small batch a depth.
+q(d_j) = q_0(d_j | h_p, h_q(root, d_1, …)) (Semi-Autoregressive Decoding for Efficient LLM Inference, eq. 5). h_p is the
+target's state that predicted the root. It is known already and the same for the whole tree. h_q is updated from node to
+node, so a tree costs one small batch per depth.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,22 +31,20 @@ RECENT_MODELS = ("transformer", "lstm", "none")
 
 @dataclass(frozen=True)
 class SemiOptions:
-    """`recent` is the tiny model: "transformer" (eq. 6), "lstm" (eq. 7), or "none", the embedding of the last token
-    alone (the zero-layer ablation of figure 4). `depth` is the number of levels of a tree, and of the tokens that h_q
-    sees at most.
+    """The options of semi-autoregressive drafting. `recent` names the tiny model: "transformer" (eq. 6), "lstm" (eq. 7)
+    or "none", only the embedding of the last token (the zero-layer ablation of figure 4). `depth` is the number of
+    levels of a tree, and the largest number of tokens that h_q sees.
 
-    `shared`: the drafter's head leads to the target's head; else it has a vocabulary matrix of its own. Either covers
-    `vocabulary` tokens, the most frequent ones of the training text (0: all; -1: 8,192 if the model has more than
-    32,768). `layers` is the head's number of hidden
-    layers (two in §4.2; with one, as in appendix A, h_p and h_q are merely added). `paper_widths`: 1024 + 1024 channels
-    whatever the target's hidden_size.
+    With `shared` the drafter's head leads to the target's head; otherwise it has its own vocabulary matrix. Either
+    covers the `vocabulary` most frequent tokens of the training text (0: all; -1: 8,192 if the model has more than
+    32,768). `layers` is the head's number of hidden layers: two as in §4.2, or one as in appendix A, which only adds
+    h_p and h_q. With `paper_widths` it has 1024 + 1024 channels for every hidden_size of the target.
 
-    `share` is the share of a text's positions that one batch learns from. `joint`: the target is trained too, through
-    adapters of this `rank` on its layers and, with `lm_head`, on its head (r_p, §4.2), and the drafter's loss is
-    weighted by `balance`, λ of eq. 8. `first` is the share of the training in which the target alone learns the
-    text (λ = 0, separate training in two stages); in the rest the drafter alone learns (λ = 1). `draft_rank`: the
-    drafter's own matrices learn by changes of this rank only (r_q; 0: all of each). Raises UsageMistake for impossible
-    values.
+    One batch learns from the share `share` of a text's positions. With `joint` the target is trained too (r_p, §4.2),
+    through adapters of this `rank` on its layers and, with `lm_head`, on its head. `balance` is λ of eq. 8, the weight
+    of the drafter's loss. During the share `first` of the training only the target learns (λ = 0), and afterwards only
+    the drafter (λ = 1). `draft_rank` is the rank of the changes by which the drafter's own matrices learn (r_q; 0:
+    whole matrices). Raises UsageMistake for impossible values.
     """
 
     recent: str = "transformer"
@@ -104,7 +102,7 @@ class SemiOptions:
 
 @dataclass(frozen=True)
 class Widths:
-    """The widths of the drafter's parts: the tiny model's h_q, each half of σ(…), and the input of a head."""
+    """The widths of the drafter's parts: h_q of the tiny model, each half of σ(…), and the input of the last matrix."""
 
     recent: int
     wide: int
@@ -129,8 +127,8 @@ class RecentModel(Protocol):
     def read(self, x: Rows, state: Rows, depth: int) -> tuple[Rows, Rows]:
         """Return the states after one more token, and h_q.
 
-        x [rows, hidden_size] are embeddings of the tokens `depth` positions after the root, `state` [rows,
-        self.state_size] the states before them.
+        x [rows, hidden_size] are embeddings of the tokens `depth` positions after the root; `state` [rows,
+        self.state_size] are the states before them.
         """
 
     @property
@@ -210,7 +208,7 @@ def _linear(compute: Compute, tensors: Mapping[str, Array], name: str, silu: boo
 
 
 def _cell(compute: Compute, tensors: Mapping[str, Array], name: str) -> LinearLayer:
-    """Return the gates of an LSTM's layer, of its input and its hidden state side by side."""
+    """Return the gates of one layer of the LSTM, for its input and hidden state side by side."""
     weight = np.concatenate([tensors[f"{name}.weight_ih"], tensors[f"{name}.weight_hh"]], 1)
     return compute.linear(weight, tensors[f"{name}.bias_ih"] + tensors[f"{name}.bias_hh"])
 
@@ -218,14 +216,16 @@ def _cell(compute: Compute, tensors: Mapping[str, Array], name: str) -> LinearLa
 class Drafter(TrainedDrafter):
     """Semi-autoregressive drafting (Semi-Autoregressive Decoding for Efficient LLM Inference, §4, eqs. 5 to 8, app. A).
 
-    Depth j has logits [nodes, vocab_size] of W_3 σ([W_p h_p, W_q h_q] + b), where h_p [1, hidden_size] is the target's
-    state that predicted the root, and h_q [nodes, hidden_size / 2] the tiny model's after the tokens root … d_j-1.
-    W_p and W_q are as wide in proportion to the target, and a second hidden layer precedes W_3 (§4.2).
+    The logits of depth j are W_3 σ([W_p h_p, W_q h_q] + b), [nodes, vocab_size]. h_p [1, hidden_size] is the target's
+    state that predicted the root. h_q [nodes, hidden_size / 2] is the tiny model's state after the tokens root … d_j-1.
+    W_p and W_q each have a quarter of the target's width as in the paper, and a second hidden layer precedes W_3
+    (§4.2).
 
-    W_3 over a whole vocabulary is nearly all of the drafter's memory. By default it leads to hidden_size instead, and
-    the target's own head follows. Measured roughly (demo model, 240 steps, one seed): as wide as with a matrix of its
-    own it predicts a little worse; twice as wide, as it is here, as well with a fifth of the weights. Each depth then
-    costs the target's head; a draft vocabulary makes it cheaper, for a copy of its rows.
+    W_3 over a whole vocabulary would be nearly all of the drafter's memory. By default it leads to hidden_size instead,
+    and the target's own head follows. W_p and W_q then have half of the target's width. Measured roughly (demo model,
+    240 steps, one seed), this predicts as well as a separate matrix over the vocabulary, with a fifth of the weights.
+    With a quarter of the width it predicts a little worse. Each depth then costs one pass of the target's head. A draft
+    vocabulary makes that cheaper, but needs a copy of some of its rows.
     """
 
     kind = "semi"
@@ -234,7 +234,7 @@ class Drafter(TrainedDrafter):
     options: SemiOptions
 
     def __init__(self, target: DraftableModel[Any], options: SemiOptions, tensors: Mapping[str, Array]) -> None:
-        """Raise LocalspecError for a draft vocabulary that the model does not have."""
+        """Build the drafter. Raises LocalspecError for a draft vocabulary that the model does not have."""
         super().__init__(target, options, tensors)
         self._recent = _RECENT[options.recent](self.compute, tensors)
         self._far, self._near = _linear(self.compute, tensors, "far"), _linear(self.compute, tensors, "near")
@@ -289,9 +289,9 @@ class Drafter(TrainedDrafter):
     # -- the model ----------------------------------------------------------------------------------------------------
 
     def _read(self, depth: int, nodes: Rows, far: Rows, above: Rows) -> tuple[Rows, ...]:
-        """Read one more token of nodes `depth` positions after the root; return states and draft logits.
+        """Read one more token of nodes `depth` positions after the root. Return states and draft logits.
 
-        nodes [rows, 2] are tokens, and the row of each parent's state in `above`; far [1, wide] is W_p h_p.
+        nodes [rows, 2] are tokens and the row of each parent's state in `above`. far [1, wide] is W_p h_p.
         """
         # Normalised, because with embeddings as small as in many targets the tiny model would learn very slowly.
         x = self.compute.rms_norm(self.compute.target.embed(nodes[:, 0]))
@@ -314,12 +314,12 @@ class Drafter(TrainedDrafter):
         self._trees.calibrate(step)
 
     def rewind(self, length: int) -> None:
-        """Discard the state that predicted the root; the next observation gives another one."""
+        """Discard the state that predicted the root; the next step brings a new one."""
         self._state = None
         self._trees.forget()
 
     def draft(self, context: Context) -> DraftTree:
-        """Return the best tree that the tiny model finds, or chains sampled from it for the rule `rejection`."""
+        """Return the best tree by the tiny model, or chains sampled from it for the rule `rejection`."""
         self._trees.forget()
         if self._state is None or not context.nodes:
             return DraftTree((context.root,), (-1,))

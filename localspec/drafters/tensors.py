@@ -1,4 +1,4 @@
-"""A drafter's tensors: the contents that its files must have, and numbers read from them one tensor at a time."""
+"""A drafter's tensors: the list that its files must contain, and reading them one at a time."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,16 +22,16 @@ _READ_AS = {
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """The shape of a tensor, and its type as numpy names it, or as the file does if no drafter has this type."""
+    """The shape and type of a tensor. The type has numpy's name, or the file's name if no drafter uses it."""
 
     shape: tuple[int, ...]
     dtype: str = "float32"
 
 
 def check_tensors(expected: Mapping[str, TensorSpec], found: Mapping[str, TensorSpec]) -> None:
-    """Raise LocalspecError if a tensor is missing, superfluous, or of an unexpected shape or type.
+    """Raise LocalspecError if a tensor is missing, superfluous, or has an unexpected shape or type.
 
-    Floating-point weights may have any precision that they are computed in.
+    Floating-point weights may have any precision that localspec computes in.
     """
     if missing := sorted(expected.keys() - found.keys()):
         raise LocalspecError(f"{_named(missing)} missing; {REMEDY}.")
@@ -51,11 +51,11 @@ def _named(names: list[str]) -> str:
 
 
 class StoredTensors(Mapping[str, Array]):
-    """The tensors of a safetensors file, each read on access: floating-point numbers as fp32.
+    """The tensors of a safetensors file. Each is read when it is accessed; floating-point numbers become fp32.
 
-    A tensor in int8 (`research/ship_drafter.py` writes them) is read as floating-point numbers: each `GROUP` of
-    integers on its last axis is multiplied by a factor in fp16. The factors are the tensor of the same name with
-    `FACTORS` at its end. Raises LocalspecError if the file cannot be read or is damaged, or numbers are NaN or inf.
+    A tensor in int8 (`research/ship_drafter.py` writes them) becomes floating-point numbers: each `GROUP` of integers
+    on its last axis is multiplied by a factor in fp16. The factors are the tensor of the same name with `FACTORS` at
+    its end. Raises LocalspecError if the file cannot be read or is damaged, or if it has NaN or inf.
     """
 
     def __init__(self, file: Path) -> None:

@@ -36,9 +36,10 @@ FREQUENT, LARGE = 2**13, 2**15  # tokens of a draft vocabulary, and of the small
 
 
 def draft_vocabulary(wanted: int, vocab_size: int) -> int:
-    """Return the number of tokens that a drafter proposes, 0 for all: `wanted`, or where that is -1 the default.
+    """Return how many tokens a drafter proposes; 0 means all. `wanted` is this number, or -1 for the default.
 
-    A head of all tokens is most of what a draft reads. Raises UsageMistake for more tokens than the model has.
+    A head over all tokens would be most of the bytes that a draft reads. Raises UsageMistake for more tokens than the
+    model has.
     """
     if wanted > vocab_size:
         raise UsageMistake(f"vocabulary = {wanted} is more than the model's {vocab_size} tokens; give fewer.")
@@ -46,16 +47,18 @@ def draft_vocabulary(wanted: int, vocab_size: int) -> int:
 
 
 def check_vocabulary(least: int, most: int, vocab_size: int) -> None:
-    """Raise LocalspecError if the lowest or the highest id of a draft vocabulary is not one of the model's."""
+    """Raise LocalspecError if a draft vocabulary has an id that the model does not. `least` and `most` are its extreme
+    ids."""
     if least < 0 or most >= vocab_size:
         raise LocalspecError("'kept' lists tokens that the model does not have; train the drafter again.")
 
 
 class DraftVocabulary:
-    """The tokens that a drafter proposes: those of its tensor `kept` [tokens], or all."""
+    """The tokens that a drafter proposes: those in its tensor `kept` [tokens], or all."""
 
     def __init__(self, target: DraftableModel[Any], tensors: Mapping[str, Array], shared: bool = True) -> None:
-        """`shared`: the drafter uses the target's head. Raise LocalspecError for tokens that the model lacks."""
+        """Read the ids. With `shared` the drafter uses the target's head. Raises LocalspecError for tokens that the
+        model lacks."""
         self.ids: Array | None = tensors.get("kept")
         self._target = target
         self.rows: LinearLayer | None = None  # a copy of the target's head, if it is shared
@@ -74,14 +77,15 @@ class DraftVocabulary:
         return (self.rows or self._target.compute.target.head)(states)
 
     def whole(self, logits: Rows) -> Rows:
-        """Return logits [rows, vocab_size] of those of these tokens; -inf for all others."""
+        """Return logits of the whole vocabulary [rows, vocab_size], with -inf for tokens that the drafter does not
+        propose."""
         if self.ids is None:
             return logits
         return self._target.compute.at_columns(logits, self.ids, self._target.vocab_size)
 
 
 class TrainedDrafter(ABC):
-    """A drafter with weights, made for one target. `Options` is a frozen dataclass of its choices.
+    """A drafter with weights, made for one target. `Options` is a frozen dataclass of its options.
 
     It computes in the precision of the target's activations, on the target's backend. `accuracies` [depth][rank] is how
     often the token of that rank was right on held-out text, if that was measured.
@@ -92,7 +96,8 @@ class TrainedDrafter(ABC):
     BEFORE: ClassVar[Mapping[str, Any]] = {}  # values for files written before the option existed
 
     def __init__(self, target: DraftableModel[Any], options: Any, tensors: Mapping[str, Array]) -> None:
-        """`tensors` are those that `tensor_specs` lists, floating-point numbers in fp32; each is taken once."""
+        """Build the drafter. `tensors` are those that `tensor_specs` lists, in fp32 if floating-point; each is read
+        once."""
         self.target, self.options, self.compute = target, options, target.compute
         self.calibration = Calibration()
         self.accuracies: Sequence[Sequence[float]] = ()
@@ -100,7 +105,7 @@ class TrainedDrafter(ABC):
     @classmethod
     @abstractmethod
     def tensor_specs(cls, target: DraftableModel[Any], options: Any) -> dict[str, TensorSpec]:
-        """List the tensors of a drafter with these options, by their names in files; take no memory for them.
+        """List the tensors of a drafter with these options, by their names in files, without allocating them.
 
         Raises UsageMistake for options that do not fit the target.
         """
@@ -133,7 +138,8 @@ class TrainedDrafter(ABC):
         """Discard the text after `length`, as `Drafter.rewind` does."""
 
     def hand_over(self) -> HeldText:
-        """Return its state of the text, as `Drafter.hand_over` does; most drafters hold only a draft."""
+        """Return the state for the text, as `Drafter.hand_over` does. Most drafters have none, because they hold only a
+        draft."""
         self.rewind(0)
         return HeldText()
 
@@ -158,7 +164,7 @@ class TrainedDrafter(ABC):
 
 
 class OfModel(ABC):
-    """A drafter that is a published language model, or a part of one: kinds with a `mask_key`, and MTP."""
+    """A drafter that is a published language model or part of one: MTP, and kinds with a `mask_key`."""
 
     @classmethod
     @abstractmethod
@@ -167,7 +173,7 @@ class OfModel(ABC):
 
 
 def _is(value: object, type_: type) -> bool:
-    """Return whether an option of this type may have this value; a float may be given as an exact integer."""
+    """Return whether a value is possible for an option of this type; a float may also be an integer without loss."""
     if isinstance(value, bool) or type_ is bool:
         return isinstance(value, bool) and type_ is bool
     return isinstance(value, type_) or (type_ is float and isinstance(value, int) and abs(value) < 2**53)
@@ -182,11 +188,11 @@ class ParallelDrafter(TrainedDrafter):
         self._greedy = True
 
     def build_tree(self, context: Context, logits: Logits, width: int = RANKS, ids: Array | None = None) -> DraftTree:
-        """Return the likeliest tree by logits [depths, tokens]; by the rule `rejection`, a tree that is sampled.
+        """Return the likeliest tree by logits [depths, tokens], or a sampled tree for the rule `rejection`.
 
-        `ids` are the tokens of the logits' columns, where not all are; the rule `rejection` takes logits of all. Each
-        depth has `width` candidates. With one of them the tree is a chain, and so it is for a target that reads only
-        chains.
+        `ids` are the tokens of the logits' columns (None: all); the rule `rejection` needs logits of all tokens. Each
+        depth has `width` candidates. With a width of 1 the tree is a chain. For a target that reads only chains it
+        always is.
         """
         sampling, nodes = context.sampling, context.nodes
         if not self.target.branches:
@@ -202,7 +208,7 @@ class ParallelDrafter(TrainedDrafter):
 
     @staticmethod
     def positions(context: Context, logits: Logits) -> range:
-        """Return the positions of the tokens that rows of logits predict."""
+        """Return the positions whose tokens the rows of logits predict."""
         return range(len(context.committed), len(context.committed) + len(logits))
 
     def calibrate(self, step: Step) -> None:
@@ -213,5 +219,5 @@ class ParallelDrafter(TrainedDrafter):
         self.forget_draft()
 
     def forget_draft(self) -> None:
-        """Discard the last draft's candidates, so that they calibrate nothing."""
+        """Discard the last draft's candidates without judging them."""
         self._candidates = ()
