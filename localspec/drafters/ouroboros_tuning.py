@@ -106,8 +106,7 @@ class ReplayTarget:
     def forward(
         self, tree: DraftTree, cache: ReplayCache, *, last: bool = False, inner: Sequence[int] = ()
     ) -> ForwardOutput:
-        """Return logits that are 1 for the text's next token at each row's position, else 0. There are no inner states.
-        """
+        """Return logits that are 1 for the text's next token at each row's position, else 0. There are no inner states."""
         nodes = range(tree.size - 1 if last else 0, tree.size)
         after = [min(cache.length + tree.depth[node] + 1, len(self._text) - 1) for node in nodes]
         logits = np.zeros((len(nodes), self.vocab_size), np.float32)

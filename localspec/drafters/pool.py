@@ -244,8 +244,7 @@ class PhrasePool:
 
 
 def _pop(places: dict[int, list[int]], key: int) -> None:
-    """Discard the last position of a key, and the key if it has no other, so that the dictionary does not grow forever.
-    """
+    """Discard the last position of a key, and the key if it has no other, so that the dictionary does not grow forever."""
     places[key].pop()
     if not places[key]:
         del places[key]
