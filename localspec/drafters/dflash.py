@@ -123,8 +123,8 @@ class Layer:
         self.attention.keep(self._compute.concat([self._k(features), self._v(features)], 1), positions)
 
     def __call__(self, x: Rows, *seats: Any) -> Rows:
-        """Return the states [rows, hidden_size] of a block of embeddings [rows, hidden_size]. `seats` is the result of
-        `RowAttention.seats`."""
+        """Return the states [rows, hidden_size] of a block of embeddings [rows, hidden_size]. `seats` is the result
+        of `RowAttention.seats`."""
         h = self._norm(x, "input_layernorm")
         qkv = self._compute.concat([self._q(h), self._k(h), self._v(h)], 1)
         x = x + self._o(self.attention(qkv, *seats))
@@ -293,8 +293,8 @@ class Drafter(ParallelDrafter):
         return self.compute.tanh(logits / self._cap) * self._cap if self._cap else logits, states
 
     def _seen(self, text: int, window: int | None) -> list[list[int]]:
-        """Return for each row of the block how many rows of the text it sees in a window, and which rows of the block
-        it sees."""
+        """Return for each row of the block how many rows of the text it sees in a window, and which rows of the
+        block it sees."""
         end, causal = text + self.options.block, self.options.causal
         alone = causal == "all" or (causal == "windows" and window is not None)
         ends = (place + 1 if alone else min(end, place + (window or end)) for place in range(text, end))

@@ -90,7 +90,8 @@ class DraftModel:
         return self.small.nbytes + self._cache.nbytes + self.inner.nbytes
 
     def observe(self, step: Step) -> None:
-        """Learn from the last draft. The next call of `draft` reads the committed text, unless the small model rests."""
+        """Learn from the last draft. The next call of `draft` reads the committed text, unless the small model
+        rests."""
         self._replied = self._replied + len(step.committed) if step.tree else 0
         for depth, (level, pick, token) in enumerate(zip(self._levels, self._drafted, step.committed, strict=False)):
             self.calibration.learn(level, depth + 1, self._greedy, token)

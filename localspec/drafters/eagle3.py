@@ -95,8 +95,8 @@ def are_places(text: str) -> bool:
 
 
 def usual_places(num_layers: int) -> tuple[int, int, int]:
-    """Return the states that EAGLE-3 reads of a target with this many layers: the inputs of a low, a middle and a high
-    layer."""
+    """Return the states that EAGLE-3 reads of a target with this many layers: the inputs of a low, a middle and a
+    high layer."""
     if num_layers < 2 * PLACES:  # in so few layers the paper's indices would not ascend
         return num_layers // 4, num_layers // 2, num_layers - 1
     return 2, num_layers // 2, num_layers - 3
@@ -164,8 +164,8 @@ class Layer:
         return sum(int(one.nbytes) for one in held)
 
     def __call__(self, embeddings: Rows, features: Rows, *seats: Any) -> Rows:
-        """Return the states [rows, hidden_size] of embeddings and features of the same shape. `seats` is the result of
-        `RowAttention.seats`."""
+        """Return the states [rows, hidden_size] of embeddings and features of the same shape. `seats` is the result
+        of `RowAttention.seats`."""
         features_normed = self._norm(features, "feature_norm")
         both = self._compute.concat([self._norm(embeddings, "embedding_norm"), features_normed], 1)
         x = (features_normed if self._adds_to_normed else features) + self._o(self.attention(self._qkv(both), *seats))

@@ -87,8 +87,8 @@ class Layers:
         self._levels, self._chain = [], []
 
     def draft(self, context: Context) -> DraftTree:
-        """Return a tree along the likeliest chain. The cache stays unchanged: verification overwrites the rows of the
-        draft."""
+        """Return a tree along the likeliest chain. The cache stays unchanged: verification overwrites the rows of
+        the draft."""
         cache, start, count = context.cache, context.cache.length, len(context.committed)
         longest = max(FIXED, -(-context.nodes // RANKS)) if self._fixed else LONGEST
         depth = min(context.nodes, longest, self.target.context - count)

@@ -40,7 +40,8 @@ class Lookahead:
         self._random = random.Random(0)  # noqa: S311  # guesses change the speed, never the text
 
     def observe(self, step: Step) -> None:
-        """Make phrases of the picks at the last level, add them to the pool, and move the window along with the text."""
+        """Make phrases of the picks at the last level, add them to the pool, and move the window along with the
+        text."""
         if step.tree is None:
             return
         advance = len(step.committed)
@@ -92,7 +93,8 @@ class Lookahead:
 
 
 def build(ingredients: Ingredients) -> Drafter:
-    """Build the window, which adds phrases to the pool. Without a pool it uses a private one with only these phrases."""
+    """Build the window, which adds phrases to the pool. Without a pool it uses a private one with only these
+    phrases."""
     special = ingredients.target.special_tokens
     if ingredients.with_phrases:
         return Lookahead(ingredients.pool, special, COLUMNS, PHRASE)

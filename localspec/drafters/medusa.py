@@ -132,7 +132,8 @@ class Drafter(ParallelDrafter):
 
     @classmethod
     def tensor_specs(cls, target: DraftableModel[Any], options: MedusaOptions) -> dict[str, TensorSpec]:
-        """List the tensors: blocks by layer, vocabulary matrices or their changes, and the ids of a draft vocabulary."""
+        """List the tensors: blocks by layer, vocabulary matrices or their changes, and the ids of a draft
+        vocabulary."""
         heads, sizes = options.heads, target.compute.target.sizes
         kept = draft_vocabulary(options.vocabulary, sizes.vocab_size)
         specs = {"kept": TensorSpec((kept,), "int64")} if kept else {}

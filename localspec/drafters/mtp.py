@@ -35,7 +35,8 @@ from localspec.weights.stored import StoredTensor, damaged, find_stored
 
 @dataclass(frozen=True)
 class MtpOptions:
-    """The options of an MTP drafter. A draft has at most `depth` tokens. It ends sooner if another token would not pay."""
+    """The options of an MTP drafter. A draft has at most `depth` tokens. It ends sooner if another token would not
+    pay."""
 
     depth: int = 5
 

@@ -106,7 +106,8 @@ class ReplayTarget:
     def forward(
         self, tree: DraftTree, cache: ReplayCache, *, last: bool = False, inner: Sequence[int] = ()
     ) -> ForwardOutput:
-        """Return logits that are 1 for the text's next token at each row's position, else 0. There are no inner states."""
+        """Return logits that are 1 for the text's next token at each row's position, else 0. There are no inner
+        states."""
         nodes = range(tree.size - 1 if last else 0, tree.size)
         after = [min(cache.length + tree.depth[node] + 1, len(self._text) - 1) for node in nodes]
         logits = np.zeros((len(nodes), self.vocab_size), np.float32)
@@ -141,8 +142,8 @@ class SimulatedBudget(Budget):
         self._workload, self._small, self._forwards = workload, small, small.forwards.copy() if small else Counter()
 
     def observe(self, step: Step, beside: float = 0.0) -> None:
-        """Observe a step. Its drafting time is the predicted cost of the small model's forwards, so a busy machine does
-        not matter."""
+        """Observe a step. Its drafting time is the predicted cost of the small model's forwards, so a busy machine
+        does not matter."""
         before, self._forwards = self._forwards, self._small.forwards.copy() if self._small else Counter()
         new = self._forwards - before
         drafting = sum(times * self._workload.draft_costs.at(rows, CONTEXT) for rows, times in new.items())

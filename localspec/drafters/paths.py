@@ -23,8 +23,8 @@ OverlapsOf = Callable[[Sequence[int], int], Sequence[float]]  # (nodes' tokens, 
 
 
 class Levels:
-    """A policy that decides whether another level of a tree is expected to save more than it costs, by the results of
-    earlier levels."""
+    """A policy that decides whether another level of a tree is expected to save more than it costs, by the results
+    of earlier levels."""
 
     def __init__(self) -> None:
         self._right: list[float] = []  # by depth, how often the next token was among those proposed

@@ -246,7 +246,8 @@ class _TreeBuilder:
         return tokens[::-1]
 
     def add(self, parent: int, token: int, continuation: Continuation, worth: float, chance: float) -> int:
-        """Add a node, unless the parent has a child with this token. Return its number, which is valid until `build`."""
+        """Add a node, unless the parent has a child with this token. Return its number, which is valid until
+        `build`."""
         for child in self._children[parent]:
             if self._tokens[child] == token and not (
                 self._inner.probe and child < self._inner.size and self._inner.probe[child]

@@ -42,8 +42,8 @@ class Continuation:
 
 
 class Harvest(NamedTuple):
-    """The phrases of a reply that help later sessions: phrases of its text, used phrases of the store, and the target's
-    continuations after refused drafts, which are not part of any text."""
+    """The phrases of a reply that help later sessions: phrases of its text, used phrases of the store, and the
+    target's continuations after refused drafts, which are not part of any text."""
 
     said: list[StoredPhrase]
     used: list[StoredPhrase]
@@ -93,8 +93,8 @@ class PhrasePool:
                 self._by_key.setdefault(pack_key(self.tokens[-2], token), []).append(place)
 
     def rewind(self, length: int) -> None:
-        """Discard committed text after the first `length` tokens. Phrases learned from it stay, because they are only
-        guesses."""
+        """Discard committed text after the first `length` tokens. Phrases learned from it stay, because they are
+        only guesses."""
         while len(self.tokens) > length:
             place = len(self.tokens)
             token = self.tokens.pop()
@@ -244,7 +244,8 @@ class PhrasePool:
 
 
 def _pop(places: dict[int, list[int]], key: int) -> None:
-    """Discard the last position of a key, and the key if it has no other, so that the dictionary does not grow forever."""
+    """Discard the last position of a key, and the key if it has no other, so that the dictionary does not grow
+    forever."""
     places[key].pop()
     if not places[key]:
         del places[key]

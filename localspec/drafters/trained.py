@@ -47,8 +47,8 @@ def draft_vocabulary(wanted: int, vocab_size: int) -> int:
 
 
 def check_vocabulary(least: int, most: int, vocab_size: int) -> None:
-    """Raise LocalspecError if a draft vocabulary has an id that the model does not. `least` and `most` are its extreme
-    ids."""
+    """Raise LocalspecError if a draft vocabulary has an id that the model does not. `least` and `most` are its
+    extreme ids."""
     if least < 0 or most >= vocab_size:
         raise LocalspecError("'kept' lists tokens that the model does not have; train the drafter again.")
 
@@ -138,8 +138,8 @@ class TrainedDrafter(ABC):
         """Discard the text after `length`, as `Drafter.rewind` does."""
 
     def hand_over(self) -> HeldText:
-        """Return the state for the text, as `Drafter.hand_over` does. Most drafters have none, because they hold only a
-        draft."""
+        """Return the state for the text, as `Drafter.hand_over` does. Most drafters have none, because they hold
+        only a draft."""
         self.rewind(0)
         return HeldText()
 
