@@ -1,1 +1,1 @@
-"""One decode step and all it needs. Nothing here prints, asks or reads a setting."""
+"""One decode step and everything that it needs. This folder prints nothing, prompts nobody and reads no settings."""

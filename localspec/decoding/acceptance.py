@@ -1,4 +1,4 @@
-"""The acceptance rules: how far down a draft tree the target's picks lead, and which bonus token follows."""
+"""The acceptance rules: how far the target's picks lead down a draft tree, and which bonus token follows."""
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +13,8 @@ Walk = tuple[list[int], int]  # the accepted path, root first, and the bonus tok
 def walk(tree: DraftTree, picks: Picks) -> Walk:
     """Return the accepted path, root first, and the bonus token after it, by the rule `exact`.
 
-    The target picks once at each node that is reached. While a child has the picked token, the walk goes down to it.
-    Every committed token is a pick of the target, so the text is the target's own at every temperature, whatever was
-    drafted.
+    The target picks once at each node that the walk reaches. While a child has the picked token, the walk goes down to
+    it. Every committed token is a pick of the target, so drafts never change the text, at any temperature.
     """
     path = [0]
     while True:
@@ -27,7 +26,8 @@ def walk(tree: DraftTree, picks: Picks) -> Walk:
 
 
 def walk_by_rejection(tree: DraftTree, logits: Logits, sampling: Sampling, position: int) -> Walk:
-    """Walk by the rule `rejection` (ParallelSpec, algorithm 1): it keeps the target's distribution, not a seed's text.
+    """Walk by the rule `rejection` (ParallelSpec, algorithm 1). Texts have the target's distribution, but a seed's text
+    may differ.
 
     logits [size, vocab_size] are the target's; `position` is the root's. The children of a node must have been sampled
     independently from the same `draft_logits`, truncated like the target's. Equal children count as often as they were
@@ -54,10 +54,10 @@ def walk_by_rejection(tree: DraftTree, logits: Logits, sampling: Sampling, posit
 
 
 def walk_by_typicality(tree: DraftTree, logits: Logits, sampling: Sampling) -> Walk:
-    """Walk by the rule `typical` (Medusa, §3.3.1): return the longest path of typical tokens. It is not lossless.
+    """Return the longest path of typical tokens, by the rule `typical` (Medusa, §3.3.1). It is not lossless.
 
     A token is typical if p > min(ε, δ exp(-H(p))) at this temperature, with ε and δ of the sampling. The target's
-    likeliest token always is; it is also the bonus token. Of equally long paths the likelier one wins.
+    likeliest token is always typical, and it is also the bonus token. Of equally long paths the likelier one wins.
     """
     rows, greedy_picks = logits.numpy(), logits.argmax()
     reached = {0: (0, 0.0, -1)}  # node -> (depth, log p of the path, parent)

@@ -17,12 +17,12 @@ SOON, OFTEN = 4, 64
 
 
 class PlainTime:
-    """A clock of plain decoding: estimates how long it would have taken for the tokens of the latest reply.
+    """A clock that estimates how long plain decoding would have taken for the tokens of the latest reply.
 
-    A step without a draft is a step of plain decoding, except for the time spent looking for a draft and learning.
-    Steps with a draft are compared with the mean of those. A median would be biased: on a busy machine a few steps take
-    much longer than most. `costs` say how much more a step costs after a longer text. Without costs no step without a
-    draft is requested, and a step costs the same after every text.
+    A step without a draft is a plain step, except for the time spent on looking for a draft and on learning. Steps with
+    a draft are compared with the mean of plain steps. A median would be biased: on a busy machine a few steps take much
+    longer than most. `costs` say how much more a step costs after a longer text. Without `costs` no plain step is
+    requested, and every step costs the same.
     """
 
     def __init__(self, costs: ForwardCostModel | None) -> None:
@@ -41,7 +41,10 @@ class PlainTime:
 
     @property
     def wanted(self) -> bool:
-        """Whether the next step should be one without a draft: about one percent of steps, if none comes by itself."""
+        """Whether the next step should be without a draft.
+
+        That is about one percent of steps, if there are no others without drafts.
+        """
         return self._costs is not None and self._steps - self._last >= self._wait
 
     def observe(self, rows: int, context: int, tokens: int, seconds: float, drafting: float) -> None:
@@ -70,7 +73,7 @@ class PlainTime:
 
     @property
     def speedup(self) -> float | None:
-        """Speedup over plain decoding; None while too few steps without a draft were seen."""
+        """Speedup over plain decoding; None until enough steps without a draft were timed."""
         if self._plain < ENOUGH or self._spent <= 0:
             return None
         return self._plain_seconds * (1 + self._drafted_cost / self._plain_cost) / self._spent
@@ -91,20 +94,22 @@ SOONEST, LATEST = 16, 512  # plain steps until it is tried again: twice as many 
 
 
 class Budget:
-    """A policy that verifies the part of a draft whose tokens are worth most more than its rows, or nothing.
+    """A policy that verifies the part of a draft whose expected tokens save more time than its rows cost, or no draft.
 
-    A token is worth the seconds that one takes now, in this text and with these drafts. The chance of a node, given its
-    parent, is the drafter's estimate if there is one. Otherwise it is estimated from who proposed the node, its depth,
-    and its rank among its siblings. Only the target's answers are learned from. Every draft is walked along the
-    committed tokens, so one level more than was verified is judged, and a draft that was cut to nothing is still judged
-    by its first guess. That costs no row, and a source that becomes right again is noticed.
+    A token is worth the seconds that a token takes at present, in this text and with these drafts. The chance of a
+    node, given its parent, is the drafter's estimate if there is one. Otherwise it is estimated from the node's source,
+    its depth, and its rank among its siblings.
 
-    Speculation is switched off if steps took longer than plain ones would have for the same tokens. Drafts that take no
-    time and match nothing lose nothing, so they continue.
+    The budget learns only from tokens that the target commits. It follows every draft along them, including pruned
+    nodes. So it also judges one level below the verified nodes, or the first guess of a draft that was pruned
+    completely. That costs no row, and shows when a source becomes right again.
+
+    Speculation is switched off if steps took longer than plain steps would have for the same tokens. Drafts that take
+    no time and match nothing lose nothing, so they continue.
 
     Costs are corrected by the present times of forwards (`ObservedCosts`). Without `branches` the target reads only
-    chains: the most promising path of a draft is verified. Without costs it is a fixed experiment: trees of `most`
-    nodes, never resized or switched off as long as they fit. `off_reason` is the reason if `most` is 0.
+    chains, so the most promising path of a draft is verified. Without `costs` trees always have up to `most` nodes:
+    they are never pruned or switched off if memory lasts. `off_reason` is the reason if `most` is 0.
     """
 
     def __init__(
@@ -122,7 +127,8 @@ class Budget:
 
     @property
     def nodes(self) -> int:
-        """Nodes that the drafter may propose next: 0 while speculation is off, or if a plain step is wanted."""
+        """The number of nodes that the drafter may propose next: 0 while speculation is off, or if a plain step is
+        wanted."""
         if self._off or self.plain.wanted or (self._costs is not None and self._costs.wants_plain):
             return 0
         return self.most
@@ -130,7 +136,7 @@ class Budget:
     def token_seconds(self, context: int) -> float | None:
         """Return the seconds that a token takes at present, which an accepted draft token saves; None without costs.
 
-        They assume a machine as idle as when costs were measured, as do a draft model's costs.
+        They hold for a machine as idle as when costs were measured, as do a draft model's costs.
         """
         if self._costs is None:
             return None
@@ -139,7 +145,8 @@ class Budget:
         return (seconds + plain) / (tokens + 1)
 
     def verify_seconds(self, context: int) -> Callable[[int], float]:
-        """Return the function from rows to the seconds of their verification, on an equally idle machine."""
+        """Return a function from the number of rows to the seconds of their verification, on an equally idle
+        machine."""
         costs = self._costs
         return (lambda rows: 0.0) if costs is None else lambda rows: costs.at(rows, context) / costs.slowness
 
@@ -175,8 +182,8 @@ class Budget:
     def prune(self, tree: DraftTree, context: int) -> DraftTree:
         """Return the part of a tree that is worth its rows after `context` committed tokens. The root always stays.
 
-        Probes have no chance of acceptance: they stay or go with the node that they belong to, at the price of their
-        rows. A tree of only probes is returned unchanged.
+        Probes have no chance of acceptance. They stay or go with the node that they belong to, and their rows count as
+        its cost. A tree of only probes is returned unchanged.
         """
         if self._costs is None:
             return self._computable(tree)
@@ -234,7 +241,10 @@ class Budget:
             node = children.get(token)
 
     def _note_declined(self) -> None:
-        """Take the drafter's reason after it has drafted nothing for a while, until it drafts again."""
+        """Set `off_reason` to the drafter's reason after it has drafted nothing for a while.
+
+        Reset it when it drafts again.
+        """
         if self._draft.size > 1:
             if self._declined >= DECLINED and not self._off:
                 self.off_reason = None
@@ -283,7 +293,7 @@ class Budget:
         return median(known) if known else median(other or (0.0,)) * (2.0 if tree else 0.5)
 
     def _computable(self, tree: DraftTree) -> DraftTree:
-        """Return the tree, or its path with the most expected tokens if the target computes no branches."""
+        """Return the tree. If the target computes no branches, return its path with the most expected tokens."""
         if self._branches:
             return tree
         chances = self._chances(tree)
@@ -293,8 +303,10 @@ class Budget:
         return tree.chain_to(max(tokens, key=tokens.__getitem__))
 
     def _chances(self, tree: DraftTree) -> dict[int, float]:
-        """Return the chance that a node and all its ancestors are accepted, by node, without probes and what is below
-        them."""
+        """Return by node the chance that it and all its ancestors are accepted.
+
+        Probes and the nodes below them are left out.
+        """
         given, path = {0: 0.0}, {0: 1.0}  # chances: `given` the parent was accepted, and of the whole `path`
         for parent, children in enumerate(tree.children):
             if parent not in path:
@@ -319,7 +331,7 @@ class Budget:
 
 
 def _hosts(tree: DraftTree, chances: dict[int, float]) -> list[int]:
-    """Return for each probe the node that it belongs to, directly or through other probes; -1 for other nodes."""
+    """Return for each probe the real node that it hangs below, directly or through other probes; -1 for other nodes."""
     hosts = [-1] * tree.size
     for node in range(1, tree.size):
         if tree.probe and tree.probe[node]:

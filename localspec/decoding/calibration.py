@@ -1,4 +1,4 @@
-"""Turns a drafter's confidence into a chance: how often candidates with this confidence were right."""
+"""Turns a drafter's confidence into a chance: how often candidates with the same confidence were right."""
 
 from bisect import bisect
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ class Calibration:
     """A table of how often candidates were right, by depth, rank and confidence, separately for greedy and sampled
     text.
 
-    A candidate is judged only if its parent was accepted, so the share of right ones estimates the chance that a node
-    is accepted, given its parent is. A drafter may use another number in place of the depth.
+    A candidate is judged only if its parent was accepted. So the share of right candidates estimates the chance that a
+    node is accepted, given its parent. A drafter may use another number in place of the depth.
     """
 
     def __init__(self) -> None:
@@ -29,21 +29,21 @@ class Calibration:
         return (right + PRIOR * confidence) / (judged + PRIOR)
 
     def chances(self, candidates: Sequence[Candidate], depth: int, greedy: bool) -> list[Candidate]:
-        """Turn (token, confidence) of one level, at this depth, into (token, chance), the likeliest first."""
+        """Turn candidates (token, confidence) at one depth into (token, chance), the likeliest first."""
         calibrated = [
             (token, self.chance(confidence, depth, rank, greedy)) for rank, (token, confidence) in enumerate(candidates)
         ]
         return sorted(calibrated, key=lambda candidate: -candidate[1])  # stable: equal ones keep their rank
 
     def judge(self, confidence: float, depth: int, rank: int, greedy: bool, right: bool) -> None:
-        """Record whether a candidate whose parent was accepted was right."""
+        """Record whether a candidate, whose parent was accepted, was right."""
         key = _key(greedy, depth, rank, confidence)
         before, judged = self._counts.get(key, (0.0, 0.0))
         fading = REMEMBERED / (REMEMBERED + 1) if judged >= REMEMBERED else 1.0
         self._counts[key] = fading * before + right, fading * judged + 1
 
     def learn(self, candidates: Sequence[Candidate], depth: int, greedy: bool, token: int) -> None:
-        """Record that the target continued with `token` where these candidates were proposed."""
+        """Record that the target continued with `token` after the parent of these candidates."""
         for rank, (drafted, confidence) in enumerate(candidates):
             self.judge(confidence, depth, rank, greedy, drafted == token)
 

@@ -45,10 +45,10 @@ class LinearLayer(Protocol):
 
 @dataclass(frozen=True)
 class HeadWeights:
-    """Weights of draft heads that read one row (Medusa, Cai et al. 2024, §3.1). An array stacks those of all heads.
+    """Weights of draft heads that read one row (Medusa, Cai et al. 2024, §3.1). Each array stacks those of all heads.
 
-    A head starts with the state x, and each of its blocks computes x += silu(B x + b). `blocks` are the pairs of
-    B [heads, hidden_size, hidden_size] and b [heads, hidden_size].
+    A head starts with the state x, and each of its blocks computes x += silu(B x + b). `blocks` are the pairs of B
+    [heads, hidden_size, hidden_size] and b [heads, hidden_size].
 
     `path` is a pair of A [heads, hidden_size, 2 * hidden_size] and a [heads, hidden_size]. With it the first block
     computes x = A z + a + silu(B z + b) instead, and its B has the shape of A. z joins the state and the root's
@@ -85,11 +85,14 @@ class PackedAdapters(Protocol):
 
 
 class RowModel(Protocol):
-    """A transformer as drafters use it: the target or a small model. It reads a chain of rows after a cache."""
+    """A transformer as drafters use it: the target or a small model.
+
+    It reads a chain of rows after the tokens in a cache.
+    """
 
     @property
     def sizes(self) -> TransformerConfig:
-        """Family and sizes."""
+        """The family and the sizes."""
 
     @property
     def nbytes(self) -> int:
@@ -113,15 +116,16 @@ class RowModel(Protocol):
     ) -> Rows:
         """Read inputs [rows, hidden_size], one after another after the committed tokens, through some or all layers.
 
-        Return their states after the final norm [rows, hidden_size]. The cache grows if needed; the rows are not
+        Return their states [rows, hidden_size] after the final norm. The cache grows if needed. The rows are not
         committed.
         """
 
     def read_borrowed(self, inputs: Rows, cache: TokenCache, position: int) -> Rows:
-        """Read inputs [rows, hidden_size], all at this position, with a model whose layers borrow keys and values.
+        """Read inputs [rows, hidden_size], all at this position, with a model whose layers use another model's keys and
+        values.
 
-        They attend only to the committed tokens of the lender's cache, of which there must be at least one. Return
-        their states after the final norm [rows, hidden_size]. The cache stays unchanged.
+        The rows attend only to the committed tokens in the other model's `cache`, which must hold at least one. Return
+        their states [rows, hidden_size] after the final norm. The cache stays unchanged.
         """
 
     def forget_rows(self, cache: TokenCache, rows: int, layers: Sequence[int]) -> None:
@@ -131,15 +135,15 @@ class RowModel(Protocol):
         """Return the logits [rows, vocab_size] of states after the final norm."""
 
     def head_rows(self, ids: Sequence[int]) -> LinearLayer:
-        """Return the part of the head that makes the logits of these tokens, a copy in the head's precision."""
+        """Return the part of the head that computes the logits of these tokens, as a copy in the head's precision."""
 
 
 class RowAttention(Protocol):
-    """The attention of one layer, with separate keys and values, for rows that stand anywhere in a tree."""
+    """The attention of one layer, with its own keys and values, for rows at any places of a tree."""
 
     @property
     def length(self) -> int:
-        """Rows whose keys and values it has."""
+        """The number of rows whose keys and values are stored."""
 
     @property
     def nbytes(self) -> int:
@@ -151,11 +155,10 @@ class RowAttention(Protocol):
         seen: Sequence[Sequence[int]] | None = None,
         window: int | None = None,
     ) -> tuple[Any, ...]:
-        """Reserve room for the keys and values of rows after the others. Return the further arguments of a call.
+        """Reserve room for the keys and values of new rows. Return the further arguments of `__call__`.
 
-        Each row sees itself and, without `seen`, all before it. With `seen` it sees the first `seen[row][0]` rows and
-        the rows listed after that number. With a `window` it sees no row that is this many positions before it, or
-        more.
+        Each row sees itself and, without `seen`, all rows before it. With `seen` it sees the first `seen[row][0]` rows
+        and the rows listed after that number. With a `window` it sees only rows less than `window` positions before it.
         """
 
     def __call__(self, qkv: Rows, *seats: Any) -> Rows:
@@ -173,8 +176,10 @@ class RowAttention(Protocol):
 
 
 class Compute(Protocol):
-    """The arithmetic of a backend, in the precision of a target's activations. Matrices may be rounded like the
-    target's."""
+    """The arithmetic of a backend, in the precision of a target's activations.
+
+    It may pack matrices like the target's.
+    """
 
     @property
     def target(self) -> RowModel:
@@ -190,7 +195,7 @@ class Compute(Protocol):
         """
 
     def rows(self, values: Floats) -> Rows:
-        """Return numbers [rows, channels] as an array of the backend."""
+        """Convert numbers [rows, channels] to an array of the backend."""
 
     def linear(self, weight: Floats, bias: Floats | None = None, silu: bool = False) -> LinearLayer:
         """Return a layer of weight [out, in] and bias [out], for rows [n, in].
@@ -205,7 +210,8 @@ class Compute(Protocol):
         """
 
     def model(self, sizes: TransformerConfig, rope: Rope | None, weights: Mapping[str, Array]) -> RowModel:
-        """Return a small transformer with weights named as in `weight_map`. Without `rope` it rotates like the target.
+        """Return a small transformer, whose weights are named as in `weight_map`. Without `rope` it rotates like the
+        target.
 
         With `vocab_size` 0 it has neither embedding nor head.
         """
@@ -217,27 +223,27 @@ class Compute(Protocol):
         """
 
     def integers(self, numbers: Sequence[Sequence[int]]) -> Rows:
-        """Return integers [rows, n], which are token ids or row numbers."""
+        """Convert integers [rows, n], which are token ids or row numbers, to an array of the backend."""
 
     def recorded(self, function: RowFunction, *attentions: RowAttention) -> RowFunction:
-        """Return a function of rows that is computed by one call to the device if steps are recorded.
+        """Return a function of rows that one call to the device computes, if the backend records steps.
 
-        It may depend only on numbers in its arguments that Python need not see, and on keys and values of `attentions`.
-        Each row of a result depends on one row of each argument, or on a single row for all, or on rows that another
-        argument names by number. A result has as many rows as the first argument, and the next call overwrites it.
+        The function may depend only on values in its arguments that Python need not see, and on keys and values of
+        `attentions`. Each row of a result depends on one row of each argument, on a single row for all, or on rows that
+        another argument lists by number. A result has as many rows as the first argument. The next call overwrites it.
         """
 
     def logits(self, rows: Rows) -> Logits:
-        """Return `rows` [rows, tokens] as logits."""
+        """Wrap `rows` [rows, tokens] as logits."""
 
     def concat(self, arrays: Sequence[Rows], axis: int = 0) -> Rows:
-        """Return arrays joined below each other, or next to each other with axis 1."""
+        """Return arrays joined along `axis`."""
 
     def repeated(self, row: Rows, count: int) -> Rows:
         """Return a row [1, channels] `count` times, [count, channels]."""
 
     def at_columns(self, rows: Rows, ids: Array, width: int) -> Rows:
-        """Return [rows, width] with the columns `ids` of `rows`, and -inf elsewhere."""
+        """Return an array [rows, width] with `rows` at the columns `ids`, and -inf elsewhere."""
 
     def silu(self, x: Rows) -> Rows:
         """x σ(x)."""
@@ -271,7 +277,8 @@ class DraftableModel(ForwardModel[CacheT], Protocol[CacheT]):
 def rows_seen(
     first: int, rows: int, seen: Sequence[Sequence[int]] | None = None, window: int | None = None
 ) -> npt.NDArray[np.bool_]:
-    """Return [rows, first + rows]: which rows each of those after the `first` ones sees, as in `RowAttention`."""
+    """Return bool [rows, first + rows]: which rows each of the `rows` new rows sees, as `RowAttention.seats` defines
+    it."""
     if seen is None:
         visible = np.tri(rows, first + rows, first, np.bool_)
     else:

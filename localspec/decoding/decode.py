@@ -51,7 +51,8 @@ def decode_step(
     5. keep: the cache keeps the path;
     6. observe: drafter and budget learn the target's answer.
 
-    The step reports the seconds of drafting with pruning, verification and learning; a step of prefill does not.
+    The step reports the seconds of drafting (with pruning), of verification and of learning. A step of prefill reports
+    none.
     """
     start, began = cache.length, time.perf_counter()
     worth, prices = budget.token_seconds(start), budget.verify_seconds(start)
@@ -88,7 +89,7 @@ def _forward(
 def _picks(tree: DraftTree, logits: Logits, start: int, sampling: Sampling) -> Picks | None:
     """Return the picks at all nodes if the rule samples them and needs nothing else; the root is at `start`.
 
-    They are requested before waiting for the device, so that they arrive with everything else.
+    They are requested before waiting for the device, so that all results arrive together.
     """
     if sampling.greedy or sampling.rule == "typical" or _rejects(tree, sampling):
         return None

@@ -12,12 +12,13 @@ from localspec.decoding.tree import DraftTree
 
 @dataclass(frozen=True)
 class Context:
-    """What a draft may use. `committed` ends with the root; the cache holds everything before it, and may be borrowed.
+    """The input of a draft. `committed` ends with the root. `cache` is the target's and holds everything before the
+    root; a drafter may use its free slots.
 
-    A part of a draft that takes time pays if it saves more. `token_seconds` is the worth of one more expected token on
-    this machine at present, or None in a fixed experiment, where time does not matter. `verify_seconds` gives the
-    seconds of a verification by its rows. `covered` are the chances, by depth, that another drafter already proposes
-    all tokens up to that depth.
+    A part of a draft pays if it saves more time than it takes. `token_seconds` is the worth of one more expected token
+    on this machine at present; None in a fixed experiment, where time does not matter. `verify_seconds` maps a number
+    of rows to the seconds of their verification. `covered` lists, by depth, the chance that another drafter already
+    proposes all tokens up to that depth.
     """
 
     committed: Sequence[int]
@@ -37,11 +38,11 @@ class Context:
 class Step:
     """The target's answer to one chunk of prefill, or to one decode step.
 
-    `committed` are the tokens that became final, in order: the accepted nodes and the bonus token; in prefill those of
-    the chunk, and after the last chunk the first pick. `hidden` [rows, hidden_size] are the target's states at the rows
-    now in the cache (the chunk, or the path), and `inner` those of the layers that the drafter reads. `greedy_picks`
-    are its argmax at every node of the tree, whose `logits` have one row per node. Prefill has no tree, no times, and
-    logits only of its last row.
+    `committed` are the tokens that became final, in order: the accepted nodes and the bonus token. In prefill they are
+    the tokens of the chunk, and after the last chunk also the first pick. `hidden` [rows, hidden_size] are the target's
+    states at the rows now in the cache (the chunk, or the path). `inner` are the states of the layers that the drafter
+    reads. `greedy_picks` are the target's argmax at every node of the tree, and `logits` have one row per node. Prefill
+    has no tree and no times, and logits only of its last row.
     """
 
     committed: Sequence[int]
@@ -58,7 +59,7 @@ class Step:
 
 @dataclass
 class HeldText:
-    """The state of a drafter for a text that was parked, and of the drafters within it.
+    """The state of a drafter for a parked text, and the states of the drafters within it.
 
     `cache` belongs to a model of the drafter, and `features` are rows of the target's states, one per token.
     """
@@ -74,8 +75,10 @@ class HeldText:
         return held + sum(one.nbytes for one in self.inner)
 
     def copy(self, length: int) -> "HeldText":
-        """Return a copy of the state after the first `length` tokens, or after fewer. Raises the errors of
-        `TokenCache.copy`."""
+        """Return a copy of the state after the first `length` tokens, or after fewer.
+
+        Raises the errors of `ParkableCache.copy`.
+        """
         cache = self.cache
         if cache is not None:
             reached = cache.reachable(min(length, cache.length))
@@ -85,11 +88,11 @@ class HeldText:
 
 
 class Drafter(Protocol):
-    """One method of drafting. Drafting starts only after the first target output: prefill is the first observation."""
+    """A method of drafting. Drafting starts only after the first target output: prefill is the first observation."""
 
     @property
     def target_layers(self) -> Sequence[int]:
-        """Indices, in Hugging Face's hidden_states, of the target's states that it reads in `Step.inner`."""
+        """Indices, in Hugging Face's hidden_states, of the target's states that the drafter reads in `Step.inner`."""
 
     @property
     def nbytes(self) -> int:
@@ -99,14 +102,16 @@ class Drafter(Protocol):
         """Observe a chunk of prefill or a decode step."""
 
     def draft(self, context: Context) -> DraftTree:
-        """Return a tree whose root is the last committed token, of at most `context.nodes` nodes below it."""
+        """Return a tree with the last committed token as root and at most `context.nodes` nodes below it."""
 
     def rewind(self, length: int) -> None:
-        """Discard everything observed after the first `length` committed tokens; 0 starts from scratch."""
+        """Discard everything observed after the first `length` committed tokens. With 0 discard everything."""
 
     def hand_over(self) -> HeldText:
-        """Return the state that it could not compute again without the target. Afterwards it has no text."""
+        """Return the state that the drafter could not compute again without the target. Afterwards it holds no text."""
 
     def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
-        """Continue from a state that `hand_over` returned, or from a copy: `tokens` are its text. It had no text
-        before."""
+        """Continue from the state of the text `tokens`, which `hand_over` returned, or from a copy.
+
+        The drafter must hold no text.
+        """

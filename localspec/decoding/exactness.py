@@ -1,4 +1,4 @@
-"""The exactness of a model that reads trees: is speculative decoding bit for bit plain decoding? Measured, never
+"""The exactness of a model: is its speculative decoding equal to plain decoding, bit for bit? It is measured, not
 assumed."""
 
 import math
@@ -12,11 +12,11 @@ MULTIPLES = (1, 4, 8, 16)  # rows may be filled up to a multiple of one of these
 
 @dataclass(frozen=True)
 class Exactness:
-    """The result of the self-test for trees of up to `widest` rows, root included.
+    """The result of the self-test for trees of up to `widest` rows, including the root.
 
-    `bitwise`: no bit differed, with rows filled up to a multiple of `multiple`. Otherwise `largest` is the largest
-    difference of a logit, relative to the largest logit. If not `checked`, no self-test has run yet, and `bitwise` is
-    only the promise of the engine.
+    If `bitwise`, no bit differed when rows were filled up to a multiple of `multiple`. Otherwise `largest` is the
+    largest difference of a logit, relative to the largest logit. If not `checked`, no self-test has run yet, and
+    `bitwise` is only the engine's promise.
     """
 
     bitwise: bool
@@ -27,7 +27,7 @@ class Exactness:
 
     @classmethod
     def unchecked(cls, widest: int) -> "Exactness":
-        """Return the promise of an engine that computes rows independently, before its self-test."""
+        """Return the promise of an engine that computes rows independently, for use before the self-test."""
         return cls(True, widest, checked=False)
 
     def as_json(self) -> dict[str, Any]:
@@ -44,11 +44,12 @@ class Exactness:
         return found if found.widest > 1 and found.multiple in MULTIPLES and 0 <= found.largest < math.inf else None
 
     def word(self, rule: Rule) -> str:
-        """Return how a reply by this rule relates to plain decoding, in JSON: `bitwise`, `numerical`, `unchecked`."""
+        """Return how replies by this rule relate to plain decoding, as a word for JSON: `bitwise`, `numerical`,
+        `unchecked`."""
         if rule == "exact" and not self.checked:
             return "unchecked"
         return "bitwise" if self.bitwise and rule == "exact" else "numerical"
 
     def label(self, rule: Rule) -> str:
-        """Return how exact replies are, in words."""
+        """Return how replies by this rule relate to plain decoding, in words."""
         return {"rejection": "same distribution", "typical": "not lossless"}.get(rule) or self.word(rule)

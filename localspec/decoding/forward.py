@@ -1,4 +1,5 @@
-"""What decoding needs from a model on any backend: forwards over rows of tokens, and a cache of committed tokens."""
+"""The interface between decoding and a model on any backend: forwards over rows of tokens, and a cache of committed
+tokens."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,58 +12,66 @@ _AT_ONCE = 256  # tokens compared at once
 
 
 class TokenCache(Protocol):
-    """Keys and values of the committed tokens; the rows of the last forward lie after them until `keep`."""
+    """Keys and values of the committed tokens. The rows of the last forward follow them until `keep` is called."""
 
     @property
     def length(self) -> int:
-        """Committed tokens."""
+        """The number of committed tokens."""
 
     @property
     def capacity(self) -> int:
-        """Tokens that it has room for now."""
+        """The number of tokens that the cache has room for now."""
 
     @property
     def nbytes(self) -> int:
         """Bytes of the cache."""
 
     def reserve(self, slots: int, spare: bool = True) -> None:
-        """Make room for `slots` tokens, the tree included; with `spare`, for some more, so that it seldom grows.
+        """Make room for `slots` tokens, including the tree. With `spare` make a little more room, so that the cache
+        seldom grows.
 
-        Raises MemoryError or RuntimeError where memory runs out; the cache is then unchanged.
+        Raises MemoryError or RuntimeError if there is not enough memory; the cache is then unchanged.
         """
 
     def keep(self, path: Sequence[int]) -> None:
-        """Commit the rows `path` after `length`, in that order."""
+        """Commit some rows of the last forward: `path` lists their numbers after `length`, in order."""
 
     def truncate(self, length: int) -> None:
-        """Discard everything after the first `length` tokens, and if necessary more: `length` then says what is left.
+        """Discard everything after the first `length` tokens, and more if necessary; then `length` is the number that
+        is left.
 
-        A cache of keys and values discards no more than that. A cache with recurrent states may, but the rows of the
-        last step or draft can always be discarded exactly.
+        A cache of keys and values discards no more than requested. A cache with recurrent states may have to, but it
+        can always discard exactly the rows of the last step or draft.
         """
 
     def assume(self, length: int) -> None:
-        """Count the first `length` slots as committed, whatever they contain: for measurements, which need no text."""
+        """Count the first `length` slots as committed, whatever they contain. Measurements need no text."""
 
 
 class ParkableCache(TokenCache, Protocol):
     """A cache that can be parked with its text, whole or in part, and resumed later."""
 
     def reachable(self, length: int) -> int:
-        """Return the length that `truncate(length)` would leave, also for a `length` beyond the end."""
+        """Return the length that `truncate(length)` would leave; `length` may lie beyond the end."""
 
     def copy(self, length: int, slots: int) -> Self:
-        """Return a cache with the first `length` tokens, which are reachable, and room for at least `slots`.
+        """Return a cache with the first `length` tokens and room for at least `slots`. `length` must be reachable.
 
         Raises MemoryError or RuntimeError if memory runs out.
         """
 
     @property
     def pinned(self) -> bool:
-        """Whether forwards were recorded over these very slots, which are then worth more than a copy costs."""
+        """Whether forwards were recorded for exactly these slots of memory.
+
+        Recording them again would cost more than a copy.
+        """
 
     def take(self, other: Self) -> bool:
-        """Take over the contents of another cache and return True, or return False if the other is just as good."""
+        """Take over the contents of another cache and return True.
+
+        Return False if the other cache itself can be used as well.
+        """
 
 
 CacheT = TypeVar("CacheT", bound=TokenCache)
@@ -84,7 +93,7 @@ class ForwardOutput:
 
 
 class ForwardModel(Protocol[CacheT]):
-    """A model that reads rows of tokens, and turns text into tokens and committed tokens into text."""
+    """A model that reads rows of tokens. It also turns text into tokens, and committed tokens into text."""
 
     context: int  # the longest text in tokens
     row_multiple: int  # rows of a forward are filled up to a multiple of this
@@ -92,11 +101,14 @@ class ForwardModel(Protocol[CacheT]):
 
     @property
     def branches(self) -> bool:
-        """Whether it computes trees. Recurrent layers read only chains; `aligned` gives those."""
+        """Whether the model computes trees.
+
+        A model with recurrent layers reads only chains; `aligned` returns chains for it.
+        """
 
     @property
     def special_tokens(self) -> frozenset[int]:
-        """Ids that stand for no text: role marks, ends, padding."""
+        """Ids that do not stand for text: role marks, ends, padding."""
 
     @property
     def vocab_size(self) -> int:
@@ -122,22 +134,22 @@ class ForwardModel(Protocol[CacheT]):
     ) -> ForwardOutput:
         """Read the nodes of a tree, each of which sees the committed tokens and its ancestors; a prompt is a chain.
 
-        With `last` the logits are only those of the last row. `inner` requests states by their indices in Hugging
-        Face's hidden_states: 0 are the embeddings, i the states before layer i, the last those after the final norm.
+        With `last` return logits only of the last row. `inner` requests states by their indices in Hugging Face's
+        hidden_states: 0 are the embeddings, i the states before layer i, the last those after the final norm.
         """
 
     def aligned(self, tree: DraftTree, start: int) -> DraftTree:
         """Return the part of a tree, after `start` committed tokens, that the model computes as plain decoding would.
 
-        That is the whole tree, unless results must be bit-identical and the cache's layout would change one, or the
-        model does not compute branches.
+        That is the whole tree, with two exceptions: the model computes no branches; or results must be bit-identical,
+        and the cache's layout would change some.
         """
 
     def encode(self, messages: Sequence[dict[str, str]], think: bool | None = None) -> list[int]:
-        """Return the token ids of a conversation that waits for the assistant. `think` turns thinking on or off, if not
-        None.
+        """Return the token ids of a conversation that waits for the assistant's reply.
 
-        Raises LocalspecError for a chat template that fails.
+        `think` turns thinking on or off; None leaves it to the template. Raises LocalspecError for a chat template that
+        fails.
         """
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -145,7 +157,7 @@ class ForwardModel(Protocol[CacheT]):
 
 
 def set_aside(cache: ParkableT, fresh: Callable[[int], ParkableT]) -> tuple[ParkableT, ParkableT]:
-    """Return a cache with the contents of this one, to be parked, and an empty one to continue with."""
+    """Return a cache with the contents of `cache`, to be parked, and an empty cache to continue with."""
     if not cache.pinned:
         return cache, fresh(0)
     copy = cache.copy(cache.length, cache.length)
@@ -154,12 +166,13 @@ def set_aside(cache: ParkableT, fresh: Callable[[int], ParkableT]) -> tuple[Park
 
 
 def brought_back(away: ParkableT, cache: ParkableT) -> ParkableT:
-    """Return a cache with the contents of the one that was parked, in place of an empty one."""
+    """Return a cache with the contents of the parked one, `away`. The empty `cache` may be used for it."""
     return cache if cache.take(away) else away
 
 
 def common_prefix(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """Return the length of the longest common prefix of two texts: that many tokens of a cache can be kept."""
+    """Return the length of the longest common prefix of two texts, which is the number of reusable tokens in a
+    cache."""
     start, most = 0, min(len(ours), len(theirs))
     while start < most and ours[start : start + _AT_ONCE] == theirs[start : start + _AT_ONCE]:
         start += _AT_ONCE

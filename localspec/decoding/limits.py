@@ -8,8 +8,8 @@ from dataclasses import dataclass
 class Limits:
     """The limits of a reply: a number of tokens, and strings before which its answer ends.
 
-    With a `loop_prompt` the reply also ends when it repeats one phrase without end. More repetitions are allowed for a
-    phrase whose words come from that prompt.
+    With a `loop_prompt` the reply also ends when it repeats one phrase without end. A phrase whose words come from that
+    prompt may be repeated more often.
     """
 
     max_tokens: int | None = None

@@ -1,4 +1,4 @@
-"""The result of a forward as decoding sees it: handles of logits and hidden states, wherever a backend keeps them."""
+"""Handles of a forward's results, logits and hidden states, which hide where a backend stores them."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ class Hidden(Protocol):
         """Return the channels [start, stop)."""
 
     def finite(self) -> bool:
-        """Return whether all of them are finite numbers."""
+        """Return whether all states are finite numbers."""
 
 
 class Picks(Protocol):
@@ -51,10 +51,10 @@ class Logits(Protocol):
         """Return all of them, [rows, vocab_size]."""
 
     def finite(self) -> bool:
-        """Return whether all of them are finite numbers."""
+        """Return whether all logits are finite numbers."""
 
     def finite_rows(self, sampling: Sampling) -> int:
-        """Count the rows of a drafter's logits before the first that cannot be sampled: NaN, inf, or no id."""
+        """Count a drafter's rows before the first that cannot be sampled: it has NaN or inf, or no possible token."""
 
     def argmax(self) -> list[int]:
         """Return the likeliest token of each row."""
@@ -62,7 +62,7 @@ class Logits(Protocol):
     def picks(self, positions: Sequence[int], sampling: Sampling) -> Picks:
         """Return the token picked for the position of each row, as `Sampling` describes.
 
-        Raises LocalspecError if NaN leave nothing to pick.
+        Raises LocalspecError if NaN leaves nothing to pick.
         """
 
     def candidates(
@@ -70,23 +70,26 @@ class Logits(Protocol):
     ) -> list[list[Candidate]]:
         """Return the tokens to propose for the position of each row of a drafter's logits.
 
-        They are (token, confidence) by row, the most confident first. Greedily they are the likeliest. Otherwise they
-        have the highest log q + noise, with the noise of the target's own pick at this position: a drafter whose q is
-        the target's p proposes exactly that pick, so sampled text is accepted almost as often as greedy text. `ids` are
-        the tokens of the columns if a drafter knows only some. Logits that are NaN propose nothing: damaged weights
-        cost speed but never change the text.
+        They are (token, confidence) by row, the most confident first. In greedy decoding they are the likeliest tokens.
+        Otherwise they are the tokens with the highest log q + noise. The noise is that of the target's own pick at this
+        position. So a drafter whose q equals the target's p proposes exactly that pick, and sampled text is accepted
+        almost as often as greedy text. `ids` are the tokens of the columns if a drafter knows only some. Rows with NaN
+        propose nothing: damaged weights cost speed but never change the text.
         """
 
     def sample(self, row: int, position: int, stream: int, sampling: Sampling) -> int:
         """Sample a token from a row, with noise that no pick of the target uses. Raises the errors of a pick."""
 
     def probabilities(self, row: int, sampling: Sampling) -> npt.NDArray[np.float64]:
-        """Return the probabilities that a token is sampled from, [vocab_size]: zero for all that truncation removes."""
+        """Return the probabilities from which a token is sampled, [vocab_size].
+
+        Tokens that truncation removes have zero.
+        """
 
 
 @dataclass(frozen=True)
 class PicksOnRequest:
-    """Picks of a backend that computes one at a time: only nodes that a walk reaches cost time."""
+    """Picks of a backend that computes one at a time: only nodes that the walk reaches cost time."""
 
     pick: Callable[[int], int]
 
@@ -95,14 +98,15 @@ class PicksOnRequest:
 
 
 def candidates_shown(sampling: Sampling, count: int, vocab_size: int) -> int:
-    """Return how many of the likeliest tokens of a row `choose_candidates` needs."""
+    """Return how many of a row's likeliest tokens `choose_candidates` needs."""
     return min(count if sampling.proposes_likeliest else sampling.top_k or LIKELY, LIKELY, vocab_size)
 
 
 def choose_candidates(
     tokens: Ids, confidence: npt.NDArray[np.floating], positions: Sequence[int], count: int, sampling: Sampling
 ) -> list[list[Candidate]]:
-    """Return what `Logits.candidates` does, from the likeliest tokens [rows, n] and probabilities, best first."""
+    """Return the result of `Logits.candidates` for the likeliest tokens [rows, n] and their probabilities, best
+    first."""
     if not sampling.proposes_likeliest:
         with np.errstate(divide="ignore"):  # a chance may be rounded to zero
             noisy = np.log(confidence.astype(np.float64)) + sampling.noise(positions, tokens)

@@ -28,7 +28,7 @@ class NumpyHidden:
         return NumpyHidden(self.rows[:, start:stop])
 
     def finite(self) -> bool:
-        """Return whether all of them are finite numbers."""
+        """Return whether all states are finite numbers."""
         return bool(np.isfinite(self.rows).all())
 
 
@@ -50,7 +50,7 @@ class NumpyLogits:
         return self.rows
 
     def finite(self) -> bool:
-        """Return whether all of them are finite numbers."""
+        """Return whether all logits are finite numbers."""
         return bool(np.isfinite(self.rows).all())
 
     def finite_rows(self, sampling: Sampling) -> int:
@@ -110,7 +110,7 @@ def _softmax(scores: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
 
 
 def _survivors(row: npt.NDArray[np.float32], sampling: Sampling) -> tuple[npt.NDArray[np.float32], Ids]:
-    """Return the scores at this temperature, and the ids, of the tokens that truncation leaves."""
+    """Return scores at this temperature and ids, both only of the tokens that truncation leaves."""
     scores, ids = _cooled(row, sampling), np.arange(len(row))
     if sampling.top_k and sampling.top_k < len(scores):
         kept = scores >= np.partition(scores, -sampling.top_k)[-sampling.top_k]

@@ -1,4 +1,4 @@
-"""The present costs of forwards: the measured costs, corrected by the times of forwards while text is decoded."""
+"""The present costs of forwards: measured costs, corrected by the times of forwards during decoding."""
 
 from collections import deque
 from statistics import median
@@ -12,11 +12,11 @@ CHANGE = 1.25  # if the time of trees changes by this factor, plain steps are ti
 
 
 class ObservedCosts:
-    """A `ForwardCostModel` that multiplies measured costs by how much longer similar forwards take now.
+    """A `ForwardCostModel` that multiplies measured costs by a factor: how much longer similar forwards take now.
 
-    On a busy machine a forward of eight rows may take three times as long and one of one row hardly longer, so that
-    trees no longer pay. Forwards of a size not seen lately are assumed to deviate like those of the nearest size. If
-    trees become slower, `wants_plain` requests a few plain steps, to see whether only trees did.
+    On a busy machine a forward of eight rows may take three times as long, but one of a single row hardly longer, so
+    that trees no longer pay. A size that was not seen lately gets the factor of the nearest size. If trees become
+    slower, `wants_plain` requests a few plain steps, to see whether those became slower too.
     """
 
     def __init__(self, measured: ForwardCostModel) -> None:
@@ -40,7 +40,7 @@ class ObservedCosts:
 
     @property
     def slowness(self) -> float:
-        """How many times longer the last forwards took than measured."""
+        """How many times longer recent forwards took than measured."""
         return median(self._recent) if len(self._recent) >= ENOUGH else 1.0
 
     @property
@@ -51,7 +51,7 @@ class ObservedCosts:
         )
 
     def observe(self, rows: int, context: int, seconds: float) -> None:
-        """Learn the seconds that a forward took. Zero means that it was not timed."""
+        """Learn how many seconds a forward took. Zero means that it was not timed."""
         if seconds <= 0:
             return
         size, deviation = _size(rows), seconds / self._measured.at(rows, context)
@@ -71,7 +71,7 @@ class ObservedCosts:
         return median(deviation for _, deviation in self._of[size])
 
     def _fresh(self, size: int) -> bool:
-        """Return whether enough forwards of this size were seen lately; older ones are forgotten."""
+        """Return whether enough forwards of this size were seen lately. Older ones are forgotten."""
         seen = self._of[size]
         while seen and self._forwards - seen[0][0] >= FRESH:
             seen.popleft()
@@ -79,7 +79,7 @@ class ObservedCosts:
 
 
 def _size(rows: int) -> int:
-    """Return the class of forwards with about as many rows: kernels compute four, eight or sixteen at once."""
+    """Return the class of forwards with about as many rows: kernels compute four, eight or sixteen rows at once."""
     return max((rows - 1).bit_length(), 2) if rows > 1 else 0
 
 

@@ -1,4 +1,4 @@
-"""Texts whose caches are kept after another text became the live one, so that a prefill can start from them.
+"""Parked texts: their caches are kept while another text is decoded, so that a later prefill can start from them.
 
 The live text is the one that the session decodes now. `Parked.choose` picks the text to start a prompt from, and
 `Parked.fit` removes texts when memory is short.
@@ -21,7 +21,7 @@ MOST_TEXTS = 64  # limits the time for comparing each text with all others
 
 @dataclass(eq=False)
 class ParkedText:
-    """A text that was read: its tokens, the cache of the first of them, and the state of the drafter."""
+    """A text that the target has read: its tokens, the cache of a prefix of them, and the drafter's state."""
 
     tokens: Sequence[int]
     cache: ParkableCache
@@ -31,7 +31,7 @@ class ParkedText:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of the cache and of the state of the drafter."""
+        """Bytes of the cache and of the drafter's state."""
         return self.cache.nbytes + self.held.nbytes
 
     def copy(self, length: int, slots: int) -> Self:
@@ -39,7 +39,10 @@ class ParkedText:
         return type(self)(self.tokens[:length], self.cache.copy(length, slots), self.held.copy(length))
 
     def reach(self, prompt: Sequence[int]) -> int:
-        """Return how many tokens of a prompt need no prefill after this text. The last token always needs it."""
+        """Return how many tokens of a prompt need no prefill if it starts from this text.
+
+        The last token always needs it.
+        """
         same = common_prefix(self.tokens, prompt)
         return self.cache.reachable(min(same, self.cache.length, len(prompt) - 1))
 
@@ -48,8 +51,8 @@ class ParkedText:
 class Start:
     """A plan for the prefill of a prompt: it starts after the first `length` tokens of a text.
 
-    That text is `text`, or the live one if None. If `copied`, the tokens are copied and the text stays whole; otherwise
-    the text is cut to them. If `leaves`, the live text is parked; otherwise it is cut or discarded.
+    That text is `text`, or the live text if None. If `copied`, these tokens are copied and the text stays whole;
+    otherwise the text is cut after them. If `leaves`, the live text is parked; otherwise it is cut or discarded.
 
         live text     a b c d e      prompt  a b c x y
         copied        a b c d e stays, and the prompt starts from a copy of a b c
@@ -63,26 +66,27 @@ class Start:
 
 
 class Parked:
-    """A store of the texts of one session other than its live one.
+    """A store of the texts of one session, except its live text.
 
     The store takes at most `budget` bytes. The budget follows free memory, so it is computed at each use. The least
     valuable text is removed first. The value of a text is the seconds of prefill that only this text saves, divided by
-    its bytes. Added is the value of the text that was removed last before this one was parked. So texts age
-    (GreedyDual, Cao and Irani 1997).
+    its bytes, plus an offset. The offset is the value of the text that was last removed when this one was parked. So
+    older texts lose value relative to newer ones (GreedyDual, Cao and Irani 1997).
 
-    A prompt starts from the text with the longest common prefix. If the text goes on differently after the prefix,
-    there are three ways, and the cheapest is taken:
+    A prompt starts from the text with the longest common prefix. If that text continues differently after the prefix,
+    the cheapest of three ways is taken:
 
     - cut: drop the rest of the text. The cost is its prefill, times the chance that it is needed again.
     - copy: copy the prefix, and keep the whole text.
     - read: leave the text, and read the prefix again.
 
-    The chance is the share of copied texts whose rest was needed again lately. It is high for branches of a
+    The chance is the share of recently copied texts whose rest was needed again. It is high for branches of a
     conversation. It is near zero for thoughts, which a chat template leaves out of the next prompt.
     """
 
     def __init__(self, budget: Callable[[int], int], costs: ForwardCostModel, copying: float) -> None:
-        """Begin empty. `budget` maps the bytes in use to those allowed; `copying` is the bytes copied per second."""
+        """Begin empty. `budget` maps the bytes in use to the bytes allowed; `copying` is the number of bytes copied
+        per second."""
         self._budget, self._costs, self._copying = budget, costs, copying
         self._texts: list[ParkedText] = []
         self._gone = 0.0  # the value of the text that was removed last

@@ -16,13 +16,13 @@ EPSILON, DELTA = 0.09, 0.3  # of the rule `typical`, as in the code that came wi
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is sampled. Temperature 0 is greedy; 0, 1.0 and 0.0 switch top-k, top-p and min-p off.
+    """The settings of sampling. Temperature 0 is greedy; 0, 1.0 and 0.0 switch top-k, top-p and min-p off.
 
-    A pick is argmax(log p + Gumbel noise), which is a sample from p; temperature, top-k, top-p and min-p shape p in
+    A pick is argmax(log p + Gumbel noise), which is a sample from p. Temperature, top-k, top-p and min-p shape p, in
     that order. The noise is a function of only (seed, position, token id), so a seed gives the same text with and
-    without speculation, whatever the drafter. `rule` says how a draft is accepted; `epsilon` and `delta` are ε and δ of
-    the rule `typical`. `source` says in words where the values come from, except those that the user has `chosen`,
-    given by name. Raises UsageMistake for impossible values.
+    without speculation, and with every drafter. `rule` is the acceptance rule; `epsilon` and `delta` are ε and δ of the
+    rule `typical`. `source` says in words where the values come from. `chosen` lists the values that the user has set.
+    Raises UsageMistake for impossible values.
     """
 
     temperature: float = 0.0
@@ -58,18 +58,18 @@ class Sampling:
 
     @property
     def proposes_likeliest(self) -> bool:
-        """Whether a drafter should propose likely tokens; otherwise those that the target's noise will pick."""
+        """Whether a drafter should propose the likeliest tokens; otherwise it uses the noise of the target's picks."""
         return self.greedy or self.rule == "typical"  # `typical` accepts likely tokens, whatever would be sampled
 
     def noise(self, position: int | Sequence[int], ids: Ids, stream: int | None = None) -> npt.NDArray[np.float64]:
         """Return the noise of ids at a position, as `gumbel` does.
 
-        The noise of a `stream` differs from that of picks.
+        Each `stream` has other noise; None is the noise of picks.
         """
         return gumbel(self.stream_seed(stream), position, ids)
 
     def stream_seed(self, stream: int | None) -> int:
-        """Return the 64-bit seed from which the noise of a stream is hashed. Picks of the target have no stream."""
+        """Return the 64-bit seed from which a stream's noise is hashed. Picks of the target have the stream None."""
         return self.seed & _WORD if stream is None else _mixed(self.seed + (1 + stream) * FIRST & _WORD)
 
     def uniform(self, position: int, stream: int) -> float:
@@ -78,7 +78,7 @@ class Sampling:
 
 
 def gumbel(seed: int, position: int | Sequence[int], ids: Ids) -> npt.NDArray[np.float64]:
-    """Return Gumbel noise, as many numbers as ids [ids], by a hash of (seed, position, id) without generator state.
+    """Return Gumbel noise for ids [ids] or [rows, n], by a hash of (seed, position, id) without generator state.
 
     ids [rows, n] need a position for each row.
     """
@@ -95,7 +95,7 @@ def _uniform(seed: int, positions: Sequence[int], ids: Ids) -> npt.NDArray[np.fl
 
 
 def keys(seed: int, positions: Sequence[int]) -> list[int]:
-    """Return for each position the 64 bits from which the noise of all ids there is hashed."""
+    """Return a 64-bit number for each position, from which the noise of all ids there is hashed."""
     start = _mixed(seed & _WORD)
     return [_mixed(start + position * STEP & _WORD) for position in positions]
 

@@ -25,9 +25,9 @@ Result = TypeVar("Result")
 
 
 class Session:
-    """A conversation whose `tokens` are final between replies and after every step; all but the last are in the cache.
+    """A conversation with one target. Its `tokens` are final after every step; all but the last are in the cache.
 
-    After a reply that was cut far back, a cache with states may hold fewer.
+    A cache with recurrent states may hold fewer after a reply was cut far back.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Session:
         thinking: Thinking | None = None,
         parked: Parked | None = None,
     ) -> None:
-        """Without `parked`, a text is discarded unless the next prompt continues it."""
+        """Begin without a text. Without `parked`, a text is discarded unless the next prompt continues it."""
         self.target, self.drafter, self.budget, self.thinking = target, drafter, budget, thinking
         self.parked = parked
         self.tokens: list[int] = []
@@ -49,11 +49,12 @@ class Session:
     def generate(
         self, prompt: Sequence[int], sampling: Sampling, limits: Limits | None = None
     ) -> Generator[Event, None, None]:
-        """Answer a prompt of token ids. A consumer may stop at any event; the session is then as that event left it.
+        """Answer a prompt of token ids. A consumer may stop at any event; the session then stays in the state of that
+        event.
 
         The prefix that the prompt shares with earlier turns is not read again. Raises UsageMistake for a prompt that is
         empty or leaves no room for an answer. If memory runs out, the reply continues in smaller steps and without
-        trees, which changes no token; raises DoesNotFit if even that does not fit.
+        trees, which changes no token. Raises DoesNotFit if even that is too much.
         """
         limits = limits or Limits()
         room = self.target.context - len(prompt)
@@ -70,7 +71,7 @@ class Session:
         return _Reply(self, prompt, sampling, most, limits).events()
 
     def rest(self, seconds: float) -> None:
-        """Exclude the seconds of another reply's turn from the time of the latest one here."""
+        """Exclude some seconds, in which another reply was computed, from the time of the latest reply here."""
         if self.current:
             self.current.began += seconds
 
@@ -99,7 +100,7 @@ class Session:
             self.parked.clear()
 
     def turn_to(self, prompt: Sequence[int]) -> None:
-        """Activate the text after which a prompt is best read. Park the previous one, or cut it with the next read."""
+        """Activate the text after which a prompt is best read. Park the previous text, or let the next read cut it."""
         parked = self.parked
         if parked is None:
             return
@@ -223,9 +224,10 @@ class _Reply:
     def _within_memory(self, work: Callable[[], Result], less: Callable[[], bool]) -> Result:
         """Return the result of `work`.
 
-        If memory runs out, try again without parked texts, then once more if `less` reduced what it needs.
+        If memory runs out, try again without parked texts. If that fails, call `less`, and try once more if it could
+        reduce the need.
 
-        Raises DoesNotFit, and the session is then as it was before.
+        Raises DoesNotFit; the session is then as it was before.
         """
         length = self.session.cache.length
         for _ in range(3):
@@ -262,7 +264,10 @@ class _Reply:
     # -- tokens and text -----------------------------------------------------------------------------------------------
 
     def _commit(self, tokens: Sequence[int], sources: Sequence[str]) -> tuple[Reason | None, int]:
-        """Commit tokens one by one. Return why the reply ends within them, if it does, and how many were committed."""
+        """Commit tokens one by one, until the reply ends.
+
+        Return the reason if it ended, and the number of committed tokens.
+        """
         for taken, (token, source) in enumerate(zip(tokens, sources, strict=True), start=1):
             if token in self.session.target.stop_tokens:
                 self.transcript.finish()
@@ -304,22 +309,25 @@ class _Reply:
             )
 
     def _compare(self, step: Step, taken: int, seconds: float) -> None:
-        """Compare the seconds since the previous step with those that plain decoding would have taken for its
-        tokens.
-        """
+        """Compare the seconds since the previous step with the seconds that plain decoding would have taken for its
+        tokens."""
         assert step.tree is not None
         context = len(self.session.tokens) - len(step.committed)
         drafting = step.draft_seconds + step.learn_seconds
         self.session.budget.plain.observe(step.tree.size, context, taken, seconds, drafting)
 
     def _finish(self, reply_tokens: int) -> None:
-        """Cut tokens, cache and drafter to the end of the text (the cache one token earlier); store the statistics."""
+        """Cut tokens, cache and drafter to the end of the text, and store the statistics.
+
+        The cache ends one token earlier.
+        """
         # If the reply was stopped while the prompt was read, that part stays.
         self.session.rewind(min(len(self.prompt) + reply_tokens, len(self.session.tokens)))
         self.session.statistics = self.statistics(reply_tokens)
 
     def statistics(self, reply_tokens: int | None = None) -> Statistics:
-        """Return the figures of the reply so far, up to what the consumer has, or up to a number of tokens."""
+        """Return the figures of the reply up to `reply_tokens` tokens; by default up to the last token that the
+        consumer has."""
         session, reply_tokens = self.session, self.released if reply_tokens is None else reply_tokens
         decoding = self.last_seconds - self.first_seconds
         counted = reply_tokens - 1  # the first token belongs to prefill

@@ -52,7 +52,7 @@ class Tally:
 
 
 def step_sources(step: Step) -> list[str]:
-    """Return who proposed each committed token of a decode step; the bonus token is the target's own."""
+    """Return the source of each committed token of a decode step. The bonus token comes from the target."""
     assert step.tree is not None
     named = step.tree.source or ["drafter"] * step.tree.size
     return [*(named[node] for node in step.path[1:]), "target"]
@@ -66,5 +66,5 @@ def draft_of(step: Step) -> Draft:
 
 
 def count_sources(sources: Sequence[str]) -> dict[str, int]:
-    """Count the tokens of each proposer; the target is always listed."""
+    """Count the tokens of each source. The target is always listed."""
     return {"target": 0, **Counter(sources)}

@@ -14,15 +14,15 @@ class DraftTree:
     """Candidate tokens for one verification.
 
     Node 0 is the root, the last committed token, whose keys and values are not in the cache yet. Parents precede their
-    children. The likeliest chain comes first, so that keeping it moves nothing in the cache:
+    children. The likeliest chain comes first, so that committing it moves nothing in the cache:
 
         tokens   a b c d e        a─b─c      depth  0 1 2 1 2
         parents -1 0 1 0 3         └d─e
 
-    `source` names who proposed each node. A `probe` node is never accepted: it is there for the target's pick at it.
-    `chance` is the drafter's own estimate that a node is accepted, given its parent is, if it has one.
-    `draft_logits`, a row a node, are those that nodes were sampled from, for the rule `rejection`.
-    `declined` is the reason why a drafter that could draft did not, for the user; empty if it did.
+    `source` names the proposer of each node. A `probe` node is never accepted: it exists for the target's pick after
+    it. `chance` is the drafter's own estimate that a node is accepted, given its parent, if it has one. `draft_logits`,
+    a row per node, are the logits from which nodes were sampled, for the rule `rejection`. `declined` is the reason why
+    a drafter chose not to draft, in words for the user; otherwise it is empty.
     """
 
     tokens: Sequence[int]
@@ -43,7 +43,7 @@ class DraftTree:
         return cls(tokens, range(-1, len(tokens) - 1), None if source is None else [source] * len(tokens))
 
     def subtree(self, nodes: Sequence[int]) -> "DraftTree":
-        """Return the tree of these nodes, given in ascending order and with the root and all parents among them."""
+        """Return the tree of these nodes, which are in ascending order and include the root and all their parents."""
         number = {node: index for index, node in enumerate(nodes)}
         return DraftTree(
             tokens=[self.tokens[node] for node in nodes],
@@ -55,7 +55,7 @@ class DraftTree:
         )
 
     def aligned(self, start: int, page: int) -> "DraftTree":
-        """Return the part whose nodes all lie in the page of cache slots that their token would have in a chain.
+        """Return the nodes that lie in the same page of cache slots as they would in a chain.
 
         With `start` committed tokens a node's slot is `start` plus its row, and in a chain it is `start` plus its
         depth. With pages of four slots:
@@ -79,7 +79,7 @@ class DraftTree:
         return self if len(nodes) == self.size else self.subtree(nodes[::-1])
 
     def first_chain(self) -> "DraftTree":
-        """Return the chain of first children, whatever their tokens; a probe ends it."""
+        """Return the chain of first children, whatever their tokens. A probe ends it."""
         node = 0
         while below := self.siblings[node]:
             if self.probe and self.probe[below[0]]:
@@ -101,7 +101,7 @@ class DraftTree:
 
     @cached_property
     def siblings(self) -> list[list[int]]:
-        """All nodes below each node, in their order, equal ones and probes too."""
+        """The children of each node, in order, including probes and equal tokens."""
         below: list[list[int]] = [[] for _ in self.tokens]
         for node in range(1, self.size):
             below[self.parents[node]].append(node)
@@ -109,7 +109,7 @@ class DraftTree:
 
     @cached_property
     def children(self) -> list[dict[int, int]]:
-        """The nodes by token, for each parent; of two equal siblings the first, and no probes."""
+        """The children of each node by token, without probes. Of equal children only the first is included."""
         below: list[dict[int, int]] = [{} for _ in self.tokens]
         for node in range(1, self.size):
             if not (self.probe and self.probe[node]):
@@ -118,10 +118,10 @@ class DraftTree:
 
 
 def best_first_tree(root: int, levels: Sequence[Sequence[Candidate]], nodes: int, source: str) -> DraftTree:
-    """Build the tree of this many nodes with the highest expected acceptance, where candidates depend only on depth.
+    """Build the tree of this many nodes with the highest expected acceptance, if candidates depend only on depth.
 
     levels[d] are the candidates at depth d + 1, likeliest first. A node's worth is the product of the chances on its
-    path, and the best node is added next (Medusa, §3.3.3, but with the chances of this step).
+    path. The best node is always added next (Medusa, §3.3.3, but with the chances of this step).
     """
     tokens, parents, chances = [root], [-1], [1.0]
     heap: list[tuple[float, int, int, int, int]] = []  # (-worth, order, parent, depth, rank)
@@ -149,7 +149,10 @@ def best_first_tree(root: int, levels: Sequence[Sequence[Candidate]], nodes: int
 def caterpillar(
     root: int, picks: Sequence[int], levels: Sequence[Sequence[Candidate]], nodes: int, source: str
 ) -> DraftTree:
-    """Build the likeliest `nodes` nodes of a chain of picks and its siblings: `levels` are candidates by depth."""
+    """Build the likeliest `nodes` nodes of a chain of picks and the picks' siblings.
+
+    `levels` are the candidates by depth.
+    """
     found: list[tuple[float, int, int, float]] = [(1.0, -1, root, 1.0)]  # worth, parent, token, chance
     parent = 0
     for pick, level in zip(picks, levels, strict=True):
@@ -168,8 +171,8 @@ Expand = Callable[[Sequence[int], Sequence[int], int], Sequence[Sequence[Candida
 def grow_tree(root: int, expand: Expand, nodes: int, depth: int, source: str) -> DraftTree:
     """Build the tree of `best_first_tree` if candidates depend on the path: `expand` is called once per level.
 
-    A node is worth less than its parent, so a node that is not among the best so far has no descendant that will be;
-    and at most half as many nodes of a level are expanded as the tree may have. Candidates come likeliest first.
+    A node is worth less than its parent. So a node that is not among the best so far has no descendant that will be. At
+    most half as many nodes of a level are expanded as the tree may have. Candidates come likeliest first.
     """
     found: list[tuple[float, int, int, float]] = [(1.0, -1, root, 1.0)]  # worth, parent, token, chance
     parents, level, least = [0], [0], 0.0
@@ -196,7 +199,7 @@ def grow_tree(root: int, expand: Expand, nodes: int, depth: int, source: str) ->
 def likeliest_tree(found: Sequence[tuple[float, int, int, float]], nodes: int, sources: Sequence[str]) -> DraftTree:
     """Build the tree of the `nodes` best of (worth, parent, token, chance), the root first.
 
-    Parents come before their children, which are worth no more; `sources` are by node.
+    Parents come before their children, which are worth no more. `sources` are by node.
     """
     best = sorted(range(len(found)), key=lambda node: -found[node][0])[: nodes + 1]  # stable: parents come first
     number = {node: index for index, node in enumerate(best)}
@@ -210,11 +213,11 @@ def likeliest_tree(found: Sequence[tuple[float, int, int, float]], nodes: int, s
 
 
 def sampled_tree(root: int, logits: Logits, nodes: int, sampling: Sampling, position: int, source: str) -> DraftTree:
-    """Build a tree for the rule `rejection`: chains side by side, with every token sampled independently.
+    """Build a tree for the rule `rejection`: several chains from the root, with every token sampled independently.
 
-    logits have one row per depth, the first for `position`. There are as many chains of full depth as the nodes allow;
-    the remaining nodes become samples for the first depth. The shape does not depend on the samples. Nothing is sampled
-    at a depth whose logits are NaN or inf, nor after it.
+    logits have one row per depth, the first for `position`. There are as many chains of full depth as the nodes allow.
+    The remaining nodes become samples for the first depth. The shape does not depend on the samples. The tree ends at a
+    depth whose logits have NaN or inf.
     """
     depths = min(logits.finite_rows(sampling), nodes)
     if not depths:
@@ -231,7 +234,7 @@ def sampled_tree(root: int, logits: Logits, nodes: int, sampling: Sampling, posi
 
 
 def depth_first(parents: Sequence[int]) -> list[int]:
-    """Return the order in which each node is followed by its first child and everything below it, so a chain stays
+    """Return an order of nodes in which each is followed by its first child and everything below it, so chains stay
     together."""
     below: list[list[int]] = [[] for _ in parents]
     for node in range(1, len(parents)):

@@ -1,4 +1,4 @@
-"""S3D without training: the target drafts one token after another with some of its own layers, which a probe chose."""
+"""S3D without training: the target drafts one token after another with some of its layers, which a probe chose."""
 
 import time
 from collections import deque
