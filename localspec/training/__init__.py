@@ -1,1 +1,1 @@
-"""Making drafters: texts become batches, one loop trains every kind, and what comes out is measured and written."""
+"""Trains drafters: texts become batches, one loop trains every kind, and the result is measured and written."""

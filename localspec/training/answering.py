@@ -1,7 +1,7 @@
-"""Lets a target answer prompts: through transformers or our CPU engine, many at once, or through torch, one by one.
+"""Lets a target answer prompts: many at once through transformers or the CPU engine, or one by one through torch.
 
 Only throughput matters here, and batches increase it: eight rows cost a CPU about as much as two. The rows of one
-forward belong to caches of different texts, and no text changes another's reply.
+forward belong to different texts with their own caches, so no text changes another's reply.
 """
 
 import hashlib
@@ -39,9 +39,9 @@ LOOKED = 32  # a reply is checked for repetition after this many tokens
 
 @dataclass(frozen=True)
 class Way:
-    """How replies are to be written: with at most `max_tokens`; temperature 0 is greedy.
+    """The settings of generated replies: at most `max_tokens` tokens; temperature 0 is greedy.
 
-    With `cut` they end where they start to repeat themselves, because nothing is learnt from that.
+    With `cut` replies end where they start to repeat themselves, because nothing is learnt from repetitions.
     """
 
     max_tokens: int
@@ -52,21 +52,21 @@ class Way:
 
 @dataclass(frozen=True)
 class Reply:
-    """The ids of a reply, without its end mark, and whether it reached one."""
+    """The token ids of a reply, without its end mark, and whether it had one."""
 
     tokens: Sequence[int]
     finished: bool
 
 
 class Answerer(Protocol):
-    """A model that answers `at_once` conversations together. `model` identifies it and its precision."""
+    """A model that answers up to `at_once` conversations together. `model` identifies it and its precision."""
 
     at_once: int
     model: list[str]
 
     @property
     def context(self) -> int:
-        """Tokens of prompt and reply together, at most."""
+        """The largest number of tokens of prompt and reply together."""
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
         """Return the token ids of a conversation that ends with a user's message."""
@@ -75,13 +75,13 @@ class Answerer(Protocol):
         """Return the text of a reply."""
 
     def answer(self, conversations: Sequence[Sequence[Message]], way: Way, draw: str) -> list[Reply]:
-        """Answer each of them; for sampled replies, `draw` and the seed decide. Raises DoesNotFit."""
+        """Answer each conversation. Sampled replies depend on `draw` and the seed. Raises DoesNotFit."""
 
 
 def answerer(
     card: TargetCard, settings: Settings, batch: int | None, store: Store | None, reporter: Reporter
 ) -> Answerer:
-    """Return a model that answers with these settings: `batch` prompts at once, if that is given.
+    """Return a model that answers with these settings, `batch` prompts at once if that is given.
 
     On a CPU, transformers needs dense weights. Raises UsageMistake for an impossible batch, and the errors of choosing
     and loading a model.
@@ -105,7 +105,7 @@ def answerer(
 def answering_choice(
     card: TargetCard, settings: Settings, batch: int | None, store: Store | None, reporter: Reporter
 ) -> Choice:
-    """Return how to load the model that answers; if it answers one by one, with its best drafter."""
+    """Return the choice for the model that answers. If it answers one by one, that includes its best drafter."""
     own = replace(settings, drafter="auto", draft_max="auto", accept="exact", exact=False, context=None)
     plain = replace(own, drafter="none")
     known = Measurements(MeasurementCache(store, reporter))
@@ -118,7 +118,10 @@ def answering_choice(
 
 
 def at_once(choice: Choice) -> int:
-    """Return how many conversations take about the time of one, from measurements of both."""
+    """Return how many conversations take about the time of one when they are answered together.
+
+    The numbers were measured.
+    """
     return BATCH if can_batch(choice) else TEXTS // 2 if choice.engine == "native" else 1
 
 
@@ -129,7 +132,8 @@ def can_batch(choice: Choice) -> bool:
 
 
 class Native:
-    """Our CPU engine with several conversations at once; each row of a forward belongs to another one's cache."""
+    """The CPU engine with several conversations at once; each row of a forward belongs to another conversation's
+    cache."""
 
     at_once = TEXTS
 
@@ -160,7 +164,7 @@ class Native:
         return [text.reply for text in texts]
 
     def _begun(self, prompt: Sequence[int], way: Way, sampling: Sampling) -> "_Text":
-        """Return a text whose prompt was read, and whose first token was picked."""
+        """Read a prompt, and return the text with its first picked token."""
         cache = self._target.cache(len(prompt) + way.max_tokens)
         for start in range(0, len(prompt), CHUNK):
             part = prompt[start : start + CHUNK]
@@ -173,7 +177,7 @@ class Native:
 
 @dataclass
 class _Text:
-    """A conversation in progress: its cache, and the `tokens` of its reply, of which the last is not read yet."""
+    """A conversation in progress: its cache, and the `tokens` of its reply. The last token is not read yet."""
 
     cache: NativeCache
     way: Way
@@ -183,7 +187,7 @@ class _Text:
     finished: bool = False
 
     def take(self, token: int) -> None:
-        """Append the token that was picked, unless it is an end mark."""
+        """Append a picked token, unless it is an end mark."""
         if token in self.ends:
             self.goes_on, self.finished = False, True
             return
@@ -198,14 +202,14 @@ class _Text:
 
 
 def cut_reply(reply: Reply, way: Way) -> Reply:
-    """Return a reply up to where it starts to repeat itself, if `way` asks for that."""
+    """Return the reply. If `way` asks for that, cut it where it starts to repeat itself."""
     if not way.cut or (end := until_it_goes_round(reply.tokens)) == len(reply.tokens):
         return reply
     return Reply(reply.tokens[:end], False)
 
 
 class OneByOne:
-    """Torch with packed weights and its best drafter; phrases are not saved."""
+    """Torch with packed weights and the model's best drafter; phrases are not saved."""
 
     at_once = 1
 
@@ -234,7 +238,7 @@ class OneByOne:
 
 
 class Batched:
-    """transformers' `generate`; the model is loaded with the first prompts."""
+    """The `generate` of transformers. The model is loaded with the first prompts."""
 
     def __init__(self, choice: Choice, at_once: int) -> None:
         from localspec.nn.target import Target  # torch takes seconds to import
@@ -254,7 +258,7 @@ class Batched:
         return self._light.decode(tokens)
 
     def answer(self, conversations: Sequence[Sequence[Message]], way: Way, draw: str) -> list[Reply]:
-        """Answer them, with prompts padded on the left."""
+        """Answer conversations, with prompts padded on the left."""
         import torch
 
         torch.manual_seed(_number(way, draw))
@@ -282,7 +286,7 @@ class Batched:
         return [cut_reply(self._ended(reply), way) for reply in found[:, longest:].tolist()]
 
     def _ended(self, reply: list[int]) -> Reply:
-        """Return a reply without its end mark, and the padding after it."""
+        """Return a reply without its end mark and without the padding after it."""
         end = next((at for at, token in enumerate(reply) if token in self._light.stop_tokens), None)
         return Reply(reply[:end], end is not None)
 
@@ -320,7 +324,7 @@ class Batched:
 
 
 def bitsandbytes_config(choice: Choice) -> Any:
-    """Return the configuration of transformers for packed weights as our engine has them there; None for dense ones."""
+    """Return the configuration of transformers for weights packed as in our engine; None for dense weights."""
     if choice.quantize == "none":
         return None
     from transformers import BitsAndBytesConfig

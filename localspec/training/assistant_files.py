@@ -28,7 +28,7 @@ _NAMES = {  # by our names
 def read_published(path: Path, target: Target) -> Published:
     """Return the assistant in a directory for this target, in the precision of its files.
 
-    Raise NotHere if there is none, LocalspecError for another model or form, and damaged files.
+    Raises NotHere if there is none, and LocalspecError for another model or form, or for damaged files.
     """
     config = read_config(path)
     if kind_of_heads(config) != ASSISTANT:
@@ -52,7 +52,7 @@ def read_published(path: Path, target: Target) -> Published:
 
 
 def _options(config: Mapping[str, Any], hidden_size: int) -> AssistantOptions:
-    """Return the options in config.json. Raise UsageMistake for those of another target, and impossible ones."""
+    """Return the options in config.json. Raises UsageMistake for another target's options, and for impossible ones."""
     text, backbone = config.get("text_config"), config.get("backbone_hidden_size")
     if not isinstance(text, dict):
         raise UsageMistake("its config.json has no text_config; fetch it again.")

@@ -46,13 +46,16 @@ def save(directory: Path, step: int, tensors: Mapping[str, torch.Tensor], state:
 
 
 def note_spent(directory: Path, seconds: float) -> None:
-    """Record the duration of a training so far, if it has a checkpoint. So time that a kill loses is counted, too."""
+    """Record the seconds of a training so far, if it has a checkpoint.
+
+    So lost time counts too if the process is killed.
+    """
     with suppress(OSError):  # the next checkpoint will report a full disk
         (directory / SPENT).write_text(f"{seconds:.3f}\n", "utf-8")
 
 
 def spent(directory: Path) -> float:
-    """Return the recorded seconds; 0 if there are none, or impossible ones."""
+    """Return the recorded seconds; 0 if there are none, or if they are invalid."""
     try:
         seconds = float((directory / SPENT).read_text("utf-8"))
     except (OSError, ValueError):

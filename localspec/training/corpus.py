@@ -1,7 +1,7 @@
 """Makes rows of token ids from examples, and batches from rows, in an order that depends only on a seed.
 
-Rows are as long as their texts, and a batch has rows of similar length. Texts are not packed one after the other, so
-that a drafter sees each text from its beginning, as in use.
+Rows are as long as their texts, and a batch has rows of similar length. A row holds only one text, so that a drafter
+sees each text from its beginning, as in use.
 """
 
 import random
@@ -24,20 +24,21 @@ SHORTEST = 8  # tokens of a row; fewer leave nothing to predict
 
 @dataclass(frozen=True)
 class Row:
-    """Token ids, and which of them are in the loss: those of replies and their end marks, or all of a plain text."""
+    """The token ids of a text, and which of them are in the loss: replies and their end marks, or all of a plain
+    text."""
 
     tokens: Sequence[int]
     loss_mask: Sequence[bool]
 
     @property
     def worth(self) -> int:
-        """Tokens in the loss that a drafter can predict: it has no state before the third token."""
+        """The number of tokens in the loss that a drafter can predict. It has no state before the third token."""
         return sum(self.loss_mask[2:])
 
 
 @dataclass
 class Cursor:
-    """The position of a training in its order: the pass, the block of examples, the batch of the block."""
+    """The position in the order of a training: the pass, the block of examples, and the batch in the block."""
 
     epoch: int = 0
     block: int = 0
@@ -45,10 +46,10 @@ class Cursor:
 
 
 class Corpus:
-    """The examples for training and the held-out ones. Raises UsageMistake if there is too little text.
+    """The examples for training and the held-out examples. Raises UsageMistake if there is too little text.
 
-    Rows have at most `length` tokens, and a batch `batch` tokens with padding. Only `usable` examples are in batches
-    for training.
+    Rows have at most `length` tokens, and a batch at most `batch` tokens including padding. Training uses only examples
+    for which `usable` returns true.
     """
 
     def __init__(self, target: Target, examples: Sequence[Example], length: int, batch: int, seed: int) -> None:
@@ -69,12 +70,11 @@ class Corpus:
 
     @property
     def blocks(self) -> int:
-        """Blocks of one pass."""
+        """The number of blocks in one pass."""
         return -(-len(self.examples) // BLOCK)
 
     def batches(self, start: Cursor) -> Iterator[tuple[list[Row], Cursor, float]]:
-        """Yield batches from `start` on, without end: the rows of a step, the position after it, and the
-        passes so far."""
+        """Yield batches from `start` on, without end: the rows of a step, the next position, and the passes so far."""
         epoch, number, skip = start.epoch, start.block, start.batch
         while True:
             block = self._block(epoch, number)
@@ -96,13 +96,13 @@ class Corpus:
                 return
 
     def rows(self) -> Iterator[Row]:
-        """Yield all rows of both sides, in the order of the first pass."""
+        """Yield all rows for training and all held-out rows, in the order of the first pass."""
         yield from self.held_out
         for rows in self.one_pass():
             yield from rows
 
     def _block(self, epoch: int, number: int) -> list[list[Row]]:
-        """Return the batches of one block, each with at most the tokens of a batch with padding."""
+        """Return the batches of one block, each of at most `batch` tokens including padding."""
         order = list(range(len(self.examples)))
         random.Random(f"{self._seed} {epoch}").shuffle(order)  # noqa: S311
         chosen = order[number * BLOCK : (number + 1) * BLOCK]
@@ -117,7 +117,7 @@ class Corpus:
         return [batch for batch in batches if batch]
 
     def frequencies(self, most: int = 20_000) -> torch.Tensor:
-        """Return how often each token occurs in the loss, [vocab_size], in about `most` examples."""
+        """Return how often each token occurs in the loss, [vocab_size], counted in about `most` examples."""
         found = torch.zeros(self._target.transformer.config.vocab_size, dtype=torch.long)
         for example in self.examples[:: -(-len(self.examples) // most)]:
             for row in self._rows(example):
@@ -166,7 +166,7 @@ class Corpus:
         return [Row(piece, [True] * len(piece)) for piece in pieces]
 
     def _chat(self, example: Example) -> list[Row]:
-        """Return one row; or one for each reply, if the template renders earlier replies differently."""
+        """Return one row, or one row per reply if the template renders earlier replies differently."""
         messages = list(example.messages)
         whole, spans = self._target.chat.render_apart(messages, waits=False), []
         for index in (at for at, message in enumerate(messages) if at and message["role"] == "assistant"):
@@ -181,8 +181,10 @@ class Corpus:
         return [self._row(upto, [(len(before), len(upto))]) for before, upto in spans if upto.startswith(before)]
 
     def _row(self, text: str, spans: Sequence[tuple[int, int]]) -> Row:
-        """Return the row of a text. Tokens in these spans of characters are in the loss, with the end mark
-        after each."""
+        """Return the row of a text.
+
+        The loss includes tokens in `spans` of characters, and the end mark after each span.
+        """
         tokens, offsets = self._target.chat.marks.encode_with_offsets(text, self._target.chat.add_special_tokens)
         loss_mask, over = [], False
         waiting = iter([*spans, (len(text) + 1, 0)])
@@ -198,14 +200,14 @@ class Corpus:
 
 @dataclass(frozen=True)
 class PaddedRows:
-    """Rows side by side, the shorter ones padded with zeros: tokens [rows, n], loss_mask bool [rows, n]."""
+    """Several rows, the shorter ones padded with zeros: tokens [rows, n], loss_mask bool [rows, n]."""
 
     tokens: torch.Tensor
     loss_mask: torch.Tensor
 
     @classmethod
     def of(cls, rows: Sequence[Row], device: str) -> "PaddedRows":
-        """Pad rows. The mask depends on the rows' lengths, not on ids: zero may be an end mark."""
+        """Pad rows. The mask depends on the rows' lengths, not on ids, because zero may be an end mark."""
         longest = max(len(row.tokens) for row in rows)
         tokens = torch.zeros(len(rows), longest, dtype=torch.long)
         loss_mask = torch.zeros(len(rows), longest, dtype=torch.bool)
@@ -216,13 +218,13 @@ class PaddedRows:
 
     @cached_property
     def causal(self) -> torch.Tensor:
-        """A mask, bool [n, n]: each token sees itself and those before it, so that none sees the padding at the end."""
+        """A mask, bool [n, n]: each token sees itself and the tokens before it, so none sees the padding at the end."""
         n = self.tokens.shape[1]
         return torch.ones(n, n, dtype=torch.bool, device=self.tokens.device).tril_()
 
 
 def split_rows(rows: Sequence[Row], tokens: int) -> list[list[Row]]:
-    """Return rows in groups of at most this many tokens with padding; a longer row is a group by itself."""
+    """Return rows in groups of at most `tokens` tokens including padding. A longer row is a group by itself."""
     groups: list[list[Row]] = []
     longest = 0
     for row in sorted(rows, key=lambda row: -len(row.tokens)):

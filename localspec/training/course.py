@@ -1,8 +1,9 @@
-"""Makes a drafter without given text: the target answers prompts, the drafter learns from them, a bench decides on it.
+"""Makes a drafter without given text: the target answers prompts, the drafter learns from the answers, a bench judges
+it.
 
-A course saves its progress in its directory, so that it continues after any end: plan.json says which course it is
-and how its time is divided, answers.jsonl grows reply by reply, the training has its checkpoint, and drafter.json names
-the course and, at the end, the result of the bench.
+A course saves its progress in its directory, so it can continue after any interruption. plan.json identifies the course
+and divides its time. answers.jsonl grows reply by reply. The training has its checkpoint. drafter.json names the course
+and, at the end, the result of the bench.
 """
 
 import gc
@@ -69,7 +70,10 @@ FITTED = 0.5  # of that rate, for a few steps of heads that start from least squ
 
 @dataclass(frozen=True)
 class CourseWishes:
-    """The wishes in addition to the training itself. `hours` is the time for everything; None is chosen here."""
+    """The user's settings of a course, in addition to those of the training.
+
+    `hours` is the time for everything. None means that localspec chooses.
+    """
 
     source: Source
     hours: float | None
@@ -80,7 +84,7 @@ class CourseWishes:
 
 @dataclass(frozen=True)
 class Answered:
-    """The number of answers so far, and of their tokens; `done` is the share of the planned ones."""
+    """The number of answers so far and of their tokens. `done` is their share of the planned text."""
 
     replies: int
     tokens: int
@@ -88,16 +92,16 @@ class Answered:
 
 
 def _measuring(total: float) -> float:
-    """Return how many of `total` seconds the measurement of replies takes, for each of the two kinds of text."""
+    """Return the seconds for measuring replies of one of the two kinds of text, out of `total` seconds."""
     return min(SECONDS, MEASURING_SHARE * total)
 
 
 class Course(Clock):
-    """A course in a directory, whose `lock` it takes; call `answer`, `train` and `judge` in this order.
+    """A course in a directory, whose `lock` it takes. Call `answer`, `train` and `judge` in this order.
 
-    Each continues where an earlier session stopped. `request` is the training without its text. Its time starts at
-    `began`, by `time.monotonic`. Raises UsageMistake for impossible settings and for a directory with a finished
-    training, DoesNotFit, and the errors of choosing a model, before anything is computed.
+    Each of the three continues where an earlier session stopped. `request` is the training without its text. Time
+    counts from `began`, by `time.monotonic`. Before anything is computed, UsageMistake is raised for impossible
+    settings and for a directory with a finished training, and also DoesNotFit and the errors of choosing a model.
     """
 
     def __init__(
@@ -141,7 +145,7 @@ class Course(Clock):
         return past
 
     def _begun(self) -> CourseState:
-        """Return a new course."""
+        """Return the state of a new course."""
         recomputed = self._job.fitting().recomputed
         seconds = estimate.hours(self._job.shadow, self._product_seconds(), 1, recomputed) * 3600
         self._before = 0.0
@@ -150,7 +154,7 @@ class Course(Clock):
         return self._state
 
     def _resumed(self, found: CourseState) -> CourseState:
-        """Return the course that was stopped. Raises UsageMistake if it is another one."""
+        """Return the state of the stopped course. Raises UsageMistake if it is a course with other settings."""
         refuse_other(self.directory, found.asked, self._identity())
         return found
 
@@ -161,7 +165,7 @@ class Course(Clock):
 
     @property
     def left(self) -> float:
-        """Return the seconds of the limit that are left."""
+        """The seconds that are left until the time limit."""
         return max(self._total - self.spent, 0.0)
 
     def _identity(self) -> dict[str, Any]:
@@ -178,7 +182,10 @@ class Course(Clock):
         return estimate.product_seconds(self._job.choice.device, DTYPES[self._job.choice.dtype])
 
     def _planned(self) -> CoursePlan:
-        """Estimate everything. Raises DoesNotFit if there is no room for it, UsageMistake if the hours are too few."""
+        """Estimate text, times and bytes.
+
+        Raises DoesNotFit if there is no room, and UsageMistake if the hours are too few.
+        """
         speed = self._speed * at_once(self._choice)
         each, tail = self._token_seconds(1 / speed), self._tail
         least = LEAST * REPLY / speed
@@ -212,7 +219,7 @@ class Course(Clock):
 
     @property
     def _wanted(self) -> float:
-        """Tokens of text that are enough, even if more time is left."""
+        """The tokens of text that are enough, even if more time is left."""
         if self.request.steps is not None:
             return self.request.steps * (self.wishes.batch or BATCHES[0])
         return float("inf") if self.wishes.hours else TOKENS
@@ -227,7 +234,8 @@ class Course(Clock):
 
     @property
     def _speed(self) -> float:
-        """Tokens/s of one answer; at most those of earlier answers, because the machine may be busy."""
+        """Tokens/s of one answer: the expected speed, or that of earlier answers if it is lower, because the machine
+        may be busy."""
         known = self._choice.tokens_per_second or 1.0
         return min(known, 1 / (self._state.each * at_once(self._choice))) if self._state.each else known
 
@@ -236,17 +244,20 @@ class Course(Clock):
         return self._job.shadow.target.transformer.config.hidden_size
 
     def _token_seconds(self, answered: float) -> float:
-        """Return the seconds of training for a token that took `answered` to write; one reading takes about as long."""
+        """Return the seconds of training per token, if a token takes `answered` seconds to generate.
+
+        If texts are read once before training, reading takes about as long as generating.
+        """
         once = answered if self._job.shadow.reads_once else 0.0
         return once + self._passes * self._state.token_seconds
 
     @property
     def _tail(self) -> float:
-        """Seconds that everything after the training takes."""
+        """The seconds for everything after the training."""
         return self._tail_of(self._total)
 
     def _tail_of(self, total: float) -> float:
-        """Return the seconds that everything after the training takes if the course takes `total` seconds."""
+        """Return the seconds for everything after the training, if the course takes `total` seconds."""
         bench = LOADING / 2 + seconds_of(LEAST_PROMPTS + 1, self._speed)
         bench = max(bench, min(BENCH_SHARE * total, BENCH_SECONDS, LOADING + seconds_of(MOST, self._speed)))
         return bench + 2 * _measuring(total)
@@ -267,18 +278,18 @@ class Course(Clock):
         return self._before + time.monotonic() - self._began
 
     def note(self, now: bool = False) -> None:
-        """Save the seconds so far for the next session, unless that was done just now."""
+        """Save the seconds so far for the next session, unless they were saved a moment ago."""
         if now or time.monotonic() - self._kept >= NOTED:
             self._kept, self._state.spent = time.monotonic(), self.spent
             self._state.save(self.directory)
 
     def reading_is_over(self) -> bool:
-        """Whether reading text must end, because training needs the time."""
+        """Return whether reading text must end because training needs the time."""
         self.note()
         return self.spent >= (1 - LEAST_TRAINING) * (self._total - self._tail)
 
     def training(self) -> float | None:
-        """Return the hours that are left for training; after a stop, the hours decided before it, or fewer."""
+        """Return the hours that are left for training. After a stop, return at most the hours decided before it."""
         trained, left = checkpoint.spent(self.directory / "checkpoint"), max(self._total - self.spent - self._tail, 1.0)
         decided: float = self._state.training.get("hours", left / 3600)
         self._state.training = {**self._state.training, "hours": decided}
@@ -292,7 +303,8 @@ class Course(Clock):
     # -- what should pay ----------------------------------------------------------------------------------------------
 
     def propose(self) -> bool:
-        """Let a kind that probes a model for options do so first. Return whether these options are expected to pay.
+        """Let kinds with a probe propose options by measurements. Return whether the drafter is expected to pay with
+        them.
 
         The result is saved, so that it is not measured again.
         """
@@ -325,7 +337,7 @@ class Course(Clock):
     # -- answers ------------------------------------------------------------------------------------------------------
 
     def answer(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Answered]:
-        """Let the target answer until there is enough text or time is up. Yield the answers so far after each batch.
+        """Let the target answer until there is enough text or time is up. Yield the number of answers after each batch.
 
         If `stop` returns true, `stopped` becomes true.
         """
@@ -366,7 +378,8 @@ class Course(Clock):
         _free()
 
     def _chunks(self, model: Answerer) -> Iterator[tuple[list[Question], Way]]:
-        """Yield batches of prompts: all prompts greedily, then all of them at a temperature, again and again."""
+        """Yield groups of prompts with settings, without end: all prompts greedily, then all of them again at a
+        temperature."""
         room = min(model.context, self._job.length)
         longest = min(REPLY, room // 4)
         every = [one for one in self._questions if len(model.encode(one.messages)) + longest <= room]
@@ -384,9 +397,10 @@ class Course(Clock):
         return replies >= LEAST and self._share(replies, tokens, each) >= 1
 
     def _share(self, replies: int, tokens: int, each: float) -> float:
-        """Return the existing share of the needed text, which is less if the time left allows fewer passes.
+        """Return which share of the needed text exists, from 0 to 1. Less text is needed if the remaining time is
+        short.
 
-        A token took `each` seconds to answer.
+        A token took `each` seconds to generate.
         """
         spent, total = self.spent, self._total
         needed = tokens * self._token_seconds(each)
@@ -396,7 +410,8 @@ class Course(Clock):
 
     @property
     def _answers(self) -> Path:
-        """The file of answers: to localspec's prompts one of the model, for every drafter; else one of the course."""
+        """The file of answers: the model's shared file for the prompts of localspec, or the course's own file for
+        the user's."""
         if self.wishes.source == HISTORY:
             return self.directory / ANSWERS
         asked = [self._job.own, str(self._choice.precision), self._job.length, self.request.seed]
@@ -429,7 +444,8 @@ class Course(Clock):
         return job
 
     def _decided(self, examples: Sequence[Example]) -> dict[str, Any]:
-        """Batch and learning rate: enough steps for a training, and a rate that suits a few small ones."""
+        """Return the batch size and the learning rate: batches small enough for many steps, and a rate that suits
+        their number."""
         left = max(self._total - self.spent - self._tail, LEAST_TRAINING * self._total)
         tokens = left / self._state.token_seconds
         if not self.wishes.hours or self._job.shadow.reads_once:
@@ -448,13 +464,16 @@ class Course(Clock):
 
     @property
     def _trained(self) -> bool:
-        """Whether the drafter of this course is written, the last part of a training."""
+        """Whether the drafter of this course is written, which is the last part of a training."""
         return drafter_json(self.directory).get("course") == self._state.id
 
     # -- bench --------------------------------------------------------------------------------------------------------
 
     def judge(self) -> tuple[dict[str, Any], Verdict]:
-        """Bench the drafter unless that was done, and clear up. Return the report of the course, and the verdict."""
+        """Bench the drafter unless that was done, and remove files that are no longer needed.
+
+        Return the report and the verdict.
+        """
         _free()
         report, card = report_of(self.directory), drafter_json(self.directory)
         if "bench" in card:
@@ -476,7 +495,7 @@ class Course(Clock):
 
 
 def _refuse_finished(directory: Path) -> None:
-    """Raise UsageMistake if the directory has a finished training, with its result, or files of another one."""
+    """Raise UsageMistake if the directory has a finished training with its result, or files of another training."""
     card = drafter_json(directory)
     if card.get("course") and "bench" in card:
         verdict = Verdict.read(card)
@@ -489,12 +508,12 @@ def _refuse_finished(directory: Path) -> None:
 
 
 def _as_line(name: str, messages: Sequence[Message]) -> dict[str, Any]:
-    """Return a conversation of the user, as `distill` would have written it."""
+    """Return a user's conversation as a line of the file of answers."""
     return {"asked": "history", "id": name, "messages": list(messages), "finish_reason": "stop"}
 
 
 def _free() -> None:
-    """Give memory back before the next model is loaded."""
+    """Free memory before the next model is loaded."""
     gc.collect()
     import torch
 

@@ -1,4 +1,4 @@
-"""The state of a course, in files of its directory: its plan, its progress, whether its drafter is written."""
+"""The state of a course, in files of its directory: its plan, its progress, and whether its drafter is written."""
 
 import json
 from collections.abc import Mapping

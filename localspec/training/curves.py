@@ -14,14 +14,14 @@ MAX_POINTS = 400  # of a line, at most
 
 
 def draw(log: Path, drawn: Path, title: str) -> None:
-    """Draw the log of a training into the file `drawn`. Raises OSError."""
+    """Draw the log of a training into the SVG file `drawn`. Raises OSError."""
     lines = _read(log)
     (new := drawn.with_suffix(".new")).write_text(figure(lines, title), encoding="utf-8")
     new.replace(drawn)
 
 
 def in_characters(log: Path, width: int, height: int = 8) -> list[str]:
-    """Return the curve of the loss for a terminal, at most `width` columns; empty if there were no steps."""
+    """Return the curve of the loss as lines of text, at most `width` columns wide; empty if there were no steps."""
     losses = [(line["step"], line["loss"]) for line in _read(log) if "loss" in line]
     if not losses:
         return []
@@ -97,6 +97,6 @@ def _panel(top: int, name: str, lines: Sequence[tuple[str, Line]], most: float, 
 
 
 def _words(x: float, y: float, text: str, **attributes: str) -> str:
-    """Return a text element; other attributes are inherited from the figure."""
+    """Return a text element of the SVG. It inherits all attributes that are not given from the figure."""
     shape = "".join(f' {name.replace("_", "-")}="{value}"' for name, value in attributes.items())
     return f'<text x="{x:.1f}" y="{y:.1f}"{shape}>{escape(text)}</text>'

@@ -4,9 +4,9 @@
     DSpark   DeepSpec    the same, markov_head confidence_head embed_tokens lm_head     the same keys in one table
     DSpark   SpecForge   DSpark's tensors                      DFlash's config with projector_type = dspark
 
-The embedding and the head in DSpark's files are copies of the target's, which its trainers freeze: they are left out.
-Drafters called DFlash by DeepSpec are DSpark's without its two heads. All this follows the trainers' code; no published
-file was seen.
+The embedding and the head in DSpark's files are copies of the target's, which its trainers freeze, so they are left
+out. Drafters that DeepSpec calls DFlash are DSpark's without its two heads. All this follows the trainers' code; no
+published file was seen.
 """
 
 import json
@@ -50,7 +50,7 @@ _CALLED = {"dflash": "DFlash", DSPARK: "DSpark"}
 def read_published(path: Path, target: Target) -> Published:
     """Return the drafter in a directory for this target, in the precision of its files.
 
-    Raises NotHere if there is none, LocalspecError for another model or an unsupported form, and damaged files.
+    Raises NotHere if there is none, and LocalspecError for another model, an unsupported form, or damaged files.
     """
     config = read_config(path)
     kind = kind_of_heads(config)

@@ -18,7 +18,7 @@ OWN_WORDS = ("prompts", "history")  # of a course: text that the model answered,
 
 
 def usable(directory: Path) -> None:
-    """Raise UsageMistake if a training could not be written, as far as that can be seen in advance."""
+    """Raise UsageMistake if a training could not write its result here, as far as that can be seen in advance."""
     there = directory
     try:
         directory.stat()
@@ -41,12 +41,15 @@ def _check(there: Path, directory: bool) -> None:
 
 
 def begun(directory: Path) -> bool:
-    """Return whether a directory has a course that has not ended."""
+    """Return whether a directory has an unfinished course."""
     return (directory / PLAN).exists()
 
 
 def refuse_course(directory: Path, force: bool) -> None:
-    """Raise UsageMistake if a course was begun; with `force` it can no longer be resumed."""
+    """Raise UsageMistake if a course has begun here.
+
+    With `force` allow it; the course can then no longer be resumed.
+    """
     if begun(directory) and not force:
         raise UsageMistake(
             f"{directory} has a training without --data FILE that was stopped; give that command to continue, "
@@ -56,7 +59,7 @@ def refuse_course(directory: Path, force: bool) -> None:
 
 
 def refuse_result(directory: Path, *names: str) -> None:
-    """Raise UsageMistake if one of these exists already, because this training would replace it."""
+    """Raise UsageMistake if one of these files or directories exists, because this training would replace it."""
     for name in names:
         if (directory / name).exists():
             raise UsageMistake(
@@ -79,7 +82,7 @@ def refuse_other(directory: Path, was: Mapping[str, Any], now: Mapping[str, Any]
 
 
 def _as_typed(name: str, value: Any) -> str:
-    """Return a training's setting as it was typed on the command line."""
+    """Return a setting of a training as a user types it on the command line."""
     flag = {"kind": "KIND", "model": "-m", "options": "-O"}.get(name, f"--{name.replace('_', '-')}")
     if value in (None, {}, "prompts"):
         return f"without {flag}"
@@ -89,7 +92,7 @@ def _as_typed(name: str, value: Any) -> str:
 
 
 class Lock:
-    """A lock, held from `take` until the end of a with statement, or of the process, however it ends."""
+    """A lock that is held from `take` until the end of a with statement, or until the process ends for any reason."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -106,7 +109,7 @@ class Lock:
             self._held = None
 
     def take(self) -> None:
-        """Take the lock, unless the directory does not exist yet or this lock is taken already.
+        """Take the lock. Do nothing if the directory does not exist yet, or if this lock is taken already.
 
         Raises UsageMistake if another training has it, and LocalspecError if no lock can be written.
         """

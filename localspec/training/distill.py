@@ -1,6 +1,6 @@
-"""Lets the target answer prompts. Drafters learn from these conversations in the target's own words (Medusa, §3.3.2).
+"""Lets the target answer prompts, as training text in the target's own words (Medusa, §3.3.2).
 
-A file of replies grows line by line, and prompts that are answered already are left out.
+The file of replies grows line by line. Prompts that are answered already are left out.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ BEGINNING = b'{"asked": "'  # every line that is written here starts with this
 
 @dataclass(frozen=True)
 class Written:
-    """A written batch: `done` of `total` replies so far, about how many seconds are `left`, and the `new`
+    """A batch of written replies: `done` of `total` so far, about how many seconds are `left`, and the `new`
     conversations."""
 
     done: int
@@ -75,11 +75,11 @@ class Distiller:
 
     @property
     def total(self) -> int:
-        """Prompts that can be answered."""
+        """The number of prompts that can be answered."""
         return len(self._questions)
 
     def estimate(self) -> float:
-        """Return the seconds that the rest takes at most, with replies as long as possible. Generates a few tokens."""
+        """Return the largest number of seconds that the remaining replies may take, after timing a few tokens."""
         if not self._batches:
             return 0.0
         _, group = self._batches[0]
@@ -95,7 +95,7 @@ class Distiller:
         return turns * (seconds[0] + each * self._way.max_tokens)
 
     def run(self) -> Iterator[Written]:
-        """Yield an event per batch. Written replies stay if the caller stops."""
+        """Yield an event per batch. If the caller stops, the written replies stay."""
         began = time.monotonic()
         for done, (index, group) in enumerate(self._batches, start=1):
             found = self._answer(index, group)
@@ -106,7 +106,7 @@ class Distiller:
             yield Written(len(self.answered), self.total, left, [dialogue.messages for _, dialogue in new])
 
     def _answer(self, index: int, group: Sequence[str]) -> dict[str, _Dialogue]:
-        """Return these conversations with a reply to each of their prompts, as far as the context allows."""
+        """Return the conversations `group` with a reply to each of their prompts, as far as the context allows."""
         found = {
             name: _Dialogue([*self._questions[name].messages], [*self._questions[name].following]) for name in group
         }
@@ -121,7 +121,7 @@ class Distiller:
         return found
 
     def _goes_on(self, dialogue: _Dialogue) -> bool:
-        """Return whether there is a further prompt, which is then added, and room for a reply."""
+        """Add the next prompt, if there is one. Return whether there is one and room for a reply."""
         if not dialogue.following:
             return False
         dialogue.ask_next()
@@ -160,7 +160,10 @@ class Distiller:
 
 
 def append(file: Path, lines: Sequence[Mapping[str, Any]]) -> None:
-    """Write the lines of a batch to disk before the next one begins. Raises DoesNotFit, and leaves whole lines."""
+    """Write the lines of a batch to disk before the next batch begins.
+
+    Raises DoesNotFit; the file then still has only whole lines.
+    """
     content = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
     try:
         with open(file, "ab", buffering=0, opener=lambda place, flags: os.open(place, flags, 0o600)) as stream:
@@ -179,7 +182,7 @@ def append(file: Path, lines: Sequence[Mapping[str, Any]]) -> None:
 
 
 def written(file: Path) -> list[dict[str, Any]]:
-    """Return the lines of a file of replies. Cuts off a half-written line after a kill.
+    """Return the lines of a file of replies, and cut off a half-written line that a kill left.
 
     Raises UsageMistake if the file was not written by `distill`.
     """
@@ -211,7 +214,7 @@ def _foreign(file: Path, number: int) -> UsageMistake:
 
 
 def _mark(question: Question, way: Way, model: Sequence[str]) -> str:
-    """Return a digest of all parts of the request that change the reply."""
+    """Return a digest of everything in a request that changes the reply."""
     following = [list(question.following)] if question.following else []
     cut = ["cut"] if way.cut else []
     parts = [question.messages, *following, way.max_tokens, way.temperature, way.seed, *cut, *model]

@@ -56,9 +56,9 @@ _PREFIX = re.compile(r"^(model\.)?(midlayer\.|layers\.0\.)?")
 def read_published(path: Path, target: Target, stored: Stored) -> Published:
     """Return the head in a directory for this target, in the precision of its files.
 
-    Of the target's `stored` weights the embedding is read: a head with the same one does not get another. Pickles are
-    read as data, never run. Raises NotHere if there is no head, LocalspecError for another model or an unsupported
-    form, and damaged files.
+    The embedding is read from the target's `stored` weights: a head with the same embedding shares it. Pickles are read
+    as data, never run. Raises NotHere if there is no head, and LocalspecError for another model, an unsupported form,
+    or damaged files.
     """
     config = read_config(path)
     if not is_eagle3(config):
@@ -84,7 +84,7 @@ def read_published(path: Path, target: Target, stored: Stored) -> Published:
 
 
 def _read(path: Path) -> dict[str, torch.Tensor]:
-    """Return the tensors of the directory's files, without the prefixes of layouts."""
+    """Return the tensors of the directory's files, without the name prefixes of the layouts."""
     file = first_file(path, FILES, "no EAGLE-3 head")
     found = read_tensors(file, lambda names: {name: _PREFIX.sub("", name) for name in names})
     check_numbers(found, path, ("d2t", "t2d"))
@@ -135,7 +135,8 @@ def _options(config: Mapping[str, Any], tensors: Tensors, path: Path, target: Ta
 def _places(config: Mapping[str, Any], num_layers: int, path: Path) -> str:
     """Return the states that the head reads, by their indices in hidden_states, in the form of options.
 
-    vLLM and speculators number states as Hugging Face does, SpecForge and SGLang by the layers that states leave.
+    vLLM and speculators number states as Hugging Face does. SpecForge and SGLang number them by the layer that produced
+    the state.
     """
     nested = config.get("eagle_config")
     after = nested.get("eagle_aux_hidden_state_layer_ids") if isinstance(nested, dict) else None
@@ -156,7 +157,7 @@ def _places(config: Mapping[str, Any], num_layers: int, path: Path) -> str:
 
 
 def _tokens(config: Mapping[str, Any]) -> int:
-    """Return how many tokens a draft has by the published config; ours if it does not say."""
+    """Return how many tokens a draft has by the published config, or our default if it does not say."""
     try:
         tokens = config["speculators_config"]["proposal_methods"][0]["speculative_tokens"]
     except (KeyError, IndexError, TypeError):
@@ -165,7 +166,10 @@ def _tokens(config: Mapping[str, Any]) -> int:
 
 
 def _vocabulary(options: Eagle3Options, tensors: Tensors, path: Path, vocab_size: int) -> dict[str, torch.Tensor]:
-    """Return the target's ids of a draft vocabulary. Raises LocalspecError if the maps are not of this target."""
+    """Return the target's ids of a draft vocabulary.
+
+    Raises LocalspecError if the stored maps do not fit this target.
+    """
     if not options.vocabulary:
         return {}
     kept = tensors["d2t"].long() + torch.arange(options.vocabulary)

@@ -45,7 +45,7 @@ PROGRAM = 300 * 2**20  # libraries and other memory of a process
 class Needs:
     """Estimated bytes: `fixed` for any batch size, `token` for each token of a forward, `files` on disk.
 
-    If layers are computed twice to save memory, they hold the bytes of `recomputed` tokens.
+    If layers are computed twice to save memory, they need the bytes of only `recomputed` tokens.
     """
 
     fixed: int
@@ -70,7 +70,7 @@ class Fit:
 def shadow(kind: str, card: TargetCard, options: Mapping[str, Any], choice: Choice) -> TrainableDrafter:
     """Return the drafter to train on the meta device, without weights.
 
-    Raises as `make_drafter` does, and UsageMistake for options that recurrent layers or experts do not allow.
+    Raises the errors of `make_drafter`, and UsageMistake for options that recurrent layers or experts do not allow.
     """
     target = Target.load(card.path, device="meta", dtype=DTYPES[choice.dtype])
     if target.transformer.config.experts is not None and not kind_of(kind).with_experts:
@@ -90,7 +90,7 @@ def shadow(kind: str, card: TargetCard, options: Mapping[str, Any], choice: Choi
 
 
 def product_seconds(device: str, dtype: torch.dtype) -> float:
-    """Measure the seconds that torch takes per weight and row of a large product, for half a second."""
+    """Return the seconds that torch takes per weight and row of a large product, measured for half a second."""
     x, weight = (torch.ones(rows, WIDTH, device=device, dtype=dtype) for rows in (PRODUCT_ROWS, WIDTH))
     taken: list[float] = []
     began = time.perf_counter()
@@ -104,10 +104,10 @@ def product_seconds(device: str, dtype: torch.dtype) -> float:
 
 
 def hours(drafter: TrainableDrafter, seconds: float, tokens: int, recomputed: bool = False) -> float:
-    """Return about how many hours training on this many tokens takes, from the `product_seconds` of the device.
+    """Return about how many hours training on this many tokens takes, by the `product_seconds` of the device.
 
-    The target reads each token in each pass, unless it reads texts once for all; the trained part computes three
-    passes, or four if layers are computed twice.
+    The target reads each token in each pass, unless it reads texts once before training. The trained part computes each
+    token three times, or four times if layers are computed twice.
     """
     weights = sum(parameter.numel() for parameter in drafter.target.transformer.parameters())
     read = 0 if drafter.reads_once else weights
@@ -118,7 +118,7 @@ def hours(drafter: TrainableDrafter, seconds: float, tokens: int, recomputed: bo
 def outlook(
     kind: str, card: TargetCard, machine: Machine, measurements: MeasurementSource, tokens: int
 ) -> tuple[float, int]:
-    """Return about how many (hours, bytes of memory) `localspec train` takes for a drafter with default options."""
+    """Return about how many hours and bytes of memory `localspec train` takes for a drafter with default options."""
     machine = machine.as_torch_has_it()
     choice = choose(card, replace(config.Settings(), drafter="none"), machine, measurements)
     drafter = shadow(kind, card, {}, choice)
@@ -130,7 +130,7 @@ def outlook(
 def needs(drafter: TrainableDrafter, choice: Choice, length: int, written: int = 0) -> Needs:
     """Return the needs of training this drafter, which may be on torch's meta device, without weights.
 
-    If the target is changed, `written` is the bytes of the new one.
+    If the target is changed, `written` is the bytes of the new target.
     """
     shape = drafter.target.transformer.config
     # On a CPU, packed weights are computed in fp32.
@@ -178,19 +178,20 @@ def needs(drafter: TrainableDrafter, choice: Choice, length: int, written: int =
 
 
 def in_a_recurrent_layer(sizes: DeltaNet) -> int:
-    """Return about how many numbers per token a recurrent layer holds at most while torch reads a text in chunks.
+    """Return the largest number of values per token that a recurrent layer holds while torch reads a text in chunks.
 
-    Queries, keys and values of each head are there several times; so are products of a chunk's rows.
+    It is an estimate. Queries, keys and values of each head are held several times, and also products of a chunk's
+    rows.
     """
     return 3 * sizes.channels + sizes.value_heads * (6 * sizes.key_dim + 6 * sizes.value_dim + 4 * CHUNK)
 
 
 def _in_a_layer(shape: TransformerConfig, item: int, adapters: Adapters | None, device: str) -> int:
-    """Return the bytes that one row leaves in a layer for the gradient, with this many bytes per number.
+    """Return the bytes that one row of a layer keeps for the gradient, with `item` bytes per number.
 
-    They are the inputs of norms, queries, keys and values before and after their rotation, queries side by side, the
-    output of attention, and in the MLP the gate, its activation and its factor. Trained matrices keep their inputs;
-    adapters keep them in fp32 with a dropout mask, and the numbers between their two matrices.
+    They are the inputs of norms; queries, keys and values before and after their rotation; the output of attention; and
+    in the MLP the gate, its activation and its factor. Trained matrices keep their inputs. Adapters keep their inputs
+    in fp32 with a dropout mask, and the numbers between their two matrices.
     """
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     own = 2 * shape.hidden_size + 4 * queries + 3 * keys + 3 * shape.intermediate_size
@@ -211,27 +212,29 @@ def divided(needed: Needs, drafter: TrainableDrafter, processes: int) -> Needs:
 
 
 def _learning(parameter: torch.nn.Parameter, loaded: bool, small: bool) -> int:
-    """Return the bytes of a trained weight: itself, if it is not the target's, its gradient and two moments."""
+    """Return the bytes of a trained weight: its gradient, its two moments, and itself unless it is the target's."""
     return (1 if loaded else 2) * parameter.nbytes + (2 if small else 8) * parameter.numel()
 
 
 def _for_a_moment(parameter: torch.nn.Parameter) -> int:
-    """Return temporary bytes of a trained weight: its step in fp32, or a second gradient that is added to the first.
+    """Return the temporary bytes of a trained weight: its step in fp32, or a second gradient that is added to the
+    first.
 
-    The gradient of one head's part is as large as the whole, with zeros elsewhere.
+    The gradient of one head's part is as large as that of the whole matrix, with zeros elsewhere.
     """
     return COARSE * parameter.numel() if parameter.dtype == torch.bfloat16 else parameter.nbytes
 
 
 def _kept(parameter: torch.nn.Parameter, small: bool) -> int:
-    """Return a weight's bytes in a checkpoint: itself, as a part of the drafter and as a parameter, and two moments."""
+    """Return the bytes of a weight in a checkpoint: the weight as part of the drafter and as parameter, and two
+    moments."""
     return 2 * parameter.nbytes + (2 if small else 8) * parameter.numel()
 
 
 def fitting(needed: Needs, choice: Choice, at_once: int, least: int) -> Fit:
-    """Return how many tokens of a forward fit: `at_once`, else a half, a quarter, …, but at least `least`.
+    """Return how many tokens of a forward fit: `at_once`, or a half, a quarter, …, but at least `least`.
 
-    If not even those fit, layers are computed twice. Raises DoesNotFit.
+    If not even `least` tokens fit, layers are computed twice. Raises DoesNotFit.
     """
     free = free_memory(choice.device)
     for recomputed in (False, True):
@@ -248,7 +251,7 @@ def fitting(needed: Needs, choice: Choice, at_once: int, least: int) -> Fit:
 
 
 def room(needed: Needs, directory: Path) -> None:
-    """Raise DoesNotFit if the disk has no room for checkpoints and result."""
+    """Raise DoesNotFit if the disk has too little room for checkpoints and result."""
     free = free_disk(directory)
     if needed.files > free:
         raise DoesNotFit(

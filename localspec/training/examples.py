@@ -1,4 +1,4 @@
-"""Reads texts, conversations and prompts from files. Knows no tokens."""
+"""Reads texts, conversations and prompts from files, as characters; it does not use a tokenizer."""
 
 import hashlib
 import json
@@ -34,7 +34,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Question:
-    """A conversation for the assistant to answer, and what the user says `following` each of its replies."""
+    """A conversation for the assistant to answer, and the user's prompts `following` each of its replies."""
 
     id: str
     messages: tuple[Message, ...]
@@ -61,11 +61,11 @@ def _examples(file: Path) -> list[Example]:
 
 
 def read_questions(file: Path) -> list[Question]:
-    """Read JSONL with "turns", "prompt" or "messages" in each line (and "id"), or plain text with one prompt per line;
-    also xz.
+    """Read prompts from JSONL with "turns", "prompt" or "messages" in each line, or from plain text with one prompt per
+    line.
 
-    Each of several turns is answered; of a conversation the part up to the last user message is. Raises the errors of
-    `read_examples`.
+    A line of JSONL may have an "id". Files may be compressed with xz. Each of several turns is answered; a conversation
+    is answered after its last user message. Raises the errors of `read_examples`.
     """
     content = _content(file)
     if _is_json(file, content):
@@ -90,7 +90,7 @@ def read_questions(file: Path) -> list[Question]:
 
 
 def _asked(entry: dict[str, Any], place: str) -> tuple[tuple[Message, ...], tuple[str, ...]]:
-    """Return the first prompt, and those after each reply."""
+    """Return the first prompt of a line, and the prompts after each reply."""
     if "messages" in entry:
         messages = _messages(entry["messages"], place)
         last = max((at for at, message in enumerate(messages) if message["role"] == "user"), default=-1)
@@ -126,7 +126,10 @@ def _content(file: Path) -> str:
 
 
 def _is_json(file: Path, content: str) -> bool:
-    """Raise UsageMistake for a list in JSON, which would otherwise be read as plain text."""
+    """Return whether a file is JSONL.
+
+    Raises UsageMistake for a list in JSON, which would otherwise be read as plain text.
+    """
     name = file.with_suffix("").suffix if file.suffix == ".xz" else file.suffix
     begins = "" if name == ".txt" else content.lstrip()[:1]
     if begins == "[" and name != ".jsonl" and _is_list(content):
@@ -142,7 +145,7 @@ def _is_list(content: str) -> bool:
 
 
 def _entries(file: Path, content: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield (object, its place) for every line that is not empty."""
+    """Yield each object with its place in the file, for every line that is not empty."""
     for number, line in enumerate(content.split("\n"), start=1):
         if not line.strip():
             continue
@@ -181,7 +184,7 @@ def _messages(value: object, place: str) -> tuple[Message, ...]:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Yield paragraphs, joined to about `PIECE` characters; a longer paragraph is cut between lines or words."""
+    """Yield paragraphs, joined to about `PIECE` characters. A longer paragraph is cut between lines or words."""
     waiting: list[str] = []
     size = 0  # of the waiting paragraphs
     for paragraph in text.replace("\r\n", "\n").split("\n\n"):

@@ -25,8 +25,8 @@ class PastConversation:
 
 @dataclass(frozen=True)
 class Past:
-    """Conversations of the user, the newest first: those to learn from directly, those whose prompts the model will
-    answer again, and held-out prompts, which are in neither."""
+    """A user's conversations, the newest first: those to learn from directly, those whose prompts the model answers
+    again, and held-out prompts, which are not in either."""
 
     own: Sequence[PastConversation]
     asked: Sequence[Question]
@@ -34,7 +34,7 @@ class Past:
 
 
 def read_past(history: History, model: str) -> Past:
-    """Return the saved conversations; replies count as `model`'s own if it was the last one used there.
+    """Return the saved conversations. Replies count as those of `model` if the conversation used it last.
 
     Raises StoreTrouble.
     """
@@ -63,7 +63,7 @@ def _is_held_out(prompt: str) -> bool:
 
 
 def _name(conversation: int, turns: Sequence[Turn]) -> str:
-    """Return a name for a conversation, a new one after each further turn, because the text has changed."""
+    """Return a name for a conversation. It changes with each further turn, because the text has changed."""
     said = hashlib.sha256("\0".join(text for turn in turns for text in (turn.prompt, turn.reply)).encode())
     return f"history-{conversation}-{said.hexdigest()[:8]}"
 
@@ -73,7 +73,7 @@ def _digest(prompt: str) -> bytes:
 
 
 def _as_held(one: Saved, turns: Sequence[Turn]) -> tuple[Message, ...]:
-    """Return the turns before the first reply that was interrupted or never came."""
+    """Return the turns before the first reply that was interrupted or is missing."""
     messages: list[Message] = []
     for turn in turns:
         if turn.reason not in WHOLE or not turn.reply.strip():

@@ -1,4 +1,4 @@
-"""Measures a drafter on text that its target writes: the acceptance length of a few replies to held-out prompts."""
+"""Measures a drafter on text that its target generates: the acceptance length of a few replies to held-out prompts."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -33,11 +33,11 @@ class GeneratedText:
 
     @property
     def length(self) -> float:
-        """Tokens per forward, with the bonus token."""
+        """Tokens per forward, including the bonus token."""
         return self.tokens / self.steps
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as drafter.json has it."""
+        """Return the result as it is stored in drafter.json."""
         return {
             "length": round(self.length, 4), "nodes": self.nodes, "tokens": self.tokens, "replies": self.replies,
         }  # fmt: skip
@@ -51,9 +51,9 @@ def measure_generated(
     seconds: float = SECONDS,
     nodes: int = NODES,
 ) -> GeneratedText | None:
-    """Let the target answer prompts with trees of this many nodes, at most `most` of them.
+    """Let the target answer at most `most` prompts, with trees of this many nodes.
 
-    No reply begins after this many seconds, and replies end where they repeat themselves. Return None if no prompt
+    No reply begins after `seconds` seconds, and replies end where they repeat themselves. Return None if no prompt
     leaves room for a reply.
     """
     session, began = Session(target, drafter, Budget(nodes, branches=target.branches)), time.monotonic()
@@ -81,10 +81,10 @@ def _answered(session: Session, prompt: Sequence[int], most: int) -> Statistics:
 def measured_text(
     target: DraftableModel[Any], drafter: TrainedDrafter, held_out: Sequence[Row], seconds: float = SECONDS
 ) -> dict[str, dict[str, Any]]:
-    """Return the acceptance in text that the target wrote, for drafter.json.
+    """Return the acceptance in text that the target generated, for drafter.json.
 
-    `acceptance` is that on text like the training text, `acceptance_elsewhere` that on replies to the held-out prompts
-    of all kinds that come with the program.
+    `acceptance` belongs to text like the training text. `acceptance_elsewhere` belongs to replies to the held-out
+    prompts of all kinds that come with localspec.
     """
     shipped = ([*target.encode([{"role": "user", "content": one.text}])] for one in held_out_prompts())
     found = {
@@ -95,6 +95,6 @@ def measured_text(
 
 
 def _prompt(row: Row) -> list[int]:
-    """Return the prompt of a row: what precedes its first reply, or the first half of a plain text."""
+    """Return the prompt of a row: the tokens before its first reply, or the first half of a plain text."""
     first = next(place for place, counts in enumerate(row.loss_mask) if counts)
     return list(row.tokens[: first or len(row.tokens) // 2])

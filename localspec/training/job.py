@@ -48,7 +48,7 @@ CHANGING = ("joint", "first", "full")  # options of forms that change the target
 
 @dataclass(frozen=True)
 class Request:
-    """The request for a training. None means that localspec chooses the value."""
+    """The settings of a training. None means that localspec chooses the value."""
 
     kind: str
     card: TargetCard
@@ -84,17 +84,17 @@ class Request:
 
 
 class Clock:
-    """The time limits for the parts of a training; this class has none."""
+    """The time limits for the parts of a training. This class sets no limits; a course does."""
 
     def note(self) -> None:
-        """Take notice of the time; called after every step."""
+        """Record the time. Called after every step."""
 
     def reading_is_over(self) -> bool:
         """Return whether no further text may be read."""
         return False
 
     def training(self) -> float | None:
-        """Return the hours that are left for training, once text was read."""
+        """Return the hours that are left for training after reading text; None without a limit."""
         return None
 
     def measuring(self) -> float:
@@ -106,7 +106,7 @@ class Job:
     """A training: where and how it computes, its needs, and once it is loaded, the loop and its result.
 
     Raises UsageMistake, DoesNotFit and LocalspecError before anything is written. `say` is called with facts that the
-    user should know before training starts, `progress` with each activity.
+    user should know before training starts, and `progress` with each activity.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Job:
             self.needed = estimate.divided(self.needed, self.shadow, processes.count())
 
     def fitting(self, begun: int | None = None) -> estimate.Fit:
-        """Return how it fits in memory, if it has begun with this many tokens of a forward.
+        """Return how the training fits in memory. `begun` is the number of tokens of a forward in a stopped training.
 
         Raises DoesNotFit, also if the disk is too small.
         """
@@ -139,7 +139,7 @@ class Job:
         return fit
 
     def plan(self, fit: estimate.Fit | None = None) -> str:
-        """Return a sentence about its needs. Raises the errors of `fitting`."""
+        """Return a sentence about the needs of the training. Raises the errors of `fitting`."""
         fit, request = fit or self.fitting(), self.request
         memory = self.needed.memory(fit.at_once, fit.recomputed)
         return (
@@ -150,9 +150,9 @@ class Job:
         )
 
     def load(self, lock: Lock, clock: "Clock | None" = None) -> None:
-        """Prepare to run, or to resume; take `lock`, that of its directory.
+        """Load everything for a new or a resumed training; take `lock`, the lock of its directory.
 
-        If the target reads texts once for all, it does so here, within the `clock` of a course.
+        If the target reads texts once before training, it does so here, within the limits of `clock`.
         """
         request, progress = self.request, self._progress
         AcceleratorState._reset_state(reset_partial_state=True)  # of an earlier training
@@ -215,7 +215,7 @@ class Job:
     def _read_once(self, target: Target, corpus: Corpus) -> Readings:
         """Let the target read all text that it has not read yet, in the precision of replies, until time is up.
 
-        Several processes leave it to the first one.
+        Of several processes only the first reads.
         """
         directory = self.request.readings or self.request.directory / READINGS
         readings = Readings(directory, target.transformer.config.hidden_size)
@@ -244,10 +244,10 @@ class Job:
             self._say(sentence)
 
     def _choose(self, settings: Settings) -> tuple[Choice, TrainableDrafter]:
-        """Return where and in which precision to train, and the drafter without weights for that choice.
+        """Return the device and precision of the training, and the drafter without weights for that choice.
 
-        A form that changes the target trains packed weights through adapters, which become part of the target's own
-        weights; direct training needs fp32 or bf16.
+        A form that changes the target trains packed weights through adapters, which are merged into the original
+        weights at the end. Direct training needs fp32 or bf16.
         """
         request, plain = self.request, replace(settings, drafter="none", draft_max="auto", accept="exact", exact=False)
         machine = this_machine().as_torch_has_it()
@@ -315,7 +315,7 @@ class Job:
         return length
 
     def _options(self, target: Target) -> Mapping[str, Any]:
-        """Return the given options; without any, those that the kind proposes for this model and machine."""
+        """Return the given options, or if there are none, the kind's proposal for this model and machine."""
         if self.request.options:
             return self.request.options
         proposed = self.proposed(target)
@@ -327,7 +327,7 @@ class Job:
     def proposed(self, target: Target | None = None, seconds: float = PROBE_SECONDS) -> Proposed | None:
         """Return the kind's proposal for this model and machine.
 
-        Without the `target` of a training, it is loaded as for replies, and the measurement takes about `seconds`.
+        Without the `target` of a training, the model is loaded as for replies. Measurements take about `seconds`.
         """
         previous = [
             PreviousRun(card.options, card.right_after_right)
@@ -390,7 +390,7 @@ class Job:
         return served_target(self.request.card, self._settings, self.drafter.target)
 
     def _change_target(self) -> None:
-        """Write the changed target; if adapters changed it, load it again as it will be from now on."""
+        """Write the changed target. If adapters changed it, load it again from the written files."""
         request = self.request
         if self.main:
             write_target(self.drafter, request.card.path, request.directory)
@@ -430,10 +430,9 @@ class Job:
 
 
 def _densely(card: TargetCard, settings: Settings, machine: Machine) -> Choice:
-    """Return the choice; without any given format, the most accurate weights that fit on a CPU, since fewer bits save
-    memory.
+    """Return the choice. On a CPU without a given format, take the most accurate weights that fit.
 
-    In another place, fewer bits only make the drafter's training text less accurate. Blocks of a GGUF file are as
+    Fewer bits would only save memory, and make the drafter's training text less accurate. Blocks of a GGUF file are as
     accurate as dense weights.
     """
     choice = choose(card, settings, machine)
@@ -469,7 +468,7 @@ def _resumed(request: Request, asked: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _clear(request: Request, lock: Lock) -> None:
-    """Take the lock, and for --force remove an old checkpoint and log; an old result stays until a new one exists."""
+    """Take the lock. With --force, remove an old checkpoint and log; an old result stays until a new one exists."""
     try:
         request.directory.mkdir(parents=True, exist_ok=True)
         lock.take()

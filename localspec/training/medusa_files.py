@@ -1,4 +1,4 @@
-"""Converts published Medusa heads, in the layouts that exist, to a drafter of ours.
+"""Converts published Medusa heads, in all known layouts, into our drafters.
 
     v0.1   medusa_lm_head.pt           {head}.{block}.linear.{weight,bias}   {head}.{blocks}.weight
     v2     medusa_lm_head.safetensors  {head}.{block}.linear.{weight,bias}
@@ -6,7 +6,7 @@
     vLLM   model.safetensors           blocks.{head}.layers.{block}.{weight,bias}   lm_heads.{head}.weight   token_map
     v1.0   a whole model's files       those of v0.1 after medusa_head., and the model's own tensors
 
-The numbers of heads and blocks follow only from the tensors' names: published configs are wrong about them.
+The numbers of heads and blocks follow only from the tensors' names, because published configs state wrong ones.
 """
 
 import json
@@ -57,10 +57,10 @@ _ONE_LINEAR, _TOKEN_MAP = "lm_head.weight", "token_map"  # vLLM: one matrix for 
 
 
 def split(path: Path, directory: Path, about: Mapping[str, Any]) -> None:
-    """Write a whole model with heads inside, whose weights are pickles, as directory/target and directory/drafter.
+    """Split a whole model with heads inside, in pickles, into directory/target and directory/drafter.
 
-    The pickles are read as data, one after the other; `about` is what `convert` takes, and what was split before stays.
-    Raises what `convert` raises.
+    The pickles are read as data, one after the other. `about` is the argument of `convert`. An earlier split of the
+    same files stays. Raises the errors of `convert`.
     """
     target, new = directory / "target", directory / "target.new"
     with suppress(LocalspecError):
@@ -90,9 +90,9 @@ def split(path: Path, directory: Path, about: Mapping[str, Any]) -> None:
 def read_published(path: Path, target: Target, stored: Stored | None = None) -> TrainableDrafter:
     """Return the heads of a file or directory as a drafter for this target. Pickles are read as data, never run.
 
-    Vocabulary matrices that are the target's own are shared with it; a target without weights, on torch's meta device,
-    has `stored` ones, and its drafter keeps the precision of the file. Raises NotHere if there are no heads, and
-    LocalspecError for heads of another model or of a truncated vocabulary, and damaged files.
+    Vocabulary matrices that equal the target's are shared with it. If the target is on torch's meta device, its weights
+    are in `stored`, and the drafter keeps the precision of the file. Raises NotHere if there are no heads, and
+    LocalspecError for heads of another model, for a truncated vocabulary, and for damaged files.
     """
     file = first_file(path, FILES, "no Medusa head")
     tensors, vocabulary = read_tensors(file, partial(_head_names, file=file)), stored(HEAD) if stored else None
@@ -134,9 +134,9 @@ def read_published(path: Path, target: Target, stored: Stored | None = None) -> 
 
 
 def _head_names(names: Collection[str], file: Path) -> dict[str, str]:
-    """Return the names without a prefix of what belongs to heads, by its names in the file.
+    """Return the names of the heads' tensors in the file, each with the same name without prefix.
 
-    In a whole model they have a prefix. Raises NotHere if there is no head, and LocalspecError for other tensors.
+    In a whole model the names have a prefix. Raises NotHere if there is no head, and LocalspecError for other tensors.
     """
     whole = any(name.startswith("model.") for name in names)
     named = {name: _PREFIX.sub("", name) for name in names if not whole or _PREFIX.match(name)}
@@ -181,7 +181,7 @@ def _linears(tensors: Tensors, file: Path, heads: int) -> list[torch.Tensor]:
 
 
 def _is_own(linear: torch.Tensor, target: Target, vocabulary: torch.Tensor | None) -> bool:
-    """Return whether this matrix, in the target's precision, is the target's."""
+    """Return whether this matrix, rounded to the target's precision, equals the target's."""
     if vocabulary is not None:
         return torch.equal(linear.to(vocabulary.dtype), vocabulary)
     return torch.equal(linear.to(target.device, target.dtype), target.transformer.lm_head.weight)

@@ -22,7 +22,7 @@ def rounded_by_chance(x: torch.Tensor, seed: str) -> torch.Tensor:
 
 
 def optimizer_class(device: str, resumed: Mapping[str, Any] | None = None) -> Callable[..., torch.optim.Optimizer]:
-    """Return AdamW; on CUDA with moments in eight bits, as in Medusa's training, if bitsandbytes is installed.
+    """Return AdamW. On CUDA its moments have eight bits, as in Medusa's training, if bitsandbytes is installed.
 
     A resumed training uses the optimiser of its checkpoint's state, `resumed`.
     """

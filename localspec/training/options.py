@@ -25,7 +25,7 @@ def parse_options(kind: str, words: Sequence[str]) -> dict[str, Any]:
 
 
 def _value(type_: type, text: str) -> Any:
-    """Return a text converted to this type, or unchanged if that fails: `make_drafter` will say what is wrong."""
+    """Return a text converted to this type. If that fails, return it unchanged: `make_drafter` reports the error."""
     if type_ is bool:
         return SWITCHES.get(text.lower(), text)
     try:

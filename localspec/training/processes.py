@@ -1,7 +1,7 @@
 """The processes of `accelerate launch`, on one machine or several: their agreement, and the target they share.
 
-With its flag --use_fsdp each process holds a part of every layer of the target, and gets the rest of a layer while it
-computes with it. Each has the whole drafter, embedding and head.
+With its flag --use_fsdp each process holds a part of every layer of the target. It gets the rest of a layer while it
+computes with it. Each process has the whole drafter, embedding and head.
 """
 
 import os
@@ -29,12 +29,15 @@ def count() -> int:
 
 
 def divides() -> bool:
-    """Return whether they share the target's layers."""
+    """Return whether the processes share the target's layers."""
     return count() > 1 and os.environ.get(FSDP, "").lower() == "true"
 
 
 def begin(choice: Choice) -> Accelerator:
-    """Return the processes of `accelerate launch`, or this one; the drafter computes in the target's precision."""
+    """Return the processes of `accelerate launch`, or this process only.
+
+    The drafter computes in the target's precision.
+    """
     dense = choice.quantize == "none"
     precision = choice.dtype if dense and choice.dtype != "fp32" else "no"
     with _unset(FSDP):  # accelerate would divide the trained part, which is small, and not the target
@@ -52,7 +55,7 @@ def _unset(variable: str) -> Iterator[None]:
 
 
 def agree(processes: Accelerator, found: Mapping[str, Any]) -> None:
-    """Raise UsageMistake, in all processes, if their findings differ."""
+    """Raise UsageMistake in all processes if their values `found` differ."""
     if processes.num_processes == 1:
         return
     everywhere = gather_object([dict(found)])
@@ -66,7 +69,7 @@ def agree(processes: Accelerator, found: Mapping[str, Any]) -> None:
 
 
 def layer_divider(processes: Accelerator) -> Callable[[nn.Module], None]:
-    """Return a function that divides a layer among all processes after it was read."""
+    """Return a function that divides a loaded layer among all processes."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -85,7 +88,7 @@ def layer_divider(processes: Accelerator) -> Callable[[nn.Module], None]:
 def for_divided(settings: Settings, machine: Machine) -> tuple[Settings, Machine]:
     """Return the settings and machine for choosing a divided target: dense weights, and the memory of all GPUs.
 
-    Raises UsageMistake for weights in few bits.
+    Raises UsageMistake for packed weights.
     """
     if settings.quantize not in ("auto", "none"):
         raise UsageMistake(

@@ -1,4 +1,4 @@
-"""The prompts that come with localspec: those for making a model's training text, and held-out ones."""
+"""The prompts that come with localspec: prompts for a model's training text, and held-out prompts."""
 
 import random
 import re
@@ -19,12 +19,12 @@ SLOT = re.compile("«(?:(\\d+)-(\\d+)|([a-z]+))»")
 
 
 def shipped_questions() -> list[Question]:
-    """Return the prompts for training text, all kinds in turn; always the same, in the same order."""
+    """Return the prompts for training text, of all kinds in turn, always in the same order."""
     return _in_turn([list(_questions(kind, entry)) for kind, entry in _kinds().items()])
 
 
 def held_out_prompts() -> list[BenchPrompt]:
-    """Return prompts that no drafter is trained on, all kinds in turn."""
+    """Return prompts that no drafter is trained on, of all kinds in turn."""
     return _in_turn(
         [
             [BenchPrompt(f"{kind}-{number}", kind, text) for number, text in enumerate(entry["held_out"], start=1)]
@@ -54,7 +54,7 @@ def _kinds() -> dict[str, Mapping[str, Any]]:
 
 
 def _single(entry: Mapping[str, Any]) -> Iterator[Sequence[str]]:
-    """Yield the prompts of a kind that have one turn, including those of templates; none twice."""
+    """Yield the prompts of a kind that have one turn, including those of templates, each once."""
     found = dict.fromkeys(entry["prompts"])
     for template in entry["templates"]:
         draw = random.Random(template)  # noqa: S311

@@ -49,12 +49,12 @@ class Published:
     found: Tensors
 
     def tensors(self) -> Tensors:
-        """Return the tensors by our names."""
+        """Return the tensors by localspec's names."""
         return self.found
 
 
 def convert(kind: str, path: Path, model: Path, directory: Path, about: Mapping[str, Any]) -> None:
-    """Convert the published drafter in `path` into our form for the model in `model`, in directory/drafter.
+    """Convert the published drafter in `path` into localspec's form, for the model in `model`, in directory/drafter.
 
     Of the model, only shapes are read, and the matrices that the reader asks for. `about` has the model's `name`, and
     where the drafter was `published`. An earlier conversion of the same files for the same model stays. Raises the
@@ -76,7 +76,7 @@ def convert(kind: str, path: Path, model: Path, directory: Path, about: Mapping[
 
 
 def stored_matrix(model: Path, names: Sequence[str]) -> torch.Tensor:
-    """Return the first of these matrices that a model's files have, unchanged."""
+    """Return the first matrix of these names in a model's files, unchanged."""
     found: dict[str, torch.Tensor] = {}
     for file in inspect(model).weight_files:
         with safe_open(file, framework="pt") as opened:
@@ -100,7 +100,10 @@ def told(directory: Path) -> Iterator[None]:
 
 
 def first_file(path: Path, names: Sequence[str], lacks: str) -> Path:
-    """Return the first of these files in a directory, or `path` if it is a file. Raise NotHere if there is none."""
+    """Return the first of these files in a directory, or `path` itself if it is a file.
+
+    Raises NotHere if there is none.
+    """
     file = next((path / name for name in names if (path / name).is_file()), path)
     if not file.is_file():
         raise NotHere(f"There is {lacks} in {path}; give a directory that has {names[0]}.")
@@ -114,10 +117,10 @@ def _as_stored(names: Collection[str]) -> Mapping[str, str]:
 def read_tensors(
     file: Path, called: Callable[[Collection[str]], Mapping[str, str]] = _as_stored
 ) -> dict[str, torch.Tensor]:
-    """Return the tensors of a file, or of those named by an index; a pickle is read as data, never run.
+    """Return the tensors of a file, or of all files that an index names; a pickle is read as data, never run.
 
-    `called` maps the names in the file that are read to our names. Raises its errors, and LocalspecError for damaged
-    files.
+    `called` maps stored names to localspec's names, for the tensors to read. Raises its errors, and LocalspecError for
+    damaged files.
     """
     found: dict[str, torch.Tensor] = {}
     with damage_told(file):
@@ -142,7 +145,10 @@ def _opened(file: Path) -> Iterator[tuple[Collection[str], Callable[[str], torch
 
 
 def tensors_in(path: Path, ids: Container[str] = ()) -> dict[str, torch.Tensor]:
-    """Return the tensors of a directory's safetensors files. Raise the errors of `read_tensors` and `check_numbers`."""
+    """Return the tensors of a directory's safetensors files.
+
+    Raises the errors of `read_tensors` and `check_numbers`.
+    """
     found: dict[str, torch.Tensor] = {}
     for file in weight_files(path):
         found |= read_tensors(file)
@@ -158,10 +164,11 @@ def fitted(
     path: Path,
     ignored: str = "",
 ) -> dict[str, torch.Tensor]:
-    """Return a drafter's tensors by our names; `names` has the tensors that one is stacked from, if they differ.
+    """Return a drafter's tensors by localspec's names. `names` lists the stored tensors that one is stacked from, if
+    they differ.
 
-    `what` is the name for the drafter in `path` in errors. Raise LocalspecError for a tensor that is missing or has
-    another shape, and for one without a use that is not `ignored`, a pattern.
+    Errors call the drafter in `path` by the name `what`. Raises LocalspecError for a tensor that is missing or has
+    another shape, and for an unused tensor that does not match the pattern `ignored`.
     """
     found, used = {}, set[str]()
     for ours, spec in expected.items():
@@ -190,7 +197,7 @@ def fitted(
 def check_numbers(tensors: Tensors, where: Path, ids: Container[str] = ()) -> None:
     """Raise LocalspecError for a tensor without rows, of an unsupported type, or with numbers that are not finite.
 
-    Tensors with the names in `ids` are lists of tokens, or have a flag for each token.
+    Tensors named in `ids` are lists of tokens, or have a flag per token.
     """
     for name, one in tensors.items():
         if not one.ndim:
@@ -214,7 +221,7 @@ def unpickled(file: Path) -> Tensors:
 
 
 def table_of(index: Path) -> Mapping[str, str]:
-    """Return the file of each tensor, next to the index. Raises LocalspecError for one in another directory."""
+    """Return the file of each tensor, by an index in the same directory. Raises LocalspecError for a file elsewhere."""
     table: dict[str, str] = parse_json(read_bytes(index))["weight_map"]
     for name in table.values():
         if not re.fullmatch(r"[\w.-]+\.(safetensors|bin)", name):

@@ -1,8 +1,8 @@
 """A target's outputs for the training texts, computed once and stored on disk for every pass over them.
 
 `readings.bin` has a record for each position whose next token counts in the loss: the target's state and its likeliest
-next tokens. `readings.jsonl` has a line for each text, with the number of its records. After a kill, complete texts
-stay, and a text that was cut off is read again.
+next tokens. `readings.jsonl` has a line for each text, with its number of records. After a kill, complete texts stay,
+and an incomplete text is read again.
 """
 
 import hashlib
@@ -38,12 +38,12 @@ Reader = Callable[[Sequence[int], int], tuple[npt.NDArray[Any], npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Places:
-    """A batch of the n positions of some texts whose next token counts in the loss, in the order of the texts.
+    """The n positions of some texts whose next token counts in the loss, in the order of the texts.
 
-    `states` [n, hidden_size] are the target's, and `roots` [n] the tokens that follow in the text. `numbers` [n] int64
-    ascend: they differ by 1 for neighbours in a text, and by more than any draft is long for positions of different
-    texts. `labels` say what to predict for the next token: states [n, hidden_size], which the target's head turns into
-    logits, or `Likeliest` tokens.
+    `states` [n, hidden_size] are the target's, and `roots` [n] are the next tokens of the text. `numbers` [n] int64
+    ascend. For neighbours in a text they differ by 1, and for positions of different texts by more than the longest
+    draft. `labels` describe the next token: states [n, hidden_size], which the target's head turns into logits, or
+    `Likeliest` tokens.
     """
 
     states: torch.Tensor
@@ -52,7 +52,8 @@ class Places:
     labels: torch.Tensor | Likeliest
 
     def following(self, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the places 1 to `depth` positions after each, as indices, and whether they exist; both [n, depth]."""
+        """Return the places 1 to `depth` positions after each place, as indices, and whether they exist; both [n,
+        depth]."""
         wanted = self.numbers[:, None] + torch.arange(1, depth + 1, device=self.numbers.device)
         found = torch.searchsorted(self.numbers, wanted).clamp(max=max(len(self.numbers) - 1, 0))
         return found, self.numbers[found] == wanted
@@ -80,7 +81,7 @@ class Readings:
         return tokens * (2 * width + 6 * LIKELIEST)
 
     def _open(self) -> None:
-        """Read the index. Cut both files after the last complete text: a kill may have left parts of another."""
+        """Read the index. Cut both files after the last complete text: a kill may have left parts of another text."""
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             (self._directory / RECORDS).touch(0o600)
@@ -106,12 +107,12 @@ class Readings:
         return _digest(row) in self._found
 
     def lacking(self, rows: Sequence[Row]) -> list[Row]:
-        """Return the rows that have positions and are not stored yet, each once."""
+        """Return the rows that have positions but are not stored yet, each once."""
         found = {_digest(row): row for row in rows if positions(row)}
         return [row for name, row in found.items() if name not in self._found]
 
     def fill(self, rows: Sequence[Row], reader: Reader) -> Iterator[int]:
-        """Read the `lacking` rows, and yield the number of stored positions after each of them.
+        """Read the `lacking` rows, and yield the number of stored positions after each row.
 
         Raises DoesNotFit if the files cannot be written.
         """
@@ -162,7 +163,7 @@ class Readings:
 
 
 def reader_of(target: DecodingTarget) -> Reader:
-    """Return the function that reads a text with a model of either backend."""
+    """Return a function that reads a text with a model of either backend."""
     if isinstance(target, NativeTarget):
         return _native(target)
     assert isinstance(target, Target)
@@ -202,6 +203,6 @@ def _torch(target: Target) -> Reader:
 
 
 def _digest(row: Row) -> str:
-    """Return the name of a row in the index: the same tokens and positions have the same readings."""
+    """Return the name of a row in the index: equal tokens and positions have equal readings."""
     text = json.dumps([[*row.tokens], positions(row)]).encode()
     return hashlib.sha256(text).hexdigest()[:24]

@@ -1,7 +1,7 @@
-"""Writes the result of a training: the drafter with its record, and its target if that was changed.
+"""Writes the result of a training: the drafter with its record, and the target if training changed it.
 
-The weights of a target that adapters changed are its own, one tensor at a time, plus the adapters' products. The
-training may have used weights rounded to a few bits: the written ones are not rounded.
+A target that adapters changed is written one tensor at a time: the original weights plus the adapters' products. The
+training may have used packed weights, but the written weights are not rounded.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ COPIED = ("generation_config.json", "LICENSE*", "NOTICE*")  # to a changed targe
 
 @dataclass(frozen=True)
 class OriginModel:
-    """The model that a drafter was trained for: its name, its directory, and what identifies it."""
+    """The model that a drafter was trained for: its name, its directory, and its revision."""
 
     name: str
     path: Path
@@ -52,7 +52,7 @@ class OriginModel:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a training. `record` is the content of drafter.json without kind, options and target."""
+    """The result of a training. `record` is the content of drafter.json, except kind, options and target."""
 
     drafter: TrainableDrafter
     origin: OriginModel
@@ -60,7 +60,8 @@ class Result:
     record: Mapping[str, Any]
 
     def write(self, directory: Path) -> None:
-        """Write drafter/ and losses.svg, and keep the target of `write_target` as target/; remove parts of a failure.
+        """Write drafter/ and losses.svg, and move the target of `write_target` to target/. Remove incomplete files on
+        failure.
 
         Raises DoesNotFit if the disk is full, and LocalspecError for other failures.
         """
@@ -97,7 +98,7 @@ class Result:
 
     @staticmethod
     def _keep_target(directory: Path) -> None:
-        """Move the target that `write_target` wrote to its place."""
+        """Move the target that `write_target` wrote to its final place."""
         old = directory / "target"
         if old.exists():
             shutil.rmtree(old)
@@ -105,7 +106,7 @@ class Result:
 
 
 def write_target(drafter: TrainableDrafter, origin: Path, directory: Path) -> Path:
-    """Write a target that training has changed, and return where it is until `Result.write` keeps it.
+    """Write a target that training has changed. Return its temporary path; `Result.write` moves it.
 
     `origin` is the model's directory. Raises the errors of `Result.write`.
     """
@@ -160,7 +161,7 @@ def _write_shard(tensors: dict[str, torch.Tensor], path: Path, number: int) -> N
 
 
 def _merged(origin: Path, adapters: Adapters) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of the Hugging Face layout; changed ones are at least as precise as bf16."""
+    """Yield the tensors of the Hugging Face layout. Changed tensors are at least as precise as bf16."""
     checkpoint = originals(origin)
     sizes = stored_sizes(checkpoint, read_config(checkpoint))
     stored, made_of = stored_tensors(checkpoint, sizes), weight_map(sizes)
@@ -200,7 +201,7 @@ def _told(directory: Path) -> Iterator[None]:
 
 
 def report_of(directory: Path) -> dict[str, Any]:
-    """Return what `train --json` prints of the drafter in a directory. Raises LocalspecError if it is damaged."""
+    """Return the output of `train --json` for the drafter in a directory. Raises LocalspecError if it is damaged."""
     file = directory / "drafter" / CARD
     try:
         card = parse_json(read_bytes(file))
@@ -220,10 +221,10 @@ def report_of(directory: Path) -> dict[str, Any]:
 
 
 def rounded(shares: Sequence[float]) -> list[float]:
-    """Return figures as a card shows them."""
+    """Return figures rounded as a card shows them."""
     return [round(share, 4) for share in shares]
 
 
 def _hash(target: Target) -> str:
-    """Return a digest of the chat template: targets with the same one render conversations in the same way."""
+    """Return a digest of the chat template. Targets with the same digest render conversations in the same way."""
     return hashlib.sha256(json.dumps(target.tokenizer.chat_template).encode()).hexdigest()[:16]

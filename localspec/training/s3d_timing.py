@@ -1,4 +1,4 @@
-"""Times drafts by part of a model's layers, their verification and a plain step, in the engine that decodes."""
+"""Times drafts by part of a model's layers, their verification, and a plain step, in the engine that decodes."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -20,10 +20,9 @@ CONTEXT, ROWS = 256, (2, 4, 8, 16)  # tokens before the tree, and rows of it: th
 
 
 def timings(target: Target, forms: Sequence[S3DOptions] = (), rows: int = ROWS[-1]) -> list[Timing]:
-    """Time the drafters of these forms, or of some shares of the layers, for a target as it is loaded for replies,
-    with verifications of this many rows.
+    """Time drafters of these `forms`, or of some shares of the layers, and verifications of up to `rows` rows.
 
-    Neither weights nor text change the times.
+    The target is loaded as for replies. Weights and text do not affect the times.
     """
     layers, room = target.compute.target.sizes.num_layers, min(CONTEXT, max(1, target.context - rows))
     cache, head = target.cache(room + rows), head_weight(target)
@@ -50,14 +49,14 @@ def timings(target: Target, forms: Sequence[S3DOptions] = (), rows: int = ROWS[-
 
 
 def head_weight(target: Target) -> float:
-    """Return how many layers have as many weights as the head."""
+    """Return the size of the head, in layers."""
     shape = Shape.of(target.config.content)
     assert shape is not None
     return shape.embedding / shape.layer
 
 
 def _seconds(run: Callable[[], object]) -> float:
-    """Return the median seconds of a few runs without the first one, which prepares a lot."""
+    """Return the median seconds of a few runs. The first run is left out, because it prepares a lot."""
     times = []
     for _ in range(RUNS + 1):
         began = time.perf_counter()

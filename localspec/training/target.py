@@ -1,6 +1,6 @@
 """The target of a training, computed by torch for gradients, and its perplexity.
 
-On a CPU, packed weights are those of our library.
+On a CPU, packed weights are those of the compiled library.
 """
 
 import math
@@ -55,7 +55,7 @@ def load_target(choice: LoadSpec, reporter: Reporter, each: Callable[[nn.Module]
 
 
 def decoding_target(choice: LoadSpec, target: Target) -> DraftableModel[Any]:
-    """Return the model that decodes for this choice: our library if it is packed on a CPU, else torch itself.
+    """Return the model that decodes for this choice: the compiled library for packed weights on a CPU, else torch.
 
     Torch would make every packed weight dense in each forward.
     """
@@ -65,9 +65,10 @@ def decoding_target(choice: LoadSpec, target: Target) -> DraftableModel[Any]:
 
 
 def served_target(card: TargetCard, settings: Settings, target: Target | None) -> DecodingTarget:
-    """Return the model as it is loaded for replies with these settings, next to the `target` of a training, if any.
+    """Return the model as it is loaded for replies with these settings; the `target` of a training may be loaded too.
 
-    That is our library in the precision that it decodes in, or the target itself if torch decodes or there is no room.
+    That is the compiled library in the precision of replies. It is `target` itself if torch decodes, or if memory is
+    short.
     """
     try:
         choice = choose(card, replace(settings, drafter="none", draft_max="auto", accept="exact", exact=False))
@@ -81,7 +82,7 @@ def served_target(card: TargetCard, settings: Settings, target: Target | None) -
 def torch_target(native: NativeTarget) -> Target:
     """Return the same model in torch with the same weights, for gradients, computed in fp32.
 
-    The difference is that activations are not rounded. An embedding that is the packed head is dense here.
+    Unlike in the library, activations are not rounded, and an embedding that shares the packed head is dense.
     """
     model = native.model
     scale = as_fine(model.sizes.embed_scale, model.weights["embed_tokens"])
@@ -107,7 +108,10 @@ def _of_torch(name: str, weight: PackedMatrix | BlockStack | npt.NDArray[Any]) -
 
 @torch.no_grad()
 def perplexity(target: Target, rows: list[Row], at_once: int) -> float:
-    """Return the perplexity on the rows' tokens that are in the loss; changes of the target must not increase it."""
+    """Return the perplexity over tokens of the rows that are in the loss.
+
+    A changed target should not have a higher one.
+    """
     total, count = 0.0, 0
     for group in split_rows(rows, at_once):
         padded = PaddedRows.of(group, target.device)

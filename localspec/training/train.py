@@ -1,6 +1,6 @@
 """The one loop that trains every drafter, through its `loss`.
 
-Every random choice follows from the seed and the step, so a training that was stopped or killed continues with exactly
+Every random choice follows from the seed and the step. So a training that was stopped or killed continues with exactly
 the losses that it would have had. With several processes each computes its share of a step's rows.
 """
 
@@ -37,9 +37,9 @@ EVALUATED = 1024  # tokens of held-out text in one of them
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """How long to train, and how. Training ends at the first limit that is reached; at least one is given.
+    """The limits and settings of a training. It ends at the first limit that is reached; at least one is given.
 
-    With `distill` the labels are the target's distributions, else the text's tokens.
+    With `distill` the labels are the target's distributions, otherwise the text's tokens.
     """
 
     batch: int  # tokens of a step
@@ -73,7 +73,7 @@ class StepReport:
 
 @dataclass
 class TrainingState:
-    """The progress of a training: a checkpoint without weights and optimiser, under the names of state.json."""
+    """The progress of a training: the content of state.json in a checkpoint."""
 
     step: int = 0
     tokens: int = 0
@@ -88,8 +88,8 @@ class TrainingState:
 class Training:
     """A training of one drafter, which continues from its checkpoint if there is one.
 
-    `directory` gets losses.jsonl and checkpoint/, in which `asked` identifies the training. Raises LocalspecError for a
-    damaged checkpoint.
+    Its `directory` gets losses.jsonl and checkpoint/. There `asked` identifies the training. Raises LocalspecError for
+    a damaged checkpoint.
     """
 
     _readings: Readings | None = None
@@ -105,9 +105,10 @@ class Training:
         divided: bool = False,
         readings: Readings | None = None,
     ) -> None:
-        """Prepare it. `divided`: the processes share the target's layers, and must all read texts equally often.
+        """Prepare the training. With `divided` the processes share the target's layers, so they must all read equally
+        often.
 
-        With `readings` the target reads nothing: they have its outputs for every row of the corpus.
+        With `readings` the target reads nothing: they contain its outputs for every row of the corpus.
         """
         self._readings = readings
         self.drafter, self.target, self.corpus, self.plan = drafter, drafter.target, corpus, plan
@@ -138,9 +139,9 @@ class Training:
     # -- the loop -----------------------------------------------------------------------------------------------------
 
     def run(self, stop: Callable[[], bool] = lambda: False) -> Iterator[StepReport]:
-        """Train until the plan is done, or `stop`, called after every step, returns true: then `stopped` is true.
+        """Train until the plan is done, or until `stop`, called after every step, returns true: then `stopped` is true.
 
-        Writes the checkpoint at the end. Raises LocalspecError for a loss that is NaN or inf, and DoesNotFit where
+        Write the checkpoint at the end. Raises LocalspecError for a loss that is NaN or inf, and DoesNotFit where
         memory or disk is too small.
         """
         plan, state = self.plan, self.state
@@ -175,7 +176,10 @@ class Training:
         self.save()
 
     def _step(self, rows: list[Row], done: float) -> float:
-        """Run one step of the optimiser and return its loss. Every token has one weight, however rows are split."""
+        """Run one step of the optimiser and return its loss.
+
+        Every token has the same weight, however rows are split.
+        """
         self.drafter.train()
         self.drafter.progress = done
         for group in self._optimizer.param_groups:
@@ -215,10 +219,10 @@ class Training:
         return mean
 
     def _update(self) -> None:
-        """Let the optimiser take its step: for weights in bf16 one by one, in fp32, rounded at random.
+        """Let the optimiser take its step. Weights in bf16 are updated one by one in fp32 and then rounded at random.
 
-        The usual change of a weight is less than half of the distance between two numbers of that format. Rounded to
-        nearest, it would always be lost; rounded at random, it is right on average (Gupta et al. 2015).
+        The usual change of a weight is less than half of the distance between two numbers in bf16. Rounded to the
+        nearest number, it would always be lost. Rounded at random, it is right on average (Gupta et al. 2015).
         """
         coarse = [parameter for parameter in self._parameters if parameter.dtype == torch.bfloat16]
         gradients = {parameter: parameter.grad for parameter in coarse}
@@ -237,7 +241,7 @@ class Training:
             parameter.data = rounded_by_chance(parameter.data, f"{self.plan.seed} {self.state.step} {index}")
 
     def _batch(self, rows: list[Row], seed: str) -> Batch:
-        """Return rows as the target reads them in use: in its precision, and without trained changes."""
+        """Return rows with the target's outputs as in use: in its precision, and without trained changes."""
         padded = PaddedRows.of(rows, self.target.device)
         if self._readings is not None:
             nothing = torch.zeros(*padded.tokens.shape, 0, device=self.target.device)
@@ -272,10 +276,10 @@ class Training:
         return self.measure(EVALUATED)
 
     def measure(self, tokens: int | None = None) -> list[list[float]]:
-        """Measure and log [depth][rank], how often that candidate was right on held-out text, or some tokens of it.
+        """Measure and log accuracies [depth][rank]: how often the candidate of that rank was right on held-out text.
 
-        `right_after_right` [depth] is how often the first one was right if all before it were; empty if a kind does
-        not report it.
+        `tokens` limits the text. `right_after_right` [depth] becomes how often the first candidate was right if all
+        before it were. It is empty if a kind does not report it.
         """
         self.drafter.eval()
         rows, taken = self.corpus.held_out, 0
@@ -304,7 +308,7 @@ class Training:
     # -- stopping and going on ----------------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Write the checkpoint. Raises DoesNotFit if the disk is full; the previous one is then still there."""
+        """Write the checkpoint. Raises DoesNotFit if the disk is full; the previous checkpoint is then still there."""
         if not self._processes.is_main_process:
             return
         tensors = {f"drafter.{name}": tensor for name, tensor in self.drafter.state_dict().items()}
@@ -370,7 +374,7 @@ class Training:
     # -- several processes --------------------------------------------------------------------------------------------
 
     def _share_gradients(self) -> None:
-        """Replace gradients by their sum over all processes, one of which may have had no rows."""
+        """Replace gradients by their sum over all processes. A process may have had no rows."""
         if self._processes.num_processes == 1:
             return
         for parameter in self._parameters:
@@ -378,7 +382,7 @@ class Training:
             parameter.grad = self._sum(gradient)
 
     def _most(self, reads: int) -> int:
-        """Return how often the busiest process reads the target, if all share its layers."""
+        """Return the largest number of reads of the target in one process, if the processes share its layers."""
         return int(self._maxima(float(reads))[0]) if self._divided else reads
 
     def _read_along(self, times: int, rows: list[Row]) -> None:
@@ -397,17 +401,17 @@ class Training:
 
 
 def _number(seed: str) -> int:
-    """Return the number that seeds random choices for a text."""
+    """Return a number made from `seed`, a text, to seed random choices."""
     return int.from_bytes(hashlib.sha256(seed.encode()).digest()[:4], "big")
 
 
 def batch_tokens(rows: list[Row]) -> int:
-    """Return the number of tokens of a batch of rows, padding included."""
+    """Return the number of tokens of a batch of rows, including padding."""
     return len(rows) * max(len(row.tokens) for row in rows)
 
 
 def _schedule(done: float) -> float:
-    """Return the learning rate as a share of its highest: a straight line up, then half a cosine down."""
+    """Return the learning rate as a share of its highest value: a straight line up, then half a cosine down."""
     if done < WARM_UP:
         return (done + WARM_UP / 10) / (WARM_UP * 1.1)
     return LOWEST + (1 - LOWEST) * (1 + math.cos(math.pi * (done - WARM_UP) / (1 - WARM_UP))) / 2

@@ -1,4 +1,4 @@
-"""Shared by all drafters with weights: how they are trained, and how they are saved."""
+"""The base of all drafters with weights during training: their losses, and how they are saved."""
 
 import json
 from abc import abstractmethod
@@ -28,14 +28,16 @@ from localspec.training.readings import Places
 
 @dataclass(frozen=True)
 class Batch:
-    """Texts to learn from; shorter ones are padded at their end.
+    """A batch of texts to learn from; shorter ones are padded at their end.
 
-    tokens [texts, n]; loss_mask bool [texts, n]: the tokens to predict, which are those of replies and their end marks
-    and never padding; hidden [texts, n, hidden_size]: the target's states after its final norm, in the precision of
-    inference, or [texts, n, 0] if the loss reads none. With `distill` the label is the target's distribution, else
-    it is the text. `prefix` are the texts' keys and values, if a kind keeps those of some layers, and `inner`
-    [texts, n, places * hidden_size] the states that it reads in addition to the last. `places` are the target's outputs
-    for the texts when it read them, for kinds that need no more; then there are no states.
+    tokens [texts, n] are token ids. loss_mask bool [texts, n] marks the tokens to predict: replies and their end marks,
+    never padding. hidden [texts, n, hidden_size] are the target's states after its final norm, in the precision of
+    inference. They are [texts, n, 0] if the loss reads none. With `distill` the label is the target's distribution,
+    otherwise the text.
+
+    `prefix` has the texts' keys and values, if a kind uses those of some layers. `inner` [texts, n, places *
+    hidden_size] are the states that a kind reads in addition to the last. `places` are saved outputs of the target for
+    the texts, for kinds that need only these; there are no states then.
     """
 
     tokens: torch.Tensor
@@ -52,8 +54,8 @@ class Batch:
 class LossOutput:
     """The loss to minimise, a mean over tokens, and how well each depth was predicted.
 
-    chains [depth, 2], if a kind reports them: of the drafts whose likeliest tokens were right down to the depth before,
-    how many were right at this depth too, and how many there were.
+    chains [depth, 2], if a kind reports them, count drafts whose likeliest tokens were right at all depths before: how
+    many were right at this depth too, and how many there were.
     """
 
     loss: torch.Tensor
@@ -63,10 +65,11 @@ class LossOutput:
 
 @dataclass(frozen=True)
 class Drawn:
-    """The rows with a gradient for each token of a text, and the layers that they pass; 0: only heads.
+    """The number of rows with a gradient per token of a text, and the layers that they pass; 0 layers: only heads.
 
-    A row leaves `vectors` of hidden_size in memory for the gradient: its state as it is chosen and sorted, and those
-    within a head. They do not include a head's outputs for a few rows at a time, mainly logits.
+    A row keeps `vectors` vectors of hidden_size in memory for the gradient: its state as it is chosen and sorted, and
+    those within a head. Outputs of a head, mainly logits, are not included, because they exist for only a few rows at a
+    time.
     """
 
     rows: float
@@ -88,7 +91,7 @@ class Proposed(NamedTuple):
 
 @dataclass(frozen=True)
 class PreviousRun:
-    """A drafter that was trained before: its options, and how often its drafts were right on held-out text.
+    """A drafter that was trained earlier: its options, and how often its drafts were right on held-out text.
 
     `right_after_right` [depth] is the share of drafts that were right if all depths before were; empty if not measured.
     """
@@ -106,8 +109,7 @@ class Recomputing(Protocol):
 class TrainableDrafter(nn.Module):
     """The weights of a drafter while they are trained for one target, in fp32. A `Drafter` drafts with them.
 
-    A new one is untrained, and drafts as losslessly as any other. `progress` is the finished share of a training, from
-    0 to 1.
+    An untrained drafter is as lossless as any other. `progress` is the finished share of a training, from 0 to 1.
     """
 
     Drafter: ClassVar[type[TrainedDrafter]]
@@ -115,7 +117,7 @@ class TrainableDrafter(nn.Module):
     JOINT: ClassVar[Sequence[str]] = ()  # options of the forms that change the target
 
     def __init__(self, target: Target, options: Any) -> None:
-        """Raise UsageMistake for options that do not fit the target."""
+        """Build the drafter without training. Raises UsageMistake for options that do not fit the target."""
         super().__init__()
         self.target, self.options = target, options
         self.adapters: Adapters | None = None
@@ -124,30 +126,30 @@ class TrainableDrafter(nn.Module):
         self.draft_from(0)
 
     def draft_from(self, vocabulary: int) -> None:
-        """Let it draft only `vocabulary` tokens, which `begin_training` chooses; 0 stands for all."""
+        """Limit drafts to `vocabulary` tokens, which `begin_training` chooses; 0 stands for all."""
         self.kept: torch.Tensor | None
         self.register_buffer("kept", torch.arange(vocabulary, device=self.target.device) if vocabulary else None)
         self.copy_head_rows()
 
     def copy_head_rows(self) -> None:
-        """Take the rows of the target's head for the draft vocabulary as `shared`, which is called like `head`."""
+        """Make `shared` the target's head, or a copy of its rows for the draft vocabulary."""
         self.shared: Callable[..., torch.Tensor] = self.target.head  # neither trained nor saved
         if self.kept is not None:
             self.shared = self.target.transformer.head_of(self.kept)[0]
 
     @property
     def kind(self) -> str:
-        """The name of its kind."""
+        """The name of the kind."""
         return self.Drafter.kind
 
     @property
     @abstractmethod
     def depth(self) -> int:
-        """The number of levels of its trees below the root."""
+        """The number of levels of a tree below the root."""
 
     @abstractmethod
     def loss(self, batch: Batch) -> LossOutput:
-        """Return the loss of a batch. Every depth is predicted as when it drafts."""
+        """Return the loss of a batch. Every depth is predicted in the same way as in drafting."""
 
     @classmethod
     def propose(
@@ -160,18 +162,21 @@ class TrainableDrafter(nn.Module):
     ) -> Proposed | None:
         """Return options that suit this target and machine; None if a kind has no proposal.
 
-        `previous` are drafters of this kind that were trained for the target before; `decoding` loads the model as
-        for replies, else it is the target itself. Measuring takes about `seconds`.
+        `previous` are earlier drafters of this kind for this target. `decoding` loads the model as for replies (None:
+        the target itself decodes). Measurements take about `seconds`.
         """
         return None
 
     def reads_states(self, distill: bool) -> bool:
-        """Whether the loss reads a text's states, if labels are the target's distributions (`distill`) or the text."""
+        """Whether the loss reads a text's states.
+
+        Labels are the target's distributions with `distill`, otherwise the text.
+        """
         return True
 
     @property
     def reads_once(self) -> bool:
-        """Whether the loss needs only the `Places` of a text, so that the target reads it once for all passes."""
+        """Whether the loss needs only the `Places` of a text, so that the target reads each text only once."""
         return False
 
     @property
@@ -184,9 +189,9 @@ class TrainableDrafter(nn.Module):
     ) -> tuple[Callable[..., torch.Tensor], torch.Tensor | None, torch.Tensor | None]:
         """Return the tokens that a step compares: their head, their ids, and their columns in the vocabulary.
 
-        In a training step on readings these are the likeliest tokens of each place and the most frequent ones, if
-        they can be drafted: twenty times as fast as a whole vocabulary, and as good. Otherwise it is the whole
-        vocabulary, with None for the ids of all tokens, and for columns.
+        A training step on readings compares the likeliest tokens of each place and the most frequent tokens, if they
+        can be drafted. That is twenty times as fast as a whole vocabulary, and as good. Otherwise the step compares the
+        whole vocabulary; columns are then None, and ids too if all tokens can be drafted.
         """
         if not self.training or not isinstance(labels, Likeliest):
             return self.shared, self.kept, None
@@ -198,22 +203,26 @@ class TrainableDrafter(nn.Module):
         return self.target.transformer.head_of(ids)[0], ids, columns
 
     def fit(self, parts: Iterable[Places]) -> None:
-        """Set what needs no gradients, before the first step. Called only if the drafter reads texts once."""
+        """Set weights that need no gradients, before the first step.
+
+        It is called only if the target reads texts once.
+        """
 
     @property
     def gradient_share(self) -> float:
-        """The share of the target's weights that gradients pass while it is trained."""
+        """The share of the target's weights that gradients pass in training."""
         return float(self.changes_target)
 
     def drawn(self, length: int) -> Drawn:
-        """Return the work with a gradient for each token of texts of this length, in addition to the target's text."""
+        """Return the work with a gradient per token of texts of this length, without the target's reading of the
+        text."""
         return Drawn(float(self.depth))
 
     @property
     def weights_passed(self) -> int:
-        """The number of weights that each token of a text passes with a gradient; weights passed twice count twice.
+        """The number of weights that each token of a text passes with a gradient. Weights passed twice count twice.
 
-        If gradients pass the target's own layers, `gradient_share` says more.
+        The target's own layers are not included: see `gradient_share`.
         """
         head = self.target.transformer.config
         trained: int = sum(
@@ -223,12 +232,12 @@ class TrainableDrafter(nn.Module):
 
     @property
     def transformers(self) -> Sequence[Recomputing]:
-        """The transformers that gradients pass; their layers may be computed twice to save memory."""
+        """The transformers that gradients pass. Their layers may be computed twice to save memory."""
         return [self.target.transformer]
 
     @property
     def reads_layers(self) -> Sequence[int]:
-        """The layers whose keys and values of a text the loss reads, computed by the target without a gradient."""
+        """The layers of the target whose keys and values of a text the loss reads, computed without a gradient."""
         return ()
 
     @property
@@ -242,20 +251,21 @@ class TrainableDrafter(nn.Module):
         generated: float | None = None,
         decoding: Callable[[], DecodingTarget] | None = None,
     ) -> str:
-        """Return a sentence that compares a finished training with the expectation; empty if there was none.
+        """Return a sentence that compares a finished training with the expectation; empty if there was no expectation.
 
-        `right_after_right` [depth] is how often its likeliest token was right on held-out text if all before it
-        were; `generated` is the tokens per forward on text that the model wrote; `decoding` loads it as for replies.
+        `right_after_right` [depth] is how often the likeliest token was right on held-out text if all before it were.
+        `generated` is the tokens per forward on text that the model generated. `decoding` loads the model as for
+        replies.
         """
         return ""
 
     @property
     def changes_target(self) -> bool:
-        """Whether its training changes the target: then it belongs only to the changed target."""
+        """Whether training changes the target. The drafter then belongs only to the changed target."""
         return self.adapters is not None
 
     def begin_training(self, frequencies: torch.Tensor) -> None:
-        """Make the most frequent tokens the draft vocabulary, and save those that every step compares.
+        """Choose the most frequent tokens as draft vocabulary, and store those that every step compares.
 
         frequencies [vocab_size] are those of the text.
         """
@@ -265,7 +275,7 @@ class TrainableDrafter(nn.Module):
             self.copy_head_rows()
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Return groups of trained parameters: `params`, and `lr_scale`, by which their learning rate is multiplied."""
+        """Return groups of trained parameters: `params`, and `lr_scale`, a factor of their learning rate."""
         return [{"params": list(self.parameters()), "lr_scale": 1.0}]
 
     def adapted_head(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -282,7 +292,7 @@ class TrainableDrafter(nn.Module):
         return states
 
     def for_changed(self, target: Target) -> Self:
-        """Return this drafter for the target that it was trained with, after its adapters became part of it."""
+        """Return this drafter for the changed target, after its adapters were merged into that target."""
         assert self.changes_target
         defaults = {option.name: option.default for option in fields(self.options) if option.name in self.JOINT}
         drafter = type(self)(target, replace(self.options, **defaults)).to(target.device)
@@ -292,7 +302,7 @@ class TrainableDrafter(nn.Module):
     # -- weights ------------------------------------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the saved tensors by name: all but adapters that change the target."""
+        """Return the saved tensors by name: all except adapters that change the target."""
         state = self.state_dict()
         return {name: tensor.detach() for name, tensor in state.items() if not name.startswith("adapters.")}
 
@@ -331,7 +341,7 @@ def _specs(tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorSpec]:
 
 
 def most_frequent(frequencies: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the ids of the `count` most frequent tokens, ascending; of equally frequent ones the lowest ids.
+    """Return the ids of the `count` most frequent tokens, ascending. Of equally frequent ones take the lowest ids.
 
     Tokenizers give the lowest ids to common tokens.
     """
@@ -339,19 +349,19 @@ def most_frequent(frequencies: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def trainable_class(kind: str) -> type[TrainableDrafter]:
-    """Return the class of a kind for training, `Trainable` in the file of that kind."""
+    """Return the class `Trainable` in the file of a kind."""
     found: type[TrainableDrafter] = import_module(kind_of(kind).training_file).Trainable
     return found
 
 
 def make_drafter(kind: str, target: Target, options: Mapping[str, Any]) -> TrainableDrafter:
-    """Return a new, untrained drafter. Raises UsageMistake for options that it cannot have."""
+    """Return a new, untrained drafter. Raises UsageMistake for options that are impossible for this target."""
     class_ = trainable_class(kind)
     return class_(target, class_.Drafter.parse_options(options))
 
 
 class Saveable(Protocol):
-    """The saved parts of a drafter: its kind, its options, which are a dataclass, and its tensors by name."""
+    """The saved parts of a drafter: its kind, its options (a dataclass), and its tensors by name."""
 
     @property
     def kind(self) -> str: ...
@@ -363,7 +373,7 @@ class Saveable(Protocol):
 
 
 def save_drafter(drafter: Saveable, path: Path, about: Mapping[str, Any]) -> None:
-    """Write a directory for `load_drafter`, atomically; `about` is added to drafter.json."""
+    """Write a directory for `load_drafter`, atomically. `about` is added to drafter.json."""
     path.mkdir(parents=True, exist_ok=True)
     card = {"format": FORMAT, "kind": drafter.kind, "options": asdict(drafter.options), **about}
     tensors = {name: tensor.contiguous().cpu() for name, tensor in drafter.tensors().items()}

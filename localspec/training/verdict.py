@@ -1,4 +1,5 @@
-"""Decides whether a trained drafter pays, compared with plain decoding and with what would be chosen without it."""
+"""Decides whether a trained drafter pays, compared with plain decoding and with the drafter that `auto` takes
+without it."""
 
 import json
 import time
@@ -34,8 +35,11 @@ ROWS = 4  # plain decoding, what would be chosen, the drafter, and the drafter w
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of a bench for a drafter, in its better form: the speedup over plain decoding, and `against` what is
-    chosen `without` it. It is `kept` if both are clearly above 1."""
+    """The result of a bench of a drafter, in its better form.
+
+    `speedup` compares it with plain decoding, and `against` with `without`, the drafter that `auto` takes without it.
+    It is `kept` if both are clearly above 1.
+    """
 
     drafter: str
     speedup: float
@@ -52,7 +56,7 @@ class Verdict:
         return cls(**{name: card["bench"][name] for name in names}, kept=card["kept"])
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as drafter.json and `train --json` have it."""
+        """Return the verdict as drafter.json and `train --json` have it."""
         return {
             "drafter": self.drafter, "speedup": self.speedup, "without": self.without, "against": self.against,
             "prompts": self.prompts, "max_tokens": TOKENS, "rows": list(self.rows),
@@ -75,10 +79,9 @@ def judge(
 ) -> Verdict:
     """Bench the drafter in a directory, and write into its drafter.json whether it is kept.
 
-    No prompt begins that would end after `seconds`, except for the first `LEAST`.
-
-    Costs and replies are saved in `store`, so that later choices know them. Raises the errors of loading, and
-    UsageMistake if no prompt leaves room for a reply.
+    No prompt begins that would end after `seconds`, except for the first `LEAST`. Costs and replies are saved in
+    `store`, so that later choices know them. Raises the errors of loading, and UsageMistake if no prompt leaves room
+    for a reply.
     """
     began = time.monotonic()
     greedy = replace(

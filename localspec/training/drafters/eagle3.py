@@ -1,4 +1,5 @@
-"""Trains EAGLE-3's layer as it is used: on its own outputs, step after step (EAGLE-3, §3.1, training-time test)."""
+"""Trains EAGLE-3's layer in the way that it is used: on its own outputs, step after step (EAGLE-3, §3.1,
+training-time test)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,7 +24,7 @@ Kept = list[tuple[torch.Tensor, torch.Tensor]]  # keys and values of each step, 
 class Trainable(TrainableDrafter):
     """The matrix that joins the target's states, the layer, its norms, and a separate head over the draft vocabulary.
 
-    A new one starts as the target's last layer, final norm and head, and reads the highest of the states.
+    A new drafter starts as the target's last layer, final norm and head, and reads the highest of the states.
     """
 
     Drafter = Drafter
@@ -45,7 +46,7 @@ class Trainable(TrainableDrafter):
     states_norm: nn.Parameter
 
     def __init__(self, target: Target, options: Eagle3Options) -> None:
-        """Raise UsageMistake for options that do not fit the target."""
+        """Build the drafter. Raises UsageMistake for options that do not fit the target."""
         shape = target.transformer.config
         options = options.settled(shape)
         super().__init__(target, options)
@@ -73,7 +74,8 @@ class Trainable(TrainableDrafter):
 
     @torch.no_grad()
     def _begin_as_target(self) -> None:
-        """Copy the target's last layer with as many heads, its norm and head; features are the highest state at first.
+        """Copy the target's last layer if it has as many heads, its norm and head. At first features are the highest
+        state.
 
         Parts that the layer does not have, such as gates of attention, are left out.
         """
@@ -110,7 +112,7 @@ class Trainable(TrainableDrafter):
         self._copy_own_head()
 
     def copy_head_rows(self) -> None:
-        """Do nothing: it has its own head."""
+        """Do nothing: the drafter has its own head."""
 
     def _copy_own_head(self) -> None:
         rows = self.target.transformer.lm_head.weight.detach() * self.target.transformer.config.logit_scale
@@ -118,7 +120,7 @@ class Trainable(TrainableDrafter):
 
     @property
     def depth(self) -> int:
-        """The number of levels of its trees, and of steps in training."""
+        """The number of levels of a tree, and of steps in training."""
         return self.options.depth
 
     @property
@@ -127,23 +129,25 @@ class Trainable(TrainableDrafter):
         return self.options.places
 
     def drawn(self, length: int) -> Drawn:
-        """Return the work of all steps: each is one more layer for the whole text."""
+        """Return the work of all steps. Each step costs as much as one more layer for the whole text."""
         return Drawn(1.0, self.depth)
 
     @property
     def weights_passed(self) -> int:
-        """States are joined once, and each step passes the layer, its own head and, for the labels, the target's."""
+        """The weights of the matrix that joins states, and for each step those of the layer, its head and the
+        target's head."""
         own, head = sum(one.numel() for one in self.parameters()), self.target.transformer.config
         joined = self.fc.weight.numel()
         return joined + self.depth * (own - joined + head.vocab_size * head.hidden_size)
 
     @property
     def transformers(self) -> Sequence[Recomputing]:
-        """Its own layer."""
+        """The drafter's own layer."""
         return [self]
 
     def begin_training(self, frequencies: torch.Tensor) -> None:
-        """Make the most frequent tokens the draft vocabulary, whose rows of the target's head its own begins with."""
+        """Choose the most frequent tokens as draft vocabulary, and copy their rows of the target's head to the
+        drafter's head."""
         super().begin_training(frequencies)
         if self.kept is not None and not self.options.config:
             self._copy_own_head()
@@ -170,7 +174,7 @@ class Trainable(TrainableDrafter):
     def _step(
         self, embeddings: torch.Tensor, features: torch.Tensor, positions: torch.Tensor, *kept: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return states [texts, n, hidden_size], and this step's keys and values; `kept` are those of steps before."""
+        """Return states [texts, n, hidden_size], and this step's keys and values; `kept` are those of earlier steps."""
         sizes, (texts, n) = self.sizes, features.shape[:2]
         feature = self._normed(features, self.feature_norm)
         both = torch.cat([self._normed(embeddings, self.embedding_norm), feature], -1)
@@ -189,8 +193,8 @@ class Trainable(TrainableDrafter):
     def states(self, tokens: torch.Tensor, inner: torch.Tensor) -> list[torch.Tensor]:
         """Return for each step the normed states [texts, n, hidden_size] of texts [texts, n].
 
-        Row i of step d predicts the token i + 2 + d: it knows the target's states up to i, and the tokens up to
-        i + 1 + d. Below the first step its feature is its own state of the step before.
+        Row i of step d predicts the token i + 2 + d. It knows the target's states up to i, and the tokens up to i + 1 +
+        d. After the first step its feature is the drafter's own state of the previous step.
         """
         n, found, kept = tokens.shape[1], list[torch.Tensor](), list[torch.Tensor]()
         following = F.pad(tokens, (0, self.depth))
@@ -208,9 +212,9 @@ class Trainable(TrainableDrafter):
         return found
 
     def loss(self, batch: Batch) -> LossOutput:
-        """Return the sum over steps d of decayᵈ times the mean cross-entropy of what the rows predict.
+        """Return the sum over steps d of decayᵈ times the mean cross-entropy of the predictions of its rows.
 
-        The root of a row and all tokens that it must predict are in the loss mask, as in a reply that is drafted.
+        Only rows count whose root and predicted tokens are all in the loss mask, as in a drafted reply.
         """
         assert batch.inner is not None
         n = batch.tokens.shape[1]
@@ -231,12 +235,12 @@ class Trainable(TrainableDrafter):
 
 
 def _shared(x: torch.Tensor, sizes: TransformerConfig) -> torch.Tensor:
-    """Return keys or values [texts, n, key heads, head_dim] once for each head."""
+    """Return keys or values [texts, n, key heads, head_dim], repeated for each head."""
     return x.repeat_interleave(sizes.num_heads // sizes.num_kv_heads, 2)
 
 
 def _attended(q: torch.Tensor, kept: Kept) -> torch.Tensor:
-    """Return [texts, heads, n, head_dim]: row i sees rows up to i of the first step, and row i of each later one."""
+    """Return [texts, heads, n, head_dim]. Row i sees rows up to i of the first step, and row i of each later step."""
     (first_k, first_v), *later = kept
     n = q.shape[2]
     unseen = torch.ones(n, n, dtype=torch.bool, device=q.device).triu_(1)

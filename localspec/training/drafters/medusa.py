@@ -1,4 +1,4 @@
-"""Trains Medusa's heads (Cai et al. 2024, §3.2), by themselves or together with the target."""
+"""Trains Medusa's heads (Cai et al. 2024, §3.2), either by themselves or together with the target."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -37,10 +37,10 @@ FITTED = 65_536  # places for least squares, at most
 
 
 class ResidualBlocks(nn.Module):
-    """One residual block of every head, x + SiLU(W x + b) (§3.1.1); zeros at first, which change nothing.
+    """One residual block of each head, x + SiLU(W x + b) (§3.1.1). It begins with zeros, which change nothing.
 
-    weight [heads, hidden_size, read], bias [heads, hidden_size]. If it reads more than hidden_size, it is added
-    to a separate `path`.
+    weight [heads, hidden_size, read], bias [heads, hidden_size]. If it reads more than hidden_size channels, its result
+    is added to a separate `path`.
     """
 
     def __init__(self, heads: int, width: int, read: int, device: str) -> None:
@@ -49,13 +49,13 @@ class ResidualBlocks(nn.Module):
         self.bias = nn.Parameter(torch.zeros(heads, width, device=device))
 
     def forward(self, x: torch.Tensor, heads: slice, path: "LinearPath | None" = None) -> torch.Tensor:
-        """Return the blocks of these heads applied to x [heads, rows, read]: [heads, rows, hidden_size]."""
+        """Return the outputs of these heads' blocks for x [heads, rows, read], as [heads, rows, hidden_size]."""
         given = x if path is None else _linears(x, path.weight[heads], path.bias[heads])
         return given + F.silu(_linears(x, self.weight[heads], self.bias[heads]))
 
 
 class LinearPath(nn.Module):
-    """A matrix of every head that reads a state and the root's embedding; at first it returns the state.
+    """A matrix of each head that reads a state and the root's embedding. At first it returns the state.
 
     weight [heads, hidden_size, 2 hidden_size], bias [heads, hidden_size].
     """
@@ -67,8 +67,10 @@ class LinearPath(nn.Module):
 
     @torch.no_grad()
     def fit(self, parts: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Set the matrices by least squares, from parts (read [rows, 2 hidden_size], following states [heads,
-        rows, hidden_size]). With too few rows nothing changes."""
+        """Set the matrices by least squares. With too few rows nothing changes.
+
+        parts are pairs of inputs [rows, 2 hidden_size] and the states to predict [heads, rows, hidden_size].
+        """
         heads, width, read = self.weight.shape
         square = torch.zeros(read + 1, read + 1, device=self.weight.device)
         products = torch.zeros(heads, read + 1, width, device=self.weight.device)
@@ -86,7 +88,7 @@ class LinearPath(nn.Module):
 
 
 class OwnChange(nn.Module):
-    """A change U D of the shared vocabulary matrix for each head; zero at first.
+    """A change U D of the shared vocabulary matrix for each head. It begins with zero.
 
     down [heads, rank, hidden_size], up [heads, draft vocabulary, rank].
     """
@@ -106,10 +108,10 @@ class OwnChange(nn.Module):
 
 
 class Trainable(TrainableDrafter):
-    """The heads. Medusa-1 trains only them, on states of the unchanged target.
+    """Medusa's heads. Medusa-1 trains only the heads, on states of the unchanged target.
 
-    In Medusa-2 `adapters` of the target are trained with them, and become part of it at the end. The result are heads
-    as in Medusa-1, for a changed target.
+    Medusa-2 also trains `adapters` of the target, which are merged into it at the end. Its result is a set of heads as
+    in Medusa-1, for a changed target.
     """
 
     Drafter = Drafter
@@ -143,7 +145,7 @@ class Trainable(TrainableDrafter):
             )
 
     def _own_rows(self) -> torch.Tensor:
-        """Return the rows of the target's head that belong to the draft vocabulary, in fp32."""
+        """Return the rows of the target's head for the draft vocabulary, in fp32."""
         transformer = self.target.transformer
         head = transformer.lm_head.weight.detach().float() * transformer.config.logit_scale
         return head if self.kept is None else head[self.kept]
@@ -179,7 +181,7 @@ class Trainable(TrainableDrafter):
 
     @property
     def reads_once(self) -> bool:
-        """Whether it learns from the target's saved outputs; joint training reads a text with a gradient."""
+        """Whether training uses the target's saved outputs. Joint training does not: it reads texts with a gradient."""
         return not self.options.joint
 
     @property
@@ -188,13 +190,13 @@ class Trainable(TrainableDrafter):
         return self.reads_once and self.options.linear
 
     def begin_training(self, frequencies: torch.Tensor) -> None:
-        """Make the most frequent tokens the draft vocabulary, and save those that every step compares."""
+        """Choose the most frequent tokens as draft vocabulary, and store those that every step compares."""
         super().begin_training(frequencies)
         if self.kept is not None and self.linears is not None:
             self.linears.data.copy_(self._own_rows())
 
     def fit(self, parts: Iterable[Places]) -> None:
-        """Start every head from least squares: from the state and the root to the state that it replaces."""
+        """Start each head from least squares: it maps a state and the root to the state that it must predict."""
         if not self.options.linear:
             return
 
@@ -211,7 +213,7 @@ class Trainable(TrainableDrafter):
 
     @property
     def weights_passed(self) -> int:
-        """The number of weights that each token of a text passes: of the vocabulary about the candidates only."""
+        """The number of weights that each token of a text passes. Of the vocabulary only the candidates' rows count."""
         shape, options = self.target.transformer.config, self.options
         if not self.reads_once:
             return super().weights_passed
@@ -228,10 +230,10 @@ class Trainable(TrainableDrafter):
     def _logits(
         self, x: torch.Tensor, heads: slice, shared: Head | None = None, columns: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return these heads' logits [heads, rows, tokens] of their input x [heads, rows, read].
+        """Return the logits [heads, rows, tokens] of some heads for their input x [heads, rows, read].
 
-        `shared` is the head that they share, else the target's. Tokens are those of the draft vocabulary, or its
-        `columns`, for which `shared` then is.
+        `shared` is the head that they share (None: the target's). Tokens are the draft vocabulary, or only its
+        `columns`; `shared` must then be the head of these columns.
         """
         for index, blocks in enumerate(self.blocks):
             x = blocks(x, heads, self.path if self.options.linear and not index else None)
@@ -245,12 +247,16 @@ class Trainable(TrainableDrafter):
     def loss(self, batch: Batch) -> LossOutput:
         """Return the loss of Medusa-1 (§3.2.1, eq. 1), or of Medusa-2 (§3.2.2, eq. 2) in joint training.
 
-        Head k reads the state at t, and the root at t + 1, and predicts the token at t + 1 + k. Joint training is
-        Medusa-1 during the heads' warm-up. After it the heads read the states of the target with its adapters, and
-        share its head with them; the teacher is the target without them (§3.3.2), from which the batch's states come.
-        λ₀ scales the heads' gradient for the target, never that for the heads: Adam's second moments would
-        remember the larger gradients of the warm-up, and make steps too small. On saved readings a step learns among
-        candidates: the likeliest tokens of its places and the most frequent ones, if they are in the draft vocabulary.
+        Head k reads the state at t and the root at t + 1, and predicts the token at t + 1 + k.
+
+        Joint training is Medusa-1 during the heads' warm-up. After it the heads read the states of the target with its
+        adapters, and share its head with adapters. The teacher is the target without adapters (§3.3.2), from which the
+        batch's states come. λ₀ scales the gradient that the heads' loss gives the target, but not the heads' own
+        gradient. Otherwise Adam's second moments would remember the larger gradients of the warm-up, and make steps too
+        small.
+
+        On saved readings a step compares only candidates: the likeliest tokens of its places and the most frequent
+        tokens, if they are in the draft vocabulary.
         """
         places = batch.places or self._places(batch)
         adapted = self.adapters is not None and self.progress >= self.options.warmup
@@ -276,7 +282,7 @@ class Trainable(TrainableDrafter):
         return LossOutput(loss, depth_losses)
 
     def _places(self, batch: Batch) -> Places:
-        """Return the positions of texts that were read just now."""
+        """Return the places of texts that were just read."""
         predicting = _predicting(batch.loss_mask)
         text, place = predicting.nonzero(as_tuple=True)
         roots = batch.tokens.roll(-1, 1)[predicting]
@@ -290,7 +296,7 @@ class Trainable(TrainableDrafter):
         return lambda rows: self._logits(rows[None], slice(depth, depth + 1), shared, columns)[0]
 
     def _balanced_head(self, balance: float) -> Head:
-        """Return the shared head with the adapter of the target's head, whose gradient is scaled by λ₀."""
+        """Return the shared head with the adapter of the target's head. Its gradient is scaled by λ₀."""
         assert self.adapters is not None
         if (adapter := self.adapters.head) is None:
             return self.shared
@@ -311,7 +317,8 @@ class Trainable(TrainableDrafter):
         return highest * math.sin(math.pi / 2 * (self.progress - options.warmup) / (1 - options.warmup))
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Return the groups of the heads, of their linear path, and of adapters, which rest during the warm-up."""
+        """Return the groups of the heads, of their linear path, and of adapters, which do not learn during the
+        warm-up."""
         adapters = [] if self.adapters is None else list(self.adapters.parameters())
         path = list(self.path.parameters()) if self.options.linear else []
         apart = {id(parameter) for parameter in (*adapters, *path)}
@@ -325,7 +332,7 @@ def _linears(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch
 
 
 def _predicting(loss_mask: torch.Tensor) -> torch.Tensor:
-    """Return which positions of texts predict a token in the loss, bool [texts, n]."""
+    """Return bool [texts, n]: which positions predict a token in the loss."""
     return F.pad(loss_mask[:, 1:], (0, 1))
 
 

@@ -1,4 +1,4 @@
-"""Trains ParallelSpec's layers or small model, its masks, and the matrix for features and embeddings (§4)."""
+"""Trains ParallelSpec's layers or small model, its masks, and the matrix that joins features and embeddings (§4)."""
 
 import json
 from collections.abc import Sequence
@@ -26,9 +26,11 @@ FEATURE_WEIGHT, TOKEN_WEIGHT = 1.0, 0.1  # of the two parts of EAGLE's loss
 
 @dataclass(frozen=True)
 class Group:
-    """The rows of one training text, [rows] each: first one row per token of the text, then the masks of some anchors.
+    """The rows of one training text, [rows] each: first one row per token of the text, then the masks after some
+    anchors.
 
-    At `depth` 0 a row is the text's own token at `anchor`; mask d of an anchor is d positions after it (figure 3).
+    Rows at `depth` 0 are the text's tokens, at position `anchor`. Mask d of an anchor is d positions after it (figure
+    3).
     """
 
     anchor: torch.Tensor
@@ -40,13 +42,13 @@ class Group:
 
     @property
     def mask(self) -> torch.Tensor:
-        """bool [rows, rows]: a row sees real tokens up to its anchor, and masks of its own group up to itself."""
+        """bool [rows, rows]: a row sees the text up to its anchor, and masks of its own group up to itself."""
         real, same = self.depth == 0, self.anchor[:, None] == self.anchor
         return torch.where(real, self.anchor[:, None] >= self.anchor, same & (self.depth[:, None] >= self.depth))
 
 
 class Correction(nn.Module):
-    """The change of a mask's state by the token before it, B SiLU(N e + b + F s); zero at first."""
+    """The change of a mask's state by the token before it, B SiLU(N e + b + F s). It begins with zero."""
 
     def __init__(self, width: int, rank: int, device: str) -> None:
         super().__init__()
@@ -63,9 +65,10 @@ class Correction(nn.Module):
 
 
 class Trainable(TrainableDrafter):
-    """The layers, their final norm and the masks; in the form 'eagle' the matrix that joins features and embeddings.
+    """The layers, their final norm and the masks; in the form 'eagle' also the matrix that joins features and
+    embeddings.
 
-    The target's embedding and head are shared and do not change; the form 'model' has and trains its own.
+    The target's embedding and head are shared and do not change. The form 'model' has and trains its own.
     """
 
     Drafter = Drafter
@@ -73,7 +76,7 @@ class Trainable(TrainableDrafter):
     never: torch.Tensor  # bool [vocab_size]: tokens that the form 'model' must not propose
 
     def __init__(self, target: Target, options: ParallelSpecOptions) -> None:
-        """Make the layers. Raises the errors of reading the small language model of the form 'model'."""
+        """Build the layers. Raises the errors of reading the small language model of the form 'model'."""
         super().__init__(target, options)
         shape, device = target.transformer.config, target.device
         options = self.options = replace(options, vocabulary=options.tokens(shape.vocab_size))
@@ -114,12 +117,13 @@ class Trainable(TrainableDrafter):
         return self.options.masks + 1
 
     def drawn(self, length: int) -> Drawn:
-        """All rows of a text go through the drafter's own layers: its tokens, and masks as far as there is room."""
+        """Return the work of all rows: a text's tokens, and as many masks as there is room for, in the drafter's own
+        layers."""
         return Drawn(min(self.depth, max(ROWS / length, 2)), len(self.model.layers))
 
     @property
     def transformers(self) -> Sequence[Transformer]:
-        """Its own transformer: gradients pass no layer of the target."""
+        """The drafter's own transformer: gradients pass no layer of the target."""
         return [self.model]
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -146,13 +150,13 @@ class Trainable(TrainableDrafter):
         return x[None]
 
     def _masks(self) -> torch.Tensor:
-        """Return the masks' embeddings [k, hidden_size]; a small language model has one for all."""
+        """Return the masks' embeddings [k, hidden_size]; a small language model has one embedding for all masks."""
         return self.masks.expand(self.options.masks, -1)
 
     def _head(self, states: torch.Tensor, shared: Head | None = None) -> torch.Tensor:
         """Return logits of states [rows, hidden_size], for the ids that the drafter and the target both have.
 
-        `shared` is the target's head, or a part of it that makes the logits of some tokens.
+        `shared` is the target's head, or a part of it for some tokens.
         """
         if self.options.form != "model":
             return (shared or self.shared)(states.to(self.target.transformer.computes_in))
@@ -160,7 +164,7 @@ class Trainable(TrainableDrafter):
         return logits[:, : self.target.transformer.config.vocab_size]
 
     def _logits(self, states: torch.Tensor) -> torch.Tensor:
-        """Return logits [rows, the target's vocab_size]; tokens that must not be proposed are impossible."""
+        """Return logits [rows, the target's vocab_size], with -inf for tokens that must not be proposed."""
         logits = self._head(states)
         if self.options.form != "model":
             return logits
@@ -170,7 +174,7 @@ class Trainable(TrainableDrafter):
         """Return the loss of eq. 3: each row of the text, and of each anchor's group, predicts the token after it.
 
         The rows of depth d are averaged and weighted by λᵈ. In the form 'eagle' a row's loss is 1.0 SmoothL1(feature) +
-        0.1 cross-entropy (eq. 4, with EAGLE's own weights; the paper adds depths without λ, which is decay = 1).
+        0.1 cross-entropy (eq. 4, with EAGLE's own weights). The paper adds depths without λ, which is decay = 1.
         """
         states: list[list[torch.Tensor]] = [[] for _ in range(self.depth)]
         places: list[list[torch.Tensor]] = [[] for _ in range(self.depth)]  # of those states in all texts, end to end
@@ -203,7 +207,8 @@ class Trainable(TrainableDrafter):
         return LossOutput(total, depth_losses)
 
     def _corrected(self, states: torch.Tensor, group: Group, tokens: torch.Tensor) -> torch.Tensor:
-        """Return states [rows, hidden_size]; those of masks are corrected by the token that the text has there."""
+        """Return states [rows, hidden_size], where those of masks are corrected by the text's token at their
+        position."""
         if not self.options.rank:
             return states
         real = int((group.depth == 0).sum())
@@ -212,11 +217,11 @@ class Trainable(TrainableDrafter):
 
     @property
     def reads_once(self) -> bool:
-        """Whether it needs only labels of the target; the form 'eagle' reads the states of a whole text."""
+        """Whether training needs only labels of the target. The form 'eagle' also needs the states of a whole text."""
         return self.options.form != "eagle"
 
     def _depth_losses(self, guesses: Sequence[Guess], batch: Batch) -> list[DepthLoss]:
-        """Return the losses of guesses whose labels are places of all texts, end to end."""
+        """Return the losses of `guesses`. Their labels are places of all texts, one text after another."""
         own = self.model.config.vocab_size  # 0 if the head is the target's
         truncated = 0 < own < self.target.transformer.config.vocab_size
         ids = torch.arange(own, device=batch.tokens.device) if truncated else self.kept
@@ -232,9 +237,9 @@ class Trainable(TrainableDrafter):
         return cross_entropies(guesses, batch.places.labels, None, ids)
 
     def group(self, loss_mask: torch.Tensor, generator: torch.Generator) -> Group:
-        """Return the rows of a text with this loss_mask [n]: as many random anchors as there is room for.
+        """Return the rows of a text with this loss_mask [n]: random anchors, as many as there is room for.
 
-        An anchor has mask d only if it has all masks before it, and the text has a token for it to predict.
+        An anchor has mask d only if it has all masks before it, and if the text has a token for mask d to predict.
         """
         n, device = len(loss_mask), loss_mask.device
         anchors = loss_mask[2:].nonzero()[:, 0]

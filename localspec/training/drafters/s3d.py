@@ -40,7 +40,8 @@ OWN = 1.0  # weight of the target's own prediction in the full form's loss
 
 
 def _verified(levels: Sequence[Sequence[float]], nodes: int) -> float:
-    """Return the tokens per iteration of a tree of `nodes` nodes, from its candidates' chances [depth][rank]."""
+    """Return the expected tokens per step of the best tree of `nodes` nodes, by its candidates' chances
+    [depth][rank]."""
     return drafters.Acceptance.tree(levels, nodes, "").length(nodes)
 
 
@@ -49,10 +50,10 @@ def _listed(layers: Sequence[int]) -> str:
 
 
 class Trainable(TrainableDrafter):
-    """The mask token and the adapters; in the full form the target's kept layers, which changes the target.
+    """The mask token and the adapters. The full form trains the target's kept layers instead, which changes the target.
 
-    Layers in few bits cannot learn: the full form then trains adapters that are always used, and merges them at the
-    end.
+    Layers packed in few bits cannot learn. The full form then trains adapters that are always active, and merges them
+    at the end.
     """
 
     Drafter = Drafter
@@ -60,7 +61,7 @@ class Trainable(TrainableDrafter):
     options: S3DOptions
 
     def __init__(self, target: Target, options: S3DOptions) -> None:
-        """Raise UsageMistake for layers that the target does not have."""
+        """Build the drafter. Raises UsageMistake for layers that the target does not have."""
         super().__init__(target, options)
         transformer = target.transformer
         transformer.config.need_layers_alone("s3d")
@@ -86,13 +87,13 @@ class Trainable(TrainableDrafter):
 
     @property
     def changes_target(self) -> bool:
-        """Whether its training changes the target: only the full form's does."""
+        """Whether training changes the target; only the full form does."""
         return self.options.full
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Return the drafter's own group and the target's layers, which have a low learning rate (appendix A).
+        """Return the group of the drafter, and the group of the target's layers with a low learning rate (appendix A).
 
-        So have adapters that become part of layers in few bits.
+        Adapters that are merged into packed layers also have the low rate.
         """
         layers = list(self.layers.parameters())
         becoming = list(self.adapters.parameters()) if self.adapters and self.options.which == "none" else []
@@ -112,24 +113,25 @@ class Trainable(TrainableDrafter):
 
     @property
     def gradient_share(self) -> float:
-        """Gradients pass the kept layers; in the full form the text's, too."""
+        """The share of the target's weights that gradients pass: about half, or all in the full form, which also
+        reads the text."""
         return 1.0 if self.changes_target else 0.5
 
     def drawn(self, length: int) -> Drawn:
-        """Return the work for groups: they begin at some of the positions only, and pass every kept layer."""
+        """Return the work of groups: they begin at only some of the positions, and pass every kept layer."""
         return Drawn(SHARE * self.depth, len(self.kept_layers))
 
     @property
     def reads_layers(self) -> Sequence[int]:
-        """The kept layers; the full form reads a text itself, with a gradient."""
+        """The kept layers. In the full form none, because the loss itself reads the text, with a gradient."""
         return () if self.changes_target else self.kept_layers
 
     def loss(self, batch: Batch) -> LossOutput:
-        """Return the loss of eq. 9 over groups of an anchor and `depth` - 1 masks, which see only text before them.
+        """Return the loss of eq. 9 over groups of an anchor and `depth` - 1 masks, which see only the text before them.
 
-        In the full form gradients reach the kept layers through the text's keys and values too, and the target's own
-        prediction of the text is in the loss, so that it stays as good a model. Raises UsageMistake for the full form
-        of a target in fp16, whose steps are too coarse.
+        In the full form gradients also reach the kept layers through the text's keys and values. The loss then includes
+        the target's own prediction of the text, so that the target stays as good a model. Raises UsageMistake for the
+        full form of a target in fp16, whose steps are too coarse.
         """
         if len(self.layers) and not self._trainable:
             raise UsageMistake(
@@ -167,7 +169,7 @@ class Trainable(TrainableDrafter):
     def _own_loss(self, batch: Batch) -> tuple[torch.Tensor, TextPrefix]:
         """Read the texts with a gradient. Return the target's own mean loss on their labels, and its output.
 
-        If adapters learn, the target without them still exists, and its distribution may be the label.
+        If adapters learn, the target without adapters still exists, and its distribution may be the label.
         """
         positions = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
         causal, prefix = positions[:, None] >= positions, TextPrefix(self.kept_layers)
@@ -179,7 +181,8 @@ class Trainable(TrainableDrafter):
         return found.loss / max(found.count, 1), prefix.closed()
 
     def _anchors(self, loss_mask: torch.Tensor, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return where groups begin in texts [texts, n], [texts, anchors], and which of those are not padding, bool.
+        """Return the positions where groups begin, [texts, anchors], and bool [texts, anchors]: which of them are not
+        padding.
 
         The token after an anchor is in the loss_mask [texts, n].
         """
@@ -194,8 +197,8 @@ class Trainable(TrainableDrafter):
     def _groups(self, tokens: torch.Tensor, anchors: torch.Tensor, text: TextPrefix | None = None) -> torch.Tensor:
         """Return states after the final norm [texts, anchors, depth, hidden_size] of all groups in one pass.
 
-        A row sees the text before its anchor, whose keys and values are those of the target itself (eq. 6), and the
-        rows of its own group up to itself:
+        A row sees the text before its anchor, with the keys and values of the target itself (eq. 6), and the rows of
+        its own group up to itself:
 
             text  a b c d e      group of b  b M M      b sees a, b     the first M a, b, M     and so on
         """
@@ -255,13 +258,13 @@ class Trainable(TrainableDrafter):
         seconds: float = PROBE_SECONDS,
         progress: Callable[[str], None] = lambda _: None,
     ) -> Proposed | None:
-        """Return the options that should be fastest on this machine (§5.3), and why, in a sentence.
+        """Return the options that should be fastest on this machine (§5.3), with a sentence that explains them.
 
-        A probe measures which layers of each number to keep, and how often they are right. The acceptance of later
-        tokens of a draft is fitted to previous drafters of this model, or taken from the paper. A draft
-        and its verification are timed in the engine that decodes, with adapters, for some shares of the layers and
-        some numbers of rows, of which the decoder takes those that pay. If nothing should pay, half of the layers
-        is the limit: a drafter of nearly all layers would never pay elsewhere.
+        A probe measures which layers to keep for each number of layers, and how often they are right. The acceptance of
+        later tokens of a draft is fitted to earlier drafters of this model, or taken from the paper. A draft and its
+        verification are timed in the engine that decodes, with adapters, for some shares of the layers and some numbers
+        of rows. The decoder takes those that pay. If no number of layers should pay, at most half of them are kept,
+        since nearly all layers would not pay on any machine.
         """
         model = decoding() if decoding else target
         layers, head = len(target.transformer.layers), head_weight(target)
@@ -309,7 +312,7 @@ class Trainable(TrainableDrafter):
         generated: float | None = None,
         decoding: Callable[[], DecodingTarget] | None = None,
     ) -> str:
-        """Return the prediction of the paper's constants, and the measurements on held-out text and generated text."""
+        """Return the prediction by the paper's constants, and the measurements on held-out and on generated text."""
         if not right_after_right:
             return ""
         (timing,) = timings(decoding() if decoding else self.target, [self.options])

@@ -1,4 +1,4 @@
-"""Trains the tiny model and the head of semi-autoregressive drafting, by themselves or together with the target."""
+"""Trains the tiny model and the head of semi-autoregressive drafting, either by themselves or together with the target."""
 
 from collections.abc import Callable
 from functools import partial
@@ -35,8 +35,8 @@ class Averaged(nn.Module):
     def forward(self, x: torch.Tensor, state: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the states after one more token, and h_q [rows, self.width].
 
-        x [rows, hidden_size] are embeddings of the tokens `depth` positions after the root, `state` [rows,
-        self.state_size] the states before them.
+        x [rows, hidden_size] are embeddings of the tokens `depth` positions after the root; `state` [rows,
+        self.state_size] are the states before them.
         """
         alpha = self.free.sigmoid().to(x.dtype)
         x = F.silu(_linear(F.silu(_linear(x, self.inner)), self.outer))
@@ -81,7 +81,7 @@ RECENT_MODELS: dict[str, type[Averaged] | type[Recurrent] | type[Last]] = {
 
 
 class Change(nn.Module):
-    """A change U D of a matrix [out, in], which itself is not trained; zero at first."""
+    """A change U D of a matrix [out, in] that is not trained itself. It begins with zero."""
 
     def __init__(self, weight: torch.Tensor, rank: int) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Change(nn.Module):
         self.up = nn.Parameter(torch.zeros(outputs, rank, device=weight.device))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the change of the layer's output [rows, out], from its input [rows, in]."""
+        """Return the change of a layer's output [rows, out], for its input [rows, in]."""
         return F.linear(F.linear(x, self.down.to(x.dtype)), self.up.to(x.dtype))
 
     def product(self) -> torch.Tensor:
@@ -100,7 +100,10 @@ class Change(nn.Module):
 
 
 def learn_by_rank(module: nn.Module, rank: int) -> None:
-    """Train the matrices of all layers in a module only by changes of this rank; each layer gets `changes`."""
+    """Train the matrices of all layers in a module only by changes of this rank.
+
+    Each layer gets an attribute `changes`.
+    """
     for layer in [one for one in module.modules() if isinstance(one, nn.Linear | nn.LSTMCell)]:
         matrices = {name: matrix for name, matrix in layer.named_parameters() if matrix.ndim == 2}
         for matrix in matrices.values():
@@ -111,8 +114,8 @@ def learn_by_rank(module: nn.Module, rank: int) -> None:
 class Trainable(TrainableDrafter):
     """The tiny model, and the layers that lead from it and the target's state to logits.
 
-    Separate training, the default, leaves the target unchanged, or lets it learn the text first. In joint training both
-    learn at once. `loss` then runs the target with `adapters`, which become part of it at the end.
+    Separate training, the default, leaves the target unchanged, or trains the target on the text first. Joint training
+    trains both at once. `loss` then runs the target with `adapters`, which are merged into it at the end.
     """
 
     Drafter = Drafter
@@ -144,7 +147,10 @@ class Trainable(TrainableDrafter):
         return self.options.depth
 
     def drawn(self, length: int) -> Drawn:
-        """Return the work of the tiny model for each row; the LSTM has most: its gates and states of two layers."""
+        """Return the work of the tiny model per row.
+
+        The LSTM has the most work: its gates, and the states of two layers.
+        """
         return Drawn(float(self.depth), vectors=16)
 
     # -- the model ----------------------------------------------------------------------------------------------------
@@ -169,9 +175,9 @@ class Trainable(TrainableDrafter):
     def _head(
         self, x: torch.Tensor, shared: Callable[..., torch.Tensor] | None = None, columns: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return logits [rows, draft vocabulary] of x [rows, 2 wide], or some of their columns.
+        """Return logits [rows, draft vocabulary] of x [rows, 2 wide], or only some of their `columns`.
 
-        `shared` then is the target's head of these tokens.
+        With `columns`, `shared` is the target's head of these tokens.
         """
         if self.mixed is not None:
             x = x + F.silu(_linear(x, self.mixed))
@@ -189,11 +195,12 @@ class Trainable(TrainableDrafter):
     def loss(self, batch: Batch) -> LossOutput:
         """Return the loss of eq. 8: the mean of -log q_0(w_{i+1+j} | h_p(w_≤i), h_q(w_{i+1} … w_{i+j})), j ≤ depth.
 
-        The first recent token w_{i+1} stands for the root; all tokens after it must be in the loss mask, as in a reply
-        that is drafted. Labels are the text or the target's distribution. In joint training gradients flow through h_p,
-        and (1 - λ) times the target's own loss, with the same labels, is added to λ times this mean. Where the target
-        learns first, its loss is all there is (λ = 0), with the text as the label; after that it stays as it is (λ = 1)
-        and is the teacher.
+        The first recent token w_{i+1} stands for the root. All tokens after it must be in the loss mask, as in a
+        drafted reply. Labels are the text or the target's distribution.
+
+        In joint training gradients flow through h_p. The loss is then λ times this mean plus (1 - λ) times the target's
+        own loss with the same labels. If the target learns first, the loss is only the target's (λ = 0), with the text
+        as label. After that the target is frozen (λ = 1) and is the teacher.
         """
         if batch.places is not None:
             return self._loss_of_places(batch.places, batch.generator)
@@ -234,11 +241,14 @@ class Trainable(TrainableDrafter):
 
     @property
     def reads_once(self) -> bool:
-        """Whether it learns from the target's saved readings; a target that learns too reads texts with a gradient."""
+        """Whether training uses the target's saved readings.
+
+        A target that learns too reads texts with a gradient instead.
+        """
         return not (self.options.joint or self.options.first)
 
     def _loss_of_places(self, places: Places, generator: torch.Generator) -> LossOutput:
-        """Return the loss of eq. 8 of places that the target read once, each with a state and the root after it."""
+        """Return the loss of eq. 8 for saved `places`, each with a state and the root after it."""
         found, there = places.following(self.depth)
         anchors = there[:, 0].nonzero().flatten()
         if self.options.share < 1:
@@ -258,7 +268,10 @@ class Trainable(TrainableDrafter):
         return LossOutput(total / max(sum(one.count for one in losses), 1), losses)
 
     def _target_loss(self, batch: Batch, states: torch.Tensor, distill: bool) -> torch.Tensor:
-        """Return the target's own mean loss by its states with adapters; `distill`: compared with it without them."""
+        """Return the target's own mean loss by its states with adapters.
+
+        With `distill` labels are the distributions of the target without adapters.
+        """
         there = batch.loss_mask[:, 1:]
         label = batch.hidden[:, :-1][there].to(self._dtype) if distill else batch.tokens[:, 1:][there]
         teacher = self.target.head if distill else None
@@ -286,7 +299,7 @@ def _change(layer: nn.Module, matrix: str) -> Change | None:
 
 
 def _linear(x: torch.Tensor, layer: nn.Linear) -> torch.Tensor:
-    """Apply a layer, whose weights are in fp32, in the precision of x."""
+    """Apply a layer with fp32 weights in the precision of x."""
     y = F.linear(x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype))
     change = _change(layer, "weight")
     return y if change is None else y + change(x)
