@@ -1,4 +1,4 @@
-"""Trains the tiny model and the head of semi-autoregressive drafting, either by themselves or together with the target."""
+"""Trains the tiny model and head of semi-autoregressive drafting, by themselves or together with the target."""
 
 from collections.abc import Callable
 from functools import partial
