@@ -1,4 +1,4 @@
-"""The result of a choice: how a model is loaded, with or without a drafter, and the speed and memory to expect."""
+"""The result of a choice: how a model is loaded, with or without a drafter, and the expected speed and memory."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -39,7 +39,7 @@ class LoadSpec:
         return precision_in_words(self.dtype, self.quantize, self.bits)
 
     def loads_as(self, other: "LoadSpec") -> bool:
-        """Return whether both load the same model in the same way, whatever their drafters."""
+        """Return whether both descriptions load the same model in the same way. Drafters do not matter."""
         names = ("device", "engine", "dtype", "quantize", "exact", "context", "threshold", "drafts")
         here, there = ((one.target.path, *(getattr(one, name) for name in names)) for one in (self, other))
         return here == there
@@ -47,7 +47,7 @@ class LoadSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice(LoadSpec):
-    """A target and a drafter, how both are loaded, and the sentence that says why."""
+    """A target and a drafter, how both are loaded, and a sentence that explains the choice."""
 
     drafter: str
     nodes: int  # the most that a draft tree may have
@@ -74,7 +74,10 @@ class Choice(LoadSpec):
 
     @property
     def draft_form(self) -> str | None:
-        """The form of the draft model's weights, if there is one: often coarser, with a shortened vocabulary."""
+        """The form of the draft model's weights, or None without a draft model.
+
+        It is often coarser than the target's, with a shorter vocabulary.
+        """
         if self.draft is None:
             return None
         return (draft_form(self.draft.target) if self.draft.drafts else None) or str(self.draft)

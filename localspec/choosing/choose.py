@@ -1,4 +1,4 @@
-"""The choice: from the settings, this machine and its measurements to what the engine loads, with the reason."""
+"""Chooses what the engine loads, and gives a reason, from the settings, this machine and its measurements."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -48,8 +48,8 @@ class Attempt:
     """A set of plans for one device. `ranked` holds every plan there, the best M first.
 
     `eligible` holds the plans that the settings allow, the preferred one first. If the device cannot meet the settings,
-    or the model is not here in a form for it, there are no plans and `refused` says why. `no_room` is set if the named
-    draft model does not fit.
+    or the model is not here in a form for it, there are no plans, and `refused` gives the reason. `no_room` is set if
+    the named draft model does not fit.
     """
 
     ranked: Sequence[RunPlan] = ()
@@ -72,8 +72,8 @@ def choose(
 ) -> Choice:
     """Return the choice for a model that is here, with every setting on `auto` filled in.
 
-    Raises UsageMistake for a setting that cannot be met here, NotHere for one that needs more than the packed form of a
-    model, DoesNotFit, and what `inspect` raises.
+    Raises UsageMistake for a setting that is impossible on this machine, NotHere for one that needs more than the
+    packed form of a model, DoesNotFit, and the errors of `inspect`.
     """
     drafter = requested_drafter(settings, card)
     return choices(model_of(card), drafter, settings, machine, measurements)[0]
@@ -82,8 +82,8 @@ def choose(
 def requested_drafter(settings: Settings, card: TargetCard) -> DrafterSpec:
     """Return the drafter that `--drafter` names, or `none` if `--draft-max` is 0.
 
-    Raises UsageMistake for a `--draft-max` that has no effect, is 0 for a named drafter or is too large, and what
-    `named_drafter` raises.
+    Raises UsageMistake for a `--draft-max` that has no effect, is 0 for a named drafter or is too large, and the errors
+    of `named_drafter`.
     """
     if settings.drafter == "none" and isinstance(settings.draft_max, int):
         raise UsageMistake(f"{settings.shown('draft_max')} has no effect without a drafter; leave one of them out.")
@@ -111,9 +111,9 @@ def choices(
     machine: Machine | None = None,
     measurements: MeasurementSource | None = None,
 ) -> list[Choice]:
-    """Return the choice, then one that takes less memory, if there is one, in case the first turns out not to fit.
+    """Return the choice, and if possible a second one that takes less memory, in case the first does not fit.
 
-    `drafter` is what the settings name. Raises UsageMistake, NotHere and DoesNotFit.
+    `drafter` is the drafter that the settings name. Raises UsageMistake, NotHere and DoesNotFit.
     """
     measurements = measurements or NoMeasurements()
     machine = machine or this_machine(measurements.recalled_bandwidth)
@@ -242,7 +242,7 @@ def _of_candidate(candidate: DrafterCandidate, model: Model) -> DrafterSpec:
 
 
 def _most_nodes(settings: Settings) -> int | None:
-    """Return the most nodes that a draft may have; None lets the cost of rows decide.
+    """Return the largest number of nodes that a draft may have; None lets the cost of rows decide.
 
     With `--exact` the number is fixed, since wide forwards are exact less often.
     """
@@ -317,7 +317,7 @@ def _choice(
 def _draft(
     small: Model, device: Device | None, settings: Settings, machine: Machine, measurements: MeasurementSource
 ) -> LoadSpec:
-    """Return how a draft model is loaded: of the precisions that suit it, in the one with the best M that fits.
+    """Return how a draft model is loaded: in the precision with the best M that fits, out of those that suit it.
 
     Raises UsageMistake if there is no such device, NotHere if the model is here only in a packing for another device,
     and DoesNotFit.
@@ -351,7 +351,8 @@ def _draft(
 def _too_large(
     card: TargetCard, smallest: RunPlan, context: int | None, machine: Machine, measurements: MeasurementSource
 ) -> str:
-    """Return the error text: what is missing, and a model that would fit, preferably one that is already here."""
+    """Return the error text: how much memory is missing, and a model that would fit, preferably one that is already
+    here."""
     device, gib = smallest.precision.device, 2.0**30
     disk = ", with half of its experts on the disk" if smallest.on_disk else ""
     missing = (
@@ -389,7 +390,7 @@ def _device(machine: Machine, settings: Settings) -> Device:
 
 
 def _check_context(settings: Settings, card: TargetCard) -> None:
-    """Raise UsageMistake for a context that the model cannot hold."""
+    """Raise UsageMistake for a context that is too long for the model."""
     if settings.context is None or not card.here:
         return
     from localspec.weights.stored import read_config  # numpy

@@ -22,7 +22,7 @@ PHRASES = 1e-4  # seconds of looking up phrases, whether any is found or not
 
 
 class ForwardCostModel(Protocol):
-    """A source of the costs of a model's forwards on a machine, measured or predicted."""
+    """A source of the costs of a model's forwards on a machine, either measured or predicted."""
 
     def at(self, rows: int, context: int) -> float:
         """Return the seconds of one forward of some rows after `context` committed tokens."""
@@ -42,7 +42,7 @@ class ForwardCosts:
     def at(self, rows: int, context: int) -> float:
         """Return the seconds of a forward, interpolated between the measured points.
 
-        Beyond the last point the line goes on; before the first the value is constant.
+        Beyond the last point the last line is extended. Before the first point the value is constant.
         """
         return linear(self.contexts, [linear(self.rows, line, rows) for line in self.seconds], context)
 
@@ -66,7 +66,7 @@ class ForwardCosts:
 
 @dataclass
 class CurrentCosts:
-    """A shared holder of the costs of forwards: estimated at first, later replaced by the `timed` ones."""
+    """A shared holder of the costs of forwards. They are estimated at first, and later replaced by `timed` costs."""
 
     model: ForwardCostModel
     timed: bool
@@ -81,7 +81,7 @@ class CurrentCosts:
 
 @dataclass(frozen=True)
 class FromDisk:
-    """A model of costs if `on_disk` bytes of the experts stay on the disk until a row chooses them."""
+    """A cost model for the case that `on_disk` bytes of the experts stay on the disk until a row chooses them."""
 
     in_memory: ForwardCostModel
     shape: Shape
@@ -106,8 +106,8 @@ class StepCosts:
 def training_hours(tokens: int, read: float, drawn: float, product: float) -> float:
     """Return about how many hours a training on this many tokens takes.
 
-    Each token passes `read` weights without a gradient and `drawn` weights with one, each counted as often as it is
-    multiplied. `product` is the seconds of one weight and one row.
+    Each token passes `read` weights without a gradient and `drawn` weights with a gradient. Weights count as often as
+    they are multiplied. `product` is the seconds for one weight and one row.
     """
     return BESIDE_PRODUCTS * tokens * (read + drawn) * product / 3600
 
@@ -118,9 +118,9 @@ def step_seconds(drafting: float, forward: float, nodes: int) -> float:
 
 
 def linear(points: Sequence[float], values: Sequence[float], at: float) -> float:
-    """Return the value at `at` of the line through these points.
+    """Return the value at `at` of the polygonal line through these points.
 
-    Beyond the last point the line goes on; before the first the value is constant.
+    Beyond the last point the last line is extended. Before the first point the value is constant.
     """
     if len(points) == 1 or at <= points[0]:
         return values[0]
@@ -165,17 +165,18 @@ _BANDWIDTH = {"cpu": 44e9, "cuda": 300e9, "mps": 100e9}
 
 
 def bandwidth_of(device: Device) -> float:
-    """Return the bytes a second that a device reads from its memory, as measured or else as is usual for its type."""
+    """Return the bytes per second that a device reads from its memory: the measured value, or the usual one for its
+    type."""
     return device.bandwidth or _BANDWIDTH[device.type]
 
 
 def copying(device: Device) -> float:
-    """Return the bytes that can be copied in a second to memory that may be new to the process."""
+    """Return the bytes per second that can be copied to memory that may be new to the process."""
     return bandwidth_of(device) / 4
 
 
 def reading(device: Device, dtype: str, quantize: str) -> float:
-    """Return the seconds in which a device reads a weight."""
+    """Return the seconds that a device takes to read a weight."""
     if device.backend == "cpu":  # torch unpacks weights before it multiplies by them
         quantize = "none"
     matrix = Shape(32, 4096, 4096, 32, 32, 128, 1, 1)  # with a usual share of other tensors
@@ -186,7 +187,7 @@ def reading(device: Device, dtype: str, quantize: str) -> float:
 
 
 def _unpacked(device: Device, quantize: str, read: float) -> float:
-    """Return the seconds in which a GPU reads a weight and unpacks it."""
+    """Return the seconds that a GPU takes to read a weight and unpack it."""
     multiprocessors = device.cores if device.cores > 1 else bandwidth_of(device) / _FED
     unpacked = _UNPACKED.get(quantize, 0.0) / multiprocessors
     return float((read**_OVERLAP + unpacked**_OVERLAP) ** (1 / _OVERLAP))
@@ -194,10 +195,10 @@ def _unpacked(device: Device, quantize: str, read: float) -> float:
 
 @dataclass(frozen=True)
 class Rates:
-    """A set of seconds: of reading a weight, multiplying it by one row, a layer, and a row in a layer.
+    """The seconds for reading a weight, for multiplying it by one row, for a layer, and for a row in a layer.
 
-    `attended` is for one number of a key or value and one row; if it is 0, keys and values count like weights.
-    `overlap` is the exponent p of `product`.
+    `attended` is the seconds for one number of a key or value and one row. If it is 0, keys and values count like
+    weights. `overlap` is the exponent p of `product`.
     """
 
     read: float
@@ -225,7 +226,10 @@ class Rates:
         return cls(read, read * (growth**_OVERLAP - 1) ** (1 / _OVERLAP) / 64, layer)
 
     def product(self, weights: int, rows: int, computed: int | None = None) -> float:
-        """Return the seconds of a product: `weights` are read, and a row computes with `computed` of them, or all."""
+        """Return the seconds of a product.
+
+        It reads `weights` weights, and a row uses `computed` of them (None: all).
+        """
         power, computed = self.overlap, weights if computed is None else computed
         return float(((self.read * weights) ** power + (self.computed * rows * computed) ** power) ** (1 / power))
 

@@ -1,4 +1,4 @@
-"""The drafters that a model could have: the tokens per step to expect of each, or measured here, and its costs."""
+"""The drafters that a model could have: their costs, and the expected or measured tokens per step of each."""
 
 import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -58,19 +58,24 @@ HELD_OUT = 0.85
 
 @dataclass(frozen=True)
 class Acceptance:
-    """A list of the tokens that each further node of a draft should add to a step, the largest first, with a source."""
+    """A list of the tokens that each further node of a draft should add to a step, the largest number first, with a
+    source."""
 
     gains: tuple[float, ...]
     origin: str
 
     @classmethod
     def chain(cls, chances: Sequence[float], origin: str) -> "Acceptance":
-        """Return a chain whose token at each depth is accepted with this chance, given the one before it."""
+        """Return the acceptance of a chain.
+
+        Each depth has a chance that its token is accepted, given the token before it.
+        """
         return cls(tuple(accumulate(chances, lambda reached, chance: reached * chance)), origin)
 
     @classmethod
     def tree(cls, levels: Sequence[Sequence[float]], nodes: int, origin: str) -> "Acceptance":
-        """Return the best tree of at most `nodes` nodes, where `levels` [depth][rank] are the chances of candidates.
+        """Return the acceptance of the best tree of at most `nodes` nodes; `levels` [depth][rank] are candidates'
+        chances.
 
         A node adds the product of the chances on its path. The best node is always added next (Medusa, §3.3.3).
         """
@@ -89,7 +94,8 @@ class Acceptance:
 
     @classmethod
     def of_length(cls, length: float, depth: int, origin: str) -> "Acceptance":
-        """Return a chain of `depth` tokens with this acceptance length and the same chance at each depth."""
+        """Return the acceptance of a chain of `depth` tokens with this acceptance length and the same chance at each
+        depth."""
         low, high = 0.0, 1.0
         for _ in range(40):
             chance = (low + high) / 2
@@ -97,11 +103,11 @@ class Acceptance:
         return cls.chain([low] * depth, origin)
 
     def scaled(self, share: float) -> "Acceptance":
-        """Return an acceptance whose gains are these, each times `share`."""
+        """Return this acceptance with all gains multiplied by `share`."""
         return replace(self, gains=tuple(share * gain for gain in self.gains))
 
     def length(self, nodes: int) -> float:
-        """Return the tokens per step with this number of nodes, bonus token included."""
+        """Return the tokens per step with this number of nodes, including the bonus token."""
         return 1 + sum(self.gains[:nodes])
 
     def merged(self, other: "Acceptance") -> "Acceptance":
@@ -118,7 +124,7 @@ def expected(kind: str) -> Acceptance | None:
 
 
 def expected_of_pair(share: float) -> Acceptance:
-    """Return the acceptance to expect of a small model whose step reads `share` times the bytes of the target's."""
+    """Return the expected acceptance of a small model whose step reads `share` times the bytes of the target's step."""
     shares, chances = zip(*PAIRS, strict=True)
     chance = cost.linear(shares, chances, min(share, shares[-1]))
     return Acceptance.chain([chance] * LONGEST_CHAIN, "as in published pairs of about this ratio of bytes")
@@ -127,7 +133,7 @@ def expected_of_pair(share: float) -> Acceptance:
 def speed(
     costs: ForwardCostModel, acceptance: Acceptance, drafting: Callable[[int], float], most: int
 ) -> tuple[float, int]:
-    """Return (tokens/s, nodes) of the draft size up to `most` with the most tokens/s; 0 nodes is plain decoding.
+    """Return (tokens/s, nodes) for the number of nodes up to `most` with the most tokens/s; 0 nodes is plain decoding.
 
     `drafting(nodes)` is the seconds of a draft.
     """
@@ -143,10 +149,11 @@ def speed(
 
 @dataclass(frozen=True)
 class DrafterCandidate:
-    """A drafter, by the name that `--drafter` takes. `bytes` is all the memory it takes, with its cache.
+    """A drafter that could be used. `name` is its name for `--drafter`. `bytes` is all the memory it takes, with its
+    cache.
 
     `draft_seconds(nodes)` is the time of a draft of that size. `acceptance` is None if it is unknown. `replies` are the
-    figures of replies with it on this machine, if there are any. `trained` are its weights, `small` its small model.
+    figures of replies with it on this machine, if there are any. `trained` are its weights, `small` is its small model.
     `published` is set if the drafter must be fetched or trained first.
     """
 
@@ -161,18 +168,18 @@ class DrafterCandidate:
 
     @property
     def drafter(self) -> str:
-        """Return the name without its small model's name."""
+        """The name without the name of its small model."""
         kind, small, _ = self.name.partition(":")
         return kind + WITH_PHRASES if small and self.name.endswith(WITH_PHRASES) else kind
 
     @property
     def with_phrases(self) -> bool:
-        """Whether its drafts contain phrases, or phrases lengthen them."""
+        """Whether drafts contain phrases or are lengthened by phrases."""
         return kind_of(self.drafter).has_phrases or self.drafter.endswith(WITH_PHRASES)
 
     @property
     def here(self) -> bool:
-        """Whether it can be loaded now, without fetching or training anything."""
+        """Whether the drafter can be loaded now, without fetching or training anything."""
         return self.published is None
 
     @property
@@ -184,12 +191,13 @@ class DrafterCandidate:
 
     @property
     def key(self) -> str:
-        """The key under which the figures of replies with it are stored."""
+        """The key under which figures of replies with this drafter are stored."""
         return reply_key(self.drafter, self.trained, self.small)
 
 
 def reply_key(drafter: str, trained: Sequence[DrafterCard], small: TargetCard | None) -> str:
-    """Return the key of a drafter's replies in the store: its name, and the state of its weights or its small model."""
+    """Return the key of a drafter's replies in the store: its name, and the state of its weights or of its small
+    model."""
     if not trained:
         return drafter if small is None else f"{drafter} of {small.path}"
     described = []
@@ -205,7 +213,7 @@ class DraftModelEstimate:
     """A draft model: its card, its bytes as loaded, and the costs of its forwards.
 
     `share` is the bytes that its step reads, relative to a step of the target. `named` says whether models.toml names
-    this pair, so that the published figures there are of this pair.
+    this pair, so that the published figures there belong to this pair.
     """
 
     card: TargetCard
@@ -236,7 +244,8 @@ def plain() -> DrafterCandidate:
 def candidates(
     card: TargetCard, at: CostInputs, trained: Sequence[DrafterCard], small: DraftModelEstimate | None, small_here: bool
 ) -> Iterator[DrafterCandidate]:
-    """Yield plain decoding and phrases, then the drafters that are here, then those that could be fetched or made."""
+    """Yield plain decoding and phrases, then the drafters that are here, then those that could be fetched or
+    trained."""
     for one in (plain(), *_unmeasured(card, at, trained, small, small_here)):
         yield replace(one, replies=at.replies.get(one.key))
 
@@ -262,7 +271,7 @@ def _unmeasured(
 
 
 def _merged(loadable: Mapping[str, DrafterCandidate], at: CostInputs) -> Iterator[DrafterCandidate]:
-    """Yield the combinations of drafters that replies here used. Nothing else predicts their gain."""
+    """Yield the combinations of drafters that earlier replies used. Only replies can show what a combination gains."""
     for name in sorted({key.partition(" of ")[0].removesuffix(WITH_PHRASES) for key in at.replies if "+" in key}):
         parts = [loadable[one] for one in name.split("+") if one in loadable]
         if 1 < len(parts) == len(name.split("+")):
@@ -271,10 +280,10 @@ def _merged(loadable: Mapping[str, DrafterCandidate], at: CostInputs) -> Iterato
 
 
 def _with_phrases(bare: DrafterCandidate, chains: bool) -> Iterator[DrafterCandidate]:
-    """Yield a drafter without phrases, then with them.
+    """Yield a drafter without phrases, then with phrases.
 
-    Phrases are not expected to raise the acceptance of a small model, which predicts most of their tokens itself, nor
-    of drafts that are `chains`, where a phrase can only replace other tokens.
+    Phrases are not expected to raise the acceptance of a small model, which predicts most of their tokens itself. Nor
+    do they raise that of drafts that are `chains`, where a phrase can only replace other tokens.
     """
     yield bare
     acceptance, phrases = bare.acceptance, expected("phrases")
@@ -292,7 +301,10 @@ def _free(name: str, at: CostInputs) -> DrafterCandidate:
 
 
 def _trained(drafter: DrafterCard, at: CostInputs) -> DrafterCandidate:
-    """Return a drafter that is here. Its acceptance is from held-out text of its training, else as published."""
+    """Return a drafter that is here.
+
+    Its acceptance was measured on held-out text in its training, or else is the published one.
+    """
     levels = drafter.about.get("accuracy_by_depth", [])
     acceptance = expected(drafter.kind)
     if levels:
@@ -357,7 +369,7 @@ def _draft_seconds(
     small: DraftModelEstimate | None = None,
     tokens: int = 0,
 ) -> Callable[[int], float]:
-    """Return the function from nodes to the seconds of one draft. It drafts `tokens` tokens; 0 means all."""
+    """Return a function from the number of nodes to the seconds of a draft. It drafts `tokens` tokens; 0 means all."""
     costs = cost.StepCosts(small.costs) if small else at.costs  # a draft model's forwards are whole steps
     inputs = DraftCost(
         parameters,

@@ -30,9 +30,10 @@ WIDEST, SLACK = 4.5, 64 * 2**20
 
 @dataclass(frozen=True)
 class PullSet:
-    """The repositories to fetch, the model first, and a clause `why` that says why this drafter is fetched.
+    """The repositories to fetch, the model first, and a clause `why` that explains the choice of the drafter.
 
-    `found` is the recommendation that chose the drafter; None if the user named it or the sizes are unknown.
+    `found` is the recommendation that chose the drafter. It is None if the user named the drafter or the sizes are
+    unknown.
     """
 
     sources: tuple[Source, ...]
@@ -47,12 +48,13 @@ def pull_set(
     measurements: MeasurementSource,
     settings: Settings = _ANY,
 ) -> PullSet:
-    """Return the downloads for a registered model: the model and the published drafter that pays most, or a named one.
+    """Return the downloads for a registered model: the model, and a drafter: the named one, or the published one that
+    pays most.
 
-    A drafter whose publisher states no license is fetched only if it is named. The settings say by which rule a drafter
+    A drafter without a stated license is fetched only if it is named. The settings give the rule by which a drafter
     pays most, and how the model is loaded. For a model without a repository, such as the embedded one, only the drafter
     is fetched. An MTP layer is in the model's own files. Raises UsageMistake for a drafter that nobody publishes for
-    the model, and for a packing that this machine lacks.
+    the model, and for a packing that this machine does not offer.
     """
     entry = card.entry
     assert entry is not None
@@ -96,7 +98,7 @@ def _sources_of(found: Recommendation) -> tuple[Source, ...]:
 
 
 def _of_card(card: TargetCard) -> tuple[Source, ...]:
-    """Return the repository of a registered model; empty if it has none."""
+    """Return the repository of a registered model, or nothing if it has none."""
     return (card.entry.source,) if card.entry and card.entry.source else ()
 
 
@@ -115,7 +117,8 @@ def _named(entry: Entry, card: TargetCard, kind: str) -> tuple[Source, ...]:
 
 
 def to_make(card: TargetCard) -> str | None:
-    """Return the first kind of drafter in the model's entry that must be trained: neither published nor here."""
+    """Return the first kind of drafter in the model's entry that must be trained, because it is neither published
+    nor here."""
     if card.entry is None:
         return None
     here = {drafter.kind for drafter in trained_drafters(card)} if card.here else set()
@@ -135,12 +138,12 @@ def fit(
     chosen: Recommendation | None = None,
     named: bool = False,
 ) -> tuple[bool | None, str]:
-    """Return whether a model of this shape and these bytes of weights fits here, and a clause about it.
+    """Return whether a model with this shape and these bytes of weights fits here, and a clause about it.
 
-    The settings say how it is loaded, as far as a device allows. `beside` is the bytes of a drafter that is fetched,
+    The settings say how it is loaded, as far as a device allows. `beside` is the bytes of a drafter that is fetched
     too. `chosen` is the recommendation of `pull_set` for the same model, whose reason is shown elsewhere. If the user
-    `named` a drafter, the speed with another one is not shown. The first value is None if config.json gives no sizes
-    (`shape` is None), or sizes that do not match the weights.
+    `named` a drafter, the speed with another drafter is not shown. The first value is None if config.json gives no
+    sizes (`shape` is None), or sizes that do not match the weights.
     """
     if shape is None:
         return None, "it is unknown whether it fits: its config.json does not say how large it is"
@@ -171,7 +174,7 @@ def _recommended(
 
 
 def _as_asked(settings: Settings, machine: Machine, model: Model) -> Callable[[Device], Sequence[Precision]]:
-    """Return a function from a device to the precisions that the settings leave open there for this model.
+    """Return a function that lists the precisions which the settings allow on a device for this model.
 
     Raises UsageMistake for a packing that no device offers.
     """
@@ -196,7 +199,7 @@ def _as_asked(settings: Settings, machine: Machine, model: Model) -> Callable[[D
 def kept_packing(
     name: str, license_: str | None, shape: Shape, settings: Settings, machine: Machine, measurements: MeasurementSource
 ) -> str | None:
-    """Return the packing that the CPU engine would make a file of for a model of this shape; None if it would not."""
+    """Return the packing in which the CPU engine would save a model of this shape; None if it would not save it."""
     model = Model(TargetCard(name, NOWHERE, license_, ""), shape, shape.parameters)
     try:
         choice = choices(model, DrafterSpec("auto"), _of_weights(settings), machine, measurements)[0]

@@ -1,4 +1,4 @@
-"""Predicts the bytes that a model takes on a machine, by arithmetic only. Measured peaks later correct them."""
+"""Predicts the bytes that a model takes on a machine, only by arithmetic. Measured peaks later correct them."""
 
 from localspec.families.architecture import TransformerConfig
 from localspec.models.shape import Shape
@@ -62,7 +62,8 @@ def weights(shape: Shape, dtype: str, quantize: str, backend: str, parameters: i
 
 
 def cache(shape: Shape, tokens: int, dtype: str) -> int:
-    """Return the bytes of keys and values of `tokens` tokens, tree included, in whole buckets, and of states."""
+    """Return the bytes of keys and values of `tokens` tokens (including the tree, in whole buckets), and of
+    recurrent states."""
     return shape.cached(-(-tokens // BUCKET) * BUCKET, ITEM[dtype]) + states(shape, dtype)
 
 
@@ -75,7 +76,7 @@ def states(shape: Shape, dtype: str) -> int:
 
 
 def parking(left: int) -> int:
-    """Return the bytes that parked texts may take of the `left` bytes that a model leaves: half, up to MOST_PARKED.
+    """Return the bytes that parked texts may take out of the `left` bytes that a model leaves: half, up to MOST_PARKED.
 
     No choice counts them, since parked texts are dropped when memory becomes scarce.
     """
@@ -83,12 +84,13 @@ def parking(left: int) -> int:
 
 
 def tokenizer(shape: Shape, backend: str) -> int:
-    """Return the bytes of a loaded tokenizer: 0 on CUDA, since it is in main memory."""
+    """Return the bytes of a loaded tokenizer. On CUDA they are 0, because it is in main memory."""
     return 0 if backend == "cuda" else TOKEN * shape.vocab_size
 
 
 def drafter_numbers(dtype: str, quantize: str, backend: str) -> tuple[float, int]:
-    """Return the bytes of a trained drafter's numbers: of a weight in a matrix, scale included, and of any other."""
+    """Return the bytes of numbers in a trained drafter: of a weight in a matrix, including its scale, and of other
+    numbers."""
     if backend == "native":  # if the target is packed, a drafter's matrices are in int8 with a scale for 32 weights
         return (ITEM[dtype] if quantize == "none" else 1 + 2 / 32), 4
     if (backend, quantize, dtype) == ("cuda", "nf4", "bf16"):  # like the target's; cards without bf16 keep them dense
@@ -97,7 +99,7 @@ def drafter_numbers(dtype: str, quantize: str, backend: str) -> tuple[float, int
 
 
 def unread(shape: Shape, quantize: str, backend: str, tokens: int) -> int:
-    """Return the bytes of weights that need not be in memory: the rows of mapped tables that no token reads.
+    """Return the bytes of weights that need not be in memory: rows of mapped tables that no token uses.
 
     Blocks of GGUF files are copied into memory, so for them the result is 0.
     """
@@ -113,8 +115,9 @@ def unread(shape: Shape, quantize: str, backend: str, tokens: int) -> int:
 def on_disk(shape: Shape, quantize: str, backend: str, weights: int, over: int) -> int:
     """Return the bytes of experts that stay on the disk if a model needs `over` bytes more memory than it may take.
 
-    0 if it fits, or if its experts are not in a mapped file. At most half of the experts' bytes: with more of them on
-    the disk, nearly every token would wait for it. A model that needs still more memory does not fit.
+    The result is 0 if the model fits, or if its experts are not in a mapped file. At most half of the experts' bytes
+    may stay there: with more, nearly every token would wait for the disk. A model that needs still more memory does not
+    fit.
     """
     if over <= 0 or backend != "native" or quantize == "none" or shape.experts is None:
         return 0
@@ -129,7 +132,8 @@ def program(quantize: str, backend: str) -> int:
 
 
 def workspace(shape: Shape, dtype: str, quantize: str, backend: str, tokens: int, nodes: int) -> int:
-    """Return the most bytes that a forward needs while it runs: for a chunk of a prompt, or for a tree's logits."""
+    """Return the largest number of bytes that a forward needs while it runs, for a chunk of a prompt or a tree's
+    logits."""
     if backend == "native":
         states = CHUNK * shape.hidden_size * 4
         return _native_forward(shape, dtype, quantize, tokens) + max(states, (nodes + 1) * shape.vocab_size * 4)
@@ -139,17 +143,17 @@ def workspace(shape: Shape, dtype: str, quantize: str, backend: str, tokens: int
 
 
 def _row(shape: Shape) -> int:
-    """Return how many numbers torch holds for one row while it passes a layer."""
+    """Return how many numbers torch holds for one row while the row passes a layer."""
     widest = shape.widest
     numbers = widest.head_dim * (2 * shape.num_heads + 2 * widest.num_kv_heads)
     return numbers + 4 * shape.hidden_size + 4 * widest.intermediate_size + 2 * shape.num_layers * shape.layer_inputs[0]
 
 
 def recordings(shape: Shape, dtype: str, quantize: str, nodes: int) -> int:
-    """Return the bytes of recorded steps on a GPU, and of finding picks there.
+    """Return the bytes for recorded steps on a GPU, and for finding picks there.
 
-    Each recording has separate memory for its results, so their rows add up: 1 + 2 + 4 + …. They share all other
-    memory. With NF4, reading a prompt also needs room for one dense matrix.
+    Each recording has separate memory for its results, so their rows add up: 1 + 2 + 4 + …. All recordings share the
+    other memory. With NF4, reading a prompt also needs room for one dense matrix.
     """
     item, rows = ITEM[dtype], next((rows for rows in STATIC_ROWS if rows > nodes), STATIC_ROWS[-1])
     results = 2 * rows * (shape.vocab_size + shape.hidden_size) * item
@@ -163,7 +167,7 @@ def recordings(shape: Shape, dtype: str, quantize: str, nodes: int) -> int:
 
 
 def _native_forward(shape: Shape, dtype: str, quantize: str, tokens: int) -> int:
-    """Return the bytes that the CPU engine holds for forwards: of ROWS rows in a layer, and of attention's parts."""
+    """Return the bytes that the CPU engine holds for forwards: ROWS rows in a layer, and the parts of attention."""
     most, sizes, heads = shape.widest, shape.delta, (2 if shape.gated else 1) * shape.num_heads
     qkv, padded = (heads + 2 * most.num_kv_heads) * most.head_dim, -(-most.head_dim // 16) * 16
     mixed, inner, window = shape.num_heads * most.head_dim, most.intermediate_size, 0
@@ -180,9 +184,9 @@ def _native_forward(shape: Shape, dtype: str, quantize: str, tokens: int) -> int
 
 
 def loading(shape: Shape, dtype: str, quantize: str, backend: str) -> int:
-    """Return the bytes added while the largest matrix is packed: the matrix and its packed copy.
+    """Return the extra bytes while the largest matrix is packed: the matrix and its packed copy.
 
-    With torch on a CPU they are the bytes of a dense matrix, which it makes to multiply by a packed one.
+    With torch on a CPU they are the bytes of a dense matrix, which torch makes before it multiplies by a packed one.
     """
     if quantize == "none" or backend == "native":  # the native engine packs once, piece by piece, and maps the file
         return 0

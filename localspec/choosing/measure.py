@@ -1,6 +1,6 @@
 """Measurements of this machine, saved in the store for later choices. Each is valid for one model, form and version.
 
-A measurement that was made while other programs used cores serves this process only, and is not saved.
+A measurement that was made while other programs used cores is used only in this process and not saved.
 """
 
 import math
@@ -39,11 +39,11 @@ Step = TypeVar("Step")
 
 @dataclass(frozen=True)
 class ReplyStats:
-    """Figures of replies with one drafter here: tokens a step, nodes a step, drafting seconds per verifying second.
+    """Figures of replies with one drafter here: tokens per step, nodes per step, drafting seconds per verifying second.
 
     Unlike tokens/s, none of the three depends on the load of the machine. `beside` is the rest of a step, also per
-    verifying second. `peak` is the most memory that the process held, and `held` is the drafter's part of it.
-    `tokens` is the length of these replies together, where earlier ones count less.
+    verifying second. `peak` is the most memory that the process held, and `held` is the drafter's part of it. `tokens`
+    is the total length of these replies; earlier replies count less.
     """
 
     length: float
@@ -56,7 +56,7 @@ class ReplyStats:
 
     @property
     def trust(self) -> float:
-        """Return the weight of these figures against a prediction, from 0 to 1."""
+        """The weight of these figures against a prediction, from 0 to 1."""
         return 1 / (1 + EXPECTATION / self.tokens)
 
     def speed(self, costs: ForwardCostModel) -> float:
@@ -79,10 +79,10 @@ class MeasurementSource(Protocol):
         """Return the measurements of one model in one precision."""
 
     def bandwidth(self, device: str) -> float | None:
-        """Return the most bytes a second that can be read from a device's memory; None if they are unknown."""
+        """Return the most bytes per second that can be read from a device's memory; None if unknown."""
 
     def recalled_bandwidth(self, device: str) -> float | None:
-        """Return the bandwidth if it was measured before, without measuring it now."""
+        """Return the bandwidth if it was measured earlier, without measuring it now."""
 
 
 class NoMeasurements:
@@ -103,7 +103,7 @@ class NoMeasurements:
 
 @dataclass(frozen=True)
 class Quantity(Generic[T]):
-    """A quantity that can be measured: the name that it is saved under, and its form as JSON.
+    """A measurable quantity: the name under which it is saved, and its form as JSON.
 
     `parse` returns None for JSON that is not a valid value; the quantity is then measured again.
     """
@@ -116,8 +116,8 @@ class Quantity(Generic[T]):
 class MeasurementCache:
     """A cache that saves and recalls measurements. Without a store it is empty.
 
-    A `subject` names everything that a measurement depends on: the model or device, its form, versions. Trouble with
-    the store is reported as a notice and raises nothing.
+    A `subject` names everything that a measurement depends on: the model or device, its form, versions. Errors of the
+    store become notices and are not raised.
     """
 
     def __init__(self, store: Store | None, reporter: Reporter | None = None) -> None:
@@ -126,7 +126,7 @@ class MeasurementCache:
         self._idle_cores, self._opened = IdleCores(), time.monotonic()
 
     def identity(self, path: Path) -> Identity:
-        """Return the identity that measurements of a model are saved under, and move those of earlier versions to it.
+        """Return the identity under which a model's measurements are saved, and move those of earlier versions to it.
 
         Raises LocalspecError for a model whose files are damaged.
         """
@@ -145,7 +145,7 @@ class MeasurementCache:
             return None  # the stored JSON is not such a value
 
     def remember(self, quantity: Quantity[T], subject: str, value: T, silent: bool = False) -> None:
-        """Save a value for later sessions. With `silent`, trouble with the store is not reported."""
+        """Save a value for later sessions. With `silent`, errors of the store are not reported."""
         if self._store is not None and not self._store.read_only:
             try:
                 self._store.measurements.remember(quantity.name, subject, quantity.to_json(value))
@@ -156,7 +156,7 @@ class MeasurementCache:
     def measuring(
         self, quantity: Quantity[T], subject: str, measure: Callable[[int], Generator[Step, None, T]]
     ) -> Generator[Step, None, T]:
-        """Run `measure` with the number of idle cores, and save the result unless other programs used a core."""
+        """Run `measure` with the number of idle cores. Save the result unless other programs used a core."""
         cores = self._idle_cores()
         found = yield from measure(cores)
         if cores == self._idle_cores() == physical_cores():
@@ -165,7 +165,10 @@ class MeasurementCache:
 
     @cached_property
     def idle(self) -> bool:
-        """Whether other programs have left all cores idle since the cache was opened; determined at the first use."""
+        """Whether other programs have left all cores idle since the cache was opened.
+
+        It is determined at the first use.
+        """
         time.sleep(max(0.0, self._opened + LOOK_SECONDS - time.monotonic()))
         return self._idle_cores() == physical_cores()
 
@@ -205,7 +208,7 @@ def model_subject(weights: str, device: str, dtype: str, quantize: str, exact: b
 
 
 def with_kernels(subject: str, device: str, cache: MeasurementCache) -> str:
-    """Return the subject, marked if libraries compute on this device instead of our own kernels."""
+    """Return the subject, with a mark if libraries compute on this device instead of localspec's own kernels."""
     return f"{subject} · by libraries" if cache.recall(LIBRARIES, versions(device)) else subject
 
 
@@ -226,7 +229,7 @@ def reply_stats(sums: Sequence[float]) -> ReplyStats | None:
 def with_reply(sums: dict[str, list[float]], drafter: str, statistics: Statistics) -> dict[str, list[float]]:
     """Return the sums by drafter with one more reply added. Earlier replies count less.
 
-    Of the peaks the lowest counts. A peak above OTHERS times the bytes held now is ignored, since this process may have
+    Only the lowest peak counts. A peak above OTHERS times the bytes held now is ignored, since this process may have
     held other models before.
     """
     new = (
@@ -246,10 +249,10 @@ def with_reply(sums: dict[str, list[float]], drafter: str, statistics: Statistic
 
 
 class Measurements:
-    """A source of this machine's measurements, which measures the bandwidth of its memory if it is unknown.
+    """A source of this machine's measurements. It measures the bandwidth of memory if that is unknown.
 
-    That takes half a second for each device. With `quiet` nothing is measured. `exact` and `context` say how models
-    will be loaded. If a model was not measured so, its measurements without this context, then without both, count.
+    That takes half a second per device. With `quiet` nothing is measured. `exact` and `context` say how models will be
+    loaded. If there are no measurements for these, those without this context count, or those without both.
     """
 
     def __init__(
@@ -301,7 +304,7 @@ class Measurements:
         return self._bandwidths[device]
 
     def recalled_bandwidth(self, device: str) -> float | None:
-        """Return the bandwidth if it was measured before, without measuring it now."""
+        """Return the bandwidth if it was measured earlier, without measuring it now."""
         return self._bandwidths.get(device) or max(self._readings(device), default=None)
 
     def _readings(self, device: str) -> list[float]:

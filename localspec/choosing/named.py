@@ -20,7 +20,7 @@ from localspec.weights.checkpoint import inspect
 class DrafterSpec:
     """A drafter that `--drafter` names: `auto`, or one or more kinds, with or without `+phrases`.
 
-    Several kinds are in the order of `TABLE`. `trained` holds the weights of those that have some, in the same order.
+    Several kinds are in the order of `TABLE`. `trained` holds the weights of kinds with weights, in the same order.
     `small` is the small model, for a kind that drafts with one.
     """
 
@@ -30,10 +30,10 @@ class DrafterSpec:
 
 
 def named_drafter(name: str, card: TargetCard) -> DrafterSpec:
-    """Find the drafter that `name` means for a model.
+    """Return the drafter that `name` means for a model.
 
-    Raises UsageMistake for an unknown drafter, NotHere if its small model is not here, and what `small_model_of`
-    raises.
+    Raises UsageMistake for an unknown drafter, NotHere if its small model is not here, and the errors of
+    `small_model_of`.
     """
     if name == "auto":
         return DrafterSpec(name)
@@ -70,7 +70,10 @@ def named_drafter(name: str, card: TargetCard) -> DrafterSpec:
 
 
 def _merged(name: str, card: TargetCard) -> DrafterSpec:
-    """Find several drafters, joined by `+`, whose drafts are merged into one tree. Phrases lengthen all of them."""
+    """Return the drafter for several kinds joined by `+`.
+
+    Their drafts become one tree, and phrases lengthen all of them.
+    """
     found: dict[str, DrafterSpec] = {}
     if card.here and (shape := shape_of(card.path)):  # of all first: do not ask users to fetch one in vain
         for kind in (one for one in kinds() if one in name.split("+")):
@@ -96,7 +99,7 @@ def _merged(name: str, card: TargetCard) -> DrafterSpec:
 
 
 def _own_draft(kind: str, card: TargetCard) -> TargetCard:
-    """Return the small model to use if `--drafter` names none. Raises NotHere, LocalspecError for a broken one."""
+    """Return the small model to use if `--drafter` names none. Raises NotHere, or LocalspecError if it is broken."""
     found, passed_over = own_draft(card)
     if found is not None and found.card.here and not passed_over:
         return found.card
@@ -127,7 +130,7 @@ def _of_family(kind: str, card: TargetCard) -> bool:
 
 
 def check_layers(drafter: str, card: TargetCard, shape: Shape) -> None:
-    """Raise UsageMistake for a drafter that cannot draft for recurrent layers or experts, if the shape has them."""
+    """Raise UsageMistake for a drafter that cannot draft for recurrent layers or experts, if the shape has any."""
     unfit = next((kind.name for kind in drafting_kinds(drafter) if not kind.drafts_for(shape)), None)
     if unfit and shape.experts and not kind_of(unfit).with_experts:
         others = ", ".join(kind.name for kind in TABLE if kind.drafts_for(shape) and _of_family(kind.name, card))

@@ -39,13 +39,16 @@ Rule = Literal["memory", "speed"]
 
 
 def cost_effectiveness(speed: float, memory: float, plain_speed: float, plain_memory: float) -> float:
-    """Return M = (v₁ / v₀) / (m₁ / m₀): speedup over relative peak memory (S3D, eq. 13). Any baseline, any units."""
+    """Return M = (v₁ / v₀) / (m₁ / m₀): speedup over relative peak memory (S3D, eq. 13).
+
+    Any baseline and any units are possible.
+    """
     return (speed / plain_speed) / (memory / plain_memory)
 
 
 @dataclass(frozen=True)
 class Precision:
-    """A dtype and a packing in which a model is computed on a device."""
+    """A dtype and a packing in which a device computes a model."""
 
     device: Device
     dtype: str
@@ -53,12 +56,12 @@ class Precision:
 
     @property
     def bits(self) -> float:
-        """The average bits of a weight if the weights are in the blocks of GGUF files; else 0."""
+        """The average number of bits of a weight if the weights are in the blocks of GGUF files; else 0."""
         return self.device.block_bits if self.quantize == BLOCKS else 0.0
 
     @property
     def backend(self) -> tuple[str, str, str]:
-        """The dtype, the packing and the backend, as the functions of `fit` take them."""
+        """The dtype, the packing and the backend, as the functions in `fit` take them."""
         return self.dtype, self.quantize, self.device.backend
 
     def __str__(self) -> str:
@@ -69,7 +72,8 @@ class Precision:
 class RunPlan:
     """One plan to run a model: the bytes it needs, the tokens/s it should reach, and its M against plain decoding.
 
-    `memory` is the bytes that M counts: from the measured peak of replies if `peak_measured`, else predicted.
+    `memory` is the bytes that M counts. They come from the measured peak of replies if `peak_measured`, otherwise from
+    a prediction.
     """
 
     precision: Precision
@@ -90,7 +94,7 @@ class RunPlan:
 
     @property
     def peak_measured(self) -> bool:
-        """Whether M counts a peak that was measured here."""
+        """Whether M uses a peak that was measured here."""
         return self.candidate.replies is not None and self.candidate.replies.peak > 0
 
     @property
@@ -112,7 +116,7 @@ class RunPlan:
 
 
 def as_computed(device: Device, model: Model) -> Device:
-    """Return the device with the packings that it offers for this model.
+    """Return the device with only the packings that it offers for this model.
 
     Torch computes recurrent layers and experts with dense weights only. The compiled library computes a model in the
     blocks of its GGUF files, and unpacks them for torch on a CPU. `device` may already be adapted to another model.
@@ -133,7 +137,7 @@ def as_computed(device: Device, model: Model) -> Device:
 
 
 def possible_precisions(model: Model, precisions: Iterable[Precision]) -> list[Precision]:
-    """Return the precisions in which this model can be loaded: if it is here only packed, those of its packings."""
+    """Return the precisions in which this model can be loaded: those of its packings, if it is here only packed."""
     return [one for one in precisions if model.can_be(one.quantize, one.device.backend)]
 
 
@@ -141,7 +145,7 @@ def natural_precisions(device: Device) -> list[Precision]:
     """Return the precisions to consider on a device if the settings name none, the most accurate first.
 
     For the compiled library on a CPU, dense weights are left out: int8 is as good in half the time and memory. So a
-    precision that was measured never competes with one that was not.
+    measured precision never competes with one that was not measured.
     """
     dense = () if device.engine == "native" and device.packings else ("none",)
     return [Precision(device, device.dtypes[0], quantize) for quantize in (*dense, *device.packings)]
@@ -170,7 +174,7 @@ def run_plans(
     """Return every plan to run a model in these precisions, the best M first, with trees of up to `most` nodes.
 
     If `most` is None, `auto_nodes` decides. The baseline of M, v₀ and m₀, is the model's fastest plain decoding that
-    fits, or the fastest if none fits.
+    fits, or the fastest plain decoding if none fits.
     """
     plans = [plan for precision in precisions for plan in _plans_in(model, precision, measurements, most, context)]
     plans = _in_one_packing(_as_it_answers(plans, model), model, measurements)
@@ -187,7 +191,8 @@ def _as_it_answers(plans: list[RunPlan], model: Model) -> list[RunPlan]:
     """Return the plans in the default packing of a model in GGUF files if that fits, or else the other plans.
 
     Where the default packing is not offered, as on a GPU, dense weights take its place, since int8 would lose more. A
-    mixture is not packed again unasked: that writes many gigabytes, and its experts may stay on the disk as they are.
+    mixture of experts is packed again only on request: that writes many gigabytes, and its experts may stay on the disk
+    as they are.
     """
     packings = {plan.precision.quantize for plan in plans}
     default = model.packed[0] if packings & {*model.packed[:1]} else "none"
@@ -200,8 +205,8 @@ def _as_it_answers(plans: list[RunPlan], model: Model) -> list[RunPlan]:
 def _in_one_packing(plans: list[RunPlan], model: Model, measurements: MeasurementSource) -> list[RunPlan]:
     """Leave out int8 or int4 on a CPU if both are possible.
 
-    int4 loses more of a model, so int8 is preferred. int4 is taken if it fits and int8 does not fit or is slower than a
-    comfortable speed.
+    int4 loses more of a model's quality, so int8 is preferred. int4 is taken if it fits, and int8 does not fit or is
+    slower than a comfortable speed.
     """
     plain = {
         plan.precision.quantize: plan
@@ -217,7 +222,7 @@ def _in_one_packing(plans: list[RunPlan], model: Model, measurements: Measuremen
 
 
 def _comfortable(model: Model, precision: Precision, measurements: MeasurementSource) -> bool:
-    """Return whether plain decoding would be comfortable if nothing but the memory's bandwidth limited it.
+    """Return whether plain decoding would be comfortable if only the memory's bandwidth limited it.
 
     Timed forwards do not count here, so that a measurement never changes the packing, and with it the text of a seed.
     """
@@ -233,7 +238,8 @@ def _comfortable(model: Model, precision: Precision, measurements: MeasurementSo
 
 
 def auto_nodes(device: Device, costs: ForwardCostModel | None) -> int:
-    """Return the most nodes of a tree if the settings name no number: more on a GPU where more rows are nearly free.
+    """Return the largest number of nodes of a tree if the settings name none: more on a GPU where more rows are nearly
+    free.
 
     `costs` is None if forwards were not timed: an estimate does not justify wider trees.
     """
@@ -250,7 +256,7 @@ def auto_nodes(device: Device, costs: ForwardCostModel | None) -> int:
 def _plans_in(
     model: Model, precision: Precision, measurements: MeasurementSource, most: int | None, context: int | None
 ) -> Iterator[RunPlan]:
-    """Yield the plans in one precision: plain decoding first, then each drafter whose gain is measured or predicted."""
+    """Yield the plans in one precision: plain decoding, then each drafter whose gain is measured or predicted."""
     dtype, quantize, backend = how = precision.backend
     shape, known = model.shape, measurements.of(model.card, precision.device.name, dtype, quantize)
     costs = known.costs or _estimate(model, precision, measurements)
@@ -349,11 +355,12 @@ def _rates(precision: Precision, measurements: MeasurementSource) -> Rates:
 def best(
     ranked: Sequence[RunPlan], here: bool = True, allow_plain: bool = True, rule: Literal["auto"] | Rule = "auto"
 ) -> RunPlan | None:
-    """Return the plan to take of those that fit, with the rule that decided; None if no plan can be taken.
+    """Return the plan to take out of those that fit, with the rule that decided; None if no plan can be taken.
 
-    It is the fastest plan, or the plan with the highest M if the fastest makes memory short. `rule` names one of these
-    rules. A more complex drafter is taken only if it is CLEARLY better. With `here`, only plans that can be loaded now
-    count. Without `allow_plain`, plain decoding does not. No plan that loses against plain decoding is taken.
+    It is the fastest plan, or the plan with the highest M if the fastest plan makes memory short. `rule` names one of
+    these two rules. A more complex drafter is taken only if it is CLEARLY better. With `here`, only plans that can be
+    loaded now count. Without `allow_plain`, plain decoding does not count. A plan that is worse than plain decoding is
+    never taken.
     """
     possible = [
         plan
@@ -397,11 +404,11 @@ def plain_of(plan: RunPlan, ranked: Sequence[RunPlan]) -> RunPlan:
 
 
 def _complexity(plan: RunPlan) -> tuple[int, int, bool]:
-    """Return a key that sorts plans by complexity: rank, bytes, whether it lacks phrases that would be free.
+    """Return a key that sorts plans by complexity: rank, bytes, and whether phrases are missing that would be free.
 
-    Phrases rank before plain decoding, since nothing is drafted while they do not pay, or after it if replies showed
-    that looking them up takes time. Of two drafters with the same bytes, the one with phrases comes first, since their
-    gain grows with use.
+    Phrases rank before plain decoding, since nothing is drafted while they do not pay. They rank after it if replies
+    showed that looking them up takes time. Of two drafters with the same bytes, the one with phrases comes first, since
+    the gain of phrases grows with use.
     """
     if plan.candidate.name == "phrases":
         free = plan.candidate.draft_seconds(max(plan.nodes, 1)) * plan.speed < NEXT_TO_NOTHING
@@ -434,7 +441,7 @@ def why_none(plan: RunPlan, ranked: Sequence[RunPlan]) -> str:
 
 
 def explained(plan: RunPlan, ranked: Sequence[RunPlan], named: bool = False) -> str:
-    """Return why this plan is taken, in one sentence. If the user named its drafter, the rule is left out."""
+    """Return the reason for this plan, in one sentence. If the user named its drafter, the rule is left out."""
     name = "plain decoding" if plan.candidate.name == "none" else plan.candidate.name
     basis = "measured here" if plan.measured else "predicted"
     sentence = f"{name} in {plan.precision}: {_pace(plan)} ({basis}), {shown_m(plan)}"
@@ -449,7 +456,7 @@ def explained(plan: RunPlan, ranked: Sequence[RunPlan], named: bool = False) -> 
 
 
 def expert_words(plan: RunPlan) -> str:
-    """Return the clauses about a model's experts, each with a leading semicolon; "" for a model without experts."""
+    """Return clauses about a model's experts, each with a leading semicolon; "" for a model without experts."""
     if plan.active is None:
         return ""
     read, every = map(amount, plan.active)
@@ -482,7 +489,7 @@ def _pace(plan: RunPlan) -> str:
 
 
 def _others(plan: RunPlan, ranked: Sequence[RunPlan]) -> str:
-    """Return the end of a sentence: the best other drafter in this precision, and why it was left out."""
+    """Return the end of a sentence: the best other drafter in this precision, and the reason for leaving it out."""
     if plan.candidate.name == "none" and plan.precision.device.type == "mps":
         return "; speculation is off on Apple's GPUs until `localspec bench` has measured that it pays"
     simple = {"none", plan.candidate.name} | ({"phrases"} if plan.candidate.name != "none" else set())
@@ -502,7 +509,7 @@ def _others(plan: RunPlan, ranked: Sequence[RunPlan]) -> str:
 
 
 def why_idle(name: str, taken: RunPlan, others: Iterable[tuple[Device, RunPlan | LocalspecError]]) -> str:
-    """Return a sentence that says why a GPU is not used for a model, or "" if there is no GPU or it is used.
+    """Return the reason why a GPU is not used for a model; "" if there is no GPU or it is used.
 
     `others` holds for each device its best plan, its smallest plan if none fits, or the reason why it has none.
     """

@@ -43,11 +43,12 @@ _BITS = {"": 16.0, "Q8_0": 8.5, "Q4_K_M": 4.9, "Q4_0": 4.7}  # average bits of a
 
 
 def suited_form(entry: Entry, packing: str | None, packed: bool = False) -> Form | None:
-    """Return the smallest form by the model's publisher that may be fetched in the place of the original weights.
+    """Return the smallest form by the model's publisher that `pull` may fetch instead of the original weights; None for
+    the original.
 
-    `packing` is the packing to keep, None for the original. `packed` says that the file would be packed again instead
-    of read as it is. Returns None, for the original, if no form suits, if the model has terms to accept, or if a
-    drafter of the entry must be made with the original weights.
+    `packing` is the packing to keep; None keeps the original. `packed` says that the file would be packed again instead
+    of being read as it is. The original is taken if no form suits, if the model has terms to accept, or if a drafter of
+    the entry must be trained with the original weights.
     """
     weights = [kind_of(one.kind) for one in entry.drafters if one.kind in kinds(*WEIGHTS)]
     made = any(one.kind in kinds("weights") and one.source is None for one in entry.drafters)
@@ -83,7 +84,7 @@ def original_bytes(entry: Entry) -> int | None:
 class ToFetch:
     """The missing downloads of a recommendation: about how many `bytes`, or None if an entry gives no sizes.
 
-    `drafter` says that a published drafter of unknown size, which is not included, is fetched too.
+    `drafter` says that a published drafter is fetched too, whose size is unknown and not included.
     """
 
     bytes: int | None
@@ -92,11 +93,13 @@ class ToFetch:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The best plan to run a model on a machine: one that fits, if any does. `reason` explains it, or its absence.
+    """The best plan to run a model on a machine, one that fits if possible. `reason` explains the plan, or why there is
+    none.
 
     `speedup` is the speed with drafts relative to plain decoding in the same precision; None if nothing fits. `pace` is
     the tokens/s predicted from the machine only, so that the choice of a model does not depend on earlier replies.
-    `passed_over` says why a small model that seems meant to draft is not used, `idle` why a GPU is not used.
+    `passed_over` is the reason why a small model that seems meant to draft is not used, and `idle` the reason why a GPU
+    is not used.
     """
 
     card: TargetCard
@@ -110,24 +113,25 @@ class Recommendation:
 
     @property
     def gated(self) -> bool:
-        """Whether terms must be accepted before it, or its draft model, can be fetched."""
+        """Whether terms must be accepted before the model, or its draft model, can be fetched."""
         small = self.plan.candidate.small if self.plan else None
         return any(card.entry is not None and card.entry.gated for card in (self.card, small) if card and not card.here)
 
     @property
     def toy(self) -> bool:
-        """Whether it is the embedded demo model."""
+        """Whether the model is the embedded demo model."""
         return self.card.entry is not None and self.card.entry.toy
 
     @property
     def comfort(self) -> float:
-        """How much its quality counts on this machine: fully at a comfortable speed, and smoothly less below it."""
+        """The factor for the model's quality on this machine: 1 at a comfortable speed or more, and smoothly less
+        below it."""
         thinks = self.card.entry is not None and self.card.entry.thinking in ("always", "switch")
         return float(min(1.0, self.pace / (COMFORTABLE * (THINKING if thinks else 1.0))) ** FALLING)
 
     @property
     def worth(self) -> float:
-        """Its quality times its comfort on this machine."""
+        """The model's quality times its comfort on this machine."""
         return self.quality * self.comfort
 
     @property
@@ -136,7 +140,7 @@ class Recommendation:
 
     @property
     def drafter(self) -> str | None:
-        """Its drafter: `none` for plain decoding, None without a plan."""
+        """The drafter: `none` for plain decoding, None without a plan."""
         return None if self.plan is None else self.plan.candidate.name
 
     @property
@@ -146,7 +150,7 @@ class Recommendation:
 
     @property
     def drafts(self) -> bool:
-        """Whether its plan drafts and fits, so that `speedup` is meaningful."""
+        """Whether the plan drafts and fits, so that `speedup` is meaningful."""
         return self.speedup is not None and self.drafter != "none"
 
     @property
@@ -177,7 +181,7 @@ def recommendations(
 ) -> list[Recommendation]:
     """Return the recommendation of each registered model, the highest quality first.
 
-    With `here`, only models and drafters that can be loaded now count, otherwise also those that can be fetched.
+    With `here`, only models and drafters that can be loaded now count. Otherwise those that can be fetched count too.
     """
     every = [_of_card(card, machine, measurements, here, rule) for card in known().values() if card.here or not here]
     return sorted(every, key=lambda one: one.quality, reverse=True)
@@ -210,10 +214,10 @@ def recommend(
     precisions: Callable[[Device], Sequence[Precision]] = natural_precisions,
     rule: DrafterRule = "auto",
 ) -> Recommendation:
-    """Return the recommendation for one model: as it could be loaded now (`here`), or with fetched parts.
+    """Return the recommendation for one model: with what can be loaded now (`here`), or also with parts to fetch.
 
-    `precisions` are the candidates on a device. Raises NotHere for a model that is here only in a packed form that
-    nothing on this machine computes with.
+    `precisions` returns the candidates on a device. Raises NotHere for a model that is here only in a packed form that
+    no device of this machine computes with.
     """
     fitting: list[tuple[RunPlan, Sequence[RunPlan]]] = []
     tried: list[tuple[Device, RunPlan]] = []  # the plan that fits on a device, else the smallest one there
@@ -249,7 +253,7 @@ def recommend(
 
 
 class _OfMachine(NoMeasurements):
-    """The measurements of a machine without those of models."""
+    """The measurements of a machine without the measurements of models."""
 
     def __init__(self, measurements: MeasurementSource) -> None:
         self._measurements = measurements
@@ -262,17 +266,17 @@ class _OfMachine(NoMeasurements):
 
 
 def _quality(model: Model) -> int:
-    """Return the quality in the registry, or else an estimate: that of registered models of about this size."""
+    """Return the model's quality in the registry, or an estimate from registered models of about the same size."""
     entry = model.card.entry
     return (entry.quality if entry else 0) or round(12 * (model.parameters / 5e8) ** 0.45)
 
 
 def preferred(every: Sequence[Recommendation], prefer: Prefer | None = None) -> Recommendation | None:
-    """Return the recommendation to take: the best by quality and comfort of those that fit.
+    """Return the recommendation to take: the best by quality and comfort out of those that fit.
 
-    Quality counts fully from a comfortable speed on, and less for slower models. `prefer` asks for the fastest, for the
-    smallest in memory, or for the best however slow it is. A model with terms to accept is taken only if no other fits,
-    and a toy only if nothing else does.
+    Quality counts fully from a comfortable speed on, and less for slower models. `prefer` asks for the fastest model,
+    for the smallest in memory, or for the best at any speed. A model with terms to accept is taken only if no other
+    fits, and the demo model only if no other model does.
     """
     fitting = [one for one in every if one.fits]
     possible = [one for one in fitting if not one.toy] or fitting
