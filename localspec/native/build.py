@@ -31,7 +31,7 @@ LINK_ON_LINUX = ("-Wl,-z,defs",)  # otherwise the linker accepts undefined symbo
 
 
 class BuildFailed(Exception):
-    """A sentence about what is wrong, and what to do, followed by the compiler's output."""
+    """An error that says what is wrong and what to do, followed by the compiler's output."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ TARGETS = {
 
 
 def this_machine() -> str:
-    """Return this machine's name in TARGETS, or that of an unsupported platform."""
+    """Return this machine's name in TARGETS, or the name of an unsupported platform."""
     system = {"Darwin": "macos", "Windows": "windows", "Linux": "linux"}.get(platform.system(), platform.system())
     if system == "linux" and platform.libc_ver()[0] != "glibc":
         system = "linux without glibc"
@@ -65,7 +65,7 @@ def this_machine() -> str:
 
 
 def wanted_target() -> Platform | None:
-    """Return the target of BUILD_NATIVE_FOR, else this machine; None if there is to be no library."""
+    """Return the target of BUILD_NATIVE_FOR, or this machine; None if no library is wanted."""
     name = os.environ.get("BUILD_NATIVE_FOR", "")
     if not name:
         return TARGETS.get(this_machine())
@@ -77,7 +77,7 @@ def wanted_target() -> Platform | None:
 
 
 def why_none() -> str:
-    """Return why wanted_target() is None."""
+    """Return the reason why `wanted_target` returns None."""
     if os.environ.get("BUILD_NATIVE_FOR") == "none":
         return "BUILD_NATIVE_FOR is none."
     return f"it is not made for {this_machine()}, only for {', '.join(TARGETS)}."
@@ -91,7 +91,7 @@ class Compiler:
 
 
 def compiler(target: Platform) -> Compiler:
-    """Return zig, from the package ziglang; or the compiler in CXX, for this machine only."""
+    """Return zig from the package ziglang, or the compiler in CXX, which compiles only for this machine."""
     named = os.environ.get("CXX", "")
     if named and target.name == this_machine():
         command = tuple(shlex.split(named))
@@ -126,13 +126,16 @@ def digest(*parts: str | bytes) -> str:
 
 
 def replace(made: Path, place: Path) -> None:
-    """Replace a file in one move: a process that has the old one open keeps it."""
+    """Replace a file by renaming another: a process that has the old file open keeps it."""
     place.parent.mkdir(parents=True, exist_ok=True)
     made.replace(place)
 
 
 def compiled(source: Path, using: Compiler, folder: Path, headers: str) -> Path:
-    """Return the object file of a source, compiled unless one of the same text, headers, flags and compiler exists."""
+    """Return the object file of a source.
+
+    Compile it unless there is one with the same text, headers, flags and compiler.
+    """
     key = digest(source.read_bytes(), headers, *using.compile, using.version, *COMPILE)
     place = folder / f"{source.stem}-{key[:16]}.o"
     if not place.is_file():
@@ -146,7 +149,7 @@ def compiled(source: Path, using: Compiler, folder: Path, headers: str) -> Path:
 
 
 def build(target: Platform, output: Path | None = None, objects: Path = OBJECTS) -> Path:
-    """Return the library for `target`, at `output` or next to this file; nothing is done if it is up to date.
+    """Return the library for `target`, at `output` or next to this file. If it is up to date, do nothing.
 
     Raises BuildFailed with a sentence and the compiler's output.
     """

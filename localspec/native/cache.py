@@ -12,7 +12,7 @@ def cache_format(packing: str) -> str:
 
 
 class NativeCache:
-    """One slot per token: those below `length` hold the committed tokens in order, those after it the tree under test.
+    """A cache with one slot per token: first the committed tokens in order, then the tree under test, from `length` on.
 
     Slots are allocated as the text needs them, never for the longest possible text.
     """
@@ -20,7 +20,7 @@ class NativeCache:
     pinned = False
 
     def __init__(self, model: int, slots: int) -> None:
-        """`model` is the library's. Raises MemoryError."""
+        """Make an empty cache for the library's `model`. Raises MemoryError."""
         self._hold(library().ls_cache_new(model, slots))
 
     def _hold(self, handle: int | None) -> None:
@@ -32,12 +32,12 @@ class NativeCache:
 
     @property
     def length(self) -> int:
-        """Committed tokens."""
+        """The number of committed tokens."""
         return self._length
 
     @property
     def capacity(self) -> int:
-        """Tokens that it has room for now."""
+        """The number of tokens that the cache has room for now."""
         return self._capacity
 
     @property
@@ -45,7 +45,7 @@ class NativeCache:
         return int(self._library.ls_cache_bytes(self.handle))
 
     def reserve(self, slots: int, spare: bool = True) -> None:
-        """Make room for `slots` tokens, tree included. Growing copies, so with `spare` it grows at least by half.
+        """Make room for `slots` tokens, including the tree. With `spare` grow at least by half, because growing copies.
 
         Raises MemoryError; the cache is then unchanged.
         """
@@ -55,16 +55,20 @@ class NativeCache:
         self._capacity = self._library.ls_cache_slots(self.handle)
 
     def keep(self, path: Sequence[int]) -> None:
-        """Commit the rows `path` of the last forward after `length`, in that order, which is ascending.
+        """Commit some rows of the last forward: `path` lists their numbers after `length`, ascending.
 
-        With recurrent layers, those are the first rows. Raises LocalspecError for rows that it did not write.
+        With recurrent layers, they must be the first rows. Raises LocalspecError for rows that the forward did not
+        write.
         """
         count = len(path)
         check(self._library.ls_cache_keep(self.handle, (c_int32 * count)(*path), count))
         self._length += count
 
     def truncate(self, length: int) -> None:
-        """Discard everything after the first `length` tokens, and some before if no state is near."""
+        """Discard everything after the first `length` tokens.
+
+        With recurrent layers, discard more if no state is near.
+        """
         assert 0 <= length <= self._length
         if length < self._length:
             check(self._library.ls_cache_truncate(self.handle, length))
@@ -75,7 +79,7 @@ class NativeCache:
         return int(self._library.ls_cache_reachable(self.handle, length))
 
     def copy(self, length: int, slots: int) -> "NativeCache":
-        """Return a cache with the first `length` tokens, which are reachable, and room for `slots`.
+        """Return a cache with the first `length` tokens, which must be reachable, and room for `slots`.
 
         Raises MemoryError.
         """
@@ -84,10 +88,10 @@ class NativeCache:
         return other
 
     def take(self, other: "NativeCache") -> bool:
-        """Take nothing: the other cache serves as well as this one."""
+        """Return False: the other cache can be used as well as this one."""
         return False
 
     def assume(self, length: int) -> None:
-        """Count the first `length` slots as committed; unwritten ones hold zeros."""
+        """Count the first `length` slots as committed. Unwritten slots hold zeros."""
         self.truncate(min(length, self._length))
         self.keep(range(length - self._length))

@@ -40,12 +40,12 @@ class NativeRowModel:
 
     @property
     def sizes(self) -> TransformerConfig:
-        """Family and sizes."""
+        """The family and the sizes."""
         return self._model.sizes
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its weights."""
+        """Bytes of the weights."""
         return self._model.nbytes
 
     def cache(self, slots: int) -> NativeCache:
@@ -75,7 +75,8 @@ class NativeRowModel:
         return self._model.states(inputs, cache, layers, adapters)
 
     def read_borrowed(self, inputs: Floats, cache: TokenCache, position: int) -> Floats:
-        """Read inputs, all at this position, with another model's keys and values; return their final states."""
+        """Read inputs, all at this position, with another model's keys and values; return their states after the
+        final norm."""
         assert isinstance(cache, NativeCache)
         return self._model.borrowed(inputs, cache, position)
 
@@ -87,7 +88,8 @@ class NativeRowModel:
         return self._model.head(states)
 
     def head_rows(self, ids: Sequence[int]) -> NativeLinear:
-        """Return the part of the head for the logits of these tokens, in its packing, or in int8 if it is in blocks."""
+        """Return the part of the head for the logits of these tokens, in the head's packing, or in int8 if the head
+        is in blocks."""
         head: PackedMatrix | BlockStack = self._model.weights["lm_head.weight"]
         rows = head.rows(ids) * np.float32(self.sizes.logit_scale)
         part: PackedMatrix | BlockStack
@@ -103,7 +105,7 @@ class NativeRowModel:
 
 
 class NativeCompute:
-    """Arithmetic in fp32; matrices are packed in int8 if the model is rounded, else in its own format."""
+    """Arithmetic in fp32. Matrices are packed in int8 if the model is packed, and otherwise have the model's format."""
 
     def __init__(self, model: NativeModel, precision: str) -> None:
         self._model, self._precision, self.target = model, precision, NativeRowModel(model)
@@ -112,7 +114,7 @@ class NativeCompute:
     def stored(
         self, file: Path, tensors: Mapping[str, Array], of: str, reporter: Reporter | None = None
     ) -> Mapping[str, Array]:
-        """Return the tensors of a file, with large matrices packed on disk if the model is packed, too."""
+        """Return the tensors of a file. If the model is packed, large matrices are packed in a file, too."""
         if self._format != "int8":
             return tensors
         return packed_tensors(file, tensors, of, _GROUP, self._model.threads.count, reporter or Reporter())
@@ -135,7 +137,7 @@ class NativeCompute:
         """Return draft heads that one call of the library computes."""
 
         def by_head(weight: Array | None, bias: Array | None = None, silu: bool = False) -> list[NativeLinear]:
-            """Return a layer for each head; none without a weight."""
+            """Return a layer for each head; no layers without a weight."""
             if weight is None:
                 return []
             return [self.linear(one, None if bias is None else bias[n], silu) for n, one in enumerate(weight)]
@@ -146,7 +148,7 @@ class NativeCompute:
         return NativeHeads(self._model, blocks, path, by_head(weights.vocabulary), head, change)
 
     def model(self, sizes: TransformerConfig, rope: Rope | None, weights: Mapping[str, Array]) -> NativeRowModel:
-        """Return a small transformer, packed as other matrices are."""
+        """Return a small transformer, with matrices packed like those of other layers."""
         packed: dict[str, Array | PackedMatrix] = {}
         for name in weight_map(sizes):
             if name.endswith(".weight"):
@@ -158,7 +160,7 @@ class NativeCompute:
         return self._made(sizes, rope or self._model.rope, packed)
 
     def read_model(self, path: Path, context: int) -> NativeRowModel:
-        """Return the small language model of a directory; its packed file is made if it is missing."""
+        """Return the small language model of a directory. Make its packed file if it is missing."""
         packed = opening.load(path, self._format, path.name, self._model.threads.count, Reporter())
         return self._made(packed.sizes, Rope.of(packed.config, context), packed.tensors)
 
@@ -178,7 +180,7 @@ class NativeCompute:
         return NativeLogits(np.ascontiguousarray(rows))
 
     def concat(self, arrays: Sequence[Floats], axis: int = 0) -> Floats:
-        """Return arrays joined."""
+        """Return arrays joined along `axis`."""
         return np.concatenate(arrays, axis)
 
     def repeated(self, row: Floats, count: int) -> Floats:
@@ -186,7 +188,7 @@ class NativeCompute:
         return np.repeat(row, count, 0)
 
     def at_columns(self, rows: Floats, ids: Array, width: int) -> Floats:
-        """Return [rows, width] whose columns `ids` are those of `rows`, and -inf elsewhere."""
+        """Return an array [rows, width] with `rows` at the columns `ids`, and -inf elsewhere."""
         whole = np.full((len(rows), width), -np.inf, np.float32)
         whole[:, ids] = rows
         return whole

@@ -1,8 +1,8 @@
-"""The self-test of the compiled library: is a row in a tree bit-identical to the row in plain decoding?
+"""The self-test of the compiled library: is a row in a tree bit-identical to the same row in plain decoding?
 
-The library is built so that rows do not affect each other. That this holds with this CPU's instructions is checked when
-a model is loaded for the first time. For recurrent layers, which read only chains, half of a chain is taken back and
-read again.
+The library is built so that rows do not affect each other. The self-test checks that this holds with this CPU's
+instructions, when a model is loaded for the first time. Recurrent layers read only chains; for them half of a chain is
+discarded and read again.
 """
 
 import random
@@ -32,7 +32,7 @@ def measure(target: NativeTarget, widest: int) -> Exactness:
 
 
 def measuring(target: NativeTarget, widest: int) -> Measuring[Exactness]:
-    """Do what `measure` does, and yield after each comparison; the target may answer a prompt in between."""
+    """Do what `measure` does, and yield after each comparison. The target may answer a prompt in between."""
     generator, threads = random.Random(0), target.model.threads.count  # noqa: S311  # any tokens do
     tokens = [generator.randrange(target.vocab_size) for _ in range(CONTEXT + DEPTH)]
     cache = target.cache(CONTEXT + max(WIDTHS))
@@ -58,7 +58,7 @@ def measuring(target: NativeTarget, widest: int) -> Measuring[Exactness]:
 def _trials(
     target: NativeTarget, cache: NativeCache, path: Sequence[int], width: int
 ) -> Iterator[tuple[int, Callable[[], Rows]]]:
-    """Yield the number of threads, and the function that reads the path in this many rows with them."""
+    """Yield numbers of threads, each with a function that reads the path in `width` rows with these threads."""
     if not target.branches:
         for threads, kept in ((1 + width % 2, 0), (physical_cores(), min(width, len(path)) // 2)):
             yield threads, partial(_in_a_chain, target, cache, path, width, kept)
@@ -77,7 +77,7 @@ def _one_by_one(target: NativeTarget, cache: NativeCache, path: Sequence[int]) -
 
 
 def _in_a_tree(target: NativeTarget, cache: NativeCache, path: Sequence[int], width: int, decoys: int) -> Rows:
-    """Read a tree of the root, decoys below it, the rest of the path, and decoys again."""
+    """Read a tree: the root, decoys below it, the rest of the path, and more decoys."""
     depth = min(len(path), width - decoys)
     tokens, parents = [(7 * row + 1) % target.vocab_size for row in range(width)], [-1, *[0] * (width - 1)]
     nodes = [0, *range(1 + decoys, depth + decoys)]
@@ -87,7 +87,7 @@ def _in_a_tree(target: NativeTarget, cache: NativeCache, path: Sequence[int], wi
 
 
 def _in_a_chain(target: NativeTarget, cache: NativeCache, path: Sequence[int], width: int, kept: int) -> Rows:
-    """Read the path followed by decoys, keep its first rows, and read the rest again."""
+    """Read the path followed by decoys, keep the first `kept` rows, and read the rest again."""
     right = list(path[:width])
     decoys = [(7 * row + 1) % target.vocab_size for row in range(width - len(right))]
     first = _rows(target, cache, DraftTree.chain([*right, *decoys]), range(kept))
@@ -108,7 +108,7 @@ def _together(rows: Sequence[Rows]) -> Rows:
 
 
 def _difference(plain: Rows, ours: Rows) -> float:
-    """Return 0.0 if all bits are the same, else the largest difference of a logit relative to the largest logit."""
+    """Return 0.0 if all bits are equal, else the largest difference of a logit, relative to the largest logit."""
     theirs = plain[0][: len(ours[0])], plain[1][: len(ours[0])]
     if all(np.array_equal(one.view(np.uint32), other.view(np.uint32)) for one, other in zip(ours, theirs, strict=True)):
         return 0.0

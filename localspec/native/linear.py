@@ -16,7 +16,7 @@ _NONE, _SILU = 0, 1  # activations, as localspec.h numbers them
 
 
 class NativeLinear:
-    """y = x Wᵀ + b, with a packed W or one in blocks of a GGUF file."""
+    """A layer y = x Wᵀ + b. W is packed, or in blocks of a GGUF file."""
 
     def __init__(
         self,
@@ -26,14 +26,14 @@ class NativeLinear:
         silu: bool = False,
         cap: float = 0.0,
     ) -> None:
-        """With `silu`, y becomes y σ(y); with a `cap`, it becomes cap * tanh(y / cap)."""
+        """Make the layer. With `silu`, y becomes y σ(y); with a `cap`, y becomes cap * tanh(y / cap)."""
         self._matrix, self._bias, self._threads, self.cap = matrix, bias, threads, cap
         self._activation = _SILU if silu else _NONE
         self.struct = matrix.struct(bias)  # valid only while this object lives
 
     @property
     def out(self) -> int:
-        """Channels of y."""
+        """The number of channels of y."""
         return self._matrix.out
 
     @property
@@ -53,7 +53,7 @@ class NativeLinear:
 class NativeHeads:
     """Draft heads, computed by one call of the library.
 
-    With a call for each layer, the processor would load the library's code again and again: weights displace it from
+    With one call per layer, the processor would load the library's code again and again, because weights push it out of
     the caches.
     """
 

@@ -17,8 +17,8 @@ from localspec.machine.library import address, check, int32, library
 
 
 class NativeLogits(NumpyLogits):
-    """Logits [rows, vocab_size], as `Logits` describes them; `likeliest` is the likeliest token that the forward found
-    in each row.
+    """Logits [rows, vocab_size], as `Logits` describes them. `likeliest` holds each row's likeliest token, which the
+    forward found.
 
     A short head has columns only for some `tokens` of a vocabulary of `vocab_size`.
     """
@@ -30,7 +30,7 @@ class NativeLogits(NumpyLogits):
         tokens: npt.NDArray[np.int32] | None = None,
         vocab_size: int = 0,
     ) -> None:
-        """Rows are contiguous. Without `likeliest`, it is computed on request; -1 marks NaN."""
+        """Store rows, which must be contiguous. Without `likeliest`, it is computed on request; -1 marks NaN."""
         super().__init__(rows)
         self._likeliest, self._start = likeliest, int(self.rows.ctypes.data)
         self._tokens, self._vocab_size = tokens, vocab_size
@@ -101,7 +101,7 @@ class NativeLogits(NumpyLogits):
         return self._of_all(chances, 0.0)
 
     def _of_all(self, given: npt.NDArray[Any], missing: float) -> npt.NDArray[Any]:
-        """Return numbers of these columns as numbers of the whole vocabulary."""
+        """Return `given`, numbers by column, as numbers of the whole vocabulary, with `missing` for other tokens."""
         if self._tokens is None:
             return given
         whole = np.full((*given.shape[:-1], self._vocab_size), missing, given.dtype)

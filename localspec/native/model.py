@@ -45,9 +45,9 @@ _NO_WINDOW, _MOST_POSITIONS = 0, 2**31  # a window longer than any text counts a
 
 
 class NativeAdapters:
-    """Low-rank additions to linear layers, by layer and name: y += scale * B (A x), given as (A, B transposed, scale).
+    """Low-rank changes of linear layers, by layer and name: y += scale * B (A x), given as (A, B transposed, scale).
 
-    A is [rank, in], B transposed [rank, out].
+    A is [rank, in], and B transposed is [rank, out].
     """
 
     def __init__(self, layers: int, given: Mapping[int, Mapping[str, tuple[Floats, Floats, float]]]) -> None:
@@ -66,7 +66,7 @@ class NativeAdapters:
 
 
 class NativeModel:
-    """Layers and final norm, with embedding and head if it has them."""
+    """A transformer's layers and final norm, with embedding and head if it has them."""
 
     def __init__(
         self,
@@ -77,7 +77,8 @@ class NativeModel:
         cache_format: str,
         short: ShortHead | None = None,
     ) -> None:
-        """`weights` have the names of `weight_map`; a model without tokens has neither embedding nor head.
+        """Build the model. `weights` have the names of `weight_map`; a model without tokens has neither embedding nor
+        head.
 
         A `short` head replaces the one in the weights. Raises LocalspecError for weights that do not fit the sizes.
         """
@@ -152,14 +153,14 @@ class NativeModel:
         return layer
 
     def _router_norm(self, prefix: str) -> int | None:
-        """Return the address of the norm before a router, divided by the root of its width, or None."""
+        """Return the address of the norm before a router, divided by the root of its width; None if there is none."""
         if (norm := self._vector(prefix + "router_norm", self.sizes.hidden_size)) is None:
             return None
         self._arrays.append(norm * np.float32(self.sizes.hidden_size**-0.5))
         return address(self._arrays[-1])
 
     def _delta(self, prefix: str) -> int:
-        """Return the address of a recurrent layer's further parts."""
+        """Return the address of the parts that only a recurrent layer has."""
         sizes = self.sizes.delta
         assert sizes is not None
         conv = self.weights[prefix + "delta.conv"].reshape(-1)  # [channels, (1,) taps]
@@ -182,9 +183,9 @@ class NativeModel:
         )  # fmt: skip
 
     def _table(self, name: str, rows: int, columns: int) -> Table:
-        """Return a table that is read by token id; it is empty if the model has no such table.
+        """Return a table that is read by token id. It is empty if the model has no such table.
 
-        Raises LocalspecError for another shape.
+        Raises LocalspecError for an unexpected shape.
         """
         found: Any = self.weights.get(name)
         if found is None:
@@ -196,7 +197,7 @@ class NativeModel:
         return Table(matrix=matrix.struct()) if matrix else Table(address(found), FORMATS[_table_format(found)])
 
     def _vector(self, name: str, size: int) -> Floats | None:
-        """Return a vector, or None if there is none. Raises LocalspecError for one shorter than the library reads."""
+        """Return a vector; None if there is none. Raises LocalspecError if it is shorter than the library reads."""
         found = self.weights.get(name)
         return None if found is None else self._checked(name, found, size)
 
@@ -208,7 +209,10 @@ class NativeModel:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the weights, including mapped ones: a forward reads them. A tied embedding counts once."""
+        """Bytes of the weights.
+
+        Mapped weights are included, because forwards read them. A tied embedding counts once.
+        """
         return sum(weight.nbytes for weight in {id(weight): weight for weight in self.weights.values()}.values())
 
     def cache(self, slots: int) -> NativeCache:
@@ -225,12 +229,13 @@ class NativeModel:
         logits_from: int = 0,
         inner: Sequence[int] = (),
     ) -> tuple[NativeLogits, Floats, Floats | None]:
-        """Read rows of tokens after the committed ones. Return logits from row `logits_from` on, and all states.
+        """Read rows of tokens after the committed ones. Return logits from row `logits_from` on, and the states of all
+        rows.
 
-        Each row sees the committed tokens and its ancestors by `parents`, where -1 is the last committed token; without
-        them rows are a chain. The cache grows if it has no room. With `inner` also return states [rows, len(inner) *
-        hidden_size]: those before a layer by its number, and those after the final norm by the number of layers. Raises
-        LocalspecError for impossible ids, parents and layers, MemoryError if memory runs out.
+        Each row sees the committed tokens and its ancestors by `parents`, where -1 is the last committed token. Without
+        `parents` rows are a chain. The cache grows if it has no room. With `inner` also return states [rows, len(inner)
+        * hidden_size]: the number of a layer requests the states before it, and the number of layers those after the
+        final norm. Raises LocalspecError for impossible ids, parents and layers, and MemoryError if memory runs out.
         """
         count, ids = len(tokens), int32(tokens)
         columns = self.sizes.vocab_size if self.short is None else self.short.matrix.out
@@ -254,9 +259,10 @@ class NativeModel:
         return NativeLogits(logits, argmax.tolist()), hidden, states
 
     def forward_each(self, tokens: Sequence[int], caches: Sequence[NativeCache]) -> tuple[NativeLogits, Floats]:
-        """Read one token after each cache, and return a row of logits and of states for each.
+        """Read one token after each cache. Return a row of logits and a row of states for each.
 
-        A row is as it would be by itself. Raises LocalspecError for recurrent layers and more than `MOST_TEXTS`.
+        A row equals the row that it would be by itself. Raises LocalspecError for recurrent layers and more than
+        `MOST_TEXTS` caches.
         """
         count, ids = len(tokens), int32(tokens)
         for cache in caches:
@@ -278,7 +284,8 @@ class NativeModel:
         layers: Sequence[int] | None = None,
         adapters: NativeAdapters | None = None,
     ) -> Floats:
-        """Read inputs [rows, hidden_size] instead of embeddings, as a chain, through all layers or some, ascending.
+        """Read inputs [rows, hidden_size] instead of embeddings, as a chain, through all layers, or through `layers` in
+        ascending order.
 
         Return states after the final norm [rows, hidden_size]. Raises the errors of `forward`.
         """
@@ -292,7 +299,7 @@ class NativeModel:
         return self._run(request, len(rows), cache)
 
     def borrowed(self, inputs: Floats, cache: NativeCache, position: int) -> Floats:
-        """Read inputs [rows, hidden_size], each as the token at this position that follows another model's cache.
+        """Read inputs [rows, hidden_size], each as the token at this position after the text in another model's cache.
 
         Return states after the final norm [rows, hidden_size]. Raises LocalspecError for a cache without such layers.
         """
@@ -336,20 +343,20 @@ def expert_sizes(sizes: TransformerConfig) -> ExpertSizes:
 
 
 def delta_sizes(sizes: TransformerConfig) -> DeltaSizes:
-    """Return sizes of recurrent layers as the library takes them; zeros if there are none."""
+    """Return the sizes of recurrent layers for the library; zeros if there are none."""
     if (one := sizes.delta) is None:
         return DeltaSizes()
     return DeltaSizes(one.key_heads, one.value_heads, one.key_dim, one.value_dim, one.taps, one.tiled)
 
 
 def _table_format(table: Any) -> str:
-    """Return the precision of a table: fp32, or bf16 if it is that or coarser."""
+    """Return the precision of a table: bf16 if it is in bf16 or coarser, else fp32."""
     exact = table.format == "fp32" if isinstance(table, PackedMatrix) else getattr(table, "dtype", None) == np.float32
     return "fp32" if exact else "bf16"
 
 
 def as_fine(scale: float, table: Any) -> float:
-    """Return the factor of a table's rows, rounded to their precision."""
+    """Return the factor `scale` of a table's rows, rounded to the precision of these rows."""
     if _table_format(table) == "fp32":
         return scale
     bits = int(np.array(scale, np.float32).view(np.uint32))

@@ -1,4 +1,5 @@
-"""Saves the large matrices of a trained drafter in a packed file: packing them may take seconds at each load."""
+"""Saves the large matrices of a trained drafter in a packed file, because packing them may take seconds at each
+load."""
 
 from collections.abc import Callable, Iterator, Mapping
 from math import prod
@@ -31,7 +32,7 @@ _READ = ("correction.out.weight", "embedding")
 
 
 class StoredMatrix(NDArrayOperatorsMixin):
-    """A weight [out, in], or several [n, out, in], whose packed form is on disk; as an array it is read in fp32."""
+    """A weight [out, in], or a stack [n, out, in], whose packed form is on disk. As an array it is read in fp32."""
 
     def __init__(self, read: Callable[[], Floats], packed: list[PackedMatrix], interleaved: bool) -> None:
         self._read, self.packed, self.interleaved = read, packed, interleaved
@@ -84,11 +85,12 @@ class PackedTensors(Mapping[str, Array]):
 def packed_tensors(
     file: Path, tensors: Mapping[str, Array], of: str, group: int, threads: int, reporter: Reporter
 ) -> Mapping[str, Array]:
-    """Return the `tensors` of a drafter's file, packed on disk in int8 by `group` if that pays; made once.
+    """Return the `tensors` of a drafter's file, packed on disk in int8 by `group` if that pays.
 
-    `of` is the revision of its target, and its file is deleted with the target's packed forms. Raises LocalspecError
-    for weights that are NaN or inf. Without room or permission to write, they are packed at each load, with a notice; a
-    packed file that is damaged, or has other tensors, is made again, with a notice too.
+    The packed file is made once. `of` is the revision of its target: the file is deleted with the target's packed
+    forms. If there is no room or permission to write, a notice says so, and the tensors are packed at each load. A
+    packed file that is damaged or has other tensors is made again, with a notice. Raises LocalspecError for weights
+    that are NaN or inf.
     """
     large = _large(file)
     if sum(prod(parts[0].shape) * len(parts) for parts in large.values()) < MATTERS:
@@ -103,7 +105,7 @@ def packed_tensors(
     planned = {name: Tensor("panels", "int8", part.shape[0], part.shape[1], group) for name, part in every.items()}
 
     def serves(header: Header) -> bool:
-        """Return True. Raise LocalspecError for a header with other tensors than the library reads."""
+        """Return True. Raises LocalspecError for a header with other tensors than the library reads."""
         if {name: section.tensor for name, section in header.tensors.items()} != planned:
             raise LocalspecError(f"A packed file of {file} has unexpected tensors; it will be packed again.")
         return True
@@ -133,7 +135,7 @@ def _interleaved(name: str) -> bool:
 
 
 def _large(file: Path) -> dict[str, list[StoredTensor]]:
-    """Return the matrices of a file that are worth packing, by name; a stack of them one by one."""
+    """Return the matrices of a file that are worth packing, by name. A stack is returned one matrix at a time."""
     found, start = {}, tensor_start(file)
     for name, entry in sorted(tensor_headers(file).items()):
         shape, dtype, (first, end) = tuple(entry["shape"]), entry["dtype"], entry["data_offsets"]

@@ -13,7 +13,7 @@ _PIECE = 2**22  # scores that are in memory at once
 
 
 class Seats(NamedTuple):
-    """The place of rows: after how many others, and what they see."""
+    """The places of new rows: how many rows are before them, and which rows each of them sees."""
 
     first: int
     positions: Sequence[int]
@@ -103,7 +103,7 @@ class NativeAttention:
         return np.cos(angles) * scaling, np.sin(angles) * scaling
 
     def _reserve(self, slots: int) -> None:
-        """Make room for this many rows, and for some more, so that it seldom grows."""
+        """Make room for this many rows, and for some more, so that it seldom needs to grow."""
         if slots > (room := self._kept.shape[2]):
             grown = np.zeros(
                 (*self._kept.shape[:2], max(slots + 64, room + room // 2), self._kept.shape[3]), np.float32
@@ -119,7 +119,7 @@ def rms_norm(x: Floats, eps: float = EPS) -> Floats:
 
 
 def _rotated(x: Floats, cos: Floats, sin: Floats) -> Floats:
-    """Rotate the first channels of [rows, heads, head_dim] by angles [rows, 1, half of them]."""
+    """Rotate the first channels of [rows, heads, head_dim] by angles [rows, 1, half of these channels]."""
     half = cos.shape[-1]
     a, b = x[..., :half], x[..., half : 2 * half]
     return np.concatenate([a * cos - b * sin, b * cos + a * sin, x[..., 2 * half :]], -1)

@@ -1,4 +1,5 @@
-"""A head for a draft model that has logits of few tokens only: the first ids, those that end a reply, those it read."""
+"""A head for a draft model with logits of only some tokens: the first ids, tokens that end a reply, and tokens it
+has read."""
 
 from collections.abc import Collection, Iterable, Sequence
 
@@ -15,10 +16,11 @@ _PIECE = 256 * BLOCK_PANEL  # rows read at a time
 
 
 class ShortHead:
-    """A matrix with a whole head's rows of some tokens, rounded to HEAD_BLOCKS.
+    """A matrix with the rows of a whole head for some tokens, rounded to HEAD_BLOCKS.
 
     The last READ_TOKENS rows are for tokens that the model reads, so that the words of a prompt can be drafted in any
-    language. If all are in use, the tokens added first are replaced. A missing token ends a draft and changes no text.
+    language. If all are in use, the tokens that were added first are replaced. A missing token ends a draft and changes
+    no text.
     """
 
     def __init__(self, rows_of: RowsOf, inputs: int, vocab_size: int, ends: Collection[int]) -> None:
@@ -39,11 +41,11 @@ class ShortHead:
 
     @property
     def stack(self) -> BlockStack:
-        """Return the matrix in the form in which a model takes its head."""
+        """Return the matrix in the form that a model takes as head."""
         return BlockStack((self.matrix,))
 
     def add(self, tokens: Iterable[int]) -> None:
-        """Add those of these tokens that are missing. If their rows cannot be read, nothing is added."""
+        """Add rows for the tokens that are missing. If their rows cannot be read, add none."""
         fresh = [token for token in dict.fromkeys(tokens) if token not in self._known][-READ_TOKENS:]
         if not fresh:
             return
@@ -69,7 +71,10 @@ class ShortHead:
         self._tokens = known[:used]  # a new array: earlier logits keep the old one
 
     def logits(self, rows: Floats, likeliest: Sequence[int]) -> NativeLogits:
-        """Return logits [n, rows of the matrix] as logits of tokens; `likeliest` is the column of each largest one."""
+        """Return logits [n, rows of the matrix] as logits of tokens.
+
+        `likeliest` is the column of each row's largest logit.
+        """
         used = len(self._tokens)
         tokens = [int(self._tokens[column]) if 0 <= column < used else column for column in likeliest]
         # An unused row has the logit 0. Where that is the largest, the likeliest token must be searched.

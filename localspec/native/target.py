@@ -67,10 +67,10 @@ class NativeTarget:
     ) -> "NativeTarget":
         """Open a model's directory, or a packed file, in int8, int4, bf16 or fp32; pack it if that was never done.
 
-        `threads` are shared with a draft model, by default one per core, as is the vocabulary of a `tokenizer` from the
-        same files. `context` is the model's own by default. One that `drafts` is coarser, and has a short head if it
-        has many tokens. Raises the errors of `opening.load`, LocalspecError for a tokenizer or settings that cannot be
-        used, and UsageMistake for a context that the model cannot hold.
+        `threads` may be shared with a draft model; by default there is one per core. A `tokenizer` from the same files
+        shares its vocabulary. `context` is the model's own by default. A model that `drafts` is coarser, and has a
+        short head if it has many tokens. Raises the errors of `opening.load`, LocalspecError for a tokenizer or
+        settings that cannot be used, and UsageMistake for a context that the model cannot hold.
         """
         threads = threads or Threads(physical_cores())
         packed = load(path, packing, name or path.name, threads.count, reporter or Reporter(), drafts=drafts)
@@ -92,17 +92,18 @@ class NativeTarget:
     ) -> ForwardOutput:
         """Read the nodes of a tree, each of which sees the committed tokens and its ancestors; a prompt is a chain.
 
-        With `last` the logits are only those of the last row, which is all that prefill needs. With `inner` the hidden
-        states of these indices are included. Raises LocalspecError for ids and layers that the model does not have.
+        With `last` return logits only of the last row, which is enough for prefill. With `inner` also return the hidden
+        states of these indices. Raises LocalspecError for ids and layers that the model does not have.
         """
         parents = None if isinstance(tree.parents, range) else tree.parents  # None is a chain
         logits, hidden, states = self.model.forward(tree.tokens, parents, cache, tree.size - 1 if last else 0, inner)
         return ForwardOutput(logits, NumpyHidden(hidden), None if states is None else NumpyHidden(states))
 
     def forward_each(self, tokens: Sequence[int], caches: Sequence[NativeCache]) -> ForwardOutput:
-        """Read one token after each cache, at most `MOST_TEXTS`; each row is as it would be by itself.
+        """Read one token after each cache. There may be up to `MOST_TEXTS` caches.
 
-        Recurrent layers read one text after the other. Raises LocalspecError for ids that the model does not have.
+        Each row equals the row that it would be by itself. Models with recurrent layers read one text after the other.
+        Raises LocalspecError for ids that the model does not have.
         """
         if self.branches:
             logits, hidden = self.model.forward_each(tokens, caches)
@@ -112,12 +113,12 @@ class NativeTarget:
         return ForwardOutput(logits, NumpyHidden(np.concatenate([row[1] for row in rows])))
 
     def aligned(self, tree: DraftTree, start: int) -> DraftTree:
-        """Return the whole tree: a row's result never depends on other rows. Recurrent layers read a chain."""
+        """Return the whole tree, since rows do not depend on each other; for recurrent layers return a chain."""
         return tree if self.branches else tree.first_chain()
 
     @property
     def branches(self) -> bool:
-        """Whether it computes trees; recurrent layers read only chains."""
+        """Whether the model computes trees. Recurrent layers read only chains."""
         return self.model.sizes.delta is None
 
     @cached_property
@@ -134,7 +135,7 @@ class NativeTarget:
         self.model.threads.set_count(count)
 
     def lend_core(self, lent: bool) -> None:
-        """Leave a core to another thread of this process while it is `lent`, if this model computes on all of them."""
+        """Leave one core to another thread of this process while it is `lent`, if this model computes on all cores."""
         if not lent or self.model.threads.count >= logical_cores():  # there may be fewer threads than when it was lent
             self.model.threads.lend(lent)
 
@@ -151,7 +152,7 @@ class NativeTarget:
     def read_bytes(self) -> int:
         """Bytes of weights that a decode step of one row reads.
 
-        Tables are not counted, unless they are the head, too, and neither are experts that a row does not choose.
+        Tables do not count, unless they are also the head. Experts that a row does not choose do not count.
         """
         weights, experts = self.model.weights, self.model.sizes.experts
         tables = (weights[name] for name in TABLES if name in weights)
@@ -178,12 +179,12 @@ class NativeTarget:
 
     @cached_property
     def special_tokens(self) -> frozenset[int]:
-        """Ids without text: role marks, ends, padding."""
+        """Ids that do not stand for text: role marks, ends, padding."""
         return self.tokenizer.special_ids | self.stop_tokens
 
 
 def _short_head(packed: PackedModel, ends: Collection[int]) -> ShortHead | None:
-    """Return the head of few tokens of a draft model; None if it has few tokens, or a width without blocks."""
+    """Return the short head of a draft model; None if it has few tokens, or a width that blocks do not divide."""
     sizes, head = packed.sizes, packed.tensors.get("lm_head.weight")
     if not head_tokens(sizes.vocab_size) or sizes.hidden_size % 32:
         return None

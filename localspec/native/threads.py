@@ -1,4 +1,5 @@
-"""The threads that models compute with: one pool for a target and its draft model, which never compute at once."""
+"""The threads that models compute with: one pool for a target and its draft model, which never compute at the same
+time."""
 
 from localspec.machine.library import free_with, library, made
 
@@ -10,10 +11,10 @@ class _Pool:
 
 
 class Threads:
-    """A pool of threads that includes the caller's. Idle ones use no time."""
+    """A pool of threads, including the caller's thread. Idle threads use no CPU time."""
 
     def __init__(self, count: int) -> None:
-        """Raise LocalspecError for an impossible count."""
+        """Start the pool. Raises LocalspecError for an impossible count."""
         self.count, self._pool = count, _Pool(count)
 
     @property
@@ -26,7 +27,9 @@ class Threads:
             self._pool, self.count = _Pool(count), count
 
     def lend(self, lent: bool) -> None:
-        """Let one of several threads rest while its core is `lent`, from its next piece of work on. Any thread may call
-        this."""
+        """Let one of several threads rest while its core is `lent`, from its next piece of work on.
+
+        Any thread may call this.
+        """
         pool = self._pool  # held, because another one may take its place meanwhile
         library().ls_pool_lend(pool.handle, lent)

@@ -15,7 +15,7 @@ from localspec.nn.transformer import Transformer
 class Adapters(nn.Module, Mapping[int, Mapping[str, LoraAdapter]]):
     """Adapters of some layers, by layer and by linear layer, as `Transformer.forward` takes them, and of the head.
 
-    In training a share `dropout` of their inputs is zero.
+    In training a share `dropout` of their inputs is set to zero.
     """
 
     head: LoraAdapter | None
@@ -65,7 +65,7 @@ class Adapters(nn.Module, Mapping[int, Mapping[str, LoraAdapter]]):
 
     @torch.no_grad()
     def change_of(self, name: str) -> torch.Tensor | None:
-        """Return the change of one of our weights [out, in], by its name in `weight_map`; None if there is none."""
+        """Return the change of a weight [out, in], by the weight's name in `weight_map`; None if it has no adapter."""
         adapter = self.head if name == "lm_head.weight" else None
         if name.startswith("layers.") and name.endswith(".weight"):
             _, index, linear, _ = name.split(".")
@@ -101,7 +101,7 @@ class Adapters(nn.Module, Mapping[int, Mapping[str, LoraAdapter]]):
             adapter.lora_B[part.start : part.end, rows] = own.to(adapter.lora_B)
 
     def peft_config(self, base: str) -> dict[str, object]:
-        """Return the contents of adapter_config.json with which peft reads the same adapters."""
+        """Return the content of adapter_config.json with which peft reads the same adapters."""
         parts = {part.name.rpartition(".")[2] for part in self._parts}
         return {
             "peft_type": "LORA",

@@ -1,4 +1,4 @@
-"""Two forms of attention over cached keys: the fastest, and for GPUs one whose rows are independent.
+"""Two forms of attention over cached keys: the fastest form, and a form for GPUs whose rows are independent.
 
 queries [1, num_kv_heads, rows, head_dim]; keys and values [1, num_kv_heads, slots, head_dim]; the mask is additive,
 [rows, slots]; scores are multiplied by `scale`, by default one over the root of head_dim.
@@ -23,7 +23,10 @@ COLUMNS = 16  # of ones: a single one would take another path of the product
 def fastest(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scale: float | None = None
 ) -> torch.Tensor:
-    """Compute attention as torch does, whose rounding depends on the number of rows and on the ancestors' slots."""
+    """Compute attention with torch's function.
+
+    Its rounding depends on the number of rows and on the slots of ancestors.
+    """
     rows, queries, dtype = queries.shape[2], queries.to(keys.dtype), queries.dtype
     if rows == 1 and keys.dtype == torch.bfloat16 and keys.device.type == "cpu":  # two rows take half the time of one
         queries, mask = queries.expand(-1, -1, 2, -1), mask.expand(2, -1)
@@ -37,8 +40,8 @@ def invariant(
     """Compute attention so that a row's result is bit-identical by itself and in any tree, at any slots.
 
     Two fp32 matrix products add up slot after slot, so masked slots add exact zeros wherever they are. The sum of the
-    weights must be taken in the same order, so it is a further product, with ones. Our own kernels sum page by page,
-    and then add the pages' sums: every ancestor must be in the page where it is in plain decoding
+    weights must be taken in the same order, so it is a third product, with ones. localspec's own kernels sum within
+    pages, and then add the sums of the pages. Every ancestor must then be in the same page as in plain decoding
     (`DraftTree.aligned`).
     """
     if own_kernels.serve(keys, queries, values) and row_kernels.attends(queries, keys, values):
@@ -63,7 +66,7 @@ def with_sinks(
     scale: float | None,
     sinks: torch.Tensor,
 ) -> torch.Tensor:
-    """Compute attention with one more score of each query, `sinks` [num_kv_heads, rows], which only adds to the sum.
+    """Compute attention with one more score per query, `sinks` [num_kv_heads, rows], which is added only to the sum.
 
     Rows are as independent as those of `invariant`.
     """
@@ -85,7 +88,7 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
 
 
 def clamped_gate(gate: torch.Tensor, up: torch.Tensor, limit: float) -> torch.Tensor:
-    """Return the gated product of gpt-oss: both parts are clamped, and the sigmoid is steeper than SiLU's."""
+    """Return the gated product of gpt-oss: both parts are clamped, and the sigmoid is steeper than that of SiLU."""
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return (up + 1) * (gate * torch.sigmoid(1.702 * gate))
 

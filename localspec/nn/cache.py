@@ -1,4 +1,4 @@
-"""Keys and values of the committed tokens and of the tree under test; an accepted branch is moved after the text."""
+"""Keys and values of the committed tokens and of the tree under test. An accepted branch is moved after the text."""
 
 from collections.abc import Collection, Sequence
 from copy import copy
@@ -12,10 +12,10 @@ from localspec.nn.transfer import uploaded
 
 
 class KVCache:
-    """One slot per token: those below `length` hold the committed tokens in order, those after it the tree under test.
+    """A cache with one slot per token: first the committed tokens in order, then the tree under test, from `length` on.
 
-    Slots are allocated in buckets as the text needs them, never for the longest possible text; attention never reads
-    fewer than `least`. Layers of one shape are in one tensor [layers, 2, num_kv_heads, slots, head_dim].
+    Slots are allocated in buckets as the text needs them, never for the longest possible text. Attention reads at least
+    `least` slots. Layers of one shape are in one tensor [layers, 2, num_kv_heads, slots, head_dim].
     """
 
     def __init__(
@@ -26,7 +26,8 @@ class KVCache:
         device: torch.device | str,
         least: int = 0,
     ) -> None:
-        """`shapes` are (num_kv_heads, head_dim) by layer; None for a layer without keys and values."""
+        """Make an empty cache. `shapes` are (num_kv_heads, head_dim) by layer; None for a layer without keys and
+        values."""
         self.length = 0
         self.recordings: dict[Any, Any] = {}  # of forwards over these very slots (`StaticForward`)
         self._least = _rounded(least)
@@ -51,7 +52,7 @@ class KVCache:
         return sum(slots.nbytes for slots in self._slots)
 
     def reserve(self, slots: int, spare: bool = True) -> None:
-        """Make room for `slots` tokens, tree included. Growing copies, so with `spare` it grows at least by half.
+        """Make room for `slots` tokens, including the tree. With `spare` grow at least by half, because growing copies.
 
         Raises torch's errors if memory runs out; the cache is then unchanged.
         """
@@ -71,7 +72,10 @@ class KVCache:
         return min(max(_rounded(self.length + rows), self._least), self.capacity)
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Put [num_kv_heads, rows, head_dim] after the committed tokens; return the layer's visible slots."""
+        """Write keys and values [num_kv_heads, rows, head_dim] after the committed tokens.
+
+        Return the layer's visible slots.
+        """
         rows = keys.shape[1]
         end = self.length + rows
         assert end <= self.capacity, f"{end} slots needed, {self.capacity} allocated"
@@ -81,7 +85,7 @@ class KVCache:
         return both[0, :, :seen], both[1, :, :seen]
 
     def placing(self, layer: int, rows: int) -> Placing:
-        """Return where `write` puts this many rows."""
+        """Return the places where `write` puts this many rows."""
         assert self.length + rows <= self.capacity, f"{self.length + rows} slots needed, {self.capacity} allocated"
         return Placing(self.slots_of(layer), self.visible(rows), None, self.length)
 
@@ -93,7 +97,7 @@ class KVCache:
 
     @torch.inference_mode()
     def keep(self, path: Sequence[int]) -> None:
-        """Commit the rows `path` of the tree after `length`, in that order:
+        """Commit some rows of the tree: `path` lists their numbers after `length`, in order:
 
         slots   … p p│0 1 2 3 4      keep([0, 3, 4])      … p p 0 3 4│
         """
@@ -105,21 +109,21 @@ class KVCache:
         self.length += count
 
     def rows(self, path: Sequence[int]) -> torch.Tensor:
-        """Return keys and values of these rows after `length`: [rows, numbers]."""
+        """Return keys and values of the rows `path` after `length`: [rows, numbers]."""
         places = [self.length + row for row in path]
         return torch.cat([slots[:, :, :, places].movedim(3, 0).flatten(1) for slots in self._slots], 1)
 
     def fill(self, generator: torch.Generator) -> None:
-        """Put random keys and values in all slots, for measurements, which need no text.
+        """Put random keys and values in all slots. Measurements use them, because they need no text.
 
-        They are generated on the cache's device, because they may be too many to send.
+        They are generated on the cache's device, because they may be too many to transfer.
         """
         seed = int(torch.randint(2**31, (1,), generator=generator))
         for slots in self._slots:
             slots.normal_(generator=torch.Generator(slots.device).manual_seed(seed))
 
     def forget(self, layer: int, rows: int) -> None:
-        """Put zeros in this many rows of a layer, after the committed tokens."""
+        """Write zeros to this many rows of a layer after the committed tokens."""
         if place := self._places[layer]:
             self._slots[place[0]][place[1], :, :, self.length : self.length + rows] = 0
 
@@ -129,7 +133,7 @@ class KVCache:
         self.length = length
 
     def assume(self, length: int) -> None:
-        """Count the first `length` slots as committed; unwritten ones hold zeros."""
+        """Count the first `length` slots as committed. Unwritten slots hold zeros."""
         assert 0 <= length <= self.capacity
         self.length = length
 
@@ -150,7 +154,7 @@ class KVCache:
 
     @property
     def pinned(self) -> bool:
-        """Whether there are recordings over these slots."""
+        """Whether forwards were recorded for these slots."""
         return bool(self.recordings)
 
     @torch.inference_mode()
@@ -165,26 +169,26 @@ class KVCache:
 
 
 class LentKeys:
-    """Keys and values of the committed tokens of a cache, for a model without a separate cache."""
+    """Keys and values of the committed tokens of another model's cache, for a model without a cache."""
 
     def __init__(self, cache: KVCache) -> None:
         self._cache, self.length = cache, cache.length
 
     def visible(self, rows: int) -> int:
-        """Return the number of committed tokens: rows see nothing else."""
+        """Return the number of committed tokens: rows see only these."""
         return self.length
 
     def of_layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values of one of the lender's layers, each [1, num_kv_heads, tokens, head_dim]."""
+        """Return keys and values of a layer of the other model, each [1, num_kv_heads, tokens, head_dim]."""
         keys, values = self._cache.slots_of(layer)[:, None, :, : self.length]
         return keys, values
 
 
 class TextPrefix:
-    """Keys and values of texts side by side, used like a cache: gradients flow through what is read.
+    """Keys and values of several texts, used like a cache. Gradients flow through them.
 
-    They come from the first forward. `closed` then gives the prefix for later forwards, whose rows follow it and are
-    not stored. If `layers` are given, nothing is saved of other layers.
+    The first forward stores them. `closed` then returns the prefix for later forwards, whose rows follow it and are not
+    stored. If `layers` are given, only those layers are stored.
     """
 
     def __init__(self, layers: Collection[int] | None = None) -> None:
@@ -193,8 +197,7 @@ class TextPrefix:
         self._read: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # [batch, num_kv_heads, length, head_dim] each
 
     def closed(self) -> "TextPrefix":
-        """Return the texts as they were read. This object stores nothing more, even if a gradient reads the texts
-        again."""
+        """Return the stored texts. This object stores nothing more, even if a gradient reads the texts again."""
         read = TextPrefix(self._layers)
         read._read, self._layers = self._read, ()
         self._read = {}
@@ -202,7 +205,7 @@ class TextPrefix:
         return read
 
     def visible(self, rows: int) -> int:
-        """Return the number of tokens and new rows."""
+        """Return the number of tokens and new rows together."""
         return self.length + rows
 
     def extended(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

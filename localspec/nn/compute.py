@@ -76,12 +76,12 @@ class TorchRowModel:
         self.use_step_form(form)
 
     def use_step_form(self, form: StepForm) -> None:
-        """Read rows in this form from now on; the recorder decides whether they are recorded."""
+        """Read rows in this form from now on. The recorder decides whether they are recorded."""
         self.static = None if form == "eager" else StaticForward(self._transformer, self._recorder)
 
     @property
     def sizes(self) -> TransformerConfig:
-        """Family and sizes."""
+        """The family and the sizes."""
         return self._transformer.config
 
     @property
@@ -133,7 +133,8 @@ class TorchRowModel:
 
     @torch.inference_mode()
     def read_borrowed(self, inputs: torch.Tensor, cache: TokenCache, position: int) -> torch.Tensor:
-        """Read inputs, all at this position, with another model's keys and values; return their final states."""
+        """Read inputs, all at this position, with another model's keys and values; return their states after the
+        final norm."""
         assert isinstance(cache, KVCache)
         positions = torch.full((len(inputs),), position, device=self._device)
         nothing = torch.zeros(len(inputs), 0, dtype=torch.bool, device=self._device)
@@ -141,7 +142,10 @@ class TorchRowModel:
         return states
 
     def forget_rows(self, cache: TokenCache, rows: int, layers: Sequence[int]) -> None:
-        """Write zeros there: a masked slot has the weight 0, but 0 times infinity is NaN and would reach the target."""
+        """Write zeros to these rows.
+
+        A masked slot has the weight 0, but 0 times infinity is NaN and would reach the target.
+        """
         assert isinstance(cache, KVCache)
         for layer in layers:
             cache.forget(layer, rows)
@@ -188,11 +192,12 @@ class TorchCompute:
 
     @cached_property
     def _packs(self) -> bool:
-        """Whether drafters' matrices are in NF4 like the target's: if our own kernels read a row of it as fast."""
+        """Whether matrices of drafters are packed in NF4 like the target's: only if localspec's kernels read one row
+        as fast."""
         return self._transformer.linear_class is NF4Linear and own_kernels.trouble(self._device) is None
 
     def _packed(self, weight: Floats, bias: Floats | None, silu: bool) -> PackedLayer | None:
-        """Return a layer in NF4; None if it is too small to gain by that, or nothing is packed."""
+        """Return a layer in NF4; None if nothing is packed, or if the layer is too small to become faster."""
         if not self._packs or min(weight.shape) < LEAST_SIDE or weight.size < LEAST_WEIGHTS:
             return None
         return PackedLayer(NF4Linear(self.rows(weight), None if bias is None else self.rows(bias)), silu)
@@ -204,7 +209,7 @@ class TorchCompute:
         return TorchLinear(self.rows(weight), None if bias is None else self.rows(bias), silu)
 
     def linears(self, weights: Floats, biases: Floats | None = None, silu: bool = False) -> TorchLinears | PackedLayers:
-        """Return n layers, weights [n, out, in] and biases [n, out], one per row."""
+        """Return n layers with weights [n, out, in] and biases [n, out], one layer per row."""
         of_each = [None] * len(weights) if biases is None else biases
         packed = [self._packed(weight, bias, silu) for weight, bias in zip(weights, of_each, strict=True)]
         if found := [one for one in packed if one is not None]:  # all have one size
@@ -215,7 +220,10 @@ class TorchCompute:
         """Return draft heads."""
 
         def stacked(weight: Array, bias: Array, silu: bool = False) -> TorchLinear | PackedLayer:
-            """Return the layers of all heads as one, whose outputs follow each other by head."""
+            """Return the layers of all heads as one layer.
+
+            Its outputs are those of the first head, then of the second, ….
+            """
             return self.linear(np.asarray(weight).reshape(bias.size, -1), bias.reshape(-1), silu)
 
         change = None
@@ -262,7 +270,7 @@ class TorchCompute:
         return uploaded(numbers, self._device)
 
     def recorded(self, function: RowFunction, *attentions: RowAttention) -> RowFunction:
-        """Return the function, computed by one call if steps are recorded."""
+        """Return the function; if steps are recorded, one call to the device computes it."""
         own = [one for one in attentions if isinstance(one, TorchAttention)]
         return RecordedRows(function, self.draft_recorder, own)
 
@@ -271,15 +279,15 @@ class TorchCompute:
         return TorchLogits(rows)
 
     def concat(self, arrays: Sequence[torch.Tensor], axis: int = 0) -> torch.Tensor:
-        """Return the tensors joined."""
+        """Return tensors joined along `axis`."""
         return torch.cat(list(arrays), axis)
 
     def repeated(self, row: torch.Tensor, count: int) -> torch.Tensor:
-        """Return a row `count` times, in the memory of one."""
+        """Return a row `count` times, without copies."""
         return row.expand(count, -1)
 
     def at_columns(self, rows: torch.Tensor, ids: Array, width: int) -> torch.Tensor:
-        """Return [rows, width] whose columns `ids` are those of `rows`, and -inf elsewhere."""
+        """Return a tensor [rows, width] with `rows` at the columns `ids`, and -inf elsewhere."""
         whole = rows.new_full((len(rows), width), float("-inf"))
         return whole.index_copy_(1, torch.from_numpy(ids).to(rows.device), rows)
 

@@ -1,8 +1,8 @@
-"""Finds the picks of all rows of logits on the device, except for their last bits.
+"""Finds the picks of all rows of logits on the device, except for the last bits.
 
-A pick is the argmax of scores plus noise of 64 bits (`Sampling`), and a logarithm is not bit-identical on every device.
-So the device finds the few likely winners in fp32, and main memory decides between them exactly as if it looked at all
-ids. If that is not certain, the result says so.
+A pick is the argmax of scores plus noise of 64 bits (`Sampling`), and logarithms differ in their last bits between
+devices. So the device finds the few likely winners (contenders) in fp32. The CPU decides between them, with the same
+result as for all ids. If that is uncertain, the result says so.
 """
 
 import math
@@ -26,7 +26,7 @@ CLOSE = 1e-3  # more than the fp32 errors of scores, noise and sums of chances; 
 
 @dataclass(frozen=True)
 class Contenders:
-    """The ids among which the pick of each row is, best first, each [rows, SHOWN]; on a device or in main memory."""
+    """The ids that may be the pick of each row, best first, each [rows, SHOWN], on a device or in main memory."""
 
     ids: Any
     scores: Any  # at the temperature
@@ -34,7 +34,7 @@ class Contenders:
     noisy: Any  # scores with noise, in fp32; -inf for no candidate, NaN in rows that are not certain
 
     def pick(self, row: int, position: int, sampling: Sampling) -> int | None:
-        """Return the token that is picked of an array's row; None where another way must tell."""
+        """Return the picked token of a row; None if that is uncertain and needs all logits."""
         noisy: npt.NDArray[np.float32] = self.noisy[row]
         there = np.flatnonzero(noisy != -np.inf)
         if not len(there) or not np.isfinite(noisy[there]).all():
@@ -49,7 +49,8 @@ class Contenders:
         return int(ids[best])
 
     def candidates(self, row: int, count: int) -> list[Candidate] | None:
-        """Return what to propose by an array's row, as `choose_candidates` does; None where another way must tell."""
+        """Return the candidates of a row, as `choose_candidates` does; None if they are uncertain and need all
+        logits."""
         noisy: npt.NDArray[np.float64] = self.noisy[row].astype(np.float64)
         best = np.flatnonzero(noisy != -np.inf)[:count]
         if not len(best) or not np.isfinite(noisy[best]).all():
@@ -59,12 +60,12 @@ class Contenders:
 
 
 def keys_of(positions: Sequence[int], sampling: Sampling) -> list[int]:
-    """Return by position what noise is hashed from, as signed integers."""
+    """Return for each position the number from which its noise is hashed, as a signed integer."""
     return [signed(key) for key in host.keys(sampling.stream_seed(None), positions)]
 
 
 def contenders(logits: torch.Tensor, keys: torch.Tensor, sampling: Sampling) -> Contenders:
-    """Find the contenders of rows of logits [rows, vocab_size], for their keys [rows]; no operation waits.
+    """Find the contenders of logits [rows, vocab_size] for keys [rows], without waiting for the device.
 
     Raises ValueError if truncation leaves too many ids, as `findable` says.
     """
@@ -87,12 +88,12 @@ def findable(sampling: Sampling) -> bool:
 
 
 def narrows(sampling: Sampling) -> bool:
-    """Return whether truncation leaves few ids; otherwise noise for all of them takes many passes over a row."""
+    """Return whether truncation leaves few ids. Otherwise noise for all ids takes many passes over a row."""
     return sampling.top_k > 0 or sampling.top_p < 1
 
 
 def _of_the_likeliest(scores: torch.Tensor, keys: torch.Tensor, sampling: Sampling) -> Contenders:
-    """Find contenders if truncation leaves few ids: top-k, then top-p of the rest, then min-p."""
+    """Find contenders if truncation leaves few ids: top-k first, then top-p, then min-p."""
     width = scores.shape[1]
     count = min(NARROW, width)
     likely = scores.topk(count)
@@ -120,7 +121,7 @@ def _of_the_likeliest(scores: torch.Tensor, keys: torch.Tensor, sampling: Sampli
 
 
 def _of_equals(values: torch.Tensor, before: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the sums `before` the first and the last of equal values, whose order is arbitrary."""
+    """Return the sums `before` the first and before the last of equal values, because their order is arbitrary."""
     places = torch.arange(values.shape[1], device=values.device).expand_as(values)
     ends = torch.ones_like(values, dtype=torch.bool)
     ends[:, :-1] = values[:, :-1] != values[:, 1:]

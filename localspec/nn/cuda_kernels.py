@@ -32,7 +32,7 @@ class Module:
         _driven(_driver().cuModuleLoadData(ctypes.byref(self._handle), binary), "it cannot be loaded")
 
     def function(self, name: str) -> ctypes.c_void_p:
-        """Return one of its functions. Raises RuntimeError if there is none of this name."""
+        """Return a function of the module. Raises RuntimeError if there is none with this name."""
         found = ctypes.c_void_p()
         _driven(_driver().cuModuleGetFunction(ctypes.byref(found), self._handle, name.encode()), f"it has no {name}")
         return found
@@ -88,12 +88,12 @@ def digest() -> str:
 
 
 def source(file: str) -> str:
-    """Return a source after the shared part."""
+    """Return the text of a source file, with the shared part before it."""
     return "".join((SOURCES / name).read_text("utf-8") for name in (SHARED, file))
 
 
 def options(defined: Mapping[str, int]) -> list[str]:
-    """Return constants as options of the compiler."""
+    """Return constants as options for the compiler."""
     return [f"-D{name}={value}" for name, value in sorted(defined.items())]
 
 
@@ -162,7 +162,7 @@ SUFFIX = ".cubin"
 
 
 def kept_or_compiled(made_of: Sequence[str], compile_: Callable[[], bytes]) -> bytes:
-    """Return the cached result for these texts, or compile it now and cache it if possible.
+    """Return the cached result for these texts. If there is none, compile it, and cache it if possible.
 
     Raises the errors of `compile_`.
     """
@@ -177,7 +177,7 @@ def kept_or_compiled(made_of: Sequence[str], compile_: Callable[[], bytes]) -> b
 
 
 def _read(file: Path) -> bytes | None:
-    """Return a cached file; None if it is missing or damaged, because a driver does not check it."""
+    """Return a cached file; None if it is missing or damaged. The check is needed because a driver makes none."""
     try:
         content = file.read_bytes() if file.is_file() else b""  # reading a pipe would block
     except OSError:

@@ -1,6 +1,6 @@
 """Gated DeltaNet (Yang et al. 2024): a layer whose tokens read and change a state, instead of attention.
 
-For each value head, with keys k and queries q of length one, values v, and numbers α and β of each token in (0, 1):
+Each value head has keys k and queries q of length one, values v, and for each token numbers α and β in (0, 1):
 
     S ← α S;   S ← S + k βᵀ(v − Sᵀk);   o = Sᵀq / √(channels of a key)
 
@@ -32,7 +32,7 @@ class GatedDeltaNet(nn.Module):
     def __init__(
         self, sizes: DeltaNet, eps: float, weights: Mapping[str, Any], name: str, linear_class: LayerClass, exact: bool
     ) -> None:
-        """`weights` have our names; those of this layer begin with `name`."""
+        """Build the layer. `weights` have localspec's names; those of this layer begin with `name`."""
         super().__init__()
         self.sizes, self.eps, self.exact = sizes, eps, exact
 
@@ -64,9 +64,9 @@ class GatedDeltaNet(nn.Module):
     def advance(
         self, state: State, rows: torch.Tensor, one_by_one: bool, real: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, State]:
-        """Read rows [n, numbers] after a state; return their values [n, channels], and the state after them.
+        """Read rows [n, numbers] after a state. Return their values [n, channels], and the state after them.
 
-        `real`, an int64 scalar tensor, is the number of rows that change the state; later rows do not.
+        `real`, an int64 scalar tensor, is the number of rows that change the state. Later rows are padding.
         """
         sizes, count = self.sizes, len(rows)
         mixed, beta, alpha = torch.split(rows, [sizes.channels, sizes.value_heads, sizes.value_heads], -1)
@@ -89,7 +89,7 @@ class GatedDeltaNet(nn.Module):
         return values.reshape(count, -1).to(rows.dtype), State(state.length + count, matrices, tail)
 
     def _nothing(self, rows: torch.Tensor) -> State:
-        """Return the state before a text."""
+        """Return the initial state, before any text."""
         sizes = self.sizes
         matrices = rows.new_zeros(sizes.value_heads, sizes.key_dim, sizes.value_dim, dtype=torch.float32)
         return State(0, matrices, rows.new_zeros(sizes.taps - 1, sizes.channels))
@@ -130,8 +130,10 @@ def _one_by_one(inputs: Inputs, matrices: torch.Tensor) -> tuple[torch.Tensor, t
 
 
 def _in_chunks(inputs: Inputs, matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the same by matrix products (Yang et al. 2024, §3.3): within a chunk, the changes of its own rows are one
-    triangular system."""
+    """Compute the same rule by matrix products (Yang et al. 2024, §3.3).
+
+    Within a chunk, the changes by its own rows are one triangular system.
+    """
     count = len(inputs[0])
     padding = -count % CHUNK
     # [chunks, value heads, rows, …]

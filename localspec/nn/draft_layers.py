@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TorchLinear:
-    """y = x Wᵀ + b; weight [out, in], or [n, out, in] with one layer per row."""
+    """A layer y = x Wᵀ + b; weight [out, in], or [n, out, in] with one layer per row."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
@@ -36,10 +36,10 @@ class TorchLinear:
 
 
 class TorchLinears(TorchLinear):
-    """One layer for each row."""
+    """Several layers, one for each row."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Apply the first layers to as many rows, one layer per row."""
+        """Apply the first n layers to n rows, one layer per row."""
         weight = self.weight[: len(x)]
         if self.bias is not None:
             y = torch.baddbmm(self.bias[: len(x), None], x[:, None], weight.transpose(1, 2))[:, 0]
@@ -50,7 +50,7 @@ class TorchLinears(TorchLinear):
 
 @dataclass(frozen=True)
 class PackedLayer:
-    """y = x Wᵀ + b with a weight in NF4."""
+    """A layer y = x Wᵀ + b with a weight in NF4."""
 
     layer: NF4Linear
     silu: bool
@@ -69,7 +69,7 @@ class PackedLayer:
 
 @dataclass(frozen=True)
 class PackedLayers:
-    """One layer for each row."""
+    """Several layers in NF4, one for each row."""
 
     layers: Sequence[PackedLayer]
 
@@ -79,13 +79,13 @@ class PackedLayers:
         return sum(layer.nbytes for layer in self.layers)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Apply the first layers to as many rows, one layer per row."""
+        """Apply the first n layers to n rows, one layer per row."""
         return torch.cat([layer(x[row : row + 1]) for row, layer in enumerate(self.layers[: len(x)])])
 
 
 @dataclass(frozen=True)
 class TorchHeadRows:
-    """Some rows of a head, in the head's own class."""
+    """Some rows of a head, as a layer of the same class as the head."""
 
     layer: Callable[[torch.Tensor], torch.Tensor]
     nbytes: int
@@ -100,7 +100,7 @@ class TorchHeadRows:
 class TorchHeads:
     """Draft heads that read one row.
 
-    `first` and `path` compute the layers of all heads at once, because these read the same row. `blocks`, the blocks
+    `first` and `path` compute the layers of all heads at once, because all read the same row. `blocks`, the blocks
     after the first, and `vocabulary` apply a separate layer to the row of each head. `change` has `down` and `up` of
     all heads as one layer each, and a mask [heads, heads * rank] that sets the products with other heads to zero.
     """

@@ -27,11 +27,11 @@ DEPTH = 6  # tokens of the path that is compared if it is not a chain of all row
 
 
 def measure(target: Target, widest: int, exact: bool) -> Exactness:
-    """Compare trees with plain decoding, row by row; set `target.row_multiple` to what `bitwise` needs.
+    """Compare trees with plain decoding, row by row. Set `target.row_multiple` to the value that `bitwise` needs.
 
-    In the invariant form (`exact`) rows are filled up to a multiple of the smallest number that gives every bit. It is
-    the same whatever the width of a run, because plain and speculative runs must agree on it. The fastest form is taken
-    as it is.
+    In the invariant form (`exact`) rows are filled up to a multiple of the smallest number for which all bits are
+    equal. The number does not depend on the width of a run, because plain and speculative runs must agree on it. The
+    fastest form is not padded.
     """
     always = {*range(2, ALWAYS + 1), *WIDE} if exact else set()
     widths = sorted({*range(1, widest + 1), *always})
@@ -55,7 +55,7 @@ def measure(target: Target, widest: int, exact: bool) -> Exactness:
 
 @torch.inference_mode()
 def _largest_difference(target: Target, widths: Sequence[int]) -> float:
-    """Return 0.0 if all bits are the same; otherwise stop at the first width with a difference."""
+    """Return 0.0 if all bits are equal; otherwise the difference at the first width that has one."""
     generator = torch.Generator().manual_seed(0)
     vocab_size = target.vocab_size
     paths = torch.randint(vocab_size, (1 + AGAIN, max(*widths, DEPTH)), generator=generator).tolist()
@@ -102,9 +102,9 @@ class _Comparison:
         self.plain = plain_rows(target, self.cache, context, path)
 
     def difference(self, width: int, decoys: int) -> float:
-        """Compare a tree of `width` rows: the root, some decoys below it, the path, and further decoys below the root.
+        """Compare a tree of `width` rows: the root, some decoys below it, the path, and more decoys below the root.
 
-        Return 0.0 if all bits are the same, else the largest difference of a logit relative to the largest logit.
+        Return 0.0 if all bits are equal, else the largest difference of a logit, relative to the largest logit.
         """
         tree, nodes = self._tree(width, decoys)
         rows = tree_rows(self.target, self.cache, tree, nodes)
@@ -115,7 +115,7 @@ class _Comparison:
         return max(torch.finfo(torch.float32).tiny, largest)  # in this order, in case only NaN or no logit differs
 
     def _tree(self, width: int, decoys: int) -> tuple[DraftTree, list[int]]:
-        """Return the tree, as far as it can be exact, and the nodes of its path."""
+        """Return the part of the tree that can be exact, and the nodes of its path."""
         depth = min(len(self.path), width - decoys)
         vocab_size = self.target.vocab_size
         tokens = torch.randint(vocab_size, (width,), generator=self.generator).tolist()
@@ -144,10 +144,10 @@ def plain_rows(target: Target, cache: KVCache, context: int, path: Sequence[int]
 
 
 def tree_rows(target: Target, cache: KVCache, tree: DraftTree, nodes: Sequence[int]) -> Rows:
-    """Return logits of these nodes, their keys and values, and their input of each linear layer.
+    """Return logits, keys and values of these nodes, and their inputs of each linear layer.
 
-    A quantized layer rounds most differences of its input away, but those that this test would rarely see show up in
-    long texts.
+    A quantized layer rounds most differences of its inputs away. The rest would rarely show in this test, but it shows
+    in long texts.
     """
     inputs_seen = []
 

@@ -1,7 +1,7 @@
 """A mixture of experts in the place of an MLP, computed expert by expert, or row by row for drafts on GPUs.
 
-Row by row, the operations for a row do not depend on the other rows. So a recording (CUDA graph) can repeat them, and
-the result of a row is the same to the bit.
+Row by row, the operations for a row do not depend on the other rows. So a CUDA graph can repeat them, and a row's
+result is always the same, bit for bit.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,8 +18,8 @@ from localspec.nn.states import AT_ONCE
 def chosen_experts(logits: torch.Tensor, sizes: Sizes) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the experts of each row and their weights, both [rows, used], for a router's logits [rows, experts].
 
-    The experts with the largest logits are chosen, and of equal ones the first. The weights are a softmax over the
-    chosen experts if `sizes.normalised`, else over all experts.
+    The experts with the largest logits are chosen; of equal ones the first. The weights are a softmax over the chosen
+    experts if `sizes.normalised`, else over all experts.
     """
     ordered, experts = logits.float().sort(dim=-1, descending=True, stable=True)
     chosen = ordered[:, : sizes.used]
@@ -30,7 +30,7 @@ def chosen_experts(logits: torch.Tensor, sizes: Sizes) -> tuple[torch.Tensor, to
 class Experts(nn.Module):
     """A mixture of the experts of a layer. `gate_up_proj` has the gates of all experts, then the ups of all.
 
-    `gated` is the activation (gate, up) -> product. `exact` computes drafts row by row on a CPU, too.
+    `gated` is the activation (gate, up) -> product. With `exact` drafts are computed row by row on a CPU, too.
     """
 
     def __init__(
@@ -67,7 +67,8 @@ class Experts(nn.Module):
         return (outputs * weights[..., None].to(outputs.dtype)).sum(1).view(h.shape)
 
     def _of_row(self, row: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Return the weighted sum for one `row` [hidden_size], with copies of the matrices of its `chosen` [used]."""
+        """Return the weighted sum for one `row` [hidden_size], with copies of the matrices of its `chosen` experts
+        [used]."""
         count = self.sizes.count
         gate_up = self.gate_up_proj.weight.view(2, count, -1, len(row))[:, chosen] @ row  # [2, used, size]
         if self.gate_up_proj.bias is not None:

@@ -25,7 +25,10 @@ SHAPE = ".shape"  # of a packed matrix before its columns were filled up: int64 
 
 
 def write(transformer: Transformer, file: Path, made_of: str, where: str) -> None:
-    """Write a model whole or not at all; `made_of` identifies its weights, `where` is their place. Raises OSError."""
+    """Write a model, either completely or not at all. Raises OSError.
+
+    `made_of` identifies its weights, and `where` is their place.
+    """
     tensors: dict[str, torch.Tensor] = {}
     for name, layer in transformer.named_modules():
         if isinstance(layer, NF4Linear):
@@ -65,7 +68,7 @@ def _digest(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
 
 
 def damage(file: Path) -> str | None:
-    """Read the whole file; return a clause that says what is wrong with it, or None."""
+    """Read the whole file. Return a clause about the damage, or None if there is none."""
     try:
         stored: Any = safe_open(file, "pt")
         names, about = stored.keys(), stored.metadata() or {}
@@ -78,7 +81,7 @@ def damage(file: Path) -> str | None:
 
 
 def former_files(file: Path, made_of: str, where: str) -> list[Path]:
-    """Return earlier files next to this one, of other weights from the same place."""
+    """Return earlier files in the same directory, made of other weights from the same place."""
     found = []
     for other in file.parent.glob(f"*{file.suffix}"):
         with suppress(SafetensorError, OSError):
@@ -90,10 +93,10 @@ def former_files(file: Path, made_of: str, where: str) -> list[Path]:
 
 
 class KeptWeights(Mapping[str, Any]):
-    """The weights of such a file by our names, each read directly to its device on access."""
+    """The weights in such a file by localspec's names. Each is read directly to its device when it is accessed."""
 
     def __init__(self, file: Path, made_of: str, device: str) -> None:
-        """Raise DamagedFile if the file is damaged, or was made of other weights or by another version."""
+        """Open the file. Raises DamagedFile if it is damaged, or was made of other weights or by another version."""
         try:
             stored: Any = safe_open(file, "pt", device=device)  # safetensors has no type hints for it
             about = stored.metadata() or {}

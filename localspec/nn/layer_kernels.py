@@ -1,4 +1,4 @@
-"""The operations between a layer's products on an NVIDIA GPU: one launch each, where torch needs several."""
+"""The operations between a layer's products on an NVIDIA GPU: one kernel each, where torch needs several."""
 
 from dataclasses import dataclass
 
@@ -13,8 +13,11 @@ SMALL = {torch.float32: 4, torch.bfloat16: 8, torch.float16: 8}  # numbers in 16
 
 @dataclass(frozen=True)
 class Placing:
-    """Where new rows go in a cache: keys and values [2, num_kv_heads, slots, head_dim], those that attention reads, and
-    the first slot: `start` on the device, if given, plus `length`."""
+    """The places of new rows in a cache.
+
+    It has keys and values [2, num_kv_heads, slots, head_dim], the slots that attention reads, and the first slot:
+    `start` on the device, if given, plus `length`.
+    """
 
     slots: torch.Tensor
     visible: int
@@ -23,7 +26,7 @@ class Placing:
 
 
 def fits(x: torch.Tensor) -> bool:
-    """Return whether rows of this width can be normed."""
+    """Return whether the kernel can norm rows of this width."""
     each = SMALL.get(x.dtype)
     return each is not None and x.shape[-1] % 8 == 0 and x.shape[-1] <= MOST_HELD * THREADS * each
 
@@ -31,7 +34,7 @@ def fits(x: torch.Tensor) -> bool:
 def add_norm(
     x: torch.Tensor, given: torch.Tensor | None, weight: torch.Tensor, offset: float, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return x plus `given`, if any, and its norm (RMSNorm, with `offset` added to the weight)."""
+    """Return x plus `given`, if there is one, and the norm of that sum (RMSNorm, with `offset` added to the weight)."""
     # A single row of heads among others is contiguous, and the norm of a row must not depend on that.
     x, given, parts = x.contiguous(), None if given is None else given.contiguous(), x.shape[-1] // SMALL[x.dtype]
     total, normed = x if given is None else torch.empty_like(x), torch.empty_like(x)
@@ -42,7 +45,10 @@ def add_norm(
 
 
 def gated(both: torch.Tensor, activation: str) -> torch.Tensor:
-    """Return the activation of the first half of the channels times the other half; `activation` is silu or gelu."""
+    """Return the product of the second half of the channels and the activation of the first half.
+
+    `activation` is silu or gelu.
+    """
     rows, parts = both.numel() // both.shape[-1], both.shape[-1] // 2 // SMALL[both.dtype]
     out = both.new_empty(*both.shape[:-1], both.shape[-1] // 2)
     kernel = _kernel(both, "gated", GELU=int(activation == "gelu"))
@@ -55,7 +61,7 @@ def rotate_and_place(
 ) -> torch.Tensor:
     """Rotate queries and keys of qkv [rows, heads + 2 * kv_heads, head_dim] as `apply_rope` does.
 
-    Put keys and values into a cache, and return the queries, [kv_heads, heads per key head * rows, head_dim].
+    Write keys and values into a cache, and return the queries, [kv_heads, heads per key head * rows, head_dim].
     """
     (rows, every, width), slots = qkv.shape, placing.slots
     grouped = qkv.new_empty(kv_heads, heads // kv_heads * rows, width)

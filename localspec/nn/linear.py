@@ -1,4 +1,4 @@
-"""Linear layers: dense ones in the precision of their weight, the base of quantized ones, and packed ones on a CPU.
+"""Linear layers: dense layers in the precision of their weight, the base of quantized layers, and packed ones on a CPU.
 
 A forward may bring a LoRA adapter, which acts only in that forward.
 """
@@ -20,14 +20,15 @@ from localspec.models.stored_names import use_stored_names
 class LoraAdapter(nn.Module):
     """The change that an adapter adds to a linear layer: (alpha / rank) B A x (LoRA, Hu et al. 2022).
 
-    Our layers are several projections stacked; `blocks` are the rows [start, end) of the adapted ones, each with its
-    own pair, so that training here gives the same adapters as separate projections would:
+    localspec's linear layers are several projections stacked. `blocks` are the rows [start, end) of the adapted
+    projections. Each has its own pair, so that training gives the same adapters as for separate projections:
 
         lora_A [blocks * rank, in]    lora_B [out, blocks * rank]    q │ ■ · ·
                                                                      k │ · ■ ·
                                                                      v │ · · ■
 
-    `lora_B` starts at zero, where the adapter changes nothing. In training a share `dropout` of its inputs is zero.
+    `lora_B` starts at zero, where the adapter changes nothing. In training a share `dropout` of the inputs is set to
+    zero.
     """
 
     block_mask: torch.Tensor
@@ -65,7 +66,7 @@ Adapter = Callable[[torch.Tensor], torch.Tensor]  # its change, by the input of 
 
 
 class Linear(nn.Module):
-    """y = x Wᵀ + b with W [out, in]; gradients flow."""
+    """A layer y = x Wᵀ + b with W [out, in]. Gradients flow."""
 
     bias: nn.Parameter | None
 
@@ -79,7 +80,7 @@ class Linear(nn.Module):
         return y if adapter is None else y + adapter(x).to(y.dtype)
 
     def rows(self, channels: torch.Tensor) -> "Linear | QuantizedLinear":
-        """Return a layer of some output channels, without their bias."""
+        """Return a layer with only some of the output channels, without their bias."""
         return Linear(self.weight.detach()[channels])
 
     @property
@@ -96,13 +97,13 @@ class Shaped(Protocol):
 
     @property
     def shape(self) -> torch.Size:
-        """Output and input channels."""
+        """The numbers of output and input channels."""
 
 
 class QuantizedLinear(nn.Module, ABC):
-    """y = x Wᵀ + b with W [out, in] rounded to a few bits: the base of all such layers.
+    """A layer y = x Wᵀ + b with W [out, in] rounded to a few bits: the base of all such layers.
 
-    Gradients flow through x, as through a dense layer with the rounded weight, which is frozen.
+    Gradients flow through x, as through a dense layer with the rounded weight. The weight itself is frozen.
     """
 
     bias: torch.Tensor | None
@@ -125,13 +126,13 @@ class QuantizedLinear(nn.Module, ABC):
         """Compute the product, [..., in] -> [..., out] in the precision of x, without a gradient."""
 
     def rows(self, channels: torch.Tensor) -> "Linear | QuantizedLinear":
-        """Return a layer of some output channels, without their bias."""
+        """Return a layer with only some of the output channels, without their bias."""
         return type(self)(self.weight[channels])
 
     @property
     @abstractmethod
     def weight(self) -> torch.Tensor:
-        """The rounded weight [out, in], computed at each access."""
+        """The rounded weight [out, in], unpacked at each access."""
 
     @property
     @abstractmethod
@@ -143,7 +144,7 @@ LayerClass = type[Linear] | type[QuantizedLinear]
 
 
 class _StraightThrough(torch.autograd.Function):
-    """The gradient of the rounded weight: kernels for packed weights silently return none."""
+    """The gradient with the rounded weight. Kernels for packed weights have no gradient, and report no error."""
 
     @staticmethod
     def forward(context: Any, x: torch.Tensor, layer: QuantizedLinear) -> torch.Tensor:
@@ -157,9 +158,9 @@ class _StraightThrough(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """A weight [out, in] that was packed elsewhere into `nbytes` bytes; `unpack` returns the numbers in fp32.
+    """A weight [out, in] that was packed elsewhere into `nbytes` bytes. `unpack` returns its numbers in fp32.
 
-    `rows` returns only some rows, for weights whose rows have their own order.
+    `rows` returns only some rows. It is for weights whose rows have a special order.
     """
 
     shape: torch.Size
@@ -169,10 +170,11 @@ class PackedWeight:
 
 
 class PackedLinear(QuantizedLinear):
-    """A layer on a CPU with the numbers that our library computes with, made dense for each product and then dropped.
+    """A layer on a CPU with the compiled library's packed weight, which is made dense for each product and then
+    dropped.
 
-    Training a drafter for a quantized target uses it, and the library is compared with it. It takes at least the time
-    of a dense layer: decoding uses the packed weight directly. Activations are not rounded.
+    It is used to train a drafter for a quantized target, and to test the library. It takes at least as long as a dense
+    layer; decoding uses the packed weight directly. Activations are not rounded.
     """
 
     def __init__(self, weight: PackedWeight, bias: torch.Tensor | None = None) -> None:

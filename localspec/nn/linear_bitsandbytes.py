@@ -1,6 +1,6 @@
 """Quantized linear layers through bitsandbytes: LLM.int8 and NF4, for NVIDIA.
 
-The library is imported when the first layer is made, because that takes seconds.
+bitsandbytes is imported when the first layer is made, because that takes seconds.
 """
 
 import logging
@@ -23,10 +23,10 @@ BLOCK, SCALES = row_kernels.BLOCK, 256  # weights that share a scale in NF4, and
 
 
 class LLMInt8Linear(QuantizedLinear):
-    """LLM.int8 (Dettmers et al. 2022): W has one scale per output channel, x, in fp16, one scale per row.
+    """LLM.int8 (Dettmers et al. 2022): W has one scale per output channel, and x, in fp16, one scale per row.
 
     Input channels in which any activation reaches `threshold` (6.0 in the paper) are computed in the precision of x.
-    The CPU then waits for the device at every layer, so the default (0.0) has no such channels.
+    The CPU then waits for the device at every layer, so with the default (0.0) there are no such channels.
     """
 
     threshold: ClassVar[float] = 0.0
@@ -58,7 +58,7 @@ class LLMInt8Linear(QuantizedLinear):
 
 @dataclass(frozen=True)
 class PackedNF4:
-    """A matrix [out, in] that is already packed: tensors by the suffixes of bitsandbytes' names."""
+    """A packed matrix [out, in]: tensors by the suffixes of bitsandbytes' names."""
 
     shape: torch.Size
     parts: Mapping[str, torch.Tensor]
@@ -135,7 +135,7 @@ class NF4Linear(QuantizedLinear):
 
 @cache
 def _functional() -> Any:
-    """Import bitsandbytes.functional, with all its operators."""
+    """Import bitsandbytes.functional, including all its operators."""
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # users cannot act on its messages below this level
     with _without("kernels"):
         from bitsandbytes import functional
@@ -143,7 +143,7 @@ def _functional() -> Any:
 
 
 def adamw_8bit() -> Any:
-    """Return AdamW with moments in eight bits, a class like torch's own."""
+    """Return the class AdamW with moments in eight bits, which is used like torch's class."""
     _functional()
     with _without("kernels"):
         from bitsandbytes import optim
@@ -152,7 +152,7 @@ def adamw_8bit() -> Any:
 
 @contextmanager
 def _without(module: str) -> Iterator[None]:
-    """Hide a module from imports: with `kernels`, bitsandbytes would fetch code from the network and run it."""
+    """Hide a module from imports. With `kernels`, bitsandbytes would fetch code from the network and run it."""
     missing = object()
     modules: dict[str, Any] = sys.modules
     before = modules.get(module, missing)

@@ -17,7 +17,8 @@ TILES = 2  # the smallest value that the packing operator accepts; these kernels
 
 
 class WeightOnlyLinear(QuantizedLinear):
-    """A weight [out, in] padded with zeros to multiples of `EDGE`, and a kernel of torch's that multiplies by it."""
+    """A layer with a weight [out, in], padded with zeros to multiples of `EDGE`, and a kernel of torch that
+    multiplies by it."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         super().__init__(weight, bias)
@@ -66,7 +67,8 @@ class Int8WeightOnlyLinear(WeightOnlyLinear):
 
 
 class Int4WeightOnlyLinear(WeightOnlyLinear):
-    """Four bits: sixteen levels, evenly spaced from the least to the largest of each group of input channels."""
+    """Four bits: sixteen levels, evenly spaced from the smallest to the largest weight of each group of input
+    channels."""
 
     @staticmethod
     def pack(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -45,12 +45,12 @@ class TorchHidden:
         return TorchHidden(self.rows[:, start:stop])
 
     def finite(self) -> bool:
-        """Return whether all of them are finite numbers."""
+        """Return whether all states are finite numbers."""
         return bool(self.rows.isfinite().all())
 
 
 class TorchLogits:
-    """Logits [rows, vocab_size], as `Logits` describes them. Only picks and candidates leave the device."""
+    """Logits [rows, vocab_size], as `Logits` describes them. Only picks and candidates are copied to main memory."""
 
     def __init__(self, rows: torch.Tensor) -> None:
         self.rows = rows.detach()
@@ -63,11 +63,11 @@ class TorchLogits:
         return TorchLogits(taken(self.rows, rows))
 
     def numpy(self) -> npt.NDArray[np.float32]:
-        """Return all of them in main memory."""
+        """Return all logits in main memory."""
         return _numpy(self.rows.float())
 
     def finite(self) -> bool:
-        """Return whether all of them are finite numbers."""
+        """Return whether all logits are finite numbers."""
         return bool(self.rows.isfinite().all())
 
     def finite_rows(self, sampling: Sampling) -> int:
@@ -138,7 +138,8 @@ def survivors(row: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torc
 
 
 def nucleus(scores: torch.Tensor, top_p: float) -> torch.Tensor:
-    """Return the indices of the likeliest tokens that together reach `top_p`, with the one that reaches it."""
+    """Return the indices of the likeliest tokens whose chances together reach `top_p`, including the one that
+    reaches it."""
     total = scores.logsumexp(0)
     for count in (1024, len(scores)):  # sorting a whole vocabulary takes longer than many forwards
         best, order = scores.topk(min(count, len(scores)))

@@ -20,8 +20,8 @@ Head = Callable[[torch.Tensor], torch.Tensor]
 class DepthLoss:
     """The result of one depth: the loss summed over `count` rows, and how often the right token had which rank.
 
-    `loss` carries the gradient; hits [RANKS] counts the rows whose label was the likeliest, the second, …; first [rows]
-    says of each row whether its label was the likeliest, in the order of the input.
+    `loss` has a gradient. hits [RANKS] counts the rows whose label was the likeliest token, the second, …. first [rows]
+    says for each row whether its label was the likeliest token, in the order of the input.
     """
 
     loss: torch.Tensor
@@ -32,9 +32,9 @@ class DepthLoss:
 
 @dataclass(frozen=True)
 class Guess:
-    """The prediction of one depth: states [rows, hidden_size], and the head that makes logits from them.
+    """The prediction of one depth: states [rows, hidden_size], and the head that computes logits from them.
 
-    `labels` [rows] are the rows of all labels that they predict, no row twice.
+    `labels` [rows] are the row numbers of the labels that the states predict, each once.
     """
 
     states: torch.Tensor
@@ -69,7 +69,7 @@ def cross_entropy(
     teacher: Head | None = None,
     kept: torch.Tensor | None = None,
 ) -> DepthLoss:
-    """Compare the logits that `head` makes from states [rows, hidden_size] with labels, one per row.
+    """Compare the logits that `head` computes from states [rows, hidden_size] with labels, one per row.
 
     Labels are as in `cross_entropies`.
     """
@@ -81,12 +81,12 @@ def cross_entropy(
 def cross_entropies(
     guesses: Sequence[Guess], labels: Labels, teacher: Head | None = None, kept: torch.Tensor | None = None
 ) -> list[DepthLoss]:
-    """Compare predictions of several depths with the same labels: the teacher's logits are computed once for all.
+    """Compare predictions of several depths with the same labels. The teacher's logits are computed only once.
 
-    Labels are token ids [n], or the target's own states [n, hidden_size]. Then `teacher` is the target's head, its
-    whole distribution is the label, and ranks are those of its likeliest token. With `Likeliest` tokens both are as if
-    there were no others. `kept` are the ids of a truncated vocabulary, in the order of the head's rows: the rest of the
-    label's distribution is left out, and a label outside of it teaches nothing and is never hit.
+    Labels are token ids [n], states [n, hidden_size] or `Likeliest` tokens. For states, `teacher` is the target's head:
+    its whole distribution is the label, and ranks are those of its likeliest token. `Likeliest` tokens count as if
+    there were no other tokens. `kept` are the ids of a truncated vocabulary, in the order of the head's rows. The rest
+    of a label's distribution is left out. A label outside of the vocabulary teaches nothing and is never hit.
     """
     orders = [guess.labels.argsort() for guess in guesses]
     guesses = [_sorted(guess, order) for guess, order in zip(guesses, orders, strict=True)]
@@ -127,7 +127,7 @@ def _sorted(guess: Guess, order: torch.Tensor) -> Guess:
 
 
 def _rows(guess: Guess, rows: slice, about: torch.Tensor) -> Guess:
-    """Return some rows of a guess, whose labels then are indices into `about`."""
+    """Return some rows of a guess. Their labels become indices into `about`."""
     return Guess(guess.states[rows], guess.head, torch.searchsorted(about, guess.labels[rows]))
 
 

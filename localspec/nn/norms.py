@@ -1,4 +1,4 @@
-"""Norms of a transformer's rows, by our own kernels if they work, else by torch."""
+"""Norms of a transformer's rows: by localspec's own kernels if they work, otherwise by torch."""
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ def norm(x: torch.Tensor, weight: torch.Tensor, config: TransformerConfig) -> to
 def added_norm(
     x: torch.Tensor, given: torch.Tensor | None, weight: torch.Tensor, config: TransformerConfig
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return x plus `given`, if any, and the norm of the sum."""
+    """Return x plus `given`, if there is one, and the norm of that sum."""
     others = (weight,) if given is None else (weight, given)
     alike = all(one.dtype == x.dtype for one in others) and layer_kernels.fits(x)
     if own_kernels.serve(x, *others) and alike:

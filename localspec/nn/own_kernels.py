@@ -1,4 +1,7 @@
-"""Whether our own kernels for NVIDIA GPUs are used: they are tried before anything is computed with them."""
+"""Decides whether localspec's own kernels for NVIDIA GPUs are used.
+
+They are tested before anything is computed with them.
+"""
 
 from collections.abc import Callable
 from functools import cache
@@ -18,14 +21,14 @@ _settled: dict[torch.device, str | None] = {}
 
 
 def settle(device: torch.device, why_not: str | None) -> None:
-    """Use an earlier result instead of a trial."""
+    """Use an earlier test result instead of testing the kernels."""
     _settled[device] = why_not
     trouble.cache_clear()
 
 
 @cache
 def trouble(device: torch.device) -> str | None:
-    """Return why the kernels are not used on a device, in words; None if they are."""
+    """Return the reason why the kernels are not used on a device, in words; None if they are used."""
     if device in _settled:
         return _settled[device]
     try:
@@ -35,7 +38,7 @@ def trouble(device: torch.device) -> str | None:
 
 
 def not_for(device: torch.device) -> str | None:
-    """Return why the kernels are not meant for a device; None for GPUs that they are meant for."""
+    """Return the reason why the kernels are not meant for a device; None for GPUs that they are meant for."""
     if device.type != "cuda" or torch.version.hip is not None or not torch.cuda.is_available():
         return "they need an NVIDIA GPU"
     if torch.cuda.get_device_capability(device) < LEAST_CAPABILITY:
@@ -44,7 +47,7 @@ def not_for(device: torch.device) -> str | None:
 
 
 def tried(device: torch.device) -> str | None:
-    """Try the kernels on a GPU that they are meant for; return what is wrong, or None. Raises MemoryError."""
+    """Test the kernels on a GPU that they are meant for. Return what is wrong, or None. Raises MemoryError."""
     try:
         return _wrong(device)
     except (RuntimeError, OSError, AttributeError, ImportError, ValueError, TypeError) as error:
@@ -54,7 +57,7 @@ def tried(device: torch.device) -> str | None:
 
 
 def serve(x: torch.Tensor, *others: torch.Tensor) -> bool:
-    """Return whether the kernels can compute with these tensors: they compute no gradient for any."""
+    """Return whether the kernels can compute with these tensors. They cannot if one needs a gradient."""
     if not x.is_cuda or (torch.is_grad_enabled() and any(one.requires_grad for one in (x, *others))):
         return False
     return x.numel() > 0 and trouble(x.device) is None
@@ -62,7 +65,7 @@ def serve(x: torch.Tensor, *others: torch.Tensor) -> bool:
 
 @torch.inference_mode()
 def _wrong(device: torch.device) -> str | None:
-    """Try the kernels; return what is wrong with them, or None."""
+    """Test the kernels. Return what is wrong with them, or None."""
     for what, (compute, expected) in {**_products(device), **_attention(device), **_between(device)}.items():
         together = compute(slice(None))
         if not float((together.float() - expected).norm() / expected.norm()) < NEAR:

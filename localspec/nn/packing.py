@@ -1,4 +1,4 @@
-"""The meaning of number formats and packings in torch: its types, and our classes of linear layers."""
+"""Number formats and packings in torch: its types, and localspec's classes of linear layers."""
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,10 @@ ROWS = 16
 
 
 class InvariantLinear(Linear):
-    """y = x Wᵀ + b with W [out, in]. A prompt of more than 128 rows is left to the library, the same way each time."""
+    """A layer y = x Wᵀ + b with W [out, in], whose rows do not depend on each other.
+
+    A prompt of more than 128 rows is computed by torch's library, in the same way each time.
+    """
 
     def forward(self, x: torch.Tensor, adapter: Adapter | None = None) -> torch.Tensor:
         rows = x.reshape(-1, x.shape[-1])
@@ -49,7 +52,7 @@ def linear_class(quantize: str, device: str, threshold: float = 0.0, exact: bool
     """Return the class of a model's linear layers; `quantize` is none, int8, int4 or nf4.
 
     With `exact`, rows of dense layers on CUDA do not depend on each other. `threshold` is that of LLM.int8 on CUDA.
-    Raises UsageMistake for a packing that the device does not have.
+    Raises UsageMistake for a packing that the device does not support.
     """
     if quantize == "none":
         return InvariantLinear if exact and torch.device(device).type == "cuda" else Linear
@@ -63,6 +66,6 @@ def linear_class(quantize: str, device: str, threshold: float = 0.0, exact: bool
 def lm_head_class(quantize: str, device: str, exact: bool = False) -> LayerClass:
     """Return the class of the head.
 
-    It is dense on CUDA, where rounding it costs more quality than its memory is worth.
+    On CUDA the head is dense: rounding it would cost too much quality for the memory it saves.
     """
     return linear_class("none" if torch.device(device).type == "cuda" else quantize, device, exact=exact)

@@ -11,23 +11,24 @@ from localspec.nn.states import Advance, HeldStates
 
 
 class PlacedRows:
-    """What a forward of static shape reads and writes of a cache: the operations are the same for every text's length.
+    """The part of a cache that a forward of static shape reads and writes.
 
-    Rows see the committed tokens, and of each other the rows in `bits` [rows], an int64 for each:
+    The operations are the same for texts of any length. Rows see the committed tokens, and the new rows in `bits`
+    [rows], an int64 per row:
 
         slots   p p p p│0 1 2 3│. . . .     length 4, four rows, twelve visible slots
         bits    0001 0011 0101 1101         row 3 sees rows 0, 2 and itself
     """
 
     def __init__(self, cache: KVCache, visible: int, length: torch.Tensor, rows: int) -> None:
-        """`length` is an int64 scalar tensor; the cache has room for `rows` rows after it."""
+        """Prepare the places. `length` is an int64 scalar tensor; the cache has room for `rows` rows after it."""
         self._cache, self._visible, self._rows = cache, visible, rows
         self._slots = torch.arange(visible, device=length.device)
         self._own = self._slots - length  # the row whose slot it is, if any
         self._places = torch.arange(rows, device=length.device) + length
 
     def seen(self, bits: torch.Tensor, positions: torch.Tensor, window: int | None) -> torch.Tensor:
-        """Return bool [rows, visible]: the slots that a row sees."""
+        """Return bool [rows, visible]: the slots that each row sees."""
         row = self._own.clamp(0, self._rows - 1)
         own = (self._own >= 0) & (self._own < self._rows)
         seen = (self._own < 0) | (own & ((bits[:, None] >> row) & 1).bool())
@@ -38,43 +39,44 @@ class PlacedRows:
         return seen & (slot_positions > positions[:, None] - window)
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Put [num_kv_heads, rows, head_dim] in their places; return the layer's visible slots."""
+        """Write keys and values [num_kv_heads, rows, head_dim] to their places. Return the layer's visible slots."""
         both = self._cache.slots_of(layer)
         both[0].index_copy_(1, self._places, keys)
         both[1].index_copy_(1, self._places, values)
         return both[0, :, : self._visible], both[1, :, : self._visible]
 
     def placing(self, layer: int, rows: int) -> Placing:
-        """Return where `write` puts the rows."""
+        """Return the places where `write` puts the rows."""
         return Placing(self._cache.slots_of(layer), self._visible, self._places, 0)
 
 
 class PlacedChain(PlacedRows):
-    """Rows that follow each other, also for recurrent layers: only the real ones change the state."""
+    """Rows that follow each other, for recurrent layers too. Only the real rows change the state."""
 
     def __init__(
         self, cache: KVCache, visible: int, length: torch.Tensor, rows: int, real: torch.Tensor, held: HeldStates
     ) -> None:
-        """`real`, an int64 scalar tensor, is the number of real rows; the states after them are written to `held`."""
+        """Prepare the places. `real`, an int64 scalar tensor, is the number of real rows; the states after them go
+        to `held`."""
         super().__init__(cache, visible, length, rows)
         self._real, self._held, self._layers = real, held, count()
 
     def read(self, layer: int, rows: torch.Tensor, advance: Advance) -> torch.Tensor:
-        """Read rows [n, numbers] of the next recurrent layer after its state; return its output."""
+        """Read rows [n, numbers] of the next recurrent layer after its state, and return their output."""
         place = next(self._layers)
         self._held.rows[place, : len(rows)].copy_(rows)
         return self._held.read(place, len(rows), advance, self._real)
 
 
 def filled_rows(rows: int) -> int:
-    """Return the number of rows, up to 64, to which these are padded."""
+    """Return the number, up to 64, to which this many rows are padded."""
     return next(filled for filled in STATIC_ROWS if filled >= rows)
 
 
 def filled_slots(slots: int) -> int:
-    """Return how many slots attention reads, in steps that grow with the text: at most a quarter too many.
+    """Return how many slots attention reads, in steps that grow with the text: at most a quarter more than needed.
 
-    There are few such numbers, so that texts of all lengths share recordings.
+    There are few different numbers, so that texts of all lengths share recordings.
     """
     step = max(BUCKET, (1 << (slots.bit_length() - 1)) // 4)
     return -(-slots // step) * step

@@ -1,4 +1,7 @@
-"""Functions of rows that drafters and the search for picks use: one call each if steps are recorded."""
+"""Functions of rows, for drafters and for the search for picks.
+
+If steps are recorded, one call to the GPU computes each.
+"""
 
 from collections.abc import Hashable, Sequence
 
@@ -16,15 +19,15 @@ MOST_RECORDINGS = 32
 
 
 class RecordedRows:
-    """A function of tensors [rows, …], recorded for every number of rows up to 64 that is a power of two.
+    """A function of tensors [rows, …], recorded for each number of rows that is a power of two, up to 64.
 
-    It must not depend on values that Python would have to see, and no row of its results on other rows; what its inputs
-    refer to by index is among the other inputs. It returns as many rows as its first input has, and if it is recorded
-    its next call overwrites them.
+    The function must not depend on values that Python has to see, and no row of its results on other rows. Inputs that
+    index others must be among the inputs. Results have as many rows as the first input. If it is recorded, its next
+    call overwrites them.
     """
 
     def __init__(self, function: Function, recorder: Recorder, attentions: Sequence[TorchAttention] = ()) -> None:
-        """`attentions` are those whose keys and values it reads."""
+        """Wrap a function. `attentions` are those whose keys and values it reads."""
         self._function, self._recorder, self._attentions = function, recorder, attentions
         self._recordings: dict[Hashable, Recording] = {}
         self._over: list[int] = []  # the versions of the keys and values that they use

@@ -1,4 +1,4 @@
-"""CUDA graphs: a function of tensors that is recorded once, and replayed on other numbers at the same addresses."""
+"""CUDA graphs: a function of tensors is recorded once, and replayed with other numbers at the same addresses."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -14,11 +14,11 @@ Function = Callable[..., tuple[torch.Tensor, ...]]
 
 
 class Recording:
-    """A function of tensors on a GPU, without control flow that depends on their values, recorded.
+    """A recorded function of tensors on a GPU, without control flow that depends on their values.
 
-    Raises RuntimeError if CUDA cannot record it, or its replay gives other bits. The results are in `results`, ordinary
-    tensors that are valid until the next replay of a recording that shares them. All recordings on a device share the
-    memory between inputs and results, one after another.
+    Raises RuntimeError if CUDA cannot record it, or if its replay gives other bits. `results` are ordinary tensors.
+    They are valid until the next replay of a recording that shares them. All recordings on a device share the memory
+    between inputs and results, one after another.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Recording:
 
 
 class Recorder:
-    """Records functions if that is wanted, until it fails; `trouble` is then the reason."""
+    """Records functions on request until recording fails; `trouble` is then the reason."""
 
     def __init__(self) -> None:
         self.active = False
@@ -57,7 +57,7 @@ class Recorder:
     def record(
         self, function: Function, inputs: Sequence[torch.Tensor], results: tuple[torch.Tensor, ...] | None = None
     ) -> Recording | None:
-        """Record a function; return None if that is impossible, or memory is short."""
+        """Record a function. Return None if that is impossible, or memory is short."""
         try:
             return Recording(function, inputs, results)
         except RuntimeError as error:
@@ -68,8 +68,7 @@ class Recorder:
 
 @dataclass(frozen=True)
 class _Studio:
-    """The stream and the memory in which a device's recordings are made; they share both, since only one runs at a
-    time."""
+    """The stream and the memory for a device's recordings. They share both, since only one runs at a time."""
 
     device: torch.device
     stream: Any

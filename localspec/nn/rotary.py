@@ -9,8 +9,8 @@ from localspec.families.rope import Rope
 class RotaryEmbedding:
     """Rotary position embedding: rotates the first `rotary_dim` channels of a head by angles that grow with position.
 
-    Length-dependent scaling (dynamic NTK, longrope) is fixed in `rope`, so that a token's rotation never changes while
-    a text grows.
+    Length-dependent scaling (dynamic NTK, longrope) is fixed in `rope`, so that a token's rotation never changes as a
+    text grows.
     """
 
     def __init__(self, rope: Rope, device: torch.device | str) -> None:
@@ -35,14 +35,14 @@ class RotaryEmbedding:
         return self._query_factors[turns].to(dtype)[..., None, None]
 
     def cos_sin(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cosines and signed sines, each [(batch,) n, 1, rotary_dim], as `apply_rope` takes them."""
+        """Return cosines and signed sines for `apply_rope`, each [(batch,) n, 1, rotary_dim]."""
         angles = positions.float()[..., None] * self.inv_freq
         cos, sin = angles.cos() * self.attention_scaling, angles.sin() * (self.attention_scaling * self.signs)
         return cos.to(dtype).unsqueeze(-2), sin.to(dtype).unsqueeze(-2)
 
 
 def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate the first channels of [batch, n, heads, head_dim]; those after `rotary_dim` pass unchanged."""
+    """Rotate the first channels of [batch, n, heads, head_dim]. Channels after `rotary_dim` do not change."""
     rotary_dim = cos.shape[-1]
     rotary = x if x.shape[-1] == rotary_dim else x[..., :rotary_dim]
     rotated = torch.addcmul(rotary * cos, torch.roll(rotary, rotary_dim // 2, -1), sin)
@@ -50,7 +50,7 @@ def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.T
 
 
 def apply_interleaved_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate neighbouring channels, as GLM-4 does; cosines and signed sines are those of `apply_rope`."""
+    """Rotate pairs of neighbouring channels, as GLM-4 does. Cosines and signed sines are those of `apply_rope`."""
     rotary_dim = cos.shape[-1]
     first, second = x[..., :rotary_dim:2], x[..., 1:rotary_dim:2]
     cos, sin = cos[..., : rotary_dim // 2], sin[..., rotary_dim // 2 :]

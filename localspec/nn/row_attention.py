@@ -26,7 +26,10 @@ class TorchAttention:
         like: torch.Tensor,
         recorder: Recorder,
     ) -> None:
-        """Keys and values are `like` a tensor; while the recorder is active, seats have static shapes."""
+        """Begin without rows. Keys and values have the type and device of `like`.
+
+        Seats have static shapes while the recorder is active.
+        """
         self._sizes, self._rotary, self._norms, self._recorder = sizes, rotary, norms, recorder
         self.length = self.grown = 0  # rows that it holds; and how often it had to move to larger memory
         self._kept = like.new_zeros(2, sizes.num_kv_heads, 0, sizes.head_dim)  # keys, values
@@ -46,7 +49,7 @@ class TorchAttention:
         seen: Sequence[Sequence[int]] | None = None,
         window: int | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Make room for rows; return positions and slots, int64 [rows, 2], and visibility, bool [rows, slots].
+        """Make room for rows. Return positions and slots, int64 [rows, 2], and visibility, bool [rows, slots].
 
         Rows that pad a static shape come last, and each sees itself.
         """
@@ -101,7 +104,7 @@ class TorchAttention:
         return x if norm is None else F.rms_norm(x, norm.shape, norm, self._sizes.rms_norm_eps)
 
     def _reserve(self, slots: int) -> None:
-        """Make room for this many rows, and for some more, so that it seldom grows."""
+        """Make room for this many rows, and for some more, so that it seldom needs to grow."""
         if slots > (room := self._kept.shape[2]):
             there = self._kept
             grown = there.new_zeros(*there.shape[:2], max(slots + 64, room + room // 2), there.shape[3])

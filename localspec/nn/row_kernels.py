@@ -26,12 +26,12 @@ FORMATS = (torch.bfloat16, torch.float16)
 
 
 def multiplies(x: torch.Tensor) -> bool:
-    """Return whether products of rows like these [rows, in] can be computed."""
+    """Return whether the kernels can multiply rows like these [rows, in]."""
     return x.dtype in FORMATS and x.shape[1] % 8 == 0
 
 
 def dense(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return x Wᵀ + b of x [rows, in] and W [out, in], both in the same 16-bit format."""
+    """Return x Wᵀ + b for x [rows, in] and W [out, in], both in the same 16-bit format."""
 
     def product(x: torch.Tensor, y: torch.Tensor) -> None:
         kernel, out = _linear(x, "linear_dense", AHEAD=AHEAD), len(weight)
@@ -42,11 +42,11 @@ def dense(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> t
 
 @dataclass(frozen=True)
 class TiledNF4:
-    """A weight [out, in] in NF4, as `linear_nf4` reads it.
+    """A weight [out, in] in NF4, in the order that `linear_nf4` reads.
 
     `packed` [tiles, blocks, 8, 4, 2, 8] and `scales` [tiles, blocks, 8, 2] are bytes, with 16 channels per tile.
-    `scale_code` is the meaning of a scale, `scale_scales` are those of 256 scales in the order of bitsandbytes, and
-    `offset` is added to all.
+    `scale_code` is the table of values of a scale byte. `scale_scales` are the scales of 256 scales each, in the order
+    of bitsandbytes, and `offset` is added to all.
     """
 
     packed: torch.Tensor
@@ -58,7 +58,7 @@ class TiledNF4:
 
 
 def tiled(packed: torch.Tensor, scales: torch.Tensor, out: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Put bytes and scales of a matrix with this many rows, in the order of bitsandbytes, into that of `TiledNF4`.
+    """Put the bytes and scales of a matrix with `out` rows from the order of bitsandbytes into that of `TiledNF4`.
 
     Rows are padded with zeros to a multiple of 16.
     """
@@ -70,7 +70,7 @@ def tiled(packed: torch.Tensor, scales: torch.Tensor, out: int) -> tuple[torch.T
 
 
 def untiled(packed: torch.Tensor, scales: torch.Tensor, out: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return bytes [n, 1] and scales [m] in the order of bitsandbytes again."""
+    """Put bytes [n, 1] and scales [m] back into the order of bitsandbytes."""
     blocks = packed.shape[1]
     packed = packed.permute(0, 4, 2, 1, 3, 5).reshape(-1, blocks * BLOCK // 2)[:out]
     scales = scales.permute(0, 3, 2, 1).reshape(-1, blocks)[:out]
@@ -78,7 +78,7 @@ def untiled(packed: torch.Tensor, scales: torch.Tensor, out: int) -> tuple[torch
 
 
 def nf4(x: torch.Tensor, weight: TiledNF4, bias: torch.Tensor | None, out: int) -> torch.Tensor:
-    """Return x Wᵀ + b of x [rows, in], where `in` is a multiple of 64."""
+    """Return x Wᵀ + b for x [rows, in], where `in` is a multiple of 64."""
 
     def product(x: torch.Tensor, y: torch.Tensor) -> None:
         tiles = _tiles(x)
@@ -132,7 +132,7 @@ def attention(
 
 
 def heads_fit(head_dim: int) -> bool:
-    """Return whether there is attention for heads of this many channels."""
+    """Return whether the kernel supports heads of this many channels."""
     return head_dim % 8 == 0 and head_dim <= 2 * THREADS
 
 
@@ -151,7 +151,7 @@ def _in_parts(x: torch.Tensor, out: int, product: Callable[[torch.Tensor, torch.
 
 
 def _tiles(x: torch.Tensor) -> int:
-    """Return the number of tiles of eight rows each."""
+    """Return the number of tiles of eight rows."""
     return next(tiles for tiles in (1, 2, 4, 8) if 8 * tiles >= len(x))
 
 
@@ -162,7 +162,7 @@ def _linear(x: torch.Tensor, file: str, name: str = "", **defined: int) -> Kerne
 
 @cache
 def _blocks(device: torch.device) -> int:
-    """Return how many blocks there are per multiprocessor; one that waits for others would double the time."""
+    """Return the number of blocks per multiprocessor. A block that waits for others would double the time."""
     memory = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_multiprocessor", 2 * SHARED)
     return max(1, min(BLOCKS, memory // SHARED))
 

@@ -18,8 +18,8 @@ SPREAD = 0.02  # standard deviation of a fresh layer's weights
 
 
 def fresh_weights(config: TransformerConfig, device: torch.device | str) -> Mapping[str, torch.Tensor]:
-    """Return weights by our names, in fp32: small random numbers in matrices, zeros in biases, norms that multiply by
-    one."""
+    """Return weights by localspec's names, in fp32: small random numbers in matrices, zeros in biases, and norms
+    that multiply by one."""
     weights, one = {}, 1.0 - config.norm_offset
     for name, made_of in weight_map(config).items():
         rows, columns = sum(rows for _, rows in made_of), in_features(name, config)
@@ -37,7 +37,7 @@ def fresh_weights(config: TransformerConfig, device: torch.device | str) -> Mapp
 def copied_layers(
     transformer: Transformer, config: TransformerConfig, layers: Sequence[int]
 ) -> Mapping[str, torch.Tensor]:
-    """Return weights by our names, in fp32, for layers that start as copies of a transformer's, with ones in norms.
+    """Return weights by localspec's names, in fp32, for layers that start as copies of a transformer's; norms are ones.
 
     Additional or different layers are fresh. Packed layers give their rounded weights.
     """
@@ -60,7 +60,7 @@ def copied_layers(
 
 
 def read_masked(path: Path, target: Target) -> tuple[Target, int]:
-    """Read a small language model with a mask token, in fp32; return it and that token.
+    """Read a small language model with a mask token, in fp32. Return the model and that token.
 
     Raises UsageMistake if its ids differ from the target's, LocalspecError if it has no mask token, and the errors of
     `Target.load`.
@@ -72,7 +72,7 @@ def read_masked(path: Path, target: Target) -> tuple[Target, int]:
 
 
 def from_config(text: str, target: Target) -> tuple[Transformer, int]:
-    """Make the transformer that a config.json describes, with fresh weights; return it and its mask token.
+    """Make the transformer that a config.json describes, with fresh weights. Return it and its mask token.
 
     Raises the errors of `MaskedModel.of` before any memory is allocated.
     """

@@ -1,7 +1,7 @@
-"""Layers with a recurrent state, and how tokens are taken back: from earlier states and the rows after them.
+"""Layers with a recurrent state, and how tokens are discarded: from earlier states and the rows after them.
 
-A state is not a cache: nothing can be cut off it. The rows that a layer read lately are stored, and read again from the
-nearest earlier state, in the same order and so with the same bits. A text cannot branch: it is read as a chain.
+A state cannot be cut like a cache. The rows that a layer read recently are stored. They are read again from the nearest
+earlier state, in the same order and so with the same bits. A text cannot branch: it is read as a chain.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ class Advance(Protocol):
     """A function that reads rows [n, numbers] after a state, one by one on request.
 
     It returns the output of the rows, and the state after them. `real`, an int64 scalar tensor, is the number of rows
-    that change the state; later rows do not.
+    that change the state. Later rows are padding.
     """
 
     def __call__(
@@ -38,7 +38,7 @@ class Advance(Protocol):
 
 
 class HeldStates(NamedTuple):
-    """States of all recurrent layers before and after a forward, and its rows, at fixed addresses."""
+    """States of all recurrent layers before and after a forward, and the rows it read, at fixed addresses."""
 
     matrices: torch.Tensor  # [layers, …] of `State.matrices`
     tails: torch.Tensor
@@ -47,7 +47,10 @@ class HeldStates(NamedTuple):
     tails_after: torch.Tensor
 
     def read(self, place: int, count: int, advance: Advance, real: torch.Tensor | None = None) -> torch.Tensor:
-        """Read the first `count` of a layer's rows after its state; return their output. `real` as in `Advance`."""
+        """Read the first `count` rows of a layer after its state, and return their output.
+
+        `real` is as in `Advance`.
+        """
         before = State(0, self.matrices[place], self.tails[place])
         outputs, after = advance(before, self.rows[place, :count], True, real)
         self.matrices_after[place].copy_(after.matrices)
@@ -60,12 +63,12 @@ class HeldStates(NamedTuple):
 
 
 class LayerStates:
-    """The states of one layer: the present one, and earlier ones, sparser the further back.
+    """The states of one layer: the present state and earlier ones, fewer the further back.
 
         states   │         │       │   │ ││
         rows                       aaaaaaaa     rows after the first state from which one can return in small steps
 
-    Otherwise one can return only to the states themselves.
+    Elsewhere one can return only to the states themselves.
     """
 
     def __init__(self, nothing: State) -> None:
@@ -79,19 +82,22 @@ class LayerStates:
         return self._rows.nbytes + sum(state.matrices.nbytes + state.tail.nbytes for state in self._states)
 
     def reachable(self, length: int) -> int:
-        """Return the longest text, of at most `length` tokens, that it can return to."""
+        """Return the length of the longest text, of at most `length` tokens, that the layer can return to."""
         nearest = max(state.length for state in self._states if state.length <= length)
         return length if nearest >= self._first else nearest
 
     def read(self, length: int, rows: torch.Tensor, advance: Advance) -> torch.Tensor:
-        """Read rows after the first `length` tokens, which must be reachable, and discard later ones."""
+        """Read rows after the first `length` tokens, which must be reachable, and discard later tokens."""
         before = self.at(length, advance)
         outputs, after = advance(before, rows, len(rows) <= AT_ONCE)
         self.took(before, rows, after, advance)
         return outputs
 
     def took(self, before: State, rows: torch.Tensor, after: State, advance: Advance) -> None:
-        """Store rows that were read after a state, and the new state; discard what was read after the first one."""
+        """Store rows that were read after a state, and the new state.
+
+        Discard anything else that was read after the first state.
+        """
         self._put(before)
         if len(rows) <= AT_ONCE:
             self._keep(before.length, rows, advance)
@@ -101,18 +107,21 @@ class LayerStates:
         self._thin()
 
     def copy(self, length: int) -> "LayerStates":
-        """Return the states of the first `length` tokens, which must be reachable. States are never written to."""
+        """Return the states of the first `length` tokens, which must be reachable.
+
+        States are shared: they are never written to.
+        """
         other = LayerStates(self._states[0])
         other._states = [state for state in self._states if state.length <= length]
         other._first, other._rows = min(self._first, length), self._rows.clone()
         return other
 
     def assume(self, length: int) -> None:
-        """Use the latest state as that after `length` tokens."""
+        """Use the latest state as the state after `length` tokens."""
         self._states, self._first = [self._states[-1]._replace(length=length)], length
 
     def fill(self, generator: torch.Generator) -> None:
-        """Put random numbers in place of the state."""
+        """Replace the state by random numbers."""
         last = self._states[-1]
         matrices, tail = (torch.randn(part.shape, generator=generator).to(part) for part in last[1:])
         self._states, self._first = [State(last.length, matrices, tail)], last.length
@@ -129,11 +138,11 @@ class LayerStates:
         return nearest
 
     def _put(self, state: State) -> None:
-        """Add a state, replacing all later ones."""
+        """Add a state. It replaces all later ones."""
         self._states = [*(one for one in self._states if one.length < state.length), state]
 
     def _keep(self, length: int, rows: torch.Tensor, advance: Advance) -> None:
-        """Store rows that were read after `length` tokens; if there is no room, the oldest ones are dropped."""
+        """Store rows that were read after `length` tokens. If there is no room, drop the oldest rows."""
         room = KEPT + AT_ONCE
         if not len(self._rows):
             self._rows = rows.new_empty(room, rows.shape[1])
@@ -146,9 +155,9 @@ class LayerStates:
         self._rows[length - self._first : length - self._first + len(rows)] = rows
 
     def _thin(self) -> None:
-        """Drop states if there are too many: each time the one that leaves the smallest gap for its age.
+        """Drop states if there are too many: always the one that leaves the smallest gap for its age.
 
-        The first, the last two, and the one from which rows are stored stay.
+        The first state stays, the last two, and the one after which rows are stored.
         """
         while len(self._states) > STATES:
             lengths = [state.length for state in self._states]
@@ -161,9 +170,9 @@ class LayerStates:
 
 
 class StateCache(KVCache):
-    """Keys and values of the attention layers, and the states of the recurrent ones.
+    """Keys and values of the attention layers, and the states of the recurrent layers.
 
-    `truncate` may discard more than requested: `length` says what is left.
+    `truncate` may discard more than requested; `length` is then the number of tokens that are left.
     """
 
     def __init__(
@@ -191,7 +200,7 @@ class StateCache(KVCache):
         return self._states[layer].read(self.length, rows, advance)
 
     def hold(self, advances: Sequence[Advance], again: Callable[[HeldStates, int], None]) -> HeldStates:
-        """Put the states after the committed tokens where a forward of static shape reads them.
+        """Copy the states after the committed tokens to where a forward of static shape reads them.
 
         `advances` are by layer. `again(held, count)` reads the first `count` rows of the last forward again.
         """
@@ -210,7 +219,7 @@ class StateCache(KVCache):
         return held
 
     def took(self, count: int, advances: Sequence[Advance]) -> None:
-        """Store the first `count` rows that a forward read after `held`, and the states that it left."""
+        """Store the first `count` rows that a forward read after `held`, and the states after them."""
         held = self._held
         assert held is not None
         after = self._after(held, count)
@@ -229,12 +238,12 @@ class StateCache(KVCache):
         return [State(self.length + count, *both) for both in zip(matrices, tails, strict=True)]
 
     def keep(self, path: Sequence[int]) -> None:
-        """Commit the first rows after `length`; only a chain can be committed."""
+        """Commit the first rows after `length`. `path` must be a chain."""
         assert list(path) == list(range(len(path))), "recurrent layers read only chains"
         super().keep(path)
 
     def truncate(self, length: int) -> None:
-        """Discard everything after the first `length` tokens, and some before if no state is near."""
+        """Discard everything after the first `length` tokens, and more if no state is near."""
         super().truncate(self.reachable(length))
 
     def reachable(self, length: int) -> int:
@@ -245,7 +254,7 @@ class StateCache(KVCache):
         return length
 
     def copy(self, length: int, slots: int) -> Self:
-        """Return a cache with the first `length` tokens, which are reachable, and room for `slots`."""
+        """Return a cache with the first `length` tokens, which must be reachable, and room for `slots`."""
         other = super().copy(length, slots)
         other._states = {layer: one.copy(length) for layer, one in self._states.items()}
         other._held, other._before, other._read = None, [], 0
@@ -259,7 +268,7 @@ class StateCache(KVCache):
         return True
 
     def assume(self, length: int) -> None:
-        """Count the first `length` slots as committed, and use the latest state as that after them."""
+        """Count the first `length` slots as committed, and use the latest states as those after them."""
         super().assume(length)
         self._read = 0
         for one in self._states.values():

@@ -1,7 +1,7 @@
 """Forwards of few rows in static shapes: everything that differs from step to step is a number on the device.
 
-So a GPU's driver can record a forward and replay it by a single call (`Recording`). The same form runs anywhere without
-recording.
+So a GPU's driver can record a forward and replay it by a single call (`Recording`). Without recording, the same code
+runs on any device.
 """
 
 import time
@@ -45,9 +45,9 @@ class StaticShape(NamedTuple):
 
 
 class StaticRows(NamedTuple):
-    """The result of a forward for the requested rows: the summary is that of `step_logits`.
+    """The result of a forward for the requested rows. Its summary is that of `step_logits`.
 
-    If forwards are recorded, the next one of as many rows overwrites it.
+    If forwards are recorded, the next forward with as many rows overwrites it.
     """
 
     hidden: torch.Tensor
@@ -57,15 +57,15 @@ class StaticRows(NamedTuple):
     once_seconds: float = 0.0  # preparation that later forwards of this shape do not need
 
     def kept(self) -> "StaticRows":
-        """Return copies of the states, and everything else unchanged."""
+        """Return the result with copies of the states."""
         return self._replace(hidden=self.hidden.clone(), inner=None if self.inner is None else self.inner.clone())
 
 
 class StaticForward:
     """Reads trees and chains of up to 64 rows after the committed tokens of a cache.
 
-    Rows are padded to a power of two, and slots to one of a few numbers, so that a text of any length needs few shapes.
-    While the recorder is active each shape is recorded on first use.
+    Rows are padded to a power of two, and slots to one of a few numbers. So texts of any length need few shapes. While
+    the recorder is active each shape is recorded on first use.
     """
 
     def __init__(self, transformer: Transformer, recorder: Recorder) -> None:
@@ -76,13 +76,16 @@ class StaticForward:
 
     @staticmethod
     def reads(cache: object, rows: int) -> bool:
-        """Return whether this many rows after this cache have a static shape; with recurrent states fewer do."""
+        """Return whether this many rows after this cache have a static shape.
+
+        With recurrent states the limit is lower.
+        """
         most = MOST_CHAINED if isinstance(cache, StateCache) else STATIC_ROWS[-1]
         return isinstance(cache, KVCache) and 0 < rows <= most
 
     @torch.inference_mode()
     def tree(self, tree: DraftTree, cache: KVCache, inner: Sequence[int] = (), multiple: int = 1) -> StaticRows:
-        """Read the nodes of a tree, whose rows are padded at least to a multiple of `multiple`."""
+        """Read the nodes of a tree. Rows are padded at least to a multiple of `multiple`."""
         return self._read(tree.tokens, tree.depth, _bits(tree.parents), cache, multiple, inner=tuple(inner))
 
     @torch.inference_mode()
@@ -93,7 +96,10 @@ class StaticForward:
         layers: Sequence[int] | None,
         adapters: Mapping[int, LayerAdapters] | None,
     ) -> torch.Tensor:
-        """Read embeddings [rows, hidden_size], one after another; return their states, which are not overwritten."""
+        """Read embeddings [rows, hidden_size], one after another.
+
+        Return their states, which later forwards do not overwrite.
+        """
         rows = len(embeddings)
         depth, bits = range(rows), _bits(range(-1, rows - 1))
         read = self._read([0] * rows, depth, bits, cache, 1, layers=layers, adapters=adapters, embeddings=embeddings)
@@ -164,10 +170,8 @@ class StaticForward:
         adapters: Mapping[int, LayerAdapters] | None,
         held: HeldStates | None,
     ) -> Function:
-        """Return the forward as a function of numbers on the device.
-
-        They are the text's length, the number of real rows, and token, depth and bits of all rows.
-        """
+        """Return the forward as a function of numbers on the device: length, number of real rows, and token, depth
+        and bits of each row."""
 
         def read(numbers: torch.Tensor, *embeddings: torch.Tensor) -> tuple[torch.Tensor, ...]:
             length, (tokens, depth, bits) = numbers[0], numbers[2:].view(3, shape.rows)
@@ -197,7 +201,10 @@ class StaticForward:
         function: Function,
         inputs: Sequence[torch.Tensor],
     ) -> Recording | None:
-        """Return the recording of a shape over this cache's slots, made on demand; None if that is impossible."""
+        """Return the recording of a shape over this cache's slots.
+
+        Make it if necessary; return None if that is impossible.
+        """
         recordings: dict[StaticShape, tuple[Recording, object]] = cache.recordings
         if shape in recordings:
             recording, _ = recordings.pop(shape)
@@ -232,7 +239,7 @@ class StaticForward:
 
     @cached_property
     def _advances(self) -> list[Advance]:
-        """Return how the recurrent layers read rows, layer by layer."""
+        """Return the functions by which recurrent layers read rows, layer by layer."""
         layers = (layer for layer in self._transformer.layers if isinstance(layer, Qwen35Layer))
         return [layer.delta.advance for layer in layers if layer.delta is not None]
 
@@ -247,7 +254,7 @@ def visible_slots(cache: KVCache, rows: int) -> int:
 
 
 def _reserve(cache: KVCache, slots: int) -> None:
-    """Make room, and for more if memory allows, because growing ends all recordings."""
+    """Make room for `slots` tokens, and for more if memory allows, because growing ends all recordings."""
     try:
         cache.reserve(slots)
     except (MemoryError, RuntimeError) as error:
@@ -257,7 +264,7 @@ def _reserve(cache: KVCache, slots: int) -> None:
 
 
 def _bits(parents: Sequence[int]) -> list[int]:
-    """Return by row of a tree the rows that it sees, itself and its ancestors, as bits."""
+    """Return for each row of a tree the rows that it sees, itself and its ancestors, as bits."""
     seen: list[int] = []
     for row, parent in enumerate(parents):
         seen.append((seen[parent] if parent >= 0 else 0) | 1 << row)

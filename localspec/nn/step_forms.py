@@ -1,4 +1,5 @@
-"""Chooses the form of steps on a GPU: the fastest whose bits a self-check finds to equal those of the plainest."""
+"""Chooses the form of steps on a GPU: the fastest form that passes a self-check, with bits equal to the plainest
+form's."""
 
 from collections.abc import Sequence
 
@@ -22,7 +23,7 @@ SAMPLED = Sampling(0.9, seed=1), Sampling(1.1, top_p=0.9, seed=2), Sampling(0.8,
 
 
 def find_step_form(target: Target) -> tuple[StepForm, str | None]:
-    """Return the fastest form with the right bits, and why no faster one works; the target then uses it.
+    """Return the fastest form with the right bits, and why no faster one works. The target then uses it.
 
     Raises MemoryError if there is no memory for the check; the target then has the last form that was checked.
     """
@@ -46,7 +47,7 @@ def find_step_form(target: Target) -> tuple[StepForm, str | None]:
 
 @torch.inference_mode()
 def _difference(target: Target, form: StepForm) -> str | None:
-    """Compare a form with the eager one on the same rows; return what is wrong, or None if all bits are the same."""
+    """Compare a form with the eager form on the same rows. Return what differs, or None if all bits are equal."""
     cache, before = target.cache(LENGTHS[-1] + STATIC_ROWS[-1]), target.row_multiple
     try:
         expected = []
@@ -73,7 +74,7 @@ def _cases(cache: KVCache) -> list[tuple[int, int]]:
 
 
 def _parts(target: Target, cache: KVCache, rows: int, length: int) -> Sequence[torch.Tensor]:
-    """Return everything that decoding takes of a tree of `rows` rows after `length` tokens, and of a draft by two
+    """Return all outputs that decoding uses, for a tree of `rows` rows after `length` tokens and a draft by two
     layers."""
     cache.fill(torch.Generator().manual_seed(rows))  # an earlier check may have overwritten some tokens
     cache.assume(length)

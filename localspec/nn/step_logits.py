@@ -1,4 +1,4 @@
-"""Logits and states of a step of static shape: everything that decoding needs comes to main memory in one copy."""
+"""Logits and states of a step of static shape. Everything that decoding needs comes to main memory in one copy."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ def summary(hidden: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
 
 
 class StepNumbers:
-    """The numbers of a step needed in main memory. Access to one tensor fetches all of them."""
+    """The numbers of a step that are needed in main memory. The first access fetches all of them."""
 
     def __init__(self, *tensors: torch.Tensor) -> None:
         self._waiting, self._here = list(tensors), list[npt.NDArray[Any]]()
@@ -45,7 +45,7 @@ class StepNumbers:
 
 
 class StepHidden(TorchHidden):
-    """States of a step; whether they are finite is known in main memory."""
+    """States of a step. Main memory knows whether they are finite."""
 
     def __init__(self, rows: torch.Tensor, all_finite: Callable[[Sequence[int]], bool]) -> None:
         super().__init__(rows)
@@ -56,7 +56,7 @@ class StepHidden(TorchHidden):
         return StepHidden(taken(self.rows, rows), lambda some: self._all_finite([rows[one] for one in some]))
 
     def finite(self) -> bool:
-        """Return whether all of them are finite numbers."""
+        """Return whether all states are finite numbers."""
         return self._all_finite(range(len(self)))
 
 
@@ -64,16 +64,16 @@ Find = Callable[[torch.Tensor, torch.Tensor, Sampling], Contenders]  # a functio
 
 
 class StepLogits(TorchLogits):
-    """Logits of a step. Picks are found on the device: for all rows at once if truncation leaves few ids."""
+    """Logits of a step. Picks are found on the device, for all rows at once if truncation leaves few ids."""
 
     def __init__(self, rows: torch.Tensor, numbers: StepNumbers, first: int = 0, find: Find = contenders) -> None:
-        """`numbers` begin with the summary of all `rows`, of which those from `first` on are used."""
+        """Store the logits. `numbers` begin with the summary of all `rows`; the rows from `first` on are used."""
         super().__init__(rows[first:])
         self._numbers, self._first, self._find = numbers, first, find
         self._found: dict[tuple[int, int, Sampling], tuple[int, int]] = {}  # the index of the contenders of a row
 
     def finite(self) -> bool:
-        """Return whether all of them are finite numbers."""
+        """Return whether all logits are finite numbers."""
         return bool(self._numbers[0][self._first :, LOGITS_FINITE].all())
 
     def argmax(self) -> list[int]:
@@ -82,7 +82,7 @@ class StepLogits(TorchLogits):
         return likeliest
 
     def picks(self, positions: Sequence[int], sampling: Sampling) -> Picks:
-        """Return the picks by row; those requested before any number was fetched come with the same copy."""
+        """Return the picks by row. Picks requested before the first copy are included in it."""
         if sampling.greedy:
             return self.argmax()
         if not findable(sampling):
@@ -100,7 +100,10 @@ class StepLogits(TorchLogits):
     def candidates(
         self, positions: Sequence[int], count: int, sampling: Sampling, ids: Ids | None = None
     ) -> list[list[Candidate]]:
-        """Return the tokens to propose for the position of each row; if sampled, the picks' contenders."""
+        """Return the tokens to propose for the position of each row.
+
+        If text is sampled, they are the picks' contenders.
+        """
         if sampling.proposes_likeliest or not findable(sampling) or count > SHOWN or ids is not None:
             return super().candidates(positions, count, sampling, ids)
         found = []
@@ -111,7 +114,7 @@ class StepLogits(TorchLogits):
         return known if len(known) == len(found) else super().candidates(positions, count, sampling)
 
     def _contenders(self, row: int, positions: Sequence[int], sampling: Sampling) -> tuple[Contenders, int]:
-        """Return contenders in main memory, and the index of the row's."""
+        """Return contenders in main memory, and the row's index among them."""
         if (row, positions[row], sampling) not in self._found:
             self._look([row], positions, sampling)
         first, place = self._found[row, positions[row], sampling]

@@ -79,11 +79,11 @@ class Target:
         each: Callable[[nn.Module], None] = lambda layer: None,
         kept: Mapping[str, Any] | None = None,
     ) -> "Target":
-        """Read a model's directory, or the GGUF files that it is read from; `context` is the model's own by default.
+        """Read a model's directory, or the GGUF files of a registered model; `context` is the model's own by default.
 
         `quantize` is none, int8, int4 or nf4, if the device supports it. `exact` selects the form whose rows never
-        depend on each other; `threshold` is that of int8 on CUDA. `each` is called with every layer once it is read.
-        `kept` are the directory's weights as they were packed earlier. On the device "meta" any model has only shapes.
+        depend on each other; `threshold` is that of int8 on CUDA. `each` is called with every layer after it is read.
+        `kept` are the directory's weights as they were packed earlier. On the device "meta" a model has only shapes.
         Raises LocalspecError for broken, missing or unsupported files, NotHere for a model that is here only packed,
         and UsageMistake for a context that the model cannot hold.
         """
@@ -112,8 +112,8 @@ class Target:
     ) -> ForwardOutput:
         """Read the nodes of a tree, each of which sees the committed tokens and its ancestors; a prompt is a chain.
 
-        With `last` the logits are only those of the last row, which is all that prefill needs. With `inner` the hidden
-        states of these indices are included.
+        With `last` return logits only of the last row, which is enough for prefill. With `inner` also return the hidden
+        states of these indices.
         """
         assert self.branches or is_chain(tree.parents), "recurrent layers read only chains"
         static = self.compute.target.static
@@ -139,8 +139,8 @@ class Target:
     ) -> TensorOutput:
         """Read new rows: tokens [n] (or [batch, n] without a cache), positions [n], mask bool [n, n].
 
-        Gradients flow if there is no cache. With `last` the logits are only those of the last row. `inner` are the
-        indices of requested hidden states; raises LocalspecError for missing ones.
+        Gradients flow if there is no cache. With `last` return logits only of the last row. `inner` are the indices of
+        requested hidden states. Raises LocalspecError for an index that does not exist.
         """
         rows = len(positions)
         padding = 0 if cache is None else -rows % self.row_multiple
@@ -162,14 +162,14 @@ class Target:
         return TensorOutput(self.head(hidden)[..., :rows, :], hidden[..., :rows, :], states)
 
     def aligned(self, tree: DraftTree, start: int) -> DraftTree:
-        """Return the part of a tree, after `start` committed tokens, that it computes; in the exact form
+        """Return the part of a tree, after `start` committed tokens, that the model computes; in the exact form,
         bit-identically."""
         tree = tree if self.branches else tree.first_chain()
         return tree.aligned(start, self.page) if self.exact else tree
 
     @property
     def step_form(self) -> StepForm:
-        """How it computes steps: operation by operation, in static shapes, or by recordings of those."""
+        """The form of steps: operation by operation, in static shapes, or by recordings of static shapes."""
         return self.compute.step_form
 
     def use_step_form(self, form: StepForm) -> None:
@@ -178,22 +178,23 @@ class Target:
 
     @property
     def step_trouble(self) -> str | None:
-        """Why steps are no longer recorded; None if nothing failed."""
+        """The reason why steps are no longer recorded; None if nothing failed."""
         return self.compute.recorder.trouble
 
     @property
     def draft_trouble(self) -> str | None:
-        """The same for computations of drafters outside of the target's layers."""
+        """The reason why drafters' computations outside of the target's layers are no longer recorded; None if
+        nothing failed."""
         return self.compute.draft_recorder.trouble
 
     @property
     def branches(self) -> bool:
-        """Whether it computes trees; recurrent layers read only chains."""
+        """Whether the model computes trees. Recurrent layers read only chains."""
         return self.transformer.config.delta is None
 
     @property
     def page(self) -> int:
-        """How many slots exact attention sums at once; 1, which fits no branch, if that is unknown."""
+        """The number of slots that exact attention sums at once; 1, which fits no branch, if that is unknown."""
         config = self.transformer.config
         fit = all(row_kernels.heads_fit(config.sizes_of(index).head_dim) for index in range(config.num_layers))
         return row_kernels.PAGE if fit and own_kernels.trouble(torch.device(self.device)) is None else 1
@@ -222,12 +223,12 @@ class Target:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The precision of its computations and of its cache."""
+        """The precision of computations and of the cache."""
         return self.transformer.computes_in
 
     @property
     def precision(self) -> str:
-        """The name of that precision."""
+        """The name of the precision."""
         return next(name for name, dtype in DTYPES.items() if dtype == self.dtype)
 
     def set_threads(self, count: int) -> None:
@@ -247,7 +248,7 @@ class Target:
 
     @property
     def read_bytes(self) -> int:
-        """Bytes of weights that one decode step reads: all but an embedding, of which it reads a few rows."""
+        """Bytes of weights that one decode step reads: all except the embedding, of which it reads only a few rows."""
         transformer = self.transformer
         shared = isinstance(transformer.lm_head, Linear) and transformer.lm_head.weight is transformer.embed_tokens
         return self.nbytes - (0 if shared else transformer.embed_tokens.nbytes)
@@ -264,11 +265,11 @@ class Target:
 
     @cached_property
     def special_tokens(self) -> frozenset[int]:
-        """Ids that stand for no text: role marks, ends, padding."""
+        """Ids that do not stand for text: role marks, ends, padding."""
         return self.tokenizer.special_ids | self.stop_tokens
 
     def free(self) -> None:
-        """Release its weights; it can no longer compute."""
+        """Release the weights. The model can no longer compute."""
         del self.transformer
         self.__dict__.pop("compute", None)
 
@@ -312,7 +313,7 @@ def _step_output(rows: StaticRows, last: bool, find: Find) -> ForwardOutput:
 
 
 def is_chain(parents: Sequence[int]) -> bool:
-    """Return whether each node but the root is below the one before it."""
+    """Return whether each node except the root is below the node before it."""
     return all(parent == node - 1 for node, parent in enumerate(parents))
 
 

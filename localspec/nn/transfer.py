@@ -1,4 +1,4 @@
-"""Transfers between main memory and a device, each in one copy: a step waits for a GPU only once."""
+"""Transfers between main memory and a device, each in one copy, because a step should wait for a GPU only once."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ import torch
 
 
 def signed(word: int) -> int:
-    """Return 64 bits as torch's int64."""
+    """Return a 64-bit word as torch's int64."""
     return word - 2**64 if word >= 2**63 else word
 
 
@@ -19,14 +19,14 @@ def uploaded(numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.dev
 
 
 def moved(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
-    """Return a small tensor of main memory on a device, without waiting for a GPU."""
+    """Copy a small tensor from main memory to a device, without waiting for a GPU."""
     if torch.device(device).type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def brought(*tensors: torch.Tensor) -> list[npt.NDArray[Any]]:
-    """Return tensors of int64, bool or fp32 in main memory, as arrays, by one copy of their 32-bit words."""
+    """Copy tensors of int64, bool or fp32 to main memory, as arrays, by one copy of their 32-bit words."""
     words = [(one.int() if one.dtype == torch.bool else one).flatten().view(torch.int32) for one in tensors]
     flat: npt.NDArray[np.int32] = torch.cat(words).cpu().numpy()
     found, end = [], 0

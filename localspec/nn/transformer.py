@@ -1,6 +1,6 @@
 """A decoder-only transformer: embedding, the layers of a family (`layers/`), final norm, head.
 
-It knows only tensors: no tokenizer, no file, no device choice. Its parameters are named as in `weight_map`.
+It uses only tensors: no tokenizer, no files and no choice of a device. Its parameters are named as in `weight_map`.
 """
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
@@ -38,11 +38,11 @@ def layer_class(config: TransformerConfig) -> type[LlamaLayer]:
 
 
 class Transformer(nn.Module):
-    """Embedding, layers, final norm, head. Weights have our names, as `weight_map` lists them; each is read once.
+    """A transformer: embedding, layers, final norm, head. Weights have the names of `weight_map`; each is read once.
 
     They are tensors, or `PackedWeight` for a `PackedLinear`. Computations and cache have the precision of the norms; an
     embedding may have another. `lm_head_class` is the class of the head, by default that of the other linear layers.
-    `each` is called with every layer once it is read, before the next one.
+    `each` is called with every layer after it is read, before the next one.
     """
 
     def __init__(
@@ -84,15 +84,18 @@ class Transformer(nn.Module):
 
     @property
     def packed(self) -> bool:
-        """Whether weights are quantized; a head of another class than the other linear layers may be dense."""
+        """Whether weights are quantized. The head may be dense if it has its own class."""
         return issubclass(self.linear_class, QuantizedLinear)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the input embeddings of token ids, [..., hidden_size], in the precision of its computations."""
+        """Return the input embeddings of token ids, [..., hidden_size], in the precision of computations."""
         return self.scaled(F.embedding(tokens, self.embed_tokens).to(self.computes_in))
 
     def scaled(self, embeddings: torch.Tensor) -> torch.Tensor:
-        """Return rows of the embedding as layers read them; the scale has no more digits than the embedding."""
+        """Return rows of the embedding multiplied by its scale, as layers read them.
+
+        The scale is rounded to the precision of the embedding.
+        """
         scale = self.config.embed_scale
         return embeddings if scale == 1 else embeddings * rounded(scale, self.embed_tokens.dtype)
 
@@ -102,7 +105,7 @@ class Transformer(nn.Module):
         return self._capped(logits)
 
     def head_of(self, ids: torch.Tensor) -> tuple[Callable[..., torch.Tensor], int]:
-        """Return the part of the head that makes the logits of these tokens, called as `head` is, and its bytes."""
+        """Return the part of the head for the logits of these tokens, called like `head`, and its bytes."""
         part = self.lm_head.rows(ids)
 
         def head(states: torch.Tensor, adapter: Callable[..., torch.Tensor] | None = None) -> torch.Tensor:
@@ -117,7 +120,7 @@ class Transformer(nn.Module):
         return torch.tanh(logits / cap) * cap
 
     def for_head(self, states: torch.Tensor) -> torch.Tensor:
-        """Return states as the matrix of the head reads them."""
+        """Return states in the form that the head's matrix multiplies."""
         scale = self.config.logit_scale
         return states if scale == 1 else states * scale
 
@@ -133,14 +136,17 @@ class Transformer(nn.Module):
     ) -> torch.Tensor:
         """Return hidden states after the final norm, [batch, n, hidden_size].
 
-        tokens [batch, n], or embeddings in their place [batch, n, hidden_size]; positions [n]; mask bool [n, n], True
-        where a row may look at another new row. With a KVCache (batch 1) every row sees all committed tokens too, and
-        keys and values are written after them; with PlacedRows the mask are bits [n]. A TextPrefix has a text for each
-        of the batch; then the mask may be [batch, n, committed + n] and say which of its tokens each row sees, and
-        positions [batch, n]. Without a cache gradients flow: the training form of the same code. `layers` runs only
-        those; `adapters` act in this forward only, by layer and by the name of the linear layer. `inner` gets, for
-        those of its keys, the states [batch, n, hidden_size] before a layer by its number, and those after the final
-        norm by the number of layers.
+        `tokens` [batch, n] may also be embeddings [batch, n, hidden_size]. positions [n]; mask bool [n, n], True where
+        a row may see another new row.
+
+        With a KVCache (batch 1) every row also sees all committed tokens, and keys and values are written after them.
+        With PlacedRows the mask is bits [n]. A TextPrefix has one text per element of the batch. The mask may then be
+        [batch, n, committed + n], which also says which tokens of the text each row sees, and positions may be [batch,
+        n]. Without a cache gradients flow, for training.
+
+        `layers` selects the layers to run. `adapters` act in this forward only, by layer and by the name of the linear
+        layer. The keys of `inner` are layer numbers. It gets the states [batch, n, hidden_size] before each of these
+        layers; the number of layers stands for the states after the final norm.
         """
         x = (tokens if tokens.is_floating_point() else self.embed(tokens)).to(self.computes_in)
         computed = range(len(self.layers)) if layers is None else layers
@@ -170,7 +176,10 @@ class Transformer(nn.Module):
         return x
 
     def side_by_side(self, found: Mapping[int, torch.Tensor | None], places: Sequence[int]) -> torch.Tensor:
-        """Return requested states side by side, [..., places * hidden_size]. Raises LocalspecError for missing ones."""
+        """Return requested states joined along channels, [..., places * hidden_size].
+
+        Raises LocalspecError for missing ones.
+        """
         states = [one for place in places if (one := found[place]) is not None]
         if len(states) < len(places):
             missing = next(place for place in places if found[place] is None)
@@ -178,13 +187,13 @@ class Transformer(nn.Module):
         return torch.cat(states, -1)
 
     def _group(self, layer: int) -> int:
-        """Return how many heads share a key head."""
+        """Return how many heads share one key head."""
         return self.config.num_heads // self.config.sizes_of(layer).num_kv_heads
 
     def _additive_mask(
         self, mask: torch.Tensor, positions: torch.Tensor, window: int | None, group: int, cache: CacheLike | None
     ) -> torch.Tensor:
-        """Return [(batch, 1,) group * n, slots] by mask and window: 0 if a row sees a slot, -inf otherwise."""
+        """Return [(batch, 1,) group * n, slots] from mask and window: 0 if a row sees a slot, -inf otherwise."""
         if isinstance(cache, PlacedRows):
             seen = cache.seen(mask, positions, window)
         else:
@@ -197,7 +206,7 @@ class Transformer(nn.Module):
 def _seen(
     mask: torch.Tensor, positions: torch.Tensor, window: int | None, cache: KVCache | TextPrefix | LentKeys | None
 ) -> torch.Tensor:
-    """Return bool [(batch,) n, slots]: the slots that a row sees."""
+    """Return bool [(batch,) n, slots]: the slots that each row sees."""
     n, committed = positions.shape[-1], cache.length if cache is not None else 0
     slots = cache.visible(n) if cache is not None else n
     seen = torch.zeros(*mask.shape[:-1], slots, dtype=torch.bool, device=mask.device)

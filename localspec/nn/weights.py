@@ -1,6 +1,6 @@
-"""Reads the weights in a model's files into our parameters, one at a time.
+"""Reads weights from a model's files into localspec's parameters, one at a time.
 
-Each is read directly into its own memory: mapped files would count as memory as long as part of them is held.
+Each is read directly into its own memory. Mapped files would count as memory as long as part of them is held.
 """
 
 import ctypes
@@ -53,10 +53,10 @@ def read_stored(stored: StoredTensor, into: torch.Tensor) -> None:
 
 
 class Weights(Mapping[str, torch.Tensor]):
-    """Our parameters by name, each built from its tensors in files on access, and not held here.
+    """localspec's parameters by name. Each is built from tensors in files when it is accessed, and not stored here.
 
-    So a model that is quantized while it is read is never in memory as a whole, and no other model twice. On torch's
-    meta device nothing is read, and `made_of` may be empty.
+    So a model that is quantized while it is read is never in memory as a whole, and no other model is in memory twice.
+    On torch's meta device nothing is read, and `made_of` may be empty.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Weights(Mapping[str, torch.Tensor]):
 
 @contextmanager
 def freed_at_once() -> Iterator[None]:
-    """Let glibc return freed memory to the system at once, for as long as the context lasts.
+    """Let glibc return freed memory to the system at once, as long as the context lasts.
 
     Otherwise pieces that are read, and layers that are quantized one after another, leave holes.
     """

@@ -50,7 +50,7 @@ _ITEM_BITS = {"BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "I16": 16
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The facts about a model's directory, or packed file, that are known without reading the weights."""
+    """A model's directory or packed file: the facts that are known without reading the weights."""
 
     path: Path
     config: Mapping[str, Any]
@@ -64,7 +64,7 @@ class Checkpoint:
 
     @property
     def held(self) -> str:
-        """The bytes of its weights in words, with the bits per weight if it is read from its GGUF files."""
+        """The bytes of the weights in words, with the bits per weight if they are read from GGUF files."""
         if not self.packing:
             return size(self.bytes)
         bits = self.bits if self.packing == packed_file.BLOCKS else None
@@ -77,7 +77,7 @@ class Checkpoint:
 
     @property
     def context(self) -> int | None:
-        """The longest text that the model was made for, in tokens."""
+        """The length in tokens of the longest text that the model was made for."""
         longest = text_config(self.config).get("max_position_embeddings")
         return longest if isinstance(longest, int) else None
 
@@ -133,7 +133,7 @@ def originals(path: Path) -> Checkpoint:
 
 
 def only_packed(path: Path) -> NotHere:
-    """Return the error for a model that is here only in a packed form, and is needed in another one."""
+    """Return the error for a model that is needed in another form, but is here only packed."""
     header, packings = packed_file.read(path).header, " and ".join(sorted(packed_file.forms(path)))
     if header.missing:
         return NotHere(moved(header, header.missing))
@@ -157,8 +157,7 @@ def only_packed(path: Path) -> NotHere:
 def packings(path: Path) -> tuple[str, ...]:
     """Return the packings in which the model of a packed file can be loaded, the default first.
 
-    A model that is read from its GGUF files can have all of them. Raises NotHere if its files are missing and it was
-    never packed.
+    A model in GGUF files can have all of them. Raises NotHere if its files are missing and it was never packed.
     """
     here = packed_file.forms(path)
     if packed_file.BLOCKS not in here:
@@ -176,7 +175,7 @@ def packings(path: Path) -> tuple[str, ...]:
 
 
 def damaged(path: Path, error: LocalspecError) -> LocalspecError:
-    """Return the error for a damaged packed file: how to delete it, and how to get the model again."""
+    """Return the error for a damaged packed file. It says how to delete the file and get the model again."""
     try:
         origin = packed_file.peek(path)[0].header.origin
     except LocalspecError:
@@ -197,7 +196,7 @@ def again(origin: packed_file.Origin) -> str:
 
 
 def moved(header: packed_file.Header, missing: Path) -> str:
-    """Return the error text for a file of a registration that is missing or has changed."""
+    """Return the error text for a GGUF file that is missing or has changed since the model was registered."""
     origin = header.origin
     if missing.is_file():
         what, back = "has changed since it was imported", again(origin)
@@ -260,8 +259,8 @@ def _architecture(config: Mapping[str, Any], path: Path) -> str:
 def revision(path: Path) -> str:
     """Return 40 hexadecimal digits that change with config.json, tokenizer.json, and names and contents of weights.
 
-    A few thousand evenly spaced bytes of each file of weights are read, because training changes all weights a little.
-    Raises the errors of `inspect`. A packed file has the revision of its directory.
+    Only some thousand evenly spaced bytes of each file of weights are read, because training changes all weights a
+    little. A packed file has the revision of its directory. Raises the errors of `inspect`.
     """
     if is_packed(path):
         return packed_file.read(path).header.origin.revision
@@ -332,7 +331,7 @@ def _bytes(file: Path, limit: int = TEXT_LIMIT) -> bytes:
 
 
 def read_json(file: Path, remedy: str = FETCH) -> object:
-    """Read a JSON file. Raises LocalspecError, ending in the remedy, if it is damaged."""
+    """Read a JSON file. If it is damaged, raise LocalspecError; the message ends in `remedy`."""
     try:
         content: object = parse_json(_bytes(file, JSON_LIMIT).decode())
     except ValueError as error:
@@ -349,7 +348,7 @@ def read_json(file: Path, remedy: str = FETCH) -> object:
 
 
 def _header(file: Path, remedy: str = FETCH) -> bytes:
-    """Read the JSON before the tensors, whose length is in the first eight bytes."""
+    """Read the JSON before the tensors. Its length is in the first eight bytes."""
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:
@@ -376,9 +375,9 @@ def _samples(file: Path, start: int) -> bytes:
 
 
 def tensor_headers(file: Path, remedy: str = FETCH) -> dict[str, Any]:
-    """Read a header's tensors: name -> dtype, shape, data_offsets.
+    """Read the tensors in a header: name -> dtype, shape, data_offsets.
 
-    Raises LocalspecError, ending in the remedy, if the file is damaged or its download was cut short.
+    If the file is damaged or incomplete, raise LocalspecError; the message ends in `remedy`.
     """
     header = _header(file, remedy)
     present = file.stat().st_size - 8 - len(header)
@@ -403,14 +402,17 @@ def tensor_headers(file: Path, remedy: str = FETCH) -> dict[str, Any]:
 
 
 def tensor_start(file: Path) -> int:
-    """Return the byte of a safetensors file from which data_offsets count. Raises the errors of `tensor_headers`."""
+    """Return the position in a safetensors file from which data_offsets count.
+
+    Raises the errors of `tensor_headers`.
+    """
     return 8 + len(_header(file))
 
 
 def license_of(path: Path) -> str | None:
-    """Return the license in the front matter of the directory's README.md, else the name of a license file.
+    """Return the license in the front matter of the directory's README.md, or else the name of a license file.
 
-    A packed file stores it.
+    A packed file stores the license.
     """
     if is_packed(path):
         own = packed_file.peek(path)[0].header.origin.license

@@ -1,7 +1,6 @@
-"""The form of a model that drafts for another: coarser weights, and a head of few tokens.
+"""The form of a model that drafts for another: coarser weights, and a head for only some tokens.
 
-A draft model's proposals never change the text, so its weights may be as coarse as pays. `docs/drafting.md` has the
-measured gain.
+A draft model never changes the text, so its weights may be as coarse as pays. `docs/drafting.md` has the measured gain.
 """
 
 from localspec.families.architecture import TABLES
@@ -14,18 +13,19 @@ _MOST_BITS = 5.0  # of a weight whose blocks are not rounded again
 
 
 def head_tokens(vocab_size: int) -> int:
-    """Return the number of tokens for which a draft model computes logits; 0 means all, if fewer would save little."""
+    """Return the number of tokens for which a draft model computes logits. 0 means all, because fewer would save
+    little."""
     few = FIRST_TOKENS + READ_TOKENS
     return few if vocab_size >= 2 * few else 0
 
 
 def draft_blocks(stored: str) -> str:
-    """Return the type of blocks that a draft model's layers are rounded to; `stored` itself if it is as small."""
+    """Return the type of blocks that a draft model's layers are rounded to, or `stored` if that is as small."""
     return _COARSE if stored in RECORDS and bits(stored) > _MOST_BITS else stored
 
 
 def is_coarser(quantize: str, vocab_size: int, engine: str) -> bool:
-    """Return whether a model is loaded in another form for drafting."""
+    """Return whether a model has another form when it is loaded as a draft model."""
     return engine == "native" and (quantize == BLOCKS or head_tokens(vocab_size) > 0)
 
 
@@ -51,6 +51,7 @@ def draft_bytes(header: Header, vocab_size: int) -> int:
 
 
 def draft_in_words(numbers: str, vocab_size: int) -> str:
-    """Return the description of a draft model with `numbers` bits: `4.0 bits per weight, 36,864 of 151,936 tokens`."""
+    """Return a description of a draft model: `4.0 bits per weight, 36,864 of 151,936 tokens`. It begins with
+    `numbers`."""
     few = head_tokens(vocab_size)
     return ", ".join([numbers] * bool(numbers) + [f"{few:,} of {vocab_size:,} tokens"] * bool(few))

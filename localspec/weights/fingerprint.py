@@ -1,8 +1,9 @@
 """Fingerprints of files and of weights, and the SHA-256 of files.
 
-The fingerprint of a file tells it from others at once; that of weights is the same whatever files hold them. Both
-read samples. A byte that changes between the samples is noticed by `localspec verify` only, which reads whole files
-for their SHA-256. A remembered SHA-256 counts while size, times and inode of its file stay as they were.
+The fingerprint of a file identifies it without reading all of it. The fingerprint of weights is the same for all files
+that hold these weights. Both read samples. Only `localspec verify` notices a changed byte between the samples, because
+it reads whole files for their SHA-256. A remembered SHA-256 is valid as long as size, times and inode of its file stay
+the same.
 """
 
 import hashlib
@@ -46,7 +47,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 def weight_digests(
     files: Sequence[Path], paths: Paths, threads: int = 1, progress: Progress = lambda done, total: None
 ) -> dict[str, str]:
-    """Return the sha256 of each file by its name; read those that are unknown or may have changed.
+    """Return the SHA-256 of each file by its name. Read files whose digest is unknown or may have changed.
 
     Raises LocalspecError for a file that cannot be read.
     """
@@ -60,9 +61,10 @@ def weight_digests(
 
 
 def known_digests(files: Sequence[Path], paths: Paths) -> dict[str, str]:
-    """Return the sha256 of each file by its name, if it is known without reading the file.
+    """Return the SHA-256 of each file by its name, if it is known without reading the file.
 
-    The Hugging Face cache's name for a file counts until the file changes. Raises LocalspecError for a missing file.
+    The Hugging Face cache's name for a file is its digest until the file changes. Raises LocalspecError for a missing
+    file.
     """
     known, now = _remembered(paths), stamps(files)
     found = _without_reading(files, known, now)
@@ -72,7 +74,7 @@ def known_digests(files: Sequence[Path], paths: Paths) -> dict[str, str]:
 
 
 def _without_reading(files: Sequence[Path], known: Mapping[str, Known], now: Mapping[str, Stamp]) -> dict[Path, str]:
-    """Return the digests in the Hugging Face cache's names, or remembered of unchanged files."""
+    """Return the digests that are names in the Hugging Face cache, and remembered digests of unchanged files."""
     found = {}
     for file in files:
         before = known.get(os.path.realpath(file))
@@ -85,8 +87,8 @@ def _without_reading(files: Sequence[Path], known: Mapping[str, Known], now: Map
 
 @dataclass(frozen=True)
 class Looked:
-    """The result of reading a whole file: its SHA-256, that of its last reading (empty before the first),
-    its change."""
+    """The result of reading a whole file: its SHA-256, that of its last reading (empty before the first), and its
+    change."""
 
     digest: str
     before: str
@@ -101,10 +103,10 @@ def look(
 ) -> dict[str, Looked]:
     """Read all files, and compare them with their last readings. Return the results by name.
 
-    A change is unseen if size, times and inode stayed, or if the fingerprint stayed, wherever the file was when it was
-    last read. `fingerprints` are those of the files now, by name. Other files are remembered as they are from now on;
-    one that changed unseen keeps its old record until `forget` is called. Raises LocalspecError for a file that cannot
-    be read.
+    A change was hidden if size, times and inode stayed the same, or if the fingerprint did, wherever the file was when
+    it was last read. `fingerprints` are those of the files now, by name. The digests of other files are remembered from
+    now on. A file with a hidden change keeps its old record until `forget` is called. Raises LocalspecError for a file
+    that cannot be read.
     """
     known, now, found = _remembered(paths), stamps(files), {}
     learned: dict[str, Known] = {}
@@ -130,7 +132,7 @@ def changed_since_read(files: Sequence[Path], paths: Paths) -> list[Path]:
 
 
 def forget(files: Iterable[Path], fingerprints: Iterable[str], paths: Paths) -> None:
-    """Forget the records of these files, and of files with these fingerprints."""
+    """Forget the records of these files, and of all files with these fingerprints."""
     gone, known = {*map(os.path.realpath, files), *fingerprints}, _remembered(paths)
     if gone & known.keys():
         with suppress(OSError):
@@ -138,7 +140,7 @@ def forget(files: Iterable[Path], fingerprints: Iterable[str], paths: Paths) -> 
 
 
 def digest_of(mark: str, paths: Paths) -> str:
-    """Return the SHA-256 of the file with this fingerprint at its last reading; empty if there was none."""
+    """Return the SHA-256 of the file with the fingerprint `mark` at its last reading; empty if there was none."""
     return _remembered(paths).get(mark, ([], "", ""))[1]
 
 
@@ -152,18 +154,17 @@ def stamps(files: Sequence[Path]) -> dict[str, Stamp]:
 
 
 def stamp(found: os.stat_result) -> Stamp:
-    """Return the stamp of a file: what changes with it."""
+    """Return the stamp of a file: the facts that change with its content, such as size and times."""
     return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
 
 
 def settled(stamp: Stamp) -> bool:
-    """Return whether a further change of a file will certainly change its stamp, because its last change is
-    not recent."""
+    """Return whether any further change of a file would change its stamp, because its last change is not recent."""
     return all(abs(time.time_ns() - moment) > SETTLED for moment in stamp[1:3])
 
 
 def _named(file: Path) -> str:
-    """Return the sha256 in the Hugging Face cache's name of a file; empty for other files."""
+    """Return the SHA-256 in the name of a file in the Hugging Face cache; empty for other files."""
     try:
         name = os.path.basename(os.readlink(file))
     except OSError:
@@ -215,7 +216,7 @@ def _remembered(paths: Paths) -> dict[str, Known]:
 
 
 def _remember(learned: Mapping[str, Known], paths: Paths) -> None:
-    """Add new records, and drop those of files that are gone. If they cannot be saved, the files are read again.
+    """Add new records, and drop those of files that are gone. If they cannot be saved, the files will be read again.
 
     For a file that changed recently only digest and fingerprint are saved: its times would not show a further change.
     """
@@ -243,7 +244,7 @@ Values = Callable[[str, Sequence[int], int], bytes]  # (tensor, first weight of 
 def file_fingerprint(file: Path) -> str:
     """Return 40 hexadecimal digits that change with the size, the header and 1024 samples of a file.
 
-    A process reads a file again only if it changed, or had changed recently. Raises LocalspecError for a file that
+    A process reads a file again only if it has changed, or had changed recently. Raises LocalspecError for a file that
     cannot be read, is empty, or becomes shorter meanwhile.
     """
     digest = hashlib.sha256()
@@ -280,7 +281,10 @@ def fingerprints(files: Sequence[Path]) -> dict[str, tuple[int, str]]:
 
 
 def identified(files: Sequence[Path], paths: Paths) -> dict[str, tuple[int, str]]:
-    """Return the bytes of each file, and its SHA-256 if all are known without reading, else its fingerprint."""
+    """Return the bytes of each file, and its SHA-256 or fingerprint.
+
+    It is the SHA-256 if those of all files are known without reading.
+    """
     known = known_digests(files, paths)
     if len(known) < len(files):
         return fingerprints(files)
@@ -293,10 +297,10 @@ def recognised(
     paths: Paths,
     progress: Progress = lambda done, total: None,
 ) -> bool:
-    """Return whether these are the files that an `Origin.files` lists, whatever their names.
+    """Return whether these are the files that an `Origin.files` lists, under any names.
 
-    Earlier versions wrote SHA-256 digests: files of the same sizes are read to compare those, unless theirs are known.
-    Raises LocalspecError for a file that cannot be read.
+    Earlier versions wrote SHA-256 digests. To compare with those, files of the same sizes are read unless their digests
+    are known. Raises LocalspecError for a file that cannot be read.
     """
     sizes = [file.stat().st_size for file in files if file.is_file()]
     if sorted(sizes) != sorted(size for size, _ in held.values()):
@@ -311,12 +315,12 @@ class Identity:
     """The identity of a model, under which its drafters, phrases and measurements are saved."""
 
     def __init__(self, path: Path) -> None:
-        """`path` is its directory, or a packed file."""
+        """Identify the model in `path`, its directory or a packed file."""
         self.path = path
 
     @cached_property
     def weights(self) -> str:
-        """The fingerprint of its weights. Raises the errors of `checkpoint.inspect`."""
+        """The fingerprint of the weights. Raises the errors of `checkpoint.inspect`."""
         return weights_fingerprint(self.path)
 
     @cached_property
@@ -325,16 +329,16 @@ class Identity:
         return revision(self.path)
 
     def owns(self, *filed: object) -> bool:
-        """Return whether something saved under these names belongs to the model."""
+        """Return whether something saved under one of the names `filed` belongs to the model."""
         return self.weights in filed or self.revision in filed
 
 
 def weights_fingerprint(path: Path) -> str:
     """Return 40 hexadecimal digits that change only with the weights of a model.
 
-    File names, the distribution of tensors among files, and texts do not count. A packed file has the fingerprint of
-    its original weights. If it was made by an earlier version, and so were the other packings of its weights, its
-    revision is used. Raises the errors of `checkpoint.inspect`.
+    File names, the distribution of tensors among files, and texts do not matter. A packed file has the fingerprint of
+    its original weights. If all packings of these weights were made by an earlier version, its revision is used. Raises
+    the errors of `checkpoint.inspect`.
     """
     if is_packed(path):
         origin = read(path).header.origin
@@ -369,8 +373,8 @@ def weights_fingerprint(path: Path) -> str:
 def sampled_weights(shapes: Mapping[str, tuple[int, ...]], values: Values) -> str:
     """Return the fingerprint of weights, by the names and shapes of their tensors in the Hugging Face layout.
 
-    `values` reads samples, as little-endian fp32. A head that repeats the embedding is left out, because files differ
-    in whether they store it.
+    `values` reads samples, as little-endian fp32. A head that repeats the embedding is left out, because not all files
+    store it.
     """
     digest, table = hashlib.sha256(b"weights\n"), (shapes.get(_TABLE), b"")
     for name, shape in sorted(shapes.items(), key=lambda one: (one[0] != _TABLE, one[0])):
@@ -387,14 +391,14 @@ def sampled_weights(shapes: Mapping[str, tuple[int, ...]], values: Values) -> st
 
 
 def _firsts(weights: int, columns: int) -> list[int]:
-    """Return the first weight of each sample of a tensor: evenly spaced, and each within one row."""
+    """Return the first weight of each sample of a tensor. Samples are evenly spaced, and each is within one row."""
     places, run = (_PLACES if weights >= _LARGE else 1), min(RUN, columns)
     middles = (divmod((2 * place + 1) * weights // (2 * places), columns) for place in range(places))
     return [row * columns + min(column // RUN * RUN, columns - run) for row, column in middles]
 
 
 def _floats(stored: bytes, dtype: str) -> bytes:
-    """Return numbers of a safetensors type as fp32; rarer types stay as they are stored."""
+    """Return numbers of a safetensors type as fp32. Rare types stay as they are stored."""
     if dtype == "BF16":
         found = bytearray(2 * len(stored))
         found[2::4], found[3::4] = stored[::2], stored[1::2]
@@ -406,7 +410,7 @@ def _floats(stored: bytes, dtype: str) -> bytes:
 
 
 def _header_bytes(stream: BinaryIO, size: int) -> int:
-    """Return how many bytes from the start of a file are read entirely."""
+    """Return how many bytes at the start of a file are read completely."""
     begin = stream.read(9)
     if len(begin) == 9 and begin[8:] == b"{":  # safetensors
         length = 8 + int(struct.unpack("<Q", begin[:8])[0])

@@ -21,7 +21,7 @@ _SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p":
 
 
 def architecture(metadata: Metadata) -> Gguf:
-    """Return how the family of a file is stored. Raises LocalspecError for an unsupported one."""
+    """Return the description of how the family of a file is stored. Raises LocalspecError for an unsupported one."""
     found = _family(metadata).gguf
     assert found is not None
     return found
@@ -62,8 +62,8 @@ def config(
 ) -> dict[str, Any]:
     """Return the content of a config.json, from the metadata and the shapes of the tensors.
 
-    `factors` reads a small tensor by its name. Raises ValueError, with a clause, for missing or impossible values, and
-    LocalspecError for anything that localspec does not compute.
+    `factors` reads a small tensor by its name. Raises ValueError for missing or impossible values; its message is a
+    clause. Raises LocalspecError for anything that localspec does not support.
     """
     family, form = _family(metadata), architecture(metadata)
     file = _File(metadata, form.architecture, shapes, factors)
@@ -119,7 +119,7 @@ _NEEDED = ("intermediate_size", "num_hidden_layers", "vocab_size", "max_position
 
 
 def _need(content: Mapping[str, Any], keys: Sequence[str]) -> None:
-    """Raise ValueError, with a clause, for a key whose value is missing."""
+    """Raise ValueError for a key whose value is missing. Its message is a clause."""
     if missing := next((key for key in keys if content[key] is None), None):
         raise ValueError(f"it does not say its {missing}")
 
@@ -188,9 +188,9 @@ def _rotation(
 
 
 def _check_yarn(form: Gguf, metadata: Metadata, growth: float) -> None:
-    """Raise LocalspecError for values of YaRN where llama.cpp and the model's own code differ.
+    """Raise LocalspecError for values of YaRN for which llama.cpp and the model's own code differ.
 
-    llama.cpp does not read them for these architectures. `growth` is the factor by which YaRN usually scales attention.
+    llama.cpp does not read them for these architectures. `growth` is the usual factor by which YaRN scales attention.
     """
     for name, usual in {"ext_factor": (1, -1), "attn_factor": (growth,), "beta_fast": (32,), "beta_slow": (1,),
                         "log_multiplier": (0,)}.items():  # fmt: skip
@@ -203,7 +203,7 @@ def _check_yarn(form: Gguf, metadata: Metadata, growth: float) -> None:
 
 
 def differences(one: ModelConfig, other: ModelConfig) -> str:
-    """Return a clause about the difference of two configurations of different models; empty if it may be the same
+    """Return a clause about a difference between two configurations of different models; empty for possibly the same
     model.
 
     Contexts and tokenizer settings may differ, and numbers by fp32 rounding.
@@ -221,7 +221,7 @@ def differences(one: ModelConfig, other: ModelConfig) -> str:
 
 
 def _same_in_gguf(one: ModelConfig, other: ModelConfig) -> bool:
-    """Return whether two families have the same files in GGUF, or are the text parts of the same multimodal models."""
+    """Return whether two families have the same GGUF files, or are the text parts of the same multimodal models."""
     first, second = (FAMILIES[config.model_type] for config in (one, other))
     larger = ({*family.classes.values(), *family.inside} for family in (first, second))
     return (first.gguf is not None and first.gguf is second.gguf) or bool(set.intersection(*larger))
@@ -244,7 +244,7 @@ def _sampled(metadata: Metadata, name: str) -> Any:
 
 
 def ignored_sampling(metadata: Metadata) -> list[str]:
-    """Return a sentence for each recommended sampling value that is impossible, or that localspec lacks."""
+    """Return a sentence for each recommended sampling value that is impossible, or that localspec does not support."""
     impossible = (f"general.sampling.{name}" for name in _SAMPLING if _sampled(metadata, name) is None)
     return [
         f"{key} = {in_short(metadata.values[key])} is ignored, because it is not possible."

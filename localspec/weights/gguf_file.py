@@ -29,7 +29,7 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class BlockType:
-    """A type: its name in ggml, how many weights are in a block, and its bytes."""
+    """A type of blocks: its name in ggml, the number of weights in a block, and the bytes of a block."""
 
     name: str
     weights: int
@@ -72,8 +72,8 @@ _PIECE = 4 * MIB  # bytes that are read at a time
 
 
 class Texts:
-    """An array of texts in the file's encoding, each after its length: Python objects would take ten times
-    that memory."""
+    """An array of texts in the file's encoding, in one piece: separate Python objects would take ten times the
+    memory."""
 
     def __init__(self, content: bytes, ends: "array[int]") -> None:
         """Make the array; `ends` are the offsets in `content` where texts end."""
@@ -118,7 +118,7 @@ class TensorPlace:
 
 @dataclass(frozen=True)
 class GgufFile:
-    """One file: metadata by key, tensors by name."""
+    """A GGUF file: metadata by key, tensors by name."""
 
     path: Path
     metadata: dict[str, Value]
@@ -144,7 +144,7 @@ def damaged(path: Path, what: str) -> LocalspecError:
 
 
 class _Reader:
-    """Reads one header from its beginning. Raises ValueError, with a clause, for anything impossible."""
+    """Reads one header from its beginning. Raises ValueError for anything impossible; its message is a clause."""
 
     def __init__(self, path: Path, stream: BinaryIO) -> None:
         self._path, self._stream = path, stream
@@ -179,7 +179,10 @@ class _Reader:
     def _placed(
         self, found: dict[str, tuple[int, tuple[int, ...], BlockType]], metadata: dict[str, Value]
     ) -> dict[str, TensorPlace]:
-        """Return the places of tensors: after the header, aligned, in the order of the table, and without gaps."""
+        """Return the places of tensors.
+
+        They follow the header, aligned, in the order of the table, and without gaps.
+        """
         step = metadata.get("general.alignment", 32)
         if type(step) is not int or not 8 <= step <= 2**20 or step & (step - 1):
             raise ValueError(f"an alignment of {str(step)[:40]} bytes")
@@ -270,7 +273,7 @@ class _Reader:
         return bytes(self._content[start:end])
 
     def _fetch(self, at: int, count: int) -> int:
-        """Read on until `count` bytes from `at` on are available. Return how many bytes of the file were read."""
+        """Read until `count` bytes from `at` on are available. Return how many bytes of the file were read."""
         if count > self._most - at:
             raise ValueError(f"{count} bytes are to follow where {self._most - at} are left, or may be")
         while len(self._content) < at + count:

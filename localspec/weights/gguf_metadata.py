@@ -2,9 +2,9 @@
 
 The keys are those of the GGUF specification (ggml's docs/gguf.md), of llama.cpp's converters
 (gguf-py/gguf/constants.py) and of its loader (src/llama-arch.cpp), as of November 2026. A key of the architecture
-begins with its name, as in "llama.block_count". It is in one of four tables below: USED, NEUTRAL, OFF or SAME. What
-only one family computes is in that family's file, and counts there before these tables. Any other key of the
-architecture is refused, because it may change the arithmetic. Unknown keys elsewhere are ignored.
+begins with its name, as in "llama.block_count". It is in one of four tables below: USED, NEUTRAL, OFF or SAME. Keys of
+a single family are in that family's file, which is read before these tables. Any other key of the architecture is
+refused, because it may change the arithmetic. Unknown keys elsewhere are ignored.
 """
 
 import math
@@ -295,7 +295,7 @@ class Metadata:
         return shown(found) if isinstance(found, str) else None
 
     def number(self, key: str) -> Any:
-        """Return a number. An array, which has one number for each layer, must repeat the same number."""
+        """Return a number. An array, with a number per layer, must repeat the same number."""
         value: Any = self.values.get(key)
         if isinstance(value, np.ndarray):
             several = set(value[:_MOST_LAYERS].tolist())
@@ -319,17 +319,17 @@ class Metadata:
         return found
 
     def texts(self, key: str) -> Sequence[str] | None:
-        """Return an array of texts; all callers share one list."""
+        """Return an array of texts. All callers share one list."""
         found: Texts | list[str] | None = self._of(key, (Texts, list))
         return found.tolist() if isinstance(found, Texts) else found
 
     def count(self, key: str) -> int:
-        """Return how many texts an array has; 0 without one."""
+        """Return the number of texts in an array; 0 if there is no array."""
         return len(self._of(key, (Texts, list)) or ())
 
     @cached_property
     def merged(self) -> frozenset[str]:
-        """The tokens that merges make: "t he" makes "the"."""
+        """The tokens that merges produce: "t he" produces "the"."""
         return frozenset([merge.replace(" ", "") for merge in self.texts("tokenizer.ggml.merges") or []])
 
     def numbers(self, key: str) -> list[Any] | None:
@@ -340,7 +340,7 @@ class Metadata:
         return None if found is None else found.tolist()
 
     def _of(self, key: str, kinds: tuple[type, ...], *replacement: Any) -> Any:
-        """Return the value of a key, or `replacement` for it, checked to be of one of the `kinds`."""
+        """Return the value of a key, or `replacement` for it. The type of the value is checked to be one of `kinds`."""
         value = replacement[0] if replacement else self.values.get(key)
         if value is not None and not isinstance(value, kinds):
             raise ValueError(f"{key} = {in_short(value)} is not possible")
@@ -350,7 +350,7 @@ class Metadata:
 def check(metadata: Metadata, named: str, own: Mapping[str, Callable[[Any], bool]] | None = None) -> None:
     """Raise LocalspecError for a key of the architecture `named` that is unknown, impossible or not supported.
 
-    `own` are the keys that only this family reads, with a check of each.
+    `own` lists the keys that only this family reads, with a check of each.
     """
     used = {**USED, **(own or {})}
 
@@ -382,7 +382,7 @@ def check(metadata: Metadata, named: str, own: Mapping[str, Callable[[Any], bool
 
 
 def left_out(metadata: Metadata) -> list[str]:
-    """Return a sentence for each sampler that the model's maker recommends and localspec lacks."""
+    """Return a sentence for each recommended sampler that localspec does not support."""
     return [
         f"{key} = {in_short(metadata.values[key])} is ignored, because localspec does not have this sampler."
         for key, off in TASTE.items()
@@ -401,7 +401,7 @@ def shown(text: str) -> str:
 
 
 def is_utf8(text: str) -> bool:
-    """Return whether a text was UTF-8 in the file. Other bytes were read as lone surrogates."""
+    """Return whether a text was valid UTF-8 in the file. Other bytes were read as lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:

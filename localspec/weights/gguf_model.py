@@ -40,8 +40,8 @@ _BESIDE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.
 class GgufTensor(StoredTensor):
     """A tensor of a GGUF file, in blocks.
 
-    If `head_rows` is not 0, it is the number of rows of a head, whose rows i and i + head_rows / 2 are stored as
-    neighbours. `change` (`family.Change`) was applied to each number before it was stored. If `every` is not 0, the
+    If `head_rows` is not 0, it is the number of rows of a head; rows i and i + head_rows / 2 are then stored next to
+    each other. `change` (`family.Change`) was applied to each number before it was stored. If `every` is not 0, the
     tensor is stored in pieces of that many rows, each followed by as many rows of another tensor. `dtype` is "", so the
     packer reads numbers by `floats`.
     """
@@ -121,7 +121,10 @@ class GgufTensor(StoredTensor):
 
 
 def _samples(parts: Sequence[GgufTensor], firsts: Sequence[int], count: int) -> bytes:
-    """Return what `GgufTensor.samples` returns, of stacked tensors; `firsts` ascend and count through all of them."""
+    """Return samples like `GgufTensor.samples`, but of stacked tensors.
+
+    `firsts` ascend and count through all of them.
+    """
     ends = [*accumulate(prod(part.shape) for part in parts)]
     found = []
     for at, some in groupby(firsts, lambda first: bisect_right(ends, first)):
@@ -132,7 +135,7 @@ def _samples(parts: Sequence[GgufTensor], firsts: Sequence[int], count: int) -> 
 
 @dataclass(frozen=True)
 class GgufModel:
-    """A model in one or more GGUF files. The first one has the metadata.
+    """A model in one or more GGUF files. The first file has the metadata.
 
     `given` are the publisher's text files of the model, which replace those made from the metadata.
     """
@@ -142,7 +145,7 @@ class GgufModel:
 
     @classmethod
     def open(cls, path: Path, given: Mapping[str, bytes] | None = None) -> "GgufModel":
-        """Read the headers of a file and of its other parts. Raises LocalspecError, NotHere for a missing part."""
+        """Read the headers of a file and of its other parts. Raises LocalspecError, and NotHere for a missing part."""
         files = parts_of(path)
         if missing := next((file for file in files if not file.is_file()), None):
             raise NotHere(f"{missing}, a part of this model, is missing; put it into the same directory as the others.")
@@ -171,13 +174,13 @@ class GgufModel:
 
     @cached_property
     def parameters(self) -> int:
-        """Number of its weights. A head that repeats the embedding does not count, even in another type."""
+        """The number of weights. A head that repeats the embedding does not count, even in another type."""
         left_out = (*_BESIDE, *self._ahead, *([_HEAD] if self._repeats_embedding() else []))
         return sum(prod(place.shape) for name, (_, place) in self.places.items() if name not in left_out)
 
     @cached_property
     def _ahead(self) -> frozenset[str]:
-        """The names of the tensors of MTP layers, whose numbers follow those of the model's layers."""
+        """The names of the tensors of MTP layers. Their layer numbers follow those of the model's layers."""
         named = self.metadata.text("general.architecture")
         layers = (self.metadata.number(f"{named}.{key}") or 0 for key in ("block_count", "nextn_predict_layers"))
         first = next(layers) - next(layers)
@@ -185,7 +188,10 @@ class GgufModel:
         return frozenset(name for name, layer in found if layer and int(layer[1]) >= first)
 
     def _repeats_embedding(self) -> bool:
-        """Return whether the head has the numbers of the embedding, except for rounding, judged by samples."""
+        """Return whether the head has the same numbers as the embedding, except for rounding.
+
+        Only samples are compared.
+        """
         shapes = [self.places[name][1].shape if name in self.places else () for name in (_TABLE, _HEAD)]
         if shapes[0] != shapes[1] or len(shapes[0]) != 2:
             return False
@@ -197,20 +203,19 @@ class GgufModel:
 
     @property
     def size(self) -> int:
-        """Bytes of its files."""
+        """Bytes of the files."""
         return sum(part.bytes for part in self.parts)
 
     @property
     def types(self) -> tuple[str, ...]:
-        """The types of its matrices, each once."""
+        """The types of the matrices, each once."""
         return tuple(sorted({place.block.name for _, place in self.places.values() if len(place.shape) > 1}))
 
     @cached_property
     def texts(self) -> dict[str, bytes]:
         """The text files of the equivalent Hugging Face directory, by name.
 
-        Raises LocalspecError for a model that localspec does not compute, for impossible metadata, and for given texts
-        of another model.
+        Raises LocalspecError for an unsupported model, for impossible metadata, and for given texts of another model.
         """
         shapes = {name: place.shape for name, (_, place) in self.places.items()}
         try:
@@ -228,7 +233,7 @@ class GgufModel:
         }
 
     def _given(self, texts: Mapping[str, bytes], own: Mapping[str, Any]) -> dict[str, bytes]:
-        """Return the given texts, with a config.json adapted to that of the file, `own`. Raises ValueError."""
+        """Return the given texts, with a config.json adapted to the file's own, `own`. Raises ValueError."""
         content, tied = parse_json(texts["config.json"]), own["tie_word_embeddings"]
         theirs = ModelConfig.of(content)
         if other := differences(ModelConfig.of(own), theirs):
@@ -241,16 +246,17 @@ class GgufModel:
 
     @cached_property
     def config(self) -> ModelConfig:
-        """The configuration. Raises LocalspecError as `texts` does, and for impossible sizes."""
+        """The configuration. Raises the errors of `texts`, and LocalspecError for impossible sizes."""
         try:
             return ModelConfig.of(json.loads(self.texts["config.json"]))
         except ValueError as error:
             raise damaged(self.path, str(error)[:200]) from None
 
     def notices(self, added: Sequence[tuple[str, bool]]) -> list[str]:
-        """Return notices about metadata that are ignored, and about tokens that are added to prompts.
+        """Return notices about ignored metadata, and about tokens that are added to prompts.
 
-        `added` are these tokens, each with whether it is before the prompt or after it. Raises the errors of `texts`.
+        `added` has each such token, with True if it comes before the prompt and False if after it. Raises the errors of
+        `texts`.
         """
         if self.given is not None:
             return []
@@ -270,7 +276,7 @@ class GgufModel:
 
     @cached_property
     def weights(self) -> str:
-        """The fingerprint of its weights, equal to the fingerprint of a directory with the same numbers.
+        """The fingerprint of the weights, equal to the fingerprint of a directory with the same numbers.
 
         Raises the errors of `tensors`, and LocalspecError for files that change meanwhile.
         """
@@ -291,7 +297,7 @@ class GgufModel:
         return sampled_weights(shapes, values)
 
     def tensors(self, sizes: TransformerConfig) -> dict[str, list[GgufTensor]]:
-        """Return the tensors that each of our parameters is stacked from, by parameter.
+        """Return by localspec's parameter the tensors that it is stacked from.
 
         Raises LocalspecError for a tensor that is missing, has an unexpected shape, or is not supported.
         """
@@ -306,9 +312,9 @@ class GgufModel:
         return found
 
     def ahead(self, sizes: TransformerConfig) -> dict[str, list[GgufTensor]]:
-        """Return the tensors of the MTP layer, by our parameters; empty without such a layer.
+        """Return the tensors of the MTP layer, by localspec's parameter; empty without such a layer.
 
-        A layer that localspec does not compute, such as one with a separate embedding, is left out.
+        An unsupported layer, for example one with a separate embedding, is left out.
         """
         if not self._ahead:
             return {}
@@ -318,18 +324,18 @@ class GgufModel:
         return {ours: self._parts(ours, some, ahead_features(ours, sizes), own) for ours, some in parts.items()}
 
     def _name(self, part: str) -> str:
-        """Return the tensor of the file that has a part: the fused one for gates or ups that are not there."""
+        """Return the name of the tensor in the file with this part. Gates and ups may be in one fused tensor."""
         fused = re.sub("ffn_(gate|up)_exps", _FUSED, part)
         return fused if part not in self.places and fused in self.places else part
 
     def _names(self, parts: Mapping[str, Sequence[tuple[str, int]]]) -> set[str]:
-        """Return the tensors of the file that have all these parts."""
+        """Return the names of the tensors in the file with these parts."""
         return {self._name(part) for some in parts.values() for part, _ in some}
 
     def _parts(
         self, ours: str, parts: Sequence[tuple[str, int]], columns: int | None, sizes: TransformerConfig
     ) -> list[GgufTensor]:
-        """Return the parts, with their rows, of one of our parameters."""
+        """Return the parts of one of localspec's parameters, with their rows."""
         found = []
         for part, rows in parts:
             if (name := self._name(part)) != part:
@@ -340,7 +346,7 @@ class GgufModel:
         return found
 
     def _form(self, name: str, ours: str, sizes: TransformerConfig) -> tuple[int, str]:
-        """Return how a tensor is stored: `head_rows` and `change` of GgufTensor."""
+        """Return the form in which a tensor is stored: `head_rows` and `change` of GgufTensor."""
         changes = architecture(self.metadata).changes
         change = changes.get(re.sub(r"^blk\.\d+\.|\.(weight|bias)$", "", name), "")
         if change == "pairs":
@@ -348,7 +354,8 @@ class GgufModel:
         return 0, change
 
     def _half(self, name: str, rows: int, columns: int | None, second: bool, sizes: TransformerConfig) -> GgufTensor:
-        """Return the gates of all experts, or their ups (`second`), of a tensor that has both of each in turn."""
+        """Return the gates or ups (`second`) of all experts, from a tensor with the gates and ups of each expert in
+        turn."""
         whole = self._tensor(name, (2 * rows,) if columns is None else (2 * rows, columns))
         every = rows // (sizes.experts.count if sizes.experts else 1)
         start = whole.start + (every * (whole.bytes // (2 * rows)) if second else 0)

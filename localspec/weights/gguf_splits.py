@@ -1,7 +1,8 @@
 """The splitting of text before merges, by the name of a pre-tokenizer (`tokenizer.ggml.pre`) in a GGUF file.
 
-The names are those of llama.cpp's src/llama-vocab.cpp, as of November 2026. The expressions are those of the models'
-own tokenizer.json. llama.cpp simplifies some: `tests/weights/test_peer_ids.py` lists where its ids differ.
+The names are those of llama.cpp's src/llama-vocab.cpp, as of November 2026. The regular expressions are those of the
+models' own tokenizer.json. llama.cpp simplifies some of them: `tests/weights/test_peer_ids.py` lists where its ids
+differ.
 """
 
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from dataclasses import dataclass, replace
 class Split:
     """A way to split text, and other settings that all models with this way share.
 
-    Each expression splits the parts that the former ones left. A part that matches is not split further.
+    Each expression splits the parts that the previous expressions left. A part that matches is not split further.
     """
 
     expressions: tuple[str, ...]

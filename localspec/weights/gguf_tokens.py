@@ -78,10 +78,10 @@ def impossible_roles(metadata: Metadata, count: int) -> list[str]:
 
 
 def around(metadata: Metadata, tokens: Sequence[str], begins: bool) -> tuple[list[int], list[int]]:
-    """Return the tokens to add before a text, and those to add after it.
+    """Return the tokens to add before a text, and the tokens to add after it.
 
-    `begins` is the default for adding a begin-of-text token, for files without this setting. Raises LocalspecError if
-    the file wants such a token and does not name it.
+    `begins` is the default for adding a begin-of-text token, if the file does not say. Raises LocalspecError if the
+    file wants such a token and does not name it.
     """
     added: list[list[int]] = []
     for role, default in (("bos", begins), ("eos", False)):
@@ -98,8 +98,8 @@ def around(metadata: Metadata, tokens: Sequence[str], begins: bool) -> tuple[lis
 def ends(metadata: Metadata) -> list[int]:
     """Return the tokens that end a reply: by an id in the metadata, or by the spelling of a known mark.
 
-    A token that ordinary text is tokenized into is not a mark, even if it is spelled like one. llama.cpp would take it
-    for a mark.
+    A token that also occurs in ordinary text is not a mark, even if it is spelled like one. Unlike localspec, llama.cpp
+    would take it for a mark.
     """
     tokens = metadata.texts("tokenizer.ggml.tokens") or []
     types = metadata.numbers("tokenizer.ggml.token_type") or []
@@ -120,7 +120,7 @@ def ends(metadata: Metadata) -> list[int]:
 
 
 def ends_at_words(metadata: Metadata) -> list[str]:
-    """Return a sentence for each token that ends replies because the file names its id, though text contains it."""
+    """Return a sentence for each token that ends replies, by an id in the file, although ordinary text contains it."""
     tokens = metadata.texts("tokenizer.ggml.tokens") or []
     types = metadata.numbers("tokenizer.ggml.token_type") or []
     named = {f"tokenizer.ggml.{role}_token_id": token_of(metadata, role, len(tokens)) for role in ("eos", "eot", "eom")}
@@ -133,9 +133,10 @@ def ends_at_words(metadata: Metadata) -> list[str]:
 
 
 def ordinary(metadata: Metadata, tokens: Sequence[str], types: Sequence[int], ids: Collection[int]) -> set[int]:
-    """Return the ids, among `ids`, of tokens that ordinary text is tokenized into.
+    """Return the ids, out of `ids`, of tokens that occur in ordinary text.
 
-    Such a token is not typed as a mark, and the tokenizer can merge it from shorter tokens, or it is one character.
+    Such a token does not have the type of a mark. The tokenizer can merge it from shorter tokens, or it is one
+    character.
     """
     normal = {tokens[index]: index for index in ids if types[index : index + 1] not in _MARKS}
     if not normal:
@@ -172,7 +173,8 @@ _STEPS = [
 def tokenizer_files(metadata: Metadata, vocab_size: int) -> dict[str, Any]:
     """Return tokenizer.json and tokenizer_config.json as objects, and the chat template as a text if there is one.
 
-    Raises ValueError, with a clause, for missing or impossible values, LocalspecError for an unsupported kind.
+    Raises ValueError for missing or impossible values; its message is a clause. Raises LocalspecError for an
+    unsupported kind.
     """
     kind, count = metadata.text("tokenizer.ggml.model"), metadata.count("tokenizer.ggml.tokens")
     if not kind or not count:
@@ -225,7 +227,7 @@ def tokenizer_files(metadata: Metadata, vocab_size: int) -> dict[str, Any]:
 def _added(
     metadata: Metadata, tokens: Sequence[str], types: Sequence[int], roles: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """Return the tokens that are searched for in a text before it is split."""
+    """Return the tokens that are searched in a text before it is split."""
     marks = {token for token, kind in zip(tokens, types, strict=True) if kind != _NORMAL}
     swallow = marks >= _OF_PHI_3  # as its own files have it; llama.cpp looks for "phi-3" in the name
     kept, named = {"<unk>", "<s>", "<|endoftext|>"}, {*roles.values()}
@@ -241,7 +243,7 @@ def _added(
 
 
 def _vocabulary(tokens: Sequence[str], types: Sequence[int]) -> dict[str, int]:
-    """Return the ids of tokens by their spelling; padding tokens are left out."""
+    """Return the ids of tokens by their spelling. Padding tokens are left out."""
     return {token: index for index, (token, kind) in enumerate(zip(tokens, types, strict=True)) if kind != _UNUSED}
 
 
@@ -267,7 +269,7 @@ def _with_marks(begin: Sequence[int], end: Sequence[int], tokens: Sequence[str])
 
 
 def _split(metadata: Metadata) -> Split:
-    """Return how text is split before merges. Raises LocalspecError for a name that is unknown or missing."""
+    """Return the way to split text before merges. Raises LocalspecError for a name that is unknown or missing."""
     named = metadata.text("tokenizer.ggml.pre")
     if metadata.text("tokenizer.ggml.model") == "gemma4":
         return SPLITS["gemma4"]
@@ -332,7 +334,7 @@ def _one_by_one(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _isolating(expression: str) -> dict[str, Any]:
-    """Return a step that makes each match a part by itself."""
+    """Return a step that makes each match a separate part."""
     if expression == DIGIT:
         return {"type": "Digits", "individual_digits": True}
     return {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
@@ -341,7 +343,7 @@ def _isolating(expression: str) -> dict[str, Any]:
 def _pieces(
     metadata: Metadata, tokens: Sequence[str], types: Sequence[int], roles: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return SentencePiece's BPE model, with scores; other characters are spelled in bytes."""
+    """Return SentencePiece's BPE model, with scores. Unknown characters are spelled in bytes."""
     scores = metadata.numbers("tokenizer.ggml.scores")
     if scores is None or len(scores) != len(tokens):
         raise ValueError(f"{len(tokens)} tokens have {len(scores or [])} scores")
@@ -366,11 +368,11 @@ def _pieces(
 
 
 def _merges(file: str, tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Return the pair that makes each piece, the piece with the best score first.
+    """Return the pair that forms each piece, the piece with the best score first.
 
-    SentencePiece merges the two neighbours that make the best piece, of equal ones the first. So the text of a piece
-    always becomes the same two pieces before it becomes one, in any context: no other pair is needed. Raises ValueError
-    for pieces that take too long, LocalspecError for pieces that no list of merges can order.
+    SentencePiece always merges the two neighbours that form the best piece; of equal ones the first. So in any context,
+    the text of a piece becomes the same two pieces before it becomes one, and no other pair is needed. Raises
+    ValueError for pieces that take too long, and LocalspecError for pieces that no list of merges can order.
     """
     normal = [index for index, kind in enumerate(types) if kind == _NORMAL and tokens[index]]
     if long := next((tokens[index] for index in normal if len(tokens[index]) > _LONGEST_PIECE), None):
@@ -402,8 +404,8 @@ def _merges(file: str, tokens: Sequence[str], types: Sequence[int], scores: Sequ
 
 
 def _cut(piece: str, costs: Mapping[bytes, float]) -> int:
-    """Return the result of the library's `ls_piece_cuts`: the byte at which the two parts of a piece meet;
-    0 if none."""
+    """Return the result of the library's `ls_piece_cuts`: the byte offset between the two parts of a piece; 0 if
+    there is none."""
     parts = [letter.encode() for letter in piece]
     while len(parts) > 2:
         ways = [costs.get(left + right, math.inf) for left, right in pairwise(parts)]

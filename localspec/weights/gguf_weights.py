@@ -1,4 +1,4 @@
-"""Registers a model in GGUF files, and reads it from there: to pack it like others, or in the blocks of its files."""
+"""Registers a model in GGUF files. Reads its weights from there, to pack them or to use the files' blocks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -27,23 +27,23 @@ _TYPES = {block.name: block for block in BLOCKS.values()}
 
 
 def rounded(header: Header) -> dict[str, str]:
-    """Return the types of a registration's matrices that have no kernels -> the type that each is rounded to."""
+    """Return the types of a registration's matrices without kernels, each with the type that it is rounded to."""
     packed = (parts for name, parts in header.blocks.items() if not name.endswith(KEPT_AS_NUMBERS))
     wide = (part for parts in packed for part in parts if len(part.shape) > 1)
     return {part.type: stand_in(part.type, part.shape[1]) or FILED[0] for part in wide if part.type not in BLOCK_TYPES}
 
 
 def is_filed(header: Header) -> bool:
-    """Return whether the blocks of a registered model are packed once into a file that is mapped.
+    """Return whether the blocks of a registered model are written once to a packed file, which is then mapped.
 
-    They are for types without kernels, which are rounded, and for experts, of which only the used ones need memory.
-    Blocks of other models are copied into memory each time.
+    That is so for types without kernels, which are rounded, and for experts, since only used experts need memory.
+    Blocks of other models are copied into memory at each load.
     """
     return bool(rounded(header)) or any(".experts." in name for name in header.blocks)
 
 
 def gguf_source(model: GgufModel) -> Source:
-    """Return a model as the packer reads it, by headers only. Raises LocalspecError if it is not computed."""
+    """Return a model as the packer reads it, from headers only. Raises LocalspecError if it is not supported."""
     config = model.config
     if least_parameters(config) > model.parameters:
         raise damaged(model.path, f"it promises {config.num_hidden_layers} layers and has {model.parameters} weights")
@@ -72,7 +72,7 @@ def _source(
 def registration(source: Source, origin: Origin, answers: str = IN_BLOCKS) -> Header:
     """Return the header of a registration: a packed file with a model's texts and the places of its weights.
 
-    `answers` is the packing that the model is loaded in by default.
+    `answers` is the packing in which the model is loaded by default.
     """
     numbers = {file: number for number, file in enumerate(source.checkpoint.weight_files)}
     names = weight_map(source.sizes)  # without a head that repeats the embedding
@@ -110,7 +110,10 @@ def files_of(found: PackedFile) -> list[Path]:
 
 
 def registered_source(header: Header, texts: Mapping[str, bytes], files: Sequence[Path]) -> Source:
-    """Return a registered model as the packer reads it; no weights are read. Raises LocalspecError for a bad header."""
+    """Return a registered model as the packer reads it, without reading weights.
+
+    Raises LocalspecError for a bad header.
+    """
     name = header.origin.name
     try:
         config = ModelConfig.of(parse_json(texts["config.json"]))
@@ -171,7 +174,10 @@ def registered_ahead(path: Path, sizes: TransformerConfig) -> dict[str, list[Ggu
 
 
 def gguf_recipe(source: Source, packing: str, drafts: bool = False) -> Recipe:
-    """Return the recipe of a model in GGUF files. In int8, Q8_0 keeps its groups of 32, which packing reproduces."""
+    """Return the recipe of a model in GGUF files.
+
+    In int8, Q8_0 keeps its groups of 32, so that packing reproduces its numbers.
+    """
     kept = (name for name, parts in source.made_of.items() if all(_is_q8_0(part) for part in parts))
     return Recipe(packing, frozenset(kept), drafts)
 

@@ -64,13 +64,13 @@ class PackedMatrix:
 
     @classmethod
     def empty(cls, out: int, inputs: int, format: str, group: int = 0) -> "PackedMatrix":  # noqa: A002
-        """Return a matrix in new memory, not filled yet. Raises LocalspecError for an impossible format."""
+        """Return a matrix in new memory without content. Raises LocalspecError for an impossible format."""
         if not (size := library().ls_packed_bytes(out, inputs, FORMATS[format], group)):
             raise LocalspecError(f"A matrix of {out} by {inputs} in {format} cannot be packed by {group}.")
         return cls(room(size), out, inputs, format, group)
 
     def struct(self, bias: npt.NDArray[np.float32] | None = None) -> Matrix:
-        """Return the library's structure. Its holder must also keep this object and the bias alive."""
+        """Return the structure for the library. While it is used, this object and the bias must stay alive."""
         return Matrix(address(self.data), address(bias), self.out, self.inputs, FORMATS[self.format], self.group)
 
     @property
@@ -85,12 +85,12 @@ class PackedMatrix:
         return weights
 
     def rows(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Return the numbers of some output channels, [n, inputs], of a matrix that is not interleaved."""
+        """Return the numbers of some output channels, [n, inputs]. The matrix must not be interleaved."""
         return matrix_rows(self.struct(), ids)
 
 
 def matrix_rows(matrix: Matrix, ids: Sequence[int]) -> npt.NDArray[np.float32]:
-    """Return the weights of some rows, [n, inputs]. Raises LocalspecError for missing rows."""
+    """Return the weights of some rows, [n, inputs]. Raises LocalspecError for rows that do not exist."""
     numbers, weights = int32(ids), np.empty((len(ids), matrix.inputs), np.float32)
     check(library().ls_rows(matrix, len(numbers), address(numbers), address(weights)))
     return weights
@@ -98,7 +98,7 @@ def matrix_rows(matrix: Matrix, ids: Sequence[int]) -> npt.NDArray[np.float32]:
 
 @dataclass(frozen=True)
 class BlockMatrix:
-    """A weight [out, inputs] in blocks of a `type` of BLOCK_TYPES, whose values are those of the GGUF file."""
+    """A weight [out, inputs] in blocks of a `type` of BLOCK_TYPES, with the same values as in the GGUF file."""
 
     data: npt.NDArray[np.uint8]
     out: int
@@ -114,19 +114,19 @@ class BlockMatrix:
 
     @classmethod
     def empty(cls, out: int, inputs: int, type: str) -> "BlockMatrix":  # noqa: A002
-        """Return a matrix in new memory, not filled yet. Raises LocalspecError for impossible sizes."""
+        """Return a matrix in new memory without content. Raises LocalspecError for impossible sizes."""
         return cls(room(packed_bytes(out, inputs, type)), out, inputs, type)
 
     @property
     def panels(self) -> int:
-        """Number of panels of 16 rows, the last of which may have fewer."""
+        """The number of panels of 16 rows. The last panel may have fewer rows."""
         return -(-self.out // BLOCK_PANEL)
 
     def fill(self, rows: npt.NDArray[np.uint8], first: int = 0, end: int | None = None, head_rows: int = 0) -> None:
-        """Fill panels [first, end) from the rows [out, bytes] of a file; several threads may share the panels.
+        """Fill panels [first, end) from the rows [out, bytes] of a file. Several threads may fill different panels.
 
-        If rows i and i + head_rows / 2 of each head are neighbours in the file, `head_rows` is the rows of a head, else
-        0. Raises LocalspecError for a scale that is NaN or inf, and for rows of another size.
+        If rows i and i + head_rows / 2 of each head are neighbours in the file, `head_rows` is the number of rows of a
+        head, else 0. Raises LocalspecError for a scale that is NaN or inf, and for rows of another size.
         """
         packing = BlocksPacking(address(rows), rows.nbytes, BLOCK_TYPES[self.type], self.out, self.inputs, head_rows)
         check(library().ls_blocks_pack(packing, address(self.data), first, self.panels if end is None else end))
@@ -134,11 +134,11 @@ class BlockMatrix:
     def fill_rounded(
         self, weights: npt.NDArray[Any], importance: npt.NDArray[np.float32] | None = None, source: str = ""
     ) -> None:
-        """Fill it with weights [out, inputs] in fp32, fp16, or bf16 as uint16, rounded to its type.
+        """Fill the matrix with weights [out, inputs] in fp32, fp16, or bf16 as uint16, rounded to its type.
 
-        `source` names the format if the type of the array does not, as for fp16 given as uint16. `importance` [inputs]
-        are the weights of the squared errors that rounding minimises. Raises LocalspecError for a weight that is NaN or
-        inf, and for a type without rounding.
+        `source` names the format if the array's type does not, as for fp16 given as uint16. Rounding minimises squared
+        errors, weighted by `importance` [inputs]. Raises LocalspecError for a weight that is NaN or inf, and for a type
+        without rounding.
         """
         assert weights.shape == (self.out, self.inputs)
         packing = Packing(
@@ -154,24 +154,24 @@ class BlockMatrix:
         check(library().ls_blocks_round(packing, BLOCK_TYPES[self.type], address(self.data), 0, self.panels))
 
     def numbers(self) -> npt.NDArray[np.float32]:
-        """Return its weights as numbers, [out, inputs]."""
+        """Return the weights as numbers, [out, inputs]."""
         return BlockStack((self,)).rows(range(self.out))
 
 
 @dataclass(frozen=True)
 class BlockStack:
-    """A weight in blocks whose rows are those of its parts in turn. Parts may differ in type, not in inputs."""
+    """A weight in blocks, made of parts whose rows follow each other. Parts may differ in type, but not in inputs."""
 
     parts: tuple[BlockMatrix, ...]
 
     @property
     def out(self) -> int:
-        """Rows of all parts."""
+        """The number of rows of all parts."""
         return sum(part.out for part in self.parts)
 
     @property
     def inputs(self) -> int:
-        """Inputs of each part."""
+        """The number of inputs of each part."""
         return self.parts[0].inputs
 
     @property
@@ -180,7 +180,7 @@ class BlockStack:
         return sum(part.data.nbytes for part in self.parts)
 
     def struct(self, bias: npt.NDArray[np.float32] | None = None) -> Matrix:
-        """Return the library's structure. Its holder must also keep this object and the bias alive.
+        """Return the structure for the library. While it is used, this object and the bias must stay alive.
 
         Raises LocalspecError for too many parts, and for parts that differ in their inputs.
         """

@@ -1,4 +1,4 @@
-"""Writes packed models, and maps them or holds them in memory for the compiled library to compute with."""
+"""Writes packed models, and maps them or holds them in memory for the compiled library."""
 
 import hashlib
 import mmap
@@ -29,7 +29,7 @@ Fill = Callable[[str, Section, int, memoryview], None]  # name, section, first b
 
 
 def write(file: Path, header: Header, fill: Fill, threads: int, progress: Progress) -> None:
-    """Write a packed file, complete or not at all: under another name, flushed to disk, then renamed.
+    """Write a packed file, either completely or not at all: under another name, flushed to disk, then renamed.
 
     Only one process may write it. Several threads call `fill`, once for each piece. Raises OSError, and CannotRead if
     the file cannot be read back.
@@ -110,7 +110,7 @@ def _flush_directory(directory: Path) -> None:
 
 @dataclass(frozen=True)
 class PackedModel:
-    """A model in any packing, ready to be computed with, in a mapped file or in memory."""
+    """A model in any packing, ready for computing, in a mapped file or in memory."""
 
     header: Header
     content: mmap.mmap | npt.NDArray[np.uint8]
@@ -147,7 +147,7 @@ class PackedModel:
 
     @cached_property
     def sizes(self) -> TransformerConfig:
-        """The sizes, as of a model with a separate head: that of a tied model is the embedding.
+        """The sizes, as of a model with a separate head; the head of a tied model is the embedding.
 
         Raises LocalspecError for a config.json that cannot be used, or that does not fit the weights.
         """
@@ -171,7 +171,7 @@ class PackedModel:
 
     @cached_property
     def _parts(self) -> dict[str, list[tuple[str, Tensor]]]:
-        """The sections of each parameter: one, or in blocks one for each part."""
+        """The sections of each parameter: one section, or in blocks one per part."""
         found: dict[str, list[tuple[str, Tensor]]] = {}
         for name, section in self.header.tensors.items():
             assert section.tensor is not None
@@ -181,9 +181,10 @@ class PackedModel:
 
     @cached_property
     def tensors(self) -> dict[str, PackedMatrix | BlockStack | npt.NDArray[Any]]:
-        """The weights by the names of `weight_map`, not copied: matrices, and arrays of everything that is not packed.
+        """The weights by the names of `weight_map`, without copies: matrices, and arrays of everything that is not
+        packed.
 
-        Numbers of bf16 are uint16. If the file has only a head, the embedding is the same object.
+        bf16 numbers are uint16. If the file has only a head, the embedding is the same object.
         """
         found = {name: self._tensor(name, parts) for name, parts in self._parts.items()}
         if "embed_tokens" not in found and "lm_head.weight" in found:

@@ -78,10 +78,10 @@ def load(
 ) -> PackedModel:
     """Return a model in int8, int4, bf16 or fp32; `path` is its directory, or one of its packed files.
 
-    A registered model, which is read from its GGUF files, can also be opened in their blocks, or in coarser ones if it
-    `drafts`. A packed file is made if it is missing or damaged; only `verify` notices damaged weights. If no file can
-    be written, the model is packed in memory, with a notice. In bf16 and fp32 it always is. Raises LocalspecError for a
-    model that cannot be packed, DoesNotFit if memory runs out, and NotHere for a packed file in another packing.
+    A registered model can also be opened in the blocks of its GGUF files, or in coarser blocks if it `drafts`. A packed
+    file is made if it is missing or damaged; only `verify` notices damaged weights. If no file can be written, the
+    model is packed in memory, with a notice. In bf16 and fp32 it is always packed in memory. Raises LocalspecError for
+    a model that cannot be packed, DoesNotFit if memory runs out, and NotHere for a packed file in another packing.
     """
     name = name or path.name
     if is_packed(path):
@@ -118,7 +118,7 @@ def _all_there_is(
 ) -> PackedModel:
     """Open a packed model that has no directory of original weights: registered, or here only in packed files.
 
-    Raises NotHere for another packing than those that are here or that can be made.
+    Raises NotHere for a packing that is neither here nor can be made.
     """
     here, registered = forms(path), _registration(path)
     missing = registered.header.missing if registered else None
@@ -153,7 +153,7 @@ def _all_there_is(
 
 
 def _registration(path: Path) -> PackedFile | None:
-    """Return the registration among the packed files of a model, or None if it is not read from GGUF files."""
+    """Return the registration among the packed files of a model; None if it is not read from GGUF files."""
     return next((one for one in map(read, {path, *forms(path).values()}) if one.header.registered), None)
 
 
@@ -165,8 +165,7 @@ def _source(registered: PackedFile) -> Source:
 def source_of(path: Path) -> Source:
     """Return the source of a model's original weights, by reading headers only: its directory, or its GGUF files.
 
-    For a model that is here only packed, `made_of` is empty. Raises the errors of `Source.open` and
-    `registered_source`.
+    If the model is here only packed, `made_of` is empty. Raises the errors of `Source.open` and `registered_source`.
     """
     if not is_packed(path):
         return Source.open(path)
@@ -181,7 +180,7 @@ def source_of(path: Path) -> Source:
 
 
 def register(header: Header, texts: Mapping[str, bytes], reporter: Reporter, paths: Paths) -> Path:
-    """Write a registration, unless it already exists, and return its file. Raises the errors of `once`."""
+    """Write a registration, unless it exists, and return its file. Raises the errors of `once`."""
 
     def fill(name: str, section: Section, first: int, into: memoryview) -> None:
         into[:] = texts[name][first : first + len(into)]
@@ -236,7 +235,7 @@ def _tensors(header: Header) -> dict[str, Tensor | None]:
 
 
 class CannotWrite(LocalspecError):
-    """An error for a cache directory that cannot be written, or a file there that cannot be read back."""
+    """An error: the cache directory cannot be written, or a file there cannot be read back."""
 
 
 def make(
@@ -251,7 +250,7 @@ def make(
 ) -> Path:
     """Return a model's packed file. Make it if it is missing or damaged, or in int4 of an earlier version.
 
-    If `origin` names a commit, only a file of that commit counts, since another commit with the same weights may have
+    If `origin` names a commit, only a file of that commit is used, since another commit with the same weights may have
     other texts. One process makes the file, others wait. `only_copy` says that the original weights will be deleted.
     Raises CannotWrite, DoesNotFit if the disk has no room, and LocalspecError for a model that cannot be packed.
     """
@@ -277,9 +276,9 @@ def make(
 
 
 def with_files(origin: Origin, path: Path, paths: Paths, reporter: Reporter | None = None) -> Origin:
-    """Return `origin` with the weight files of a directory, from which its packed files have their names.
+    """Return `origin` with the weight files of a directory, whose digests are part of the names of packed files.
 
-    If the same weights were packed before, perhaps from another directory, they are the files named then.
+    If the same weights were packed before, perhaps from another directory, return the files named then.
     """
     files, show = weight_files(path), _shown(f"reading the weights of {origin.name}", reporter or Reporter())
     for one in packed_files(paths):
@@ -350,7 +349,7 @@ def _make(path: Path, file: Path, packing: str, origin: Origin, threads: int, re
 
 
 def write_with_room(file: Path, header: Header, fill: Fill, threads: int, progress: Progress) -> None:
-    """Write a packed file. Raises OSError, and DoesNotFit in advance if the disk has no room."""
+    """Write a packed file. Raises OSError. Raises DoesNotFit before writing if the disk has no room."""
     partial_of(file).unlink(missing_ok=True)  # left by a killed process; its bytes count as free
     needed, free = len(header.encoded()) + header.section_bytes, shutil.disk_usage(file.parent).free
     if needed > free:
@@ -372,7 +371,8 @@ def _in_memory(
 ) -> PackedModel:
     """Pack a model into memory. Raises DoesNotFit, and LocalspecError if its files change meanwhile.
 
-    `no_file` says why it cannot be in a file, and is raised if it does not fit in memory either, as a mapped one may.
+    `no_file` is the reason why no file can be written. It is raised if memory is too small too, since a mapped file
+    might have fitted.
     """
     header, files = source.header(origin, packing, recipe), source.checkpoint.weight_files
     if no_file and header.section_bytes > usable(free_memory(), total_memory()):
@@ -399,7 +399,7 @@ def _in_memory(
 
 
 def packing_told(name: str, packing: str, reporter: Reporter) -> Progress:
-    """Report that a model is being packed. Return the function that reports progress."""
+    """Report that a model is being packed. Return a function that reports progress."""
     what = f"packing {name} in {packing}, once"
     if packing == BLOCKS:
         what = f"writing the weights of {name} to a file, once"

@@ -3,10 +3,10 @@
     magic, 8 bytes │ length of the header, 8 bytes │ sha256 of the header, 32 bytes │ header, JSON │ sections ...
 
 A model that is read from its GGUF files has such a file without tensors: its registration. The header has the places of
-the weights in the GGUF files. If some have types without kernels, a second file has all of them in blocks.
+the weights in the GGUF files. If some types have no kernels, a second file has all weights in blocks.
 
-Sections are tensors and texts. Each begins at a multiple of 4096 bytes, counted from the first one after the header. A
-section is written and read back in pieces; its digest is the sha256 of the sha256 of its pieces, one after another.
+Sections are tensors and texts. Each begins at a multiple of 4096 bytes after the start of the first section. A section
+is written and read back in pieces. Its digest is the SHA-256 of the SHA-256 digests of its pieces, one after another.
 """
 
 import hashlib
@@ -55,22 +55,22 @@ Progress = Callable[[int, int], None]  # bytes done, and bytes in all
 
 
 class DamagedFile(LocalspecError):
-    """A packed file differs from what was written."""
+    """An error: a packed file differs from what was written."""
 
 
 class CannotRead(LocalspecError):
-    """The system does not let a packed file be read."""
+    """An error: the system does not let a packed file be read."""
 
 
 class UnreadableFormat(LocalspecError):
-    """A packed file was written by another version of localspec."""
+    """An error: a packed file was written by another version of localspec."""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """How a weight [out, inputs] is stored: packed in panels of 32 output channels, or row by row.
+    """The form in which a weight [out, inputs] is stored: packed in panels of 32 output channels, or row by row.
 
-    `group` inputs share a scale; it is 0 without scales. A vector is one row. Of a matrix in blocks this is one part:
+    `group` inputs share a scale; it is 0 without scales. A vector is one row. For a matrix in blocks this is one part:
     some rows, in panels of 16, and `format` is the type of the blocks.
     """
 
@@ -95,7 +95,7 @@ class Tensor:
 
     @property
     def panels(self) -> int:
-        """Number of panels, or rows."""
+        """The number of panels, or of rows."""
         return self.out if self.layout == "rows" else -(-self.out // (BLOCK_PANEL if self.layout == BLOCKS else PANEL))
 
     @property
@@ -123,10 +123,10 @@ class Section:
 class BlockPart:
     """The place of some rows of a parameter in a GGUF file.
 
-    `file` is its index among the files of the origin, and `type` the name of a type of GGUF. A vector has one size. If
-    `head_rows` is not 0, the rows of each head are stored in pairs of neighbouring channels. `change` was applied to
-    each number of a vector before it was stored, if it is set: "plus one", or "-exp". If `every` is not 0, parts of
-    that many rows are stored, each followed by as many rows of another tensor.
+    `file` is its index among the files of the origin, and `type` is the name of a GGUF type. A vector has one size. If
+    `head_rows` is not 0, the rows of each head are stored in pairs of neighbouring channels. If `change` is set ("plus
+    one" or "-exp"), it was applied to each number of a vector before it was stored. If `every` is not 0, parts of that
+    many rows are stored, each followed by as many rows of another tensor.
     """
 
     file: int
@@ -141,12 +141,12 @@ class BlockPart:
 
 @dataclass(frozen=True)
 class Origin:
-    """The origin of a file: the model's name, its revision as `checkpoint.revision` returns it, and its source.
+    """The origin of a file: the model's name, its revision by `checkpoint.revision`, and its source.
 
-    `repo` and `commit` are empty for a model that was not fetched. `files` are the weight files by name: bytes, and the
-    SHA-256 (64 digits) or the fingerprint (40 digits) of each; those of a registration are absolute paths, in the order
-    of the parts. `weights` is the fingerprint of the weights, which all packed forms inherit; it is empty in files of
-    earlier versions.
+    `repo` and `commit` are empty for a model that was not fetched. `files` are the weight files by name, with the bytes
+    of each and its SHA-256 (64 digits) or fingerprint (40 digits). In a registration the names are absolute paths, in
+    the order of the parts. `weights` is the fingerprint of the weights, which all packed forms share. It is empty in
+    files of earlier versions.
     """
 
     name: str
@@ -162,9 +162,9 @@ class Origin:
 class Header:
     """The header of a file.
 
-    Only a registration has `blocks`: the parts of each parameter. Its `weight_bytes` are what the weights take in
-    memory, and 0 if they cannot be computed in blocks. `answers` is the default packing. `ahead` are the parts of an
-    MTP layer, if its files have one that is supported.
+    Only a registration has `blocks`: the parts of each parameter. Its `weight_bytes` are the bytes of the weights in
+    memory, or 0 if they cannot be computed in blocks. `answers` is the default packing. `ahead` are the parts of an MTP
+    layer, if the files have a supported one.
     """
 
     origin: Origin
@@ -183,7 +183,7 @@ class Header:
     def plan(
         cls, origin: Origin, packing: str, parameters: int, tensors: Mapping[str, Tensor], texts: Mapping[str, int]
     ) -> "Header":
-        """Lay out the sections; `texts` are their lengths in bytes. Digests are not known yet."""
+        """Lay out the sections. `texts` are their lengths in bytes. Digests are not known yet."""
         at, placed = 0, {}
         for name, tensor in [*tensors.items(), *((name, None) for name in texts)]:
             size = texts[name] if tensor is None else tensor.bytes
@@ -204,37 +204,37 @@ class Header:
 
     @property
     def registered(self) -> bool:
-        """Whether the weights are in GGUF files, and not here."""
+        """Whether the weights are in GGUF files instead of this file."""
         return self.packing == BLOCKS and not self.tensors
 
     @property
     def block_bytes(self) -> int:
-        """Bytes that the weights take in memory in blocks; 0 if that is unknown."""
+        """Bytes of the weights in memory in blocks; 0 if that is unknown."""
         return self.weight_bytes or sum(section.bytes for section in self.tensors.values())
 
     @property
     def stored_weights(self) -> int:
-        """Number of stored weights: a head that repeats the embedding is counted, unlike in the parameters."""
+        """The number of stored weights. Unlike in `parameters`, a head that repeats the embedding is counted."""
         return sum(math.prod(part.shape) for parts in self.blocks.values() for part in parts) or self.parameters
 
     @property
     def outdated(self) -> bool:
-        """Whether this is in int4 of an earlier version, which loses more of a model than today's.
+        """Whether this is int4 of an earlier version, which loses more of a model's quality than today's int4.
 
-        It is used if the original weights are not here; otherwise the model is packed again.
+        It is used only if the original weights are not here; otherwise the model is packed again.
         """
         return self.packing == "int4" and self.format == 1
 
     @property
     def missing(self) -> Path | None:
-        """The first GGUF file of a registration that is missing, or has another length; None if there is none."""
+        """The first GGUF file of a registration that is missing or has another length; None if all are complete."""
         for name, (size, _) in self.origin.files.items() if self.registered else ():
             if not (file := Path(name)).is_file() or file.stat().st_size != size:
                 return file
         return None
 
     def encoded(self) -> bytes:
-        """Return the file up to the first section. Its length does not depend on the digests."""
+        """Return the bytes of the file before the first section. Their number does not depend on the digests."""
         said = asdict(self)
         said["weights"] = said["origin"].pop("weights")  # earlier versions refuse an origin with more fields
         for part in (part for parts in (*said["blocks"].values(), *said["ahead"].values()) for part in parts):
@@ -262,7 +262,7 @@ def block_inputs(type: str) -> int:  # noqa: A002
 
 
 def bits(type: str) -> float:  # noqa: A002
-    """Return the bits of a weight in blocks of a type, scales included."""
+    """Return the average bits of a weight in blocks of a type, including scales."""
     inputs, lines = RECORDS[type]
     return 8 * lines * _LINE / (inputs * BLOCK_PANEL)
 
@@ -272,7 +272,7 @@ def aligned(count: int) -> int:
 
 
 def joined(digests: Iterable[bytes]) -> str:
-    """Return the digest of a section from those of its pieces."""
+    """Return the digest of a section from the digests of its pieces."""
     return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
@@ -281,7 +281,7 @@ def joined(digests: Iterable[bytes]) -> str:
 
 @dataclass(frozen=True)
 class PackedFile:
-    """A packed file whose header was read and whose length is right."""
+    """A packed file whose header and length were checked."""
 
     path: Path
     header: Header
@@ -326,7 +326,7 @@ def _bytes(stream: BinaryIO, start: int, count: int) -> bytes:
 
 
 def read(file: Path) -> PackedFile:
-    """Read the header of a file, and check its length.
+    """Read the header of a file, and check the file's length.
 
     Raises DamagedFile, UnreadableFormat, and CannotRead if it cannot be read at all.
     """
@@ -337,7 +337,7 @@ def read(file: Path) -> PackedFile:
 
 
 def peek(file: Path) -> tuple[PackedFile, int]:
-    """Return the header of a file, and its length, which may be wrong. Raises the errors of `read`."""
+    """Return the header of a file and the file's length, which is not checked. Raises the errors of `read`."""
     try:
         if not stat.S_ISREG(file.stat().st_mode):  # opening a pipe would wait for a writer
             raise CannotRead(f"{file} cannot be read, because it is not a file.")
@@ -377,14 +377,13 @@ def forms(file: Path) -> dict[str, Path]:
 
 
 def _last_choice(one: tuple[Header, Path]) -> tuple[bool, bool, bool]:
-    """Return the sort key of files of one packing: a registration is first while its GGUF files are there,
-    else last."""
+    """Return the sort key of files of one packing. A registration comes first if its GGUF files are here, else last."""
     header = one[0]
     return header.outdated, header.missing is not None, not header.registered
 
 
 def of_same_weights(file: Path) -> list[Path]:
-    """Return the readable packed files of the same weights as this one.
+    """Return the readable packed files with the same weights as this one.
 
     They are in the same directory, or in the other directory of packed files.
     """
@@ -400,7 +399,7 @@ def of_same_weights(file: Path) -> list[Path]:
 
 
 def _same_weights(one: Header, other: Header) -> bool:
-    """Return whether both have the same weights; the files of a registration have fingerprints, and may move."""
+    """Return whether both have the same weights. Files of a registration may move, so only their sizes are compared."""
     if one.origin.revision != other.origin.revision:
         return False
     if one.registered or other.registered:
@@ -410,7 +409,7 @@ def _same_weights(one: Header, other: Header) -> bool:
 
 
 def _replaced(file: Path) -> CannotRead:
-    """Return the error for a file that is missing though it was listed: importing it again replaces it."""
+    """Return the error for a listed file that is missing, because another process has replaced or deleted it."""
     return CannotRead(f"{file.name} cannot be read: another process has just replaced or deleted it; try again.")
 
 
@@ -425,7 +424,7 @@ def _parsed(text: bytes) -> Header:
 
 
 def _header(said: Any) -> Header:
-    """Return the parsed header. Raises ValueError and similar errors for an impossible one, UnreadableFormat."""
+    """Return the parsed header. Raises ValueError and similar errors for an impossible header, or UnreadableFormat."""
     for name, known in (("format", range(1, FORMAT + 1)), ("layout", LAYOUTS)):
         if _count(said[name]) not in known:
             raise UnreadableFormat(
@@ -469,7 +468,7 @@ def _header(said: Any) -> Header:
 
 
 def _registered(said: Any, files: list[tuple[int, str]]) -> dict[str, Any]:
-    """Return the fields of a registration. Whether types and sizes agree is checked when the weights are read."""
+    """Return the fields of a registration. Types and sizes are compared later, when the weights are read."""
     blocks, ahead = (_block_parts(said.get(key, {}), files) for key in ("blocks", "ahead"))
     if said["answers"] not in (BLOCKS, *_ITEM_BITS):
         raise ValueError

@@ -38,14 +38,14 @@ _BEGIN = 2**16  # bytes of a packed file in which the name of its model is
 
 
 class Stalled(OSError):
-    """Another process holds a lock and makes no progress."""
+    """An error: another process holds a lock and makes no progress."""
 
 
 def in_all_formats(origin: Origin, packing: str, paths: Paths, *, only_copy: bool = False) -> list[Path]:
-    """Return the possible paths of a packed form, in the format of any version; a new file is written to the first.
+    """Return the possible paths of a packed form, in the formats of all versions. A new file has the first path.
 
-    `only_copy` says that the user may delete the weights. The name has a digest of all files, because a revision only
-    samples the weights.
+    `only_copy` says that the user may delete the weights. The name includes a digest of all files, because a revision
+    only samples the weights.
     """
     weights = hashlib.sha256(json.dumps(sorted(origin.files.items())).encode()).hexdigest()[:16]
     stem = f"{origin.revision}-{packing}-{weights}"
@@ -55,7 +55,7 @@ def in_all_formats(origin: Origin, packing: str, paths: Paths, *, only_copy: boo
 
 
 def remove_outdated(file: Path) -> None:
-    """Delete the file of an earlier version that this complete one replaces."""
+    """Delete the file of an earlier version that this complete file replaces."""
     for former in range(1, FORMAT):
         stem = file.name.removesuffix(f"-{FORMAT}{SUFFIX}")
         with suppress(LocalspecError, OSError):
@@ -64,7 +64,8 @@ def remove_outdated(file: Path) -> None:
 
 
 def kept_for_gpus(paths: Paths) -> list[tuple[str, str, Path]]:
-    """Return the files packed for GPUs: revision of the model, packing and precision as in nf4-bf16, file."""
+    """Return the files packed for GPUs, each with the model's revision and the packing and precision, as in
+    nf4-bf16."""
     found = []
     for file in _files(paths.packed, f"*{GPU_SUFFIX}"):
         revision, _, rest = file.stem.partition("-")
@@ -73,7 +74,7 @@ def kept_for_gpus(paths: Paths) -> list[tuple[str, str, Path]]:
 
 
 def former_forms(origin: Origin, packing: str, paths: Paths) -> list[Path]:
-    """Return the packed forms of earlier weights in the same directory; the directory's whole path is their name.
+    """Return the packed forms of earlier weights in the same directory. Their name is the whole path of the directory.
 
     Other names may belong to several directories, and pulled models belong to their source.
     """
@@ -86,12 +87,12 @@ def former_forms(origin: Origin, packing: str, paths: Paths) -> list[Path]:
 
 
 def rank(one: PackedFile) -> tuple[bool, float]:
-    """Return the sort key of a model's packed files: its registration comes last, after the latest of the others."""
+    """Return the sort key of a model's packed files. Its registration comes last, after the newest of the others."""
     return one.header.registered, one.path.stat().st_mtime
 
 
 def files_in_use(paths: Paths, but: Collection[Path] = ()) -> set[str]:
-    """Return the real paths of the GGUF files that registrations read, except some registrations."""
+    """Return the real paths of the GGUF files that registrations read. Registrations in `but` do not count."""
     found = [one for one in packed_files(paths) if one.header.registered and one.path not in but]
     return {os.path.realpath(file) for one in found for file in one.header.origin.files}
 
@@ -112,7 +113,7 @@ def packed_in(directory: Path) -> list[PackedFile]:
 
 
 def unreadable(paths: Paths) -> dict[Path, str]:
-    """Return the packed files that cannot be read, and why."""
+    """Return the packed files that cannot be read, each with the reason."""
     found = {}
     for file in (file for place in _places(paths) for file in _files(place, f"*{SUFFIX}")):
         try:
@@ -123,14 +124,17 @@ def unreadable(paths: Paths) -> dict[Path, str]:
 
 
 def _places(paths: Paths) -> tuple[Path, Path]:
-    """Return the directories of packed files. Files move from the first to the second, so read them in this order."""
+    """Return the directories of packed files.
+
+    Files move from the first to the second, so they are read in this order.
+    """
     return paths.packed, paths.imports
 
 
 def damaged_of(name: str, paths: Paths) -> Path | None:
     """Return an unreadable packed file that may be the model of this name, or None.
 
-    Its readable part has the name, or no name at all.
+    The readable part of such a file has this name, or no name at all.
     """
     quoted = json.dumps(name, ensure_ascii=False).encode("utf-8", "surrogatepass")
     for file in unreadable(paths):
@@ -142,8 +146,7 @@ def damaged_of(name: str, paths: Paths) -> Path | None:
 
 
 def packed_of(path: Path, source: str, paths: Paths) -> list[Path]:
-    """Return every packed file of the model in this directory, readable or not, finished or not, and those of its
-    source.
+    """Return every packed file of the model in this directory or from its source: readable or not, finished or not.
 
     `source` is org/repo[@revision], or empty; the directory need not exist.
     """
@@ -155,7 +158,7 @@ def packed_of(path: Path, source: str, paths: Paths) -> list[Path]:
 
 
 def other_source(file: Path, sources: Collection[str]) -> str:
-    """Return the source that a packed file was pulled for, if it is not one of these; else an empty text."""
+    """Return the source that a packed file was pulled from, unless it is one of `sources`; else an empty text."""
     with suppress(LocalspecError):
         repo = read(file).header.origin.repo
         return "" if repo in sources else repo
@@ -164,9 +167,9 @@ def other_source(file: Path, sources: Collection[str]) -> str:
 
 @contextmanager
 def locked(file: Path, reporter: Reporter, what: str) -> Iterator[None]:
-    """Hold the lock of a file; while waiting, report that another process does `what`.
+    """Hold the lock of a file. While waiting, report that another process does `what`.
 
-    Its lock file is deleted with the lock: a waiting process notices that, and makes another one. Raises Stalled if the
+    Its lock file is deleted with the lock. A waiting process notices that, and makes another. Raises Stalled if the
     other process writes nothing for a while, and OSError.
     """
     from filelock import FileLock, Timeout
@@ -195,12 +198,12 @@ def locked(file: Path, reporter: Reporter, what: str) -> Iterator[None]:
 
 
 def partial_of(file: Path) -> Path:
-    """Return the path of a file while it is written."""
+    """Return the temporary path of a file while it is being written."""
     return file.with_name(file.name + PARTIAL)
 
 
 def _writer(partial: Path) -> str:
-    """Return which process writes a file, if the start of the file names it."""
+    """Return the process that writes a file, if the start of the file names it."""
     with suppress(OSError), partial.open("rb") as stream:
         if number := re.match(rb"(\d{1,10})\n", stream.read(16)):
             return f"process {number[1].decode()}"
@@ -208,12 +211,12 @@ def _writer(partial: Path) -> str:
 
 
 def lock_of(file: Path) -> Path:
-    """Return the file that is locked while a packed file is made."""
+    """Return the path of the lock file for a packed file."""
     return file.with_suffix(".lock")
 
 
 def remove_abandoned(*directories: Path) -> int:
-    """Delete unfinished files and locks of killed processes. Return the freed bytes."""
+    """Delete unfinished files and locks of killed processes. Return the number of freed bytes."""
     from filelock import FileLock, Timeout
 
     freed = 0
@@ -248,12 +251,12 @@ _MOST_PARTS = 1000
 
 
 def is_gguf(path: Path) -> bool:
-    """Return whether a file has the name of a GGUF file."""
+    """Return whether a file's name is that of a GGUF file."""
     return path.suffix.lower() == _SUFFIX and path.is_file()
 
 
 def begins_as_gguf(path: Path) -> bool:
-    """Return whether a file, whatever its name, begins like a GGUF file."""
+    """Return whether a file begins like a GGUF file, whatever its name."""
     try:
         if path.is_file():  # opening a pipe would wait for a writer
             with path.open("rb") as stream:
@@ -264,7 +267,7 @@ def begins_as_gguf(path: Path) -> bool:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """Return the files of a model, from the name of one of them: NAME-00001-of-00003.gguf; or just this file."""
+    """Return the files of a model, given one of them: NAME-00001-of-00003.gguf, …; or only this file."""
     numbered = _PART.fullmatch(path.name)
     if not numbered or not 1 <= int(numbered[2]) <= int(numbered[3]) <= _MOST_PARTS:
         return [path]
@@ -273,19 +276,19 @@ def parts_of(path: Path) -> list[Path]:
 
 
 def came_from_gguf(files: Collection[str]) -> bool:
-    """Return whether a packed model was made from GGUF files; an imported one has absolute paths."""
+    """Return whether a packed model was made from GGUF files. The files of an imported model are absolute paths."""
     return bool(files) and all(name.lower().endswith(_SUFFIX) or os.path.isabs(name) for name in files)
 
 
 def imports(paths: Paths) -> dict[str, PackedFile]:
-    """Return the imported models by name; of several forms, the registration, or else the newest."""
+    """Return the imported models by name. Of several forms take the registration, or else the newest."""
     return {one.header.origin.name: one for one in sorted(_imported(paths), key=rank)}
 
 
 def import_of(path: Path, paths: Paths, progress: Progress = lambda done, total: None) -> PackedFile | None:
-    """Return the import of a file as it is now, wherever it was then; None if there is none.
+    """Return the import of a file with its present content, wherever the file was imported from; None if there is none.
 
-    A registration comes before packed files. Raises LocalspecError for a file that cannot be read.
+    A registration is preferred to packed files. Raises LocalspecError for a file that cannot be read.
     """
     files = parts_of(path)
     if not all(file.is_file() for file in files):
@@ -298,7 +301,7 @@ def import_of(path: Path, paths: Paths, progress: Progress = lambda done, total:
 
 
 def new_name(path: Path, digest: str, taken: Collection[str], paths: Paths, called: str | None = None) -> str:
-    """Return the name of a model that is imported from a file: that of the file, or `called`.
+    """Return the name of a model that is imported from a file: the name of the file, or `called`.
 
     If another model has this name, the digest is added. `taken` are the names of models that were not imported. A file
     that changed since an earlier version packed it is another model, because its former weights may exist nowhere else.
@@ -344,7 +347,7 @@ def kept_by_others() -> list[FoundModel]:
 def models_below(folder: Path, program: str = "") -> list[FoundModel]:
     """Return the models in GGUF in a folder and the folders below it, by name.
 
-    Projectors of images (`mmproj-…`), which are not models, and models with missing parts are left out. Ollama's folder
+    Projectors of images (`mmproj-…`) are not models and are left out, as are models with missing parts. Ollama's folder
     has no file names: its manifests name the models.
     """
     found = {one.path: one for one in _ollama(folder, program or "Ollama")}
@@ -357,9 +360,9 @@ def models_below(folder: Path, program: str = "") -> list[FoundModel]:
 
 
 def incomplete_below(folder: Path) -> dict[Path, str]:
-    """Return the GGUF files in a folder and below that `models_below` leaves out as incomplete, and what they lack.
+    """Return the GGUF files below a folder that `models_below` leaves out as incomplete, each with what is missing.
 
-    Of a model in several files the first one that is there is returned.
+    For a model in several files, return the first file that is there.
     """
     found: dict[Path, str] = {}
     for path in _files_below(folder):
@@ -405,7 +408,7 @@ def _weights(blobs: Path, manifest: Any) -> Path | None:
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
-    """Yield the files in a folder and below, without following links to folders, at most MOST_FILES."""
+    """Yield the files in a folder and below, at most MOST_FILES, without following links to folders."""
     seen = 0
     for place, folders, names in os.walk(folder):
         folders.sort()

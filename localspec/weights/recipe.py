@@ -1,4 +1,4 @@
-"""The recipe of a packing: the format of each tensor, and in four bits the type of blocks."""
+"""The recipe of a packing: the format of each tensor, and in four bits the type of its blocks."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ MOST_BITS = 5.5  # blocks of a GGUF file with at most this many bits per weight 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a model is packed: in int8, int4, bf16, fp32 or blocks.
+    """The packing of a model's tensors: int8, int4, bf16, fp32 or blocks.
 
     In int4, matrices have the types of blocks that `block_type` chooses. In blocks, they have the types of their file,
     or stand-ins for types without kernels. A matrix whose width no type divides is in int8. In int8, `narrow` names the
@@ -28,8 +28,9 @@ class Recipe:
     ) -> dict[str, Tensor]:
         """Return how a parameter is packed, by the names of its sections.
 
-        `parts` are the rows of each part and the type of its stored blocks, None if it is not in blocks. `inputs` is
-        None for a vector. In blocks each part is a section, named by the parameter, a space and the part's number.
+        `parts` are the number of rows of each part and the type of its stored blocks, or None if it is not in blocks.
+        `inputs` is None for a vector. In blocks each part is a section, named by the parameter, a space and the part's
+        number.
         """
         out = sum(rows for rows, _ in parts)
         in_blocks = self.packing == BLOCKS or (self.packing == "int4" and name not in TABLES)
@@ -52,7 +53,7 @@ class Recipe:
         return found
 
     def tensor(self, name: str, out: int, inputs: int | None) -> Tensor:
-        """Return how a parameter [out, inputs] is packed if it is not in blocks; `inputs` is None for a vector."""
+        """Return how a parameter [out, inputs] is packed if it is not in blocks. `inputs` is None for a vector."""
         if inputs is None:
             return Tensor("rows", "fp32", 1, out)
         if name.endswith(".conv"):
@@ -73,17 +74,17 @@ _USUAL, _FINER = ("Q4_K", "Q5_0"), ("Q6_K", "Q8_0")
 
 
 def block_type(name: str, part: int, layers: int, inputs: int) -> str | None:
-    """Return the type of blocks for a part of our parameter `name`; None if no type divides its inputs.
+    """Return the type of blocks for a part of the parameter `name`; None if no type divides its inputs.
 
-    The most sensitive matrices are finer, as in llama.cpp's Q4_K_M: the head, and in half of the `layers` the value and
-    down projections. Matrices of additional layer inputs are small, so four bits would save next to nothing.
+    The most sensitive matrices have finer blocks, as in llama.cpp's Q4_K_M: the head, and in half of the `layers` the
+    value and down projections. Matrices of additional layer inputs are small, so four bits would save almost nothing.
     """
     types = _FINER if _loses_most(name, part, layers) else _USUAL
     return next((one for one in types if inputs % block_inputs(one) == 0), None)
 
 
 def part_rows(name: str, stored: Sequence[int], sizes: TransformerConfig) -> list[int]:
-    """Return the rows of each part of our parameter `name`. In blocks each part may have another type.
+    """Return the number of rows of each part of the parameter `name`. In blocks each part may have another type.
 
     `stored` are the rows of its tensors. Some families store queries, keys and values, or gate and up, in one tensor.
     """
@@ -100,7 +101,7 @@ def part_rows(name: str, stored: Sequence[int], sizes: TransformerConfig) -> lis
 
 
 def in_four_bits(linears: Iterable[tuple[str, Sequence[int], int]], layers: int) -> int:
-    """Return the bytes in int4 of matrices (name, rows of each part, inputs) of a model of `layers` layers."""
+    """Return the bytes in int4 of matrices (name, rows of each part, inputs), in a model of `layers` layers."""
     found = 0
     for name, parts, inputs in linears:
         for part, rows in enumerate(parts):
@@ -130,5 +131,6 @@ _ANY_WIDTH = "Q8_0"  # for rows that are not a whole number of the blocks above
 
 
 def stand_in(name: str, columns: int) -> str | None:
-    """Return the type that weights of the type `name` are rounded to; None if no type divides rows of `columns`."""
+    """Return the type to which weights of the type `name` are rounded; None if no type divides rows of `columns`
+    weights."""
     return next((one for one in (STAND_INS[name], _ANY_WIDTH) if columns % block_inputs(one) == 0), None)

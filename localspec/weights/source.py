@@ -41,8 +41,7 @@ class Source:
 
     @classmethod
     def open(cls, path: Path) -> "Source":
-        """Open a directory in the Hugging Face layout without reading weights, except to compare a head with the
-        embedding.
+        """Open a directory in the Hugging Face layout. Weights are read only to compare a head with the embedding.
 
         Raises NotHere and LocalspecError for files that are missing, damaged, or unsupported.
         """
@@ -55,7 +54,7 @@ class Source:
         return cls(checkpoint, config, sizes, made_of, read_texts(path))
 
     def header(self, origin: Origin, packing: str, recipe: Recipe) -> Header:
-        """Return the header of a packed file of this model. An embedding that is also the head is stored once."""
+        """Return the header of a packed file of this model. An embedding that is also the head is stored only once."""
         tensors: dict[str, Tensor] = {}
         for name, parts in self.made_of.items():
             if name == "lm_head.weight" and self.head_rows(recipe):
@@ -71,9 +70,9 @@ class Source:
         return Header.plan(origin, packing, self.checkpoint.parameters, tensors, texts)
 
     def head_rows(self, recipe: Recipe) -> RowsOf | None:
-        """Return the function that reads rows of the head from the model's file, or None for a head that is packed.
+        """Return a function that reads rows of the head from the model's file; None if the head is packed.
 
-        The head stays in the file for a draft model in blocks that computes logits of few tokens only.
+        The head stays in the file for a draft model in blocks with a short head.
         """
         if not recipe.drafts or recipe.packing != BLOCKS or self.sizes.tied or not head_tokens(self.sizes.vocab_size):
             return None
@@ -83,7 +82,7 @@ class Source:
         return part_rows(name, [part.shape[0] for part in self.made_of[name]], self.sizes)
 
     def filler(self, importance: Importance) -> Callable[[str, Section, int, memoryview], None]:
-        """Return the function that fills a piece of a section; several threads may call it."""
+        """Return a function that fills a piece of a section. Several threads may call it."""
 
         def fill(name: str, section: Section, first: int, into: memoryview) -> None:
             if section.tensor is None:
@@ -113,7 +112,7 @@ def _type(part: StoredTensor) -> str | None:
 
 
 def _fill_rows(parts: list[StoredTensor], tensor: Tensor, first: int, into: memoryview) -> bool:
-    """Fill rows of an embedding, or of a vector that may be stacked from several. Return whether all are finite."""
+    """Fill rows of an embedding, or of a vector, which may be stacked from several. Return whether all are finite."""
     if len(parts) == 1:
         item = 2 if tensor.format == "bf16" else 4
         if parts[0].dtype == "BF16" and tensor.format == "bf16":
@@ -135,10 +134,10 @@ def _fill_blocks(
     into: memoryview,
     importance: npt.NDArray[np.float32] | None,
 ) -> bool:
-    """Fill panels of a part in blocks, and return whether all weights are finite.
+    """Fill panels of a part in blocks. Return whether all weights are finite.
 
     `first` is the first byte of the piece, and `above` the number of rows of the parts before this one. If one stored
-    tensor has these rows in the same type, its blocks are copied, otherwise its weights are rounded.
+    tensor has these rows in the same type, its blocks are copied. Otherwise its weights are rounded.
     """
     row = BLOCK_PANEL * (first // tensor.panel_bytes)
     count = min(tensor.out - row, BLOCK_PANEL * (len(into) // tensor.panel_bytes))
@@ -160,7 +159,8 @@ def _fill_blocks(
 
 
 def _blocks(part: StoredTensor, row: int, count: int) -> npt.NDArray[np.uint8]:
-    """Return rows [count, bytes] of a tensor in the blocks of its file, with the rows of each head in our order."""
+    """Return rows [count, bytes] of a tensor in the blocks of its file, with the rows of each head in localspec's
+    order."""
     assert isinstance(part, GgufTensor)
     head, row_bytes = part.head_rows or 1, part.bytes // part.shape[0]
     before = row % head  # whole heads are read
@@ -214,7 +214,7 @@ def is_finite(piece: memoryview, tensor: Tensor) -> bool:
 
 
 def _rows(parts: Sequence[StoredTensor], ranges: list[tuple[int, int]], inputs: int) -> tuple[npt.NDArray[Any], str]:
-    """Return the rows of these ranges [from, to) of stacked tensors, one after another, and their format."""
+    """Return the rows of these ranges [from, to) of stacked tensors, one range after another, and their format."""
     same = len({part.dtype for part in parts}) == 1 and parts[0].dtype in _SOURCES
     source = _SOURCES[parts[0].dtype] if same else "fp32"
     rows = np.empty((sum(to - start for start, to in ranges), inputs), np.float32 if source == "fp32" else np.uint16)

@@ -24,7 +24,7 @@ NUMPY_TYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """The place of a tensor in a file: its first byte, its shape, its type in safetensors, its bytes in all."""
+    """The place of a tensor in a file: its first byte, its shape, its type in safetensors, and its total bytes."""
 
     file: Path
     start: int
@@ -33,7 +33,10 @@ class StoredTensor:
     bytes: int
 
     def read(self, into: memoryview, first: int = 0) -> None:
-        """Fill bytes with the tensor's from `first` on. Raises LocalspecError for a changed or unreadable file."""
+        """Fill `into` with the tensor's bytes from `first` on.
+
+        Raises LocalspecError for a changed or unreadable file.
+        """
         try:
             with FileIO(self.file) as stream:
                 stream.seek(self.start + first)
@@ -69,7 +72,7 @@ def stored_tensors(checkpoint: Checkpoint, config: TransformerConfig) -> dict[st
 
 
 def stored_parts(checkpoint: Checkpoint, config: TransformerConfig) -> dict[str, list[StoredTensor]]:
-    """Return the tensors that each of our parameters is stacked from. Raises the errors of `stored_tensors`."""
+    """Return by localspec's parameter the tensors that it is stacked from. Raises the errors of `stored_tensors`."""
     stored = stored_tensors(checkpoint, config)
     return {name: [stored[part] for part, _ in parts] for name, parts in weight_map(config).items()}
 
@@ -79,7 +82,7 @@ def find_stored(
     made_of: Mapping[str, Sequence[tuple[str, int]]],
     columns_of: Callable[[str], int | None],
 ) -> dict[str, StoredTensor]:
-    """Return the tensors, with their rows, of each of our parameters; `columns_of` ours is None for a vector.
+    """Return by localspec's parameter its tensors, with their rows. `columns_of` a parameter is None for a vector.
 
     Raises the errors of `stored_tensors`.
     """
@@ -110,7 +113,8 @@ def find_stored(
 
 
 def stored_sizes(checkpoint: Checkpoint, config: ModelConfig) -> TransformerConfig:
-    """Return the sizes of a model, with a separate head if the files have one that config.json does not mention.
+    """Return the sizes of a model. If the files have a separate head that config.json does not mention, the model has
+    it.
 
     The files decide, as in transformers. Raises the errors of `TransformerConfig.of`.
     """
@@ -119,7 +123,7 @@ def stored_sizes(checkpoint: Checkpoint, config: ModelConfig) -> TransformerConf
 
 
 def _own_head(checkpoint: Checkpoint) -> bool:
-    """Return whether the weights have a head that differs from the embedding, though config.json ties them."""
+    """Return whether the weights have a head that differs from the embedding, although config.json ties them."""
     found = list(_find(checkpoint, frozenset(("lm_head.weight", "model.embed_tokens.weight"))).values())
     if len(found) < 2:
         return False
@@ -132,7 +136,7 @@ def _own_head(checkpoint: Checkpoint) -> bool:
 
 
 def _find(checkpoint: Checkpoint, names: frozenset[str]) -> dict[str, StoredTensor]:
-    """Return the tensors of these names in the files; some may be missing."""
+    """Return the tensors with these names in the files. Some may be missing."""
     found = {}
     for file in checkpoint.weight_files:
         start = tensor_start(file)
@@ -146,7 +150,7 @@ _OF_EXPERT = re.compile(r"(.*\bexperts)\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
 def _of_experts(checkpoint: Checkpoint, names: frozenset[str]) -> dict[str, StoredTensor]:
-    """Return tensors of single experts that are stored in one for all: [experts, rows, columns], gates before ups."""
+    """Return tensors of single experts, which are stored in one for all: [experts, rows, columns], gates before ups."""
     wanted = {name: of for name in names if (of := _OF_EXPERT.fullmatch(name))}
     together = {name: f"{of[1]}.{'down' if of[3] == 'down' else 'gate_up'}_proj" for name, of in wanted.items()}
     stored, found = _find(checkpoint, frozenset(together.values())), {}
@@ -202,7 +206,7 @@ RowsOf = Callable[[Sequence[int]], Floats]  # rows of the whole head, by token
 
 
 def rows_in_file(tensor: StoredTensor) -> RowsOf:
-    """Return the reader of rows of a tensor in its file."""
+    """Return a function that reads rows of a tensor in its file."""
     columns = tensor.shape[1]
 
     def rows_of(tokens: Sequence[int]) -> Floats:

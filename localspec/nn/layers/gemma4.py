@@ -1,8 +1,9 @@
-"""The arithmetic that Gemma 4 adds to Gemma 3: layers that differ, and inputs of each layer by token id.
+"""The arithmetic that Gemma 4 adds to Gemma 3: layers differ from each other, and have inputs that depend on the token
+id.
 
-Values are normed, without weights. Some layers read the keys and values of an earlier one; in some a single projection
-makes keys and values. After the MLP a layer adds a product of its own input of the token, and multiplies its states by
-a number.
+Values are normed, without weights. Some layers read the keys and values of an earlier layer. In some, a single
+projection makes both keys and values. After the MLP a layer adds a product with its own input for the token, and
+multiplies its states by a number.
 """
 
 from collections.abc import Callable
@@ -29,7 +30,7 @@ class Gemma4Layer(LlamaLayer):
     """A layer of Gemma 4."""
 
     def read_more(self) -> None:
-        """Read the weights after the MLP."""
+        """Read the weights that follow the MLP."""
         if self.config.per_layer_inputs[0]:
             self.per_layer_input_gate = self.linear("per_layer_input_gate")
             self.per_layer_projection = self.linear("per_layer_projection")
@@ -90,9 +91,9 @@ def layer_inputs(
     projection: Callable[[torch.Tensor], torch.Tensor],
     projection_norm: torch.Tensor,
 ) -> torch.Tensor:
-    """Return the inputs of layers by token, in addition to their states, [batch, n, layers, channels].
+    """Return the layers' inputs by token, in addition to states, [batch, n, layers, channels].
 
-    They are the tokens' rows of a table, and a projection of their embeddings x.
+    They are the tokens' rows of a table plus a projection of their embeddings x.
     """
     assert not tokens.is_floating_point(), "an embedding does not tell what its layers read"
     width, layers = config.per_layer_inputs[0], config.num_layers

@@ -1,4 +1,4 @@
-"""A layer of Llama: attention and a gated MLP, each after its norm and added to its input.
+"""A layer of Llama: attention and a gated MLP, each preceded by a norm and added to its input.
 
 Most families use it and differ by a switch: norms of queries and keys (Qwen3), norms of the outputs of attention and
 MLP (Gemma 3), a factor of the outputs (Granite).
@@ -32,7 +32,7 @@ NO_ADAPTERS: LayerAdapters = {}
 
 
 class LlamaLayer(nn.Module):
-    """The layer, with the weights of `weight_map`."""
+    """A layer of Llama, with the weights of `weight_map`."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class LlamaLayer(nn.Module):
         self.experts = Experts(sizes, gate_up, down, self.gate, exact)
 
     def read_more(self) -> None:
-        """Read weights that a layer of Llama does not have."""
+        """Read weights that only layers of other families have."""
 
     def linear(self, name: str) -> Linear | QuantizedLinear:
         """Return one of the layer's linear layers."""
@@ -108,7 +108,7 @@ class LlamaLayer(nn.Module):
     ) -> torch.Tensor:
         """Return the states of rows [batch, n, hidden_size] after the layer.
 
-        Other families also use `own_input`, by token, and `read`, of earlier layers.
+        Only other families use `own_input`, an input by token, and `read`, the keys and values of earlier layers.
         """
         h = norm(x, self.input_layernorm, self.config)
         h = self.mix(h, position_embeddings, mask, cache, adapters, read)
@@ -121,7 +121,7 @@ class LlamaLayer(nn.Module):
         return x + self._to_add(given[0] if len(given) == 1 else given[0] + given[1], "down_norm")
 
     def mlp(self, h: torch.Tensor, adapters: LayerAdapters) -> torch.Tensor:
-        """Return what the MLP gives for rows [batch, n, hidden_size]."""
+        """Return the output of the MLP for rows [batch, n, hidden_size]."""
         inner = self.gated(self.gate_up_proj(h, adapters.get("gate_up_proj")))
         output: torch.Tensor = self.down_proj(inner, adapters.get("down_proj"))
         if self.config.experts is not None and self.config.experts.gated:
@@ -131,7 +131,7 @@ class LlamaLayer(nn.Module):
         return output
 
     def mixture(self, h: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """Return what the experts give for rows of states x [batch, n, hidden_size], which are h after the norm."""
+        """Return the output of the experts for rows [batch, n, hidden_size]: states x, and h after the norm."""
         output: torch.Tensor
         if self.config.experts is None or not self.config.experts.norms:
             output = self.experts(h, self.router(h))
@@ -149,7 +149,7 @@ class LlamaLayer(nn.Module):
         adapters: LayerAdapters,
         read: ReadKeys | None,
     ) -> torch.Tensor:
-        """Return what rows read from each other, [batch, n, hidden_size]."""
+        """Return the output of attention for rows, [batch, n, hidden_size]."""
         mixed = self.self_attention(h, position_embeddings, mask, cache, adapters.get("qkv_proj"), read)
         output: torch.Tensor = self.o_proj(mixed, adapters.get("o_proj"))
         return output
@@ -186,7 +186,7 @@ class LlamaLayer(nn.Module):
         return projected.view(*projected.shape[:2], projected.shape[-1] // head_dim, head_dim)  # there may be no rows
 
     def normed(self, qk: torch.Tensor) -> torch.Tensor:
-        """Return queries and keys after their norms."""
+        """Return queries and keys after their norms, if the family has these."""
         heads = self.config.num_heads
         parts = ((qk[:, :, :heads], self.q_norm), (qk[:, :, heads:], self.k_norm))
         normed = [norm(part, weight, self.config) for part, weight in parts if weight is not None]
@@ -195,7 +195,7 @@ class LlamaLayer(nn.Module):
     def with_cached(
         self, k: torch.Tensor, v: torch.Tensor, cache: CacheLike | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store keys and values of rows; return those of all tokens, [batch, kv_heads, slots, head_dim]."""
+        """Store keys and values of rows. Return those of all tokens, [batch, kv_heads, slots, head_dim]."""
         k, v = k.transpose(1, 2), v.transpose(1, 2)
         if isinstance(cache, TextPrefix):
             return cache.extended(self.index, k, v)
@@ -206,7 +206,7 @@ class LlamaLayer(nn.Module):
         return cached_k[None], cached_v[None]
 
     def grouped(self, q: torch.Tensor) -> torch.Tensor:
-        """Return queries as more rows of the key head that they share, so that a mask never copies keys."""
+        """Return the queries that share a key head as more rows of it, so that a mask never copies keys."""
         batch, n, heads, head_dim = q.shape
         kv_heads, group = self.sizes.num_kv_heads, heads // self.sizes.num_kv_heads
         by_head = q.view(batch, n, kv_heads, group, head_dim).permute(0, 2, 3, 1, 4)
@@ -217,7 +217,8 @@ class LlamaLayer(nn.Module):
     ) -> torch.Tensor:
         """Return the attention output of queries, [batch, n, heads * head_dim].
 
-        Training needs a gradient instead of exact bits; prefill reads the same rows with and without speculation.
+        Training needs gradients, not exact bits. Prefill reads the same rows with and without speculation, so it may
+        use the fastest form.
         """
         batch, kv_heads, rows, head_dim = grouped.shape
         heads = self.config.num_heads
@@ -232,24 +233,24 @@ class LlamaLayer(nn.Module):
         return mixed.reshape(batch, n, heads * head_dim)
 
     def gate(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        """Return the activation of the gate times the other channels."""
+        """Return the product of `up` and the activation of `gate`."""
         if self.config.activation == "clamped":
             return clamped_gate(gate, up, self.config.gate_limit)
         return self.activation(gate) * up
 
     def gated(self, both: torch.Tensor) -> torch.Tensor:
-        """Return the activation of the gate, the first half of the channels, times the other half."""
+        """Return the product of the second half of the channels and the activation of the first half."""
         if own_kernels.serve(both) and both.shape[-1] % 16 == 0 and both.dtype in layer_kernels.SMALL:
             return layer_kernels.gated(both.contiguous(), self.config.activation)
         return self.gate(*torch.split(both, self.sizes.intermediate_size, -1))
 
     def _to_add(self, h: torch.Tensor, norm_name: str) -> torch.Tensor:
-        """Return the output of attention or MLP, after its norm and factor if the family has them."""
+        """Return the output of attention or MLP, after its norm and factor if the family has these."""
         scale = self.config.residual_scale
         h = norm(h, getattr(self, norm_name), self.config) if self.config.output_norms else h
         return h if scale == 1 else h * scale
 
 
 def cached_in_slots(cache: CacheLike | None) -> bool:
-    """Return whether rows are written into slots after committed tokens."""
+    """Return whether the cache writes rows into slots after the committed tokens."""
     return isinstance(cache, KVCache | PlacedRows)

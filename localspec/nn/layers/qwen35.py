@@ -1,4 +1,4 @@
-"""Layers of Qwen3.5: attention whose output is gated, or, in three of four layers, a recurrent state."""
+"""Layers of Qwen3.5: every fourth has attention with a gated output; the others have a recurrent state."""
 
 import torch
 
@@ -12,7 +12,7 @@ from localspec.nn.states import StateCache
 
 
 class Qwen35Layer(LlamaLayer):
-    """A layer of Qwen3.5; `delta` is None if it has attention."""
+    """A layer of Qwen3.5. `delta` is None in a layer with attention."""
 
     delta: GatedDeltaNet | None
 
@@ -35,7 +35,7 @@ class Qwen35Layer(LlamaLayer):
         adapters: LayerAdapters,
         read: ReadKeys | None,
     ) -> torch.Tensor:
-        """Return what rows read from each other, or from the state of earlier rows."""
+        """Return the output of attention, or of the recurrent state, for rows [batch, n, hidden_size]."""
         if self.delta is None:
             return super().mix(h, position_embeddings, mask, cache, adapters, read)
         assert isinstance(cache, StateCache | PlacedChain | None), "no drafter has rows of its own in recurrent layers"
