@@ -1,4 +1,4 @@
-"""Renders chat templates: programs in Jinja that came with a model, run without access to anything else."""
+"""Renders chat templates: programs in Jinja that come with a model. They run without access to anything else."""
 
 import json
 import re
@@ -31,9 +31,9 @@ def render_template(
 ) -> str:
     """Return the text of a conversation by a template; `special_tokens` by name, such as bos_token.
 
-    `switches` are variables that only this template knows, such as enable_thinking. Templates see the variables of
+    `switches` are variables that only this template uses, such as enable_thinking. Templates see the variables of
     transformers, and render the same text. A template may fail like any program. Raises TimeoutError after 5 seconds,
-    and MemoryError for more than 268 million characters plus 64 for each of the conversation.
+    and MemoryError for more than 268 million characters plus 64 per character of the conversation.
     """
 
     def render() -> str:
@@ -88,7 +88,7 @@ _left = threading.local()  # `characters` that the rendering on this thread may 
 
 
 class _Code(CodeGenerator):
-    """A generator of code that lets the sandbox count the two results that Jinja makes without it."""
+    """A generator of code that lets the sandbox count two results that Jinja would otherwise make outside of it."""
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802
         self.write("environment.concat((")
@@ -105,7 +105,7 @@ class _Code(CodeGenerator):
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """A sandbox that bounds each result before it is made, and the sum of all."""
+    """A sandbox that limits the size of each result before it is made, and the sum of all sizes."""
 
     code_generator_class = _Code
     intercepted_binops = frozenset(("+", "*", "**", "%"))
@@ -143,7 +143,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 def _limited(name: str, made: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a filter that counts its result."""
+    """Return a filter that counts the size of its result."""
 
     @wraps(made)
     def limited(*args: Any, **named: Any) -> Any:
@@ -153,7 +153,10 @@ def _limited(name: str, made: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _bounded(name: str, args: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
-    """Return the arguments of a filter or method, with lists for iterators. Raise MemoryError for too long a result."""
+    """Return the arguments of a filter or method, with lists for iterators.
+
+    Raises MemoryError if the result would be too long.
+    """
     if name not in _GROWING:
         return args
     args = [list(one) if isinstance(one, Iterator) else one for one in args]
@@ -170,13 +173,13 @@ def _bounded(name: str, args: Sequence[Any], named: Mapping[str, Any]) -> Sequen
 
 
 def _printable(value: Any) -> Any:
-    """Count a value's text, and return the value."""
+    """Count the length of a value's text, and return the value."""
     _spend(_size(value))
     return value
 
 
 def _size(value: Any) -> int:
-    """Return at least 1, and about the characters of a value's text, or more than are permitted."""
+    """Return about the number of characters of a value's text, at least 1, or more than the limit."""
     if isinstance(value, (str, bytes)):
         return max(1, len(value))
     if not isinstance(value, (Mapping, list, tuple, set, frozenset, range)):
@@ -189,7 +192,7 @@ def _size(value: Any) -> int:
 
 
 def _number(value: Any) -> int:
-    """Return how much longer a text may become by this argument: an integer as itself, anything else as 1."""
+    """Return the factor by which this argument may lengthen a text: an integer itself, 1 for anything else."""
     return max(1, abs(value)) if isinstance(value, int) else 1
 
 
@@ -207,7 +210,10 @@ def _refuse_unless(affordable: bool, otherwise: str = _TOO_MUCH) -> None:
 
 
 class _Generation(Extension):
-    """The tag {% generation %} … {% endgeneration %} marks the assistant's text, for training; it adds nothing."""
+    """The tag {% generation %} … {% endgeneration %}, which marks the assistant's text for training.
+
+    It renders its content.
+    """
 
     tags = {"generation"}  # noqa: RUF012  # as the base class has it
 
@@ -218,7 +224,7 @@ class _Generation(Extension):
 
 
 class _Namespace(Namespace):
-    """Jinja's namespace without names that begin with an underscore, which lead into Python."""
+    """Jinja's namespace without names that begin with an underscore, because these give access to Python."""
 
     def __init__(*args: Any, **attributes: Any) -> None:  # so that an attribute may be named self
         self, given = args[0], dict(*args[1:], **attributes)

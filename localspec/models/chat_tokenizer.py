@@ -1,4 +1,4 @@
-"""Turns conversations into text and token ids by a model's own chat template and tokenizer, and ids into text."""
+"""Turns conversations into text and token ids with a model's own chat template and tokenizer, and ids into text."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -25,7 +25,7 @@ _LIKE_A_MARK = re.compile(r"(?=.*[^\W\d_])[^\w\s].*[^\w\s]", re.DOTALL)  # <|use
 
 
 class Refusal(UsageMistake):
-    """A conversation that a chat template refuses, such as two turns of the user in a row."""
+    """An error: a chat template refuses a conversation, for example one with two turns of the user in a row."""
 
 
 class ChatTokenizer:
@@ -40,9 +40,9 @@ class ChatTokenizer:
         self._counts: dict[int, int] = {}  # tokens of messages, by the hash of their text
 
     def encode(self, messages: Sequence[Message], vocab_size: int, think: bool | None = None) -> list[int]:
-        """Return the token ids of a conversation that waits for the assistant, as `render` writes it.
+        """Return the token ids of a conversation that waits for the assistant, as `render` renders it.
 
-        Special tokens in typed text stay text. Raises LocalspecError for ids beyond `vocab_size`, and the errors of
+        Special tokens in typed text stay text. Raises LocalspecError for ids of `vocab_size` or more, and the errors of
         `render`.
         """
         ids = self._marked(self.marks.encode(self.render_apart(messages, think=think), self.add_special_tokens))
@@ -54,15 +54,15 @@ class ChatTokenizer:
         return ids
 
     def _marked(self, ids: list[int]) -> list[int]:
-        """Return a prompt with the marks that its file wants around each prompt, if they are missing."""
+        """Return a prompt with the marks that the model's file wants around each prompt, if they are missing."""
         before, after = self.tokenizer.around
         begins, ends = ids[: len(before)] == before, ids[len(ids) - len(after) :] == after
         return [*([] if begins else before), *ids, *([] if ends else after)]
 
     def added_marks(self) -> list[tuple[str, bool]]:
-        """Return the marks that the model's file wants around prompts and its template does not write.
+        """Return the marks that the model's file wants around prompts, but its template does not write.
 
-        Each comes with a flag: whether it comes before the prompt.
+        Each comes with True if it precedes the prompt and False if it follows.
         """
         if self.add_special_tokens or not any(self.tokenizer.around):
             return []
@@ -90,20 +90,26 @@ class ChatTokenizer:
 
     @property
     def add_special_tokens(self) -> bool:
-        """Whether the tokenizer adds the marks around a text; a chat template brings its own."""
+        """Whether the tokenizer adds the marks around a text.
+
+        With a chat template it does not, because the template writes them.
+        """
         return not self.tokenizer.chat_template
 
     def render(self, messages: Sequence[Message], waits: bool = True, think: bool | None = None) -> str:
         """Return the text of a conversation that `waits` for the assistant, or that has just ended.
 
-        A model without a template gets the contents as plain text. System messages that a template refuses or leaves
-        out are put before the next user message. `think` sets a template's switch for thinking, unless it is None.
-        Raises Refusal for a conversation that the template refuses, LocalspecError for a template that fails.
+        Without a template, return the contents as plain text. System messages that a template refuses or leaves out are
+        put before the next user message. `think` sets a template's switch for thinking, unless it is None. Raises
+        Refusal for a conversation that the template refuses, and LocalspecError for a template that fails.
         """
         return self.marks.restored(self.render_apart(messages, waits, think))
 
     def render_apart(self, messages: Sequence[Message], waits: bool = True, think: bool | None = None) -> str:
-        """Return the same text as `render`, with stand-ins in marks typed by users, as `marks` reads them."""
+        """Return the same text as `render`, but with stand-ins in marks typed by users.
+
+        The codec `marks` reads them.
+        """
         plain = [self._readable(message) for message in messages]
         apart = [_with_texts(message, self.marks.set_apart) for message in plain]
         if apart == plain:
@@ -126,7 +132,10 @@ class ChatTokenizer:
         return self._templated(switch.said(messages, think), waits, switch.variables(think))
 
     def _templated(self, messages: Sequence[Message], waits: bool, switches: Mapping[str, bool] | None = None) -> str:
-        """Return the template's text of a conversation, with system messages merged if it does not write them."""
+        """Return the template's text of a conversation.
+
+        Merge system messages into the user's if the template does not write them.
+        """
         answer = self._answer(messages, waits, switches)
         systems = {at for at, message in enumerate(messages) if message["role"] == "system"}
         if "text" in answer and systems:
@@ -151,7 +160,8 @@ class ChatTokenizer:
     def _answer(
         self, messages: Sequence[Message], waits: bool, switches: Mapping[str, bool] | None = None
     ) -> dict[str, Any]:
-        """Return the `text` of the template, or its `error`: `refused` by its own program, or beyond a `limit`."""
+        """Return the `text` of the template, or its `error`, with `refused` for its own refusals and `limit` for
+        exceeded limits."""
         if self._stopped:
             return {"error": self._stopped, "limit": True}
         from jinja2 import TemplateError  # slow to import
@@ -179,7 +189,7 @@ class ChatTokenizer:
         return {"text": text}
 
     def _written(self, messages: Sequence[Message], waits: bool, switches: Mapping[str, bool] | None) -> frozenset[int]:
-        """Return which messages of a conversation appear in the template's text, by their roles."""
+        """Return the indices of the messages that appear in the template's text."""
         key = (*(message["role"] for message in messages), waits, *sorted((switches or {}).items()))
         if key not in self._writes:
             written = set()
@@ -196,7 +206,7 @@ class ChatTokenizer:
 
     @cached_property
     def marks(self) -> SpelledMarks:
-        """The marks that are text if a user types them."""
+        """The codec for marks, which stay text if a user types them."""
         added = self.tokenizer.added_tokens
         special = {token.content for token in added.values() if token.special}
         named = {added[token].content for token in self.tokenizer.special_ids & added.keys()}
@@ -226,7 +236,7 @@ class ChatTokenizer:
 
     @cached_property
     def thinking(self) -> Thinking | None:
-        """Return the marks that separate thoughts from answers. None if the model has none that are known."""
+        """Return the marks that separate thoughts from answers; None if the model has no known ones."""
         added = self.tokenizer.added_tokens
         marks = marks_of(self.tokenizer.chat_template or "", [token.content for token in added.values()])
         if marks is None:
@@ -242,15 +252,15 @@ class ChatTokenizer:
         return find_switch(self.tokenizer.chat_template or "", self._asks)
 
     def heeds_switch(self, system: str | None) -> bool:
-        """Return whether the template's switch has an effect with this system prompt. With some prompts it has none."""
+        """Return whether the template's switch has an effect with this system prompt. Some prompts disable it."""
         return self.switch is not None and self.switch.changes(self._asks, system)
 
     def thinks_by_itself(self, system: str | None) -> bool | None:
-        """Return whether the template lets the model think by default. None if its switch has no effect."""
+        """Return whether the template lets the model think by default; None if its switch has no effect."""
         return self.switch.is_on(self._asks, system) if self.switch and self.heeds_switch(system) else None
 
     def _asks(self, messages: Sequence[Message], switches: Mapping[str, bool]) -> str:
-        """Return the text of a conversation with these variables. Empty if the template fails."""
+        """Return the text of a conversation with these variables; empty if the template fails."""
         try:
             return self._templated(messages, waits=True, switches=switches)
         except LocalspecError:
@@ -258,10 +268,7 @@ class ChatTokenizer:
 
     @property
     def thinks(self) -> WhenItThinks | None:
-        """Return when the model thinks before it answers.
-
-        None if that follows neither from its template nor from its tokens.
-        """
+        """Return when the model thinks before it answers: always, never, or by a switch; None if unknown."""
         if self.switch is not None:
             return "switch"
         if self.thinking is None:
@@ -275,7 +282,7 @@ class ChatTokenizer:
         return "reasoning_content" in (self.tokenizer.chat_template or "")
 
     def _readable(self, message: Message) -> Message:
-        """Return a message without halves of characters, and without fields that the template does not use."""
+        """Return a message without halves of surrogate pairs, and without fields that the template does not use."""
         asked = {key: text for key, text in message.items() if key != "reasoning_content" or self.reads_reasoning}
         return _with_texts(asked, whole_characters)
 
@@ -283,7 +290,7 @@ class ChatTokenizer:
     # ----------------------------------------------------------------------------------------------
 
     def prompt_loss(self) -> str:
-        """How the template alters prompts: "leaves out", "changes" or nothing.
+        """How the template alters prompts: "leaves out", "changes", or empty if it does not.
 
         A template that fails counts as changing nothing. Its error is raised when it is used.
         """
@@ -301,7 +308,7 @@ class ChatTokenizer:
         return self.tokenizer.decode(tokens, skip_special_tokens=True)
 
     def unspelled(self, messages: Sequence[Message]) -> str:
-        """Return the characters of a conversation that the vocabulary cannot spell, each once."""
+        """Return the characters of a conversation that the vocabulary cannot represent, each once."""
         here = {one for message in messages for one in set(whole_characters(message["content"]))}
         new = "".join(sorted(here - self._spelled.keys()))
         if self._spells(new):
@@ -311,8 +318,10 @@ class ChatTokenizer:
         return "".join(sorted(one for one in here if not self._spelled[one]))
 
     def _spells(self, characters: str) -> bool:
-        """Return whether the vocabulary certainly spells all of these characters; results for single ones
-        are remembered."""
+        """Return whether the vocabulary can represent all of these characters.
+
+        Results for single characters are cached.
+        """
         if characters.isspace():
             return True
         ids = self.tokenizer.encode(characters, False)
@@ -322,9 +331,10 @@ class ChatTokenizer:
         return set(characters) <= set(said) or (len(characters) == 1 and bool(said.strip()))
 
     def stop_tokens(self, eos_token_ids: Iterable[object]) -> frozenset[int]:
-        """Return every id that ends a reply: those given, the tokenizer's, and the mark that the template sets.
+        """Return all ids that end a reply: those given, the tokenizer's, and the mark that the template writes after
+        replies.
 
-        `eos_token_ids` are values of config.json and generation_config.json: an id, a list of them, or None. Raises
+        `eos_token_ids` are values of config.json and generation_config.json: an id, a list of ids, or None. Raises
         LocalspecError if one is not a token id.
         """
         stops: set[int] = set()
@@ -348,7 +358,7 @@ class ChatTokenizer:
 
 
 def _halves(text: str) -> set[str]:
-    """Return the halves of surrogate pairs in a text; in messages they are stand-ins, see spelled_marks.py."""
+    """Return the halves of surrogate pairs in a text. In messages they are stand-ins (see spelled_marks.py)."""
     return set(re.findall("[\ud800-\udfff]", text))
 
 
@@ -357,7 +367,7 @@ def _with_texts(message: Message, change: Callable[[str], str]) -> Message:
 
 
 def _merged(messages: Sequence[Message], systems: Collection[int]) -> list[Message]:
-    """Return a conversation with these system messages put before the next message of the user, if there is one."""
+    """Return a conversation in which these system messages are put before the user's next message, if there is one."""
     found: list[Message] = []
     waiting: list[Message] = []
     for at, message in enumerate(messages):

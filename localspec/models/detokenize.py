@@ -14,8 +14,9 @@ _WINDOW = 16  # most tokens that are decoded again for each new one, unless no c
 class Detokenizer:
     """A decoder that never splits a character.
 
-    It decodes the last few tokens with and without the new ones and returns the difference, because a sentencepiece
-    tokenizer drops the space before a first word, and a byte-level one splits a character over tokens.
+    It decodes the last few tokens with and without the new ones, and returns the difference. This is necessary because
+    a sentencepiece tokenizer drops the space before a first word, and a byte-level tokenizer splits a character over
+    several tokens.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
@@ -26,7 +27,7 @@ class Detokenizer:
         self.pending = False  # whether the last token ends within a character
 
     def add(self, token: int) -> str:
-        """Return the text that this token completes: often its own text, sometimes none."""
+        """Return the text that this token completes: often its own text, sometimes nothing."""
         self._held.append(token)
         return self._give(final=False)
 
@@ -50,7 +51,7 @@ class Detokenizer:
         return new
 
     def _shorten(self, text: str, before: int) -> None:
-        """Move the start of the window to a later place where no character is torn."""
+        """Move the start of the window to a later place where no character is split."""
         for place in range(len(self._held) - 1, 0, -1):
             head = self._decode([*self._context, *self._held[:place]])[before:]
             if len(head) <= self._given and head + self._decode(self._held[place:]) == text:
@@ -60,7 +61,7 @@ class Detokenizer:
 
 
 class Released(NamedTuple):
-    """The newly released part of a reply: answer and thoughts; and the number of tokens released in all."""
+    """The newly released part of a reply (answer and thoughts), and the number of tokens released so far."""
 
     text: str
     tokens: int
@@ -69,10 +70,10 @@ class Released(NamedTuple):
 
 
 class Transcript:
-    """The text of one reply with its tokens, divided into thinking and answer, cut at a stop string.
+    """The text of one reply with its tokens, divided into thinking and answer, and cut at a stop string.
 
-    Text that may turn out to be the beginning of a stop string, or of a mark of thinking, is held back with its tokens.
-    Stop strings apply to the answer.
+    Text that may be the beginning of a stop string or of a mark of thinking is held back with its tokens. Stop strings
+    apply to the answer.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class Transcript:
         return self._parting.text
 
     def add(self, token: int) -> bool:
-        """Take one more token. Return whether the text now holds a stop string and was cut before it."""
+        """Take one more token. Return whether the text now contains a stop string; it is then cut before it."""
         self.tokens += 1
         return self._take(self._detokenizer.add(token))
 
@@ -114,7 +115,7 @@ class Transcript:
         return self._take("", whole=True)
 
     def release(self, final: bool = False) -> Released:
-        """Return the new text that is certain, and how many tokens of the reply are released in all."""
+        """Return the new text that is certain, and how many tokens of the reply are released so far."""
         parting = self._parting
         certain = parting.settled
         if not final and parting.answer is not None:

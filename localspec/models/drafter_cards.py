@@ -27,7 +27,7 @@ PREFIX = "mtp."  # of its tensors in safetensors
 
 @dataclass(frozen=True)
 class MtpLayer:
-    """The size of an MTP layer: all parameters, those outside of matrices, and its stored bytes."""
+    """The sizes of an MTP layer: all parameters, parameters outside of matrices, and stored bytes."""
 
     parameters: int
     others: int
@@ -35,9 +35,9 @@ class MtpLayer:
 
 
 def mtp_layer(path: Path) -> MtpLayer:
-    """Return the layer in the files of a model.
+    """Return the sizes of the MTP layer in the files of a model.
 
-    Raises NotHere if there is none, LocalspecError for one with unknown arithmetic.
+    Raises NotHere if there is none, and LocalspecError for one with unknown arithmetic.
     """
     if is_packed(path):
         return _registered(path)
@@ -60,7 +60,7 @@ def mtp_layer(path: Path) -> MtpLayer:
 
 
 def _registered(path: Path) -> MtpLayer:
-    """Return the layer of a model that is read from its GGUF files."""
+    """Return the sizes of the MTP layer of a model in GGUF files."""
     parts = [part for some in read(path).header.ahead.values() for part in some]
     if not parts:
         raise _none(path)
@@ -87,7 +87,7 @@ def comes_with_mtp(architecture: str | None) -> bool:
 
 
 def check_family(kind: str, architecture: str | None, model: str) -> None:
-    """Raise UsageMistake for a kind of drafter of another family; None is an unknown architecture."""
+    """Raise UsageMistake for a kind of drafter that is made for another family. The architecture None is unknown."""
     if architecture is None:
         return
     if kind == MTP and not comes_with_mtp(architecture):
@@ -128,10 +128,10 @@ class DrafterCard:
 
     @property
     def generated(self) -> tuple[float, int] | None:
-        """Return (acceptance length, nodes) on text that its target wrote after the training, if that was measured.
+        """Return (acceptance length, nodes) on text that its target generated after the training, if that was measured.
 
-        It is the lower one of text like the training text and of replies to prompts of all kinds, because later prompts
-        are unknown.
+        Two kinds of text were measured: text like the training text, and replies to prompts of all kinds. The lower
+        length counts, because later prompts are unknown.
         """
         known = [found for name in ACCEPTANCE if (found := self.about.get(name)) is not None]
         lengths = [(float(found["length"]), int(found["nodes"])) for found in known]
@@ -141,7 +141,7 @@ class DrafterCard:
     def right_after_right(self) -> list[float]:
         """Return how often the first guess at each depth was right if all before it were; empty if unknown.
 
-        `accuracy_by_depth` covers all places, also those where an earlier guess was wrong.
+        In contrast, `accuracy_by_depth` covers all places, also those after a wrong guess.
         """
         known = self.about.get(RIGHT_AFTER_RIGHT)
         return [float(rate) for rate in known] if known and _are_accuracies([known]) else []
@@ -150,9 +150,9 @@ class DrafterCard:
 def find_drafter(name: str, card: TargetCard, paths: Paths | None = None) -> DrafterCard:
     """Return the trained drafter that `name`, a kind or a directory, means for a model.
 
-    Of one kind, the user's own come before the one that came with the model, the newest first. Damaged ones, and those
-    that a bench found not to pay, are skipped. Raises NotHere if there is none, UsageMistake if it was made for another
-    model or another family, LocalspecError if it is damaged.
+    The user's own drafters of a kind come before the one that came with the model, the newest first. Damaged drafters,
+    and those that a bench found not to pay, are skipped. Raises NotHere if there is none, UsageMistake if it was made
+    for another model or another family, and LocalspecError if it is damaged.
     """
     if name in kinds(*WEIGHTS):
         trouble = None
@@ -198,7 +198,7 @@ def trained_drafters(card: TargetCard, paths: Paths | None = None) -> list[Draft
 
 
 def _drafters_here(card: TargetCard, paths: Paths | None) -> Iterator[tuple[object, DrafterCard | LocalspecError]]:
-    """Yield (kind, drafter) for a model, the first choice first. For a damaged or rejected one, yield the reason."""
+    """Yield (kind, drafter) for a model, the first choice first. For a damaged or rejected drafter, yield the error."""
     places = _drafter_places(card, paths)
     own = Identity(card.path)
     for path in places:
@@ -229,7 +229,8 @@ def _drafters_here(card: TargetCard, paths: Paths | None) -> Iterator[tuple[obje
 
 
 def _drafter_places(card: TargetCard, paths: Paths | None) -> list[Path]:
-    """Return where drafters for a model may be: in the user's data directory, next to the model, and in localspec."""
+    """Return the possible places of drafters for a model: in the user's data directory, next to the model, in
+    localspec."""
     own = (paths or Paths(home())).drafters
     trained = [file.parent for file in own.glob("*/drafter/drafter.json")] if own.is_dir() else []
     trained.sort(key=lambda path: (path / "drafter.json").stat().st_mtime, reverse=True)
@@ -242,7 +243,7 @@ def read_drafter(path: Path) -> DrafterCard:
     """Describe the drafter in a directory that `train` wrote, or in its subdirectory `drafter`.
 
     A small language model whose config.json names a mask token is a drafter too (PARD). Raises NotHere if there is
-    none, LocalspecError if it is damaged.
+    none, and LocalspecError if it is damaged.
     """
     if not (path / "drafter.json").is_file() and (path / "config.json").is_file():
         config = read_config(path)
@@ -295,7 +296,8 @@ def read_drafter(path: Path) -> DrafterCard:
 
 
 def _not_kept(path: Path, content: Mapping[str, Any]) -> NotHere:
-    """Return why a drafter is used only if its directory is named."""
+    """Return the error for a drafter that a bench rejected, and that is therefore used only if its directory is
+    named."""
     why = "the bench after its training found that it does not pay" if "bench" in content else "its bench is to come"
     return NotHere(f"The drafter in {path} is not used by itself, for {why}; name that directory to use it.")
 
@@ -307,7 +309,7 @@ def _content(file: Path) -> dict[str, Any]:
 
 
 def _are_accuracies(content: object) -> bool:
-    """Return whether this lists how often the token of each rank was right, by depth."""
+    """Return whether a value lists how often the token of each rank was right, by depth."""
     return isinstance(content, list) and all(
         isinstance(level, list) and level and all(type(rate) in (int, float) and 0 <= rate <= 1 for rate in level)
         for level in content
@@ -315,7 +317,7 @@ def _are_accuracies(content: object) -> bool:
 
 
 def _is_acceptance(content: object) -> bool:
-    """Return whether this is empty, or lists tokens per forward by nodes."""
+    """Return whether a value is empty, or lists tokens per forward by nodes."""
     if content is None:
         return True
     if not isinstance(content, dict):

@@ -1,10 +1,10 @@
-"""The kinds of drafters: one row each, from which every list of kinds and every answer about a kind is derived.
+"""The kinds of drafters, one row each. Every list of kinds and every property of a kind is derived from these rows.
 
 A new kind is one row here and one file, `localspec/drafters/<name>.py`. The file of a kind with weights defines the
-class `Drafter`, a `TrainedDrafter`. If it is trained here, `localspec/training/drafters/<name>.py` has the class
-`Trainable`, a `TrainableDrafter`, and is loaded only for training; kinds that only others publish have no such file.
-The file of any other kind has a function `build`, which for a kind that takes a draft model returns a `DraftModel`, by
-itself or `WithPhrases`; a kind that takes a probe has none.
+class `Drafter`, a `TrainedDrafter`. If localspec can train it, `localspec/training/drafters/<name>.py` has the class
+`Trainable`, a `TrainableDrafter`. That file is loaded only for training. The file of any other kind has a function
+`build`. For a kind that takes a draft model, `build` returns a `DraftModel`, by itself or in `WithPhrases`. A kind that
+takes a probe has no `build`.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -32,9 +32,9 @@ WEIGHTS: tuple[Takes, ...] = ("weights", "published")  # kinds of `TrainedDrafte
 class DrafterSize:
     """The numbers that determine a trained drafter's bytes. `shape` is the target's.
 
-    Of its parameters `others` are outside of matrices. A weight of a matrix takes `matrix_bytes` on its device, scale
-    included, any other number `other_bytes`. `cache_bytes` is the size of the target's cache. `options` are its
-    training options, if known.
+    `others` is the number of parameters outside of matrices. A weight of a matrix takes `matrix_bytes` on its device,
+    including its scale; any other number takes `other_bytes`. `cache_bytes` is the size of the target's cache.
+    `options` are the training options, if known.
     """
 
     parameters: int
@@ -52,7 +52,7 @@ class DrafterSize:
 
     @property
     def head_rows(self) -> int:
-        """Bytes of the copied rows of the target's head, if a drafter with a draft vocabulary uses that head."""
+        """Bytes of the copied rows of the target's head, if the drafter uses that head with a draft vocabulary."""
         own = self.options.get("private") or self.options.get("shared") is False
         tokens = draft_tokens(self.options, self.shape)
         return (
@@ -62,12 +62,12 @@ class DrafterSize:
 
 @dataclass(frozen=True)
 class DraftCost:
-    """The numbers that determine the seconds of a draft: the drafter, with `depth` tokens per draft, its target and the
-    device.
+    """The numbers that determine the seconds of a draft, for a drafter with `depth` tokens per draft, its target and
+    the device.
 
-    `shape` is the target's. `product(weights, rows)` is the seconds of a product with matrices of this many weights,
-    and `layer_seconds` the seconds of a layer in addition to its products. `forward(rows)` is the seconds of a forward
-    of the draft model if the kind takes one, else of the target. `tokens` is the number of tokens that are drafted.
+    `shape` is the target's. `product(weights, rows)` is the seconds of a product with matrices of this many weights.
+    `layer_seconds` is the seconds of a layer in addition to its products. `forward(rows)` is the seconds of a forward
+    of the draft model if the kind takes one, else of the target. `tokens` is the number of tokens that may be drafted.
     """
 
     parameters: int
@@ -80,14 +80,14 @@ class DraftCost:
 
     @property
     def head(self) -> int:
-        """The weights of the target's head for the tokens that are drafted."""
+        """The number of weights of the target's head for the tokens that may be drafted."""
         return self.tokens * self.shape.hidden_size
 
 
 def draft_tokens(options: Mapping[str, Any], shape: Shape) -> int:
-    """Return the number of tokens that a drafter with these options drafts; impossible numbers stand for all.
+    """Return how many tokens a drafter with these options may propose. Impossible numbers stand for all tokens.
 
-    The options are read from a file, and loading the drafter refuses impossible ones.
+    The options are read from a file. Impossible ones are refused when the drafter is loaded.
     """
     found = options.get("vocabulary")
     return found if isinstance(found, int) and 0 < found < shape.vocab_size else shape.vocab_size
@@ -97,19 +97,21 @@ def draft_tokens(options: Mapping[str, Any], shape: Shape) -> int:
 class DrafterKind:
     """One kind of drafters: what it takes, and what its drafts cost before one is loaded.
 
-    `seconds(cost, nodes)` is one draft of this many nodes. For a kind with weights, `size` is the bytes of a drafter,
-    `parameters` their number if its publisher does not say it, and `predicted` (the chance of each token of a draft to
-    be accepted given the one before it, and the source) is for a drafter that nobody measured. A kind that takes
-    nothing is used if it is named; `phrases` and plain decoding are also chosen by `auto`. `lookahead`, merged
-    drafters, and a probe of the target's layers are chosen by `auto` only once replies with them show that they pay,
-    because their gain cannot be predicted. `has_phrases`: its drafts are phrases, or are lengthened by phrases without
-    `+phrases`. `parts` names the setting that lists its active parts, and `searched(parts)` the hyperparameters that
-    are searched for a pair of models. `mask_key`: a small language model whose config.json has this key is a drafter of
-    this kind. `by_shapes`: published files become a drafter without any weight of the target, so that a target from a
-    GGUF file serves. `states_in` is the matrix that reads states of the target's inner layers, as wide as they are.
-    `on_chains`: it also drafts for a target with recurrent layers, and is trained for it if it is trained at all: it
-    needs at most states of the target, and its drafts there are chains.
-    `with_experts`: it also drafts for a mixture of experts, and has no layer like those of the target.
+    `seconds(cost, nodes)` is the time of one draft of this many nodes. For a kind with weights, `size` is the bytes of
+    a drafter, and `parameters` their number if its publisher does not state it. `predicted` is for a drafter that
+    nobody measured: the chance of each token of a draft to be accepted given the token before it, and the source.
+
+    `takes` says what a kind needs. A kind that takes nothing is used if it is named; `auto` also chooses `phrases` and
+    plain decoding. `auto` chooses `lookahead`, merged drafters and a probe of the target's layers only after replies
+    showed that they pay, because their gain cannot be predicted. `has_phrases`: its drafts are phrases, or are
+    lengthened by phrases without `+phrases`. `parts` names the setting that lists its active parts, and
+    `searched(parts)` the hyperparameters that are searched for a pair of models.
+
+    `mask_key`: a small language model whose config.json has this key is a drafter of this kind. `by_shapes`: published
+    files become a drafter without any weight of the target, so the target may be in a GGUF file. `states_in` is the
+    matrix that reads states of the target's inner layers, and is as wide as these. `on_chains`: it also drafts for a
+    target with recurrent layers, with chains, and can be trained for it. `with_experts`: it also drafts for a mixture
+    of experts, because it has no layer like those of the target.
     """
 
     name: str
@@ -131,17 +133,17 @@ class DrafterKind:
     training_module: str = ""
 
     def drafts_for(self, shape: Shape) -> bool:
-        """Return whether it drafts for a target of this shape."""
+        """Return whether this kind drafts for a target of this shape."""
         return (self.on_chains or not shape.recurrent) and (self.with_experts or shape.experts is None)
 
     @property
     def file(self) -> str:
-        """The module that drafts."""
+        """The name of the module that drafts."""
         return self.module or f"localspec.drafters.{self.name}"
 
     @property
     def training_file(self) -> str:
-        """The module that trains it, if it has weights; it needs torch."""
+        """The name of the module that trains this kind, if it has weights. It needs torch."""
         return self.training_module or f"localspec.training.drafters.{self.name}"
 
 
@@ -151,25 +153,26 @@ def _with_head_rows(one: DrafterSize) -> int:
 
 
 def _free(cost: DraftCost, nodes: int) -> float:
-    """Return no time: looking up phrases takes a hundredth of a step."""
+    """Return 0: looking up phrases takes only a hundredth of a step."""
     return 0.0
 
 
 def _medusa_seconds(cost: DraftCost, nodes: int) -> float:
-    """Return the seconds of a draft. Heads share the target's vocabulary matrix, or each have one."""
+    """Return the seconds of a draft. Heads share the target's vocabulary matrix, or each has its own."""
     shared = 0.0 if cost.parameters > cost.shape.embedding else cost.product(cost.head, cost.depth)
     return cost.product(cost.parameters, 1) + shared + cost.layer_seconds
 
 
 def _parallelspec_seconds(cost: DraftCost, nodes: int) -> float:
-    """Return the seconds of a draft. A small model has layers and a head; a single layer borrows the target's head."""
+    """Return the seconds of a draft. A small model has layers and a head; a single layer uses the target's head."""
     model = cost.parameters > cost.shape.layer
     head, layers = (0, cost.shape.num_layers) if model else (cost.head, 1)
     return cost.product(cost.parameters + head, 2 * DRAFT_TOKENS) + layers * cost.layer_seconds
 
 
 def _parallelspec_size(one: DrafterSize) -> int:
-    """Return the bytes. A small model has a cache no larger than the target's, a layer one like the target's layers.
+    """Return the bytes. A small model's cache is at most as large as the target's; a layer's is that of one target
+    layer.
 
     The correction of a layer is multiplied with the target's head when it is loaded.
     """
@@ -201,7 +204,7 @@ def _s3d_predicted(shape: Shape) -> tuple[Sequence[float], str]:
 
 
 def _layers_seconds(cost: DraftCost, nodes: int) -> float:
-    """Return the seconds of a few forwards by about half of the target. A probe measures them better."""
+    """Return the seconds of a few forwards through about half of the target's layers. A probe measures them better."""
     return min(nodes, DRAFT_TOKENS) / 2 * cost.forward(1)
 
 
@@ -211,8 +214,8 @@ def _semi_seconds(cost: DraftCost, nodes: int) -> float:
 
 
 def _eagle3_parameters(shape: Shape) -> int:
-    """Return the parameters of a layer that reads two vectors per token, the map of three states, and a head of a draft
-    vocabulary."""
+    """Return the parameters: a layer that reads two vectors per token, the map of three states, and a head for a
+    draft vocabulary."""
     head = min(shape.vocab_size, DRAFT_VOCABULARY) * shape.hidden_size
     wider = shape.hidden_size * shape.head_dim * (shape.num_heads + 2 * shape.num_kv_heads)
     return shape.layer + wider + 3 * shape.hidden_size**2 + head
@@ -225,7 +228,7 @@ def _eagle3_seconds(cost: DraftCost, nodes: int) -> float:
 
 
 def _kept_by_a_layer(one: DrafterSize) -> int:
-    """Return the bytes including keys and values of one layer, and a state per token, which is at most half as much."""
+    """Return the bytes including keys and values of one layer, and a state per token, which is at most half as many."""
     return one.weights + one.shape.cached_in_last(2 * one.cache_bytes)
 
 
@@ -235,7 +238,7 @@ def _mtp_parameters(shape: Shape) -> int:
 
 
 def _mtp_seconds(cost: DraftCost, nodes: int) -> float:
-    """Return the seconds of drafting token by token with a layer and the target's head: this share of a forward."""
+    """Return the seconds of drafting token by token, each with a layer and the target's head: a share of a forward."""
     steps, shape = min(cost.depth, max(nodes, 1)), cost.shape
     read = cost.parameters
     if shape.experts is not None:  # it reads as many experts as another layer
@@ -244,7 +247,7 @@ def _mtp_seconds(cost: DraftCost, nodes: int) -> float:
 
 
 def _dflash_seconds(cost: DraftCost, nodes: int) -> float:
-    """Return the seconds of one forward of its layers over a block, and of the target's head."""
+    """Return the seconds of one forward of the layers over a block, and of the target's head."""
     layers = max(round(cost.parameters / cost.shape.layer), 1)
     return cost.product(cost.parameters + cost.shape.embedding, DRAFT_BLOCK) + layers * cost.layer_seconds
 
@@ -256,25 +259,25 @@ def _kept_by_layers(one: DrafterSize, parameters: int) -> int:
 
 
 def _dflash_size(one: DrafterSize) -> int:
-    """Return the bytes with keys and values of each of its layers, and a feature for each token."""
+    """Return the bytes including keys and values of each layer, and a feature per token."""
     return one.weights + _kept_by_layers(one, one.parameters)
 
 
 def _without_markov(parameters: int, shape: Shape, rank: int = MARKOV_RANK) -> int:
-    """Return the parameters in the layers of a DSpark drafter."""
+    """Return the number of parameters in the layers of a DSpark drafter, without the Markov head."""
     return max(parameters - 2 * rank * shape.vocab_size, 0)
 
 
 def _dspark_seconds(cost: DraftCost, nodes: int) -> float:
-    """Return the seconds of one forward of its layers over a block, and of a product with half of the Markov head per
-    level."""
+    """Return the seconds of one forward of the layers over a block, and of a product with half of the Markov head
+    per level."""
     block = replace(cost, parameters=_without_markov(cost.parameters, cost.shape))
     levels = min(cost.depth, max(nodes, 1))
     return _dflash_seconds(block, nodes) + levels * cost.product(cost.shape.vocab_size * MARKOV_RANK, 2)
 
 
 def _dspark_size(one: DrafterSize) -> int:
-    """Return the bytes with keys and values of each of its layers, and a feature for each token."""
+    """Return the bytes including keys and values of each layer, and a feature per token."""
     rank = one.options.get("rank", MARKOV_RANK)  # from its file; an invalid value is refused when it is loaded
     return one.weights + _kept_by_layers(
         one, _without_markov(one.parameters, one.shape, rank if isinstance(rank, int) else 0)
@@ -282,23 +285,27 @@ def _dspark_size(one: DrafterSize) -> int:
 
 
 def _assistant_seconds(cost: DraftCost, nodes: int) -> float:
-    """Return the seconds of drafting level by level with all weights, and with four layers in published ones."""
+    """Return the seconds of drafting level by level.
+
+    Each level uses all weights, in four layers as in published assistants.
+    """
     levels = min(cost.depth, max(nodes, 1))
     return levels * (cost.product(cost.parameters, 2) + 4 * cost.layer_seconds)
 
 
 def _draft_model_seconds(cost: DraftCost, nodes: int) -> float:
-    """Return the seconds of one forward for each token."""
+    """Return the seconds of one forward per token."""
     return nodes * cost.forward(1)
 
 
 def _ouroboros_seconds(cost: DraftCost, nodes: int) -> float:
-    """Return the seconds of a draft model, with a few rows of phrases in each forward."""
+    """Return the seconds of a draft model that reads a few rows of phrases in each forward."""
     return nodes * cost.forward(4)
 
 
 def _ouroboros_searched(parts: Collection[str]) -> Sequence[str]:
-    """Return the searched hyperparameters: a window if it accelerates, and phrases if they accelerate or lengthen."""
+    """Return the names of the searched hyperparameters: the window if `accelerating`, and phrases if either part is
+    active."""
     names = ["draft"]
     names += ["window"] if "accelerating" in parts else []
     names += ["phrase", "phrases"] if {"accelerating", "lengthening"} & {*parts} else []
@@ -367,12 +374,12 @@ TABLE = [
 
 
 def kinds(*takes: Takes) -> tuple[str, ...]:
-    """Return the names of the kinds that take one of these, or of all kinds."""
+    """Return the names of the kinds that take one of these; without arguments, of all kinds."""
     return tuple(kind.name for kind in TABLE if not takes or kind.takes in takes)
 
 
 def kind_of(drafter: str) -> DrafterKind:
-    """Return the kind that a drafter's name begins with: `medusa+phrases`, `draft_model:MODEL`.
+    """Return the first kind in a drafter's name, such as `medusa+phrases` or `draft_model:MODEL`.
 
     Raises UsageMistake for an unknown kind.
     """
@@ -384,7 +391,8 @@ def kind_of(drafter: str) -> DrafterKind:
 
 
 def drafting_kinds(drafter: str) -> tuple[DrafterKind, ...]:
-    """Return the kinds that draft under a name, not counting phrases that lengthen drafts: two of `medusa+s3d+phrases`.
+    """Return the kinds that draft under a name, without phrases that lengthen drafts: two kinds for
+    `medusa+s3d+phrases`.
 
     Raises UsageMistake for an unknown kind.
     """
@@ -392,5 +400,5 @@ def drafting_kinds(drafter: str) -> tuple[DrafterKind, ...]:
 
 
 def can_be_merged(kind: DrafterKind) -> bool:
-    """Return whether its drafts can be merged with others: it needs no model or forward of the target in addition."""
+    """Return whether drafts of this kind can be merged with others: it has weights, or takes a probe."""
     return kind.takes in (*WEIGHTS, "probe")

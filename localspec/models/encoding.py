@@ -1,6 +1,7 @@
-"""Run tokenizers and chat templates on a thread, because either may take long.
+"""Runs tokenizers and chat templates on a thread, because either may take long.
 
-A caller can stop waiting: by Ctrl+C on the main thread, and elsewhere by the function given to `given_up_unless`.
+A caller can stop waiting: by Ctrl+C on the main thread, and on other threads by the function given to
+`given_up_unless`.
 """
 
 import ctypes
@@ -22,12 +23,12 @@ _wanted: ContextVar[Callable[[], bool]] = ContextVar("wanted", default=lambda: T
 
 
 class Unwanted(Exception):  # not an error
-    """A sign that nobody waits for the result any more."""
+    """A signal that nobody waits for the result any more."""
 
 
 @contextmanager
 def given_up_unless(wanted: Callable[[], bool]) -> Iterator[None]:
-    """Stop waiting for texts on this thread, soon after `wanted` returns False."""
+    """Make waiting for texts on this thread end soon after `wanted` returns False."""
     before = _wanted.set(wanted)
     try:
         yield
@@ -36,15 +37,15 @@ def given_up_unless(wanted: Callable[[], bool]) -> Iterator[None]:
 
 
 def patience(text: str) -> float:
-    """Return the seconds that a text may take."""
+    """Return the number of seconds that tokenizing a text may take."""
     return PATIENCE + len(text) / PACE
 
 
 def waited_for(work: Callable[[], Result], seconds: float, end: bool = False) -> Result:
-    """Return the result of `work` on its thread, or raise its error.
+    """Run `work` on another thread. Return its result, or raise its error.
 
-    A thread that nobody waits for is left running, and `work` must release Python's interpreter. With `end` the thread
-    is ended, and `work` must be Python code. Raises Unwanted, and TimeoutError after this many seconds.
+    If nobody waits any more, the thread continues, so `work` must release Python's interpreter. With `end` the thread
+    is ended instead, and `work` must be Python code. Raises Unwanted, and TimeoutError after this many seconds.
     """
     done: SimpleQueue[tuple[Result | None, BaseException | None]] = SimpleQueue()
 
@@ -80,7 +81,7 @@ def _awaited(done: SimpleQueue[Result], seconds: float) -> Result:
 
 
 def _end(thread: threading.Thread) -> None:
-    """Raise SystemExit in a thread until it has ended. A thread inside a library raises it afterwards."""
+    """Raise SystemExit in a thread until the thread has ended. If it is inside a library, that is raised afterwards."""
     for _ in range(10):
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
         thread.join(LOOK)
@@ -89,5 +90,5 @@ def _end(thread: threading.Thread) -> None:
 
 
 def is_left_behind() -> bool:
-    """Return whether a thread is still running that nobody waits for."""
+    """Return whether a thread is still running for which nobody waits."""
     return any(thread.name == THREAD for thread in threading.enumerate())

@@ -35,7 +35,7 @@ class PublishedLength:
 class PublishedDrafter:
     """A known drafter for a model. Without a `source` nobody publishes one, and `localspec train` makes it.
 
-    `bytes` is the size of the download, if that is known and is not two bytes a parameter.
+    `bytes` is the size of the download, if it is known and is not two bytes per parameter.
     """
 
     kind: str
@@ -49,13 +49,13 @@ class PublishedDrafter:
 
     @property
     def download(self) -> int | None:
-        """About how many bytes its download has; None if the registry does not say it."""
+        """About how many bytes the download has; None if the registry does not say."""
         return self.bytes or (2 * self.parameters if self.parameters else None)  # in 16 bits
 
 
 @dataclass(frozen=True)
 class Form:
-    """Another form in which a model is published: one type of GGUF files, or a copy of the publisher's weights.
+    """Another published form of a model: one type of GGUF files, or a copy of the publisher's weights.
 
     `bytes` is the size of the download, if known.
     """
@@ -68,12 +68,12 @@ class Form:
 
 @dataclass(frozen=True)
 class Entry:
-    """A model as its entry describes it, in a directory (`path`) or from a repository (`source`).
+    """The entry of a model, in a directory (`path`) or from a repository (`source`).
 
-    `quality` orders models, the best highest. `verified`: a pull of it is known to have worked. `forms` are others than
-    that of `source`, which is the publisher's own. `sha256` are the digests of GGUF files of this model, including
-    every part of a split file; `fingerprints` are those of the same files. `bytes` is the size of the download where
-    `source` is GGUF files.
+    `quality` orders models; the best has the highest number. `verified` says that a pull of the model is known to have
+    worked. `forms` are published forms other than `source`, which is the publisher's own. `sha256` are the digests of
+    GGUF files of this model, including every part of a split file; `fingerprints` are those of the same files. `bytes`
+    is the size of the download if `source` is GGUF files.
     """
 
     name: str
@@ -98,12 +98,12 @@ class Entry:
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """Every repository that it can be fetched from, the publisher's own first; none for a directory."""
+        """Every repository from which the model can be fetched, the publisher's own first; empty for a directory."""
         return (self.source, *(form.source for form in self.forms)) if self.source else ()
 
     @property
     def toy(self) -> bool:
-        """Whether it comes inside the package, as a demonstration only."""
+        """Whether the model comes inside the package, only as a demonstration."""
         return self.path is not None and self.path.is_relative_to(PACKAGE)
 
 
@@ -116,7 +116,7 @@ def _three_texts(value: object) -> bool:
 
 
 def _digests(digits: int) -> Callable[[object], bool]:
-    """Return a check for lists of digests with this many digits."""
+    """Return a check for lists of digests with this many digits each."""
 
     def check(value: object) -> bool:
         return isinstance(value, list) and all(isinstance(one, str) and pattern.fullmatch(one) for one in value)
@@ -170,7 +170,7 @@ _AS_THEY_ARE = (
 
 
 def read_entries(file: Path) -> Iterator[Entry]:
-    """Yield every entry of a file, in its order. Raises UsageMistake for impossible ones."""
+    """Yield every entry of a file, in order. Raises UsageMistake for impossible entries."""
     for name, entry in read_toml(file).items():
         if not isinstance(entry, dict):
             raise UsageMistake(f"{name!r} in {file} is not a table; write [{name}] and a path below it.")

@@ -1,4 +1,4 @@
-"""A model as the choice sees it: its card, its sizes, and the drafters that are here."""
+"""The input of a choice: a model's card, its sizes, and the drafters that are here."""
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -19,13 +19,13 @@ from localspec.weights.packed_file import read as read_packed
 
 @dataclass(frozen=True)
 class Model:
-    """A target and its possible drafters. `parameters` is their exact number. `small` is its draft model.
+    """A target and its possible drafters. `parameters` is its exact number of parameters. `small` is its draft model.
 
-    `small_here` says whether that is on this machine, `small_named` whether models.toml names it, and `passed_over`, a
-    sentence, why another one is not used, if there was one. `packed` are the packings of a target whose original
-    weights are not here, the default first. `block_bytes` are the bytes of its weights in the blocks of its GGUF files.
-    `temperature` is the maker's recommendation; 0 is greedy, and is assumed for a model that is not here, because
-    published figures are of greedy replies.
+    `small_here` says whether the draft model is on this machine, and `small_named` whether models.toml names it.
+    `passed_over` is a sentence about another small model that is not used, and why; empty if there is none. `packed`
+    are the packings of a target whose original weights are not here, the default first. `block_bytes` are the bytes of
+    its weights in the blocks of its GGUF files. `temperature` is the maker's recommendation. 0 is greedy; it is assumed
+    for a model that is not here, because published figures belong to greedy replies.
     """
 
     card: TargetCard
@@ -41,10 +41,10 @@ class Model:
     temperature: float = 0.0
 
     def can_be(self, quantize: str, backend: str) -> bool:
-        """Return whether it can be loaded in this packing on a `Device.backend`.
+        """Return whether the model can be loaded in this packing on a `Device.backend`.
 
-        Packed weights are for a CPU. Those of GGUF files become dense exactly, on a GPU too, or int8 there. NF4 and
-        int4 lose too much, because they round few bits a second time.
+        Packed weights are for a CPU. Weights of GGUF files become dense without loss, also on a GPU, or int8 there. NF4
+        and int4 would lose too much, because they would round few bits a second time.
         """
         if not self.packed or backend in ("native", "cpu"):
             return not self.packed or quantize in self.packed
@@ -52,12 +52,12 @@ class Model:
 
     @property
     def from_gguf(self) -> bool:
-        """Return whether its weights are in GGUF files."""
+        """Return whether the weights are in GGUF files."""
         return "none" in self.packed
 
 
 def model_of(card: TargetCard) -> Model:
-    """Describe a model that is here, or a registered one whose entry gives its sizes, and its drafters.
+    """Describe a model and its drafters. The model is here, or registered with its sizes.
 
     Raises the errors of `inspect`, and LocalspecError if its sizes are unknown.
     """
@@ -89,7 +89,7 @@ def default_sampling_of(card: TargetCard) -> DefaultSampling:
 
 
 def small_model_of(card: TargetCard, *, drafts: bool = False) -> Model:
-    """Describe a model as `model_of` does, without drafters. Its blocks are those of a draft model if it `drafts`."""
+    """Describe a model as `model_of` does, without drafters. If it `drafts`, its blocks are those of a draft model."""
     packed: tuple[str, ...] = ()
     header = None
     if card.here:
@@ -113,7 +113,7 @@ def small_model_of(card: TargetCard, *, drafts: bool = False) -> Model:
 
 
 def draft_form(card: TargetCard) -> str | None:
-    """Return the form of a draft model on a CPU, where it may be coarser; None if it has no such form."""
+    """Return the form of a draft model on a CPU, which may be coarser than usual; None if it has no other form."""
     small = small_model_of(card, drafts=True)
     shape, few = small.shape, head_tokens(small.shape.vocab_size)
     head = few - shape.vocab_size * (not shape.tied) if few else 0  # additional rows of the short head

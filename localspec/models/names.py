@@ -1,4 +1,4 @@
-"""Resolving names of models as users type them: in any case, shortened, or as Ollama spells them."""
+"""Resolves names of models as users type them: in any case, shortened, or in Ollama's spelling."""
 
 import os
 from collections.abc import Iterable
@@ -15,10 +15,10 @@ LISTED = 5  # most candidates that a message names
 
 
 def full_name(name: str) -> str:
-    """Return the full name of the model here that `name` stands for: the same name in another case, or a unique prefix.
+    """Return the full name of the model here that `name` means: the same name in another case, or a unique prefix.
 
-    Paths, repositories and unknown names are returned unchanged. Raises UsageMistake for a prefix of several names,
-    and NotHere for a prefix of models that are registered but not here.
+    Paths, repositories and unknown names are returned unchanged. Raises UsageMistake for a prefix of several names, and
+    NotHere for a prefix of models that are registered but not here.
     """
     if not name or registry.find(name) or "\0" in name or os.path.lexists(os.path.expanduser(name)):
         return name
@@ -45,7 +45,7 @@ def full_name(name: str) -> str:
 
 
 def exact_name(name: str) -> str | None:
-    """Return the name of the only model here that equals `name` except for case; None without one.
+    """Return the name of the only model here that equals `name` except for case; None if there is none.
 
     A registered name in its exact spelling is returned even if the model is not here.
     """
@@ -62,7 +62,7 @@ def exact_name(name: str) -> str | None:
 
 
 def begun_name(word: str) -> str | None:
-    """Return the model here that a prompt of one word is probably meant to name; None for most words."""
+    """Return the model here that a prompt of one word probably names; None for most words."""
     if not word.isprintable() or len(word) < 3 or len(word.split()) != 1:
         return None
     with suppress(LocalspecError, OSError, ValueError):
@@ -78,7 +78,7 @@ def _plain(name: str) -> str:
 
 
 def _one_name_each(cards: Iterable[TargetCard]) -> list[str]:
-    """Return the names of these models, without further names for the same files."""
+    """Return the names of these models, one for each set of files."""
     names: dict[Path, str] = {}
     for card in cards:
         names.setdefault(card.path, card.name)

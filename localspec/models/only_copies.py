@@ -1,7 +1,7 @@
-"""Moving packed files that are the only copy of a model from the cache directory to the data directory.
+"""Moves packed files that are the only copy of a model from the cache directory to the data directory.
 
-Users may empty the cache directory, where earlier versions wrote all packed files. A file is deleted there only after
-the new file is complete.
+Users may empty the cache directory, but earlier versions wrote all packed files there. A file is deleted there only
+after the new file is complete.
 """
 
 import errno
@@ -20,7 +20,7 @@ from localspec.weights.packed_files import came_from_gguf, locked, packed_files,
 
 
 def is_only_copy(origin: Origin, paths: Paths) -> bool:
-    """Return whether localspec has no weights to make this packed file from again."""
+    """Return whether localspec has no other weights from which to make this packed file again."""
     if came_from_gguf(origin.files):
         same = (one.header for one in packed_files(paths) if one.header.origin.revision == origin.revision)
         return not any(header.registered and header.missing is None for header in same)

@@ -1,4 +1,7 @@
-"""The small model that drafts for a target unless another is named: found by name, in its directory, or next to it."""
+"""The small model that drafts for a target unless another is named.
+
+It is found by name, in the target's directory, or next to it.
+"""
 
 import os
 from collections.abc import Collection, Iterator, Mapping
@@ -23,7 +26,7 @@ NEARLY = 0.9  # of them: a model that reads more is of the same size
 
 @dataclass(frozen=True)
 class OwnDraft:
-    """A small model and how it was found, in words. Published figures of a pair are about a `named` one."""
+    """A small model, and how it was found, in words. Published figures of a pair belong to it only if it is `named`."""
 
     card: TargetCard
     origin: str
@@ -31,10 +34,10 @@ class OwnDraft:
 
 
 def own_draft(card: TargetCard, paths: Paths | None = None) -> tuple[OwnDraft | None, str]:
-    """Return the small model that drafts for a target, and sentences about a skipped one, if any.
+    """Return the small model that drafts for a target, and sentences about a skipped model, if any.
 
-    It is the first of these that is here and has the target's tokens: the model that models.toml names, the one in the
-    target's directory under `draft`, the smallest installed model that has its tokenizer.json and whose step reads at
+    It is the first of these that is here and has the target's tokens: the model that models.toml names; the model in
+    the target's directory under `draft`; the smallest installed model with the same tokenizer.json whose step reads at
     most half of the bytes. If none is here, it is the model that models.toml names, to be fetched. Only headers are
     read.
     """
@@ -69,7 +72,7 @@ def _vocabulary(path: Path) -> int:
 
 
 def _named(card: TargetCard) -> OwnDraft | None:
-    """Return the model that models.toml names, here or not. None for an invalid name."""
+    """Return the model that models.toml names, here or not; None for an invalid name."""
     if card.draft:
         with suppress(LocalspecError):  # a request for a draft model reports the error
             return OwnDraft(named_card(card.draft), "named in models.toml", named=True)
@@ -88,7 +91,8 @@ def _candidates(card: TargetCard, named: OwnDraft | None, paths: Paths | None) -
 
 
 def _installed(card: TargetCard, paths: Paths, share: float) -> TargetCard | None:
-    """Return the smallest model here with the target's tokenizer.json whose step reads at most this share."""
+    """Return the smallest model here with the target's tokenizer.json whose step reads at most this share of the
+    target's bytes."""
     most = share * step_bytes(card.path)
     found: list[tuple[float, TargetCard]] = []
     for other in known(paths).values():
@@ -111,11 +115,11 @@ FILE = "tokenizer.json"
 def compare(
     small: Mapping[int, str], vocabulary: int, target: Mapping[int, str], special: Collection[int], path: Path
 ) -> None:
-    """Raise UsageMistake if a token's id differs. Ids that only pad a vocabulary may differ.
+    """Raise UsageMistake if the ids of a token differ. Ids that only pad a vocabulary may differ.
 
-    `small` and `target` are tokens by id, `special` those of the target that occur in no text; the small model in
-    `path` has `vocabulary` ids. Its own tokenizer may list special tokens beyond them, as Gemma 3's for text has one
-    for images: drafters read another token instead.
+    `small` and `target` are tokens by id, and `special` are the target's ids that occur in no text. The small model in
+    `path` has `vocabulary` ids. Its tokenizer may list special tokens beyond them, for example a token for images in
+    Gemma 3's text models. Drafters replace such tokens.
     """
     different = [index for index in target.keys() & small.keys() if target[index] != small[index]]
     if different:
@@ -132,10 +136,10 @@ def compare(
 
 
 def compare_stored(small: Path, vocabulary: int, target: Path, target_vocabulary: int) -> None:
-    """Compare two models as `compare` does, by their files only. This is quick if the files are the same.
+    """Compare two models as `compare` does, from their files only. This is quick if the files are equal.
 
-    Other settings may add tokens, so compare once more after loading both. Raises UsageMistake as `compare` does,
-    LocalspecError if a tokenizer.json is missing or damaged.
+    Other settings may add tokens, so both models must be compared again after loading. Raises UsageMistake as `compare`
+    does, and LocalspecError if a tokenizer.json is missing or damaged.
     """
     if not (same_file(small, target) and vocabulary >= target_vocabulary):
         own, (theirs, special) = _tokens(_content(small), small)[0], _tokens(_content(target), target)
@@ -168,7 +172,7 @@ def _content(path: Path) -> bytes:
 
 
 def _tokens(content: bytes, path: Path) -> tuple[dict[int, str], set[int]]:
-    """Return tokens by id, both of the vocabulary and added ones; and which of the latter occur in no text."""
+    """Return all tokens by id, including added tokens, and the added ids that occur in no text."""
     try:
         told = parse_json(content)
         vocabulary = told["model"]["vocab"]

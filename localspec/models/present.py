@@ -23,14 +23,14 @@ _ORIGINS: dict[str, str] = {
 
 
 class SavedChoice(NamedTuple):
-    """A saved choice: the name or directory of a model, and which command made it."""
+    """A saved choice: the name or directory of a model, and the command that made it."""
 
     model: str
     by: By
 
 
 class Present(NamedTuple):
-    """A present model and, as `origin`, the reason for it. The model is None until the first prompt decides."""
+    """A present model and, as `origin`, the reason for it. The model is None if the first prompt will decide."""
 
     model: str | None
     origin: str
@@ -70,7 +70,7 @@ def present_model(settings: Settings, paths: Paths) -> Present:
 
 
 def _chosen(choice: SavedChoice, paths: Paths) -> registry.TargetCard | None:
-    """Return the model of the saved choice; None if it is not here, for example if the name is any directory."""
+    """Return the model of the saved choice; None if it is not here."""
     try:
         card = registry.resolve(choice.model, paths)
         inspect(card.path)

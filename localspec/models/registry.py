@@ -31,7 +31,7 @@ NOWHERE = Path("not fetched")  # in place of the directory of a model that is no
 
 @dataclass(frozen=True)
 class TargetCard:
-    """A model by its name, and its place, or its place after a pull."""
+    """A model: its name, and its place on this machine now or after a pull."""
 
     name: str
     path: Path
@@ -43,21 +43,21 @@ class TargetCard:
 
     @property
     def here(self) -> bool:
-        """Whether any of its files are on this machine; `inspect` says which."""
+        """Whether any of its files are on this machine; `inspect` says which are missing."""
         return self.entry is None or self.entry.source is None or self.path.exists()
 
     @property
     def names(self) -> str:
-        """Return its repository, if any, and its name: either may name the family."""
+        """Return its repository, if it has one, and its name: either may name the family."""
         source = self.entry.source if self.entry else None
         return f"{source.repo} {self.name}" if source else self.name
 
 
 def cards(paths: Paths | None = None) -> dict[str, TargetCard]:
-    """Return every registered model by name, fetched or not, and those that were imported.
+    """Return every registered model by name, fetched or not, and all imported models.
 
-    The user's own entries replace those of the same name. An import of a file that an entry lists is that model; every
-    other import goes by the name in its packed file.
+    The user's own entries replace entries of the same name. An import of a file that an entry lists is that model. Any
+    other import has the name in its packed file.
 
     Raises UsageMistake for an invalid entry.
     """
@@ -84,8 +84,8 @@ def _listed_imports(
 ) -> dict[str, PackedFile]:
     """Return the imports whose GGUF files a registered entry lists, by the name of that entry.
 
-    Of several imports, the one with the name of the entry counts, else the first. An import with another name is left
-    out if the model of the entry is here in another form.
+    Of several imports, take the one with the entry's name, else the first. An import with another name is left out if
+    the model of the entry is here in another form.
     """
     entries = {name: card.entry for name, card in found.items() if card.entry}
     by_digest_only = any(len(entry.sha256) > len(entry.fingerprints) for entry in entries.values())
@@ -103,7 +103,8 @@ def _listed_imports(
 
 
 def listed_as(digests: Collection[str], paths: Paths) -> str:
-    """Return the name of the entry that lists these GGUF files; empty without one, or if its model is already here.
+    """Return the name of the entry that lists these GGUF files; empty if there is none, or if its model is already
+    here.
 
     `digests` are as `file_digests` returns them.
     """
@@ -114,10 +115,10 @@ def listed_as(digests: Collection[str], paths: Paths) -> str:
 
 
 def file_digests(files: Sequence[Path], paths: Paths, progress: Progress = lambda done, total: None) -> dict[str, str]:
-    """Return the identifiers of GGUF files, by their names: SHA-256 if known, else fingerprints.
+    """Return the identifiers of GGUF files by their names: SHA-256 digests if known, else fingerprints.
 
-    The files are read for their SHA-256 only if an entry of the user's own lists digests and no fingerprints for them.
-    Raises LocalspecError for a file that cannot be read.
+    The files are read for their SHA-256 only if one of the user's own entries lists digests and no fingerprints for
+    them. Raises LocalspecError for a file that cannot be read.
     """
     found = {name: digest for name, (_, digest) in identified(files, paths).items()}
     entries = [card.entry for card in cards(paths).values() if card.entry]
@@ -132,13 +133,13 @@ def file_digests(files: Sequence[Path], paths: Paths, progress: Progress = lambd
 
 
 def find(name: str, paths: Paths | None = None) -> TargetCard | None:
-    """Return the model of this present or former name; None without one."""
+    """Return the model with this present or former name; None if there is none."""
     every = cards(paths)
     return every.get(name) or every.get(_renamed(every, paths).get(name, ""))
 
 
 def renamed(paths: Paths | None = None) -> dict[str, str]:
-    """Return the present names of models by their former names, which conversations and phrases may hold."""
+    """Return the present names of models by their former names, which conversations and phrases may contain."""
     return _renamed(cards(paths), paths)
 
 
@@ -149,7 +150,10 @@ def _renamed(every: Mapping[str, TargetCard], paths: Paths | None) -> dict[str, 
 
 @cache
 def _shipped_entries() -> tuple[Entry, ...]:
-    """Return the shipped entries, read once: it takes longer than everything else that a name needs."""
+    """Return the shipped entries.
+
+    They are read only once, because that takes longer than the rest of resolving a name.
+    """
     file = PACKAGE / "models.toml"
     if not file.exists():  # a source tree: the wheel has it inside the package
         file = PACKAGE.parent / "models.toml"
@@ -157,7 +161,7 @@ def _shipped_entries() -> tuple[Entry, ...]:
 
 
 def known(paths: Paths | None = None) -> dict[str, TargetCard]:
-    """Return every registered model, and pulled ones by the name of their repository."""
+    """Return every registered model, and pulled models by the names of their repositories."""
     paths = paths or Paths(home())
     registered = cards(paths)
     entries = [card.entry for card in registered.values() if card.entry]
@@ -171,13 +175,13 @@ def known(paths: Paths | None = None) -> dict[str, TargetCard]:
 
 
 def split_of(source: Source, paths: Paths | None = None) -> Path:
-    """Return the directory of the model that was split from the Medusa heads in its pickles, as `localspec
-    pull` does."""
+    """Return the directory of the model that `localspec pull` splits from a whole model with Medusa heads in
+    pickles."""
     return (paths or Paths(home())).drafters / folder(source) / "target"
 
 
 def _is_model(source: Source, paths: Paths) -> bool:
-    """Return whether this is a pulled model, not heads for another one."""
+    """Return whether this is a pulled model, and not heads for another model."""
     path = _unpickled(source, paths)
     if path is None or not any((path / name).is_file() for name in (WEIGHTS, f"{WEIGHTS}.index.json")):
         return False
@@ -187,7 +191,7 @@ def _is_model(source: Source, paths: Paths) -> bool:
 
 
 def _unpickled(source: Source, paths: Paths) -> Path | None:
-    """Return the directory of a fetched repository, or of the result of its pickles; None if it is not here."""
+    """Return the directory of a fetched repository, or the result of splitting its pickles; None if it is not here."""
     path, split = find_snapshot(source, paths), split_of(source, paths)
     pickles = path is not None and (path / PICKLED_INDEX).is_file() and (split / "config.json").is_file()
     return split if pickles else path
@@ -200,27 +204,25 @@ def _card(entry: Entry, paths: Paths, packed: Mapping[str, PackedFile]) -> Targe
 
 
 def _place(source: Source, paths: Paths, packed: Mapping[str, PackedFile]) -> Path | None:
-    """Return the place of a fetched model: its directory, else its packed file, if there is nothing else."""
+    """Return the place of a fetched model: its directory, or its packed file if there is nothing else."""
     alone = packed.get(str(source))
     return _unpickled(source, paths) or (alone.path if alone else None)
 
 
 def source_here(entry: Entry) -> Source | None:
-    """Return the form in which a registered model is here, the publisher's own before others.
-
-    None if it is not here.
-    """
+    """Return the form in which a registered model is here, the publisher's own before others; None if it is not
+    here."""
     packed = packed_sources(paths := Paths(home()))
     return next((source for source in entry.sources if _place(source, paths, packed)), None)
 
 
 def named_card(name: str, paths: Paths | None = None) -> TargetCard:
-    """Do the same as `resolve`, but a registered model need not be here."""
+    """Do the same as `resolve`, but accept a registered model that is not here."""
     return find(name, paths) or resolve(name, paths)
 
 
 def resolve(name: str, paths: Paths | None = None) -> TargetCard:
-    """Return the model that `name` means: a registered one, or a local directory. Raises NotHere if there is none."""
+    """Return the model that `name` means: a registered model, or a local directory. Raises NotHere if there is none."""
     known, card = cards(paths), find(name, paths)
     if card is not None:
         if is_gguf(card.path):
@@ -303,27 +305,27 @@ def is_import(name: str) -> bool:
 
 
 def is_path(name: str) -> bool:
-    """Return whether `resolve` takes a name for a directory, a packed file or a GGUF file of the user."""
+    """Return whether `resolve` reads a name as a directory, a packed file or a GGUF file of the user."""
     place = os.path.expanduser(name)
     file = "\0" not in name and (is_packed(Path(place)) or is_gguf(Path(place)))
     return name not in cards() and "\0" not in name and (file or os.path.isdir(place))
 
 
 def could_be_here(name: str) -> bool:
-    """Return whether `name`, as `reference` returned it, is a path, or registered; a server's models are neither."""
+    """Return whether `name`, a result of `reference`, is a path or registered. Models of a server are neither."""
     return os.path.isabs(name) or find(name) is not None
 
 
 def reference(card: TargetCard) -> str:
     """Return the name by which `resolve` finds this model from any directory: its name, or its absolute path.
 
-    Conversations and phrases belong to it, so an import keeps its name from when they were saved.
+    Conversations and phrases are saved under it, so an import keeps its name.
     """
     return str(card.path) if card.entry is None else card.imported_as or card.name
 
 
 def installed(paths: Paths | None = None) -> Iterator[tuple[TargetCard, Checkpoint | LocalspecError]]:
-    """Yield every named model on this machine, with its checkpoint or the reason why it cannot be used."""
+    """Yield every named model on this machine, with its checkpoint, or with the error that prevents its use."""
     for card in (card for card in known(paths).values() if card.here):
         try:
             yield card, inspect(card.path)

@@ -1,6 +1,6 @@
 """Predicts the speed of S3D by layers and tokens per draft, with the paper's formulas (§4, appendix E).
 
-Pure arithmetic. Its three constants are fitted to measurements, starting from the paper's.
+The three constants are fitted to measurements, starting from the paper's.
 """
 
 import math
@@ -24,8 +24,8 @@ class Constants:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Measured acceptance: a draft by the share `beta` of the model, and the acceptance rate of its tokens, given all
-    before."""
+    """Measured acceptance: the share `beta` of the model that drafts, and the acceptance rate of each token, given
+    all before it."""
 
     beta: float
     by_depth: Sequence[float]
@@ -33,7 +33,7 @@ class Acceptance:
 
 @dataclass(frozen=True)
 class Timing:
-    """Measured seconds: a draft by the share `beta` of the model, its verification, and a plain step."""
+    """Measured seconds: of a draft by the share `beta` of the model, of its verification, and of a plain step."""
 
     beta: float
     draft: float
@@ -43,14 +43,14 @@ class Timing:
 
 @dataclass(frozen=True)
 class KeptLayers:
-    """Some layers, measured without training: how often their candidate of each rank is the token of all layers."""
+    """Some layers, measured without training: how often their candidate of each rank equals the whole model's token."""
 
     layers: tuple[int, ...]
     shares: tuple[float, ...]
 
     @classmethod
     def from_json(cls, stored: Any) -> Self:
-        """Read the result of `as_json`. Raises KeyError, TypeError or ValueError for anything else."""
+        """Return the result of `as_json`. Raises KeyError, TypeError or ValueError for anything else."""
         return cls(tuple(map(int, stored["layers"])), tuple(map(float, stored["shares"])))
 
     def as_json(self) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class KeptLayers:
 
 @dataclass(frozen=True)
 class Proposal:
-    """Layers to keep and tokens per draft, their predicted speedup, and that of all alternatives."""
+    """Layers to keep and tokens per draft, their predicted speedup, and the speedups of all alternatives."""
 
     kept: Sequence[int]
     gamma: int
@@ -79,7 +79,7 @@ class Proposal:
 
 
 def symmetric(layers: int, kept: int) -> tuple[int, ...]:
-    """Return this many layers, from the start and the end: the middle is skipped (§5.3)."""
+    """Return `kept` of the layers, half from the start and half from the end: the middle is skipped (§5.3)."""
     late = kept // 2
     return (*range(kept - late), *range(layers - late, layers))
 
@@ -95,7 +95,8 @@ def acceptance(beta: float, u: float) -> float:
 
 
 def acceptance_at(place: int, beta: float, constants: Constants) -> float:
-    """Return α_k(β) of the k-th drafted token, given the ones before it were accepted (eq. 14), between 0 and 1."""
+    """Return α_k(β) of the k-th drafted token, given that the tokens before it were accepted (eq. 14), between 0 and
+    1."""
     return min(1.0, max(0.0, 1 - constants.discount * (place - 1)) * acceptance(beta, constants.u))
 
 
@@ -115,10 +116,9 @@ def improvement(gamma: int, beta: float, constants: Constants) -> float:
 
 
 def fit(measured: Sequence[Acceptance], timings: Sequence[Timing], start: Constants | None = None) -> Constants:
-    """Return the constants nearest to the measurements, by least squares, or those of `start` without any.
+    """Return the constants nearest to the measurements, by least squares; without measurements, those of `start`.
 
-    δ absorbs the whole cost of an iteration beyond the paper's (β + 1) plain steps, including the verification of many
-    rows.
+    δ includes every cost of an iteration beyond the paper's (β + 1) plain steps, such as the verification of many rows.
     """
     start = start or Constants()
     u, discount, delta = start.u, start.discount, start.delta
@@ -137,7 +137,7 @@ def fit(measured: Sequence[Acceptance], timings: Sequence[Timing], start: Consta
 
 
 def levels(gamma: int, measured: KeptLayers, constants: Constants) -> list[list[float]]:
-    """Return [depth][rank]: the chances of candidates if α is measured and falls with the depth (eq. 14)."""
+    """Return the chances of candidates [depth][rank], where α is measured and falls with depth (eq. 14)."""
     falls = (max(0.0, 1 - constants.discount * before) for before in range(gamma))
     return [[fall * chance for chance in measured.shares] for fall in falls]
 
@@ -152,9 +152,9 @@ def propose(
 ) -> Proposal:
     """Return the options predicted to be fastest (§5.3), with one more token per draft only if it pays.
 
-    The middle is skipped, and α is that of eq. 10; or layers were `measured`, and `length` returns the tokens per
-    iteration of the verified tree, by the chances of its candidates [depth][rank]. Without measurements, at most `most`
-    layers are considered, or all.
+    Without measurements the middle is skipped and α follows from eq. 10. Otherwise the layers are those `measured`.
+    `length` returns the tokens per iteration of the verified tree, by its candidates' chances [depth][rank]. At most
+    `most` layers are considered (None: all).
     """
     own = {len(one.layers): one for one in measured}
     counts = sorted(own) or range(1, (most or layers) + 1)
@@ -180,8 +180,8 @@ def propose(
 def beside(constants: Constants, measured: Acceptance, timing: Timing, generated: float | None = None) -> str:
     """Return prediction and measurement in a sentence: acceptance by depth, tokens per iteration and speedup.
 
-    `generated` are the tokens per iteration of the verified tree, in replies of the model. The speedup is calculated in
-    either case, and the sentence says so.
+    `generated` is the tokens per iteration of the verified tree in replies of the model. Both speedups are calculated,
+    and the sentence says so.
     """
     gamma, beta = len(measured.by_depth), measured.beta
     predicted = [acceptance_at(place, beta, constants) for place in range(1, gamma + 1)]
@@ -207,7 +207,7 @@ def _list(rates: Sequence[float]) -> str:
 
 
 def _length(by_depth: Sequence[float]) -> float:
-    """Return the tokens per iteration, from chances given the one before."""
+    """Return the tokens per iteration, from the chance of each token given the token before it."""
     tokens, reached = 1.0, 1.0
     for rate in by_depth:
         reached *= rate
@@ -216,9 +216,9 @@ def _length(by_depth: Sequence[float]) -> float:
 
 
 def _misfit(places: Sequence[tuple[float, int, float]], u: float, otherwise: float) -> tuple[float, float]:
-    """Return (squared error, discount) of the best discount for this U; with only first tokens there is none.
+    """Return (squared error, discount) of the best discount for this U. With only first tokens there is no discount.
 
-    Of (β, tokens before it in the draft, rate): rate = α(β) - discount * (tokens before it * α(β)).
+    Each place is (β, tokens before it in the draft, rate): rate = α(β) - discount * (tokens before it * α(β)).
     """
     first = [acceptance(beta, u) for beta, _, _ in places]
     falls = [before * rate for (_, before, _), rate in zip(places, first, strict=True)]
@@ -229,7 +229,7 @@ def _misfit(places: Sequence[tuple[float, int, float]], u: float, otherwise: flo
 
 
 def _lowest(error: Callable[[float], float], low: float, high: float) -> float:
-    """Return where a function is lowest: search the whole range, then ever closer to the best place."""
+    """Return where a function is lowest: search the whole range, then ever smaller ranges around the best place."""
     while high - low > 1e-9:
         step = (high - low) / 64
         best = min((low + index * step for index in range(65)), key=error)

@@ -1,4 +1,4 @@
-"""The sizes of a model's parts, from its config.json or from models.toml; parameters are calculated, not read."""
+"""The sizes of a model's parts, from its config.json or from models.toml. Parameters are calculated, not read."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ class Shape:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "Shape | None":
-        """Return the shape of a config.json; None if it lacks sizes."""
+        """Return the shape in a config.json; None if it lacks sizes."""
         said = with_defaults(config)
         found: dict[str, Any] = {name: said.get(theirs) for name, theirs in _NAMES.items()}
         found["tied"] = bool(found["tied"])
@@ -71,13 +71,15 @@ class Shape:
 
     @property
     def recurrent(self) -> bool:
-        """Whether it has recurrent layers: drafts are chains, and torch computes them only with dense weights."""
+        """Whether the model has recurrent layers.
+
+        Then drafts are chains, and torch computes them only with dense weights.
+        """
         return self.delta is not None
 
     @property
     def layers_alone(self) -> bool:
-        """Whether some of its layers can draft without the others, as `TransformerConfig.need_layers_alone`
-        requires."""
+        """Whether some layers can draft without the others, as `TransformerConfig.need_layers_alone` requires."""
         return not self.layer_inputs[0] and all(one.keys_of is None for one in self.layer_sizes)
 
     @property
@@ -94,7 +96,7 @@ class Shape:
         return LayerSizes(-(-keys // head_dim), head_dim, max(one.intermediate_size for one in every))
 
     def _sum(self, of: Callable[[LayerSizes], int]) -> int:
-        """Return the sum of a number over all layers."""
+        """Return the sum of a size over all layers."""
         if self.layer_sizes:
             return sum(map(of, self.layer_sizes))
         return self.num_layers * of(LayerSizes(self.num_kv_heads, self.head_dim, self.intermediate_size))
@@ -116,23 +118,23 @@ class Shape:
         return self.hidden_size * (projected + 3 * self._inner(self.intermediate_size))
 
     def _inner(self, mlp: int) -> int:
-        """Return the channels of an MLP and of all experts together."""
+        """Return the number of channels of an MLP and of all experts together."""
         if self.experts is None:
             return mlp
         return self.experts.count * self.experts.size + (mlp if self.experts.beside else 0)
 
     @property
     def layers(self) -> int:
-        """Weights of all layers' matrices, and of the projection of their additional inputs."""
+        """The number of weights of all layers' matrices, and of the projection of their additional inputs."""
         if self.delta:
             return sum(map(self._weights_at, range(self.num_layers)))
         return self._sum(self._weights) + self.num_layers * self.layer_inputs[0] * self.hidden_size
 
     @property
     def layer(self) -> int:
-        """Weights of one layer's matrices, on average; of recurrent models those of an attention layer.
+        """The number of weights of one layer's matrices, on average; for recurrent models, of an attention layer.
 
-        For a mixture of experts, those of a layer with an MLP, as its drafters have it.
+        For a mixture of experts, it is that of a layer with an MLP, as its drafters have it.
         """
         if self.experts:
             return self._attention(self.widest) + 3 * self.hidden_size * self.intermediate_size
@@ -140,7 +142,7 @@ class Shape:
 
     @property
     def linears(self) -> Iterator[tuple[str, list[int], int]]:
-        """Our name of each matrix of the layers and of the head, the rows of its parts, and its inputs."""
+        """The name of each matrix of the layers and of the head, the rows of its parts, and its inputs."""
         hidden, width = self.hidden_size, self.layer_inputs[0]
         for index in range(self.num_layers):
             one, ours = self.layer_sizes[index] if self.layer_sizes else self.widest, f"layers.{index}."
@@ -168,7 +170,7 @@ class Shape:
 
     @property
     def rows(self) -> int:
-        """Output channels of all layers' matrices together, each of which has a scale in int8."""
+        """The number of output channels of all layers' matrices. In int8 each has a scale."""
         width, hidden = self.layer_inputs[0], self.hidden_size
         inputs = self.num_layers * (2 * width + hidden) if width else 0
         return inputs + self._sum(
@@ -177,34 +179,34 @@ class Shape:
 
     @property
     def attending(self) -> float:
-        """Channels of a layer's heads, on average."""
+        """The number of channels of a layer's heads, on average."""
         return self.num_heads * self._sum(lambda one: one.head_dim) / self.num_layers
 
     @property
     def table(self) -> int:
-        """Weights of the table of additional layer inputs."""
+        """The number of weights of the table of additional layer inputs."""
         width, tokens = self.layer_inputs
         return self.num_layers * width * tokens
 
     @property
     def embedding(self) -> int:
-        """Weights of the input embedding; a head has as many."""
+        """The number of weights of the input embedding. A head has as many."""
         return self.vocab_size * self.hidden_size
 
     @property
     def matrices(self) -> int:
-        """Weights of the matrices of all layers, and of the head."""
+        """The number of weights of the matrices of all layers, and of the head."""
         return self.layers + self.embedding
 
     @property
     def in_experts(self) -> int:
-        """Weights of the matrices of all experts."""
+        """The number of weights of the matrices of all experts."""
         return 3 * self.num_layers * self.hidden_size * self.experts.count * self.experts.size if self.experts else 0
 
     def read(self, rows: int) -> int:
-        """Return the weights that a decode step of this many rows reads, with the experts that any row chooses.
+        """Return how many weights a decode step of this many rows reads, including the experts that any row chooses.
 
-        Rows are assumed to choose independently, so this is an upper bound of what to expect.
+        Rows are assumed to choose independently, so the result is an upper bound of the expectation.
         """
         if self.experts is None:
             return self.matrices
@@ -213,28 +215,29 @@ class Shape:
 
     @property
     def small(self) -> int:
-        """Numbers that are never packed: of norms before attention and MLP, and of routers."""
+        """The number of weights that are never packed: of norms before attention and MLP, and of routers."""
         routers = self.num_layers * self.hidden_size * self.experts.count if self.experts else 0
         return (2 * self.num_layers + 1) * self.hidden_size + routers
 
     @property
     def parameters(self) -> int:
-        """Number of parameters, without biases, inner attention norms and output norms, which are few."""
+        """The number of parameters, without biases, inner attention norms and output norms, which are few."""
         return self.layers + self.embedding * (1 if self.tied else 2) + self.table + self.small
 
     def cached(self, tokens: int, item: int) -> int:
-        """Return the bytes of keys and values of this many tokens, in numbers of `item` bytes."""
+        """Return the bytes of keys and values of this many tokens, with `item` bytes per number."""
         return 2 * self._kept * tokens * item
 
     @property
     def _kept(self) -> int:
-        """Return the channels of a token's keys in all layers that have their own."""
+        """Return the number of channels of a token's keys in all layers that store keys."""
         recurrent = sum(self.delta.layers) if self.delta else 0
         every = self._sum(lambda one: one.num_kv_heads * one.head_dim if one.keys_of is None else 0)
         return every - recurrent * self.num_kv_heads * self.head_dim
 
     def cached_in_last(self, cached: int) -> int:
-        """Return the bytes of keys and values of one more layer like the last, next to a cache of `cached` bytes."""
+        """Return the bytes of keys and values of one more layer like the last, for a model whose cache has `cached`
+        bytes."""
         return cached * self.num_kv_heads * self.head_dim // max(self._kept, 1)
 
 
@@ -254,7 +257,7 @@ TABLE_KEYS = dict(
 
 
 def _by_family(family: Family, said: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the differences between layers; errors in them are reported when the model is loaded."""
+    """Return the fields in which layers differ. Errors in them are reported when the model is loaded."""
     try:
         found = family.read(said)
     except (ValueError, TypeError, AttributeError, KeyError):
@@ -268,5 +271,5 @@ def _by_family(family: Family, said: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def whole(value: object) -> bool:
-    """Return whether this is an integer, not a truth value."""
+    """Return whether this is an integer and not a Boolean."""
     return type(value) is int and value > 0

@@ -1,5 +1,5 @@
-"""Small language models that draft: a check of their tokens, and models with a mask token that draft in parallel
-(PARD), as their config.json describes them."""
+"""Small language models that draft: a check of their tokens, and models with a mask token (PARD), by their
+config.json."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ _MOST = {  # no small model has more, and each layer takes memory even without w
 
 
 def compare_tokens(small: Tokenizer, vocabulary: int, target: Tokenizer, path: Path) -> None:
-    """Raise UsageMistake if a token's id is not the same in both. Ids that only fill up a vocabulary may differ.
+    """Raise UsageMistake if a token's id is not the same in both models. Ids that only pad a vocabulary may differ.
 
     `small` is the tokenizer of the model in `path`, which has `vocabulary` ids.
     """
@@ -57,7 +57,7 @@ def impossible_ids(small: Tokenizer, mask: int, target: Tokenizer, vocabulary: i
 
 @dataclass(frozen=True)
 class MaskedModel:
-    """A small model with a mask token, as a config.json describes it."""
+    """A small model with a mask token, described by a config.json."""
 
     sizes: TransformerConfig
     rope: Rope
@@ -77,8 +77,8 @@ class MaskedModel:
 def described(text: str, context: int, what: str, token: str = "") -> tuple[TransformerConfig, Rope, int]:
     """Return sizes and rotation from a config.json, and the id of `token` if it is given, otherwise -1.
 
-    `what` names the described thing in a sentence, `context` is the longest text of the target. Raises UsageMistake for
-    a text that does not describe a transformer, LocalspecError for an unsupported one. Allocates no memory for it.
+    Errors call the model `what`. `context` is the longest text of the target. Raises UsageMistake for a text that does
+    not describe a transformer, and LocalspecError for an unsupported one. Allocates no memory for it.
     """
     try:
         content = parse_json(text)
@@ -97,7 +97,7 @@ def described(text: str, context: int, what: str, token: str = "") -> tuple[Tran
 
 
 def _sound(sizes: TransformerConfig) -> TransformerConfig:
-    """Return sizes that fit each other. Raises ValueError for others."""
+    """Return the sizes if they fit each other. Raises ValueError if not."""
     if sizes.num_heads % sizes.num_kv_heads:
         raise ValueError(f"{sizes.num_heads} heads cannot share {sizes.num_kv_heads} key heads")
     if sizes.head_dim % 2:

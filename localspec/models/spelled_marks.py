@@ -1,4 +1,4 @@
-"""Marks that a user types, such as <|im_end|>: they are encoded as text, unlike those of the chat template.
+"""Marks that a user types, such as <|im_end|>. They are encoded as text, unlike the marks of the chat template.
 
 An example with the mark <|im_end|>, where ␣ is the stand-in for "<":
 
@@ -31,10 +31,9 @@ def whole_characters(text: str) -> str:
 
 
 class SpelledMarks:
-    """A codec for the marks of one tokenizer, with a stand-in for the first character of each mark that a user types.
+    """A codec for the marks of one tokenizer. It puts a stand-in in place of the first character of each typed mark.
 
-    The stand-in replaces the character before the chat template is rendered. So every whole mark in the rendered text
-    comes from the template.
+    This happens before the chat template is rendered. So every whole mark in the rendered text comes from the template.
     """
 
     def __init__(self, tokenizer: Tokenizer, marks: Collection[str]) -> None:
@@ -62,16 +61,16 @@ class SpelledMarks:
         return text.translate(self._restore)
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Return the ids of a text with stand-ins: whole marks become tokens, and those with a stand-in become text.
+        """Return the ids of a text with stand-ins: whole marks become tokens, and marks with a stand-in become text.
 
-        Raises what `Tokenizer.encode` raises.
+        Raises the errors of `Tokenizer.encode`.
         """
         if self.restored(text) == text:
             return self._tokenizer.encode(text, add_special_tokens)
         return self._encode(text, add_special_tokens)[0]
 
     def encode_with_offsets(self, text: str, add_special_tokens: bool) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return the ids as `encode` does, and the range of characters of each. Raises the same."""
+        """Return the ids as `encode` does, and the range of characters of each. Raises the errors of `encode`."""
         if self.restored(text) == text:
             return self._tokenizer.encode_with_offsets(text, add_special_tokens)
         return self._encode(text, add_special_tokens)
@@ -129,12 +128,15 @@ class SpelledMarks:
         return [token for token, _ in found], [span for _, span in found]
 
     def _is_mark(self, token: int, text: str, span: tuple[int, int]) -> bool:
-        """Return whether a token is a mark. The unknown token is one only if the text spells it."""
+        """Return whether a token is a mark. The unknown token is a mark only if the text spells it."""
         if token != self._unknown:
             return token in self._ids
         return text[slice(*span)].strip() == self._tokenizer.special_tokens["unk_token"]
 
     @cached_property
     def _literal(self) -> Tokenizer:
-        """Return a tokenizer that reads marks as text. It is as large as the other, so it is made when needed."""
+        """Return a tokenizer that reads marks as text.
+
+        It is made only when needed, because it is as large as the other.
+        """
         return self._tokenizer.reading_as_text(self._marks, _ALIAS)

@@ -1,4 +1,4 @@
-"""Names of our parameters in files of drafters and checkpoints of trainings; they stay when the code's names change."""
+"""The names of localspec's parameters in files of drafters and checkpoints. They stay when names in the code change."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,12 +26,12 @@ STORED_NAMES = {
 
 
 def stored_name(name: str) -> str:
-    """Return the name of one of our parameters in files, by `weight_map`."""
+    """Return the name in files of a parameter in `weight_map`."""
     return ".".join(STORED_NAMES.get(part, part) for part in name.split("."))
 
 
 def use_stored_names(module: Any) -> None:  # a torch module, whose methods for hooks have no types
-    """Let state dicts use the stored names of a module's own parameters and submodules, in both directions."""
+    """Make state dicts use the stored names of a module's own parameters and submodules, in both directions."""
     stored = {name: other for name, other in STORED_NAMES.items() if hasattr(module, name)}
     ours = {other: name for name, other in stored.items()}
 
@@ -46,7 +46,7 @@ def use_stored_names(module: Any) -> None:  # a torch module, whose methods for 
 
 
 def _rename(state: dict[str, Any], prefix: str, names: Mapping[str, str]) -> None:
-    """Rename, in place, the first part after the prefix of each key. The order stays."""
+    """Rename, in place, the part after `prefix` of each key. The order stays."""
     entries = list(state.items())
     state.clear()
     for key, value in entries:
@@ -67,10 +67,10 @@ MOST_RANK = 1024  # a higher one is no longer low rank
 
 @dataclass(frozen=True)
 class AdaptedPart:
-    """One adapted projection of the Hugging Face layout, in one of our linear layers.
+    """One adapted projection of the Hugging Face layout, in one of localspec's linear layers.
 
-    Rows `start` to `end` of our layer are adapted; the projection has rows `first` to `first` + `size` of it, and
-    `inputs` columns. `block` is its index among the adapted ones in this layer.
+    The projection is the rows `first` to `first` + `size` of the linear layer, with `inputs` columns. The rows `start`
+    to `end` are adapted. `block` is its index among the adapted projections in this layer.
     """
 
     layer: int
@@ -95,7 +95,7 @@ class AdaptedPart:
 
 
 def adapted_parts(config: TransformerConfig, layers: Sequence[int], which: str) -> Iterator[AdaptedPart]:
-    """List the adapted projections, layer by layer, in the order of our linear layers and of their rows.
+    """List the adapted projections by layer, in the order of localspec's linear layers and of their rows.
 
     Raises UsageMistake for recurrent layers and for experts, whose matrices have no adapters.
     """

@@ -16,11 +16,10 @@ _SCALES = ("pard2_scale", "pard_scale", "feat_scale")  # the first one in config
 
 @dataclass(frozen=True)
 class TargetMap:
-    """A linear map that adds to a token's embedding e in the small model: its input is e + `scale` · (W s + b).
+    """A linear map to inputs of a small model. A token with embedding e gets the input e + `scale` · (W s + b).
 
-    s [states] are the target's states one position earlier after the layers `layers`, one after another. Layers are
-    indices in Hugging Face's hidden_states; negative ones count from the end. W [hidden_size, states] and b are in
-    `file`.
+    s [states] joins the target's states one position earlier after the layers `layers`. Layers are indices in Hugging
+    Face's hidden_states; negative ones count from the end. W [hidden_size, states] and b are in `file`.
     """
 
     layers: tuple[int, ...]
@@ -32,7 +31,7 @@ class TargetMap:
     parameters: int
 
     def for_target(self, num_layers: int, hidden_size: int) -> tuple[int, ...]:
-        """Return `layers` as indices from 0 up, for a target with this many layers and channels.
+        """Return `layers` as non-negative indices, for a target with this many layers and channels.
 
         Raises UsageMistake if the map is for another target.
         """
@@ -47,9 +46,9 @@ class TargetMap:
 
 
 def target_map(config: Mapping[str, Any], path: Path) -> TargetMap | None:
-    """Read the map from a config.json and the header of its file. None for a model without one.
+    """Return the map in a config.json and the header of its file; None for a model without one.
 
-    Raises NotHere if the file is missing, LocalspecError for invalid content.
+    Raises NotHere if the file is missing, and LocalspecError for invalid content.
     """
     if not (config.get("pard2") or config.get("spd_type") == "pard2"):
         return None

@@ -1,5 +1,7 @@
-"""Separates thoughts from answers in a growing text, by the marks of the model's family, and finds the template's
-switch for thinking."""
+"""Separates thoughts from answers in a growing text, by the marks of the model's family.
+
+It also finds the template's switch for thinking.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
@@ -14,9 +16,9 @@ _TAIL = 64  # tokens at the end of a prompt that may include the mark
 
 
 class Marks(NamedTuple):
-    """The marks before and after thoughts; `around` are those that some families put around the answer as well.
+    """The marks before and after thoughts. `around` are marks that some families put around the answer as well.
 
-    `direct` stands before an answer without thoughts, in families that mark those, too.
+    `direct` precedes an answer without thoughts, in families that mark such answers too.
     """
 
     opening: str
@@ -39,7 +41,7 @@ _AROUND = ("<response>", "</response>")  # Granite 3.3
 
 
 def marks_of(template: str, tokens: Sequence[str]) -> Marks | None:
-    """Return the marks of the model with this template and these added tokens. None if it has no known ones."""
+    """Return the marks of the model with this template and these added tokens; None if there are no known ones."""
     for marks in KNOWN:
         if any(mark in template or mark in tokens for mark in marks[:2]):
             return marks._replace(around=_AROUND if all(mark in template for mark in _AROUND) else None)
@@ -47,10 +49,10 @@ def marks_of(template: str, tokens: Sequence[str]) -> Marks | None:
 
 
 class Parting:
-    """A growing text, divided into thoughts and answer. The result does not depend on its pieces.
+    """A growing text, divided into thoughts and answer. How the text was cut into pieces does not matter.
 
-    Thoughts come at the beginning or nowhere, without a mark if the prompt has it. White space around the marks belongs
-    to neither part. Places are those of the whole `text`, marks included.
+    Thoughts come at the beginning or not at all. The mark before them is missing if it is in the prompt. White space
+    around the marks belongs to neither part. Places are positions in the whole `text`, including marks.
     """
 
     def __init__(self, marks: Marks | None = None, begun: bool = False) -> None:
@@ -76,12 +78,12 @@ class Parting:
         self._look()
 
     def finish(self) -> None:
-        """End the text: the beginning of a mark is now text."""
+        """End the text. The beginning of a mark is now ordinary text."""
         self._whole = True
         self._look()
 
     def cut(self, place: int) -> None:
-        """End the text here, in the answer."""
+        """End the text at this place in the answer."""
         self.text = self.text[:place]
         self.settled = place
 
@@ -192,20 +194,21 @@ class Parting:
         return not self._whole and mark.startswith(self.text[place : place + len(mark)])
 
     def _skipped(self, place: int) -> int:
-        """Return the first place from here on without white space."""
+        """Return the position of the first character from here on that is not white space."""
         while place < len(self.text) and self.text[place].isspace():
             place += 1
         return place
 
     def _stripped(self, end: int) -> int:
-        """Return the end of the text before this place, without white space at its end."""
+        """Return the end of the text before this place, without trailing white space."""
         while end > self._at and self.text[end - 1].isspace():
             end -= 1
         return end
 
 
 def possible(text: str, words: Sequence[str], start: int = 0) -> int:
-    """Return the length of the longest end of a text, from `start` on, that may begin one of the words."""
+    """Return the length of the longest end of a text, from `start` on, that may be the beginning of one of the
+    words."""
     longest = max((len(word) for word in words), default=1) - 1
     for length in range(min(longest, len(text) - start), 0, -1):
         if any(word.startswith(text[-length:]) for word in words):
@@ -214,10 +217,11 @@ def possible(text: str, words: Sequence[str], start: int = 0) -> int:
 
 
 class Thinking:
-    """How one model thinks: its marks, and a decoder that shows them."""
+    """The thinking of one model: its marks, and a decoder that shows them."""
 
     def __init__(self, marks: Marks, decode: Decode, spell: Decode, special: Mapping[int, str]) -> None:
-        """`decode` leaves special tokens out and `spell` does not; `special` are the marks among them, by id."""
+        """Store the marks. `decode` leaves special tokens out and `spell` includes them; `special` are the marks
+        among them, by id."""
         self.marks = marks
         self._decode, self._spell, self._special = decode, spell, special
 
@@ -234,7 +238,7 @@ class Thinking:
         return found + self._decode(run)
 
     def parting(self, prompt: Sequence[int]) -> Parting:
-        """Return the parting for the reply to this prompt, which may end in the mark."""
+        """Return the parting for the reply to this prompt, which may end in the mark before thoughts."""
         return Parting(self.marks, self._spell(prompt[-_TAIL:]).rstrip().endswith(self.marks.opening))
 
 
@@ -245,12 +249,13 @@ _WORDS = {True: "/think", False: "/no_think"}  # in a system message
 
 
 class Switch(NamedTuple):
-    """A variable of the template, or words in the system message if it has no such variable."""
+    """A switch for thinking: a variable of the template, or words in the system message if there is no such
+    variable."""
 
     variable: str | None
 
     def variables(self, think: bool) -> dict[str, bool]:
-        """Return the variables of the template."""
+        """Return the variables of the template for thinking on or off."""
         return {self.variable: think} if self.variable else {}
 
     def said(self, messages: Sequence[Message], think: bool) -> list[Message]:
@@ -282,7 +287,7 @@ class Switch(NamedTuple):
 
 
 def find_switch(template: str, render: Render) -> Switch | None:
-    """Return the switch of a template. None if none of its variables changes the text."""
+    """Return the switch of a template; None if none of its variables changes the text."""
     named = [Switch(variable) for variable in _VARIABLES if variable in template]
     if _WORDS[False] in template:
         named.append(Switch(None))

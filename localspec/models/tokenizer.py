@@ -22,17 +22,17 @@ _handed_on: "list[Tokenizer]" = []  # at most one
 
 
 class Tokenizer:
-    """A tokenizer in the form of the tokenizers library, with the special tokens and the template of its config.
+    """A tokenizer of the library tokenizers, with the special tokens and the template of its config.
 
-    It gives the ids that transformers gives. `special_tokens` are those with a name, such as eos_token; `chat_template`
+    It returns the same ids as transformers. `special_tokens` are those with a name, such as eos_token; `chat_template`
     is None if the model has none.
     """
 
     def __init__(self, files: Mapping[str, str], path: Path, tried: bool = False) -> None:
         """Read `files`, texts by name, including config.json. `path` is their origin, for messages.
 
-        An unknown tokenizer is first `tried` in a child process, which it may crash. Raises LocalspecError for damaged
-        files, and if tokenizer.json is missing.
+        An unknown tokenizer is first tried in a child process, which it may crash, unless it is `tried` already. Raises
+        LocalspecError for damaged files, and if tokenizer.json is missing.
         """
         self._files = {name: files[name] for name in TOKENIZER_FILES if name in files}
         if "tokenizer.json" not in files:
@@ -67,7 +67,7 @@ class Tokenizer:
 
     @classmethod
     def decoded(cls, files: Mapping[str, bytes], path: Path, beside: Self | None = None) -> Self:
-        """Read the tokenizer in files by name, or take over the vocabulary of `beside` if it has the same files.
+        """Read the tokenizer in files by name, or share the vocabulary of `beside` if it has the same files.
 
         Raises the errors of the constructor.
         """
@@ -81,11 +81,11 @@ class Tokenizer:
         return next(filter(None, found), None) or cls(texts, path)
 
     def hand_on(self) -> None:
-        """Let the next tokenizer take over the vocabulary of this one, if it is read from the same files."""
+        """Let the next tokenizer share the vocabulary of this one, if it is read from the same files."""
         _handed_on[:] = [self]
 
     def _with_template(self, files: Mapping[str, str], path: Path) -> Self | None:
-        """Return this tokenizer with the chat template of these files; None if they are another tokenizer's."""
+        """Return this tokenizer with the chat template in these files; None if they belong to another tokenizer."""
         differing = {name for name in TOKENIZER_FILES if files.get(name) != self._files.get(name)}
         if differing - {"chat_template.jinja"} or "LlamaTokenizer" in files.get("tokenizer_config.json", ""):
             return None  # Llama's splitting depends on config.json, too
@@ -115,12 +115,15 @@ class Tokenizer:
     def encode_with_added(
         self, text: str, add_special_tokens: bool
     ) -> tuple[list[int], list[tuple[int, int]], list[bool]]:
-        """Return ids, offsets, and whether the tokenizer added each of them around the text. Raises the same."""
+        """Return ids, offsets, and whether the tokenizer added each id around the text.
+
+        Raises the errors of `encode`.
+        """
         encoding = self._encode(text, add_special_tokens)
         return encoding.ids, encoding.offsets, [bool(one) for one in encoding.special_tokens_mask]
 
     def reading_as_text(self, marks: Collection[str], alias: str) -> Self:
-        """Return a copy for which these added tokens are ordinary text, and `alias` is a token."""
+        """Return a copy that reads the added tokens `marks` as ordinary text, and `alias` as a token."""
         found = copy(self)
         found.backend = Backend.from_str(self.backend.to_str())
         found.backend.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in marks])
@@ -154,7 +157,7 @@ class Tokenizer:
         return text
 
     def token_to_id(self, token: str) -> int | None:
-        """Return the id of a token as the vocabulary spells it; None if there is none."""
+        """Return the id of a token in the spelling of the vocabulary; None if there is none."""
         found: int | None = self.backend.token_to_id(token)
         return found
 
@@ -172,7 +175,7 @@ class Tokenizer:
 
     @cached_property
     def around(self) -> tuple[list[int], list[int]]:
-        """The ids before and after every prompt, whatever its chat template writes, as a GGUF file says."""
+        """The ids that the GGUF file wants before and after every prompt, whatever the chat template writes."""
         found = self._read("tokenizer_config.json").get(AROUND)
         pair = found if isinstance(found, list) and len(found) == 2 else [[], []]
         known = range(self.backend.get_vocab_size(with_added_tokens=True))
@@ -181,7 +184,7 @@ class Tokenizer:
 
     @cached_property
     def added_tokens(self) -> dict[int, AddedToken]:
-        """The tokens that a text is searched for before it is split, by id; each has `content` and `special`."""
+        """The tokens that are searched in a text before it is split, by id; each has `content` and `special`."""
         return dict(self.backend.get_added_tokens_decoder())
 
     @cached_property
@@ -195,11 +198,11 @@ class Tokenizer:
 
     @cached_property
     def hash(self) -> str:
-        """A hash: tokenizers with the same hash return the same ids for every text."""
+        """A hash. Tokenizers with the same hash return the same ids for every text."""
         return self.trial.hash(lambda: hashlib.sha256(self.backend.to_str().encode()).hexdigest()[:HASH])
 
     def save(self, path: Path) -> None:
-        """Write the files that it was read from."""
+        """Write the files from which the tokenizer was read."""
         for name, text in self._files.items():
             (path / name).write_text(text, "utf-8")
 
@@ -210,7 +213,7 @@ class Tokenizer:
         return content
 
     def _special_tokens(self, config: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
-        """Return tokens by name, and further special ones without a name."""
+        """Return special tokens by name, and special tokens without a name."""
         if "added_tokens_decoder" not in config:  # older models have them in a separate file
             config = {**config, **self._read("special_tokens_map.json")}
         named = {name: _content(value) for name, value in config.items() if name.endswith("_token")}
@@ -222,7 +225,7 @@ class Tokenizer:
         return {name: content for name, content in named.items() if content is not None}, contents
 
     def _added_tokens(self, config: Mapping[str, Any], special: set[str]) -> list[AddedToken]:
-        """Return the tokens that the config adds to those of tokenizer.json, or describes differently."""
+        """Return tokens in the config that tokenizer.json lacks or describes differently."""
         if "added_tokens_decoder" in config:
             entries = sorted(config["added_tokens_decoder"].items(), key=lambda entry: int(entry[0]))
             return [AddedToken(**{key: entry[key] for key in _FLAGS if key in entry}) for _, entry in entries]
@@ -245,7 +248,10 @@ _FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 def _failed(path: Path, error: BaseException) -> BaseException:
-    """Return the error to raise for one of the library: its panics are not an Exception, and neither is Ctrl+C."""
+    """Return the error to raise for an error of the library.
+
+    The library's panics are not an Exception, and neither is Ctrl+C.
+    """
     if out_of_memory(error):  # another copy of the file would not help
         return MemoryError()
     if isinstance(error, Exception) or type(error).__name__ == "PanicException":
@@ -267,7 +273,7 @@ def _content(value: object) -> str | None:
 
 
 def _default_template(files: Mapping[str, str], config: Mapping[str, Any]) -> str | None:
-    """Return the template: the file comes before the config; of several named templates the default one."""
+    """Return the template. The file comes before the config; of several named templates the default is taken."""
     template = files.get("chat_template.jinja", config.get("chat_template"))
     if isinstance(template, list):
         template = {entry["name"]: entry["template"] for entry in template}
@@ -279,14 +285,15 @@ def _default_template(files: Mapping[str, str], config: Mapping[str, Any]) -> st
 
 
 def _splits_like_llama(files: Mapping[str, str], config: Mapping[str, Any]) -> bool:
-    """Return whether transformers overrides the splitting because of the name LlamaTokenizer."""
+    """Return whether transformers changes how text is split because the class is named LlamaTokenizer."""
     model_type = parse_json(files.get("config.json", "{}")).get("model_type")
     named = str(config.get("tokenizer_class", "")).removesuffix("Fast") == "LlamaTokenizer"
     return named and model_type == "llama" and '"ByteLevel"' not in files["tokenizer.json"]
 
 
 def _split_like_llama(backend: Backend, config: Mapping[str, Any]) -> None:
-    """Let words begin with ▁, also the first one of a text; after a special token only if the config says `legacy`."""
+    """Make words begin with ▁, including the first word of a text; after a special token only if the config says
+    `legacy`."""
     prefix = config.get("add_prefix_space") is not False
     scheme = "never" if not prefix else "always" if config.get("legacy", False) else "first"
     backend.normalizer = None

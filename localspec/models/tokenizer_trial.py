@@ -28,9 +28,9 @@ _at_hand: list["subprocess.Popen[bytes]"] = []  # a child that was started in ad
 
 @contextmanager
 def child_at_hand() -> Iterator[None]:
-    """Start the child process in advance for files that will be tried within, because its imports take a while.
+    """Start the child process in advance, because its imports take a while, for files that are tried in this context.
 
-    It ends unused if nothing is tried.
+    If nothing is tried, it ends unused.
     """
     with suppress(LocalspecError):  # raised again if it is needed
         _at_hand.append(_started())
@@ -44,13 +44,13 @@ def child_at_hand() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Trial:
-    """The result of a trial: why the chat template must not be rendered, and the record of harmless files."""
+    """The result of a trial: why the chat template must not be rendered, if so, and the record of harmless files."""
 
     template_fault: str = ""
     record: Path | None = None
 
     def hash(self, compute: Callable[[], str]) -> str:
-        """Return the tokenizer's hash in this version of the library, from the record or computed."""
+        """Return the tokenizer's hash in this version of the library, from the record, or computed if it is missing."""
         if self.record is None or self.template_fault:
             return compute()
         import tokenizers  # light commands import this module, and never try a tokenizer
@@ -67,9 +67,9 @@ class Trial:
 
 
 def try_out(files: Mapping[str, str], path: Path) -> Trial:
-    """Try these texts of a model's files, unless that was done before.
+    """Try these text files of a model, unless that was done before.
 
-    Harmless files are remembered by their digest, and are not tried again. Raises LocalspecError if the tokenizer
+    Digests of harmless files are remembered, so that they are not tried again. Raises LocalspecError if the tokenizer
     fails, takes too long, or ends the child process.
     """
     if _OWN in path.parents:
@@ -92,7 +92,7 @@ def try_out(files: Mapping[str, str], path: Path) -> Trial:
 
 
 def forget(files: Mapping[str, bytes]) -> None:
-    """Delete the records of these texts, which are tried again if they are still needed."""
+    """Delete the records of these text files. They are tried again if they are still needed."""
     with suppress(OSError):
         (Paths(home()).tokenizers / _mark(files)).unlink()
 
@@ -118,7 +118,7 @@ def _started() -> "subprocess.Popen[bytes]":
 
 
 def _answers(files: Mapping[str, str], path: Path) -> list[dict[str, Any]]:
-    """Return the child's answers about the tokenizer and the template; an error for one that crashed it."""
+    """Return the child's answers about the tokenizer and the template; an error if one of them crashed it."""
     contents = {name: text.encode("utf-8", "surrogatepass") for name, text in files.items()}
     said = {"path": str(path), "files": {name: len(content) for name, content in contents.items()}}
     sent = b"".join([json.dumps(said).encode(), b"\n", *contents.values()])

@@ -1,4 +1,4 @@
-"""Runs in the child process of `tokenizer_trial.py`, within limits of computing and memory."""
+"""The child process of `tokenizer_trial.py`, with limits on CPU time and memory."""
 
 import json
 import os
@@ -30,7 +30,7 @@ _TURNS = [{"role": role, "content": _SAMPLES[0]} for role in ("system", "user", 
 
 
 def child() -> None:
-    """Try the files in the request on standard input; write one line each about tokenizer and template."""
+    """Try the files in the request on standard input. Write one line each about tokenizer and template."""
     answers = os.fdopen(os.dup(1), "wb")
     with open(os.devnull, "wb") as nowhere:  # nothing else may write among the answers
         os.dup2(nowhere.fileno(), 1)
@@ -64,8 +64,10 @@ def child() -> None:
 
 
 def _request(stream: BinaryIO) -> tuple[dict[str, str], Path]:
-    """Read the request: names and lengths of texts in a line of JSON, then these texts. An empty request
-    ends the process."""
+    """Read the request: names and lengths of texts in a line of JSON, then these texts.
+
+    An empty request ends the process.
+    """
     if not (line := stream.readline()):
         sys.exit()
     said = json.loads(line)
@@ -74,9 +76,10 @@ def _request(stream: BinaryIO) -> tuple[dict[str, str], Path]:
 
 
 def _tried_tokenizer(files: dict[str, str], path: Path) -> Tokenizer:
-    """Encode and decode some texts. A tokenizer that cannot be used panics, or ends the process.
+    """Encode and decode some texts. An unusable tokenizer panics, or ends the process.
 
-    Raises its errors, and LocalspecError for steps that may never end if nothing could interrupt them.
+    Raises the tokenizer's errors. Raises LocalspecError for steps that might never end, if they could not be
+    interrupted.
     """
     tokenizer = Tokenizer(files, path, tried=True)
     steps = _steps(tokenizer)
@@ -95,13 +98,14 @@ def _tried_tokenizer(files: dict[str, str], path: Path) -> Tokenizer:
 
 
 def _steps(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the steps of a tokenizer before and after its vocabulary, from tokenizer.json, which is long."""
+    """Return the steps of a tokenizer before and after its vocabulary. They come from tokenizer.json, which is long."""
     steps = {name: getattr(tokenizer.backend, name) for name in ("normalizer", "pre_tokenizer", "decoder")}
     return {name: None if step is None else json.loads(step.__getstate__()) for name, step in steps.items()}
 
 
 def _decodes_in_bounds(decoder: Any) -> bool:
-    """Return whether the steps from ids to text end: none lengthens it, or searches for more than a word or character.
+    """Return whether the steps from ids to text are bounded: none lengthens text, or searches for more than a word or
+    character.
 
     Text is decoded token by token on a thread that nothing could interrupt.
     """
@@ -123,7 +127,10 @@ def _decodes_in_bounds(decoder: Any) -> bool:
 
 
 def _try_template(tokenizer: Tokenizer) -> None:
-    """Render some conversations. Raises TimeoutError and MemoryError; other errors are those of the conversation."""
+    """Render some conversations.
+
+    Raises TimeoutError and MemoryError. Other errors belong to the conversation and are ignored.
+    """
     if not tokenizer.chat_template:
         return
     for messages, waits in ((_TURNS[1:2], True), (_TURNS, True), (_TURNS[1:3], False)):
@@ -136,7 +143,8 @@ def _try_template(tokenizer: Tokenizer) -> None:
 
 
 def _runs(steps: dict[str, Any]) -> list[str]:
-    """Return texts that repeat the words in its regular expressions: some expressions then take forever."""
+    """Return texts that repeat the words in the tokenizer's regular expressions, because some expressions then take
+    forever."""
     words: dict[str, None] = {}
     left = [steps["normalizer"], steps["pre_tokenizer"]]
     while left:
@@ -151,7 +159,7 @@ def _runs(steps: dict[str, Any]) -> list[str]:
 
 
 def _limit_computing(seconds: float) -> None:
-    """Let the system end this process after this many seconds of CPU time; 0 is no limit."""
+    """Let the system end this process after this many seconds of CPU time; 0 means no limit."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_PROF, seconds)
 
