@@ -1,1 +1,1 @@
-"""Conversations, how a chat begins, and the figures shown during it."""
+"""Conversations, the start of a chat, and the figures displayed during it."""

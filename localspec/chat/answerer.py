@@ -1,4 +1,4 @@
-"""The protocol of what answers a chat: an engine in this process, or a server."""
+"""The protocol between a chat and its model, which runs in this process or on a server."""
 
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class ReplySampling(Protocol):
-    """The sampling of a reply. None is a value that a server decides and does not report."""
+    """The sampling of a reply. None stands for a value that a server decides and does not report."""
 
     @property
     def greedy(self) -> bool: ...
@@ -33,7 +33,7 @@ class ReplySampling(Protocol):
 
 
 class ChosenForm(Protocol):
-    """The form in which a model answers; an empty text, 0 and no `pace` are unknown."""
+    """The form in which a model answers. An empty text, 0 and an empty `pace` mean unknown."""
 
     @property
     def engine(self) -> str: ...
@@ -52,13 +52,13 @@ class ChosenForm(Protocol):
 
 
 class Labelled(Protocol):
-    """A label that says how exact replies are."""
+    """An object with a label that says how exact replies are."""
 
     def label(self, rule: Rule, /) -> str: ...
 
 
 class CurrentReply(Protocol):
-    """The current reply, or the last one."""
+    """The figures of the current or the last reply."""
 
     @property
     def statistics(self) -> Statistics | None: ...
@@ -69,7 +69,7 @@ class CurrentReply(Protocol):
 
 
 class Answerer(Protocol):
-    """A protocol with one conversation at a time. Use it from one thread."""
+    """A model that answers one conversation at a time. Use it from one thread."""
 
     conversation: int | None  # in which replies are saved
     wanted: Callable[[], bool]  # called while waiting for another machine; False ends the reply, as closing it does

@@ -1,4 +1,4 @@
-"""Texts that precede the typed prompt: `@path` in a prompt, `--file`, and piped text."""
+"""Texts before the typed prompt: files named by `@path` or `--file`, and piped text."""
 
 import os
 import re
@@ -45,24 +45,24 @@ class ComposedPrompt(NamedTuple):
 
     @property
     def figures(self) -> dict[str, Any]:
-        """The figures that the history saves to divide the prompt again."""
+        """The figures that the history saves, with which the prompt can be divided again."""
         return {"typed_from": len(self.before), "files": list(self.files)} if self.before else {}
 
     def behind(self, text: str, *names: str) -> "ComposedPrompt":
-        """Return the same prompt after further text of files."""
+        """Return this prompt with another text of files before all others."""
         ahead = joined(text)
         return ComposedPrompt(self.typed, f"{ahead}\n\n{self.before}", (*names, *self.files)) if ahead else self
 
 
 def written_in(turn: Turn) -> ComposedPrompt:
-    """Return the prompt of a turn."""
+    """Return the prompt of a saved turn."""
     return ComposedPrompt(turn.typed, turn.prompt[: turn.typed_from], turn.files)
 
 
 def with_piped(instruction: str, piped: str, files: str = "") -> ComposedPrompt:
     """Return the prompt of `run`: files, piped text and an instruction, of which some may be empty.
 
-    Piped text is in a fence before the instruction. If the instruction also preceded it, a model of 0.5 B continued
+    Piped text is in a fence before the instruction. When the instruction also preceded it, a model of 0.5 B continued
     with a copy of the text. Text without an instruction stays unchanged.
     """
     typed, beside = joined(instruction), joined(piped)
@@ -89,10 +89,10 @@ class _Mention(NamedTuple):
 
 
 def written(text: str) -> ComposedPrompt:
-    r"""Return the typed text with the files that it names: `@path`, `@"path with spaces"`; `\@path` names none.
+    r"""Return the typed text with the files that it names: `@path` or `@"path with spaces"`. `\@path` names no file.
 
-    It reads the disk. A name that is not a file and does not look like one is text. Raises UsageMistake for all files
-    that are missing, unreadable, or not text.
+    It reads the disk. A name that is not a file and does not look like one is ordinary text. Raises UsageMistake for
+    all files that are missing, unreadable, or not text.
     """
     found = list(_mentions(text))
     texts, troubles = dict[str, str](), []
@@ -111,11 +111,11 @@ def written(text: str) -> ComposedPrompt:
 
 
 def measured(text: str, count: Callable[[str], int] | None, context: int, *, seen: bool = False) -> list[str]:
-    """Return sentences about a text before it is sent: its length if part of it is hidden, and the files that it names,
-    with sizes and tokens, or their problems.
+    """Return sentences about a text before it is sent.
 
-    It reads the disk. Without a `count` of tokens there is no model yet, and `context` is not mentioned. `seen` means
-    that the whole text is visible, however long.
+    They give its length if part of it is hidden, and the sizes, tokens and problems of the files that it names. The
+    disk is read. Without `count` no model is loaded yet, and `context` is not mentioned. `seen` means that the whole
+    text is visible, however long.
     """
     said, tokens = [], 0
     found = [one for one in _mentions(text) if not one.escaped]
@@ -142,12 +142,12 @@ def measured(text: str, count: Callable[[str], int] | None, context: int, *, see
 
 
 def is_long(text: str) -> bool:
-    """Return whether a field of a few lines shows only part of it."""
+    """Return whether a field of a few lines shows only part of a text."""
     return len(text) > LONG or text.count(LINE) >= LINES
 
 
 def counted_tokens(text: str, count: Callable[[str], int]) -> int:
-    """Return the number of tokens of a text, counted by pieces, which may be about one more than at once."""
+    """Return the number of tokens of a text. It is counted in pieces, so it may be about one too high."""
     return sum(count(text[start : start + PIECE]) for start in range(0, len(text), PIECE))
 
 
@@ -169,7 +169,7 @@ def _is_there(name: str) -> bool:
 
 
 class _Unread(Exception):
-    """A file without readable text; the message is a clause that says why."""
+    """An error: a file has no readable text. The message is a clause with the reason."""
 
 
 def _refusal(clauses: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Conversations that are branches of one another, as a list shows them: together, and distinguishable."""
+"""Conversations that are branches of one another, in a list: next to each other, with names that differ."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
@@ -19,7 +19,7 @@ class Branches(Protocol):
 
 
 class ListedConversation(NamedTuple):
-    """A conversation in a list. `family` is the id of the one that it and others are branches of."""
+    """A conversation in a list. `family` is the id of the oldest conversation that it is a branch of."""
 
     info: ConversationInfo
     family: int
@@ -67,7 +67,10 @@ def rows(history: Branches, infos: Sequence[ConversationInfo]) -> list[ListedCon
 
 
 def parted(rows: Sequence[ListedConversation], gone: set[int]) -> list[ListedConversation]:
-    """Return the rows without the conversations that are gone. Another member then leads a family in the same place."""
+    """Return the rows without the conversations in `gone`.
+
+    If a family's first member is gone, the next takes its place.
+    """
     left: list[ListedConversation] = []
     first = ""  # title of a family
     for row in rows:
@@ -90,7 +93,7 @@ def _root(info: ConversationInfo, known: Mapping[int, ConversationInfo]) -> int:
 
 
 def _pair(info: ConversationInfo, family: Sequence[ConversationInfo]) -> tuple[int, int] | None:
-    """Return the other conversation to compare it with: its origin, else its latest branch."""
+    """Return the ids of this conversation and of the one to compare it with: its origin, or else its latest branch."""
     if info.branch_of is not None:
         return info.id, info.branch_of
     child = next((other.id for other in family if other.branch_of == info.id), None)
@@ -110,7 +113,7 @@ def _says(other: int, mine: Turn | None, theirs: Turn | None) -> str:
 
 
 def _beginning(text: str, other: str = "") -> str:
-    """Return the first words, or those from where the two differ, even if one is a prefix of the other."""
+    """Return the first words, or the words from where two texts differ, even if one is a prefix of the other."""
     line, beside = one_line(text), one_line(other)
     differ = (at for at, pair in enumerate(zip(line, beside, strict=False)) if pair[0] != pair[1])
     same = next(differ, min(len(line), len(beside)))

@@ -1,4 +1,4 @@
-"""The slash commands of a chat: one list for the full screen and for `--plain`, and the reading of a typed line."""
+"""The slash commands of a chat: one list for the full screen and for `--plain`, and the parsing of a typed line."""
 
 import os
 import re
@@ -16,7 +16,7 @@ QUOTED = 40  # characters of the typed text
 
 
 class Command(NamedTuple):
-    """The name after the slash, its arguments (empty: none), and its effect."""
+    """A slash command: its name, its arguments (empty for none), and its effect."""
 
     name: str
     argument: str
@@ -62,7 +62,7 @@ def listed() -> str:
 
 
 class Said(NamedTuple):
-    """A line as it was meant: a command by its name with its argument, or with an empty name a prompt."""
+    """The meaning of a line: a command with its argument, or a prompt, whose command name is empty."""
 
     command: str
     rest: str
@@ -74,7 +74,7 @@ def is_command(line: str) -> bool:
 
 
 def read(line: str) -> Said:
-    """Read a line that begins with a slash as a command, and //text as the prompt /text. Raises UsageMistake."""
+    """Parse a line that begins with a slash as a command, and //text as the prompt /text. Raises UsageMistake."""
     if not line.startswith("/"):
         return Said("", line)
     if line.startswith("//"):
@@ -95,7 +95,7 @@ def read(line: str) -> Said:
 
 
 def _quoted(text: str) -> str:
-    """Return the start of a word, enough to recognise it."""
+    """Return the start of a word, long enough to recognise it."""
     return repr(text if len(text) <= QUOTED else f"{text[:QUOTED]}…")
 
 
@@ -106,14 +106,14 @@ Known = Mapping[str, "Sequence[Suggestion]"]
 
 
 class Suggestion(NamedTuple):
-    """A possible text, and its description."""
+    """A suggested text, with its description."""
 
     text: str
     about: str
 
 
 class Completion(NamedTuple):
-    """A completion: the text before the cursor, how it is shown, and its effect."""
+    """A completion: the text before the cursor, how it is displayed, and its effect."""
 
     line: str
     shown: str
@@ -127,7 +127,7 @@ class Conversations(Branches, Protocol):
 
 
 def needed(before: str) -> str | None:
-    """Return the list that `choices` needs for this text before the cursor, as `look_up` names it; None if none."""
+    """Return the name of the list that `choices` needs for the text before the cursor; None if it needs none."""
     if _is_command(before):
         word, space, _ = before.partition(" ")
         return word[1:] if space and word in ("/resume", "/model") else None
@@ -136,7 +136,7 @@ def needed(before: str) -> str | None:
 
 
 def look_up(need: str, history: Conversations | None) -> list[Suggestion]:
-    """Return that list from the disk. It is empty if it cannot be read."""
+    """Return the suggestions of the list `need` from the disk. They are empty if it cannot be read."""
     try:
         if need == "resume":
             found = rows(history, history.conversations(MOST, lambda info: info.for_a_chat)) if history else ()
@@ -156,7 +156,7 @@ def look_up(need: str, history: Conversations | None) -> list[Suggestion]:
 
 
 def choices(before: str, known: Known) -> list[Completion]:
-    """Return the possible completions, given the lists that are known already."""
+    """Return the possible completions, by the lists that are loaded already."""
     if not _is_command(before):
         found = _PATH.search(before)
         return [] if found is None else _paths(before[: found.start()], found[1] or found[2] or "", known)
@@ -173,12 +173,12 @@ def choices(before: str, known: Known) -> list[Completion]:
 
 
 def is_begun(before: str) -> bool:
-    """Return whether a command or a path begins there, even an unknown one."""
+    """Return whether a command or a path begins in this text, even an unknown one."""
     return _is_command(before) or _PATH.search(before) is not None
 
 
 def is_whole(before: str) -> bool:
-    """Return whether Enter runs this line. The beginning of a command is not a command yet."""
+    """Return whether Enter runs this line. The mere beginning of a command does not count."""
     word = before.partition(" ")[0]
     begun = _is_command(before) and word == before and any(f"/{one.name}".startswith(word) for one in COMMANDS)
     return not begun or any(f"/{one.name}" == word for one in COMMANDS)

@@ -1,5 +1,4 @@
-"""A conversation: its turns so far, saved in the store while they are written, and the request to a model
-to continue."""
+"""A conversation: its turns so far, which are saved while they are written, and the request to a model to continue."""
 
 import time
 from collections.abc import Callable, Generator, Mapping
@@ -33,7 +32,7 @@ SAVE_SECONDS = 1.0  # most seconds of a reply that are lost when its process is 
 def saved_conversation(history: History | None, which: Resumed) -> Saved:
     """Return the saved conversation of this id, or the last one of a chat, or of `run`.
 
-    Raises UsageMistake if it does not exist, StoreTrouble.
+    Raises UsageMistake if it does not exist, and StoreTrouble.
     """
     wanted = None if history is None else which
     if history is not None and not isinstance(which, int):
@@ -49,9 +48,9 @@ def saved_conversation(history: History | None, which: Resumed) -> Saved:
 class Conversation:
     """The turns so far, including the current one. Use it from one thread at a time.
 
-    With a history every turn is saved while it is written. A failure to save is reported through `notice`, and costs no
-    reply. A turn that could not be saved is tried again with the next one, in order: a conversation with gaps would be
-    worse than one that ends early.
+    With a history every turn is saved while it is written. A failure to save is reported through `notice` and does not
+    stop a reply. A turn that could not be saved is tried again with the next turn, in order: a conversation with gaps
+    would be worse than one that ends early.
     """
 
     def __init__(
@@ -110,7 +109,7 @@ class Conversation:
     def branch(self, turns: int) -> "Conversation":
         """Return a branch after the first `turns`. This conversation stays as it is, saved or not.
 
-        Nothing of it is saved before something is said in it.
+        The branch is saved only after something is said in it.
         """
         self._leave()
         other = Conversation(self._history, self.model, self.system, self._notice, self.source)
@@ -124,7 +123,7 @@ class Conversation:
         return other
 
     def _saved_siblings(self, turns: int) -> list[Turn]:
-        """Return the turns that other saved conversations of this family have after the same first `turns`."""
+        """Return the turns with which other saved conversations of this family continue the same first `turns`."""
         if self._history is None or self.id is None:
             return []
         said = [(turn.prompt, turn.reply) for turn in self.turns[:turns]]
@@ -141,7 +140,7 @@ class Conversation:
         return found
 
     def back(self) -> "Conversation | None":
-        """Return the conversation that this one branched from, if it has no new answer; delete the branch.
+        """Return the conversation that this one branched from, if this one has no new answer, and delete the branch.
 
         An answer that equals an earlier one does not count as new.
         """
@@ -169,9 +168,9 @@ class Conversation:
                 self._notice(f"The system prompt is used here but not saved: {trouble}")
 
     def rename(self, title: str) -> None:
-        """Set the title; an empty one restores the title from the first prompt.
+        """Set the title. An empty title restores the one from the first prompt.
 
-        Raises UsageMistake if it is not saved.
+        Raises UsageMistake if the conversation is not saved.
         """
         if self._history is None or self.id is None or not self._history.rename(self.id, title):
             raise UsageMistake("This conversation is not saved yet, so it cannot have a title; say something first.")
@@ -187,19 +186,19 @@ class Conversation:
 
     @property
     def lasts(self) -> bool:
-        """Return whether it can be continued after this process has ended."""
+        """Return whether the conversation can be continued after this process has ended."""
         return self._history is not None and self._history.lasts and self.id is not None and bool(self.turns)
 
     @property
     def unkept(self) -> int:
-        """Return the number of newest turns that are not saved completely, or only until this process ends."""
+        """Return the number of the newest turns that are not saved completely, or only until this process ends."""
         if self._lost:
             return len(self.turns)
         return 0 if self._unkept_from is None else len(self.turns) - self._unkept_from
 
     @property
     def unkept_words(self) -> str:
-        """Return words for the turns that are not saved; empty if all are."""
+        """Return words for the turns that are not saved; empty if all are saved."""
         return "" if not self.unkept else "its last turn" if self.unkept == 1 else f"its last {self.unkept} turns"
 
     @property
@@ -213,14 +212,14 @@ class Conversation:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the last answer and everything before it; 0 if unknown for this model."""
+        """The number of tokens of the last answer and everything before it; 0 if unknown for this model."""
         last = next((turn.figures for turn in reversed(self.turns) if turn.reply), {})
         counts = [last.get(name) for name in ("prompt_tokens", "completion_tokens")]
         known = self._counted_by == self.model and all(type(count) is int and count > 0 for count in counts)
         return sum(filter(None, counts)) if known else 0
 
     def memory_notice(self, dropped: int) -> str | None:
-        """Return a sentence that says where the model's memory begins; None if nothing changed since the last reply.
+        """Return a sentence that says which turn the model still remembers first; None if that did not change.
 
         `dropped` is the number of oldest turns that were left out for the current reply.
         """
@@ -235,12 +234,15 @@ class Conversation:
 
     @property
     def answered(self) -> int:
-        """Return the number of turns with a reply, or with thoughts but no reply."""
+        """Return the number of turns with a reply or with thoughts."""
         return len(self.turns) - (self.unanswered is not None)
 
     @property
     def unanswered(self) -> str | None:
-        """Return the last prompt if it has no reply. The model does not read it, and the next one replaces it."""
+        """Return the last prompt if it has no reply; otherwise None.
+
+        The model does not read it, and the next prompt replaces it.
+        """
         return self.turns[-1].typed if self.turns and self.turns[-1].unanswered else None
 
     def ask(
@@ -254,9 +256,9 @@ class Conversation:
     ) -> Generator[Event, None, None]:
         """Yield the events of the reply. To stop it, close the generator: the turn is saved as interrupted.
 
-        `about` the prompt is saved with it. `think` says whether the model thinks first, if it has a switch for that. A
-        turn is saved before its `Done` is yielded. Raises what `Engine.chat` raises; a prompt that it refuses leaves no
-        trace.
+        The figures `about` are saved with the prompt. `think` says whether the model thinks first, if it has a switch
+        for that. A turn is saved before its `Done` is yielded. Raises the errors of `Engine.chat`; a prompt that is
+        refused leaves no trace.
         """
         events = engine.chat([*self._messages(), {"role": "user", "content": prompt}], sampling, limits, think)
         reply, reasoning, saved_at, turn = "", "", 0.0, None
@@ -356,12 +358,12 @@ class Conversation:
         return number
 
     def _enter(self) -> None:
-        """Make this conversation the one that is open in this window."""
+        """Mark this conversation as the open one in this window."""
         if self._history is not None and self._history.presence.enter(self.id):
             self._notice(ELSEWHERE)
 
     def _save_branch(self, history: History, origin: int) -> None:
-        """Save a branch, which begins with the turns so far, and continue in it."""
+        """Save a branch that begins with the turns so far, and continue in it."""
         number, turns = history.branch(origin, self.turns, model=self.model, system=self.system, source=self.source)
         self.id, self._origin = number or None, None
         if number:
@@ -370,7 +372,7 @@ class Conversation:
     def _save(self, turn: Turn) -> Turn:
         """Save the present state of the turn.
 
-        If it could not even be begun, try again with the next turn, not before.
+        If the turn could not be begun, try again with the next turn, not before.
         """
         self.turns[-1] = turn
         behind = self._unkept_from is not None
@@ -389,7 +391,7 @@ class Conversation:
         return self.turns[-1]
 
     def keep_rest(self) -> None:
-        """Try again to save what could not be saved, before the user leaves the conversation."""
+        """Try again to save the remaining turns before the user leaves the conversation."""
         if self._history is not None and self.unkept:
             try:
                 self._history.reach_file()
@@ -399,13 +401,13 @@ class Conversation:
                 self._trouble = str(trouble)
 
     def _leave(self) -> None:
-        """Do what is necessary before another conversation takes its place."""
+        """Save the remaining turns and release the conversation before another one takes its place."""
         self.keep_rest()
         if words := self.unkept_words:
             self._notice(f"“{self.title}” loses {words}, which could not be saved: {self.trouble}")
 
     def _keep_rest(self, history: History) -> None:
-        """Save what could not be saved before, the oldest first.
+        """Save the turns that could not be saved before, the oldest first.
 
         Raises StoreTrouble if something still cannot be saved.
         """

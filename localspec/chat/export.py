@@ -33,12 +33,12 @@ def as_markdown(found: Saved) -> str:
 
 
 def _quoted(reasoning: str) -> str:
-    """Return a thought as a quotation, whose markup has no effect outside of it."""
+    """Return a thought as a quotation. Its markup has no effect outside of it."""
     return "\n".join(f"> {line}".rstrip() for line in ["*Thought:*", "", *safe(reasoning).split("\n")])
 
 
 def _with_closed_fence(text: str) -> str:
-    """Return `text` made safe; an open code block is closed, so that what follows is not code too."""
+    """Return `text` made safe. An open code block is closed, so that following text is not code."""
     text, fence = safe(text), ""
     for line in text.split("\n"):
         found = _FENCE.match(line)
@@ -50,16 +50,16 @@ def _with_closed_fence(text: str) -> str:
 
 
 def proposed_file(title: str, directory: Path) -> str:
-    """Return a file name made of the title that is free in the directory."""
+    """Return a file name made from the title that does not exist in the directory yet."""
     words = re.sub(r"[^\w]+", "-", title.lower()).strip("-_")[:_LONGEST_NAME].rstrip("-_") or "conversation"
     names = (f"{words}{number}.md" for number in ("", *(f"-{at}" for at in range(2, 1000))))
     return next((name for name in names if not os.path.lexists(directory / name)), f"{words}.md")
 
 
 def write_new(text: str, name: str) -> Path:
-    """Write a text to a new file, readable only for its owner; return its path.
+    """Write a text to a new file that only its owner can read. Return its path.
 
-    Raises UsageMistake if that fails, above all if the file already exists.
+    Raises UsageMistake if that fails, for example if the file already exists.
     """
     if not name.strip() or "\0" in name:
         raise UsageMistake("A file needs a name; give one.")

@@ -1,4 +1,4 @@
-"""The figures of a reply, also of the current one. `wording.py` puts them into words."""
+"""The figures of the current or the last reply. `wording.py` puts them into words."""
 
 import time
 from collections import Counter
@@ -51,7 +51,7 @@ def _thinking(statistics: Statistics) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class HeldMemory:
-    """Bytes on the device that answers: in use by purpose, the peak, and what is free."""
+    """Bytes on the device that answers: bytes in use by purpose, the peak, and free bytes."""
 
     target: int = 0
     drafter: int = 0
@@ -62,9 +62,9 @@ class HeldMemory:
 
 @dataclass(frozen=True)
 class Figures:
-    """The figures of the current reply, or of the last one. None means unknown (so far), never zero.
+    """The figures of the current or the last reply. None means unknown (so far), never zero.
 
-    Before the first reply there are only those of the model: `context`, `precision` and `memory`.
+    Before the first reply only the model's figures are known: `context`, `precision` and `memory`.
     """
 
     reading: tuple[int, int] | None = None  # tokens of the prompt read so far, and all, while they are read
@@ -94,10 +94,10 @@ class Figures:
 
 
 def memory_begins(answered: Sequence[bool], dropped: int) -> int:
-    """Return the index of the first turn that the model still reads, once its oldest `dropped` turns are left out.
+    """Return the index of the first turn that the model still reads, after its oldest `dropped` turns are left out.
 
-    `answered` says for each turn whether it has a reply. The model reads only those. Examples for the turns "reply,
-    no reply, reply, reply": 0 dropped gives 0, 1 dropped gives 2, and 3 dropped gives 4, the number of turns.
+    `answered` says for each turn whether it has a reply. The model reads only those. Examples for the turns "reply, no
+    reply, reply, reply": 0 dropped gives 0, 1 dropped gives 2, and 3 dropped gives 4, the number of turns.
     """
     if not dropped:
         return 0
@@ -109,13 +109,13 @@ MEMORY_SECONDS = 1.0  # between queries of free memory, which are slow
 
 
 class LiveStats:
-    """The figures of the current reply, or of the last one, counted from its events.
+    """A counter of the figures of the current or the last reply, by its events.
 
-    The rest comes from the engine, and only when the figures are requested.
+    Other figures come from the engine, and only when they are requested.
     """
 
     def __init__(self, engine: "Answerer", rule: Rule = "exact", used: int = 0, *, plain_asked: bool = False) -> None:
-        """Begin with the `used` tokens of the conversation that continues, if they are known."""
+        """Begin. If the conversation continues, `used` is the number of its tokens so far, if known."""
         self._engine, self._rule, self._plain_asked = engine, rule, plain_asked
         self.sampling = ""  # the sampling of replies, in words
         self._free = -MEMORY_SECONDS, 0  # when it was queried, and the result
@@ -145,7 +145,7 @@ class LiveStats:
                 self._tokens, self._used = statistics.tokens, statistics.prompt_tokens
 
     def figures(self) -> Figures:
-        """Return the present figures. Call this only while the engine waits, as between two events."""
+        """Return the present figures. Call this only while the engine waits, for example between two events."""
         choice = self._engine.choice
         known = Figures(
             reading=self._reading,

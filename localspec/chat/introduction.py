@@ -33,7 +33,7 @@ TOY = "A toy for trying localspec without a network; do not rely on anything it 
 
 @dataclass(frozen=True)
 class Introduction:
-    """The facts that a user should know about a model before the first prompt."""
+    """The facts about a model that are displayed before the first prompt."""
 
     name: str
     parameters: int  # 0 for a model on another machine
@@ -45,14 +45,14 @@ class Introduction:
 
     @property
     def facts(self) -> str:
-        """Size, precision, device, speed."""
+        """The size, the precision, the device and the speed."""
         if not self.parameters:
             return self.device
         return " · ".join((f"{parameters_words(self.parameters)} parameters", self.precision, self.device, *self.pace))
 
     @property
     def expectation(self) -> str:
-        """A sentence on how well it answers."""
+        """A sentence on how well the model answers."""
         if not self.parameters:
             return ELSEWHERE
         return TOY if self.toy else next(words for most, words in EXPECTATIONS if self.parameters <= most)
@@ -73,7 +73,10 @@ def introduction(engine: "Answerer", card: TargetCard) -> Introduction:
 
 
 def expected_starters(card: TargetCard, elsewhere: bool) -> tuple[str, ...]:
-    """Return the starters for a model that is not loaded yet, by the size in its headers. `elsewhere`: on a server."""
+    """Return suggested first prompts for a model that is not loaded yet, by the size in its headers.
+
+    `elsewhere` says that the model is on a server.
+    """
     if elsewhere or _own_starters(card):
         return _own_starters(card) or STARTERS
     try:
@@ -94,9 +97,9 @@ UNSEEN = dict.fromkeys((0x200B, 0x2060, 0xFEFF))  # characters without width tha
 
 
 def farewell(conversation: Conversation, title: str, unsent: str = "") -> str | None:
-    """Return one line that says what is saved, how to continue, and what is lost; None if there is nothing to say.
+    """Return a line that says what is saved, how to continue, and what is lost; None if there is nothing to say.
 
-    `unsent` is the reason why an unsent draft is lost, if it is.
+    `unsent` is the reason why an unsent draft is lost; empty if none is.
     """
     called = f"“{title.translate(UNSEEN)}”"  # it is printed to a shell, from where it may be copied
     typed = "what was typed and not sent"

@@ -1,4 +1,4 @@
-"""The saved phrases in readable form: their text, how often they were used, where, and with what success."""
+"""The saved phrases in readable form: their text, and how often, where and how successfully they were used."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,12 +29,15 @@ class KeptPhrase(NamedTuple):
 
     @property
     def name(self) -> tuple[int, bytes, bytes]:
-        """Its key in the store, within its pool."""
+        """The key of the phrase in the store, within its pool."""
         return self.phrase[:3]
 
 
 def pools_of(store: Store, card: TargetCard) -> list[PoolInfo]:
-    """Return the pools of a model: by its name, and those of its directory by any name. Raises StoreTrouble."""
+    """Return the pools of a model: those with its name, and those of its directory with any name.
+
+    Raises StoreTrouble.
+    """
     name, place = reference(card), str(card.path)
     return [pool for pool in store.phrases.pools() if pool.model == name or pool.path == place]
 
@@ -51,7 +54,7 @@ def kept_phrases(pool: PoolInfo, phrases: Iterable[Phrase], decode: Decode, word
 
 
 def reader(pool: PoolInfo) -> tuple[Decode, str]:
-    """Return the decoder of a pool's token ids, and if there is none the reason, as a sentence."""
+    """Return the decoder of a pool's token ids, and a sentence with the reason if there is none."""
     try:
         tokenizer = _tokenizer(pool.path) or _namesake(pool)
     except NotHere:
@@ -64,7 +67,7 @@ def reader(pool: PoolInfo) -> tuple[Decode, str]:
 
 
 def decoder(path: str | None) -> Decode:
-    """Return the decoder of a directory's or packed file's tokenizer; None if it has none."""
+    """Return the decoder of the tokenizer in a directory or packed file; None if it has none."""
     with suppress(LocalspecError):
         if tokenizer := _tokenizer(path):
             return _decode_by(tokenizer)
@@ -85,7 +88,7 @@ def _tokenizer(path: str | None) -> "Tokenizer | None":
 
 
 def _namesake(pool: PoolInfo) -> "Tokenizer | None":
-    """Return the tokenizer of the model with the pool's name, if it still gives the same ids.
+    """Return the tokenizer of the model with the pool's name, if it still produces the same ids.
 
     A model that was imported again, or moved, is in another place. Raises LocalspecError.
     """
@@ -112,14 +115,15 @@ def _line(context: Sequence[int], after: Sequence[int], text: str | None, decode
 
 
 class Stories:
-    """Sentences about phrases. Each conversation is looked up once."""
+    """Sentences about phrases. Each conversation is looked up only once."""
 
     def __init__(self, history: History) -> None:
         self._history = history
         self._titles: dict[int, str] = {}
 
     def of(self, phrase: Phrase) -> str:
-        """Return how often a phrase was used, where last, and in how many replies its draft was accepted."""
+        """Return how often a phrase was used, where it was used last, and in how many replies its draft was
+        accepted."""
         said = "used once" if phrase.uses == 1 else f"used {phrase.uses:,} times"
         if not phrase.uses:
             said = "never used, learned from a refused draft"

@@ -27,9 +27,10 @@ Place = Literal["here", "elsewhere", "too large"]
 
 @dataclass(frozen=True)
 class Choosable:
-    """A model of the list: its `title`, and facts about it, the most important first.
+    """A model in the list: its `title`, and facts about it, the most important first.
 
-    `usable`: it can be chosen, which fetches it if necessary. `gated`: its terms must be accepted at the hub first.
+    `usable` says that it can be chosen, and is fetched then if necessary. `gated` says that its terms must be accepted
+    at the hub first.
     """
 
     card: TargetCard
@@ -43,7 +44,7 @@ class Choosable:
 
     @property
     def heading(self) -> str:
-        """The title, with marks for the default, a recommendation, and gated models."""
+        """The title, with marks for the default model, recommended models and gated models."""
         marks = [
             *(["default"] if self.default else []),
             *(["recommended"] if self.recommended else []),
@@ -71,12 +72,12 @@ def all_models(
     pace: tuple[str, ...] = (),
     rule: DrafterRule = "auto",
 ) -> tuple[list[Choosable], bool]:
-    """Return the models here, then those that fit this machine and could be fetched, then those that do not fit.
+    """Return the models here, those that fit this machine and could be fetched, and those that do not fit.
 
-    Return also whether the speed of this machine was ever measured. They are those of `localspec doctor`, but nothing
-    is measured, because a reply may be running: only saved measurements are used. `current` is the present model, which
-    holds `held` bytes of a device's memory; they are free for another. `pace` is its speed in words from when it was
-    loaded. Drafters are taken by `rule`. Raises LocalspecError if models.toml cannot be read.
+    Return also whether the speed of this machine was ever measured. The result is that of `localspec doctor`, but only
+    from saved measurements, because a reply may be running. `current` is the present model. It holds `held` bytes of a
+    device's memory, which would be free for another model. `pace` is its speed in words from when it was loaded.
+    Drafters are chosen by `rule`. Raises LocalspecError if models.toml cannot be read.
     """
     with user_store(lambda _: None, create=False) as store:
         measurements = Measurements(MeasurementCache(store), quiet=True)
@@ -107,7 +108,7 @@ def all_models(
 
 
 def repository(name: str) -> Choosable | None:
-    """Return a repository of the hub as a model that could be fetched, if the name is one."""
+    """Return a repository of the hub as a model that could be fetched; None if the name is not a repository."""
     try:
         source = Source.parse(name.strip())
     except LocalspecError:
@@ -130,7 +131,7 @@ def named(name: str) -> TargetCard:
 
 
 def named_there(name: str, where: str = "") -> TargetCard:
-    """Return a model of a server in the form of those of this machine. The server says whether it has it."""
+    """Return a model of a server in the same form as models here. Only the server knows whether it exists."""
     return TargetCard(name, NOWHERE, None, where, entry=Entry(name))
 
 
@@ -185,7 +186,7 @@ def _parts(what: Checkpoint) -> tuple[str, ...]:
 
 
 def _pace(one: Recommendation, answers: bool) -> tuple[str, ...]:
-    """Return the tokens per second and the share of speculation; for a model that does not fit, the reason."""
+    """Return the tokens per second and the share of speculation, or the reason why a model does not fit."""
     if one.plan is None:
         return ()
     if not one.fits:

@@ -1,4 +1,4 @@
-"""`/set`: settings of sampling that change during a chat; and `/think`: whether the model thinks first."""
+"""`/set`: settings of sampling that change during a chat. `/think`: whether the model thinks first."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -35,10 +35,10 @@ _SHOWN_WITH = {
 
 
 class Sampler(Protocol):
-    """A loaded model."""
+    """A loaded model, as far as `/set` needs it."""
 
     def sampling(self, settings: Settings, /) -> "ReplySampling":
-        """Return the sampling with these settings. Raises UsageMistake if they contradict the model."""
+        """Return the sampling with these settings. Raises UsageMistake if the model cannot be sampled so."""
         ...
 
     def thinking(self, settings: Settings, /) -> bool | None:
@@ -47,7 +47,7 @@ class Sampler(Protocol):
 
 
 class SettingLine(NamedTuple):
-    """One setting: its key, its present value, and where that comes from."""
+    """One setting: its key, its present value, and the source of the value."""
 
     key: str
     value: str
@@ -64,8 +64,8 @@ class ChatSettings:
     def change(self, values: Mapping[str, str], model: Sampler | None) -> None:
         """Set all of the values by their keys, or none. Raises UsageMistake.
 
-        An empty value and `default` restore the one from the beginning. A value that contradicts a model which is not
-        loaded yet is found by `fit`.
+        An empty value and `default` restore the initial value. If no model is loaded yet, `fit` later finds values that
+        the model cannot have.
         """
         typed = {**self.typed, **{_key(key): value.strip() for key, value in values.items()}}
         typed = {key: value for key, value in typed.items() if value not in ("", DEFAULT)}
@@ -77,9 +77,9 @@ class ChatSettings:
         self.now, self.typed = now, typed
 
     def fit(self, model: Sampler) -> str | None:
-        """Reset the typed values that contradict another model, and report that.
+        """Reset the typed values that another model cannot have, and return a sentence about them.
 
-        Raises UsageMistake if a value from the beginning of the chat contradicts it.
+        Raises UsageMistake if the model cannot have an initial value.
         """
         try:
             _try(model, self.now)
@@ -90,26 +90,30 @@ class ChatSettings:
         return None
 
     def lines(self, model: Sampler | None, key: str | None = None) -> list[SettingLine]:
-        """Return the present value of every setting, or of one. Raises UsageMistake for an unknown one."""
+        """Return the present value of every setting, or of the setting `key`.
+
+        Raises UsageMistake for an unknown key.
+        """
         sampling = model.sampling(self.now) if model is not None else None
         return [_line(one, self.now, sampling) for one in ([_key(key)] if key else KEYS)]
 
     @property
     def chosen(self) -> list[str]:
-        """Return the values that were set on the command line, in a file or here: `temperature 0.5`, `no thinking`."""
+        """Return the values that were set on the command line, in a file or in the chat: `temperature 0.5`, `no
+        thinking`."""
         values = ((key, getattr(self.now, _name(key))) for key in KEYS)
         think = [] if self.now.think is None else ["thinking" if self.now.think else "no thinking"]
         return [*think, *(f"{key} {_shown(value)}" for key, value in values if value is not None)]
 
     def reset(self) -> None:
-        """Restore the initial settings: a new conversation begins as the chat did."""
+        """Restore the initial settings, for a new conversation."""
         self.now, self.typed = self.first, {}
 
     def another(self, figures: Mapping[str, Any] | None, model: Sampler) -> Settings:
         """Return the settings for another answer in place of the reply with these figures; None changes no setting.
 
-        A seed that was set is raised by one, so that answers differ and can be reproduced. If replies are greedy, this
-        one is sampled. Raises UsageMistake.
+        A chosen seed is raised by one, so that answers differ and can be reproduced. If replies are greedy, this answer
+        is sampled. Raises UsageMistake.
         """
         if figures is None:
             return self.now
@@ -122,7 +126,8 @@ class ChatSettings:
         return settings
 
     def resampling_notice(self, model: Sampler) -> str | None:
-        """Return the notice that another answer is sampled although replies are greedy; None if all are sampled."""
+        """Return the notice that another answer is sampled although replies are greedy; None if replies are sampled
+        anyway."""
         if not model.sampling(self.now).greedy:
             return None
         return (
@@ -151,9 +156,10 @@ def sampling_words(sampled: "ReplySampling") -> str:
 def first_sampled(
     card: "TargetCard", sampled: "ReplySampling", store: "Store | None", settings: Settings
 ) -> str | None:
-    """Return the notice that an imported model samples by default; None for other models, or if it was shown before.
+    """Return the notice that an imported model samples by default; None for other models, or if it was displayed
+    before.
 
-    The store remembers that it was shown, unless conversations are not saved.
+    The store remembers that, unless conversations are not saved.
     """
     if sampled.greedy or sampled.temperature is None or "temperature" in sampled.chosen or not is_packed(card.path):
         return None
@@ -175,7 +181,7 @@ def split(rest: str) -> tuple[str, str]:
 
 
 def listed(lines: Iterable[SettingLine]) -> str:
-    """Return a line of text for each."""
+    """Return one line of text per setting."""
     return "\n".join(f"{key:13}{value:12}{origin}" for key, value, origin in lines)
 
 
@@ -185,7 +191,7 @@ def _try(model: Sampler, settings: Settings) -> None:
 
 
 def _key(typed: str) -> str:
-    """Return the key that was meant. Raises UsageMistake."""
+    """Return the key that was meant by the typed text. Raises UsageMistake."""
     key = typed.strip().lower().replace("_", "-")
     if key == "temp":
         return "temperature"
@@ -230,11 +236,11 @@ SHOW = "show"
 
 
 class Thinker(Protocol):
-    """A loaded model."""
+    """A loaded model, as far as `/think` needs it."""
 
     @property
     def choice(self) -> "ChosenForm":
-        """The form in which it answers."""
+        """The form in which the model answers."""
         ...
 
     def thinking(self, settings: Settings, system: str | None = None, /) -> bool | None:
@@ -242,12 +248,12 @@ class Thinker(Protocol):
         ...
 
     def thinks_by_itself(self, system: str | None = None, /) -> bool | None:
-        """Return whether the model thinks by default. None if its chat template has no switch."""
+        """Return whether the model thinks by default; None if its chat template has no switch."""
         ...
 
 
 def why_empty(turn: Turn, settings: Settings, model: Thinker, system: str | None) -> str | None:
-    """Return the sentence for a reply that ended without text; None for any other reply."""
+    """Return a sentence that explains why a reply ended without text; None for any other reply."""
     if turn.reply or turn.reason not in ("stop", "length", "repetition"):
         return None
     if not (turn.reasoning or turn.figures.get("reasoning_tokens")):  # a mark of thinking counts as thought
@@ -270,7 +276,7 @@ def why_empty(turn: Turn, settings: Settings, model: Thinker, system: str | None
 
 
 def filled_context(turn: Turn, settings: Settings) -> bool:
-    """Return whether a reply that ended at a limit did so because the context was full."""
+    """Return whether a reply ended at a limit because the context was full."""
     return settings.max_tokens is None or 0 < turn.figures["completion_tokens"] < settings.max_tokens  # 0: unknown
 
 
@@ -290,7 +296,7 @@ class ThinkingState(NamedTuple):
 
 
 def state(settings: Settings, model: Thinker, system: str | None) -> ThinkingState:
-    """Return the present state. Raises UsageMistake if a setting has no effect."""
+    """Return whether the model thinks now, and how to change that. Raises UsageMistake if a setting has no effect."""
     told, by_itself = model.thinking(settings, system), model.thinks_by_itself(system)
     if by_itself is None and model.choice.engine == "server":
         now = "auto" if told is None else "on" if told else "off"

@@ -61,9 +61,8 @@ def start_chat(
 ) -> StartedChat:
     """Open the store, which `at_the_end` closes. Find the model, and the conversation to `resume`, if any.
 
-    `who` finds the model if it is not one of this machine.
-
-    Raises NotHere, UsageMistake, LocalspecError for a broken model.
+    `who` finds the model if it is not on this machine. Raises NotHere, UsageMistake, and LocalspecError for a broken
+    model.
     """
     move_only_copies(paths := Paths(environment.home()), Reporter(notice, progress))
     database = paths.database
@@ -91,14 +90,16 @@ def start_chat(
 
 
 def chosen_model(settings: Settings, store: Store | None, reporter: Reporter) -> TargetCard:
-    """Return the model of the settings, else the saved choice, else one found here. Raises the errors of
-    `start_chat`."""
+    """Return the model of the settings, or the saved choice, or else one found here.
+
+    Raises the errors of `start_chat`.
+    """
     move_only_copies(Paths(environment.home()), reporter)
     return _named_model(settings, None, reporter) or _unnamed_model(settings, store, reporter)
 
 
 def choose(card: TargetCard, by: By, notice: Callable[[str], None]) -> None:
-    """Save this as the present model; report a notice if that fails."""
+    """Save this model as the present one. Report a notice if that fails."""
     paths = Paths(environment.home())
     try:
         save_choice(registry.reference(card), by, paths)
@@ -114,7 +115,8 @@ def _ever_kept(history: History) -> bool:
 
 
 def _named_model(settings: Settings, found: Saved | None, reporter: Reporter) -> TargetCard | None:
-    """Return the model of the flag, else of the conversation, else of the settings."""
+    """Return the model that the flag names, or the one of the conversation, or else the one that other settings
+    name."""
     if found is not None and not settings.origins.get("model", "").startswith("--"):
         try:
             return _resolve(found.info.model)
@@ -147,10 +149,11 @@ def _ready(name: str, settings: Settings, reporter: Reporter) -> TargetCard:
 
 
 def _unnamed_model(settings: Settings, store: Store | None, reporter: Reporter, instead: bool = False) -> TargetCard:
-    """Return the saved choice, else the only model here, else the best one for this machine, which is then saved.
+    """Return the saved choice, or the only model here, or else the best one for this machine, which is then saved.
 
-    A notice names the last two, once a day. With `instead`, the model replaces that of a conversation, and every model
-    is named. Each time, a notice names a saved choice whose GGUF file is missing; without a choice, all such models.
+    In the last two cases a notice names the model, at most once a day. With `instead`, the model replaces that of a
+    conversation, and a notice always names it. A notice also names a saved choice whose GGUF file is missing, or all
+    such models if there is no saved choice.
     """
     paths = Paths(environment.home())
     told = reporter.notice if instead else once_a_day(paths.last_notice, reporter.notice)
@@ -188,7 +191,7 @@ def _unnamed_model(settings: Settings, store: Store | None, reporter: Reporter, 
 
 
 def _best(models: Sequence[TargetCard], settings: Settings, store: Store | None) -> TargetCard:
-    """Return the best model for this machine if no other program ran; the first one if none is known to fit."""
+    """Return the best model for this machine if no other program ran. If none is known to fit, return the first."""
     from localspec.choosing.measure import MeasurementCache, Measurements
     from localspec.choosing.survey import preferred, recommendations
     from localspec.machine.machine import this_machine
@@ -205,7 +208,7 @@ def _best(models: Sequence[TargetCard], settings: Settings, store: Store | None)
 
 
 def _on_named_device(machine: "Machine", settings: Settings) -> "Machine":
-    """Return the machine with only the named device. A device that it lacks is refused later."""
+    """Return the machine with only the device that the settings name. A missing device is refused later."""
     named = None if settings.device == "auto" else machine.device(settings.device)
     return machine if named is None else replace(machine, devices=(named,))
 
@@ -223,7 +226,7 @@ DAY = 24 * 60 * 60.0  # seconds
 def once_a_day(file: Path, report: Callable[[str], None]) -> Callable[[str], None]:
     """Return a function that reports a notice and saves it in `file`.
 
-    The same notice is not reported again while the file is less than a day old.
+    It does not report the same notice again while the file is less than a day old.
     """
 
     def notice(sentence: str) -> None:

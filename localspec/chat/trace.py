@@ -1,4 +1,7 @@
-"""A trace of who proposed each token of a reply, and which drafts were refused. Stored compactly, decoded on demand."""
+"""A trace of a reply: the proposer of each token, and the refused drafts.
+
+It is stored compactly and decoded on demand.
+"""
 
 from array import array
 from bisect import bisect_right
@@ -19,7 +22,7 @@ CONTEXT = 4  # tokens before a draft that are decoded with it: some tokenizers d
 
 
 class Piece(NamedTuple):
-    """Tokens that form text together: nearly always one; more if one ends within a character."""
+    """Tokens that form text together: nearly always one token, but more if a token ends within a character."""
 
     first: int  # token of the reply
     after: int
@@ -27,7 +30,7 @@ class Piece(NamedTuple):
 
 
 class RefusedDraft(NamedTuple):
-    """A refused continuation: its likeliest chain, and how many tokens were drafted in all."""
+    """A refused continuation: its likeliest chain, and the total number of tokens in it."""
 
     tokens: tuple[int, ...]
     sources: tuple[str, ...]
@@ -36,7 +39,10 @@ class RefusedDraft(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenPlace:
-    """One token of a reply. Its step, from 1 (0: the reading of the prompt), has the tokens `first` to `after`."""
+    """The place of one token of a reply. Its step has the tokens `first` to `after`.
+
+    Steps count from 1; 0 is the reading of the prompt.
+    """
 
     token: int
     source: str
@@ -104,26 +110,26 @@ class Trace:
 
     @property
     def steps(self) -> int:
-        """Number of steps after the reading of the prompt."""
+        """The number of steps after the reading of the prompt."""
         return len(self._ends) - 1
 
     def counts(self) -> dict[str, int]:
-        """Tokens by proposer, most first."""
+        """Count the tokens by proposer, the largest number first."""
         counted = Counter(self._sources[: len(self.tokens)]).most_common()
         return {self._names[number]: count for number, count in counted}
 
     def source(self, token: int) -> str:
-        """Return who proposed a token."""
+        """Return the proposer of a token."""
         return self._names[self._sources[token]]
 
     def corrected(self, token: int) -> bool:
-        """Return whether the model picked this token where another had been drafted."""
+        """Return whether another token was drafted in this place, and the model picked this one instead."""
         step = bisect_right(self._ends, token)
         return 0 < step < len(self._ends) and token == self._ends[step] - 1 and bool(self._corrected[step - 1])
 
     @property
     def corrections(self) -> int:
-        """Number of tokens that the model picked where another had been drafted."""
+        """The number of tokens that the model picked in place of a drafted one."""
         return sum(self._corrected[: max(bisect_right(self._ends, len(self.tokens)) - 1, 0)])
 
     def place(self, token: int) -> TokenPlace:
@@ -143,7 +149,7 @@ class Trace:
         )
 
     def _refused(self, step: int, depth: int) -> Iterator[RefusedDraft]:
-        """Return the draft after the accepted node at `depth` of this step's path, without the accepted tokens."""
+        """Yield the refused drafts after the accepted node at `depth` of this step's path."""
         start, end = self._node_ends[step - 1], self._node_ends[step]
         tokens, parents = self._nodes[start:end], self._parents[start:end]
         proposers, names = self._proposers[start:end], ["", *self._names]
@@ -177,7 +183,7 @@ class Trace:
 
 
 class Pieces:
-    """The text of a reply by token, as far as it is known: `grow` adds the new part."""
+    """The text of a reply by token, as far as it is known. `grow` adds new text."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace, self._detokenizer = trace, Detokenizer(self._decode)
@@ -190,12 +196,12 @@ class Pieces:
 
     @property
     def behind(self) -> bool:
-        """Return whether there is more text than was added."""
+        """Return whether there is text that `grow` has not added yet."""
         open_end = self._trace.ended and self._first < self._taken
         return self._taken < len(self._trace.tokens) or open_end
 
     def grow(self) -> int:
-        """Return the number of new pieces. Use this from one thread at a time."""
+        """Add new text. Return the number of new pieces. Use this from one thread at a time."""
         before, trace = len(self.all), self._trace
         ended, end = trace.ended, len(trace.tokens)  # in this order
         for token in trace.tokens[self._taken : end]:
@@ -222,7 +228,7 @@ NOTHING_KEPT = "This reply is from an earlier session; who proposed its tokens w
 
 
 def overview(trace: Trace) -> str:
-    """Return the number of tokens, and the number of steps if it is known."""
+    """Return the number of tokens, and the number of steps if known."""
     tokens, steps = len(trace.tokens), trace.steps
     if not steps:
         return counted(tokens, "token")
@@ -230,14 +236,14 @@ def overview(trace: Trace) -> str:
 
 
 def proposers(trace: Trace) -> Iterator[tuple[str, str]]:
-    """Yield all proposers of tokens, with counts in words, the most first."""
+    """Yield all proposers of tokens, with counts in words, the largest number first."""
     total = len(trace.tokens)
     for source, count in trace.counts().items():
         yield source, f"{source_name(source)} {count} ({count / total:.0%})"
 
 
 def visible(text: str) -> str:
-    """Return a text safe, in one line, and in quotes: spaces count."""
+    """Return a text made safe, in one line and in quotes, because spaces matter."""
     return '"' + safe(text).replace("\n", "⏎").replace("\t", "⇥") + '"'
 
 
@@ -282,7 +288,7 @@ def _why_nothing(place: TokenPlace) -> str:
 
 
 def step_by_step(trace: Trace) -> Iterator[str]:
-    """Yield a whole reply in lines, for reading without a screen. Consecutive steps without drafts are one line."""
+    """Yield a whole reply in lines, for use without a screen. Consecutive steps without drafts are one line."""
     yield f"{overview(trace)}: {', '.join(words for _, words in proposers(trace))}"
     pieces = Pieces(trace)
     pieces.grow()

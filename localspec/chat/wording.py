@@ -29,13 +29,13 @@ def source_name(source: str) -> str:
 
 
 def gain(ratio: float | None) -> str:
-    """Return the gain of drafts in a reply: `1.6× faster`, `2 % slower`; empty if unknown or too small."""
+    """Return the gain by drafts in a reply: `1.6× faster`, `2 % slower`; empty if unknown or too small."""
     words = "" if ratio is None else speedup(ratio)
     return "" if words == "as fast" else words
 
 
 def tokens_a_step(tokens: float | None) -> str:
-    """Return `3.1 tokens/step`; empty if unknown, or one, as without drafts."""
+    """Return `3.1 tokens/step`; empty if unknown, or if it is one, as without drafts."""
     words = f"{tokens or 1:.1f}"
     return "" if words == "1.0" else f"{words} tokens/step"
 
@@ -46,19 +46,22 @@ def context_share(used: int, context: int) -> str:
 
 
 def drafting_off(reason: str | None, *, drafts: bool) -> str:
-    """Return why drafting paused, or with `drafts` False, why there are no drafts at all; empty without a reason."""
+    """Return why drafting paused; with `drafts` False, why there are no drafts at all.
+
+    Return an empty text without a reason.
+    """
     if not reason:
         return ""
     return f"{'drafting paused' if drafts else 'no drafts'}: {one_line(reason)}"
 
 
 def share_words(sources: Mapping[str, int]) -> str:
-    """Return who proposed the tokens: `the model 50 %, past replies 50 %`."""
+    """Return the shares of proposers: `the model 50 %, past replies 50 %`."""
     return ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares(sources))
 
 
 def shares(sources: Mapping[str, int]) -> list[tuple[str, float]]:
-    """Return the share of each drafter in the tokens, largest first, in words."""
+    """Return the share of each drafter in the tokens, with its name in words, the largest first."""
     total = sum(sources.values())
     named = sorted(sources.items(), key=lambda one: -one[1])
     return [(source_name(name), count / total) for name, count in named if count]
@@ -81,7 +84,7 @@ def thought(tokens: int, seconds: float, *, still: bool = False) -> str:
 
 
 def kept_thought(kept: Mapping[str, Any]) -> str:
-    """Return the same from the figures saved with a reply; `thought` without any."""
+    """Return the result of `thought` for the figures saved with a reply; `thought` if there are none."""
     tokens, seconds = _figure(kept.get("reasoning_tokens")), _figure(kept.get("reasoning_s"))
     return "thought" if tokens is None or seconds is None else thought(int(tokens), seconds)
 
@@ -89,7 +92,7 @@ def kept_thought(kept: Mapping[str, Any]) -> str:
 def summary(kept: Mapping[str, Any]) -> str:
     """Return the line below a reply, from the figures saved with it: `4.1 s · 248 tokens · 2.4× faster`.
 
-    They may come from another version, or from a file that somebody changed: an invalid figure is left out.
+    The figures may come from another version or from a file that somebody changed. Invalid figures are left out.
     """
     first, decoding, tokens, ratio = (
         _figure(kept.get(name)) for name in ("first_token_s", "decode_s", "completion_tokens", "speedup")
@@ -105,12 +108,12 @@ def summary(kept: Mapping[str, Any]) -> str:
 
 
 def repeated(kept: Mapping[str, Any], warmer: str) -> str:
-    """Return why a reply with these figures was stopped, and the remedy; `warmer` says what raises the temperature."""
+    """Return why a reply with these figures was stopped, and a remedy. `warmer` says how to raise the temperature."""
     return f"stopped: the reply repeated itself; {_remedy(kept, warmer)}"
 
 
 def same_answer(kept: Mapping[str, Any], warmer: str) -> str:
-    """Return the notice that a new answer equals an earlier one, and the remedy as in `repeated`."""
+    """Return the notice that a new answer equals an earlier one, with the remedy of `repeated`."""
     return f"The answer is the same as an earlier one, so it makes no branch; {_remedy(kept, warmer)}."
 
 
@@ -121,13 +124,13 @@ def _remedy(kept: Mapping[str, Any], warmer: str) -> str:
 
 
 def _figure(value: object) -> float | None:
-    """Return the value if it is a number that a figure can be; None otherwise."""
+    """Return the value if it is a valid number for a figure; None otherwise."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < LARGEST
     return float(value) if is_number else None  # type: ignore[arg-type]
 
 
 def in_words(figures: Figures) -> Iterator[str]:
-    """Yield the parts of the line below a reply, if there is no panel for the rest."""
+    """Yield the parts of the line below a reply, for displays without a panel."""
     speed = figures.tokens_per_second
     parts = (
         "" if speed is None else short_pace(speed),

@@ -1,7 +1,7 @@
 """The transformer of all supported families: how they differ, and its parameters.
 
-`weight_map` names the Hugging Face tensors that make up each of our parameters, and `gguf_map` those of a GGUF file.
-`post_attention_layernorm` is before any MLP.
+`weight_map` names the Hugging Face tensors that make up each of localspec's parameters, and `gguf_map` those of a GGUF
+file. `post_attention_layernorm` always precedes the MLP.
 """
 
 import re
@@ -61,7 +61,10 @@ class TransformerConfig:
 
     @classmethod
     def of(cls, config: ModelConfig) -> "TransformerConfig":
-        """Read a model's config. Raises LocalspecError if this transformer would compute something else."""
+        """Return the transformer of a model's config.
+
+        Raises LocalspecError if localspec would compute something else.
+        """
         arithmetic = {"activation": "silu", **FAMILIES[config.model_type].arithmetic}
         known = _CALLED[arithmetic["activation"]]
         if config.hidden_act not in known:
@@ -114,7 +117,8 @@ class TransformerConfig:
         return self.layer_sizes[layer] if self.layer_sizes else same
 
     def need_layers_alone(self, kind: str) -> None:
-        """Raise UsageMistake if a few of its layers cannot draft: they need other layers, or a token id."""
+        """Raise UsageMistake if a few layers cannot draft by themselves, because they need other layers or a token
+        id."""
         if self.per_layer_inputs[0] or any(one.keys_of is not None for one in self.layer_sizes):
             raise UsageMistake(
                 f"{kind} drafts with some of a model's own layers, but this model's layers need each other: they "
@@ -127,7 +131,7 @@ class TransformerConfig:
 
     @property
     def attending(self) -> list[int]:
-        """Attention layers, in order."""
+        """The attention layers, in order."""
         return [layer for layer in range(self.num_layers) if not self.is_recurrent(layer)]
 
     @property
@@ -143,20 +147,19 @@ class TransformerConfig:
 
 
 def weight_map(config: TransformerConfig) -> dict[str, list[tuple[str, int]]]:
-    """Return the Hugging Face tensors that each of our parameters is stacked from, with their rows."""
+    """Return the Hugging Face tensors that each of localspec's parameters is stacked from, with their rows."""
     return named_parts(parameter_rows(config), FAMILIES[config.family].tensors, "model.layers.{}.", _count(config))
 
 
 def gguf_map(config: TransformerConfig) -> dict[str, list[tuple[str, int]]]:
-    """Return the GGUF tensors that each of our parameters is stacked from, with their rows."""
+    """Return the GGUF tensors that each of localspec's parameters is stacked from, with their rows."""
     of_family = FAMILIES[config.family].gguf
     assert of_family is not None, f"{config.family} is not read from GGUF"
     return named_parts(parameter_rows(config), of_family.tensors, "blk.{}.", _count(config))
 
 
 def unread(config: TransformerConfig) -> set[str]:
-    """Return the tensors that a GGUF file may have although they are not read: keys of layers that use
-    those of others."""
+    """Return the tensors that a GGUF file may have but that are not read: keys of layers that use those of others."""
     of_family = FAMILIES[config.family].gguf
     sharing = [index for index, one in enumerate(config.layer_sizes) if one.keys_of is not None]
     if of_family is None or not sharing:
@@ -174,8 +177,8 @@ def named_parts(
 ) -> dict[str, list[tuple[str, int]]]:
     """Return the tensors that parameters are made of, by the rows of their parts.
 
-    `prefix` comes before the names of a layer's tensors, and includes the layer's number. A name with braces stands for
-    one tensor for each of the `experts`.
+    `prefix` precedes the names of a layer's tensors, and includes the layer's number. A name with braces stands for one
+    tensor for each of the `experts`.
     """
     found: dict[str, list[tuple[str, int]]] = {}
     for ours, parts in rows.items():
@@ -268,7 +271,8 @@ def stored_shape(name: str, rows: int, columns: int | None) -> tuple[int, ...]:
 
 
 def in_features(name: str, config: TransformerConfig) -> int | None:
-    """Return the columns of one of our parameters: None for a vector, else the input channels of the layer."""
+    """Return the number of columns of one of localspec's parameters: None for a vector, else the layer's input
+    channels."""
     if name.endswith((".bias", "norm", "scalar", ".dt_bias", ".A_log", ".sinks", ".expert_scale", ".shared_gate")):
         return None
     if name == "embed_tokens_per_layer":

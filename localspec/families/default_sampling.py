@@ -1,4 +1,4 @@
-"""Default sampling of a model: from its own files, else from its family, else from localspec.
+"""Default sampling of a model: from its own files, or from its family, or else from localspec.
 
 Comments in the files of families name the source of each value: "card" is the model card, "config" its
 generation_config.json.
@@ -39,7 +39,7 @@ _UNKNOWN = DefaultSampling(0.7, 0.9, source=DEFAULT)
 
 
 def default_sampling(generation: Mapping[str, Any], name: str = "", think: bool | None = None) -> DefaultSampling:
-    """Return the default sampling by the generation_config.json, else by the family, else localspec's own.
+    """Return the default sampling by the generation_config.json, or by the family, or else localspec's own.
 
     `name` is the name of the model here. `think` is the setting of that name. A temperature counts even without
     `do_sample`, as in llama.cpp; `do_sample: false` is greedy.
@@ -57,7 +57,7 @@ def default_sampling(generation: Mapping[str, Any], name: str = "", think: bool 
 
 
 def _with(found: DefaultSampling, given: Mapping[str, Any]) -> DefaultSampling:
-    """Return these values, replaced by the given ones of the file; the source names both."""
+    """Return these values, replaced by those `given` in the file. The source names both."""
     top_p, min_p = _decimal(given.get("top_p", found.top_p)), _decimal(given.get("min_p", found.min_p))
     source = found.source
     if given and source != FILE:
@@ -66,7 +66,7 @@ def _with(found: DefaultSampling, given: Mapping[str, Any]) -> DefaultSampling:
 
 
 def _decimal(number: Any) -> float:
-    """Return the shortest decimal of a float32, because GGUF files have those: 0.4, not 0.400000005960464."""
+    """Return the shortest decimal of a float32, because GGUF files store float32: 0.4, not 0.400000005960464."""
     value = float(number)
     try:
         stored = struct.pack("f", value)

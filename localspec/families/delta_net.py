@@ -1,7 +1,7 @@
 """Sizes and weights of layers with a recurrent state instead of attention (Gated DeltaNet, Yang et al. 2024).
 
-A token reads and changes a matrix for each value head; nothing else of the token is stored. Several value heads share a
-key head. Before that, queries, keys and values pass a short convolution: each channel becomes a sum over the last few
+A token reads and changes a matrix per value head; nothing else of the token is stored. Several value heads share a key
+head. Before that, queries, keys and values pass a short convolution: each channel becomes a sum over the last few
 tokens.
 """
 
@@ -12,7 +12,7 @@ LINEAR = "linear_attention"  # the name of such a layer in config.json
 
 @dataclass(frozen=True)
 class DeltaNet:
-    """Sizes of such layers, in channels, and which layers of a model they are."""
+    """The sizes of such layers, in channels, and which layers of a model they are."""
 
     layers: tuple[bool, ...]
     key_heads: int
@@ -24,26 +24,26 @@ class DeltaNet:
 
     @property
     def keys(self) -> int:
-        """Channels of all keys together, and of all queries together."""
+        """The number of channels of all keys together, and also of all queries together."""
         return self.key_heads * self.key_dim
 
     @property
     def values(self) -> int:
-        """Channels of all values together, and of their gates."""
+        """The number of channels of all values together, and also of their gates."""
         return self.value_heads * self.value_dim
 
     @property
     def channels(self) -> int:
-        """Input channels of the convolution: queries, keys, values."""
+        """The number of input channels of the convolution: queries, keys, values."""
         return 2 * self.keys + self.values
 
     @property
     def read(self) -> int:
-        """Numbers with which a token changes a state: `channels`, and two for each value head, its strength
-        and its decay."""
+        """The count of numbers with which a token changes a state: `channels`, and two per value head, strength and
+        decay."""
         return self.channels + 2 * self.value_heads
 
     @property
     def numbers(self) -> int:
-        """Numbers in the states of all layers, without the last tokens of the convolutions."""
+        """The count of numbers in the states of all layers, without the last tokens of the convolutions."""
         return sum(self.layers) * self.value_heads * self.key_dim * self.value_dim

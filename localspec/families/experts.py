@@ -29,11 +29,11 @@ KEYS_IN_GGUF = dict.fromkeys(("expert_count", "expert_used_count", "expert_feed_
 
 @dataclass(frozen=True)
 class Experts:
-    """A set of the sizes of a layer's mixture of experts.
+    """The sizes of a layer's mixture of experts.
 
-    With `beside`, the layer also has an MLP of `intermediate_size` channels for all tokens, whose output is added. If
-    that is `gated`, it is multiplied by a number for each token first. With `norms`, router, experts and MLP each have
-    norms, and each expert has a scale (Gemma 4).
+    With `beside`, the layer also has an MLP of `intermediate_size` channels for all tokens, and its output is added. If
+    that MLP is `gated`, its output is first multiplied by a number per token. With `norms`, router, experts and MLP
+    each have norms, and each expert has a scale (Gemma 4).
     """
 
     count: int  # experts of a layer
@@ -46,7 +46,7 @@ class Experts:
 
 
 def read_experts(found: Mapping[str, Any], count: str, used: str, size: str, normalised: bool = True) -> Experts:
-    """Return the sizes that a config.json has under these keys. Raises ValueError for impossible ones."""
+    """Return the sizes that a config.json has under these keys. Raises ValueError for impossible sizes."""
     for name in (count, used, size):
         check(found, name, positive)
     if found[used] > found[count]:
@@ -57,7 +57,7 @@ def read_experts(found: Mapping[str, Any], count: str, used: str, size: str, nor
 
 
 def from_gguf(file: GgufFile, count: str, used: str, size: str) -> dict[str, Any]:
-    """Return the sizes in a GGUF file, by these keys of config.json. Raises ValueError if one is missing."""
+    """Return the sizes in a GGUF file, under these keys of config.json. Raises ValueError if one is missing."""
     found = dict(zip((count, used, size), map(file.number, KEYS_IN_GGUF), strict=True))
     if missing := next((key for key, value in found.items() if value is None), None):
         raise ValueError(f"it does not say its {missing}")

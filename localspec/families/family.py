@@ -3,8 +3,8 @@
 Each family has one file with such a description and one row in `table.py`. If the engines already have its arithmetic,
 it needs nothing else.
 
-Our parameters have the names of the Hugging Face code of Llama. Query, key and value are stacked as `qkv_proj`, gate
-and up as `gate_up_proj`. `o_norm` and `down_norm` are norms of the outputs of attention and MLP, before they are added.
+Parameters have the names of the Hugging Face code of Llama. Query, key and value are stacked as `qkv_proj`, gate and up
+as `gate_up_proj`. `o_norm` and `down_norm` are norms of the outputs of attention and MLP, before these are added.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -48,17 +48,17 @@ PAIRS: Mapping[str, Change] = {"attn_q": "pairs", "attn_k": "pairs"}  # since ll
 
 
 class GgufFile(Protocol):
-    """A GGUF file as a family reads it. Keys are without the prefix of the architecture."""
+    """A GGUF file as a family reads it. Keys do not have the prefix of the architecture."""
 
     @property
     def shapes(self) -> Mapping[str, Sequence[int]]:
         """The shapes of tensors, by name."""
 
     def number(self, key: str) -> Any:
-        """Return a number, or None if the key is missing. Raises ValueError for an array of different numbers."""
+        """Return a number; None if the key is missing. Raises ValueError for an array of different numbers."""
 
     def by_layer(self, key: str) -> list[Any] | None:
-        """Return a number for each layer, or None if the key is missing."""
+        """Return a number per layer; None if the key is missing."""
 
     def factors(self, name: str) -> list[float]:
         """Return the numbers of a small tensor."""
@@ -70,10 +70,10 @@ def _as_usual(content: Mapping[str, Any], file: GgufFile) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class LayerSizes:
-    """Sizes of one layer in channels, if the layers of a model differ.
+    """The sizes of one layer in channels, if the layers of a model differ.
 
-    `keys_of` is the layer whose keys and values it reads, None if it has its own: an earlier layer, or one of another
-    model (`TransformerConfig.borrows`). With `keys_are_values`, one projection makes both.
+    `keys_of` is the layer whose keys and values it reads; None if it has its own. It is an earlier layer, or a layer of
+    another model (`TransformerConfig.borrows`). With `keys_are_values`, one projection makes both.
     """
 
     num_kv_heads: int
@@ -84,7 +84,7 @@ class LayerSizes:
 
     @property
     def projected(self) -> int:
-        """Heads of keys and values that the projection makes in addition to the queries."""
+        """The number of heads of keys and values that the projection makes in addition to the queries."""
         return 0 if self.keys_of is not None else self.num_kv_heads * (1 if self.keys_are_values else 2)
 
 
@@ -92,9 +92,9 @@ class LayerSizes:
 class Gguf:
     """A family in GGUF: its `general.architecture`, and how its files differ from the Hugging Face layout.
 
-    `config` receives the config.json that the metadata shared by all families gives, and returns the entries to add or
-    replace. `keys` are the metadata that only this family reads, with a check of each. `own` are shared keys that only
-    `config` reads here. `changes` are by tensor, without the prefix of its layer and without `.weight` or `.bias`.
+    `config` receives the config.json that follows from the metadata shared by all families, and returns entries to add
+    or replace. `keys` are the metadata that only this family reads, with a check of each. `own` are shared keys that
+    only `config` reads here. `changes` are by tensor, without the prefix of its layer and without `.weight` or `.bias`.
     """
 
     architecture: str
@@ -109,7 +109,7 @@ class Gguf:
 
 @dataclass(frozen=True)
 class Sampled:
-    """A set of sampling settings for models whose files have none.
+    """The sampling settings for models whose files have none.
 
     `answering` is (temperature, top_p, top_k) for answers without thinking, if they differ.
     """
@@ -131,10 +131,10 @@ class Family:
     """A family of models.
 
     `read` receives a config.json with the defaults filled in. It returns the fields of ModelConfig that this family
-    states in another way than Llama, and raises ValueError, with a clause, for impossible values. `arithmetic` are the
-    fields of TransformerConfig in which the family always differs from Llama. `classes` are the Hugging Face classes
-    that a config.json names, with the model_type of each. `nearest` is the registered model to suggest for a refused
-    one, by the beginning of its class's name.
+    states in another way than Llama. It raises ValueError for impossible values; the message is a clause. `arithmetic`
+    are the fields of TransformerConfig in which the family always differs from Llama. `classes` are the Hugging Face
+    classes that a config.json names, with the model_type of each. `nearest` is the registered model to suggest for a
+    refused model, by the beginning of its class's name.
     """
 
     model_type: str

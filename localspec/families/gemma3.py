@@ -1,11 +1,11 @@
 """Gemma 3: norms of queries and keys, norms after attention and MLP, GELU, and two rotations.
 
-The factor of a norm is one plus its weight, embeddings are multiplied by the square root of their width, and scores are
+The factor of a norm is one plus its weight. Embeddings are multiplied by the square root of their width. Scores are
 divided by the square root of a number in config.json. One in six layers attends to the whole text; the others have a
 window, and a rotation with another base.
 
-In GGUF, the weights of norms include the one. Such files do not have the pattern of layers. In files made before
-November 2026, they also lack the base of layers with a window, and the divisor of the scores, which llama.cpp knows.
+In GGUF, the weights of norms include the one. Such files do not have the pattern of layers. Files made before November
+2026 also lack the base of layers with a window and the divisor of the scores, whose values are built into llama.cpp.
 """
 
 import math

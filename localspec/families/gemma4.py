@@ -1,15 +1,15 @@
 """Gemma 4: a Gemma 3 whose layers differ from each other.
 
-Layers without a window have their own heads, and the last layers read keys and values of earlier ones. Values have a
-norm, one projection may make both keys and values, the output of a layer is multiplied by a number, and in small models
-each layer reads an input by the token's id. The factor of a norm is its weight, without one in addition.
+Layers without a window have their own heads, and the last layers read keys and values of earlier layers. Values have a
+norm, and one projection may make both keys and values. The output of a layer is multiplied by a number. In small models
+each layer reads an input by the token's id. The factor of a norm is its weight, not one plus its weight.
 
-In GGUF, an array says which layers have a window, and the rotation of the others is in `rope_freqs.weight`, which
-divides the channels that are not rotated by 1e30.
+In GGUF, an array says which layers have a window. The rotation of the others is in `rope_freqs.weight`, which divides
+the channels that are not rotated by 1e30.
 
 The 12B has another model type, `gemma4_unified`, but the same arithmetic.
 
-Sizes of the model are those of layers without a window, and so is the rotation of the model.
+The sizes and the rotation of the model are those of layers without a window.
 """
 
 from collections.abc import Mapping, Sequence

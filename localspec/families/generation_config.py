@@ -1,4 +1,4 @@
-"""Reads generation_config.json: the sampling its maker recommends, and the tokens that end a reply."""
+"""Reads generation_config.json: the sampling that the model's maker recommends, and the tokens that end a reply."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -34,9 +34,10 @@ def read_generation_config(path: Path) -> Mapping[str, Any]:
 
 
 def generation_config(content: bytes, file: Path) -> Mapping[str, Any]:
-    """Return the content of a generation_config.json; `file` is its name in errors. Raises as `read_generation_config`.
+    """Return the content of a generation_config.json; `file` is its name in errors.
 
-    Values that no model can be sampled with are left out; `LEFT_OUT` lists them.
+    Values with which no model can be sampled are left out; `LEFT_OUT` lists them. Raises the errors of
+    `read_generation_config`.
     """
     try:
         said = parse_json(content)

@@ -1,7 +1,7 @@
 """GLM-4, dense: Llama with norms after attention and MLP, gate and up in one matrix, and another rotation.
 
-Half of a head is rotated, and channels that are rotated together are neighbours, in both kinds of files. Queries, keys
-and values have biases, and the output has none.
+Half of each head is rotated. The two channels of a rotation are neighbours, in both kinds of files. Queries, keys and
+values have biases, and the output projection has none.
 """
 
 from collections.abc import Mapping

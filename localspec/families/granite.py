@@ -1,7 +1,7 @@
 """Granite 3 and dense Granite 4: Llama with four multipliers.
 
 A Granite 4 without experts and recurrent layers is a Granite 3 with other names, gate and up in one tensor, and with or
-without a rotation. In GGUF both are `granite`, with gate and up as two tensors; without a rotation, the file has
+without a rotation. In GGUF both are `granite`, with gate and up as two tensors. Without a rotation, the file has
 `rope.scaling.finetuned = false`.
 """
 

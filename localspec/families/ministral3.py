@@ -1,6 +1,6 @@
-"""Ministral 3: Llama with YaRN, whose queries grow beyond the length that the model was first trained with.
+"""Ministral 3: Llama with YaRN. Its queries grow beyond the length of text that the model was first trained with.
 
-In GGUF it is `mistral3`, like Mistral's models of 2025 that also read pictures, which are plain Llamas.
+In GGUF it is `mistral3`, like Mistral's models of 2025 that also read pictures. Those are plain Llamas.
 """
 
 from collections.abc import Mapping

@@ -28,7 +28,7 @@ _SWITCHES = ("tie_word_embeddings", "attention_bias", "mlp_bias")
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The meaning of a config.json. Fields are named as its keys; `content` is the file itself."""
+    """The meaning of a config.json. Fields have the names of its keys; `content` is the file itself."""
 
     model_type: str
     vocab_size: int
@@ -69,7 +69,7 @@ class ModelConfig:
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> "ModelConfig":
-        """Read the content of a config.json. Raises ValueError, with a clause, if it is impossible."""
+        """Return the meaning of a config.json. Raises ValueError if it is impossible; the message is a clause."""
         content = text_config(content)
         family = FAMILIES.get(str(content.get("model_type")))
         if family is None:
@@ -107,7 +107,7 @@ class ModelConfig:
 
     @property
     def sliding_windows(self) -> tuple[int | None, ...]:
-        """How many positions each layer sees, including the token's own; None for the whole text.
+        """The number of positions that each layer sees, including the token's own; None for the whole text.
 
         Raises LocalspecError for an unknown kind of layer.
         """
@@ -152,7 +152,7 @@ _NEUTRAL: Mapping[str, Any] = {  # if a family has no other value
 
 
 def with_defaults(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the config of the language model in a config.json, with the family's defaults, under our keys."""
+    """Return the config of the language model in a config.json, with the family's defaults, under localspec's keys."""
     said = text_config(content)
     if (family := FAMILIES.get(str(said.get("model_type")))) is None:
         return said
@@ -170,5 +170,6 @@ def not_computed(error: NotComputed, where: object, architecture: str | None) ->
 
 
 def least_parameters(config: ModelConfig) -> int:
-    """Return the fewest parameters that a model of these sizes has: its embedding, and a few rows of each layer."""
+    """Return the smallest number of parameters that a model of these sizes has: its embedding, and a few rows per
+    layer."""
     return config.vocab_size * config.hidden_size + config.num_hidden_layers * 4 * config.hidden_size

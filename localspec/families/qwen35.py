@@ -1,13 +1,13 @@
 """Qwen3.5, 3.6 and 3.8: three of four layers have a recurrent state instead of attention (Gated DeltaNet).
 
-Attention layers have norms of queries and keys, a rotation of a quarter of each head, and a gate on their output that
-is projected with the queries: a head's query, its gate, the next head's query. The factor of a norm is one plus its
-weight, except for the norm of the values of a recurrent layer. The files include a layer that predicts a token further
-ahead (`mtp.*`); it is no part of the model.
+Attention layers have norms of queries and keys, a rotation of a quarter of each head, and a gate on their output. The
+gate is projected with the queries: a head's query, its gate, the next head's query. The factor of a norm is one plus
+its weight, except for the norm of the values of a recurrent layer. The files include a layer that predicts a token
+further ahead (`mtp.*`), which is not part of the model.
 
-In GGUF, the weights of norms include the one, a decay is stored as -exp of its logarithm, and value heads have another
+In GGUF, the weights of norms include the one. A decay is stored as -exp of its logarithm. Value heads have another
 order: those that share a key head are `num_key_heads` apart, not consecutive. The layer that predicts further ahead is
-counted as the last one.
+counted as the last layer.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Qwen3.5 and 3.6 with experts (35B-A3B): a mixture and a shared expert, which all tokens pass, in place of each MLP.
+"""Qwen3.5 and 3.6 with experts (35B-A3B): each MLP is replaced by a mixture, plus a shared expert that all tokens pass.
 
 The output of the shared expert is multiplied by σ(w · h), where h is the token's state and w is `shared_gate`.
 """

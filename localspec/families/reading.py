@@ -1,6 +1,7 @@
 """Shared code of families for config.json: checks of values, kinds of layers by a pattern, rotations.
 
-`found` is the content of a file with the family's defaults. ValueError, with a clause, means impossible values.
+`found` is the content of a file with the family's defaults. Impossible values raise ValueError, whose message is a
+clause.
 """
 
 import math
@@ -12,20 +13,20 @@ MOST_POSITIONS = 2**31  # limit of the library
 
 
 class NotComputed(ValueError):
-    """A property (`has`) of a model that its family allows, but that no supported model has."""
+    """An error: a model has a property, `has`, that its family allows but that no supported model has."""
 
     def __init__(self, has: str) -> None:
         super().__init__(f"{has}, which localspec does not compute")
 
 
 def check(values: Mapping[str, Any], name: str, possible: Callable[[Any], bool], where: str = "") -> None:
-    """Raise ValueError, with a clause, if the value of a key is impossible."""
+    """Raise ValueError if the value of a key is impossible. Its message is a clause."""
     if not possible(values[name]):
         raise ValueError(f"{where}{name} = {str(values[name])[:40]} is not possible")
 
 
 def number(value: object) -> bool:
-    """Return whether this is a number; true and false are not."""
+    """Return whether this is a number and not a Boolean."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -40,7 +41,7 @@ def by_pattern(layers: int, every: int, others: str = "sliding_attention") -> tu
 
 
 def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rotation of positions, from any of the keys that older and newer files have."""
+    """Return the rotation of positions, from the keys of older and newer files."""
     said = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(said, dict) or any(isinstance(value, dict) for value in said.values()):
         raise ValueError("the rope_parameters are not of one kind for all layers, which localspec cannot serve")
@@ -67,7 +68,7 @@ def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
 def two_rotations(
     found: Mapping[str, Any], whole_default: Mapping[str, Any], local_default: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the rotations of layers without a window and of those with one, as in Gemma 3 and 4."""
+    """Return two rotations, for layers without a window and for layers with one, as in Gemma 3 and 4."""
     if "sliding_attention" in found["layer_types"]:
         check(found, "sliding_window", positive)
     rotations, scaling = found.get("rope_parameters") or {}, found.get("rope_scaling") or {}

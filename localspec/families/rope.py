@@ -1,7 +1,7 @@
 """The frequencies by which positions are rotated, for every kind of scaling in the supported families.
 
-Each is computed step by step in fp32 as in the Hugging Face code, except for the power: that is rounded from double
-precision, so that it is the same on every machine.
+Each is computed step by step in fp32 as in the Hugging Face code, except for the power. The power is rounded from
+double precision, so that it is the same on every machine.
 """
 
 import math
@@ -19,7 +19,7 @@ _Frequencies = np.ndarray[Any, np.dtype[np.float32]]
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary position embedding: angles of a position are position * inv_freq [rotary_dim / 2], fp32.
+    """Rotary position embedding: the angles of a position are position * inv_freq [rotary_dim / 2], fp32.
 
     Cosines and sines are multiplied by `attention_scaling`. Channels of a head after `rotary_dim` are not rotated.
     """
@@ -40,7 +40,7 @@ class Rope:
         """Return the rotation of a model for texts of at most `context` tokens.
 
         Scaling that depends on the length (dynamic NTK, longrope) is fixed by `context`, so that a token's rotation
-        never changes while a text grows. Raises LocalspecError for unknown or impossible parameters.
+        never changes as a text grows. Raises LocalspecError for unknown or impossible parameters.
         """
         whole = cls._by(config, config.rope_parameters, context)
         if config.query_growth is not None and context > config.query_growth[1]:
@@ -103,7 +103,7 @@ def _default(config: ModelConfig, parameters: Mapping[str, Any], context: int) -
 
 
 def _proportional(config: ModelConfig, parameters: Mapping[str, Any], context: int) -> tuple[_Frequencies, float]:
-    """Gemma 4: the slower frequencies of a head are zeros; the others are as they would be without that."""
+    """Return Gemma 4's frequencies: the slower ones of a head are zeros, the others are unchanged."""
     half, share = config.head_dim // 2, parameters.get("partial_rotary_factor", 1.0)
     kept = np.arange(half) < int(share * config.head_dim // 2)
     inv_freq = np.reciprocal(_powers(parameters["rope_theta"], config.head_dim)) / np.float32(
@@ -118,14 +118,15 @@ def _linear(config: ModelConfig, parameters: Mapping[str, Any], context: int) ->
 
 
 def _dynamic(config: ModelConfig, parameters: Mapping[str, Any], context: int) -> tuple[_Frequencies, float]:
-    """NTK-aware scaling: the base grows with the length of the text."""
+    """Return frequencies with NTK-aware scaling: the base grows with the length of the text."""
     dim, factor, limit = _rotary_dim(config, parameters), parameters["factor"], config.max_position_embeddings
     growth = (factor * max(context, limit) / limit) - (factor - 1)
     return np.reciprocal(_powers(parameters["rope_theta"] * growth ** (dim / (dim - 2)), dim)), 1.0
 
 
 def _yarn(config: ModelConfig, parameters: Mapping[str, Any], context: int) -> tuple[_Frequencies, float]:
-    """YaRN (Peng et al. 2023): slow channels are interpolated, fast ones are not, and those between follow a ramp."""
+    """Return frequencies of YaRN (Peng et al. 2023): slow ones are interpolated, fast ones are not, and a ramp is in
+    between."""
     dim, base, original = _rotary_dim(config, parameters), parameters["rope_theta"], _original(parameters)
     factor = parameters.get("factor") or config.max_position_embeddings / original
 
@@ -154,8 +155,10 @@ def _yarn_attention_scaling(parameters: Mapping[str, Any], factor: float) -> flo
 
 
 def _longrope(config: ModelConfig, parameters: Mapping[str, Any], context: int) -> tuple[_Frequencies, float]:
-    """LongRoPE (Ding et al. 2024): a factor for each channel that was found by a search, one set for short texts and
-    one for long ones."""
+    """Return frequencies of LongRoPE (Ding et al. 2024): a factor per channel that was found by a search.
+
+    There is one set of factors for short texts and one for long texts.
+    """
     original = _original(parameters)
     factor = parameters.get("factor") or config.max_position_embeddings / original
     factors = np.array(parameters["long_factor" if context > original else "short_factor"], np.float32)
@@ -169,7 +172,8 @@ def _longrope(config: ModelConfig, parameters: Mapping[str, Any], context: int) 
 
 
 def _llama3(config: ModelConfig, parameters: Mapping[str, Any], context: int) -> tuple[_Frequencies, float]:
-    """Llama 3.1: wavelengths above a part of the original context are stretched, short ones are not."""
+    """Return frequencies of Llama 3.1: wavelengths above a part of the original context are stretched, short ones
+    are not."""
     inv_freq = np.reciprocal(_powers(parameters["rope_theta"], _rotary_dim(config, parameters)))
     original = _original(parameters)
     factor, low, high = (parameters[name] for name in ("factor", "low_freq_factor", "high_freq_factor"))

@@ -1,6 +1,6 @@
-"""SmolLM3: Llama in which every fourth layer is not rotated; only those may have windows.
+"""SmolLM3: Llama in which every fourth layer is not rotated. Only those layers may have windows.
 
-A GGUF file does not say which layers these are, and llama.cpp does not rotate every fourth one.
+A GGUF file does not say which layers these are. In llama.cpp too, they are every fourth layer.
 """
 
 from collections.abc import Mapping

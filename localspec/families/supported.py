@@ -1,4 +1,4 @@
-"""The architectures that are computed, and the language model's part of a config.json."""
+"""The supported architectures, and the language model's part of a config.json."""
 
 import re
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ def _inside(kind: str) -> dict[str, str]:
 
 
 def supported(refused: str | None) -> str:
-    """Return the end of a sentence that refuses an architecture: what is supported, and the nearest model."""
+    """Return the end of a sentence that refuses an architecture: which ones are supported, and the nearest model."""
     names = dict.fromkeys(re.sub("For(CausalLM|ConditionalGeneration)$", "", name) for name in ARCHITECTURES)
     return f"supported are {', '.join(names)}; {nearest_model(refused)}"
 
@@ -34,7 +34,7 @@ def nearest_model(refused: str | None) -> str:
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the language model's config. A model that also reads pictures has it inside, under `text_config`."""
+    """Return the language model's config. A model that also reads pictures has it under `text_config`."""
     inner, inside = config.get("text_config"), _inside(str(config.get("model_type")))
     if not inside or not isinstance(inner, dict):
         return config

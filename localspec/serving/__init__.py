@@ -1,1 +1,1 @@
-"""The chat over HTTP: OpenAI's API, for one engine and every program on this machine that has the key."""
+"""The chat over HTTP: OpenAI's API for one engine, open to every program on this machine that has the key."""

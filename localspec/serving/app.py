@@ -1,4 +1,4 @@
-"""The addresses of the server and their answers."""
+"""The addresses of the server, and the function that answers each."""
 
 import asyncio
 import json
@@ -45,13 +45,13 @@ STATUSES: tuple[tuple[type[LocalspecError], int, str, str | None], ...] = (
 
 
 class Silent(Enum):
-    """A sentinel for "no answer in time"."""
+    """A sentinel that stands for "no answer in time"."""
 
     SILENT = "silent"
 
 
 class Serving:
-    """The application over one engine room. `first` is the model that answers if none is named."""
+    """The application for one engine room. `first` is the model that answers if a request names none."""
 
     def __init__(self, room: EngineRoom, first: TargetCard) -> None:
         self._room, self._first = room, first
@@ -82,7 +82,7 @@ class Serving:
         return self._json({"object": "list", "data": [*map(_listed, here.values())]})
 
     async def model(self, request: Request) -> Response:
-        """Return one of these models."""
+        """Return one model that a request can name."""
         card = await asyncio.to_thread(model_named, request.path_params["name"], self._first)
         return self._json(_listed(card))
 
@@ -160,7 +160,7 @@ class Serving:
         return answer
 
     async def say_more(self, request: Request) -> Response:
-        """Take further information about a running reply: its conversation, or that it is to stop."""
+        """Take more information about a running reply: its conversation, or a request to stop."""
         said = await self._from_own(request)
         ticket = self._replying.get(request.path_params["name"])
         if ticket is not None and isinstance(said, dict):
@@ -231,7 +231,7 @@ class Serving:
 
 
 class _LastWord(Response):
-    """A refusal while the body still arrives; the rest of the body is discarded."""
+    """A refusal that is sent before the whole body has arrived. The rest of the body is discarded."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sentence = bytes(self.body).decode()
@@ -239,7 +239,7 @@ class _LastWord(Response):
 
 
 def _listed(card: TargetCard) -> dict[str, Any]:
-    """Return a model as an entry of a list of models; `created` is the time of its files."""
+    """Return the entry of a model in a list of models. `created` is the time of its files."""
     created = 0
     with suppress(OSError):
         created = int(card.path.stat().st_mtime)
@@ -247,7 +247,7 @@ def _listed(card: TargetCard) -> dict[str, Any]:
 
 
 def _is_text(value: object) -> bool:
-    """Return whether all texts in a value of JSON are valid; its escapes can name half of a surrogate pair."""
+    """Return whether all texts in a JSON value are valid. JSON escapes can contain half of a surrogate pair."""
     left = [value]
     while left:
         match left.pop():
@@ -264,7 +264,7 @@ def _is_text(value: object) -> bool:
 
 
 async def _left(request: Request) -> None:
-    """Wait until the client has left."""
+    """Wait until the client has disconnected."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -297,7 +297,7 @@ def _wrong(trouble: LocalspecError) -> tuple[int, dict[str, Any]]:
 
 
 def _begun(answer: Answer) -> StartedReply:
-    """Return the first answer to a request, and raise it if it is an error."""
+    """Return the first answer to a request. If it is an error, raise it."""
     begun = _unless_wrong(answer)
     assert isinstance(begun, StartedReply)
     return begun
@@ -309,7 +309,7 @@ def _shape(asked: ClientRequest, begun: StartedReply) -> ReplyForm:
 
 
 async def _within(seconds: float, box: Mailbox[Answer]) -> Answer | Silent | None:
-    """Return the next answer; None if the client has left, and Silent if nothing came within `seconds`."""
+    """Return the next answer; None if the client has disconnected, and Silent if nothing came within `seconds`."""
     try:
         async with asyncio.timeout(seconds):
             return await box.next()
@@ -322,8 +322,8 @@ async def _pieces(
 ) -> AsyncIterator[bytes]:
     """Yield a reply in pieces of a stream, and a comment after each SIGN_SECONDS without an answer.
 
-    `begun` is None if no answer came before the headers were sent. Then a comment comes first, and an error in the
-    request is sent as a piece of the stream, because the status is already 200.
+    `begun` is None if no answer came before the headers were sent. Then the stream begins with a comment. An error is
+    sent as a piece of the stream, because the status is already 200.
     """
     usage, shape = asked.usage_in_stream, None
     try:
@@ -353,7 +353,7 @@ async def _pieces(
 
 
 def _piece(shape: ReplyForm, answer: Answer, usage: bool) -> tuple[bytes, bool]:
-    """Return the piece of the stream for an answer, and whether it is the last one."""
+    """Return the piece of the stream for an answer, and whether it is the last piece."""
     match answer:
         case Text():
             return shape.step(answer, usage), False
@@ -367,7 +367,7 @@ def _piece(shape: ReplyForm, answer: Answer, usage: bool) -> tuple[bytes, bool]:
 
 
 def _own_line(answer: Answer) -> tuple[bytes, bool]:
-    """Return the line for an answer to one of the user's own commands, and whether it is the last one."""
+    """Return the line for an answer to one of the user's own commands, and whether it is the last line."""
     if isinstance(answer, CommandLine):  # the last of a reply, or everything about an engine
         return _line(answer.value), bool(answer.value.keys() & {"kept", "server"})
     if isinstance(answer, Exception):

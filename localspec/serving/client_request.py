@@ -1,4 +1,4 @@
-"""Reads the JSON of a client's request. Anything unsupported is refused, and nothing is ignored."""
+"""Reads the JSON of a client's request. Unsupported fields are refused, never ignored."""
 
 import json
 import math
@@ -16,7 +16,7 @@ MOST_MESSAGES = 10_000
 
 
 class RequestRefused(UsageMistake):
-    """A refusal of a request. `field` is the key that caused it."""
+    """An error: a request is refused because of the key `field`."""
 
     def __init__(self, sentence: str, field: str | None = None) -> None:
         super().__init__(sentence)
@@ -25,8 +25,10 @@ class RequestRefused(UsageMistake):
 
 @dataclass(frozen=True)
 class ClientRequest:
-    """One request. `messages` of a conversation, or a `text` to continue; `sampling` has the settings that
-    were given."""
+    """One request: `messages` of a conversation, or a `text` to continue.
+
+    `sampling` has the settings that were given.
+    """
 
     model: str | None
     messages: Sequence[Message] | None
@@ -45,7 +47,7 @@ class ClientRequest:
 
 @dataclass
 class _Fields:
-    """The keys of a request that were not read yet, and the `known` ones that are supported."""
+    """The keys of a request that were not read yet, and the `known` keys, which are supported."""
 
     left: dict[str, Any]
     known: set[str] = field(default_factory=set)
@@ -164,7 +166,10 @@ def _shared(
 
 
 def without_twins(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of JSON. Raises RequestRefused for a key that occurs twice: the first value would be ignored."""
+    """Return a JSON object.
+
+    Raises RequestRefused for a key that occurs twice, because one of its values would be ignored.
+    """
     found = dict(pairs)
     if len(found) < len(pairs):
         [(twin, _)] = Counter(key for key, _ in pairs).most_common(1)
@@ -200,7 +205,7 @@ def _number(name: str, value: object) -> float:
 
 
 def _truncation(name: str, value: object) -> bool:
-    """Return whether no turn may be left out. The values are those of OpenAI's Responses API."""
+    """Return whether turns must not be left out. The values are those of OpenAI's Responses API."""
     if value not in ("auto", "disabled"):
         raise RequestRefused(f"'{name}' must be 'auto' or 'disabled', not {shown(value)}.", name)
     return value == "disabled"
@@ -226,7 +231,7 @@ def _stops(name: str, value: object) -> tuple[str, ...]:
 
 
 def _stream_options(name: str, value: object) -> bool:
-    """Return whether the last piece includes the usage."""
+    """Return whether the last piece of the stream includes the usage."""
     options = _Fields(dict(value)) if isinstance(value, dict) else None
     if options is None:
         raise RequestRefused(f"'{name}' must be an object, not {shown(value)}.", name)
@@ -237,7 +242,7 @@ def _stream_options(name: str, value: object) -> bool:
 
 
 def _effort(name: str, value: object) -> bool:
-    """Return whether the model should think. Degrees of effort are not distinguished."""
+    """Return whether the model should think. Levels of effort are not distinguished."""
     if value not in ("none", "minimal", "low", "medium", "high"):
         raise RequestRefused(f"'{name}' must be none, minimal, low, medium or high, not {shown(value)}.", name)
     return value not in ("none", "minimal")
@@ -291,7 +296,7 @@ def _message(place: str, value: object) -> Message:
 
 
 def _content(place: str, value: object) -> str:
-    """Return a text, joined from its parts if there are several."""
+    """Return a text. Join it from its parts if there are several."""
     if isinstance(value, str):
         return value
     parts = []
@@ -305,6 +310,6 @@ def _content(place: str, value: object) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a short form of a value in a request, for a message: as JSON, with texts as Python escapes them."""
+    """Return a short form of a value in a request, for a message: as JSON, with texts in Python's escapes."""
     words = repr(value) if isinstance(value, str) else json.dumps(value)
     return words if len(words) <= 60 else f"{words[:57]}…"

@@ -1,4 +1,4 @@
-"""Access control: with the key, from this machine, and from no unexpected page of a browser."""
+"""Access control: requests need the key, and must come from this machine and not from other sites' pages."""
 
 import asyncio
 import hmac
@@ -32,12 +32,11 @@ FOREIGN_ORIGIN = "'Origin' is a page of another site, which may not ask here."
 
 
 class Guard:
-    """A guard in front of an ASGI application. Requests through the user's own socket need no key: its file mode
-    protects it.
+    """A guard in front of an ASGI application.
 
-    Without a `key` nothing else is let in. A page in a browser can send requests to this machine, and a domain name
-    that points here makes them look like its own (DNS rebinding). So `Host` must be a name of this machine, and so must
-    `Origin`, which browsers send.
+    Requests through the user's own socket need no key, because its file mode protects it. Without a `key` only these
+    requests are accepted. A web page can send requests to this machine. A domain name that points here makes them look
+    like requests to its own site (DNS rebinding). So the headers `Host` and `Origin` must name this machine.
     """
 
     def __init__(self, app: ASGIApp, key: str | None) -> None:
@@ -72,11 +71,11 @@ class Guard:
 
 
 class BadBody(HTTPException):
-    """A body that is too long or too slow; `detail` is a sentence."""
+    """An error: a body is too long or arrives too slowly. `detail` is a sentence."""
 
 
 class _Reader:
-    """A reader of a body that is neither too long nor too slow."""
+    """A reader of a body. It limits length and time."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive, self._left, self._open = receive, LONGEST_BODY, True
@@ -114,7 +113,7 @@ def is_socket(scope: Scope) -> bool:
 
 
 def _host(value: bytes) -> str:
-    """Return the host of `host` or `host:port`, in lower case. Empty for anything else."""
+    """Return the host of `host` or `host:port`, in lower case; empty for anything else."""
     found = _AUTHORITY.fullmatch(value.decode("latin-1"))
     return found["host"].strip("[]").lower() if found else ""
 
@@ -125,7 +124,7 @@ def _origin(value: bytes) -> str:
 
 
 def _length(value: bytes) -> int:
-    """Return the length of at most 20 digits; others were refused before."""
+    """Return the length in a header of at most 20 digits. Longer values were refused before."""
     return int(value) if value.isdigit() else 0
 
 
@@ -135,7 +134,7 @@ def _bearer(value: bytes) -> bytes:
 
 
 async def refuse(send: Send, status: int, sentence: str, kind: str, rest: Receive | None = None) -> None:
-    """Answer and close; the rest of a body is discarded if `rest` reads it."""
+    """Send a refusal and close the connection. If `rest` reads it, the rest of a body is discarded."""
     body = json.dumps(error(sentence, kind)).encode()
     headers: list[Any] = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     headers.append((b"connection", b"close"))
@@ -155,9 +154,9 @@ _KEY = re.compile(r"[!-~]+")
 
 
 def serving_key(file: Path, notice: Callable[[str], None] = lambda _: None) -> str:
-    """Return the key of the environment, or that of the file, which is made if it is missing or empty.
+    """Return the key of the environment, or the key in the file, which is made if it is missing or empty.
 
-    A key file that others could read is closed to them, with a `notice`. Raises LocalspecError.
+    If others could read the key file, restrict its permissions and report a `notice`. Raises LocalspecError.
     """
     if (given := serve_key()) is not None:
         if len(given) < SHORTEST or not _KEY.fullmatch(given):
@@ -187,7 +186,7 @@ def serving_key(file: Path, notice: Callable[[str], None] = lambda _: None) -> s
 
 
 def _made(file: Path) -> str:
-    """Return a new key, saved in this file completely or not at all."""
+    """Return a new key, and write the file either completely or not at all."""
     key = f"localspec-{secrets.token_urlsafe(32)}"
     write_anew(file, key.encode())
     return key

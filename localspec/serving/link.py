@@ -1,4 +1,4 @@
-"""The address of a server, and one request to it: the answer comes line by line, of limited length, in limited time."""
+"""The address of a server, and one request to it. The answer is read line by line, with limits on length and time."""
 
 import importlib
 import socket
@@ -21,7 +21,7 @@ KEYRING = "localspec"  # the service under which the system's keyring may have t
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """An address as shown, and its parts; `base` is the path that all others begin with."""
+    """An address as it is displayed, and its parts. `base` is the path before all others."""
 
     url: str
     secure: bool
@@ -31,7 +31,7 @@ class ServerAddress:
 
     @classmethod
     def of(cls, url: str) -> Self:
-        """Return the parts of an address from the settings; an address without a path means `/v1`."""
+        """Return the parts of an address in the settings. An address without a path means `/v1`."""
         found = SERVER_URL.fullmatch(url)
         assert found is not None
         secure = found["scheme"] == "https"
@@ -49,12 +49,12 @@ class ServerAddress:
 
     @property
     def crosses_a_network_in_the_clear(self) -> bool:
-        """Return whether others on the network could read what is sent."""
+        """Return whether others on the network could read requests, because they are not encrypted."""
         return not self.secure and self.host not in ("localhost", "::1") and not self.host.startswith("127.")
 
 
 def key_for(address: ServerAddress) -> str | None:
-    """Return the key of the environment, or the one in the system's keyring for this address, if there is one.
+    """Return the key of the environment, or the key in the system's keyring for this address; None if there is none.
 
     Raises UsageMistake for a key that a header cannot contain.
     """
@@ -85,15 +85,15 @@ AHEAD = 256  # lines that may wait for their reader
 
 
 class BrokenOff(LocalspecError):
-    """The connection ended, or the server fell silent, before the end of the answer."""
+    """An error: the connection ended, or the server sent nothing more, before the end of the answer."""
 
 
 class Silent(BrokenOff):
-    """The server fell silent."""
+    """An error: the server sent nothing more."""
 
 
 class NothingCame(BrokenOff):
-    """A reply was begun, and ended without content."""
+    """An error: a reply began, and ended without content."""
 
 
 class Head(NamedTuple):
@@ -105,9 +105,9 @@ class Head(NamedTuple):
 
 
 class Link:
-    """A request in a thread, so that the caller can stop waiting at any moment, also during name lookup or TLS.
+    """A request in a thread, so that the caller can stop waiting at any moment, even during name lookup or TLS.
 
-    Neither proxies nor redirects are followed: the text goes to this server and nowhere else.
+    Proxies and redirects are not used: the text goes only to this server.
     """
 
     def __init__(
@@ -127,14 +127,14 @@ class Link:
         self.close()
 
     def close(self) -> None:
-        """Close the connection, so that the server learns that the client is gone."""
+        """Close the connection, so that the server notices that the client is gone."""
         self._closed.set()
         if (open_socket := self._socket) is not None:
             with suppress(OSError):
                 open_socket.shutdown(socket.SHUT_RDWR)  # wakes the thread, which closes it
 
     def arrivals(self) -> Iterator[Head | bytes | None]:
-        """Yield the head, then the lines of the body; None after each `TICK` in which nothing came.
+        """Yield the head, then the lines of the body, and None after each `TICK` in which nothing came.
 
         Raises BrokenOff, and LocalspecError if there is no such server or its answer is unreadable.
         """
@@ -225,14 +225,14 @@ class Link:
 
 
 class Patience:
-    """A limit on waiting, counted from now or from the last arrival."""
+    """A limit on waiting, counted from the start or from the last arrival."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self.renew()
 
     def renew(self, seconds: float | None = None) -> None:
-        """Restart the clock after an arrival; wait `seconds` for the next."""
+        """Restart the clock after an arrival. Wait `seconds` for the next arrival, or as long as before if None."""
         self._began, self._seconds = time.monotonic(), self._seconds if seconds is None else seconds
 
     @property
@@ -242,7 +242,7 @@ class Patience:
 
     @property
     def over(self) -> bool:
-        """Return whether the limit is exceeded."""
+        """Return whether the limit has been exceeded."""
         return self.waited > self._seconds
 
     @property

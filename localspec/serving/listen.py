@@ -1,4 +1,4 @@
-"""Where a server listens: a socket of its user, and a port of this machine if one was requested."""
+"""The sockets of a server: one for its user, and a port of this machine if requested."""
 
 import asyncio
 import os
@@ -29,7 +29,7 @@ LONGEST_MESSAGE = 8 * 2**20  # bytes that a browser sends at once: a paste
 
 @contextmanager
 def own_socket(path: Path) -> Iterator[socket.socket]:
-    """Return a socket that only its user can connect to. One server at a time has it. Raises LocalspecError."""
+    """Return a socket that only its user can connect to. Only one server at a time has it. Raises LocalspecError."""
     if len(os.fsencode(path)) > LONGEST_PATH:
         raise LocalspecError(f"{path} is too long for the name of a socket; set LOCALSPEC_HOME to a shorter one.")
     with ExitStack() as at_the_end:
@@ -103,7 +103,7 @@ def port_of_this_machine(port: int) -> socket.socket:
 def serve(
     app: ASGIApp, sockets: Sequence[socket.socket], started: Callable[[], None], *, websockets: bool = False
 ) -> None:
-    """Answer until SIGINT or SIGTERM, with `websockets` if wanted; call `started` once it listens."""
+    """Answer requests until SIGINT or SIGTERM, with `websockets` if wanted. Call `started` when the server listens."""
 
     class Ours(Connection):
         most = connections_of_others()
@@ -127,7 +127,7 @@ def serve(
 def _ended_in_peace() -> Iterator[None]:
     """Let SIGTERM and a closed terminal end the server properly.
 
-    After uvicorn has ended, it sends the process the same signal again.
+    After uvicorn has ended, it sends the same signal to the process again, which is ignored here.
     """
     quiet = {signal.SIGTERM: lambda *_: None, signal.SIGHUP: lambda *_: signal.raise_signal(signal.SIGTERM)}
     before = {number: signal.signal(number, handler) for number, handler in quiet.items()}
@@ -145,7 +145,7 @@ ENOUGH_FILES = 4096
 def connections_of_others() -> int:
     """Return how many connections to the port are allowed: half of the files that a process may have open.
 
-    A low limit is raised first, if possible.
+    If that limit is low, raise it first if possible.
     """
     if sys.platform == "win32":
         return ENOUGH_FILES // 2
@@ -160,14 +160,14 @@ def connections_of_others() -> int:
 
 
 class Connection(H11Protocol):
-    """A connection of a client; through the user's own socket, `client` names its process."""
+    """A connection of a client. Through the user's own socket, `client` names the client's process."""
 
     most = ENOUGH_FILES // 2  # to the port at the same time
     other = False  # whether it is to the port
     _seen: object = ...  # the request at the previous check; None if there was none
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start to watch the connection."""
+        """Begin to watch the connection."""
         super().connection_made(transport)
         connection = transport.get_extra_info("socket")
         if connection.family == getattr(socket, "AF_UNIX", None):
@@ -181,7 +181,7 @@ class Connection(H11Protocol):
         self.loop.call_later(LOOK_SECONDS, self._look)
 
     def _look(self) -> None:
-        """Close a connection on which no request had a complete head between two checks."""
+        """Close the connection if no request completed its head since the last check."""
         if self.transport.is_closing() or self.transport.get_protocol() is not self:  # or it is now a websocket
             return
         if self.conn.their_state is h11.IDLE and self._seen is self.cycle:

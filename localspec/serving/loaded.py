@@ -1,4 +1,7 @@
-"""The loaded models, by name, the most recently used last; unloaded after a time, or to make room for another."""
+"""The loaded models by name, the most recently used last.
+
+They are unloaded after a time, or to make room for another.
+"""
 
 import gc
 import time
@@ -32,7 +35,7 @@ MOST_HEARD = 100  # notices: HTTP clients read none of them
 
 @dataclass
 class Loaded:
-    """One engine, and the time of its last use."""
+    """An engine, and the time of its last use."""
 
     engine: Engine
     load_seconds: float
@@ -43,12 +46,12 @@ class Loaded:
     doubted: bool = False  # whether it was used since then
 
     def touch(self) -> None:
-        """Note that the model was used until now."""
+        """Record that the model was used until now."""
         self.used, self.doubted = time.monotonic(), True
 
     @property
     def doubt_at(self) -> float:
-        """Return when to check again whether another drafter would do better."""
+        """Return when to check again whether another drafter would be better."""
         return max(self.used + QUIET_SECONDS, self.looked + BETWEEN_LOOKS) if self.doubted else float("inf")
 
     def news(self) -> list[str]:
@@ -60,13 +63,13 @@ class Loaded:
 
 @dataclass(frozen=True)
 class ServedChoice:
-    """The choices for a model that is loaded or would be; `context` in tokens."""
+    """The choices for a model that is loaded or would be loaded; `context` is in tokens."""
 
     choice: Choice
     context: int
 
     def agrees(self, name: str, asked: Settings) -> bool:
-        """Return whether this setting has the requested value. Raises the errors of `requested_drafter`."""
+        """Return whether the setting `name` has the requested value. Raises the errors of `requested_drafter`."""
         if name == "drafter":
             found = requested_drafter(asked, self.choice.target)
             small = None if found.small is None else found.small.card.path
@@ -78,7 +81,7 @@ class ServedChoice:
 def would_take(
     settings: Settings, card: TargetCard, store: Store | None, reporter: Reporter, machine: Machine | None = None
 ) -> ServedChoice:
-    """Return how a model would be loaded. Raises UsageMistake, NotHere, DoesNotFit if the settings forbid it."""
+    """Return how a model would be loaded. Raises UsageMistake, NotHere and DoesNotFit if the settings prevent it."""
     choice = _would_choose(settings, card, store, reporter, machine)
     return ServedChoice(choice, read_config(inspect(card.path)).context_for(settings.context))
 
@@ -91,7 +94,7 @@ def _would_choose(
 
 
 def models_here(first: TargetCard) -> dict[str, TargetCard]:
-    """Return the models that a request can name: the server's default one, and all that are installed."""
+    """Return the models that a request can name: the server's default model, and all installed models."""
     others = (card for card, found in registry.installed() if not isinstance(found, LocalspecError))
     return {first.name: first, **{card.name: card for card in others if card.name != first.name}}
 
@@ -99,7 +102,7 @@ def models_here(first: TargetCard) -> dict[str, TargetCard]:
 def model_named(name: str, first: TargetCard) -> TargetCard:
     """Return the model of this name. Raises NotHere.
 
-    A client can name installed models, and the server's own directory, also by only its last part.
+    A client can name installed models, and also the last part of the path of the server's own model.
     """
     if name == first.name:
         return first
@@ -114,9 +117,10 @@ def model_named(name: str, first: TargetCard) -> TargetCard:
 
 
 def reconsidered(engine: Engine, settings: Settings, store: Store | None, reporter: Reporter) -> Engine:
-    """Return this engine, or one on the same target with the drafter that `auto` would take now, without a text.
+    """Return this engine, or a new one with the same target and the drafter that `auto` would choose now. A new one
+    holds no text.
 
-    Costs of a busy moment are measured again if the machine is idle, which takes a second or so.
+    If the machine is idle, costs from a busy moment are measured again, which takes about a second.
     """
     if settings.drafter != "auto" or store is None:  # without saved measurements the choice would not change
         return engine
@@ -140,7 +144,7 @@ def reconsidered(engine: Engine, settings: Settings, store: Store | None, report
 
 
 def machine_without(engines: Iterable[Engine]) -> Machine:
-    """Return this machine as it would be without these engines: with the memory that they hold."""
+    """Return this machine as it would be without these engines, with the memory that they hold."""
     machine, given_back = this_machine(), Counter[str]()
     for device, held in (engine.held for engine in engines):
         given_back[device] += held
@@ -149,7 +153,7 @@ def machine_without(engines: Iterable[Engine]) -> Machine:
 
 
 class LoadedModels:
-    """The loaded models. Use it from one thread, that of the engines."""
+    """The loaded models. Use it only from the engines' thread."""
 
     def __init__(
         self, settings: Settings, first: TargetCard, store: Store | None, keep_alive: float, reporter: Reporter,
@@ -176,20 +180,20 @@ class LoadedModels:
         return found
 
     def card(self, name: str | None) -> TargetCard:
-        """Return the model of this name, or the server's default one without a name. Raises NotHere."""
+        """Return the model of this name, or the server's default model if the name is None. Raises NotHere."""
         return self._first if name is None else model_named(name, self._first)
 
     def get(self, name: str | None) -> Loaded:
-        """Return the engine of this model, and load it if necessary. Others are unloaded if there is no room for all.
+        """Return the engine of this model. Load it if necessary; unload others if there is no room for all.
 
-        Raises NotHere, and what `Engine.open` raises.
+        Raises NotHere, and the errors of `Engine.open`.
         """
         return self._of(self.card(name))
 
     def exactly(self, name: str, path: str) -> tuple[Loaded, float]:
-        """Return the engine of the model that a command of this user means, and the seconds that its loading took.
+        """Return the engine of the model that a command of this user means, and the seconds for loading it.
 
-        Raises what `get` raises, and NotHere if that name means another directory here.
+        Raises the errors of `get`, and NotHere if that name means another directory here.
         """
         card = self._exact_card(name, path)
         began = time.monotonic()
@@ -197,7 +201,7 @@ class LoadedModels:
         return found, time.monotonic() - began
 
     def taken(self, name: str, path: str) -> "ServedChoice":
-        """Return the choices of that engine for settings left open, or those it would make.
+        """Return how that engine chose settings that were left open, or would choose them.
 
         No model is loaded for this. Raises the errors of `exactly`.
         """
@@ -240,7 +244,7 @@ class LoadedModels:
         return self._loaded[card.name]
 
     def _unpark(self) -> None:
-        """Remove all parked texts. Their memory must not change which device or form is chosen for a model."""
+        """Remove all parked texts. Their memory must not change the device or form that is chosen for a model."""
         for one in self._loaded.values():
             one.engine.forget_parked()
 
@@ -256,7 +260,7 @@ class LoadedModels:
         return going
 
     def _device_without(self, names: Iterable[str], card: TargetCard) -> str | None:
-        """Return the device for a model if these were not loaded; None if it fits on none."""
+        """Return the device for a model if these models were not loaded; None if it fits on no device."""
         machine = machine_without(self._loaded[name].engine for name in names)
         try:
             return _would_choose(self._settings, card, self._store, self._reporter, machine).device
@@ -264,10 +268,10 @@ class LoadedModels:
             return None
 
     def rest(self, waited_for: Callable[[], bool] = lambda: False) -> float | None:
-        """Do the work of idle moments: unload unused models, measure others, perhaps change their drafter.
+        """Work while no request waits: unload unused models, measure others, and reconsider their drafters.
 
-        Measuring pauses when somebody has `waited_for` a reply. Return the seconds until there is more to do, if there
-        will be.
+        Measuring pauses when `waited_for` says that somebody waits for a reply. Return the seconds until there is more
+        to do; None if there will be nothing.
         """
         now = time.monotonic()
         for name, one in [*self._loaded.items()]:

@@ -1,4 +1,7 @@
-"""The speed of servers: the same prompts to each in turn, by the clock of this process and their counts of tokens."""
+"""The speed of servers: each gets the same prompts in turn.
+
+Time is measured here; tokens are as the server counts them.
+"""
 
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +25,7 @@ WARM_UP = ("Hi", 4)  # not a prompt of the bench: a server may cache it
 class TimedReply(NamedTuple):
     """The times of one reply. `at_first` of its tokens came with the first text.
 
-    If tokens are not `told`, pieces count.
+    If the server did not report tokens (`told`), pieces of the stream are counted instead.
     """
 
     text: str
@@ -34,19 +37,19 @@ class TimedReply(NamedTuple):
 
     @property
     def speed(self) -> float:
-        """Return the tokens per second from the first one on; 0 if that is unknown."""
+        """Return the tokens per second after the first text; 0 if unknown."""
         lasting = self.rest >= SHORTEST and self.tokens > self.at_first
         return (self.tokens - self.at_first) / self.rest if lasting else 0.0
 
     @property
     def whole(self) -> float:
-        """Return the tokens per second from the question on."""
+        """Return the tokens per second, counted from the request."""
         return self.tokens / (self.first + self.rest) if self.text else 0.0
 
 
 @dataclass(frozen=True)
 class LoadTest:
-    """The task of every server: all prompts `repeat` times, with at most `max_tokens` per reply."""
+    """The task for each server: all prompts `repeat` times, with at most `max_tokens` per reply."""
 
     prompts: Sequence[BenchPrompt]
     max_tokens: int
@@ -56,9 +59,9 @@ class LoadTest:
 def measure(
     engines: Sequence[ServerEngine], asked: LoadTest, settings: Settings, progress: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Measure all servers; return the report.
+    """Measure all servers, and return the report.
 
-    Prompts that one of them has no room for are left out of all. Raises UsageMistake if no prompt is left, and the
+    A prompt that is too long for one server is left out for all. Raises UsageMistake if no prompt is left, and the
     errors of `ServerEngine.chat`.
     """
     for engine in engines:
@@ -104,7 +107,7 @@ def measure(
 
 
 def _names(engines: Sequence[ServerEngine]) -> list[str]:
-    """Return host and port of each; the whole address of those that would share a name."""
+    """Return host and port of each server, or the whole address of servers that would share a name."""
     short = [engine.server.address.name for engine in engines]
     long = [engine.server.address.url for engine in engines]
     return [url if short.count(name) > 1 else name for name, url in zip(short, long, strict=True)]
@@ -126,7 +129,10 @@ def _reply(engine: ServerEngine, prompt: str, settings: Settings, max_tokens: in
 def _figures(
     replies: Sequence[TimedReply], firsts: Sequence[TimedReply], prompts: int, comparable: bool
 ) -> dict[str, Any]:
-    """Return one server's figures, compared with the first one's. A figure is None if nothing was measured for it."""
+    """Return the figures of one server, compared with the first server's.
+
+    A figure is None if nothing was measured for it.
+    """
     whole, whole_quartiles = spread([one.whole for one in replies if one.whole])
     speed, speed_quartiles = spread([one.speed for one in replies if one.speed])
     first, first_quartiles = spread([one.first for one in replies if one.text])

@@ -23,7 +23,7 @@ _HELP = {
 
 
 class Metrics:
-    """Counters that any thread may use."""
+    """Counters for all requests and replies, which any thread may use."""
 
     def __init__(self) -> None:
         self.loaded: Sequence[Mapping[str, Any]] = ()  # models, as `localspec ps` shows them

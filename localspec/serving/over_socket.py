@@ -1,7 +1,6 @@
 """Requests to a server of this user through its socket, and the meaning of the lines in its answers.
 
-It needs only a few lines over a socket, so that a command that answers at once imports neither an HTTP library nor a
-tokenizer.
+The protocol is simple lines, so that a quick command needs neither an HTTP library nor a tokenizer.
 """
 
 import json
@@ -30,15 +29,15 @@ _SOL_LOCAL, _LOCAL_PEERPID = 0, 2  # macOS
 
 
 class Gone(LocalspecError):
-    """The server has ended, or never existed."""
+    """An error: the server has ended, or never existed."""
 
 
 class NotThisOne(LocalspecError):
-    """The server would not answer like an engine of this process."""
+    """An error: the server would not answer like an engine of this process."""
 
 
 def process_at(connection: Any) -> int | None:
-    """Return the process at the other end of a connection through a Unix socket. None if the system does not say."""
+    """Return the id of the process at the other end of a Unix socket; None if the system does not say."""
     try:
         if sys.platform == "linux":
             number, *_ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
@@ -50,7 +49,7 @@ def process_at(connection: Any) -> int | None:
 
 
 def server_process(place: Path) -> int | None:
-    """Return the process that answers at this socket. None if there is none, or the system does not say."""
+    """Return the id of the process that serves this socket; None if there is none, or the system does not say."""
     with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(CONNECT_SECONDS)
         connection.connect(os.fspath(place))
@@ -59,13 +58,13 @@ def server_process(place: Path) -> int | None:
 
 
 def stop_it(place: Path) -> str:
-    """Return how to stop the server at this socket, as a part of a sentence."""
+    """Return how to stop the server of this socket, as a part of a sentence."""
     number = server_process(place)
     return f"stop process {number} first (kill {number})" if number else "stop that one first"
 
 
 def lines(place: Path, path: str, body: Mapping[str, Any]) -> Generator[Any, None, None]:
-    """Yield the lines of the server's answer; None after each `LOOK` in which nothing came. Raises Gone."""
+    """Yield the lines of the server's answer, and None after each `LOOK` in which nothing came. Raises Gone."""
     content = json.dumps(body).encode()
     # HTTP/1.0: the answer is not chunked, and ends with the connection.
     head = f"POST {path} HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -110,13 +109,13 @@ def lines(place: Path, path: str, body: Mapping[str, Any]) -> Generator[Any, Non
 
 
 def _still(since: float, limit: float) -> None:
-    """Raise Gone if more than the limit's seconds have passed."""
+    """Raise Gone if more than `limit` seconds have passed."""
     if time.monotonic() - since > limit:
         raise Gone(f"The server has sent nothing for {limit:.0f} s.")
 
 
 def raise_what_is_wrong(line: Mapping[str, Any]) -> None:
-    """Raise the server's error: Gone, NotThisOne, or what an engine would raise."""
+    """Raise the server's error: Gone, NotThisOne, or an error of an engine."""
     if "error" in line:
         kind, sentence = line["error"]
         if kind in ("Differs", "NotHere", "Refused", "TooMany"):

@@ -1,4 +1,4 @@
-"""Reads a server's reply, which may be hostile: pieces of text, who proposed them, figures."""
+"""Reads a server's reply, which may be hostile: pieces of text, the proposers of tokens, and figures."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ END = b"[DONE]"
 
 
 class Broken(LocalspecError):
-    """An answer that does not follow the protocol."""
+    """An error: an answer does not follow the protocol."""
 
 
 class GaveUp(LocalspecError):
@@ -51,11 +51,11 @@ class ReportedFigures:
         self._held = [count(held.get(f"{name}_bytes")) for name in ("target", "drafter", "cache", "peak")]
 
     def time(self, name: str) -> float:
-        """Return one of the times, or a speed."""
+        """Return the time or speed of this name."""
         return number(self._timings.get(name)) or 0.0
 
     def counted(self, name: str) -> int:
-        """Return one of the counts of speculation."""
+        """Return the count of this name, of speculation."""
         return count(self.speculation.get(name)) or 0
 
     @property
@@ -66,13 +66,16 @@ class ReportedFigures:
 
     @property
     def memory(self) -> Memory:
-        """Return the memory of that process."""
+        """Return the memory of the server's process."""
         target, drafter, cache, peak = (one or 0 for one in self._held)
         return Memory(target, drafter, cache, peak)
 
 
 def read_piece(content: bytes) -> ServerPiece:
-    """Read one message of a stream, or a whole reply. Raises Broken, GaveUp for a refusal by the server."""
+    """Return the content of one message of a stream, or of a whole reply.
+
+    Raises Broken, and GaveUp for a refusal by the server.
+    """
     try:
         value = parse_json(content)
     except ValueError:
@@ -104,7 +107,7 @@ def read_piece(content: bytes) -> ServerPiece:
 
 
 def _tool(said: Mapping[str, Any], reason: object) -> str | None:
-    """Return the name of the first tool that is called. None if there is none."""
+    """Return the name of the first tool that is called; None if there is none."""
     calls = said.get("tool_calls")
     called = _object(calls[0]) if isinstance(calls, list) and calls else {}
     function = _object(called.get("function")) or _object(said.get("function_call"))
@@ -115,7 +118,7 @@ def _tool(said: Mapping[str, Any], reason: object) -> str | None:
 
 
 class ThinkingInText:
-    """Separates thoughts from the answer if a server leaves both in the text, between the usual marks."""
+    """A separator of thoughts and answer, for servers that leave both in the text, with the usual marks."""
 
     def __init__(self, told_apart: bool) -> None:
         """Begin a reply. `told_apart` means that this server separates thoughts itself."""
@@ -123,9 +126,9 @@ class ThinkingInText:
         self._handed_on = 0  # up to here
 
     def part(self, piece: ServerPiece, final: bool) -> ServerPiece:
-        """Return the next piece, divided.
+        """Return the next piece, divided into thoughts and answer.
 
-        The possible beginning of a mark waits for more text, or for the `final` piece.
+        A possible beginning of a mark is held back until there is more text, or until the `final` piece.
         """
         if self._parting is None:
             return piece
@@ -141,7 +144,7 @@ class ThinkingInText:
 
 
 def messages(lines: Iterable[bytes | None]) -> Iterator[bytes | None]:
-    """Yield the messages of a stream of server-sent events; None if nothing came for a while."""
+    """Yield the messages of a stream of server-sent events, and None if nothing came for a while."""
     gathered: list[bytes] = []
     for line in lines:
         if line is None:
@@ -156,7 +159,7 @@ def messages(lines: Iterable[bytes | None]) -> Iterator[bytes | None]:
 
 
 def words_of(value: object) -> str:
-    """Return the server's error as one line of limited length. Empty if it gives none."""
+    """Return the server's error as one line of limited length; empty if it reports none."""
     error = value.get("error") if isinstance(value, dict) else None
     found = error.get("message") if isinstance(error, dict) else error
     if found is None and isinstance(value, dict):
@@ -170,18 +173,18 @@ def shown(content: bytes) -> str:
 
 
 def count(value: object) -> int | None:
-    """Return a number of tokens or bytes. None for an impossible one."""
+    """Return a number of tokens or bytes; None for an impossible one."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53 else None
 
 
 def number(value: object) -> float | None:
-    """Return a figure. None for an impossible one."""
+    """Return a figure; None for an impossible one."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e12
     return float(value) if is_number else None  # type: ignore[arg-type]
 
 
 def proposed(own: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Return the tokens of a piece and who proposed each. Empty if they are missing or invalid."""
+    """Return the tokens of a piece and the proposer of each; empty if they are missing or invalid."""
     tokens, sources = own.get("token_ids"), own.get("token_sources")
     if not isinstance(tokens, list) or not isinstance(sources, list) or len(tokens) != len(sources):
         return (), ()
@@ -193,12 +196,12 @@ def proposed(own: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[str, ...]]:
 
 
 def word(value: object) -> str:
-    """Return one of its words. Empty for anything else."""
+    """Return a text as one line of at most 100 characters; empty for anything else."""
     return one_line(value)[:100] if isinstance(value, str) else ""
 
 
 def _content(value: object, content: bytes) -> str:
-    """Return a text, or the texts of parts. Raises Broken for anything else."""
+    """Return a text, or the joined texts of its parts. Raises Broken for anything else."""
     if value is None or isinstance(value, str):
         return _text(value)
     parts = [part.get("text") if isinstance(part, dict) else None for part in value] if isinstance(value, list) else []

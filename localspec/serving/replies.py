@@ -1,4 +1,4 @@
-"""Replies in the format of OpenAI's clients; figures that only this engine has are under `localspec`."""
+"""Replies in the format of OpenAI's clients. Figures that only localspec has are under `localspec`."""
 
 import json
 import time
@@ -17,7 +17,7 @@ def error(message: str, kind: str, *, param: str | None = None, code: str | None
 
 
 class ReplyForm:
-    """The form of one reply: of a conversation, or of a continued text."""
+    """The form of one reply: an answer in a conversation, or a continued text."""
 
     def __init__(self, chat: bool, model: str, version: str, start: Mapping[str, Any]) -> None:
         self._chat = chat
@@ -84,7 +84,7 @@ class ReplyForm:
 
 
 def broken_off(wrong: Mapping[str, Any]) -> bytes:
-    """Return the end of a stream for an error after the headers; `wrong` is the JSON of the error."""
+    """Return the end of a stream for an error after the headers. `wrong` is the JSON of the error."""
     return _event(wrong) + b"data: [DONE]\n\n"
 
 

@@ -1,4 +1,4 @@
-"""The thread that uses the engines: it takes requests in turn, and delivers their results to the clients."""
+"""The thread that uses the engines. It takes requests in turn, and delivers their results to the clients."""
 
 import asyncio
 import threading
@@ -27,10 +27,10 @@ One = TypeVar("One")
 
 
 class Mailbox(Generic[One]):
-    """The mailbox of one client. It is made and read on the event loop; any thread may call `deliver`, which does not
+    """The mailbox of one client. It is made and read on the event loop. Any thread may call `deliver`, which does not
     wait.
 
-    `left` is done when the client is gone.
+    The future `left` is done when the client is gone.
     """
 
     def __init__(self, left: "asyncio.Future[None]") -> None:
@@ -49,7 +49,7 @@ class Mailbox(Generic[One]):
                 self._loop.call_soon_threadsafe(self._something.set)
 
     async def next(self) -> One | None:
-        """Return the next item. None if there is none and the client is gone."""
+        """Return the next item; None if there is none and the client is gone."""
         while not self._arrived:
             if self._left.done():
                 return None
@@ -66,11 +66,14 @@ class Mailbox(Generic[One]):
 
 
 class TooMany(LocalspecError):
-    """More requests wait than there is room for."""
+    """An error: more requests wait than there is room for."""
 
 
 class ClientQueue(Generic[One]):
-    """A queue by client that any thread may use. At most `most` items wait, with at most `most_bytes` together."""
+    """A queue for several clients that any thread may use.
+
+    At most `most` items wait, with at most `most_bytes` together.
+    """
 
     def __init__(self, most: int, most_bytes: int) -> None:
         self._most, self._most_bytes, self._changed = most, most_bytes, threading.Condition()
@@ -83,7 +86,7 @@ class ClientQueue(Generic[One]):
             return self._count
 
     def put(self, client: str, one: One, size: int = 0) -> None:
-        """Append an item of this many bytes to the queue of its client. Raises TooMany."""
+        """Append an item of `size` bytes to the queue of its client. Raises TooMany."""
         with self._changed:
             if self._closed or self._count >= self._most or self._bytes + size > self._most_bytes:
                 raise TooMany(f"{self._count} requests wait already; ask again later.")
@@ -92,7 +95,7 @@ class ClientQueue(Generic[One]):
             self._changed.notify()
 
     def next(self, seconds: float | None) -> One | None:
-        """Wait this long for the next item. None if none came, or there will be none."""
+        """Wait this long for the next item. Return None if none came, or none will come."""
         with self._changed:
             self._changed.wait_for(lambda: self._queues or self._closed, seconds)
             if self._closed or not self._queues:
@@ -109,7 +112,7 @@ class ClientQueue(Generic[One]):
         return self._closed
 
     def close(self) -> list[One]:
-        """Close the queue; return the waiting items."""
+        """Close the queue, and return the waiting items."""
         with self._changed:
             self._closed = True
             waiting = [one for queue in self._queues.values() for one, _ in queue]
@@ -126,7 +129,7 @@ STOPPED = "The server is being stopped."
 
 @dataclass(frozen=True)
 class StartedReply:
-    """The prompt is being read; this is how and by whom the reply will be written."""
+    """An event: the prompt is being read. It says which model answers, and how."""
 
     model: str
     start: Mapping[str, Any]
@@ -134,7 +137,7 @@ class StartedReply:
 
 @dataclass(frozen=True)
 class Ended:
-    """The reply is finished, with its figures."""
+    """An event: the reply is finished, with these figures."""
 
     done: Done
     figures: Mapping[str, Any]
@@ -164,10 +167,10 @@ class Ticket:
 
 
 class EngineRoom(threading.Thread):
-    """The thread of the engines. It calls `opening`, which opens what they need; what it enters is closed at the end.
+    """The thread of the engines. It calls `opening` to open their resources, which are closed at the end.
 
-    After `idle` seconds without a request, `end` is called, once. It is also called if the thread cannot continue; then
-    `failure` is the sentence that says why.
+    After `idle` seconds without a request, `end` is called once. It is also called if the thread cannot continue;
+    `failure` is then a sentence with the reason.
     """
 
     def __init__(
@@ -192,17 +195,17 @@ class EngineRoom(threading.Thread):
 
     @property
     def ahead(self) -> int:
-        """Return how many requests come before a new one, if all clients are the same."""
+        """Return how many requests come before a new one, if all are from the same client."""
         return self.waiting + (self._under_way is not None)
 
     def ask(self, ticket: Ticket) -> None:
-        """Put a request in the queue. Raises TooMany, and LocalspecError once the server stops."""
+        """Put a request in the queue. Raises TooMany, and LocalspecError after the server has begun to stop."""
         if self._turns.closed:
             raise LocalspecError(self.failure or STOPPED)
         self._turns.put(ticket.client, ticket, ticket.size)
 
     def close(self) -> bool:
-        """Stop the current reply and the queue; return whether the thread has ended."""
+        """Stop the current reply and the queue. Return whether the thread has ended."""
         self._leaving.set()
         for ticket in self._turns.close():
             ticket.deliver(LocalspecError(STOPPED))
@@ -266,7 +269,7 @@ class EngineRoom(threading.Thread):
             ticket.deliver(error)
 
     def _reply_to_own(self, models: LoadedModels, ticket: Ticket, asked: ReplyRequest) -> None:
-        """Deliver each event of the engine, and `kept` with the figures after all of it is saved."""
+        """Deliver each event of the engine. After the reply is saved, deliver `kept` with its figures."""
         loaded, _ = models.exactly(asked.model, asked.path)
         engine, telling, began = loaded.engine, EventLines(loaded.engine, asked.live), False
         engine.conversation = None
@@ -353,5 +356,5 @@ class EngineRoom(threading.Thread):
 
 
 def _named(sentence: str, asked: Mapping[str, Any]) -> str | None:
-    """Return the field of the request that a sentence on sampling is about, if any."""
+    """Return the field of a request that a sentence about sampling refers to; None if there is none."""
     return next((name for name in asked if name in sentence.replace("-", "_")), None)

@@ -1,4 +1,4 @@
-"""A server named by the user: its program, its models, and the meaning of its refusals."""
+"""A server that the user named: its program, its models, and the meaning of its refusals."""
 
 import time
 from collections.abc import Mapping
@@ -29,19 +29,22 @@ _OVERFLOWS = ("context_length_exceeded", "exceed_context_size", "context length"
 
 
 class ServedModel(NamedTuple):
-    """A model of a server: its owner, as the server says, and its context in tokens; 0 if not reported."""
+    """A model of a server: its owner as reported, and its context in tokens, 0 if not reported."""
 
     owner: str
     context: int
 
 
 class TooLong(UsageMistake):
-    """The server has no room for a conversation of this length and its reply."""
+    """An error: the server has no room for a conversation of this length and its reply."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """A server that answered at this address just now, with the number of unreadable entries in its list of models."""
+    """A server that answered at this address just now.
+
+    It has the number of unreadable entries in its list of models.
+    """
 
     address: ServerAddress
     key: str | None
@@ -50,7 +53,10 @@ class Server:
 
     @classmethod
     def open(cls, url: str) -> Self:
-        """Ask it for its models; a server without a list has none here. Raises LocalspecError, NotAllowed."""
+        """Ask a server for its models.
+
+        A server without a list has no models here. Raises LocalspecError and NotAllowed.
+        """
         address = ServerAddress.of(url)
         key = key_for(address)
         with Link(address, f"{address.base}/models", headers=_headers(key)) as link:
@@ -63,18 +69,18 @@ class Server:
 
     @property
     def ours(self) -> bool:
-        """Return whether it is localspec, which reports more than others."""
+        """Return whether the server is localspec, which reports more than others."""
         return self.program == "localspec"
 
     @property
     def program(self) -> str:
-        """Return the name of the program, by its list of models. Empty if that does not say."""
+        """Return the name of the program, from its list of models; empty if unknown."""
         owners = {one.owner for one in self.models.values()}
         return _PROGRAMS.get(owners.pop(), "") if len(owners) == 1 else ""
 
     @property
     def overheard(self) -> str:
-        """Return the warning that others could read the key. Empty if they cannot."""
+        """Return the warning that others could read the key; empty if they cannot."""
         if not (self.key and self.address.crosses_a_network_in_the_clear):
             return ""
         return (
@@ -83,9 +89,9 @@ class Server:
         )
 
     def model(self, named: str | None, *, insist: bool) -> str:
-        """Return the model that answers: the named one, or the server's first one unless `insist`.
+        """Return the model that answers: the named one, or the server's first model unless `insist` is set.
 
-        Raises NotHere, and UsageMistake if the server has none.
+        Raises NotHere, and UsageMistake if the server has no model.
         """
         if named is not None and (named in self.models or (insist and not self.models)):
             return named
@@ -97,13 +103,13 @@ class Server:
         return next(iter(self.models))
 
     def post(self, path: str, body: bytes) -> Link:
-        """Send a request. The answer is read from the link."""
+        """Send a request. The answer is read from the returned link."""
         headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
         return Link(self.address, f"{self.address.base}/{path}", body, {**headers, **_headers(self.key)})
 
 
 def refusal(url: str, model: str, head: Head, content: bytes, key: str | None) -> LocalspecError:
-    """Return the error for a status that is not a reply, with the server's own words."""
+    """Return the error for a status other than success, with the server's own words."""
     value: Any = None
     with suppress(ValueError):
         value = parse_json(content)
@@ -135,7 +141,7 @@ def _headers(key: str | None) -> dict[str, str]:
 
 
 def _whole(address: ServerAddress, link: Link) -> tuple[Head, bytes]:
-    """Return an answer that is not a stream."""
+    """Return the head and the body of an answer that is not a stream."""
     began, head, lines = time.monotonic(), None, []
     for one in link.arrivals():
         if isinstance(one, Head):

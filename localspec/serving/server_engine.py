@@ -1,4 +1,4 @@
-"""A server in place of an engine of this process: its messages become the same events."""
+"""A server in place of an engine of this process. Its messages become the same events."""
 
 import json
 import os
@@ -40,7 +40,7 @@ FIRST_TOLD, TOLD_AGAIN = 2.0, 10.0  # seconds of silence until they are reported
 
 @dataclass
 class ServerSampling:
-    """The requested settings of sampling. The server decides and reports the rest, which is None here."""
+    """The requested settings of sampling. A setting is None if the server decides it."""
 
     temperature: float | None
     top_p: float | None
@@ -82,7 +82,7 @@ class ServerEngine:
 
     @property
     def choice(self) -> ServedForm:
-        """Return what the server reported with the last reply."""
+        """Return the form in which the model answers, as the server reported it with the last reply."""
         told = {name: word(self.told.get(name)) for name in ("device", "dtype", "quantize")}
         where = f"at {self.server.address.name}"
         return ServedForm(
@@ -94,7 +94,7 @@ class ServerEngine:
 
     @property
     def decode(self) -> Callable[[Sequence[int]], str] | None:
-        """Return a function that decodes token ids, if the server sends them and its model is here, too."""
+        """Return a function that decodes token ids; None unless the server sends ids and its model is also here."""
         return None if self._path is None else self._decode
 
     def _decode(self, tokens: Sequence[int]) -> str:
@@ -107,11 +107,11 @@ class ServerEngine:
 
     @property
     def exactness(self) -> "ServerEngine":
-        """Return this object, because it has the figures that the server reported."""
+        """Return this object, which has the method `label`."""
         return self
 
     def label(self, rule: Rule) -> str:
-        """Return how exact its replies are, as the server says; empty if it does not."""
+        """Return how exact replies are, as the server reports; empty if it does not."""
         told = word(self.told.get("exactness"))
         return told if told in SAMENESS else ""
 
@@ -131,19 +131,19 @@ class ServerEngine:
         return asked
 
     def thinking(self, settings: Settings, system: str | None = None) -> bool | None:
-        """Return the setting for thinking. It is unknown whether the model obeys it."""
+        """Return the setting for thinking. Whether the model obeys it is unknown."""
         return settings.think
 
     def thinks_by_itself(self, system: str | None = None) -> bool | None:
-        """Return None, because this is unknown for a model of a server."""
+        """Return None: this is unknown for a model of a server."""
         return None
 
     def report(self, sampling: ServerSampling, load_seconds: float) -> ServerReport:
-        """Return the report of a reply that is sampled in this way, after a connection took `load_seconds`."""
+        """Return the report of a reply with this sampling, after a connection that took `load_seconds`."""
         return ServerReport(self, sampling, load_seconds)
 
     def lend_core(self, lent: bool) -> None:
-        """Do nothing, because another process computes."""
+        """Do nothing: another process computes."""
 
     # -- replies ------------------------------------------------------------------------------------------------------
 
@@ -157,11 +157,11 @@ class ServerEngine:
         """Yield the events of a reply to a conversation.
 
         If the server says that the conversation is too long, its oldest turns are left out, and the request is sent
-        again. A localspec server leaves them out itself. For other servers this method does so, down to about half of
+        again. A localspec server leaves turns out itself. For other servers this method does so, down to about half of
         the characters that the server refused.
 
-        After an empty stream, the request is sent once more without streaming, because some servers only then say what
-        is wrong. Raises NotAllowed, NotHere, UsageMistake and LocalspecError for a refusal. Raises BrokenOff if the
+        After an empty stream, the request is sent once more without streaming, because some servers report an error
+        only then. Raises NotAllowed, NotHere, UsageMistake and LocalspecError for a refusal. Raises BrokenOff if the
         connection ends within a reply, after the events so far.
         """
         body = self._body(sampling, limits or Limits(), think)
@@ -202,7 +202,10 @@ class ServerEngine:
         }
 
     def _readable(self, said: Sequence[Message]) -> list[Message]:
-        """Return the messages to send. Only a localspec server gets thoughts, which its chat templates may use."""
+        """Return the messages to send.
+
+        Thoughts are sent only to a localspec server, whose chat templates may use them.
+        """
         if self.server.ours:
             return list(said)
         return [{name: text for name, text in one.items() if name != "reasoning_content"} for one in said]
@@ -215,7 +218,10 @@ class ServerEngine:
             yield from ServerReply(self, dropped, body.get("max_tokens"), heard).events(self._wait(link, patience))
 
     def _wait(self, link: Link, patience: Patience) -> Iterator[Head | bytes | None]:
-        """Yield what arrives, as long as the reply is wanted and in time. Comments only show that the server lives."""
+        """Yield arrivals as long as the reply is wanted and in time.
+
+        A comment counts only as a sign that the server is alive.
+        """
         tell_at = FIRST_TOLD
         for one in link.arrivals():
             if not self.wanted():
@@ -231,7 +237,7 @@ class ServerEngine:
 
 
 def _place(model: str) -> Path | None:
-    """Return where a model of this name is on this machine."""
+    """Return the place of the model of this name on this machine."""
     try:
         return registry.resolve(model).path
     except LocalspecError:
@@ -239,7 +245,7 @@ def _place(model: str) -> Path | None:
 
 
 class NamedServer:
-    """The server that the settings name. It is asked for its models when a chat starts."""
+    """The server that the settings name. When a chat starts, it is asked for its models."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -265,7 +271,7 @@ class NamedServer:
         return named_there(server.model(name, insist=True), f"at {server.address.url}")
 
     def listed(self, current: str) -> list[str]:
-        """Return a line for each of its models, with a star for the one that answers."""
+        """Return a line for each model, with a star for the current one."""
         names = [*self._open(Reporter()).models] or [current]
         return [one_line(f"{'*' if name == current else ' '} {name}") for name in names]
 

@@ -48,8 +48,8 @@ _TOLD = (
 class ServerReply:
     """A reply that arrives from a server.
 
-    `most` tokens were requested, and `heard` is called when text arrives. Anything beyond that many, or without end, is
-    not read.
+    `most` tokens were requested, and `heard` is called when text arrives. Reading stops at a reply that is longer, or
+    that does not end.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class ServerReply:
             yield END
 
     def _without_end(self) -> str:
-        """Return the part of a sentence that says what the server sends too much of; empty so far."""
+        """Return what the server sends too much of, as a part of a sentence; empty if nothing."""
         written = len(self._tokens) or self._pieces
         if self._most is not None and written > PIECES_A_TOKEN * self._most + PIECES_MORE:
             return f"sends more than the {self._most} tokens that were requested"
@@ -190,7 +190,7 @@ class ServerReply:
     # -- figures ------------------------------------------------------------------------------------------------------
 
     def _statistics(self) -> Statistics:
-        """Return the present figures: the server's own, or those measured here."""
+        """Return the figures so far: those of the server, or those measured here."""
         usage, told = self._piece.usage, ReportedFigures(self._piece.own)
         details = usage.get("completion_tokens_details")
         thoughts = count(details.get("reasoning_tokens")) if isinstance(details, dict) else None
@@ -238,7 +238,7 @@ class ServerReport:
 
     @property
     def exactness(self) -> str:
-        """Return the exactness for a line of figures. Empty if the server does not say."""
+        """Return the exactness for a line of figures; empty if the server does not report it."""
         return self._engine.label(self._sampling.rule)
 
     @property

@@ -33,7 +33,7 @@ _END: Any = object()
 
 @dataclass(frozen=True)
 class SocketSampling:
-    """The fields of `Sampling` as the server sent them. `Sampling` itself would import torch."""
+    """The fields of `Sampling` as the server sent them. The class `Sampling` itself would import torch."""
 
     temperature: float
     top_k: int
@@ -54,7 +54,7 @@ class SocketSampling:
 
 @dataclass
 class ReplyFigures:
-    """The figures of the current reply, or of the last one, as far as the server has sent them.
+    """The figures of the current or the last reply, as far as the server has sent them.
 
     `memory` is None if the server is on another machine.
     """
@@ -64,13 +64,13 @@ class ReplyFigures:
     memory: Memory | None = None
 
     def end(self, statistics: Statistics) -> None:
-        """Set the figures of a reply that is over."""
+        """Set the figures of a finished reply."""
         self.statistics = self.so_far = statistics
         self.memory = statistics.memory
 
 
 class ServedForm(NamedTuple):
-    """The form in which the server's engine computes, as far as the server says."""
+    """The form in which the server's engine computes, as far as the server reports it."""
 
     engine: str = "server"
     device: str = ""
@@ -84,12 +84,12 @@ class ServedForm(NamedTuple):
 class SocketEngine:
     """One model of the user's own server. Use it from one thread.
 
-    Settings change during a chat, and the server may be busy then. So a chat works out sampling and thinking in this
-    process, from the model's files. `localspec run` needs each only once. It takes what the server sent, and so starts
-    without loading a tokenizer.
+    Settings change during a chat, and the server may then be busy. So a chat computes sampling and thinking in this
+    process, from the model's files. `localspec run` needs each only once and uses the values that the server sent, so
+    it starts without loading a tokenizer.
 
-    If the server ends before it has begun a reply, `load` makes an engine in this process, which answers from then on.
-    If it ends within a reply, the reply is broken off.
+    If the server ends before a reply has begun, `load` makes an engine in this process, which answers from then on. If
+    it ends within a reply, the reply is broken off.
     """
 
     def __init__(
@@ -121,8 +121,8 @@ class SocketEngine:
         """Ask the server at the socket `place` for a model, which it loads if necessary.
 
         The server lives for at least `keep` seconds after the last request. `chats` is for a conversation whose
-        settings change. Raises Gone if there is no such server, and NotThisOne if its settings differ: then an
-        engine of this process must answer. Raises what that engine would raise, too.
+        settings change. Raises Gone if there is no such server, and NotThisOne if its settings differ; an engine of
+        this process must then answer. Raises that engine's errors too.
         """
         body = {
             "keep": keep,
@@ -157,7 +157,7 @@ class SocketEngine:
         return engine
 
     def _take_form(self, sent: Mapping[str, Any]) -> None:
-        """Set what the server says about its engine. Raises KeyError, TypeError and ValueError for anything else."""
+        """Set the reported form of the engine. Raises KeyError, TypeError and ValueError for an invalid one."""
         self._form, self._label = ServedForm(**sent["choice"]), str(sent["label"])
         device, held = sent["held"]
         self._held, self._session.memory = (str(device), int(held)), Memory(**sent["memory"])
@@ -173,7 +173,7 @@ class SocketEngine:
 
     @property
     def session(self) -> Any:
-        """Return the figures of the current reply, or of the last one."""
+        """Return the figures of the current or the last reply."""
         return self._session if self._here is None else self._here.session
 
     @property
@@ -193,7 +193,7 @@ class SocketEngine:
 
     @property
     def exactness(self) -> Any:
-        """Return this object, because it has the method `label`, or the engine's own."""
+        """Return this object, which has the method `label`, or the exactness of an engine in this process."""
         return self if self._here is None else self._here.exactness
 
     def label(self, rule: Rule) -> str:
@@ -201,7 +201,7 @@ class SocketEngine:
         return self._label
 
     def report(self, sampling: Any, load_seconds: float) -> Report:
-        """Return the report of a reply. The server measured how long its model took to load."""
+        """Return the report of a reply. The server measured how long loading took."""
         return self._report
 
     def lend_core(self, lent: bool) -> None:
@@ -231,7 +231,7 @@ class SocketEngine:
         return self._files[0].tokenizer.decode if self._chats else None
 
     def sampling(self, settings: Settings) -> Any:
-        """Return how replies are sampled. Raises UsageMistake for a setting without effect."""
+        """Return the sampling of replies. Raises UsageMistake for a setting without effect."""
         if not self._chats:
             return SocketSampling(**self._opened["sampling"])
         from localspec.engine.reply_settings import requested_sampling
@@ -247,7 +247,7 @@ class SocketEngine:
         return requested_thinking(settings, self._files[0], self._card.name, system)
 
     def thinks_by_itself(self, system: str | None = None) -> bool | None:
-        """Return whether the model thinks without a setting for it; None if that is unknown."""
+        """Return whether the model thinks by default; None if that is unknown."""
         if not self._chats:
             return cast("bool | None", self._opened["by_itself"])
         return self._files[0].thinks_by_itself(system)
@@ -361,7 +361,7 @@ class SocketEngine:
             self._session.end(_of_what_was_seen(seen, self._session.so_far))
 
     def _send(self, body: Mapping[str, Any]) -> None:
-        """Send something about the current reply to the server."""
+        """Send information about the current reply to the server."""
         answer = lines(self._place, f"/localspec/replies/{self._name}", body)
         with suppress(Gone), closing(answer):
             next(answer, None)
@@ -369,7 +369,7 @@ class SocketEngine:
     # -- an engine in this process ------------------------------------------------------------------------------------
 
     def load_here(self) -> "Engine":
-        """Return an engine of this process, for example for a race. Raises what loading one raises."""
+        """Return an engine of this process, for example for a race. Raises the errors of loading."""
         return cast("Engine", self._load() if self._here is None else self._here)
 
     def _load_here(self, why: Gone | NotThisOne) -> None:
@@ -403,9 +403,9 @@ def _tokens(seen: Sequence[Text]) -> tuple[int, ...]:
 
 
 def in_this_process(engine: "Answerer") -> "Engine":
-    """Return the engine itself, or load one if the user's own server answers.
+    """Return the engine itself. If the user's own server answers, load an engine in this process instead.
 
-    Raises UsageMistake if another server answers, and what loading raises.
+    Raises UsageMistake if another server answers, and the errors of loading.
     """
     if engine.choice.engine == "server":
         raise UsageMistake("A race needs a model in this process, but a server answers; give --server off.")
@@ -413,9 +413,9 @@ def in_this_process(engine: "Answerer") -> "Engine":
 
 
 def for_chat(settings: Settings, card: TargetCard, reporter: Reporter, load: "Callable[[], Answerer]") -> "Answerer":
-    """Return an engine of the user's server if it loads models by the same settings, else what `load` returns.
+    """Return an engine of the user's server if it loads models with the same settings; otherwise the result of `load`.
 
-    Raises what `load` raises, also if the server cannot load the model.
+    Raises the errors of `load`, also if the server cannot load the model.
     """
     place = Paths(environment.home()).socket
     if settings.server is None and os.path.exists(place):

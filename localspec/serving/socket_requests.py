@@ -1,6 +1,6 @@
-"""Requests of this user's commands to a server over its socket: an engine as they would load it, event by event.
+"""Requests of this user's commands to a server over its socket: for an engine with their settings, and for replies.
 
-Both ends are the same version, so events are sent unchanged, and both ends change together.
+Both ends are the same version. So events are sent unchanged, and the protocol may change between versions.
 """
 
 import os
@@ -25,7 +25,7 @@ THIS = os.urandom(16).hex()  # this server and no later one, which may load mode
 
 
 class Differs(LocalspecError):
-    """This server could not answer as the command itself would."""
+    """An error: this server could not answer as the command itself would."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class OpenRequest:
     def answer(self, models: LoadedModels, own: Settings) -> dict[str, Any]:
         """Return the description of the engine, which is loaded if necessary.
 
-        Raises Differs, and what loading it does.
+        Raises Differs, and the errors of loading.
         """
         if (self.version, self.isa) != (__version__, environment.instruction_set()):
             raise Differs("The server is of another version.")
@@ -82,7 +82,7 @@ class OpenRequest:
         }
 
     def _compare(self, models: LoadedModels, own: Settings) -> None:
-        """Raise Differs for a setting that is neither the server's own nor the one that it chose itself."""
+        """Raise Differs for a setting that differs both from the server's setting and from its own choice."""
         other = [name for name in LOADED_BY if getattr(self.settings, name) != getattr(own, name)]
         for name in other:
             if name not in _CHOSEN or getattr(own, name) != _CHOSEN[name]:
@@ -128,11 +128,14 @@ class ReplyRequest:
 
     @property
     def rule(self) -> Rule:
-        """Return the rule of acceptance."""
+        """Return the acceptance rule."""
         return Sampling(**self.sampling).rule
 
     def events(self, engine: Engine) -> Any:
-        """Return the engine's events. Raises Differs if another server opened it, or its drafter has changed."""
+        """Return the engine's events.
+
+        Raises Differs if another server opened the engine, or its drafter has changed.
+        """
         if self.server != THIS:
             raise Differs("The server has restarted since.")
         if self.drafter not in (None, engine.choice.drafter):
@@ -162,7 +165,7 @@ def form(engine: Engine, rule: Rule) -> dict[str, Any]:
 
 
 class EventLines:
-    """The events of one reply as JSON, with drafts and figures only if they are shown."""
+    """The events of one reply as JSON. Drafts and figures are included only if they are displayed."""
 
     def __init__(self, engine: Engine, live: bool) -> None:
         self._engine, self._live, self._figured_at = engine, live, 0.0

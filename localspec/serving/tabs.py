@@ -1,7 +1,7 @@
-"""The chats that tabs of a browser show: a process each, `localspec chat`, which asks this server like any client.
+"""The chats in a browser's tabs: each is a process of `localspec chat` that uses this server like any client.
 
-Between a tab and its process goes what textual-serve's page and Textual's driver for it say to each other: keys and
-sizes one way, as JSON, and what is drawn the other.
+A tab and its process exchange the messages of textual-serve's page and Textual's web driver: keys and sizes in one
+direction, as JSON, and screen output in the other.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ _OF_A_TERMINAL = ("COLORFGBG", "LINES", "STY", "TMUX")
 
 
 class Tabs:
-    """Use it from one event loop. `MOST_TABS` of them are open at a time."""
+    """The open tabs, at most `MOST_TABS` at a time. Use it from one event loop."""
 
     def __init__(self, url: str, key: str, model: str, *, log: bool) -> None:
         self._open, self._key = 0, key
@@ -42,12 +42,12 @@ class Tabs:
 
     @property
     def full(self) -> bool:
-        """Whether there is no place for another one."""
+        """Whether there is no room for another tab."""
         return self._open >= MOST_TABS
 
     @contextmanager
     def place(self) -> Iterator[None]:
-        """One of them is taken meanwhile."""
+        """Count one more tab as open within this context."""
         self._open += 1
         try:
             yield
@@ -55,7 +55,7 @@ class Tabs:
             self._open -= 1
 
     async def run(self, websocket: WebSocket, width: int, height: int) -> None:
-        """Run a chat from its first paint until the user leaves it or its tab. It has ended when this returns."""
+        """Run a chat until the user leaves it or its tab. Return after its process has ended."""
         process = await asyncio.create_subprocess_exec(
             *self._command, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=self._environment(width, height),
             start_new_session=True,
@@ -77,7 +77,7 @@ class Tabs:
             await websocket.close()
 
     def _environment(self, width: int, height: int) -> dict[str, str]:
-        """Return the variables with the key, because other users can read a command."""
+        """Return the environment variables. They include the key, because other users can read command lines."""
         kept = {name: value for name, value in os.environ.items() if name not in _OF_A_TERMINAL}
         return {
             **kept, SERVER_KEY: self._key, "TEXTUAL_DRIVER": TAB_DRIVER, "COLUMNS": str(size_of(width, 80)),
@@ -87,7 +87,7 @@ class Tabs:
 
 
 def size_of(value: object, otherwise: int) -> int:
-    """Columns or lines, as a browser says them."""
+    """Return a number of columns or lines that a browser sent, or `otherwise` if it is invalid."""
     try:
         number = int(value)  # type: ignore[call-overload]
     except (TypeError, ValueError, OverflowError):
@@ -112,7 +112,10 @@ async def _draw(process: Process, websocket: WebSocket) -> None:
 
 
 async def _type(websocket: WebSocket, process: Process) -> None:
-    """Pass on the page's messages. An invalid one ends the tab, because no page of ours sends it."""
+    """Forward the page's messages to the chat.
+
+    An invalid message ends the tab, because localspec's page never sends one.
+    """
     assert process.stdin is not None
     pastes = PasteFilter()
     with suppress(WebSocketDisconnect, KeyError, ValueError, TypeError, OSError):
@@ -152,7 +155,7 @@ def _json(**fact: Any) -> bytes:
 
 
 async def _end(process: Process, *tasks: "asyncio.Task[None]") -> None:
-    """End the chat: its tab is gone. It saves what was said and ends, or is killed with all its children."""
+    """End the chat after its tab is gone. It saves its text and ends, or it is killed with all its children."""
     try:
         for task in tasks:
             task.cancel()

@@ -1,8 +1,8 @@
-"""Overwrites deleted text: the index of words is merged, the file is rewritten and the log is emptied.
+"""Overwrites deleted text: the search index is merged, the file is rewritten and the write-ahead log is emptied.
 
 SQLite overwrites the rows that it deletes. Two things remain: copies of rows that it moved to another page, and the
-words of deleted turns in the index. So each deletion leaves a row in `deletion`, in the same transaction, and that row
-is removed once the file has been rewritten. After an interruption the next start continues.
+words of deleted turns in the index. So each deletion adds a row to `deletion` in the same transaction. That row is
+removed after the file was rewritten. After an interruption the next start continues.
 """
 
 import math
@@ -18,13 +18,13 @@ MOST_IN_MEMORY = 32 * 2**20  # bytes of a file that is rewritten through memory
 
 
 def make_deletions(connection: sqlite3.Connection) -> None:
-    """Make the table of deletions whose bytes may still be in the file."""
+    """Make the table of deletions. Their bytes may still be in the file."""
     # AUTOINCREMENT: a deletion that another process marks meanwhile gets another number.
     connection.execute("CREATE TABLE deletion (number INTEGER PRIMARY KEY AUTOINCREMENT)")
 
 
 def mark(connection: sqlite3.Connection) -> None:
-    """Note that deleted text may still be in the file."""
+    """Record that deleted text may still be in the file."""
     connection.execute("INSERT INTO deletion DEFAULT VALUES")
 
 
@@ -41,7 +41,7 @@ def content_size(connection: sqlite3.Connection) -> int:
 
 
 def write_anew(connection: sqlite3.Connection, path: Path | None) -> None:
-    """Rewrite the file so that it holds only its rows. Raises sqlite3.Error."""
+    """Rewrite the file so that it contains only its rows. Raises sqlite3.Error."""
     connection.execute("INSERT INTO trigram (trigram) VALUES ('optimize')")  # drops the words of deleted turns
     vacuum(connection, path)
 
@@ -69,7 +69,7 @@ _PIECE = 2**20  # bytes overwritten at a time
 
 
 def remove_copied(file: Path) -> bool:
-    """Overwrite and delete the file; return whether it existed. Raises LocalspecError if that fails."""
+    """Overwrite and delete the file. Return whether it existed. Raises LocalspecError if that fails."""
     try:
         erase(file)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The content of a conversation, as it is read."""
+"""The content of saved conversations: classes for turns and conversations, and functions that read them from rows."""
 
 import sqlite3
 from collections.abc import Mapping
@@ -21,8 +21,8 @@ SOURCES: tuple[Source, ...] = ("chat", "run", "pipe")
 class Turn:
     """A prompt and its reply; `asked` is in seconds since 1970.
 
-    `reason` is one of REASONS; None while the reply is being written, or if its process was killed. A turn without
-    reply and reasoning is unanswered; only the last of a conversation can be.
+    `reason` is one of REASONS. It is None while the reply is being written, or if its process was killed. A turn
+    without reply and reasoning is unanswered; only the last turn of a conversation can be.
     """
 
     id: int
@@ -35,12 +35,12 @@ class Turn:
 
     @property
     def unanswered(self) -> bool:
-        """Whether it has neither a reply nor a thought."""
+        """Whether the turn has neither a reply nor a thought."""
         return not (self.reply or self.reasoning)
 
     @property
     def typed_from(self) -> int:
-        """The place in the prompt where the typed part begins, after the text of files."""
+        """The position in the prompt where the typed part begins, after the text of files."""
         at = self.figures.get("typed_from")
         return at if isinstance(at, int) and 0 < at <= len(self.prompt) else 0
 
@@ -51,16 +51,16 @@ class Turn:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The names of the files before it."""
+        """The names of the files whose text precedes the typed part."""
         names = self.figures.get("files") if self.typed_from else None
         return tuple(one_line(name) for name in names if isinstance(name, str)) if isinstance(names, list) else ()
 
 
 class ConversationInfo(NamedTuple):
-    """One conversation; times in seconds since 1970.
+    """A conversation without its turns; times are in seconds since 1970.
 
-    Its `title` was given by the user if it is `named`, else it is made from its first prompt: safe, and on one short
-    line. `branch_of` is the conversation that it branched from. `source` is None if an earlier version saved it.
+    `title` is the user's if it is `named`. Otherwise it is made from the first prompt: safe, and on one short line.
+    `branch_of` is the conversation that it branched from. `source` is None if an earlier version saved it.
     """
 
     id: int
@@ -75,7 +75,7 @@ class ConversationInfo(NamedTuple):
 
     @property
     def by_run(self) -> bool:
-        """Return whether `run -c` may continue it; unknown for conversations of an earlier version."""
+        """Return whether `run -c` may continue it. For conversations of an earlier version that is unknown."""
         return self.source != "chat"
 
     @property
@@ -85,7 +85,7 @@ class ConversationInfo(NamedTuple):
 
     @property
     def model_name(self) -> str:
-        """The last part of a directory's path; a list has no room for more."""
+        """The last part of the model's path, because a list has no room for more."""
         return self.model.rstrip("/").rpartition("/")[2] or self.model
 
 
@@ -98,7 +98,8 @@ class Saved(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A conversation with some words: the id of its newest turn with all of them, and a safe line around one."""
+    """A search result: a conversation, the id of its newest turn with all the words, and a safe line of text around
+    one."""
 
     info: ConversationInfo
     turn: int
@@ -113,13 +114,13 @@ IN_ORDER = "SELECT id, prompt, reply, reason, figures, asked FROM turn WHERE con
 
 
 def info_of(connection: sqlite3.Connection, conversation: int) -> ConversationInfo | None:
-    """Return the row of a list; None if there is no such conversation, or it is empty."""
+    """Return a conversation without its turns; None if it does not exist or is empty."""
     row = connection.execute(INFO, (conversation,)).fetchone()
     return info_from(row) if row is not None and row[6] else None
 
 
 def info_from(row: tuple[Any, ...]) -> ConversationInfo:
-    """Return the row of a list, from the columns of INFO."""
+    """Return a conversation without its turns, from the columns of INFO."""
     number, prompt, given, model, created, used, turns, origin, source = row
     title = title_of(text(prompt)) if given is None else cut(one_line(text(given)))
     branch_of = origin if isinstance(origin, int) else None
@@ -130,9 +131,9 @@ def info_from(row: tuple[Any, ...]) -> ConversationInfo:
 
 
 def parting_of(connection: sqlite3.Connection, *pair: int) -> tuple[Turn | None, Turn | None] | None:
-    """Return the first turns in which two conversations differ, or their last ones if none does.
+    """Return the first turns in which two conversations differ, or their last turns if they do not differ.
 
-    None if one of these conversations does not exist (any more).
+    Return None if one of these conversations does not exist (any more).
     """
     if connection.execute("SELECT count(*) FROM conversation WHERE id IN (?, ?)", pair).fetchone()[0] < len({*pair}):
         return None
@@ -146,7 +147,7 @@ def parting_of(connection: sqlite3.Connection, *pair: int) -> tuple[Turn | None,
 
 
 def turn_from(row: tuple[Any, ...]) -> Turn:
-    """Return a turn from its columns: id, prompt, reply, reason, figures, asked, and reasoning if it is there."""
+    """Return a turn from its columns: id, prompt, reply, reason, figures, asked, and reasoning if present."""
     number, prompt, reply, reason, figures, asked, *reasoning = row
     return Turn(
         number, text(prompt), text(reply), _reason(reason), figures_from(figures), moment(asked), *map(text, reasoning)

@@ -1,6 +1,6 @@
-"""The open SQLite file of localspec: read and written, also when the disk or the file fails.
+"""The open SQLite file of localspec. It can still be read and written when the disk or the file fails.
 
-It holds private text: the file is 0600 in a 0700 directory, and deleted text is overwritten.
+It holds private text: the file has mode 0600 in a directory with mode 0700, and deleted text is overwritten.
 """
 
 import contextlib
@@ -49,9 +49,10 @@ _REMEDIES = {  # by the reason why a database cannot be written; the first match
 
 
 class StoreTrouble(LocalspecError):
-    """The database cannot be written or read now: disk full, read-only, or locked for too long.
+    """An error: the database cannot be written or read now, because the disk is full, read-only, or locked for too
+    long.
 
-    `told`: that was reported when it was opened.
+    `told` says that this was reported when the database was opened.
     """
 
     exit_code = 1
@@ -59,14 +60,14 @@ class StoreTrouble(LocalspecError):
 
 
 class NoRoom(StoreTrouble):
-    """The disk is full."""
+    """An error: the disk is full."""
 
 
 class Database:
     """An open database. It may be used from any thread; calls wait for each other.
 
-    `read_only` is True if nothing can be saved. `path` is None if the database is only in memory. Both last until the
-    file can be written after all, which is tried whenever something is to be saved.
+    `read_only` is True if nothing can be saved. `path` is None if the database is only in memory. At each save
+    localspec tries again to write the file; if it succeeds, both end.
     """
 
     def __init__(
@@ -92,8 +93,8 @@ class Database:
     def open(cls, path: Path, notice: Notice, schema: Schema) -> Self:
         """Open or make the database at `path`.
 
-        It never fails: a broken file, or one of a newer version, is set aside for a new one, a read-only one is read,
-        and otherwise the database is in memory. Each of these is reported to `notice`.
+        It never fails. A broken file, or one of a newer version, is set aside for a new file. A read-only file is read.
+        Otherwise the database is in memory. Each of these cases is reported to `notice`.
         """
         path = path.absolute()
         try:
@@ -111,7 +112,8 @@ class Database:
 
     @property
     def why_lost(self) -> str:
-        """The sentence on why everything saved is lost with this process, if that was known from the beginning."""
+        """A sentence that says why everything saved will be lost when this process ends; empty if it was not known
+        at the start."""
         if self.path is not None or not self._why:
             return ""
         return f"{self._file} cannot be used ({self._why}): {self._remedy}."
@@ -121,7 +123,7 @@ class Database:
         return next(do for mark, do in _REMEDIES.items() if mark in self._why)
 
     def close(self) -> None:
-        """Close the file; the database cannot be used afterwards."""
+        """Close the file. The database cannot be used afterwards."""
         with self._lock:
             self._connection.close()
 
@@ -139,8 +141,10 @@ class Database:
             return work(self._connection)
 
     def at_once(self, work: Work[Result]) -> Result:
-        """Do the same as `read`, but all that `work` reads is of one moment, whatever other processes do. Raises
-        StoreTrouble."""
+        """Do the same as `read`, but within one transaction, so that writes of other processes are not seen.
+
+        Raises StoreTrouble.
+        """
 
         def whole(connection: sqlite3.Connection) -> Result:
             with transaction(connection, "DEFERRED"):
@@ -149,7 +153,10 @@ class Database:
         return self.read(whole)
 
     def save(self, work: Work[Result]) -> Result:
-        """Do `work` in one transaction: everything is saved or nothing. It may be called twice. Raises StoreTrouble."""
+        """Do `work` in one transaction: either everything is saved or nothing.
+
+        It may be called twice. Raises StoreTrouble.
+        """
         self.reach_file()
         if self.read_only:
             kind = NoRoom if self._remedy == _MAKE_ROOM else StoreTrouble
@@ -164,7 +171,7 @@ class Database:
         return self.read(whole)
 
     def reach_file(self) -> None:
-        """Try again to open a file for writing that could not be opened at first."""
+        """Try again to open the file for writing, if that failed before."""
         with self._lock:
             if not self._why:
                 return
@@ -185,7 +192,7 @@ class Database:
             self._notice(f"{self._file} can be used again: this session is saved in it.")
 
     def delete(self, work: Work[Result]) -> Result:
-        """Do `work`, which deletes, with a mark that its bytes may still be in the file. Raises StoreTrouble."""
+        """Do `work`, which deletes rows, and record that their bytes may still be in the file. Raises StoreTrouble."""
 
         def marked(connection: sqlite3.Connection) -> Result:
             result = work(connection)
@@ -195,7 +202,7 @@ class Database:
         return self.save(marked)
 
     def overwrite_deleted(self, done: str) -> None:
-        """Overwrite deleted text. A large file is left to the next start, which `unfinished` reports.
+        """Overwrite deleted text. A large file is rewritten at the next start; `unfinished` then says so.
 
         Raises StoreTrouble if that fails; its sentence begins with `done`.
         """
@@ -211,14 +218,15 @@ class Database:
 
     @property
     def unfinished(self) -> str:
-        """The sentence on deleted text that is still in the file, which is too large to be rewritten at once."""
+        """A sentence that deleted text is still in the file, because the file is too large to rewrite now; empty
+        otherwise."""
         with self._lock, contextlib.suppress(sqlite3.DatabaseError):
             if cleaning.last_mark(self._connection) and self._is_large:
                 return f"{self._named} is large, so the deleted text in it is overwritten at the next start."
         return ""
 
     def finish_deletion(self) -> None:
-        """Overwrite what earlier deletions left in the file, and announce it if that takes long."""
+        """Overwrite the text of earlier deletions. Report a notice if that takes long."""
         if self.path is None or self.read_only:
             return
         with contextlib.suppress(OSError, sqlite3.Error), contextlib.ExitStack() as stack, self._lock:
@@ -253,7 +261,7 @@ class Database:
         return f"{self.path} ({size(cleaning.content_size(self._connection))})"
 
     def _write_anew(self, wait: bool) -> str:
-        """Overwrite deleted text; return what prevents it, or an empty text."""
+        """Overwrite deleted text. Return the obstacle if that fails, or an empty text."""
         with self._lock:
             try:
                 last = cleaning.last_mark(self._connection)
@@ -271,7 +279,7 @@ class Database:
                 return ""
 
     def empty_log(self, wait: bool = True) -> str:
-        """Write the log into the file and empty it; return what prevents it, or an empty text."""
+        """Write the log into the file and empty it. Return the obstacle if that fails, or an empty text."""
         if self.read_only:  # a log that cannot be read here seems to be empty
             return self._why if self.path and _log_size(self.path) else ""
         deadline = time.monotonic() + (opening.BUSY_SECONDS if wait else 0)
@@ -290,9 +298,9 @@ class Database:
         return trouble(f"{self.path} {_remedy(error)} ({reason_of(error)}).")
 
     def _leave_broken_file(self, error: sqlite3.DatabaseError, report: Notice | None = None) -> None:
-        """Continue with a new file with the readable part of this one, or in memory if there can be no file.
+        """Continue with a new file that has the readable part of this one. If there can be no file, continue in memory.
 
-        `report` takes the sentence on it instead of `report_damage`.
+        `report` receives the sentence about it instead of `report_damage`.
         """
         if self.path is None:
             raise error
@@ -327,7 +335,7 @@ def _log_size(path: Path) -> int:
 
 
 def _make_way(path: Path) -> None:
-    """Make its directory. Raises OSError if that fails, or if something other than a file is at `path`."""
+    """Make the directory of the database. Raises OSError if that fails, or if `path` is something other than a file."""
     if path.exists() and not path.is_file():
         raise OSError("it is not a file")
     private_directory(path.parent)
@@ -335,7 +343,7 @@ def _make_way(path: Path) -> None:
 
 @contextlib.contextmanager
 def _patience(connection: sqlite3.Connection, wait: bool) -> Iterator[None]:
-    """Do not wait for other processes, unless `wait`."""
+    """Within this context, do not wait for other processes, unless `wait` is set."""
     connection.execute(f"PRAGMA busy_timeout = {opening.BUSY_SECONDS * wait * 1000:.0f}").fetchone()
     try:
         yield

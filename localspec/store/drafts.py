@@ -1,4 +1,4 @@
-"""Drafts: text that was typed in a chat and not sent yet, saved while it is typed, so that it outlives the process."""
+"""Unsent prompts of a chat. They are saved while the user types, so that they survive the end of the process."""
 
 import os
 import sqlite3
@@ -20,12 +20,12 @@ def make_drafts(connection: sqlite3.Connection) -> None:
 
 
 def tell_for_whom(connection: sqlite3.Connection) -> None:
-    """Add the server that a draft is for; NULL for none."""
+    """Add a column for the server that a draft is meant for; NULL for none."""
     connection.execute("ALTER TABLE draft ADD COLUMN server TEXT")
 
 
 def tell_where(connection: sqlite3.Connection) -> None:
-    """Add the conversation in which a draft was typed; NULL in rows of earlier versions."""
+    """Add a column for the conversation in which a draft was typed; NULL in rows of earlier versions."""
     connection.execute("ALTER TABLE draft ADD COLUMN conversation INTEGER")
 
 
@@ -33,10 +33,10 @@ PROBES = ("SELECT process, began, text, server, conversation FROM draft LIMIT 1"
 
 
 class Drafts:
-    """One draft per process. It may be used from any thread; every call may raise StoreTrouble.
+    """The unsent prompts, one per process. It may be used from any thread; every call may raise StoreTrouble.
 
-    `server` is the address that it would be sent to: a draft for one is never used for another. The same holds for
-    drafts of a `conversation`, as long as that exists.
+    `server` is the address that a draft would be sent to. A draft for one server is never used for another. The same
+    holds for drafts of a `conversation`, as long as that exists.
     """
 
     def __init__(self, database: Database) -> None:
@@ -49,7 +49,7 @@ class Drafts:
         return os.getpid(), psutil.Process().create_time()
 
     def keep(self, text: str, server: str | None = None, conversation: int | None = None) -> None:
-        """Save this text, replacing the previous draft of this process; an empty text deletes that."""
+        """Save this text in place of the previous draft of this process. An empty text deletes that draft."""
 
         def write(connection: sqlite3.Connection) -> None:
             connection.execute("DELETE FROM draft WHERE process = ? AND began = ?", self._owner)
@@ -65,24 +65,26 @@ class Drafts:
             raise StoreTrouble(why)
 
     def left(self) -> int:
-        """Return how many drafts there are of processes that have ended."""
+        """Return the number of drafts of processes that have ended."""
         return len(self._database.read(_left))
 
     def take_left(self, server: str | None = None, conversation: int | None = None) -> list[str]:
-        """Return and delete the drafts of ended processes for this server and conversation, oldest process first.
+        """Delete the drafts of ended processes for this server and conversation. Return them, the oldest process first.
 
-        A draft of a deleted conversation counts as one of a new conversation, which is None.
+        A draft of a deleted conversation counts as a draft of a new conversation, which is None.
         """
         return self._database.save(lambda connection: _taken(connection, lambda row: row[3:] == (server, conversation)))
 
     def waiting(self, server: str | None = None) -> list[int]:
-        """Return the conversations with a draft that an ended process left for this server."""
+        """Return the conversations that have a draft of an ended process for this server."""
         found = self._database.read(_left)
         return [row[4] for row in found if row[3] == server and row[4] is not None]
 
     def remove_left(self) -> int:
-        """Delete drafts of ended processes, and their bytes in the files; return how many there were.
-        Raises StoreTrouble."""
+        """Delete the drafts of ended processes, and their bytes in the files.
+
+        Return their number. Raises StoreTrouble.
+        """
         removed = len(self._database.delete(lambda connection: _taken(connection, lambda _: True)))
         self._database.overwrite_deleted("The unsent drafts were removed")
         return removed

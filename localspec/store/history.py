@@ -1,4 +1,7 @@
-"""Conversations, saved while they happen: verbatim private text that can be searched, and deleted to the last byte."""
+"""Conversations, saved while they happen.
+
+They are private text, word for word; they can be searched, and deleted without traces.
+"""
 
 import json
 import os
@@ -36,13 +39,17 @@ if sys.platform != "win32":
 
 
 class Presence:
-    """The one conversation that is open here. Each window shares a lock on the byte of its conversation's id.
+    """The conversation that is open in this window. Each window shares a lock on the byte of its conversation's id.
 
-    The system releases the lock with its process, however that ends. On Windows other windows are never noticed.
+    The system releases the lock when the process ends, however that happens. On Windows other windows are never
+    noticed.
     """
 
     def __init__(self, database: Path | None) -> None:
-        """`database` is where conversations are saved; None: nowhere that another window could see."""
+        """Begin without an open conversation.
+
+        `database` is the file of conversations; None if other windows cannot see it.
+        """
         self._place = f"{database}-open" if database is not None and sys.platform != "win32" else ""
         self._file = -1
         self._open: int | None = None
@@ -64,7 +71,7 @@ class Presence:
         return not alone
 
     def _lock(self, how: int, conversation: int) -> bool:
-        """Lock without waiting: a window that checks keeps others out for a moment."""
+        """Lock without waiting. During the check of one window, others are excluded for a moment."""
         try:
             fcntl.lockf(self._file, how | fcntl.LOCK_NB, 1, conversation)
         except (BlockingIOError, PermissionError):
@@ -97,13 +104,13 @@ EVERY_PROMPT = "SELECT prompt, figures FROM turn ORDER BY id DESC"
 
 
 class WentOn(LocalspecError):
-    """Another process has continued this conversation."""
+    """An error: another process has continued this conversation."""
 
 
 class History:
     """The conversations in a database. It may be used from any thread; every call may raise StoreTrouble.
 
-    `presence` knows which of them is open here, and whether another window also has it open. Characters that SQLite
+    `presence` says which conversation is open here, and whether another window also has it open. Characters that SQLite
     cannot store or would stop at are replaced: lone surrogates and NUL.
     """
 
@@ -113,12 +120,13 @@ class History:
 
     @property
     def lasts(self) -> bool:
-        """Whether conversations outlive the process: in memory, if no file could be used, they do not."""
+        """Whether conversations survive the end of the process. In memory, if no file could be used, they do not."""
         return self._database.path is not None
 
     @property
     def why_lost(self) -> str:
-        """The sentence on why they do not, if no file could be used from the beginning; else empty."""
+        """A sentence that says why conversations will be lost, if no file could be used at the start; otherwise
+        empty."""
         return self._database.why_lost
 
     def reach_file(self) -> None:
@@ -127,7 +135,7 @@ class History:
 
     @property
     def ever_kept(self) -> bool:
-        """Return whether a conversation was ever saved in this file, also one that has been deleted since."""
+        """Return whether a conversation was ever saved in this file, even if it was deleted later."""
         query = "SELECT count(*) FROM sqlite_sequence WHERE name = 'conversation' AND seq > 0"
         return bool(self._database.read(lambda connection: connection.execute(query).fetchone()[0]))
 
@@ -143,13 +151,13 @@ class History:
         asked: float | None = None,
         source: Source = "chat",
     ) -> tuple[int, int]:
-        """Begin a turn; return the ids of its conversation and of the turn.
+        """Begin a turn. Return the ids of its conversation and of the turn.
 
-        A new conversation is made if there is none of that id (any more). The turn `instead`, which this one replaces,
-        is deleted if it is unanswered: another process may be about to answer the last one. Raises WentOn, without a
-        change, if the `newest` turn that the caller knows, if given, is not that of the conversation. `asked` is the
-        time of the prompt, if that was earlier. `source` is where it comes from; a conversation of pipes that is
-        continued in a chat is no longer one of pipes.
+        A new conversation is made if there is none with that id (any more). This turn replaces the turn `instead`,
+        which is deleted if it is unanswered; another process may be about to answer it. If `newest` is given and is not
+        the newest turn of the conversation, WentOn is raised and nothing changes. `asked` is the time of the prompt, if
+        that was earlier. `source` is the origin of the prompt. A conversation of pipes that is continued in a chat no
+        longer counts as one of pipes.
         """
         now = time.time()
         about = (_storable(model), None if system is None else _storable(system), now)
@@ -179,9 +187,11 @@ class History:
     def branch(
         self, origin: int, turns: Sequence[Turn], *, model: str, system: str | None, source: Source = "chat"
     ) -> tuple[int, list[int]]:
-        """Save these turns again, as the beginning of another conversation; return its id and theirs.
+        """Save these turns again, as the beginning of another conversation. Return the ids of the conversation and of
+        its turns.
 
-        If there is no conversation `origin` (any more), nothing deleted is saved again: id 0, and no turns.
+        If there is no conversation `origin` (any more), nothing is saved, because deleted text must not return. The
+        result is then id 0 and no turns.
         """
         now = time.time()
         rows = [
@@ -213,11 +223,14 @@ class History:
         return self._database.save(copy)
 
     def rename(self, conversation: int, title: str) -> bool:
-        """Set its title; an empty one restores that of its first prompt. Return False if there is no such id."""
+        """Set the title of a conversation.
+
+        An empty title restores that of its first prompt. Return False if there is no such id.
+        """
         return self._tell_about(conversation, "title", _storable(title).strip() or None)
 
     def instruct(self, conversation: int, system: str | None) -> bool:
-        """Save its system prompt, or None. Return False if there is no conversation of that id."""
+        """Save the system prompt of a conversation, or None. Return False if there is no conversation of that id."""
         return self._tell_about(conversation, "system", None if system is None else _storable(system))
 
     def _tell_about(self, conversation: int, column: str, value: str | None) -> bool:
@@ -232,7 +245,7 @@ class History:
         figures: Mapping[str, Any] | None = None,
         reasoning: str = "",
     ) -> bool:
-        """Save the reply so far, or with a `reason` the whole of it. Return False if the turn is gone."""
+        """Save the reply so far; with a `reason` it is complete. Return False if the turn no longer exists."""
         row = (_storable(reply), reason, json.dumps(dict(figures or {})), _storable(reasoning), turn)
 
         def update(connection: sqlite3.Connection) -> bool:
@@ -260,9 +273,9 @@ class History:
         return self._database.at_once(find)
 
     def partings(self, pairs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], tuple[Turn | None, Turn | None]]:
-        """Return the first differing turns of two conversations, by pairs of ids; None if one has no more turns.
+        """Return for pairs of conversations the first turns in which they differ; None if one has no more turns.
 
-        Of two that do not differ they are the last turns. Pairs with a missing conversation are left out.
+        If they do not differ, these are their last turns. Pairs with a missing conversation are left out.
         """
 
         def find(connection: sqlite3.Connection) -> dict[tuple[int, int], tuple[Turn | None, Turn | None]]:
@@ -271,11 +284,14 @@ class History:
         return self._database.at_once(find)
 
     def unused_since(self, seconds: float) -> list[ConversationInfo]:
-        """Return those last used before a time in seconds since 1970, without those whose time is unknown."""
+        """Return the conversations last used before a time in seconds since 1970.
+
+        Those without a known time are left out.
+        """
         return [info for info in self.conversations() if 0 < info.used < seconds]
 
     def info(self, conversation: int) -> ConversationInfo | None:
-        """Return the row of one conversation in a list, or None if there is none of that id."""
+        """Return a conversation without its turns; None if there is none of that id."""
         return self._database.at_once(lambda connection: info_of(connection, conversation))
 
     def latest(self, among: Callable[[ConversationInfo], bool] = lambda info: True) -> int | None:
@@ -284,7 +300,7 @@ class History:
         return infos[0].id if infos else None
 
     def read(self, conversation: int) -> Saved | None:
-        """Return a whole conversation, or None if there is none of that id."""
+        """Return a whole conversation; None if there is none of that id."""
         if not 0 < conversation < 2**63:  # SQLite takes no larger number
             return None
 
@@ -301,8 +317,8 @@ class History:
     def search(self, words: str, limit: int = 50) -> list[Found]:
         """Return the conversations with a turn that contains all the words, and the newest such turn of each.
 
-        A user's title is searched as well, and counts as the newest turn. Words are parts of text between white space,
-        whatever their characters; case does not count, nor how accents are encoded.
+        The user's titles are searched as well, and count as the newest turn. Words are separated by white space and may
+        contain any characters. Case does not matter, nor how accents are encoded.
         """
         wanted = folded_words(_storable(words))
         match = index_query(_storable(words).split())
@@ -349,10 +365,10 @@ class History:
         return self._database.at_once(find)
 
     def remove(self, conversations: Sequence[int], everything: bool = False) -> int:
-        """Delete these conversations, and their bytes in the files; return how many there were.
+        """Delete these conversations, and their bytes in the files. Return how many there were.
 
-        With `everything` also rows that another program left without a conversation or without a turn. Raises
-        StoreTrouble; its sentence says what was done and what remains to be done.
+        With `everything` also delete rows without a conversation or turn, which another program left. Raises
+        StoreTrouble; its sentence says what was deleted and what is still to do.
         """
         removed = self._delete(conversations, everything)
         self._database.overwrite_deleted(f"{counted(removed, 'conversation')} removed")
@@ -383,7 +399,7 @@ class History:
 
     @property
     def unfinished(self) -> str:
-        """The sentence on deleted text that the next start overwrites; empty if there is none."""
+        """A sentence about deleted text that the next start overwrites; empty if there is none."""
         return self._database.unfinished
 
 
@@ -397,7 +413,7 @@ def _is_there(connection: sqlite3.Connection, conversation: int | None) -> bool:
 
 
 def _made(cursor: sqlite3.Cursor) -> int:
-    """Return the id of the row just inserted."""
+    """Return the id of the row that was just inserted."""
     number = cursor.lastrowid
     assert number is not None
     return number

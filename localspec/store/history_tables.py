@@ -26,7 +26,7 @@ def make_conversations(connection: sqlite3.Connection) -> None:
 
 
 def make_index(connection: sqlite3.Connection) -> None:
-    """Make the index of words and its triggers: everything derived from turns."""
+    """Make the search index of words and its triggers, both derived from turns."""
     connection.execute("CREATE INDEX turn_by_conversation ON turn (conversation)")
     # A growing reply is saved every second, and an unanswered prompt may be deleted: neither is worth indexing, and
     # they are few, so they are searched without the index.
@@ -61,7 +61,7 @@ def make_index(connection: sqlite3.Connection) -> None:
 
 
 def make_branches(connection: sqlite3.Connection) -> None:
-    """Add titles, and the conversation that another one is a branch of."""
+    """Add titles, and the conversation from which a branch began."""
     connection.execute("ALTER TABLE conversation ADD COLUMN title TEXT")
     connection.execute("ALTER TABLE conversation ADD COLUMN branch_of INTEGER")
 
@@ -81,14 +81,14 @@ def make_newest(connection: sqlite3.Connection) -> None:
 
 
 def make_source(connection: sqlite3.Connection) -> None:
-    """Add where a conversation was begun, one of `conversations.SOURCES`; NULL if an earlier version saved it."""
+    """Add the origin of a conversation, one of `conversations.SOURCES`; NULL if an earlier version saved it."""
     connection.execute("ALTER TABLE conversation ADD COLUMN source TEXT")
 
 
 def make_one_table(connection: sqlite3.Connection) -> None:
-    """Join the volumes in which some versions stored turns, and build everything derived from turns.
+    """Join the volumes in which some versions stored turns, and make everything derived from turns again.
 
-    Titles and system prompts of those versions are in tables by volume, too.
+    Titles and system prompts of those versions are in tables by volume too.
     """
     names = [name for (name,) in connection.execute("SELECT name FROM sqlite_master").fetchall()]
     for kind, pattern in (("TRIGGER", "turn*"), ("TRIGGER", "about*"), ("VIEW", "turn*"), ("TABLE", "trigram*")):
@@ -119,7 +119,7 @@ def make_one_table(connection: sqlite3.Connection) -> None:
 
 
 def delete_all_turns(connection: sqlite3.Connection) -> None:
-    """Delete every turn and the whole index of words, a table at once."""
+    """Delete every turn and the whole search index, each table at once."""
     with without_triggers(connection, "turn"):
         connection.execute("DELETE FROM turn")
     connection.execute("INSERT INTO trigram (trigram) VALUES ('delete-all')")
@@ -127,7 +127,7 @@ def delete_all_turns(connection: sqlite3.Connection) -> None:
 
 @contextlib.contextmanager
 def without_triggers(connection: sqlite3.Connection, table: str) -> Iterator[None]:
-    """Remove a table's triggers for a while, in a transaction; SQLite then empties the table page by page."""
+    """Remove a table's triggers within this context, in a transaction. SQLite then empties the table page by page."""
     query = "SELECT name, sql FROM sqlite_master WHERE type = 'trigger' AND tbl_name = ?"
     triggers = connection.execute(query, (table,)).fetchall()
     for name, _ in triggers:

@@ -1,4 +1,4 @@
-"""Measurements of this machine, as JSON values by name and subject; they can be repeated."""
+"""Measurements of this machine, as JSON values by name and subject. They can be repeated if they are lost."""
 
 import json
 import sqlite3
@@ -33,9 +33,10 @@ class StoredMeasurements:
         self._database = database
 
     def recall(self, name: str, subject: str) -> Any | None:
-        """Return the value that `remember` saved, or None, also if it cannot be read: it can be measured again.
+        """Return the value that `remember` saved; None if there is none or it cannot be read, since it can be measured
+        again.
 
-        `name` is what was measured, `subject` everything that it depends on.
+        `name` is what was measured, and `subject` everything that the value depends on.
         """
         query = "SELECT value FROM measurement WHERE name = ? AND subject = ?"
         try:
@@ -46,9 +47,9 @@ class StoredMeasurements:
             return None
 
     def rename(self, former: str, now: str) -> None:
-        """Move everything saved under a former digest to another one, without replacing what is there.
+        """Move everything saved under a former digest to another one, without replacing existing values.
 
-        Raises StoreTrouble if it could not be saved.
+        Raises StoreTrouble if it cannot be saved.
         """
         where = "WHERE instr(name, ?1) OR instr(subject, ?1)"
         any_left = f"SELECT 1 FROM measurement {where}"
@@ -62,9 +63,9 @@ class StoredMeasurements:
             self._database.save(write)
 
     def remember(self, name: str, subject: str, value: Any) -> None:
-        """Save a measurement, a JSON value, replacing an older one of the same name and subject.
+        """Save a measurement, a JSON value. It replaces an older one with the same name and subject.
 
-        At most 200 stay; the oldest are dropped first. Raises StoreTrouble if it could not be saved.
+        At most 200 measurements stay; the oldest are dropped first. Raises StoreTrouble if it cannot be saved.
         """
         row = (name, subject, json.dumps(value), time.time())
 

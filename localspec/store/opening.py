@@ -28,9 +28,9 @@ Notice: TypeAlias = Callable[[str], None]
 class Schema(NamedTuple):
     """The content of a database. The version of a file (PRAGMA user_version) counts its `migrations`.
 
-    `probes` are quick queries that fail if a table is damaged. If the file of a session turns out to be broken,
-    `carry_over` copies its readable part into a new one and returns a description, and `refill` adds the rows that the
-    session needs.
+    `probes` are quick queries that fail if a table is damaged. If a file turns out to be broken during a session,
+    `carry_over` copies its readable part into a new file and returns a description. Then `refill` adds the rows that
+    the session needs.
     """
 
     migrations: Sequence[Work[None]]
@@ -40,7 +40,7 @@ class Schema(NamedTuple):
 
 
 class Unfit(Exception):
-    """A reason why this file cannot serve as the database, which only setting it aside cures.
+    """An error: this file cannot serve as the database until it is set aside.
 
     Part of it may be readable if it is `damaged`.
     """
@@ -51,7 +51,7 @@ class Unfit(Exception):
 
 
 def open_writable(path: Path, notice: Notice, schema: Schema) -> sqlite3.Connection:
-    """Open the database at `path`: made, migrated and checked. An unusable file is replaced first, once.
+    """Open the database at `path`. Make, migrate and check it. An unusable file is replaced first, once.
 
     Raises sqlite3.Error and OSError.
     """
@@ -85,10 +85,10 @@ def damage(error: sqlite3.Error) -> Unfit:
 def replace(
     path: Path, unfit: Unfit, connection: sqlite3.Connection, notice: Notice, schema: Schema
 ) -> tuple[Path, str]:
-    """Set the file aside, and put a new one with its readable part in its place; return its name and a sentence.
+    """Set the file aside, and put a new file with its readable part in its place. Return its new name and a sentence.
 
-    The new one is complete before it gets its name, so there is a file of that name whenever this process is killed.
-    Raises sqlite3.Error and OSError; then the old file stays.
+    The new file is complete before it gets its name. So there is always a file of that name, whenever this process is
+    killed. Raises sqlite3.Error and OSError; the old file then stays.
     """
     new, came = Path(f"{path}-new"), ""
     _drop(new)
@@ -109,7 +109,7 @@ def replace(
 
 
 def _carried(path: Path, fresh: sqlite3.Connection, notice: Notice, schema: Schema) -> str:
-    """Copy the readable part of the file at `path`, and announce it if that takes long; return its description."""
+    """Copy the readable part of the file at `path`, and return its description. Report a notice if that takes long."""
     try:
         source = _connect(f"{path.as_uri()}?mode=ro", uri=True)
     except sqlite3.Error:
@@ -127,19 +127,19 @@ def _carried(path: Path, fresh: sqlite3.Connection, notice: Notice, schema: Sche
 
 
 def _drop(new: Path) -> None:
-    """Delete a new file that was not used. It holds private text."""
+    """Delete a new file that was not used, because it holds private text."""
     for part in ("-journal", ""):
         with contextlib.suppress(OSError):
             erase(Path(f"{new}{part}"))
 
 
 def how_to_recover(file: Path) -> str:
-    """Return how to get text back from a damaged file."""
+    """Return advice on how to get text back from a damaged file."""
     return f"To get text back, run `sqlite3 {shlex.quote(os.fspath(file))} .recover`, or `.dump` if that fails."
 
 
 def open_readable(path: Path, schema: Schema) -> sqlite3.Connection | None:
-    """Open the database at `path` for reading only, if that is possible and it has the newest version."""
+    """Open the database at `path` only for reading, if that is possible and it has the newest version."""
     # A database in WAL mode needs two files next to it; if they cannot be made, only `immutable` reads it.
     for option in ("mode=ro", "immutable=1"):
         try:
@@ -171,7 +171,7 @@ def _made(path: Path) -> sqlite3.Connection:
 
 
 def _checked(connection: sqlite3.Connection, path: Path, notice: Notice, schema: Schema) -> sqlite3.Connection:
-    """Migrate and check an open database, and announce it if that takes long."""
+    """Migrate and check an open database. Report a notice if that takes long."""
     version, newest = _version(connection), len(schema.migrations)
     if version > newest:
         raise Unfit("newer", f"was written by a newer localspec (version {version}, this one knows {newest})")
@@ -198,7 +198,7 @@ def open_in_memory(schema: Schema) -> sqlite3.Connection:
 
 
 def moved(memory: sqlite3.Connection, path: Path) -> sqlite3.Connection:
-    """Write the database in memory to a new file. Raises sqlite3.Error, and OSError if a file already exists."""
+    """Write a database in memory to a new file. Raises sqlite3.Error, and OSError if the file already exists."""
     connection = _made(path)
     try:
         if _version(connection) or connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
@@ -213,7 +213,7 @@ def moved(memory: sqlite3.Connection, path: Path) -> sqlite3.Connection:
 
 
 class _Connection(sqlite3.Connection):
-    """A connection whose errors are always sqlite3's: SQLite may quote words of a damaged schema that are not UTF-8."""
+    """A connection whose errors are always sqlite3's. SQLite may quote words of a damaged schema that are not UTF-8."""
 
     def execute(self, *given: Any) -> sqlite3.Cursor:
         try:
@@ -249,7 +249,7 @@ def _version(connection: sqlite3.Connection) -> int:
 
 
 def _migrate(connection: sqlite3.Connection, migrations: Sequence[Work[None]]) -> None:
-    """Bring the database to the newest version, with one transaction for each step."""
+    """Bring the database to the newest version, with one transaction per step."""
     while True:
         with transaction(connection):
             # Read inside the transaction: another process may just have done this step.
@@ -261,7 +261,7 @@ def _migrate(connection: sqlite3.Connection, migrations: Sequence[Work[None]]) -
 
 
 def _check(connection: sqlite3.Connection, probes: Sequence[str]) -> None:
-    """Look for cheap signs of damage, such as a missing table; a full check would read every page."""
+    """Look for cheap signs of damage, such as a missing table. A full check would read every page."""
     for probe in probes:
         connection.execute(probe).fetchall()
 
@@ -282,9 +282,9 @@ def transaction(connection: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iter
 
 @contextlib.contextmanager
 def one_at_a_time(path: Path, notice: Notice | None = None) -> Iterator[None]:
-    """Let one process at a time open, migrate, rewrite or set aside the file; a process that dies releases it.
+    """Let only one process at a time open, migrate, rewrite or set aside the file. The lock ends with its process.
 
-    With `notice` a longer wait is announced, since the other process may be rewriting a large file.
+    With `notice` a longer wait is reported, since the other process may be rewriting a large file.
     """
     place = f"{path}-lock"
     with contextlib.suppress(FileExistsError):
@@ -318,7 +318,10 @@ def _lock(lock: sqlite3.Connection, path: Path, notice: Notice | None) -> None:
 
 
 def set_aside(path: Path, suffix: str, connection: sqlite3.Connection, new: Path) -> Path:
-    """Rename the file with its -wal, -shm and -journal, byte for byte; return its name. `new` takes its place."""
+    """Rename the file and its -wal, -shm and -journal files without changing them.
+
+    Return the new name. `new` takes its place.
+    """
     number = 1
     while any(os.path.lexists(f"{path}.{suffix}-{number}{part}") for part in ("", *PARTS)):
         number += 1
@@ -335,7 +338,7 @@ def set_aside(path: Path, suffix: str, connection: sqlite3.Connection, new: Path
 
 
 def _rename(old: Path, new: Path, connection: sqlite3.Connection) -> None:
-    """Rename a file. Windows renames no open file, so it is closed there."""
+    """Rename a file. On Windows close it first, because open files cannot be renamed there."""
     try:
         os.replace(old, new)
     except PermissionError:  # not earlier: closing writes the log into the file
@@ -360,5 +363,5 @@ def code_of(error: sqlite3.Error) -> int:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the reason as one short line: SQLite quotes a damaged statement in full."""
+    """Return the reason of an error as one short line, because SQLite quotes a damaged statement in full."""
     return shortened(one_line((isinstance(error, OSError) and error.strerror) or str(error)), LONGEST_REASON)

@@ -1,7 +1,4 @@
-"""The phrases of replies, in one pool for each model and tokenizer.
-
-Phrases are verbatim private text.
-"""
+"""The phrases of replies, in one pool for each model and tokenizer. They are private text, word for word."""
 
 import os
 import sqlite3
@@ -23,10 +20,11 @@ SORTED_PAGE = 20_000  # phrases per page, each of which sorts the whole pool
 
 
 class Phrase(NamedTuple):
-    """Tokens that followed a context: `key` packs the two tokens before them, `before` up to six earlier ones.
+    """Tokens that followed a context: `key` packs the two tokens before them, `before` up to six earlier tokens.
 
-    It was used `uses` times, last in `conversation` (None: in one that is not saved), and its draft accepted in
-    `served` replies. `look_up` leaves these two out. Without uses it is from a refused draft, in that conversation.
+    The phrase was used `uses` times, last in `conversation` (None: in one that is not saved). Its draft was accepted in
+    `served` replies. `look_up` leaves these two fields out. If `uses` is 0, it comes from a refused draft in that
+    conversation.
     """
 
     key: int
@@ -38,7 +36,7 @@ class Phrase(NamedTuple):
 
 
 class PoolInfo(NamedTuple):
-    """One pool: `bytes` counts its tokens (4 bytes each), `last_used` is in seconds since 1970."""
+    """One pool. `bytes` counts its tokens, with 4 bytes each; `last_used` is in seconds since 1970."""
 
     pool: int
     model: str
@@ -68,7 +66,7 @@ def pack_tokens(tokens: Sequence[int]) -> bytes:
 
 
 def unpack_tokens(packed: bytes) -> tuple[int, ...]:
-    """Return the token ids that `pack_tokens` packed; an incomplete last one is dropped."""
+    """Return the token ids that `pack_tokens` packed. An incomplete last id is dropped."""
     return struct.unpack_from(f"<{len(packed) // 4}I", packed)
 
 
@@ -98,7 +96,7 @@ def make_pools(connection: sqlite3.Connection) -> None:
 
 
 def tell_where_from(connection: sqlite3.Connection) -> None:
-    """Add how often a phrase was of use, and in which conversation it was used last."""
+    """Add columns: how often a phrase was useful, and the conversation in which it was used last."""
     connection.execute("ALTER TABLE phrase ADD COLUMN served INTEGER NOT NULL DEFAULT 0")
     connection.execute("ALTER TABLE phrase ADD COLUMN conversation INTEGER")
 
@@ -125,7 +123,7 @@ BOUND_POOL = """DELETE FROM phrase WHERE pool = ?1 AND used <=
 
 
 class Phrases:
-    """The pools of phrases in a store's database; `limit` is the most phrases of one pool."""
+    """The pools of phrases in a store's database; `limit` is the largest number of phrases in a pool."""
 
     def __init__(
         self, database: Database, notice: Callable[[str], None], limit: int, known: dict[int, PoolNames]
@@ -145,12 +143,13 @@ class Phrases:
         make: bool = True,
         earlier: str | None = None,
     ) -> int | None:
-        """Return the pool of this model and tokenizer hash, made if it is missing.
+        """Return the pool of this model and tokenizer hash. Make it if it is missing.
 
-        None if it is missing and `make` is False or the file is read-only. `path` is the model's directory, saved so
-        that phrases can be shown as text; a pool of the same directory under another name also belongs to the model.
-        `earlier` is the hash of the same tokenizer and weights in an earlier version. If it is given, `tokenizer` names
-        the weights, and a pool under any model's name belongs to the model. Raises StoreTrouble.
+        Return None if it is missing and `make` is False or the file is read-only. `path` is the model's directory,
+        which is saved so that phrases can be displayed as text. A pool of the same directory under another name also
+        belongs to the model. `earlier` is the hash of the same tokenizer and weights in an earlier version. If it is
+        given, `tokenizer` names the weights, and a pool under any model's name belongs to the model. Raises
+        StoreTrouble.
         """
         place = None if path is None else os.fspath(path)
         wanted = {
@@ -192,9 +191,9 @@ class Phrases:
         return pool
 
     def look_up(self, pool: int, keys: Sequence[int]) -> list[Phrase]:
-        """Return the phrases of these keys (at most 16 per key), most recently used first.
+        """Return the phrases with these keys (at most 16 per key), most recently used first.
 
-        It never raises errors of the file: a reply can do without phrases, and `notice` is called once.
+        Errors of the file are not raised, because a reply can do without phrases. `notice` reports them once.
         """
         count = len(keys)
         query = self._lookups.get(count)
@@ -224,11 +223,13 @@ class Phrases:
         refused: Sequence[tuple[int, bytes, bytes]] = (),
         conversation: int | None = None,
     ) -> None:
-        """Save the phrases (key, before, after) of one reply, all or none, the oldest first, and count known ones.
+        """Save the phrases (key, before, after) of one reply, the oldest first, or none of them. Count uses of known
+        phrases.
 
-        Those from `refused` drafts are saved without a use. The `used` ones count as just used, and as of use once
-        more. `conversation` is where they were used. Then at most 16 per key and `limit` in all stay; the least
-        recently used are dropped first. Raises StoreTrouble if nothing could be saved; the store stays usable.
+        Phrases from `refused` drafts are saved with 0 uses. The `used` phrases count as used now, and as useful once
+        more. `conversation` is the one in which they were used. Afterwards at most 16 phrases per key and `limit` in
+        all stay; the least recently used are dropped first. Raises StoreTrouble if nothing could be saved; the store
+        stays usable.
         """
         if phrases or used or refused:
             learned = phrases, used, refused
@@ -259,12 +260,12 @@ class Phrases:
     def most_useful(self, pool: int) -> Iterator[Phrase]:
         """Yield the phrases of a pool, those used or accepted most often first. Raises StoreTrouble.
 
-        Of two with the same numbers, the one used last comes first. Those only from refused drafts come last.
+        Of two with the same numbers, the one used last comes first. Phrases only from refused drafts come last.
         """
         return self._in_order(pool, "uses + served, used", SORTED_PAGE)
 
     def _in_order(self, pool: int, order: str, page_size: int) -> Iterator[Phrase]:
-        """Yield the phrases of a pool by descending values of `order`."""
+        """Yield the phrases of a pool by descending values of the columns `order`."""
         columns = order.split(", ")
         query = f"""SELECT key, before, after, uses, served, conversation, {order} FROM phrase
             WHERE pool = ? AND ({order}) < ({", ".join("?" for _ in columns)})
@@ -283,7 +284,7 @@ class Phrases:
             last = rows[-1][6:]
 
     def count(self, pool: int, conversation: int | None = None) -> int:
-        """Count the phrases of a pool; with a conversation only those last used in it."""
+        """Count the phrases of a pool, or only those last used in a conversation."""
         if conversation is not None and not 0 < conversation < 2**63:  # SQLite takes no larger number
             return 0
         query = "SELECT count(*) FROM phrase WHERE pool = ?1 AND (?2 IS NULL OR conversation = ?2)"
@@ -297,10 +298,10 @@ class Phrases:
         conversation: int | None = None,
         phrases: Sequence[tuple[int, bytes, bytes]] | None = None,
     ) -> int:
-        """Delete phrases, and their bytes in the files: of a pool, or of all.
+        """Delete phrases of a pool or of all pools, and their bytes in the files. Return how many were removed.
 
-        With `conversation` only those last used in it, with `phrases` only these (key, before, after). Return how many
-        were removed. Raises StoreTrouble; then its sentence says what remains to be done.
+        With `conversation` delete only those last used in it, and with `phrases` only these (key, before, after).
+        Raises StoreTrouble; its sentence says what is still to do.
         """
         conditions = {"pool = ?": pool, "conversation = ?": conversation}
         given = {condition: value for condition, value in conditions.items() if value is not None}
@@ -325,12 +326,12 @@ class Phrases:
 
     @property
     def unfinished(self) -> str:
-        """The sentence on deleted text that the next start overwrites; empty if there is none."""
+        """A sentence about deleted text that the next start overwrites; empty if there is none."""
         return self._database.unfinished
 
 
 def _delete_all(connection: sqlite3.Connection) -> int:
-    """Delete every phrase, and return how many. SQLite overwrites all pages of an emptied table at once."""
+    """Delete every phrase, and return their number. SQLite overwrites all pages of an emptied table at once."""
     (count,) = connection.execute("SELECT count(*) FROM phrase").fetchone()
     with without_triggers(connection, "phrase"):
         connection.execute("DELETE FROM phrase")
@@ -339,7 +340,7 @@ def _delete_all(connection: sqlite3.Connection) -> int:
 
 
 def _delete_where(connection: sqlite3.Connection, where: str, values: tuple[int, ...]) -> int:
-    """Delete the phrases that match `where`, and return how many; no trigger runs for each of them."""
+    """Delete the phrases that match `where`, without running triggers. Return their number."""
     query = f"SELECT pool, count(*) FROM phrase WHERE {where} GROUP BY pool"
     counts = connection.execute(query, values).fetchall()
     with without_triggers(connection, "phrase"):

@@ -1,7 +1,7 @@
 """Copies the readable rows of a damaged file into a new one.
 
 SQLite stops at a damaged page. So a table is read from both ends, and the part in between is halved until it is read or
-known to be unreadable. Only rows are copied, so nothing that was deleted comes back.
+known to be unreadable. Only rows are copied, so deleted text does not return.
 """
 
 import sqlite3
@@ -21,7 +21,7 @@ Gap = tuple[int, int]  # the first and the last key of an unreadable range
 
 
 def carry_over(source: sqlite3.Connection, target: sqlite3.Connection) -> str:
-    """Copy the readable part into an empty store, in a transaction; return its description, or an empty text.
+    """Copy the readable part into an empty store, in a transaction. Return its description, or an empty text.
 
     Raises sqlite3.Error only for errors of the target.
     """
@@ -40,8 +40,10 @@ def carry_over(source: sqlite3.Connection, target: sqlite3.Connection) -> str:
 
 
 def _join(target: sqlite3.Connection, gaps: Sequence[Gap]) -> None:
-    """Leave no turn without a conversation, and no conversation without turns. Rows of conversations in `gaps` are made
-    up."""
+    """Give every turn a conversation, and delete conversations without turns.
+
+    Conversations that were in unreadable `gaps` get a substitute row. Other turns without a conversation are deleted.
+    """
     query = """SELECT conversation, min(asked), max(asked) FROM turn
         WHERE conversation NOT IN (SELECT id FROM conversation) GROUP BY conversation"""
     for conversation, first, last in target.execute(query).fetchall():
@@ -55,9 +57,9 @@ def _join(target: sqlite3.Connection, gaps: Sequence[Gap]) -> None:
 
 
 def _account(source: sqlite3.Connection, target: sqlite3.Connection, gaps: bool, before: int | None) -> str:
-    """Return how much was copied. The former number of turns is also in an index.
+    """Return a description of how much was copied.
 
-    There were phrases `before`; None if that is unknown.
+    An index also has the former number of turns. `before` is the former number of phrases; None if unknown.
     """
     index, unknown = "SELECT conversation, id FROM turn INDEXED BY turn_by_conversation", list[Gap]()
     there = set(target.execute("SELECT conversation, id FROM turn").fetchall())
@@ -80,7 +82,7 @@ def _account(source: sqlite3.Connection, target: sqlite3.Connection, gaps: bool,
 def _copy(
     source: sqlite3.Connection, target: sqlite3.Connection, table: str, key: str, condition: str = "", into: str = ""
 ) -> list[Gap]:
-    """Copy the readable rows of a table; return the ranges of `key` with unreadable ones."""
+    """Copy the readable rows of a table. Return the ranges of `key` with unreadable rows."""
     try:
         there = {name for _, name, *_ in source.execute(f"PRAGMA table_info({table})")}
     except sqlite3.DatabaseError:
@@ -98,7 +100,7 @@ def _copy(
 def _rows(
     source: sqlite3.Connection, select: str, key: str, condition: str, gaps: list[Gap]
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield the readable rows, whose first column is `key`; add the ranges of others to `gaps`."""
+    """Yield the readable rows, whose first column is `key`. Add the ranges of unreadable rows to `gaps`."""
     ranges, halvings = [(0, LAST)], 0
     while ranges:
         low, high = ranges.pop()

@@ -1,4 +1,4 @@
-"""Searched words: the query of the index for them, and a line of text around one."""
+"""Searched words: the query of the search index for them, and a line of text around one."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ TRIGRAMS = 60
 
 
 def fold(text: str) -> str:
-    """Return a text in which characters that look the same are the same, in upper and lower case: É is é, however its
-    accent is encoded, and ß is ss.
+    """Return a text in lower case in which characters that look the same are equal.
 
-    As in earlier versions, İ and ı are i. Different looks stay different (NFC): ² is not 2, and … is not three dots.
+    É is é, however its accent is encoded, and ß is ss. As in earlier versions, İ and ı are i. Characters that look
+    different stay different (NFC): ² is not 2, and … is not three dots.
     """
     if text.isascii():
         return text.lower()
@@ -29,13 +29,13 @@ def folded_words(words: str) -> list[str]:
 
 
 def hold(wanted: Sequence[str], *texts: str) -> bool:
-    """Return whether each of the words is in one of the texts."""
+    """Return whether each of the words occurs in one of the texts."""
     folded = [fold(text) for text in texts]
     return all(any(word in text for text in folded) for word in wanted)
 
 
 def span(word: str, text: str) -> tuple[int, int] | None:
-    """Return where the word first begins and ends in the original text."""
+    """Return where the first occurrence of the word begins and ends in the original text."""
     folded = fold(text)
     begin = folded.find(word)
     if begin < 0:
@@ -53,10 +53,10 @@ def span(word: str, text: str) -> tuple[int, int] | None:
 
 
 def index_query(words: Sequence[str]) -> str:
-    """Return the query for turns that may have these words; empty if no word has trigrams in any spelling.
+    """Return the query for turns that may contain these words; empty if no word has trigrams in any spelling.
 
-    The index has text as it is written. A word that has both ss and ß is found as it is typed, or with only ss or only
-    ß.
+    The index contains text as it is written. A word that has both ss and ß is found as it is typed, or with only ss or
+    only ß.
     """
     asked, most = [], max(TRIGRAMS // max(len(words), 1), 1)
     for word in words[:TRIGRAMS]:
@@ -84,7 +84,7 @@ def excerpt(word: str, prompt: str, reply: str) -> str:
 
 
 class Hit(NamedTuple):
-    """A place in a message: the number of its turn, whether it is the reply or the prompt, and which occurrence.
+    """A place in a message: the number of its turn, whether it is the reply or the prompt, and which occurrence it is.
 
     Occurrences of the first word count from 0, at the beginning of the message.
     """
@@ -97,8 +97,8 @@ class Hit(NamedTuple):
 def hits(messages: Sequence[tuple[str, str]], words: str, first: int = 0) -> list[Hit]:
     """Return the messages with all the words, the newest first, of turns from number `first` on.
 
-    As in the search of conversations, the words may be in a prompt and its reply together; then the one with the first
-    word counts.
+    As in the search of conversations, the words may be split between a prompt and its reply. Then the message with the
+    first word counts.
     """
     wanted = folded_words(words)
     found: list[Hit] = []
@@ -112,7 +112,8 @@ def hits(messages: Sequence[tuple[str, str]], words: str, first: int = 0) -> lis
 
 
 def places(messages: Sequence[tuple[str, str]], words: str, first: int = 0) -> list[Hit]:
-    """Return every occurrence of the first word in the messages that `hits` finds, the newest and lowest first."""
+    """Return every occurrence of the first word in the messages that `hits` finds, the newest first, and in a
+    message the last first."""
     found: list[Hit] = []
     for hit in hits(messages, words, first):
         count = fold(messages[hit.turn][hit.reply]).count(folded_words(words)[0])

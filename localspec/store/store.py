@@ -1,4 +1,4 @@
-"""The data saved between sessions, in one file: phrases, measurements, conversations, drafts."""
+"""The data saved between sessions, in one file: phrases, measurements, conversations, unsent prompts."""
 
 import os
 import sqlite3
@@ -36,8 +36,8 @@ PROBES = (*phrases.PROBES, *measurements.PROBES, *history_tables.PROBES, *drafts
 class Store:
     """The open store. It may be used from any thread; calls wait for each other.
 
-    `history` are the conversations, `drafts` unsent text, `phrases` the pools of phrases, `measurements` those of this
-    machine.
+    `history` has the conversations, `drafts` the unsent prompts, `phrases` the pools of phrases, and `measurements`
+    those of this machine.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class Store:
 
     @classmethod
     def open(cls, path: Path, notice: Callable[[str], None], limit: int = 100_000) -> Self:
-        """Open or make the store at `path`; `limit` is the most phrases of one pool.
+        """Open or make the store at `path`; `limit` is the largest number of phrases in a pool.
 
-        It never fails: a broken file, or one of a newer version, is set aside, a read-only one is read, and otherwise
-        the store is in memory. Each of these is reported to `notice` in one sentence.
+        It never fails. A broken file, or one of a newer version, is set aside. A read-only file is read. Otherwise the
+        store is in memory. Each of these cases is reported to `notice` in one sentence.
         """
         known: dict[int, PoolNames] = {}
 
@@ -80,12 +80,12 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Close the file; the store cannot be used afterwards."""
+        """Close the file. The store cannot be used afterwards."""
         self.history.presence.close()
         self._database.close()
 
     def raise_damage(self) -> None:
-        """Let each call that finds damage in the file raise StoreTrouble, after its readable part was saved."""
+        """Make each call that finds damage in the file raise StoreTrouble, after the readable part was saved."""
 
         def stop(sentence: str) -> None:
             raise StoreTrouble(sentence)
@@ -105,7 +105,7 @@ class Store:
 
 @contextmanager
 def user_store(notice: Callable[[str], None], create: bool) -> Iterator[Store | None]:
-    """Open the user's own store; None if there is none yet, unless `create`: looking must not make one."""
+    """Open the user's own store; None if there is none yet, unless `create`: merely looking must not make one."""
     database = Paths(home()).database
     if not create and not os.path.exists(database):  # nor if no file can have such a name
         yield None

@@ -92,7 +92,10 @@ def title_of(prompt: str) -> str:
 
 
 def cut(line: str) -> str:
-    """Return at most 60 characters of a line; a cut line ends in an ellipsis, after a whole word if possible."""
+    """Return at most 60 characters of a line.
+
+    A line that was cut ends in an ellipsis, after a whole word if possible.
+    """
     if len(line) <= LONGEST:
         return line
     kept = line[: LONGEST - 1]

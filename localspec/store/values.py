@@ -1,4 +1,4 @@
-"""Reads the values of a row. An invalid one, whichever program wrote it, costs only that value, never a command."""
+"""Reads the values of a row. An invalid value, by whichever program, loses only itself and never stops a command."""
 
 import math
 
