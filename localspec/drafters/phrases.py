@@ -1,7 +1,7 @@
 """Drafts from phrases, by themselves or at the ends of another drafter's drafts (Ouroboros, §3.2)."""
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from localspec.decoding.calibration import Calibration
@@ -10,6 +10,7 @@ from localspec.decoding.logits import Candidate
 from localspec.decoding.tree import DraftTree, depth_first
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.ingredients import Ingredients
+from localspec.drafters.joint import JointChances
 from localspec.drafters.pool import KEY_LENGTH, MATCH_LENGTH, Continuation, PhrasePool, StoredPhrase
 
 Followers = list[tuple[float, Continuation]]  # possible continuations of a text, with their weights
@@ -22,7 +23,7 @@ class WithPhrases:
     With the empty draft it is the drafter `phrases`, which drafts the phrases at the root. Otherwise the inner drafter
     gets two thirds of the nodes, and phrases follow at the ends of its draft. If phrases need fewer nodes, the inner
     drafter gets the rest. `anywhere` is for drafters that know how likely their nodes are, for example trained ones. It
-    takes the best nodes of both, and phrases may start at the root or at an end.
+    takes the best nodes of both by their joint chances, and phrases may start at the root or at an end.
 
     At most `max_phrases` phrases follow one end, each of at most `phrase_length` tokens (None: as many as there are
     nodes). A `read_only` pool is written by another drafter, whose text is committed. The text of a draft model is not
@@ -43,6 +44,9 @@ class WithPhrases:
         self._max_phrases, self._phrase_length = max_phrases, phrase_length
         self.calibration = Calibration()  # of phrases' shares of the weight, by the length of their match
         self._offered: dict[Path, tuple[list[Candidate], int]] = {}  # in the last draft: (token, share), match
+        self._joint = JointChances()
+        # In the last draft, where both proposed tokens: the chances of the drafter, and those of phrases.
+        self._both: dict[Path, tuple[dict[int, float], dict[int, float]]] = {}
         self._greedy = True
         self._draft = DraftTree((0,), (-1,))  # the last one, of which only part may have been verified
         self._stored: list[StoredPhrase | None] = []  # by node of the draft
@@ -61,7 +65,9 @@ class WithPhrases:
         for depth, token in enumerate(step.committed if step.tree else ()):
             level, match = self._offered.get(tuple(step.committed[:depth]), ((), 0))
             self.calibration.learn(level, match, self._greedy, token)
-        self._offered = {}
+            if both := self._both.get(tuple(step.committed[:depth])):
+                self._joint.learn(*both, token)
+        self._offered, self._both = {}, {}
         if self._read_only:
             return
         if step.tree and step.tree.size > 1:
@@ -113,7 +119,7 @@ class WithPhrases:
 
     def draft(self, context: Context) -> DraftTree:
         """Return the inner tree, extended by the likeliest phrases, best first, as long as there are nodes."""
-        self._greedy, self._offered = context.sampling.greedy, {}
+        self._greedy, self._offered, self._both = context.sampling.greedy, {}, {}
         nodes = context.nodes if self._anywhere else context.nodes - context.nodes // 3
         recent = list(context.committed[-MATCH_LENGTH:])
         known: dict[Path, Followers] = {}
@@ -134,23 +140,32 @@ class WithPhrases:
         heap: list[tuple[float, int, int, float, Followers, int]] = []
         order = 0
 
-        def offer(node: int, worth: float, followers: Followers, at: int) -> None:
+        def offer(node: int, followers: Followers, at: int) -> None:
             """Put the possible children of `node` on the heap, which `followers` continue with at their token `at`."""
             nonlocal order
-            for chance, group in self._level(tuple(builder.path_tokens(node)), followers, at):
-                chance *= builder.left(node, group[0][1].tokens[at])
-                heapq.heappush(heap, (-worth * chance, order, node, chance, group, at))
+            path = tuple(builder.path_tokens(node))
+            level = self._level(path, followers, at)
+            if level and (drafted := builder.drafted(node)):
+                phrases = {group[0][1].tokens[at]: chance for chance, group in level}
+                self._both[path] = drafted, phrases
+                joint = self._joint.combine(drafted, phrases)
+                builder.weigh(node, joint)
+                level = [(joint[group[0][1].tokens[at]], group) for _, group in level]
+            for chance, group in level:
+                heapq.heappush(heap, (-builder.worth[node] * chance, order, node, chance, group, at))
                 order += 1
 
         ends = sorted({0, *builder.leaves}) if self._anywhere else builder.leaves
         for rank, end in enumerate(ends if context.nodes and builder.size <= most else ()):
             followers = followers_of(tuple(builder.path_tokens(end)))
-            offer(end, builder.worth[end] if self._anywhere else 1.0 / (1 + rank), followers, 0)
+            if not self._anywhere:
+                builder.worth[end] = 1.0 / (1 + rank)
+            offer(end, followers, 0)
         while heap and builder.size <= most:
-            worth, _, parent, chance, group, at = heapq.heappop(heap)
+            _, _, parent, chance, group, at = heapq.heappop(heap)
             longest = max(group, key=lambda follower: follower[0])[1]
-            node = builder.add(parent, longest.tokens[at], longest, -worth, chance)
-            offer(node, builder.worth[node], group, at + 1)
+            node = builder.add(parent, longest.tokens[at], longest, chance)
+            offer(node, group, at + 1)
         while not self._anywhere and not inner.probe and (left := context.nodes + 1 - builder.size) > 0:
             nodes += left
             before, inner = inner.size, self.inner.draft(replace(context, nodes=nodes))
@@ -219,12 +234,10 @@ class _TreeBuilder:
         self._source = list(inner.source or ["drafter"] * inner.size)
         self.worth = [1.0] * inner.size
         self._chance = list(inner.chance or [None] * inner.size)
-        for node in range(1, inner.size):
-            chance = inner.chance[node] if inner.chance else None
-            self.worth[node] = self.worth[inner.parents[node]] * (1.0 if chance is None else chance)
         self._children: list[list[int]] = [[] for _ in self._tokens]
         for node in range(1, inner.size):
             self._children[inner.parents[node]].append(node)
+            self._reach(node)
 
     @property
     def size(self) -> int:
@@ -245,26 +258,38 @@ class _TreeBuilder:
             node = self._parents[node]
         return tokens[::-1]
 
-    def add(self, parent: int, token: int, continuation: Continuation, worth: float, chance: float) -> int:
+    def add(self, parent: int, token: int, continuation: Continuation, chance: float) -> int:
         """Add a node, unless the parent has a child with this token. Return its number, which is valid until
         `build`."""
         for child in self._children[parent]:
             if self._tokens[child] == token and not (
                 self._inner.probe and child < self._inner.size and self._inner.probe[child]
             ):
-                self.worth[child] = max(self.worth[child], worth)  # never worth less than the nodes below it
                 return child
         node = self._add(parent, token, continuation.source, continuation.stored)
-        self.worth[node], self._chance[node] = worth, chance
+        self._chance[node] = chance
+        self._reach(node)
         return node
 
-    def left(self, parent: int, token: int) -> float:
-        """Return the chance that is left for `token` after the drafted children of a node."""
-        left = 1.0
-        for child in self._children[parent]:
-            if child < self._inner.size and self._tokens[child] != token:
-                left -= self._chance[child] or 0.0
-        return max(left, 0.0)
+    def drafted(self, parent: int) -> dict[int, float]:
+        """Return the drafter's chances of the children of a node by token; empty if one of them is unknown."""
+        chances = self._inner.chance
+        below = self._inner.children[parent].items() if chances and parent < self._inner.size else ()
+        known = [(token, chance) for token, child in below if chances and (chance := chances[child]) is not None]
+        return dict(known) if len(known) == len(below) else {}
+
+    def weigh(self, parent: int, chances: Mapping[int, float]) -> None:
+        """Set the chances of the drafted children of a node, by token."""
+        for token, child in self._inner.children[parent].items():
+            self._chance[child] = chances[token]
+            self._reach(child)
+
+    def _reach(self, node: int) -> None:
+        """Compute the worth of a node and of all nodes below it from that of its parent."""
+        chance = self._chance[node]
+        self.worth[node] = self.worth[self._parents[node]] * (1.0 if chance is None else chance)
+        for child in self._children[node]:
+            self._reach(child)
 
     def grow(self, tree: DraftTree) -> None:
         """Add the nodes of a longer draft of the same drafter that are not in the tree yet."""
@@ -294,7 +319,7 @@ class _TreeBuilder:
         if inner_probe := self._inner.probe:  # after all nodes that can be accepted, in their own order
             probes = {node for node in range(self._inner.size) if inner_probe[node]}
             order = [node for node in order if node not in probes] + sorted(probes.intersection(order))
-        if order == list(range(self._inner.size)):
+        if order == list(range(self._inner.size)) and self._chance == list(self._inner.chance or [None] * len(order)):
             return self._inner, self._stored
         number = {node: index for index, node in enumerate(order)}
         inner = self._inner

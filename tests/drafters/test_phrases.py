@@ -21,6 +21,7 @@ from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
+from localspec.drafters.joint import JointChances
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import MATCH_LENGTH, MAX_KEYS, PHRASE_LENGTH, PHRASES_PER_TOKEN, PhrasePool
 from localspec.nn.cache import KVCache
@@ -528,21 +529,78 @@ def test_the_inner_drafter_knows_by_depth_how_likely_phrases_hold_the_text() -> 
     assert not unknown and not below_leaves
 
 
-def test_a_phrase_gets_what_the_draft_leaves() -> None:
-    """Two tokens cannot both be likely in one place: the draft model's estimate has priority."""
+def weighed(drafted: Sequence[float]) -> dict[int, float]:
+    """Return the chances below the root where tokens 50, 51, ... are drafted with these, and the phrase is 60."""
+    inner = Given([3, *(50 + number for number in range(len(drafted)))], [-1, *(0 for _ in drafted)])
+    inner.fixed = replace(inner.fixed, chance=[1.0, *drafted])
+    text = [1, 3, 60, 61, 1, 3]
+    drafter = WithPhrases(inner, PhrasePool(()), anywhere=True)
+    drafter.observe(observed(text))
+    tree = drafter.draft(context(text, 9))
+    assert tree.chance is not None
+    return {token: tree.chance[node] or 0.0 for token, node in tree.children[0].items()}
 
-    def chance_of_phrase(drafted: float) -> float:
-        inner = Given([3, 50], [-1, 0])
-        inner.fixed = replace(inner.fixed, chance=[1.0, drafted])
+
+def test_of_a_phrase_and_a_drafted_token_that_differ_each_is_less_likely() -> None:
+    """Two tokens cannot both be likely in one place."""
+    by_itself = weighed([])[60]
+    assert by_itself == pytest.approx(0.5)
+    for drafted in (0.1, 0.5, 0.9):
+        chances = weighed([drafted])
+        assert chances[60] < by_itself and chances[50] < drafted and sum(chances.values()) < 1
+    assert weighed([0.9])[60] < weighed([0.5])[60] < weighed([0.1])[60]
+
+
+def test_a_drafted_token_that_a_phrase_has_too_is_more_likely_even_where_no_node_is_added() -> None:
+    inner = Given([3, 60, 61], [-1, 0, 1])
+    inner.fixed = replace(inner.fixed, chance=[1.0, 0.3, 0.3])
+    drafter = WithPhrases(inner, PhrasePool(()), anywhere=True)
+    drafter.observe(observed([1, 3, 60, 61, 1, 3]))
+    tree = drafter.draft(context([1, 3, 60, 61, 1, 3], 2))
+    assert list(tree.tokens) == [3, 60, 61] and tree.chance is not None
+    assert all(chance and chance > 0.5 for chance in tree.chance[1:])
+
+
+def test_the_tree_keeps_the_nodes_that_are_likeliest_with_phrases() -> None:
+    """Token 50 was the drafter's first; a long match says 60, and so does the drafter's second."""
+    text = [1, 2, 3, 4, 60, 61, 1, 2, 3, 4]
+    inner = Given([4, 50, 51, 60], [-1, 0, 1, 0])
+    inner.fixed = replace(inner.fixed, chance=[1.0, 0.5, 0.9, 0.3])
+    drafter = WithPhrases(inner, PhrasePool(()), anywhere=True)
+    drafter.observe(observed(text))
+    assert list(drafter.draft(context(text, 1)).tokens) == [4, 60]
+
+
+def test_what_the_target_wrote_after_both_is_learned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    learned: list[tuple[dict[int, float], set[int], int]] = []
+    monkeypatch.setattr(
+        JointChances, "learn", lambda self, drafted, phrases, token: learned.append((drafted, {*phrases}, token))
+    )
+    inner = Given([3, 50, 51, 60], [-1, 0, 1, 0])
+    inner.fixed = replace(inner.fixed, chance=[1.0, 0.5, 0.8, 0.3])
+    text = [1, 3, 60, 61, 1, 3]
+    drafter = WithPhrases(inner, PhrasePool(()), anywhere=True)
+    drafter.observe(observed(text))
+    tree = drafter.draft(context(text, 9))
+    drafter.observe(verified(tree, [0, tree.children[0][50]], [7] * tree.size))
+    drafter.observe(observed([8, 9]))
+    assert learned == [({50: 0.5, 60: 0.3}, {60}, 50)]
+
+
+def test_phrases_below_drafted_tokens_whose_chance_falls_never_lose_their_parents() -> None:
+    """Nodes are taken by their worth, so none may be worth more than its parent."""
+    rng = random.Random(5)
+    for _ in range(300):
+        text = [rng.randrange(4) for _ in range(40)]
+        inner, size = Given([text[-1]], [-1]), rng.randrange(2, 16)
+        parents = [-1, *(rng.randrange(node) for node in range(1, size))]
+        tokens = [text[-1], *(rng.randrange(4) for _ in parents[1:])]
+        chance = [1.0, *(rng.random() for _ in parents[1:])]
+        inner.fixed = DraftTree(tokens, parents, chance=chance)
         drafter = WithPhrases(inner, PhrasePool(()), anywhere=True)
-        drafter.observe(observed([1, 3, 60, 61, 1, 3]))
-        tree = drafter.draft(context([1, 3, 60, 61, 1, 3], 9))
-        assert tree.chance is not None
-        return tree.chance[tree.children[0][60]] or 0.0
-
-    alone = chance_of_phrase(0.0)
-    assert alone > 0.2
-    assert chance_of_phrase(0.9) == pytest.approx(alone * 0.1)
+        drafter.observe(observed(text))
+        tree = drafter.draft(context(text, rng.randrange(1, 9)))
+        assert tree.chance is not None and all(chance is not None and 0 <= chance <= 1 for chance in tree.chance)
 
 
 def test_an_inner_tree_with_nothing_to_add_is_handed_on_as_it_is() -> None:
