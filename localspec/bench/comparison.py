@@ -1,4 +1,4 @@
-"""Runs every row on every prompt in turns, on one loaded target, so that the results can be compared."""
+"""Runs every row on every prompt, in turns and on one loaded target, so that the results can be compared."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ from localspec.weights.draft_role import draft_in_words
 
 @dataclass(frozen=True)
 class ComparedRow:
-    """One line of the table: the loaded engine, the requested nodes, and the acceptance rule."""
+    """One line of the table: a function that loads the engine, the requested nodes, and the acceptance rule."""
 
     choice: Choice
     nodes: int | Literal["auto"]
@@ -34,9 +34,9 @@ class ComparedRow:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A list of rows, of which the first is plain decoding, and the prompts that each answers.
+    """Several rows, of which the first is plain decoding, and the prompts that each row answers.
 
-    Every row answers all prompts `repeat` times, with at most `max_tokens` a reply.
+    Every row answers all prompts `repeat` times, with at most `max_tokens` per reply.
     """
 
     rows: Sequence[ComparedRow]
@@ -134,7 +134,10 @@ def _compare(
 def _firsts(
     load: Callable[..., Engine], paired: Callable[..., Engine], choices: Sequence[Choice], engine: Engine
 ) -> list[Engine]:
-    """Return an engine for each choice. Those with one draft model share it, and the settings found for the pair."""
+    """Return an engine for each choice.
+
+    Engines with the same draft model share it, and the settings found for the pair.
+    """
     made: dict[int, Engine] = {}
     # Fixed sizes come last: they use the window and the phrases that a search finds.
     for number, choice in sorted(enumerate(choices), key=lambda one: one[1].fixed):
@@ -150,7 +153,7 @@ def _firsts(
 
 
 def _paired(engine: Engine) -> dict[str, Any]:
-    """Return the draft model of a row and its hyperparameters, or nothing if it has none."""
+    """Return the draft model and hyperparameters of a row; empty if it has none."""
     draft = engine.choice.draft
     if draft is None:
         return {}
@@ -175,7 +178,7 @@ def run_rows(
 ) -> list[list[Statistics]]:
     """Return the replies of each row to all prompts, `repeat` times; `sampling` is by row.
 
-    No further turn begins once `until`, called with the number of finished turns, returns true. Each reply comes from a
+    No further turn begins when `until`, called with the number of finished turns, returns true. Each reply comes from a
     new engine, because text learned in one reply would make the next one faster. After each turn the `timer` measures
     the costs of rows. `before_turn` runs before each turn.
     """

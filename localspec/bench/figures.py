@@ -1,4 +1,4 @@
-"""Figures of the report: arithmetic on the replies of a row and of plain decoding, pair by pair, and timed forwards."""
+"""Figures of the report: arithmetic on pairs of replies, of a row and of plain decoding, and on timed forwards."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ ROUNDS = 3  # at each look
 
 @dataclass(frozen=True)
 class RowCosts:
-    """Forwards by their rows, in units of a forward of one row, which takes `one` seconds."""
+    """The seconds of forwards by their rows, in units of a forward of one row, which takes `one` seconds."""
 
     rows: tuple[int, ...]
     costs: tuple[float, ...]
@@ -31,7 +31,8 @@ class RowCosts:
 
 
 class RowTimer:
-    """A timer of forwards of one row and of more in turns, so that background load affects all of them equally."""
+    """A timer of forwards. Those of one row and of more rows take turns, so that background load affects all
+    equally."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -54,7 +55,8 @@ class RowTimer:
             self._rounds.append(seconds)
 
     def costs(self) -> RowCosts | None:
-        """Return the median costs of rows, relative to the single row of the same round. None before the first look."""
+        """Return the median costs of rows, relative to the single row of the same round; None before the first
+        round."""
         if not self._rounds:
             return None
         rows = sorted({n for seconds in self._rounds for n in seconds})
@@ -80,10 +82,10 @@ def of_row(
     """Return the figures of one row of the report. A figure is None if nothing was measured for it.
 
     `replies` and `plain` have all prompts once or several times, in the same order; `categories` are the kinds of the
-    prompts. A decode step reads `read_bytes` from memory, at `bandwidth` bytes per second. Comparisons with plain
-    decoding are made for each reply, and their median is given, never a ratio of two medians. Texts are compared if
-    they are `comparable`: rules other than `exact` give other texts. With the `costs` of this run's forwards,
-    `speedup_limit` is the most that the acceptance lengths allow; a speedup above it is not `reliable`.
+    prompts. A decode step reads `read_bytes` from memory, at `bandwidth` bytes per second. Each reply is compared with
+    plain decoding, and the median of the ratios is given, never a ratio of two medians. Texts are compared if they are
+    `comparable`; rules other than `exact` give other texts. With the `costs` of this run's forwards, `speedup_limit` is
+    the largest speedup that the acceptance lengths allow. A speedup above it is not `reliable`.
     """
     prompts = len(categories)
     pairs = [
@@ -155,12 +157,10 @@ def _costs(ours: Statistics, theirs: Statistics) -> tuple[float, float, float]:
 
 
 def _limits(pairs: Sequence[tuple[Statistics, Statistics]], costs: RowCosts) -> list[float | None]:
-    """Return the highest possible speedup of each reply: τ times a plain step, divided by a step that only costs its
-    rows.
+    """Return the highest possible speedup of each reply: τ plain steps, divided by a step that costs only its rows.
 
-    None for a reply whose rows were not counted.
-
-    The host's work between two forwards is the same in both; without it small models would seem to exceed the limit.
+    It is None for a reply whose rows were not counted. Python's work between two forwards is the same in both. Without
+    it small models would seem to exceed the limit.
     """
     counted = [(ours, theirs) for ours, theirs in pairs if ours.rows and theirs.rows]
     host = _median([(theirs.decode_seconds - theirs.verify_seconds) / theirs.steps for _, theirs in counted])
@@ -182,8 +182,10 @@ def _acceptance_length(replies: Sequence[Statistics]) -> float | None:
 
 
 def _acceptance_by_depth(replies: Sequence[Statistics]) -> list[float]:
-    """Return acceptance by depth over all replies: each counts by its drafted nodes and the share that
-    reached that depth."""
+    """Return acceptance by depth over all replies.
+
+    A reply counts by its drafted nodes and the share that reached that depth.
+    """
     depths: list[list[tuple[float, float]]] = []
     for reply in replies:
         reached = float(reply.drafted)

@@ -50,7 +50,7 @@ PLAIN, FASTER, SLOWER, UNRELIABLE = "#777777", "#1f5fa8", "#c8591b", "#bbbbbb"
 
 
 def check(file: Path) -> None:
-    """Raise UsageMistake for a file that cannot become a drawing, before anything is measured."""
+    """Raise UsageMistake, before anything is measured, for a file that cannot become a drawing."""
     if file.suffix.lower() not in (".svg", ".png"):
         raise UsageMistake(f"--plot {file} is neither .svg nor .png; name a file with one of these endings.")
     if not file.parent.is_dir():
@@ -117,7 +117,7 @@ class PlotBar(NamedTuple):
 
 
 def _beside(row: dict[str, Any]) -> tuple[str, str]:
-    """Return the text after the bar of a row, and its colour."""
+    """Return the text to the right of a row's bar, and its colour."""
     ratio = row["speedup"]
     if not row["nodes"]:
         return "", PLAIN

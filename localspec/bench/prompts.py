@@ -1,4 +1,4 @@
-"""The prompts of a bench: read from a file, or the few that come with the program."""
+"""The prompts of a bench: read from a file, or the few that come with localspec."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from localspec.outside_files import decoded, parse_json, read_bytes
 
 @dataclass(frozen=True)
 class BenchPrompt:
-    """One question, and the kind of text it asks for."""
+    """One question, and its category of text."""
 
     id: str
     category: str

@@ -49,10 +49,10 @@ PROMPTS = (
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first place where two replies to the same prompt differ; a text of None is the end of the reply.
+    """The first place where two replies to the same prompt differ. A text of None is the end of the reply.
 
-    `gap` is by how much the target's logit of the plain token exceeds that of the other. `repeatable`: plain decoding
-    gives the same reply again, so speculation has changed it.
+    `gap` is the target's logit of the plain token minus that of the other token. `repeatable` says that plain decoding
+    gives the same reply again, so that speculation must have changed it.
     """
 
     prompt: int  # from 1
@@ -64,7 +64,7 @@ class Divergence:
     repeatable: bool
 
     def sentence(self, precision: str) -> str:
-        """Return where the texts differ, and what to do about it."""
+        """Return a sentence about where the texts differ, and what to do."""
         one, other = (
             "the end" if text is None else json.dumps(text, ensure_ascii=False)
             for text in (self.plain, self.speculative)
@@ -80,9 +80,9 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Proof:
-    """The number of `replies` that are the `same` with and without speculation, until the first `divergence` if any.
+    """The number of `replies` that are the `same` with and without speculation, up to the first `divergence`, if any.
 
-    `rows` is the widest forward; `drafted` and `accepted` count tokens.
+    `rows` is the number of rows of the widest forward; `drafted` and `accepted` count tokens.
     """
 
     model: str
@@ -103,7 +103,7 @@ class Proof:
 
     @property
     def precision(self) -> str:
-        """The precision of the proof, and how exact it is."""
+        """The precision of the model, and how exact it is."""
         return f"{precision_in_words(self.dtype, self.quantize, self.bits_per_weight)}, {self.exactness}"
 
 
@@ -144,7 +144,7 @@ def prove(model: str, settings: "Settings", prompts: int, max_tokens: int, repor
 
 
 def _choice(card: TargetCard, settings: "Settings", reporter: Reporter) -> "Choice":
-    """Return a choice that drafts, even if that does not pay. Raises UsageMistake if nothing would draft."""
+    """Return a choice that drafts, even if drafts do not pay. Raises UsageMistake if nothing would draft."""
     from localspec.choosing.choose import choose
     from localspec.choosing.measure import MeasurementCache, Measurements
     from localspec.choosing.plans import AUTO_NODES
@@ -171,8 +171,10 @@ class _Case(NamedTuple):
 def _pairs(
     plain: "Engine", speculative: "Engine", prompts: int, max_tokens: int
 ) -> Iterator[tuple[_Case, "Statistics", "Statistics"]]:
-    """Yield every reply, greedy and seeded, of plain decoding and of speculation; the latter twice, so that it knows
-    phrases."""
+    """Yield pairs of replies, by plain decoding and with speculation, both greedy and seeded.
+
+    Speculation answers each prompt twice, so that it has learned phrases the second time.
+    """
     from localspec import Sampling
 
     for index in range(prompts):
@@ -197,7 +199,10 @@ def _reply(engine: "Engine", case: _Case, max_tokens: int) -> "Statistics":
 def _divergence(
     plain: "Engine", case: _Case, expected: "Statistics", found: "Statistics", max_tokens: int
 ) -> Divergence:
-    """Return where two replies differ; if plain decoding does not repeat itself, where its two replies do."""
+    """Return where two replies differ.
+
+    If plain decoding does not reproduce its own reply, return where its two replies differ.
+    """
     again = _reply(plain, case, max_tokens)
     repeatable = again.token_ids == expected.token_ids
     if not repeatable:

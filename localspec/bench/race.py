@@ -1,4 +1,4 @@
-"""A race: one prompt answered with and without drafts, step by step in turns, each against its own clock."""
+"""A race: one prompt answered with and without drafts. The two replies take turns, and each has its own clock."""
 
 import time
 from collections.abc import Generator, Iterator, Sequence
@@ -48,15 +48,15 @@ class Lane:
         self.moments.append(Moment(self.seconds, safe(text), len(event.tokens)))
 
     def until(self, seconds: float | None = None) -> tuple[str, int]:
-        """Return the text and the number of tokens after this many seconds, or now."""
+        """Return the text and the number of tokens after this many seconds; None means now."""
         seen = [moment for moment in self.moments if seconds is None or moment.seconds <= seconds]
         return "".join(moment.text for moment in seen), sum(moment.tokens for moment in seen)
 
     def decoding(self, seconds: float | None = None) -> float | None:
-        """Return the seconds since the first token, `seconds` after the question, or now.
+        """Return the seconds of decoding within the first `seconds` of the lane; None means now.
 
-        None while the prompt is read. They end with the last token. Tokens/s and speedup refer to them, because both
-        lanes read the same prompt.
+        The result is None while the prompt is read. Decoding begins with the first token and ends with the last.
+        Tokens/s and speedup refer to it, because both lanes read the same prompt.
         """
         if not self.moments or (seconds is not None and seconds < self.moments[0].seconds):
             return None
@@ -65,14 +65,14 @@ class Lane:
 
     @property
     def tokens_per_second(self) -> float:
-        """Return the tokens per second of decoding, from the first token on; 0 before the second one."""
+        """Return the tokens per second of decoding; 0 before the second token."""
         passed = self.decoding() or 0.0
         return sum(moment.tokens for moment in self.moments[1:]) / passed if passed > 0 else 0.0
 
 
 @dataclass(frozen=True)
 class RaceResult:
-    """The result of a race: the speedup of the second lane from the first token on, and where the texts differ."""
+    """The result of a race: the speedup of the second lane in decoding, and where the texts differ."""
 
     speedup: float | None
     parted: int | None  # the number of the first token that differs, from 1
@@ -84,9 +84,9 @@ class RaceResult:
 
 
 def race(lanes: Sequence[Lane], streams: Sequence[Generator[Event, None, None]]) -> Iterator[Lane]:
-    """Advance the lane whose clock is behind until both are done. Yield it after each event.
+    """Advance the lane whose clock is behind until both are done. Yield the lane after each event.
 
-    So both share the state of the machine, and each shows what it would show if it ran by itself.
+    So both lanes share the state of the machine, and each takes the time that it would take by itself.
     """
     running = dict(enumerate(streams))
     while running:
@@ -104,7 +104,7 @@ def race(lanes: Sequence[Lane], streams: Sequence[Generator[Event, None, None]])
 
 
 def result(plain: Lane, speculative: Lane) -> RaceResult:
-    """Return the result of a finished race. Speeds of replies without drafts, or of few tokens, are not compared."""
+    """Return the result of a finished race. Speeds are not compared if there were no drafts, or too few tokens."""
     assert plain.statistics is not None and speculative.statistics is not None
     one, other = plain.statistics.token_ids, speculative.statistics.token_ids
     parted = None
@@ -126,7 +126,7 @@ LONGEST = 256  # tokens of a reply, if no number is given
 
 
 def that_drafts(choice: "Choice") -> "Choice":
-    """Return this choice, or one with phrases if it drafts nothing. The race shows whether that pays."""
+    """Return this choice. If it drafts nothing, return it with phrases: the race shows whether that pays."""
     from localspec.choosing.plans import AUTO_NODES
 
     return choice if choice.nodes else replace(choice, drafter="phrases", nodes=AUTO_NODES)
@@ -159,7 +159,7 @@ def racers(
 def opponents(
     engine: "Engine", prompt: str, system: str | None, settings: Settings
 ) -> "tuple[list[Lane], list[Generator[Event, None, None]]]":
-    """Return the lanes on the target of this engine, which stays unchanged: another engine drafts in the race."""
+    """Return two lanes on the target of this engine. The engine stays unchanged: another engine drafts in the race."""
     from localspec import Engine, Limits
 
     limits = Limits(settings.max_tokens or LONGEST, settings.stop)

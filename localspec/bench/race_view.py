@@ -1,4 +1,4 @@
-"""The look of a race: two growing columns of text, drawn into a terminal or into a recording."""
+"""The display of a race: two growing columns of text, for a terminal or a recording."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -28,14 +28,15 @@ class Size(TypedDict):
 
 
 def fits(size: Size) -> bool:
-    """Return whether a frame has room in such a terminal."""
+    """Return whether a terminal of this size has room for a frame."""
     return size["columns"] >= LEAST_COLUMNS and size["lines"] > AROUND
 
 
 def frame(lanes: Sequence[Lane], size: Size, seconds: float | None = None) -> list[str]:
     """Return the lines of one frame: the present state, or the state after this many seconds of each lane's clock.
 
-    They fit into a terminal of any size, which may have shrunk: a line that is too long would continue in the next one.
+    Lines fit into a terminal of any size, which may have shrunk: a line that is too long would continue in the next
+    one.
     """
     width = (max(LEAST_COLUMNS, min(MOST_COLUMNS, size["columns"])) - 4) // 2
     height = max(1, min(TEXT_LINES, size["lines"] - AROUND))
@@ -48,7 +49,7 @@ def frame(lanes: Sequence[Lane], size: Size, seconds: float | None = None) -> li
 
 
 def ends(lanes: Sequence[Lane]) -> float:
-    """Return when the replay is over, in seconds since its start."""
+    """Return when the replay ends, in seconds since its start."""
     return max(lane.seconds for lane in lanes)
 
 
@@ -59,7 +60,7 @@ def _caption(lanes: Sequence[Lane], seconds: float | None) -> str:
 
 
 def _column(lane: Lane, width: int, height: int, seconds: float | None) -> list[str]:
-    """Return a name, `height` lines of text, and two of figures."""
+    """Return a name, `height` lines of text, and two lines of figures."""
     text, tokens = lane.until(seconds)
     passed = lane.seconds if seconds is None else min(seconds, lane.seconds)
     over = lane.statistics is not None and passed >= lane.seconds
@@ -77,7 +78,7 @@ def _column(lane: Lane, width: int, height: int, seconds: float | None) -> list[
 
 
 def _figures(tokens: int, decoding: float | None) -> str:
-    """Return the tokens, and the seconds from the first of them on, which the speedup compares."""
+    """Return the number of tokens, and the seconds of decoding, which the speedup compares."""
     return READING if decoding is None else f"{counted(tokens, 'token')}, {_seconds(decoding)}"
 
 
@@ -110,7 +111,7 @@ def whole_screen(lines: Sequence[str]) -> str:
 def recording(lanes: Sequence[Lane], size: Size, end: Sequence[str], title: str, made: int) -> Iterator[str]:
     """Yield the lines of a file in asciinema's format, version 2: the replay at true speed, and the result.
 
-    `made` is in seconds since 1970. https://docs.asciinema.org/manual/asciicast/v2/
+    `made` is the present time in seconds since 1970. https://docs.asciinema.org/manual/asciicast/v2/
     """
     head = {"version": 2, "width": size["columns"], "height": size["lines"], "timestamp": made, "title": title}
     yield json.dumps(head) + "\n"

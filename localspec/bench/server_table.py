@@ -18,7 +18,7 @@ AGAIN = "· prompts were repeated, and servers may have cached them: then the fi
 
 
 def of(report: dict[str, Any], width: int = WIDTH) -> str:
-    """Return the whole report, with sentences and bars at most `width` columns wide; the table may be wider."""
+    """Return the whole report. Sentences and bars have at most `width` columns; the table may be wider."""
     rows = report["rows"]
     lines = [*wrapped(sentence(rows), width), "", *_bars(rows, width), "", *wrapped(label(report), width)]
     lines += ["", *columns(_heads(rows), [_row(row, len(rows) > 1) for row in rows])]
@@ -39,7 +39,7 @@ def label(report: dict[str, Any]) -> str:
 
 
 def sentence(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the result in a sentence: the fastest of several, or how fast the only one is."""
+    """Return the result in a sentence: the fastest of several servers, or the speed of the only one."""
     known = [row for row in rows if row[WHOLE]]
     if not known:
         return "No server answered, so there is no speed to show."
@@ -59,7 +59,7 @@ def sentence(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def row_name(row: dict[str, Any]) -> str:
-    """Return a server's name for a separate row."""
+    """Return a server's name for use outside of the table."""
     return one_line(f"{row['program'] or 'the server'} at {row['name']}")
 
 

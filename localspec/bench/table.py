@@ -39,7 +39,7 @@ def of(report: dict[str, Any], width: int = WIDTH, details: bool = False) -> str
 
 
 def _notes(report: dict[str, Any], details: bool) -> Iterator[str]:
-    """Yield the sentences without which the figures above would mislead."""
+    """Yield the sentences without which the figures above would be misleading."""
     rows, machine = report["rows"], report["machine"]
     for row in rows:
         if row["off_reason"]:
@@ -91,7 +91,7 @@ def label(report: dict[str, Any]) -> str:
 
 
 def sentence(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the result: the row that is faster than plain decoding by most, or that no row is faster."""
+    """Return the result: the row that is fastest compared with plain decoding, or that no row is faster."""
     plain, drafting = rows[0]["tokens_per_second"], [row for row in rows if _drafts(row) and row["speedup"]]
     known = [row for row in drafting if row["reliable"] is not False]
     if plain is None:
@@ -112,7 +112,7 @@ def sentence(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _drafts(row: dict[str, Any]) -> bool:
-    """Return whether a row is not plain decoding, which auto may choose."""
+    """Return whether a row drafts; `auto` may have chosen plain decoding."""
     return bool(row["nodes"]) and row["drafter"] != "none"
 
 
@@ -182,7 +182,7 @@ _ROW_HEADS = ("drafter", "nodes", "tokens/s", "", "speedup", "", "τ", "draft", 
 
 
 def _figures(rows: Sequence[dict[str, Any]], width: int) -> Iterator[str]:
-    """Return the table without the columns that have no room, and the meaning of its heads."""
+    """Return the table without the columns that have no room, and an explanation of its heads."""
     lines, left_out = [list(_ROW_HEADS), *map(_row, rows)], []
     for head in _FIRST_LEFT_OUT:
         first, *rest = _widths(lines)
@@ -215,7 +215,7 @@ def _mark(row: dict[str, Any]) -> str:
 
 
 def _beyond(speedup: float | None, limit: float | None) -> bool:
-    """Return whether a speedup exceeds what its acceptance allows."""
+    """Return whether a speedup exceeds the limit that its acceptance allows."""
     return speedup is not None and limit is not None and not possible(speedup, limit)
 
 
@@ -234,7 +234,7 @@ def _above_memory(row: dict[str, Any]) -> bool:
 
 
 def _remarks(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield the meanings of the marks at single figures, if there are any."""
+    """Yield explanations of the marks at single figures, if there are any."""
     if any(map(_above_memory, rows)):
         yield (
             "* More than 100 % of the memory's bandwidth: the processor's caches hold part of this model, or the "
@@ -259,7 +259,8 @@ def _depths(rows: Sequence[dict[str, Any]], width: int) -> list[str]:
 
 
 def _by_text(rows: Sequence[dict[str, Any]], width: int) -> list[str]:
-    """Return the table of speedup and tokens per step by kind of text, for the first drafters; [] without one."""
+    """Return the table of speedup and tokens per step by kind of text, for the first drafters; empty if there is
+    none."""
     drafting = [row for row in rows if _drafts(row)][:MOST_COLUMNS]
     if not drafting:
         return []

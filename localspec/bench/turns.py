@@ -1,4 +1,4 @@
-"""Turns: rows that are compared take turns, so that disturbances affect all of them."""
+"""Turns: compared rows take turns, so that disturbances affect all of them."""
 
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ TURN = 0.05  # seconds of work: a step or two of a large model, the whole reply 
 
 
 def in_turns(contenders: Sequence[T], turns: int) -> Iterator[tuple[int, T]]:
-    """Yield every contender once per turn; the first one changes from turn to turn."""
+    """Yield every contender once per turn. The first one changes from turn to turn."""
     for turn in range(turns):
         first = turn % len(contenders)
         for contender in (*contenders[first:], *contenders[:first]):
@@ -23,7 +23,7 @@ def in_turns(contenders: Sequence[T], turns: int) -> Iterator[tuple[int, T]]:
 
 
 def on_its_own_clock(session: "Session", events: Generator[Event, None, None]) -> Generator[Event, None, None]:
-    """Return a reply of this session, whose clock stands still during the turns of others."""
+    """Yield the events of this session's reply. Its clock stands still during the turns of others."""
     with closing(events):
         for event in events:
             left = time.perf_counter()
@@ -32,10 +32,10 @@ def on_its_own_clock(session: "Session", events: Generator[Event, None, None]) -
 
 
 def side_by_side(replies: Mapping[str, Generator[Event, None, None]], turn: float = TURN) -> dict[str, Statistics]:
-    """Run the replies together and return the figures of each.
+    """Run the replies together, and return the figures of each.
 
-    The one with the fewest tokens has the next turn of `turn` seconds. So if a machine becomes slower for a while, it
-    is slower for the same part of every text.
+    The reply with the fewest tokens gets the next turn of `turn` seconds. So if a machine becomes slower for a while,
+    it is slower for the same part of every text.
     """
     tokens, done = dict.fromkeys(replies, 0), dict[str, Statistics]()
     with ExitStack() as at_the_end:

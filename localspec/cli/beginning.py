@@ -41,22 +41,22 @@ class ReplyReport(Protocol):
 
 
 class Reporting(Answerer, Protocol):
-    """An answerer that makes the JSON object of its last reply."""
+    """An answerer that also returns the JSON object of its last reply."""
 
     def report(self, sampling: Any, load_seconds: float, /) -> ReplyReport:
-        """Return the report of a reply that is sampled in this way, after a model was loaded in `load_seconds`."""
+        """Return the report of a reply with this sampling, after a model was loaded in `load_seconds`."""
         ...
 
 
 class ChatAndServer(NamedTuple):
-    """A chat that was started, and the server behind it, if one was named."""
+    """A started chat, and the server that answers in it, if the user named one."""
 
     chat: StartedChat
     server: "NamedServer | None"
     progress: Progress
 
     def for_chat(self, settings: Settings, card: TargetCard) -> Answerer:
-        """Return the engine for this model: the named server, a server of this user, or an engine of this process.
+        """Return the engine for this model: on the named server, on a server of this user, or in this process.
 
         Raises the errors of `Engine.open` and `NamedServer.load`.
         """
@@ -69,10 +69,10 @@ class ChatAndServer(NamedTuple):
         return for_chat(settings, card, self.progress.reporter, partial(self._here, settings, card))
 
     def for_reply(self, settings: Settings, card: TargetCard, keep: int | None = None) -> Reporting:
-        """Start a chat for a single reply, with fewer notices.
+        """Return an engine for a single reply, with fewer notices.
 
-        A server stays for `keep` seconds, and is started if there is none. A notice says so if that fails. Raises
-        UsageMistake if another server is in the way.
+        With `keep`, a server stays for that many seconds. If there is none, one is started; a notice says if that
+        fails. Raises UsageMistake if another server is in the way.
         """
         place = Paths(environment.home()).socket
         if self.server is not None:
@@ -126,7 +126,10 @@ LOOK = 0.2
 
 
 def kept_seconds(length: str, settings: Settings) -> int:
-    """Return the seconds of `--keep`. Raises UsageMistake, and LocalspecError if no such server can run here."""
+    """Return the value of `--keep` in seconds.
+
+    Raises UsageMistake, and LocalspecError if no such server can run here.
+    """
     if settings.server is not None:
         raise UsageMistake(f"--keep {length} has no effect with {settings.shown('server')}; leave one of them out.")
     if sys.platform == "win32":
@@ -137,9 +140,9 @@ def kept_seconds(length: str, settings: Settings) -> int:
 
 
 def leave_behind(settings: Settings, card: TargetCard, seconds: int, reporter: Reporter) -> str:
-    """Start a server that would load this model as this process would, and wait until it listens.
+    """Start a server that loads this model as this process would, and wait until it listens.
 
-    Return why there is none if it ends at once or is late, otherwise an empty text.
+    Return the reason if it ends at once or is late, otherwise an empty text.
     """
     reporter.progress("starting localspec serve")
     length = f"{seconds}s"
@@ -165,13 +168,13 @@ def leave_behind(settings: Settings, card: TargetCard, seconds: int, reporter: R
 
 
 def _last_sentence(said: bytes) -> str:
-    """Return the last sentence of a process that has ended."""
+    """Return the last sentence that a process printed before it ended."""
     found = said.decode("utf-8", "replace").splitlines() or ["It ended without a message."]
     return one_line(found[-1].removeprefix("localspec: "))
 
 
 def _environment(settings: Settings, card: TargetCard) -> dict[str, str]:
-    """Return this process's variables, with those that make a server load a model as this process would."""
+    """Return this process's variables, and variables that make a server load a model as this process would."""
     known = {f"{PREFIX}{name.upper()}": _written(getattr(settings, name)) for name in LOADED_BY}
     own = {**known, f"{PREFIX}MODEL": registry.reference(card)}
     home = {} if environment.home() is None else {environment.HOME: str(environment.home())}
@@ -179,7 +182,7 @@ def _environment(settings: Settings, card: TargetCard) -> dict[str, str]:
 
 
 def _written(value: Any) -> str:
-    """Return a value as the text of a variable. An empty one counts as unset."""
+    """Return a value as the text of a variable. An empty text counts as unset."""
     if isinstance(value, tuple):
         return json.dumps(list(value))
     return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -44,9 +44,10 @@ def chat(
 
 
 def _model_or_prompt(flags: SharedFlags, word: str) -> tuple[SharedFlags, str | None, str]:
-    """Take the full name of a model here as `-m`, and anything else as a prompt, with a hint if it may be a model.
+    """Read a word as `-m` if it is the full name of a model here, otherwise as a prompt. Return a hint if it may be a
+    model.
 
-    Unlike in `run`, a prefix is not enough for a model, because no prompt follows it and a single word may be one.
+    Unlike in `run`, a prefix of a model's name is not enough: no prompt follows it, so the word itself may be a prompt.
     """
     if flags.settings.elsewhere is not None or flags.settings.origins["model"].startswith("--"):
         return flags, word, ""

@@ -43,7 +43,7 @@ def config(
 
 
 def _check_chat(settings: Settings) -> None:
-    """Raise UsageMistake for a theme or keys that the chat refuses."""
+    """Raise UsageMistake for a theme or keys that the chat would refuse."""
     if settings.origins["theme"] != "default" or settings.keymap:  # importing the terminal interface is slow
         from localspec_tui import keymap, themes
 

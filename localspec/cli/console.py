@@ -1,4 +1,4 @@
-"""Output in a form that commands share: JSON and tables; and questions before deletions."""
+"""Output in the forms that commands share, JSON and tables, and questions before deletions."""
 
 import json
 import os
@@ -24,18 +24,20 @@ _WHOLE = re.compile(f"^{_SPEAKER}|`[^`]*`|(?<!^{_SPEAKER})(?<=: )localspec .*")
 
 
 def print_json(value: object) -> None:
-    """Print one line of plain ASCII: escapes keep control characters from the terminal and every character
-    in the data."""
+    """Print one line of plain ASCII.
+
+    Escapes keep every character in the data, and control characters away from the terminal.
+    """
     typer.echo(json.dumps(value))
 
 
 def table(
     rows: Sequence[Sequence[str]], right: Container[int] = (), width: int | None = None, whole: Container[int] = ()
 ) -> list[str]:
-    """Return aligned columns below their heads, those numbered in `right` aligned to the right.
+    """Return aligned columns below their heads; the columns with numbers in `right` are aligned to the right.
 
-    If a line would be too wide, the last columns are left out that have no room even for their beginning (for those in
-    `whole`, for all of it); a line names them.
+    If a line would be too wide, the last columns are left out, and a line names them. A column is left out if there is
+    no room for the beginning of its values, or for the whole values if its number is in `whole`.
     """
     rows = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
@@ -58,9 +60,9 @@ def table(
 
 
 def folded(line: str, width: int | None, indent: int = 0) -> list[str]:
-    """Break a line between words if it is too wide. Indent the parts after the first one.
+    """Break a line between words if it is too wide. Indent the parts after the first.
 
-    Paths and commands stay whole: if one is wider than a line the terminal breaks it, and copying joins it again.
+    Paths and commands stay whole. If one is wider than a line, the terminal breaks it, and copying joins it again.
     """
     if width is None:
         return [line]
@@ -70,12 +72,15 @@ def folded(line: str, width: int | None, indent: int = 0) -> list[str]:
 
 
 def once_more(lines: Sequence[str], height: int | None) -> list[str]:
-    """Return a page, and repeat its lines up to the first empty one at the end if they would scroll away."""
+    """Return the lines of a page.
+
+    If its first part would scroll away, repeat that part, up to the first empty line, at the end.
+    """
     return [*lines] if height is None or len(lines) < height else [*lines, "", *lines[: lines.index("")]]
 
 
 def seen() -> bool:
-    """Return whether standard output is read by a person, not by a program."""
+    """Return whether a person, not a program, reads standard output."""
     return _is_terminal(sys.stdout)
 
 
@@ -100,7 +105,7 @@ def _is_terminal(stream: TextIO | None) -> TypeGuard[TextIO]:
 
 
 def may_delete(target: str, yes: bool) -> bool:
-    """Ask whether to delete `target`, unless `yes`. Raises UsageMistake if there is no terminal."""
+    """Ask whether to delete `target`, unless `yes` is set. Raises UsageMistake if there is no terminal."""
     if not yes and not at_a_terminal():
         raise UsageMistake(one_line(f"Deleting {target} needs confirmation; no terminal to ask, so add --yes."))
     if yes or typer.confirm(one_line(f"Delete {target}?")):
@@ -110,10 +115,10 @@ def may_delete(target: str, yes: bool) -> bool:
 
 
 def at_a_terminal() -> bool:
-    """Return whether standard input is a terminal, so that a question can be answered."""
+    """Return whether standard input is a terminal, where a question can be answered."""
     return _is_terminal(sys.stdin)
 
 
 def piped() -> bool:
-    """Return whether a program writes the prompts or reads the replies, so that a chat does not list them."""
+    """Return whether a program writes the prompts or reads the replies. A chat does not list such conversations."""
     return not (at_a_terminal() and seen())

@@ -88,7 +88,7 @@ def distill(
 
 
 def _announce(distiller: "Distiller", progress: Progress) -> None:
-    """Report what is left out, what is already done, and how long the rest will take."""
+    """Report which prompts are left out, which are already answered, and how long the rest will take."""
     if distiller.too_long:
         progress.notice(f"{distiller.too_long} prompts are too long for the model's context and are left out.")
     if distiller.answered:

@@ -113,7 +113,7 @@ def _prove(model: str, settings: Settings, prompts: int, max_tokens: int, as_jso
 
 @dataclass(frozen=True)
 class _Survey:
-    """This machine, the models it could run, the best first, and which to take of those here and of all."""
+    """This machine, the models that it could run, the best first, and which one to take: of those here, and of all."""
 
     machine: Machine
     recommendations: list[Recommendation]
@@ -127,7 +127,7 @@ class _Survey:
 
 @dataclass(frozen=True)
 class _Packed:
-    """The number of packed models, their directories, and the bytes in those."""
+    """The number of packed models, their directories, and the bytes of these."""
 
     path: Path
     imports: Path
@@ -164,7 +164,7 @@ def _survey(settings: Settings) -> _Survey:
 
 
 def _found(paths: Paths) -> list[FoundModel]:
-    """Return the models of other programs, without those that were imported from files of that name and size."""
+    """Return the models of other programs, except those already imported under the same name and with the same size."""
     every = [one.header.origin.files for one in imports(paths).values()]
     here = {(os.path.basename(name), sum(size for size, _ in files.values())) for files in every for name in files}
     return [one for one in kept_by_others() if (one.path.name, one.bytes) not in here]
@@ -237,7 +237,7 @@ def _choice(recommendation: Recommendation) -> dict[str, Any]:
 
 
 def _printed(survey: _Survey, verbose: bool) -> list[str]:
-    """Return the page as wide as the terminal. Its first part is repeated at the end if it would scroll away."""
+    """Return the page in the terminal's width. Its first part is repeated at the end if it would scroll away."""
     columns, height = window(sys.stdout)
     lines = [part for one in _page(survey, verbose, columns) for part in folded(one_line(one), columns)]
     return once_more(lines, height)
@@ -267,7 +267,7 @@ def _busy(survey: _Survey) -> bool:
 
 
 def _advice(survey: _Survey) -> Iterator[str]:
-    """Yield advice in a sentence or two, and why a GPU would be idle."""
+    """Yield one or two sentences of advice, and the reason why a GPU would not be used."""
     chosen, best = survey.chosen, survey.recommended
     if best is None:
         yield "No registered model fits here."
@@ -375,8 +375,10 @@ def _gib(size: int) -> str:
 
 
 def _tell_server(url: str, others: Mapping[str, object], as_json: bool) -> int:
-    """Ask a server for its models, and print what it reports. Raises the errors of `Server.open`, UsageMistake for
-    `others`."""
+    """Ask a server for its models, and print its answer.
+
+    Raises the errors of `Server.open`, and UsageMistake for `others`.
+    """
     for name in others:
         flag = "--" + name.replace("_", "-")
         raise UsageMistake(f"{flag} has no effect with --server, which is about another machine; leave {flag} out.")

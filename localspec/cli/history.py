@@ -34,7 +34,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON value on standard
 
 
 def _number(text: str) -> int:
-    """Return the number of a conversation."""
+    """Return the number of a conversation in a text."""
     return conversation_id(text, "`localspec history list`")
 
 
@@ -169,7 +169,7 @@ def rm(
 def _to_delete(
     history: History | None, conversations: Sequence[int] | None, before: float | None
 ) -> list[ConversationInfo]:
-    """Return the conversations with these ids, else those last used before that moment, else all."""
+    """Return the conversations with these ids; without ids, those last used before a moment; without either, all."""
     if conversations:
         return [found.info for found in _saved(history, conversations)]
     if history is None:

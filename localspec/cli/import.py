@@ -50,7 +50,7 @@ def import_file(
 
 
 def _import_folder(folder: Path, settings: Settings, as_json: bool) -> int:
-    """Import every model of a folder. A file that cannot be imported is named, and the others still are."""
+    """Import every model of a folder. If a file cannot be imported, report it and continue."""
     models, others = models_below(folder), incomplete_below(folder)
     if not models and not others:
         raise UsageMistake(f"{str(folder)!r} is a directory without GGUF files; give another one, or a GGUF file.")

@@ -10,11 +10,11 @@ INTERRUPTED = 130
 
 
 class Interrupt:
-    """A context in which the first Ctrl+C waits for the current step, so that text and tokens agree; the second stops
+    """A context for Ctrl+C. The first one waits for the current step, so that text and tokens agree. The second stops
     at once.
 
     With `ends_too`, SIGTERM and SIGHUP also stop the body, however often they come, because a logout sends both. After
-    the context they end the process, so that its parent learns the signal.
+    the context they end the process, so that its parent sees the signal.
     """
 
     def __init__(self, ends_too: bool = False) -> None:
@@ -50,9 +50,9 @@ class Interrupt:
 
 @contextmanager
 def cleared_up_when_ended() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the body like an error, so that no half-written file stays, and then the process.
+    """Let SIGTERM and SIGHUP raise an error in the body, so that no half-written file stays. Then they end the process.
 
-    Under nohup and similar programs, which ignore them, they stay ignored.
+    Under nohup and similar programs, which ignore these signals, they stay ignored.
     """
     ended: list[int] = []
 
@@ -73,11 +73,11 @@ def cleared_up_when_ended() -> Iterator[None]:
 
 
 def _ending() -> list[int]:
-    """Return the signals that end a program by default. nohup and similar programs ignore some of them."""
+    """Return the signals that would end this program by default. Programs like nohup make it ignore some of them."""
     names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     return [number for name in names if signal.getsignal(number := getattr(signal, name)) is signal.SIG_DFL]
 
 
 def end_at_once(*_: object) -> NoReturn:
-    """End the process silently: nothing is left to do."""
+    """End the process without output and without cleaning up: nothing is left to do."""
     os._exit(INTERRUPTED)

@@ -1,4 +1,4 @@
-"""A line typed at a terminal: edited, recalled by the arrow keys, completed by Tab; elsewhere just read."""
+"""Reads a line. At a terminal the line can be edited, recalled by the arrow keys, and completed by Tab."""
 
 import re
 import sys
@@ -20,7 +20,7 @@ _FENCES = ("```", "~~~")
 
 
 class WordWrap:
-    """Text that is broken between words, for lines of `columns`. None leaves it unchanged.
+    """A filter that breaks text between words, into lines of `columns`. None leaves it unchanged.
 
     Code between fences stays whole, so that it can be copied.
     """
@@ -32,7 +32,7 @@ class WordWrap:
         self._code = False
 
     def add(self, text: str) -> str:
-        """Add text. Return what can be shown now; a word is held back until it has ended."""
+        """Add text. Return the text that can be printed now. A word is held back until it has ended."""
         if self._columns is None:
             return text
         return "".join(map(self._take, _PARTS.findall(text)))
@@ -94,7 +94,7 @@ def read_line(mark: str, look_up: LookUp) -> str:
 
 
 class Completer:
-    """The completions of a line, one at a time, as readline requests them."""
+    """The completions of a line, which readline requests one at a time."""
 
     def __init__(self, look_up: LookUp) -> None:
         self._look_up = look_up
@@ -108,7 +108,7 @@ class Completer:
 
 
 def _complete_with(look_up: LookUp, mark: str) -> None:
-    """Complete with this function. Raises ImportError if there is no readline."""
+    """Make Tab complete with this function. Raises ImportError if there is no readline."""
     import readline  # input() uses it once it is imported
 
     completer = Completer(look_up)

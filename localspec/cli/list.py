@@ -102,7 +102,7 @@ def list_models(
 
 
 def _forms(row: dict[str, Any], bytes_: Callable[[int], str]) -> str:
-    """Return how a model's weights are stored, if not only in its own files, and which file of them is missing."""
+    """Return the forms in which a model is stored other than its own files, and which file is missing."""
     missing = [f"missing: {row['missing']}"] if row["missing"] else []
     bits = row["bits_per_weight"]
     in_blocks = [precision_in_words("", BLOCKS, bits)] if bits else []
@@ -111,7 +111,7 @@ def _forms(row: dict[str, Any], bytes_: Callable[[int], str]) -> str:
 
 
 def _draft(card: TargetCard) -> str | None:
-    """Return the small model here that drafts for this one, by its name, or by its directory below the model's own."""
+    """Return the small model here that drafts for this one: its name, or its directory relative to the model's."""
     own, _ = own_draft(card)
     if own is None or not own.card.here:
         return None
@@ -119,9 +119,9 @@ def _draft(card: TargetCard) -> str | None:
 
 
 def _packed(card: TargetCard, packed: list[tuple[str, str, Path]]) -> dict[str, int]:
-    """Return the packings in which this model is here, besides its own weights or instead of them, and their bytes.
+    """Return the packings in which this model is here, with their bytes.
 
-    `packed` are those of all models: revision, packing, file.
+    `packed` lists those of all models: revision, packing, file.
     """
     if not packed:
         return {}

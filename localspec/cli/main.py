@@ -1,4 +1,4 @@
-"""The table of commands; the only place where an error becomes a sentence and an exit code."""
+"""The table of commands. Only here do errors become a sentence and an exit code."""
 
 import errno
 import io
@@ -67,7 +67,7 @@ _LONGEST = 1500  # characters of a sentence: names and values may be of any leng
 
 
 class Commands(TyperGroup):
-    """A group that imports localspec/cli/<command>.py only when that command is used."""
+    """A command group that imports localspec/cli/<command>.py only when that command is used."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -99,14 +99,17 @@ class Commands(TyperGroup):
 
 
 def _light(command: Any) -> Any:
-    """Have a command read its parameters without Pydantic. Return the command."""
+    """Make a command read its parameters without Pydantic. Return the command."""
     params = command.get_params
     command.get_params = lambda ctx: list(map(_without_pydantic, params(ctx)))
     return command
 
 
 def _without_pydantic(param: Any) -> Any:
-    """Have text and values with a parser read without Pydantic, which takes 80 ms to import. Return the parameter."""
+    """Make a parameter read its text or parsed value without Pydantic, which takes 80 ms to import.
+
+    Return the parameter.
+    """
     typers = param.get_runtime_param
 
     class Reader:

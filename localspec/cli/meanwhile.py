@@ -1,4 +1,4 @@
-"""Measuring a model while the user types in `chat --plain`, and after an import or a pull."""
+"""Measures a model while the user types in `chat --plain`, and after an import or a pull."""
 
 import sys
 import threading
@@ -19,7 +19,7 @@ TUNES = "(tuning once how this pair of models drafts, for some minutes; you can 
 class Meanwhile:
     """A background measurement of the model that runs while the user types. Ctrl+C ends it for the session.
 
-    The full-screen chat needs none: its engine has a thread, which measures between its jobs.
+    The full-screen chat does not use it: its engine's thread measures between jobs.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Meanwhile:
 
     @contextmanager
     def measuring(self, engine: Any) -> Iterator[None]:
-        """Measure on another thread while the body runs, and wait for that thread to pause.
+        """Measure on another thread while the body runs. At the end wait until that thread pauses.
 
         A model on a server is not measured here.
         """
@@ -75,7 +75,7 @@ def measure_now(engine: Any, progress: Progress) -> None:
 
 
 def measure_new(name: str, settings: Settings, progress: Progress) -> None:
-    """Measure a new model as a chat would load it, so that its first reply has measured costs.
+    """Measure a new model as a chat would load it, so that its first reply can use measured costs.
 
     Without a terminal nothing is measured: a script continues at once with estimates. Failures only cause a notice.
     """

@@ -66,7 +66,7 @@ def load_settings(flags: Mapping[str, Any]) -> Settings:
 def takes_settings(*names: str, **helps: str | tuple[str, str]) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """Give a command the flags of these settings, in place of its argument `settings`.
 
-    `helps` replaces the help of some of them, or the shown values and the help. The command gets the result of
+    `helps` replaces the help of some flags, or their displayed values and the help. The command gets the result of
     `load_settings`.
     """
 
@@ -161,7 +161,7 @@ def _shared_flags(
 
 
 def refuse_rule_without_effect(settings: Settings) -> None:
-    """Raise UsageMistake for a `--drafter-rule` next to settings that name the drafter, or allow none."""
+    """Raise UsageMistake for a `--drafter-rule` if other settings name the drafter or forbid drafts."""
     named = "draft_max" if settings.draft_max == 0 else "drafter"
     if settings.by_flag("drafter_rule") and (settings.drafter != "auto" or settings.draft_max == 0):
         other = settings.shown(named)
@@ -175,9 +175,9 @@ def refuse_rule_without_effect(settings: Settings) -> None:
 
 
 def _refuse_without_effect(settings: Settings) -> None:
-    """Raise UsageMistake for a flag without effect when a server answers.
+    """Raise UsageMistake for a flag that has no effect because a server answers.
 
-    A value from a file or a variable is meant for models of this process.
+    A value from a file or a variable is allowed: it is meant for models in this process.
     """
     for name in LOADED_BY:
         if settings.by_flag(name) and name != "log":
@@ -185,7 +185,7 @@ def _refuse_without_effect(settings: Settings) -> None:
 
 
 def no_effect(flag: str, settings: Settings) -> UsageMistake:
-    """Return the error for a flag that has no effect because the server of these settings answers."""
+    """Return the error for a flag that has no effect because the server in these settings answers."""
     return UsageMistake(
         f"{flag} has no effect when a server answers ({settings.shown('server')}), because the server decides that; "
         "leave it out, or give --server off."

@@ -74,7 +74,7 @@ def converse(flags: SharedFlags, prompt: str | None) -> int:
 
 
 class _LineProgress(Progress):
-    """A line for each stage at a terminal: a screen reader may read an overwritten line again and again."""
+    """Progress as one line per stage, because a screen reader may read an overwritten line again and again."""
 
     def show(self, what: str) -> None:
         if sys.stderr is not None and sys.stderr.isatty():
@@ -113,13 +113,13 @@ class _Talk:
 
     @property
     def left(self) -> bool:
-        """Whether a command ended it, not the end of the input."""
+        """Whether a command, not the end of the input, ended the chat."""
         return self._left
 
     # -- lines --------------------------------------------------------------------------------------------------------
 
     def greet(self) -> None:
-        """Print the model that answers, and the last turn of a conversation that goes on."""
+        """Print which model answers, and the last turn of a conversation that is continued."""
         choice = self._loaded().choice
         precision = precision_in_words(choice.dtype, choice.quantize, choice.bits)
         how = ", ".join(filter(None, (precision, choice.device)))
@@ -149,7 +149,7 @@ class _Talk:
                     self._progress.notice(f"{self._card.name} continues.")
 
     def _measured_meanwhile(self) -> AbstractContextManager[None]:
-        """Measure what is unknown of the model after its first reply, while the user types."""
+        """Measure the missing figures of the model after its first reply, while the user types."""
         typing = sys.stdin is not None and sys.stdin.isatty() and self._trace is not None
         return self._meanwhile.measuring(self._engine) if typing else nullcontext()
 
@@ -278,7 +278,7 @@ class _Talk:
         self._instead(text)
 
     def _instead(self, prompt: str | None) -> None:
-        """Continue from before the last answered prompt, with this prompt or the same."""
+        """Continue from before the last answered prompt, with this prompt or, if it is None, the same one."""
         before, turns = self._conversation, self._conversation.answered - 1
         if turns < 0:
             raise UsageMistake("There is no reply yet; say something first.")
@@ -376,7 +376,7 @@ class _Talk:
         self._answer_written(prompt)
 
     def _answer_written(self, prompt: ComposedPrompt, before: Mapping[str, Any] | None = None) -> None:
-        """Send a prompt; with the figures of a reply `before`, request another answer instead."""
+        """Send a prompt. If it replaces an earlier reply, `before` is the figures of that reply."""
         from localspec import Done, Limits, Prefill, Text
 
         engine = self._loaded()

@@ -28,7 +28,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON value on standard
 
 
 class Shown(NamedTuple):
-    """One phrase as it is shown; `text` is None if the model's tokenizer is not here."""
+    """One phrase as it is displayed; `text` is None if the model's tokenizer is not here."""
 
     model: str
     before: tuple[int, ...]
@@ -145,7 +145,7 @@ def _pools_of(store: Store | None, model: str | None) -> list[PoolInfo]:
 
 
 def _best(store: Store | None, pool: PoolInfo, limit: int) -> tuple[list[KeptPhrase], str]:
-    """Return a pool's most useful phrases, and why they are token ids, if they are."""
+    """Return a pool's most useful phrases, and the reason if they are displayed only as token ids."""
     decode, why_ids = reader(pool)
     phrases = kept_phrases(pool, store.phrases.most_useful(pool.pool) if store else (), decode)
     return list(islice(phrases, min(limit, sys.maxsize))), why_ids

@@ -15,7 +15,7 @@ from localspec.text import one_line
 
 
 def tell(text: str, end: str = "\n") -> None:
-    """Print to standard error. Errors are ignored: a closed or full one must not end the reply."""
+    """Print to standard error. Errors are ignored, because a closed stream must not end the reply."""
     if sys.stderr is not None:
         with suppress(OSError):
             print(drawable(text, sys.stderr), end=end, file=sys.stderr, flush=True)
@@ -31,7 +31,7 @@ WAIT_SECONDS = 8.0  # a longer wait gets one line if no line can be overwritten
 
 
 class Progress:
-    """A line of progress on standard error, which is overwritten on a terminal.
+    """A line of progress on standard error. On a terminal it is overwritten.
 
     Elsewhere one line is printed for each wait of more than WAIT_SECONDS, unless `names_waits` is False.
     """
@@ -49,7 +49,7 @@ class Progress:
         return Reporter(self.notice, self.show)
 
     def show(self, what: str) -> None:
-        """Show the current wait, such as "loading qwen3: 40 %"."""
+        """Display the current wait, such as "loading qwen3: 40 %"."""
         if self._on:
             self._shown = True
             fitting = max(
@@ -77,20 +77,20 @@ class Progress:
             self._shown = False
 
     def _name(self) -> None:
-        """Print a line for a long wait."""
+        """Print a line that names a long wait."""
         with self._lock:
             if self._what:
                 self._named = _kind(self._what)
                 say(f"{self._what} …")
 
     def notice(self, sentence: str) -> None:
-        """Print a sentence that stays, in place of the line."""
+        """Print a sentence in place of the line. The sentence stays."""
         self.clear()
         say(sentence)
 
 
 def _kind(what: str) -> str:
-    """Return the name of a wait, without its progress."""
+    """Return the description of a wait, without its progress."""
     return re.split(r"\d|: ", what, maxsplit=1)[0]
 
 

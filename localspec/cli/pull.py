@@ -118,7 +118,7 @@ def pull(
 
 
 def _may_fetch() -> bool:
-    """Ask the user, if there is a terminal."""
+    """Ask the user for agreement, if there is a terminal."""
     if not at_a_terminal() or typer.confirm("Fetch?", default=True):
         return True
     typer.echo("Nothing was fetched.")
@@ -185,7 +185,7 @@ def nothing_to_fetch(name: str, event: NothingToFetch) -> str:
 
 
 def planned_lines(planned: Planned) -> Iterator[str]:
-    """Yield the lines of a plan by the hub."""
+    """Yield the lines of a plan that the hub confirmed."""
     plan = planned.plan
     for part in plan.parts:
         gated = ", gated" if part.gated else ""
@@ -203,7 +203,7 @@ def planned_lines(planned: Planned) -> Iterator[str]:
 
 
 def announced_lines(name: str, announced: Announced) -> Iterator[str]:
-    """Yield the lines of a plan by the registry."""
+    """Yield the lines of a plan from the registry."""
     if announced.imported:
         yield f"{name} is already here: {announced.imported}"
     yield f"{name}, from the registry; the hub was not asked"

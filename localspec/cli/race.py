@@ -141,7 +141,8 @@ def terminal_size() -> Size:
 
 @contextmanager
 def _own_screen() -> Iterator[None]:
-    """Use the terminal's alternate screen without a cursor: resizing would shift frames beyond the reach of erasing.
+    """Use the terminal's alternate screen without a cursor, since after resizing, frames on the normal screen could not
+    be erased.
 
     The normal screen returns whatever happens.
     """

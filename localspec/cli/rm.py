@@ -115,7 +115,7 @@ def rm(
 
 
 def _remove_packed(name: str, paths: Paths, yes: bool, phrases: bool) -> None:
-    """Delete the packed forms of a model that was not fetched, which itself stays, or a named packed file."""
+    """Delete a named packed file, or the packed forms of a model that was not fetched. The model itself stays."""
     if is_gguf(file := Path(os.path.expanduser(name))) and import_of(file, paths) is None:
         raise NotHere(f"{name} is a GGUF file of which nothing is saved here; delete the file yourself.")
     given = Path(os.path.abspath(os.path.expanduser(name)))
@@ -164,7 +164,7 @@ def _delete_unreadable(file: Path, yes: bool) -> None:
 
 
 def _read_from(files: list[Path]) -> list[str]:
-    """Return the GGUF files of registrations."""
+    """Return the GGUF files that the registrations in `files` read."""
     found = [header for file in files if (header := _registration(file))]
     return [name for header in found for name in header.origin.files if Path(name).exists()]
 
@@ -185,8 +185,8 @@ def _packed(removals: list[Removal], sources: list[Source], paths: Paths) -> lis
 
 
 def _without_others(files: list[Path], sources: list[str]) -> list[Path]:
-    """Leave out packed files pulled for another source of the same weights, and report them: they may be
-    its only copy."""
+    """Leave out packed files pulled for another source of the same weights, and report them: they may be its only
+    copy."""
     others = {file: other for file in files if (other := other_source(file, sources))}
     for file, other in others.items():
         typer.echo(one_line(f"{other}, packed, has the same weights and stays: {file}"))
@@ -201,7 +201,7 @@ def _packed_line(file: Path) -> str:
 
 
 def _removal_lines(removal: Removal, name: str) -> list[str]:
-    """Return the lines to show before the deletion."""
+    """Return the lines to print before the deletion."""
     source = removal.source
     lines = [f"{source} ({removal.commit[:12]}), {size(removal.bytes)}, in {removal.path}"]
     if removal.also:
@@ -228,7 +228,7 @@ def _users(source: Source, name: str) -> list[str]:
 
 
 def _draft_source(draft: str, entries: Mapping[str, Entry]) -> Source | None:
-    """Return the repository of the small model that an entry drafts with: a registered one, or org/repo."""
+    """Return the repository of the small model that an entry names: a registered model, or org/repo."""
     if draft in entries:
         return entries[draft].source
     with suppress(UsageMistake):
@@ -249,7 +249,10 @@ class Learned:
 
     @classmethod
     def of(cls, names: Collection[str], files: Collection[Path]) -> "Learned":
-        """Find them by the names of a model and by its packed files. A store that cannot be read counts as empty."""
+        """Find everything learned from a model, by its names and its packed files.
+
+        A store that cannot be read counts as empty.
+        """
         now, names = renamed(), {*names, *_names_in(files)}
         former = {name: now[name] for name in names if name in now}
         drafters = _drafters_outside(names)
@@ -263,7 +266,7 @@ class Learned:
         return cls((*names,), drafters=drafters, answers=answers, former=former)
 
     def settle(self, yes: bool, phrases: bool) -> None:
-        """Delete answers for trainings, and phrases if the user wants that; list what stays.
+        """Delete answers for trainings, and phrases if the user wants that. List what stays.
 
         Nothing happens while the model is still here in another form. Raises StoreTrouble.
         """
@@ -309,7 +312,7 @@ def forget_tokenizer(path: Path) -> None:
 
 
 def _drafters_outside(names: Collection[str]) -> tuple[Path, ...]:
-    """Return the trained drafters outside of their model's directory, which outlive it."""
+    """Return the trained drafters that are not in their model's directory, so they stay."""
     found = set[Path]()
     for name in names:
         with suppress(LocalspecError):

@@ -160,9 +160,9 @@ def _answer(flags: SharedFlags, question: ComposedPrompt, output: "_Output", sta
 
 
 def _model_and_prompt(flags: SharedFlags, words: Sequence[str]) -> tuple[SharedFlags, str | None]:
-    """Read the words as a prompt, or as a model here and a prompt. Raise UsageMistake for other words.
+    """Read the words as a prompt, or as a model here and a prompt. Raises UsageMistake for other words.
 
-    Unlike in `chat`, a unique prefix is enough for a model, because a prompt follows it. Raise NotHere for an address
+    Unlike in `chat`, a unique prefix is enough for a model, because a prompt follows it. Raises NotHere for an address
     on the hub whose model is not here.
     """
     if len(words) == 1 and (model := begun_name(words[0])) is not None and flags.settings.elsewhere is None:
@@ -193,13 +193,13 @@ def _prompt(argument: str | None, files: str) -> ComposedPrompt:
 
 
 def _figures(report: dict[str, Any], exactness: str, ratio: float | None, sampling: str) -> str:
-    """Return the lines of --stats: the speed of the reply, then its origin."""
+    """Return the lines of --stats: the speed of the reply, then who proposed it and how exact it is."""
     lines = (_speed(report, ratio), [*_origin(report, exactness), sampling])
     return "\n".join(" · ".join(filter(None, parts)) for parts in lines)
 
 
 def _speed(report: dict[str, Any], ratio: float | None) -> Iterator[str]:
-    """Yield the known figures of the speed: a server may not report all."""
+    """Yield the known figures of the speed. A server may not report all of them."""
     timings = report["timings"]
     if timings["tokens_per_second"] is not None:
         yield short_pace(timings["tokens_per_second"])
@@ -215,7 +215,7 @@ def _speed(report: dict[str, Any], ratio: float | None) -> Iterator[str]:
 
 
 def _origin(report: dict[str, Any], exactness: str) -> Iterator[str]:
-    """Yield who proposed the tokens, the backend, and how exact the reply is."""
+    """Yield the proposers of the tokens, the backend, and how exact the reply is."""
     sources = report["speculation"]["sources"] or {}
     yield share_words(sources) if len(sources) > 1 else ""
     precision = precision_in_words(report["dtype"] or "", report["quantize"] or "none", report["bits_per_weight"])
@@ -228,7 +228,7 @@ def _origin(report: dict[str, Any], exactness: str) -> Iterator[str]:
 
 
 class _Output:
-    """The destination of a reply. `reply` is its text so far, and `reasoning` its thoughts."""
+    """The destination of a reply. `reply` is its text so far, and `reasoning` its thoughts so far."""
 
     streams = True  # whether the answer is shown as it comes
 
@@ -236,22 +236,22 @@ class _Output:
         self.reply = self.reasoning = ""
 
     def start(self, report: ReplyReport) -> None:
-        """Show that the prompt is accepted, and being read."""
+        """Report that the prompt is accepted and being read."""
 
     def step(self, event: Text) -> None:
-        """Show one decode step."""
+        """Write one decode step."""
         self.reply += event.text
         self.reasoning += event.reasoning
 
     def end(self, report: dict[str, Any]) -> None:
-        """Show the end of a reply, which is complete or was interrupted."""
+        """Write the end of a reply, which is complete or was interrupted."""
 
     def cut(self) -> None:
-        """Show that the reply failed; its text so far stays."""
+        """Write the end of a reply that failed. Its text so far stays."""
 
 
 class _Plain(_Output):
-    """The answer and nothing else, flushed as it comes."""
+    """Only the answer, written as it arrives."""
 
     def cut(self) -> None:
         if self.reply:
@@ -267,7 +267,7 @@ class _Plain(_Output):
 
 
 class _Object(_Output):
-    """One JSON object at the end."""
+    """One JSON object, written at the end."""
 
     streams = False
 

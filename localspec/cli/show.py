@@ -62,14 +62,14 @@ def show(
 
 
 def _missing(key: str, card: TargetCard) -> str:
-    """Return the text in place of a missing value."""
+    """Return the text to print in place of a missing value."""
     if key in ("source", "commit") and card.entry and card.entry.toy:
         return "comes with localspec"
     return "not here" if key in ("path", "commit") and not card.here else "unknown"
 
 
 def _installed_facts(card: TargetCard) -> Facts:
-    """Return facts from the files of a model that is here."""
+    """Return facts about a model that is here, from its files."""
     checkpoint = inspect(card.path)
     shape = Shape.of(checkpoint.config)
     own, passed_over = own_draft(card)
@@ -104,7 +104,7 @@ def _drafts_for(kind: str, shape: Shape) -> bool:
 
 
 def _announced_facts(card: TargetCard) -> Facts:
-    """Return facts from models.toml about a model that is not here."""
+    """Return facts about a model that is not here, from models.toml."""
     shape = card.entry.shape if card.entry else None
     architecture = card.entry.architecture if card.entry else None
     own = [MTP] if comes_with_mtp(architecture) else []
@@ -167,7 +167,7 @@ def _entry_facts(entry: Entry) -> Facts:
 
 
 def _packed_facts(card: TargetCard, known: Facts) -> Facts:
-    """Return the origin of a packed file, and facts from its template, if they are not known yet."""
+    """Return the origin of a packed file, and facts from its template that are not in `known`."""
     from localspec.models.chat_tokenizer import ChatTokenizer  # the tokenizers library
     from localspec.models.tokenizer import Tokenizer
 

@@ -20,8 +20,8 @@ from localspec.text import one_line
 def store_if_any(what: str, raise_damage: bool = True) -> Iterator[Store | None]:
     """Yield the store of this user, for its phrases or conversations: `what`.
 
-    None if it does not exist yet, because looking must not create one. Raises StoreTrouble, also if there may be one
-    that cannot be reached: nobody could then know that nothing is saved. Damage that is found after opening raises it
+    Yield None if it does not exist, because looking must not create one. Raises StoreTrouble, also if it may exist but
+    cannot be reached: otherwise a user would believe that nothing is saved. Raises it for damage found after opening
     too, unless `raise_damage` is False.
     """
     if why := _out_of_reach(database := Paths(environment.home()).database):
@@ -35,7 +35,7 @@ def store_if_any(what: str, raise_damage: bool = True) -> Iterator[Store | None]
 
 
 def _out_of_reach(database: Path) -> str:
-    """Return why it is unknown whether the file exists; empty if that is known."""
+    """Return why it is unknown whether the file exists; empty if it is known."""
     for place in (database, *database.parents):
         if os.path.islink(place) and not os.path.exists(place):
             return f"{place} is a link to a missing file"
@@ -48,7 +48,7 @@ def _out_of_reach(database: Path) -> str:
 
 
 def report_files_set_aside(what: str) -> None:
-    """Report the damaged files that were set aside: the user decides whether to keep them."""
+    """Report the damaged files that were set aside. The user decides whether to keep them."""
     database = Paths(environment.home()).database
     files = {file.name: file for file in sorted(database.parent.glob(f"{database.name}.*"))}
     for name, file in files.items():

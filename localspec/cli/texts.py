@@ -29,7 +29,10 @@ def asked(argument: str) -> str:
 
 
 def conversation_id(text: str, list_of_them: str) -> int:
-    """Return the number of a conversation, which `list_of_them` shows. Raises UsageMistake."""
+    """Return the number of a conversation.
+
+    Raises UsageMistake; the message names the command `list_of_them`, which lists them.
+    """
     try:
         return int(text)
     except ValueError:
@@ -39,7 +42,10 @@ def conversation_id(text: str, list_of_them: str) -> int:
 
 
 def file_named(argument: str) -> Path:
-    """Return the file that an argument names. Raises UsageMistake for an empty one, which would mean this directory."""
+    """Return the file that an argument names.
+
+    Raises UsageMistake for an empty argument, which would mean this directory.
+    """
     if not argument:
         raise UsageMistake("'' is not a file name; give one.")
     return Path(argument)

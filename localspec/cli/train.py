@@ -199,8 +199,8 @@ def train(
 
 
 def _own_words(data: Sequence[str], more: Sequence[Path], keep_answers: bool) -> Literal["", "prompts", "history"]:
-    """Return the source of prompts for the model: the user's history, or the shipped prompts. Empty if text
-    was given."""
+    """Return the source of prompts for the model: the user's history, or the shipped prompts; empty if text was
+    given."""
     if more and not data:
         raise UsageMistake(f"{more[0]} is given without --data; write --data {more[0]}.")
     if HISTORY in data and len(data) + len(more) > 1:
@@ -213,7 +213,7 @@ def _own_words(data: Sequence[str], more: Sequence[Path], keep_answers: bool) ->
 
 
 def _take(course: "Course", interrupt: Interrupt, progress: Progress) -> "tuple[dict[str, Any], Verdict] | None":
-    """Run a course to its end. Return the report and the result for the drafter, None if Ctrl+C stopped it."""
+    """Run a course to its end. Return the report and the verdict on the drafter; None if Ctrl+C stopped it."""
     for sentence in _plan(course):
         progress.notice(sentence)
     try:
@@ -240,7 +240,7 @@ def _take(course: "Course", interrupt: Interrupt, progress: Progress) -> "tuple[
 
 
 def _goes_on() -> bool:
-    """Ask whether to train a drafter that should not pay, if there is a terminal."""
+    """Ask whether to train a drafter that is not expected to pay, if there is a terminal."""
     return not console.at_a_terminal() or typer.confirm("Train it anyway?", default=False)
 
 
@@ -283,7 +283,7 @@ def _check_numbers(above_zero: Mapping[str, float | None], batch: int, at_once: 
 
 
 def _run(job: "Job", interrupt: Interrupt, progress: Progress) -> bool:
-    """Train and show each step; return whether it finished, because Ctrl+C stops it after a step."""
+    """Train and report each step. Return whether it finished; Ctrl+C stops it after a step."""
     interrupt.wait_for_step = True
     losses: deque[float] = deque(maxlen=SPARK)
     for seen in job.run(lambda: interrupt.asked):
@@ -311,7 +311,7 @@ def _show_step(progress: Progress, seen: Any, losses: Sequence[float], first: bo
 
 
 def _drawn(report: dict[str, Any]) -> str:
-    """Return the curve of the loss, if standard output is a terminal."""
+    """Return the curve of the loss if standard output is a terminal, otherwise an empty text."""
     if not console.seen():
         return ""
     from localspec.training import curves
@@ -363,7 +363,7 @@ def _duration(seconds: float) -> str:
 
 
 def _model_to_train_for(settings: Settings, progress: Progress) -> registry.TargetCard:
-    """Return the model to train for; a notice names a model that no flag names."""
+    """Return the model to train for. If no flag names it, a notice does."""
     with user_store(progress.notice, create=False) as store:
         card = chosen_model(settings, store, progress.reporter)
     progress.clear()
@@ -383,7 +383,7 @@ def _public_name(card: registry.TargetCard) -> str:
 def _command(
     kind: str, card: registry.TargetCard, data: Sequence[Path | str], options: Sequence[str], given: Mapping[str, Any]
 ) -> str:
-    """Return the command to type again, without directories, which are private."""
+    """Return the command to type again. Directories are left out, because they are private."""
     words = ["localspec", "train", kind, "-m", _public_name(card)]
     words += ["--data", *(Path(one).name for one in data)] if data else []
     words += [word for option in options for word in ("-O", option)]

@@ -36,10 +36,10 @@ PROGRAM = (
 
 
 class OwnPlace(NamedTuple):
-    """A file or directory that localspec writes. `private`: it may have text of the user, or a secret.
+    """A file or directory that localspec writes. `private` says that it may have text of the user, or a secret.
 
-    Of a link only the link is deleted. With `followed` its target is deleted, too: only localspec writes such a file.
-    With `names`, files directly in the directory with other names belong to other programs, and stay.
+    Of a link only the link is deleted. With `followed` its target is deleted too, because only localspec writes such a
+    file. With `names`, other files directly in the directory belong to other programs, and stay.
     """
 
     path: Path
@@ -54,14 +54,17 @@ class OwnPlace(NamedTuple):
         return Path(os.path.realpath(self.path)) if self.path.is_symlink() and not self.followed else None
 
     def foreign(self) -> list[Path]:
-        """Return the files of other programs directly in the directory. Raise OSError."""
+        """Return the files of other programs directly in the directory. Raises OSError."""
         if self.names is None or self.path.is_symlink() or not self.path.is_dir():
             return []
         return sorted(file for file in self.path.iterdir() if not self.names.search(file.name))
 
 
 class FoundPlace(NamedTuple):
-    """An existing place, with the bytes that its deletion frees. `unreadable`: some directory cannot be read."""
+    """An existing place, with the bytes that its deletion frees.
+
+    `unreadable` says that some directory in it cannot be read.
+    """
 
     place: OwnPlace
     bytes: int
@@ -70,7 +73,7 @@ class FoundPlace(NamedTuple):
 
     @classmethod
     def of(cls, place: OwnPlace) -> "FoundPlace":
-        """Inspect a place once."""
+        """Return a place with its size. It is inspected only once."""
         failures: list[OSError] = []
         foreign: tuple[Path, ...] = ()
         try:
@@ -90,7 +93,7 @@ class FoundPlace(NamedTuple):
 
     @property
     def size(self) -> str:
-        """Return its size in words."""
+        """Return the size in words."""
         if not self.unreadable:
             return size(self.bytes)
         return f"over {size(self.bytes)}" if self.bytes else "unreadable"
@@ -244,7 +247,7 @@ def _fetched(paths: Paths) -> list[Removal | CachedGguf]:
 
 
 def _delete(place: OwnPlace) -> None:
-    """Delete a file or a directory, except files of other programs. Private files are overwritten. Raise OSError."""
+    """Delete a file or a directory, except files of other programs. Private files are overwritten. Raises OSError."""
     path = place.path
     if not os.access(path.parent, os.W_OK):  # before private files are overwritten
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
@@ -263,7 +266,7 @@ def _delete(place: OwnPlace) -> None:
 
 
 def _refuse_unreadable(paths: Paths) -> None:
-    """Raise OSError if one of the directories cannot be read: its content would seem to be missing."""
+    """Raise OSError if one of the directories cannot be read, because its content would seem to be missing."""
     for root in places_of(paths):
         with suppress(FileNotFoundError, NotADirectoryError):
             for name in os.listdir(root):

@@ -62,7 +62,7 @@ def verify_model(
 
 
 def _verify_own(name: str) -> list[str]:
-    """Read the weights of a model that was not fetched; return a clause for each file that changed unnoticed."""
+    """Read the weights of a model that was not fetched. Return a clause for each file with a hidden change."""
     path, paths = resolve(name).path, Paths(home())
     found = inspect(path)
     if found.packing:
@@ -78,9 +78,9 @@ def _verify_own(name: str) -> list[str]:
 
 
 def _verify_imported(name: str, path: Path, paths: Paths) -> list[str]:
-    """Read the GGUF files of an import; return a clause for each that changed unnoticed.
+    """Read the GGUF files of an import. Return a clause for each file with a hidden change.
 
-    Raises NotHere for a file of a registration that is missing or has changed, though a packing may still be usable.
+    Raises NotHere for a file of a registration that is missing or has changed. A packed form may still be usable.
     """
     from localspec.weights.gguf_weights import files_of  # numpy
 
@@ -98,9 +98,9 @@ def _verify_imported(name: str, path: Path, paths: Paths) -> list[str]:
 
 
 def _looked(name: str, files: Sequence[Path], paths: Paths, listed: bool = False) -> list[str]:
-    """Read files, print the result, and return the names of those that changed unnoticed.
+    """Read files, print the result, and return the names of those with a hidden change.
 
-    `listed` also prints what an entry in models.toml lists.
+    `listed` also prints the values that an entry in models.toml lists.
     """
     progress, marks = Progress(), {file: mark for file, (_, mark) in fingerprints(files).items()}
     try:
@@ -127,7 +127,7 @@ def _looked(name: str, files: Sequence[Path], paths: Paths, listed: bool = False
 
 
 def _verify_packed(name: str, sources: list[Source], model: Source | None) -> list[str]:
-    """Compare the packed files of a model with their digests; return a clause for each that is damaged."""
+    """Compare the packed files of a model with their digests. Return a clause for each damaged file."""
     paths = Paths(home())
     places = [(find_snapshot(source) or NOWHERE, str(source)) for source in sources]
     own = resolve(name).path if model is None else NOWHERE

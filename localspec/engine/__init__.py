@@ -1,1 +1,1 @@
-"""A choice becomes a loaded target, a drafter and a pool; costs and other properties of the model are measured."""
+"""Turns a choice into a loaded target, a drafter and a pool, and measures costs and other properties of the model."""

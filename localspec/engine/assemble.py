@@ -69,8 +69,8 @@ def drafter_of(
 ) -> Drafter:
     """Build the drafter that the choice names. `small` is given if its kind needs a small model.
 
-    `own` are drafters that are already loaded: trained ones, and the one of the target's own layers. Several are
-    merged.
+    `own` are drafters that are loaded already: trained ones, and the drafter of the target's own layers. Several
+    drafters are merged.
     """
     kind, with_phrases = kind_of(choice.drafter), choice.drafter.endswith(WITH_PHRASES)
     drafter: Drafter
@@ -90,7 +90,7 @@ def drafter_of(
 def pool_of(
     choice: Choice, target: Target, small: LoadedDraftModel | None, reader: PhraseReader | None = None
 ) -> PhrasePool:
-    """Return an empty pool for this drafter, which will hold no token id that one of its models lacks."""
+    """Return an empty pool for this drafter. It will accept no token id that one of the drafter's models lacks."""
     models = [target] if small is None else [target, small.target]
     return PhrasePool(
         target.special_tokens,
@@ -101,7 +101,8 @@ def pool_of(
 
 
 def known_hyperparameters(choice: Choice, small: LoadedDraftModel, profile: ModelProfile) -> Hyperparameters:
-    """Return the result of an earlier search for this pair of models, else values that suit the small model's costs."""
+    """Return the result of an earlier search for this pair of models, or else values that suit the small model's
+    costs."""
     return searched_hyperparameters(choice, small, profile) or starting(small.costs)
 
 
@@ -125,8 +126,8 @@ def tuning(
 ) -> Measuring[Hyperparameters | None]:
     """Search the best hyperparameters for this pair of models, whose forwards were timed, and save them.
 
-    Return None if the context has no room for a reply. Each value starts with the phrases of earlier sessions, as in
-    use, but without the phrases of the replies that are decoded again, which it would know by heart.
+    Return None if the context has no room for a reply. Each trial starts with the phrases of earlier sessions, as in
+    use. Phrases of the replayed replies themselves are left out, because they would predict these replies perfectly.
     """
     said = yield from replying(target, ASKED, Budget(choice.nodes, costs, target.branches))
     if not said:
@@ -155,7 +156,7 @@ def own_replies(target: Target) -> list[Exchange]:
 
 
 def replying(target: Target, asked: Sequence[str], budget: Budget | None = None) -> Measuring[list[Exchange]]:
-    """Do what `own_replies` does, and yield after each step of a reply."""
+    """Do what `own_replies` does, one step at a time. Yield after each step of a reply."""
     said: list[Exchange] = []
     drafter = WithPhrases(Autoregressive(), PhrasePool(target.special_tokens))
     session = Session(target, drafter, budget or Budget(0))
@@ -171,7 +172,7 @@ def replying(target: Target, asked: Sequence[str], budget: Budget | None = None)
 
 @dataclass(frozen=True)
 class SavedPhrases:
-    """The phrases in the store that belong to one model; they are only read unless `learn` is set."""
+    """The phrases in the store that belong to one model. They are only read unless `learn` is set."""
 
     store: Store
     pool_id: int
@@ -182,10 +183,10 @@ class SavedPhrases:
     def open(
         cls, store: Store, card: TargetCard, tokenizer: str, learn: bool, reporter: Reporter, earlier: str | None = None
     ) -> Self | None:
-        """Return the phrases of a model, or None if nothing may be saved or the store cannot be used.
+        """Return the phrases of a model; None if nothing may be saved or the store cannot be used.
 
-        `tokenizer` names the tokenizer and the weights that the tokens belong to, and `earlier` is the name that an
-        earlier version gave them; without it only a pool of the same name or place counts. Problems with the store are
+        `tokenizer` names the tokenizer and the weights that the tokens belong to, and `earlier` is their name in an
+        earlier version. Without `earlier` only a pool of the same name or place counts. Problems with the store are
         reported.
         """
         try:

@@ -23,7 +23,7 @@ class Target(DraftableModel[Any], Protocol):
 
     @property
     def read_bytes(self) -> int:
-        """Bytes of weights that one decode step reads: all but an embedding, of which it reads a few rows."""
+        """Bytes of weights that one decode step reads: all except the embedding, of which it reads only a few rows."""
 
     def set_threads(self, count: int) -> None:
         """Compute with this many cores of the CPU from now on."""
@@ -33,7 +33,7 @@ class Target(DraftableModel[Any], Protocol):
 
 
 def open_target(choice: LoadSpec, reporter: Reporter, beside: Target | None = None) -> Target:
-    """Load a model. On a CPU it shares the threads of the model `beside` it, and the two take turns.
+    """Load a model. On a CPU it shares the threads of the model `beside`; only one of the two computes at a time.
 
     Raises LocalspecError for a broken model, UsageMistake for a context that it cannot have, and the backend's errors
     if memory runs out.
@@ -86,12 +86,13 @@ def use_step_form(target: Target, form: StepForm) -> None:
 
 
 def fills_rows(target: Any) -> bool:
-    """Whether rows of a step are filled up to a power of two."""
+    """Return whether rows of a step are filled up to a power of two."""
     return getattr(target, "step_form", "eager") != "eager"
 
 
 def recording_troubles(target: Target) -> tuple[str | None, str | None]:
-    """Return why steps of a torch target, and of drafters, are no longer recorded; None if they still are."""
+    """Return the reasons why steps of a torch target, and of drafters, are no longer recorded; None if they still
+    are."""
     from localspec.nn.target import Target as TorchTarget
 
     assert isinstance(target, TorchTarget)
@@ -99,8 +100,10 @@ def recording_troubles(target: Target) -> tuple[str | None, str | None]:
 
 
 def checking_exactness(choice: LoadSpec, target: Target, widest: int) -> Measuring[Exactness]:
-    """Measure how exactly a loaded model computes trees of up to `widest` rows, root included. In torch without a
-    pause."""
+    """Measure how exactly a loaded model computes trees of up to `widest` rows, including the root.
+
+    In torch the measurement has no pauses.
+    """
     if choice.engine == "native":
         from localspec.native import exactness as native
         from localspec.native.target import NativeTarget

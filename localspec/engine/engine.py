@@ -1,4 +1,5 @@
-"""The engine: loads the chosen model and drafter, applies the chat template, and saves what each reply taught."""
+"""The engine: loads the chosen model and drafter, applies the chat template, and saves what it learns from each
+reply."""
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -91,13 +92,14 @@ class Engine:
     """One loaded model with one conversation. Use it from one thread at a time.
 
     With a store, saved measurements and phrases of earlier sessions are used. The phrases of each reply are saved there
-    unless `phrases` are "readonly" or "off". The `reporter` gets problems that cost no text, such as a read-only store,
-    and the progress of a slow first load. An engine `beside` this one, with which it takes turns, shares its models as
-    far as both choices agree; the target must be the same. Unknown costs are estimated until `measure` measures them;
-    with `measured` that happens here. With `tune`, hyperparameters are searched here, too; without both, `measure`
-    searches them. With `park`, texts that were read are parked in free memory, so that a conversation that comes back
-    is not read again. Raises DoesNotFit, LocalspecError for a broken model, UsageMistake if `choice.exact` is
-    impossible.
+    unless `phrases` is "readonly" or "off". The `reporter` gets problems that do not affect the text, such as a
+    read-only store, and the progress of a slow first load. An engine shares the models of the engine `beside`, as far
+    as both choices agree; the target must be the same, and only one of them may answer at a time.
+
+    Unknown costs are estimated until `measure` measures them; with `measured` that happens here. With `tune`,
+    hyperparameters are searched here too; otherwise `measure` searches them. With `park`, texts that were read are
+    parked in free memory, so that a conversation that is continued later is not read again. Raises DoesNotFit,
+    LocalspecError for a broken model, and UsageMistake if `choice.exact` is impossible.
     """
 
     def __init__(
@@ -229,22 +231,22 @@ class Engine:
 
     @property
     def costs(self) -> ForwardCostModel | None:
-        """Return the costs of forwards as timed here, else estimated; None if the size of trees is fixed."""
+        """Return the costs of forwards, timed or estimated; None if the size of trees is fixed."""
         return self._costs.model if self._costs else None
 
     @property
     def revision(self) -> str:
-        """The revision of the target: of its weights, and of its texts."""
+        """The revision of the target's weights and texts."""
         return self.profile.identity.revision
 
     @property
     def parameters(self) -> int:
-        """Number of the target's weights, by the headers of its files."""
+        """The number of the target's weights, by the headers of its files."""
         return inspect(self.choice.target.path).parameters
 
     @property
     def context(self) -> int:
-        """Tokens of prompt and reply together, at most."""
+        """The largest number of tokens of prompt and reply together."""
         return self.target.context
 
     def count_tokens(self, text: str) -> int:
@@ -263,8 +265,10 @@ class Engine:
 
     @property
     def held(self) -> tuple[str, int]:
-        """The device, and the bytes of its memory that become free with this engine. For a CPU, where mapped files are
-        free, only those of parked texts."""
+        """The device, and the bytes of its memory that this engine would free.
+
+        On a CPU mapped files count as free, so only parked texts count.
+        """
         session, device = self.session, self.choice.device
         held = (session.target.nbytes, session.drafter.nbytes, session.cache.nbytes) if device != "cpu" else ()
         return device, sum(held) + session.memory.parked
@@ -276,8 +280,10 @@ class Engine:
             give_back(self.choice.device)
 
     def hold_threads(self) -> None:
-        """Observe the machine for all engines that share it, which then use the same number of threads until the next
-        call."""
+        """Observe the load of the machine now.
+
+        All engines that share it then use the same number of threads until the next call.
+        """
         self._idle_cores.hold()
 
     def report(self, sampling: Sampling, load_seconds: float) -> Report:
@@ -287,18 +293,18 @@ class Engine:
     def lend_core(self, lent: bool) -> None:
         """Leave a core to the thread that draws the reply while it is `lent`. Any thread of this process may call this.
 
-        A compute thread that loses its core delays all others; a thread that rests does not.
+        A compute thread that loses its core delays all others, but a resting thread does not.
         """
         self.target.lend_core(lent)
 
     def sampling(self, settings: Settings) -> Sampling:
-        """Return the sampling of the settings, else the model's defaults, with a fresh seed if none was given."""
+        """Return the sampling of the settings, or else the model's defaults, with a new seed if none was given."""
         return requested_sampling(settings, self.target.generation, self.choice.target.names)
 
     def thinking(self, settings: Settings, system: str | None = None) -> bool | None:
-        """Return whether the model shall think before it answers; None leaves that to its chat template.
+        """Return whether the model should think before it answers; None leaves that to its chat template.
 
-        Raises UsageMistake for a setting without effect, at all or with this `system` prompt.
+        Raises UsageMistake for a setting without effect, in general or with this `system` prompt.
         """
         return requested_thinking(settings, self.target.chat, self.choice.target.name, system)
 
@@ -315,11 +321,11 @@ class Engine:
         *,
         whole: bool = False,
     ) -> Generator[Event, None, None]:
-        """Answer a conversation. If the context is full the oldest turns are left out, and `Prefill` says so.
+        """Answer a conversation. If the context is full, the oldest turns are left out, and `Prefill` says so.
 
-        The chat template decides whether the model thinks if `think` is None. Stop iterating to stop the reply: the
-        text so far stays. Raises UsageMistake for a last prompt that is too long by itself, and with `whole` Overlong
-        for a conversation of which turns would be left out.
+        If `think` is None, the chat template decides whether the model thinks. Stop iterating to stop the reply; the
+        text so far stays. Raises UsageMistake for a last prompt that is too long by itself. With `whole`, raises
+        Overlong instead of leaving out turns.
         """
         self.target.set_threads(self._idle_cores())
         limits, room = limits or Limits(), self._room()
@@ -370,7 +376,7 @@ class Engine:
             self._keep(len(prompt))
 
     def _room(self) -> int:
-        """Tokens of context that fit: as many as the model's own, or fewer where memory is short."""
+        """Return how many tokens of context fit: as many as the model has, or fewer where memory is short."""
         usable = self._device.usable + self.session.memory.parked
         fitting = max(self.session.cache.capacity, usable // self._slot_bytes)
         return int(min(self.target.context, max(0, fitting - self.choice.nodes - 1)))
@@ -389,7 +395,7 @@ class Engine:
         return int(smallest.nbytes // smallest.capacity)
 
     def _parked(self) -> Parked:
-        """Return an empty set of parked texts for this engine. They leave room for a full context."""
+        """Return an empty store of parked texts for this engine. It leaves room for a full context."""
 
         def budget(held: int) -> int:
             growing = max(0, self.target.context - self.session.cache.capacity) * self._slot_bytes
@@ -399,7 +405,7 @@ class Engine:
         return Parked(budget, costs, cost.copying(self._device))
 
     def gap(self, tokens: Sequence[int], one: int, other: int) -> float:
-        """Return by how much the target's logit of token `one` exceeds that of `other` after these tokens."""
+        """Return the target's logit of token `one` minus that of `other`, after these tokens."""
         cache = self.target.cache(len(tokens))
         logits = self.target.forward(DraftTree.chain(tokens), cache, last=True).logits.numpy()[0]
         return float(logits[one] - logits[other])
@@ -408,7 +414,7 @@ class Engine:
     # ----------------------------------------------------------------------------------------
 
     def measure(self, tune: bool = True) -> Iterator[str]:
-        """Measure what is unknown of this model on this machine, and yield the progress as text.
+        """Measure the missing figures of this model on this machine, and yield the progress as text.
 
         With `tune`, hyperparameters are searched too, which takes minutes. To pause, stop iterating: the next call
         resumes. A measurement that fails is reported, and its value stays unknown.
@@ -432,7 +438,7 @@ class Engine:
                     self._budget.take_costs(costs)
 
     def _measurements(self) -> Iterator[str]:
-        """Run the missing measurements in turn, beginning with the ones whose results the user sees."""
+        """Run the missing measurements in turn, beginning with those whose results the user sees."""
         if not self.exactness.checked:
             widest = widest_tree(self.choice)
             checking = self.profile.checking(self.choice, self.target, widest)
@@ -450,7 +456,7 @@ class Engine:
                 take_best(self._layers, self.target, layers, self.choice, self._costs)
 
     def _tuning_once(self) -> Iterator[str]:
-        """Search hyperparameters if that was never done and forwards were timed on an idle machine."""
+        """Search hyperparameters if that was never done and if forwards were timed on an idle machine."""
         small = self.draft_model
         timed = small is not None and not (self.profile.untimed or small.profile.untimed)
         if small and timed and searched_hyperparameters(self.choice, small, self.profile) is None:
@@ -490,7 +496,7 @@ class Engine:
         return SavedPhrases.open(store, self.choice.target, now, learn, self._reporter, earlier)
 
     def _keep(self, start: int) -> None:
-        """Save what the reply that began at token `start` taught. A failure costs this session nothing."""
+        """Save what the engine learned from the reply that began at token `start`. Errors are reported, not raised."""
         for watch in self._recording_watches:
             watch.look()
         statistics = None if self.choice.fixed else self.session.statistics

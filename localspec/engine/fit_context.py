@@ -16,7 +16,7 @@ STEPS = 8  # the room for a conversation is rounded down to eighths of the conte
 
 
 class Overlong(UsageMistake):
-    """A mistake: the conversation does not fit, and none of its turns may be left out."""
+    """An error: the conversation does not fit, and none of its turns may be left out."""
 
 
 def fit_conversation(
@@ -29,10 +29,11 @@ def fit_conversation(
     whole: bool = False,
     wanted: Callable[[], bool] = lambda: True,
 ) -> tuple[list[int], int, Limits]:
-    """Return the token ids of a conversation, how many of its oldest turns were left out, and the limits of the reply.
+    """Return the token ids of a conversation, the number of oldest turns that were left out, and the limits of the
+    reply.
 
     `room` is the number of tokens that fit in memory, at most the context. With `whole`, no turn is left out. `wanted`
-    is called before the chat template is rendered, and while its text is encoded.
+    is called before the chat template is rendered, and while its text is tokenized.
 
     Raises UsageMistake if the prompt does not fit in the context, DoesNotFit if it does not fit in memory, Overlong if
     the conversation does not fit with `whole`, and Unwanted once `wanted` returns False.
@@ -57,7 +58,10 @@ def fit_conversation(
             return target.encode([*messages[:first], *messages[first + 2 * dropped :]], think)
 
     def count(message: Message) -> int:
-        """Return the approximate tokens of a message in a prompt. A message that cannot fit is not tokenized."""
+        """Return the approximate number of tokens of a message in a prompt.
+
+        A message that cannot fit is not tokenized.
+        """
         if not wanted():
             raise Unwanted
         with given_up_unless(wanted):
@@ -96,7 +100,7 @@ def fit_text(target: Target, text: str, limits: Limits, room: int) -> tuple[list
 
 
 def _within(target: Target, prompt: Sequence[int], limits: Limits, room: int) -> Limits:
-    """Return the limits, lowered to what fits in memory. The session applies the limit of the context."""
+    """Return the limits, lowered to the room in memory. The session applies the limit of the context."""
     if room == target.context or len(prompt) + (limits.max_tokens or target.context) <= room:
         return limits
     if len(prompt) >= target.context:
@@ -110,5 +114,5 @@ def _within(target: Target, prompt: Sequence[int], limits: Limits, room: int) ->
 
 
 def _length(messages: Sequence[Message]) -> int:
-    """Return the characters of all contents together."""
+    """Return the number of characters of all contents together."""
     return sum(len(message["content"]) for message in messages)

@@ -1,4 +1,4 @@
-"""Measures what forwards of a loaded model cost on this machine."""
+"""Measures the costs of a loaded model's forwards on this machine."""
 
 import time
 from collections.abc import Sequence
@@ -28,16 +28,19 @@ PATIENCE_SECONDS = 3.0
 
 
 def measure_forward_costs(target: Target) -> ForwardCosts:
-    """Measure forwards of 1 to 64 rows or more at two contexts. It takes a few seconds, or longer for very large
-    models."""
+    """Measure forwards of 1 to 64 rows or more at two contexts.
+
+    It takes a few seconds, or longer for very large models.
+    """
     return finished(timing_forwards(target))
 
 
 def timing_forwards(target: Target) -> Measuring[ForwardCosts]:
-    """Measure like `measure_forward_costs`, and yield after each forward.
+    """Measure as `measure_forward_costs` does, and yield after each forward.
 
-    The numbers of rows take turns, so that a busy moment slows them all. A context that does not fit in memory is left
-    out, and so are more rows once a forward takes more than three seconds. Pauses between two forwards do not count.
+    Numbers of rows take turns, so that a busy moment slows all of them. A context that does not fit in memory is left
+    out. Larger numbers of rows are left out when a forward takes more than three seconds. Pauses between two forwards
+    do not count.
     """
     device, smallest = target.device, target.cache(1)
     far = max(0, min(FAR, target.context - ROWS[-1]))
@@ -81,7 +84,7 @@ def timing_forwards(target: Target) -> Measuring[ForwardCosts]:
 
 
 def _turns(seconds: float) -> int:
-    """Return how many turns all rows should have, by the seconds of one turn."""
+    """Return the number of turns for all rows, by the seconds of one turn."""
     for turns in range(1, MOST_REPETITIONS + 1):
         if turns * seconds > (ENOUGH_SECONDS if turns > 2 else PATIENCE_SECONDS):
             return turns
@@ -96,9 +99,9 @@ def picks_after(target: Target, cache: Any, tokens: Sequence[int]) -> list[int]:
 def _smoothed(
     rows: Sequence[int], contexts: Sequence[int], timings: dict[tuple[int, int], list[float]]
 ) -> ForwardCosts:
-    """Return medians, without the first of several; none exceeds that of more rows or of a longer context.
+    """Return medians, without the first value of several. No median exceeds that of more rows or of a longer context.
 
-    Disturbances make a measurement longer, so if two contradict each other the shorter one is right.
+    Disturbances only make a measurement longer, so if two contradict each other the shorter one is right.
     """
     seconds: list[list[float]] = []
     longer = [float("inf")] * len(rows)
@@ -125,7 +128,7 @@ class SpillWatch:
         self._costs = costs if device.startswith("cuda") else None
 
     def look(self, statistics: Statistics, tokens: int) -> None:
-        """Judge a reply, after which the cache holds this many tokens."""
+        """Check a reply, after which the cache holds `tokens` tokens."""
         if self._costs is None or statistics.steps < LEAST_STEPS:
             return
         usual = self._costs.at(round(1 + statistics.drafted / statistics.steps), tokens)

@@ -1,4 +1,4 @@
-"""Imports GGUF files: registers a file once as a model that is read from it, and then loads as fast as any other."""
+"""Imports GGUF files: registers a file as a model that is read from it, and then loads as fast as any other."""
 
 import hashlib
 import os
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Imported:
-    """The result of an import: a GGUF file is a model of this name now. `new` says whether it was registered only now.
+    """The result of an import: the name of the model in a GGUF file. `new` says whether it was registered only now.
 
     `path` is its registration, or its packed file if a packing was requested; `bytes` are those of its weights.
     """
@@ -75,11 +75,11 @@ def import_gguf(
 ) -> Imported:
     """Register a GGUF file as a model that is read from it, and pack it if a packing is requested.
 
-    A file that was fetched has an `origin`, with the revision of an earlier import of the same file, if any. `texts`
-    are the publisher's texts, which replace those in the file.
+    A fetched file has an `origin`, with the revision of an earlier import of the same file, if any. `texts` are the
+    publisher's texts, which replace those in the file.
 
     Raises UsageMistake for an impossible packing, NotHere, DoesNotFit, and LocalspecError for a file that cannot be
-    read or computed, or whose tokenizer or chat template cannot be used.
+    read or is not supported, or whose tokenizer or chat template cannot be used.
     """
     began, paths = time.perf_counter(), Paths(home())
     found, model, new = _register(file, asked_packing(settings) or BLOCKS, reporter, paths, origin, texts)
@@ -115,7 +115,7 @@ def _register(
 ) -> tuple[PackedFile, "GgufModel", bool]:
     """Register a file, unless that was done before. Return its registration, and whether it is new.
 
-    `answers` is the packing used by default. Raises the errors of `import_gguf`.
+    `answers` is the default packing. Raises the errors of `import_gguf`.
     """
     from localspec.weights.gguf_model import GgufModel  # numpy
     from localspec.weights.gguf_weights import gguf_source, registration
@@ -179,7 +179,7 @@ def _chat_of(model: "GgufModel") -> "ChatTokenizer":
 
 
 def _rounding(header: Header, paths: Paths) -> list[str]:
-    """Return notices about a registration: types without kernels, a file laid out once."""
+    """Return notices about a registration: types without kernels, and blocks that are written once to a packed file."""
     from localspec.weights.gguf_weights import is_filed, rounded
 
     types = rounded(header)
@@ -228,7 +228,7 @@ def _name(
 ) -> str:
     """Return the name of a new model: that of the entry that lists its files, if there is one.
 
-    A notice names the models that were imported from other contents of these files: they stay.
+    A notice names models that were imported when these files had another content. These models stay.
     """
     every = imports(paths)
     older = [
@@ -257,13 +257,13 @@ def _revision(files: Mapping[str, tuple[int, str]], texts: Mapping[str, bytes], 
 
 
 def _holds_all(packed: PackedFile, model: "GgufModel") -> bool:
-    """Return whether a packed file or a registration has its model's texts as they are read now."""
+    """Return whether a packed file or a registration has the same texts as this version reads from the model."""
     texts = packed.header.texts
     return all(name in texts and packed.text(name) == content for name, content in model.texts.items())
 
 
 def must_stay(file: Path) -> str:
-    """Return a clause that names a file, counts the other parts of its model, and says that they must stay."""
+    """Return a clause that names a file and counts the other parts of its model, all of which must stay."""
     others = len(parts_of(file)) - 1
     if not others:
         return f"{file}, which must stay there"
@@ -271,7 +271,8 @@ def must_stay(file: Path) -> str:
 
 
 def ready(name: str, settings: Settings, reporter: Reporter) -> TargetCard:
-    """Return the model that a name means. A GGUF file is registered if it never was, or has changed or moved.
+    """Return the model that a name means. A GGUF file is registered if that was never done, or if it has changed or
+    moved.
 
     Raises the errors of `resolve` and `import_gguf`.
     """
@@ -295,7 +296,8 @@ def ready(name: str, settings: Settings, reporter: Reporter) -> TargetCard:
 def asked_packing(settings: Settings) -> str | None:
     """Return the packing that the settings name; None if they name none.
 
-    Raises UsageMistake for a packing that GGUF files cannot have, LocalspecError if the library that packs is missing.
+    Raises UsageMistake for a packing that GGUF files cannot have, and LocalspecError if the compiled library is
+    missing.
     """
     asked: str = settings.dtype if settings.quantize == "auto" else settings.quantize  # as `run` interprets them
     if asked not in ("auto", *FILED):

@@ -27,9 +27,9 @@ Load = Callable[[Mapping[str, Any] | None], "Target"]  # from packed weights, or
 
 
 def load_kept(choice: LoadSpec, load: Load, reporter: Reporter) -> "Target":
-    """Load a model in NF4 from its saved packed weights; if there are none, from its files, and save them.
+    """Load a model in NF4 from its saved packed weights. If there are none, load it from its files and save them.
 
-    If they cannot be saved, that is only a notice. Raises the errors of `load`.
+    If they cannot be saved, a notice says so. Raises the errors of `load`.
     """
     from localspec.nn.kept_nf4 import KeptWeights
 
@@ -66,7 +66,7 @@ def kept_damage(file: Path) -> str | None:
 
 
 def _place(choice: LoadSpec) -> tuple[Path, str]:
-    """Return where the packed weights are or would be, and a text that identifies their sources."""
+    """Return the path of the packed weights, whether or not they exist, and a text that identifies their sources."""
     path, paths = choice.target.path, Paths(home())
     files, revision_now = weight_files(path), revision(path)
     places = []
@@ -78,7 +78,7 @@ def _place(choice: LoadSpec) -> tuple[Path, str]:
 
 
 def _keep(target: "Target", file: Path, made_of: str, choice: LoadSpec, reporter: Reporter) -> None:
-    """Write the packed weights if disk and main memory have room. One process writes; others continue without."""
+    """Write the packed weights if disk and main memory have room. Of several processes only one writes."""
     from localspec.nn.kept_nf4 import former_files, write
 
     private_directory(file.parent)

@@ -35,9 +35,10 @@ from localspec.models.small_model import compare_tokens
 
 
 def load_target(choice: LoadSpec, reporter: Reporter, beside: Target | None = None) -> Target:
-    """Return the model of a choice, in its precision, on its device. `beside` is one with which it takes turns.
+    """Return the model of a choice, in its precision, on its device.
 
-    Raises DoesNotFit, and LocalspecError for a broken model.
+    `beside` is a model that computes only when this one does not. Raises DoesNotFit, and LocalspecError for a broken
+    model.
     """
     free = free_memory(choice.device)
     if choice.loaded_bytes > free:  # otherwise the system would end some process, probably this one
@@ -58,8 +59,8 @@ def load_target(choice: LoadSpec, reporter: Reporter, beside: Target | None = No
 def known_exactness(choice: Choice, target: Target, profile: ModelProfile) -> Exactness:
     """Return how exactly this target computes trees of this choice, or an unchecked promise for the native engine.
 
-    With `choice.exact` the self-test runs now. It also runs now in torch, because its result decides how rows are
-    computed. Otherwise it can wait. Raises UsageMistake if `choice.exact` is impossible.
+    The self-test runs now with `choice.exact`, and also in torch, because its result decides how rows are computed.
+    Otherwise it can wait. Raises UsageMistake if `choice.exact` is impossible.
     """
     widest = widest_tree(choice)
     found = profile.exactness(target, widest)
@@ -90,7 +91,7 @@ def load_trained(choice: Choice, target: Target, profile: ModelProfile) -> list[
 
 
 def calibration_of(card: DrafterCard | None) -> Quantity[Calibration]:
-    """Return the saved calibration of this drafter, or of the drafter of the target's layers."""
+    """Return the quantity of a drafter's calibration; None stands for the drafter of the target's own layers."""
     return _calibration(f"{card.kind} {card.bytes} {card.path}" if card else "layers")
 
 
@@ -101,10 +102,10 @@ def _calibration(subject: str) -> Quantity[Calibration]:
 def calibrated(
     drafter: Drafter, choice: Choice, profile: ModelProfile
 ) -> list[tuple[Quantity[Calibration], Calibration]]:
-    """Return the calibrations of all drafters in `drafter`, with the names under which they are saved.
+    """Return the calibrations of all drafters within `drafter`, with the quantities under which they are saved.
 
-    Those of phrases, of the draft model and of merged drafters are replaced by the saved ones; a trained drafter has
-    had its own since it was loaded.
+    Calibrations of phrases, of the draft model and of merged drafters are replaced by the saved ones. Trained drafters
+    got theirs when they were loaded.
     """
     found: list[tuple[Quantity[Calibration], Calibration]] = []
 
@@ -160,7 +161,7 @@ GUESSED = (0.5, 0.1, 0.05, 0.03)  # acceptance rate of candidates before a probe
 
 @dataclass(frozen=True)
 class _Flat:
-    """Costs that do not depend on rows, for trees of a fixed size."""
+    """A cost model in which all rows cost the same, for trees of a fixed size."""
 
     def at(self, rows: int, context: int) -> float:
         return 1.0
@@ -179,9 +180,10 @@ def probing(target: Target, profile: ModelProfile) -> Measuring[list[KeptLayers]
 
 
 def load_layers(choice: Choice, target: Target, profile: ModelProfile, costs: ForwardCostModel | None) -> Layers | None:
-    """Return the drafter of the target's own layers if the choice includes it: the layers of a probe, else outer ones.
+    """Return the drafter of the target's own layers if the choice includes it. Its layers are those of a probe, or else
+    outer ones.
 
-    Raises UsageMistake for a model of one layer, and for one whose layers cannot draft without the others.
+    Raises UsageMistake for a model with one layer, and for one whose layers cannot draft without the others.
     """
     if all(kind.takes != "probe" for kind in drafting_kinds(choice.drafter)):
         return None
@@ -206,9 +208,9 @@ def take_best(
 
 
 def best_layers(found: Sequence[KeptLayers], shape: Shape, costs: ForwardCostModel, most: int) -> KeptLayers:
-    """Return the layers that promise the most tokens/s of a model of this shape with trees of up to `most` nodes.
+    """Return the layers with the most expected tokens/s, for a model of this shape with trees of up to `most` nodes.
 
-    A draft of γ forwards by the share β of the model takes γβ plain steps (S3D, eq. 12, with γ passes in place of one).
+    A draft of γ forwards by the share β of the model takes γβ plain steps (S3D, eq. 12, with γ passes instead of one).
     """
     head, plain = shape.embedding / shape.layer, costs.at(1, CONTEXT)
 
@@ -223,6 +225,6 @@ def best_layers(found: Sequence[KeptLayers], shape: Shape, costs: ForwardCostMod
 def outer_layers(count: int) -> KeptLayers:
     """Return the layers to draft with before a probe: three quarters of all, without some in the middle.
 
-    Their acceptance rate is a guess, which the drafter corrects as it drafts.
+    Their acceptance rate is a guess, which the drafter corrects while it drafts.
     """
     return KeptLayers(symmetric(count, max(1, count - -(-count // 4))), GUESSED)

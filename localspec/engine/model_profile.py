@@ -1,4 +1,4 @@
-"""The measurements of a loaded model: how exact it is, what its forwards cost, how its replies were accepted."""
+"""The measurements of a loaded model: how exact it is, the costs of its forwards, and the acceptance in its replies."""
 
 import time
 from collections.abc import Generator
@@ -72,8 +72,8 @@ class ModelProfile:
         self.cache.remember(quantity, self.subject, value)
 
     def exactness(self, target: Target, widest: int) -> Exactness | None:
-        """Return how exactly trees of up to `widest` rows are computed, and set the target's row multiple; None if
-        unknown."""
+        """Return how exactly trees of up to `widest` rows are computed; None if unknown. Set the target's row
+        multiple."""
         found = self.cache.recall(EXACTNESS, self._exactness_subject(target))
         if found is None or (found.bitwise and found.widest < widest):
             return None
@@ -81,8 +81,7 @@ class ModelProfile:
         return found
 
     def checking(self, choice: LoadSpec, target: Target, widest: int) -> Measuring[Exactness]:
-        """Measure how exactly trees of up to `widest` rows are computed, save it, and set the row multiple of the
-        target."""
+        """Measure how exactly trees of up to `widest` rows are computed, save it, and set the target's row multiple."""
         found = yield from checking_exactness(choice, target, widest)
         self.cache.remember(EXACTNESS, self._exactness_subject(target), found)
         target.row_multiple = found.multiple
@@ -93,7 +92,7 @@ class ModelProfile:
         return f"{self.subject} · filled up" if fills_rows(target) else self.subject
 
     def costs(self, spec: LoadSpec, target: Target) -> CurrentCosts:
-        """Return the costs of forwards as timed, else estimated."""
+        """Return the costs of forwards, timed or estimated."""
         timed = self.recall(COSTS)
         return CurrentCosts(timed or estimated_costs(spec, target, self.cache), timed is not None)
 

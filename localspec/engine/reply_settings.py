@@ -1,4 +1,4 @@
-"""Turns settings and a model's recommendations into the sampling of a reply, and into its thinking."""
+"""Derives the sampling and the thinking of a reply from settings and the model's recommendations."""
 
 import secrets
 from collections.abc import Mapping
@@ -12,9 +12,9 @@ from localspec.models.chat_tokenizer import ChatTokenizer
 
 
 def requested_sampling(settings: Settings, generation: Mapping[str, Any], name: str = "") -> Sampling:
-    """Return the sampling of the settings, else that of `default_sampling`, with a fresh seed if none was given.
+    """Return the sampling of the settings, or else that of `default_sampling`, with a new seed if none was given.
 
-    `generation` is the model's generation_config.json, `name` the model's name. Raises UsageMistake for a setting
+    `generation` is the model's generation_config.json, and `name` the model's name. Raises UsageMistake for a setting
     without effect.
     """
     default = default_sampling(generation, name, settings.think)
@@ -48,7 +48,7 @@ def requested_sampling(settings: Settings, generation: Mapping[str, Any], name: 
 def requested_thinking(settings: Settings, chat: ChatTokenizer, model: str, system: str | None = None) -> bool | None:
     """Return whether the model is asked to think; None leaves that to its chat template.
 
-    Raises UsageMistake if thinking was set for this model and its template ignores it, at all or with this `system`
+    Raises UsageMistake if thinking was set for this model and its template ignores it, in general or with this `system`
     prompt. A setting in config.toml may be ignored.
     """
     if settings.think is None or chat.heeds_switch(system):

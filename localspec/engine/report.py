@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class Report:
     """The facts about a reply that are known before it begins.
 
-    `start` holds the fields that do not depend on the course of the reply. `exactness` says in words how exact replies
+    `start` has the fields that do not depend on the course of the reply. `exactness` says in words how exact replies
     are.
     """
 
@@ -48,7 +48,7 @@ class Report:
         return cls(start, engine.exactness.label(sampling.rule), load_seconds)
 
     def of(self, text: str, reasoning: str, reason: str, statistics: Statistics) -> dict[str, Any]:
-        """Return the object after the end of the reply."""
+        """Return the object for a finished reply."""
         return {
             "text": text,
             "reasoning": reasoning,
@@ -67,7 +67,7 @@ class Report:
 
 
 def sampling_facts(sampling: Any) -> dict[str, Any]:
-    """Return how a reply is sampled, and where its temperature comes from."""
+    """Return the sampling of a reply, and the source of its temperature."""
     values = {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "min_p")}
     return {**values, "source": "yours" if "temperature" in sampling.chosen else sampling.source}
 

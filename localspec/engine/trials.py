@@ -24,10 +24,10 @@ ENDED = "the program crashed each time this was tried; it is tried again after a
 
 @dataclass(frozen=True)
 class TrialResult:
-    """The result of a trial, and the reason if that is not the best.
+    """The result of a trial, and the reason if it is not the best result.
 
-    A `passing` verdict is tried again by the next session. `tried_by` is the process that has begun a trial and has not
-    finished. If the trial ended the process, the next one finds this; `ended` counts such processes.
+    A `passing` verdict is tried again by the next session. `tried_by` is the process that has begun a trial and not
+    finished it. If the trial ended that process, the next process finds this record. `ended` counts such processes.
     """
 
     outcome: str
@@ -38,7 +38,7 @@ class TrialResult:
 
 
 def verdict_quantity(name: str, sound: Callable[[TrialResult], bool]) -> Quantity[TrialResult]:
-    """Return the quantity under which such verdicts are saved. A verdict that is not `sound` is tried again."""
+    """Return the quantity under which verdicts are saved. A verdict that is not `sound` is tried again."""
 
     def read(value: Any) -> TrialResult | None:
         found = TrialResult(**value)
@@ -54,8 +54,8 @@ def tried(
 ) -> TrialResult:  # fmt: skip
     """Return the saved verdict, or the result of `try_out`.
 
-    Return the fallback if another process is trying, or all trials ended their process. The progress is "checking once
-    whether `what` on this GPU". Raises the errors of `try_out`.
+    Return the fallback if another process is trying, or if all trials ended their process. Progress is reported as
+    "checking once whether `what` on this GPU". Raises the errors of `try_out`.
     """
     ourselves, until = _process(os.getpid()), time.monotonic() + PATIENCE
     while (found := cache.recall(quantity, subject)) is not None and _alive(found.tried_by, ourselves):
@@ -80,7 +80,7 @@ def tried(
 
 
 def with_driver(subject: str) -> str:
-    """Return the subject for which a verdict is valid. A newer driver is tried again."""
+    """Return the subject of a verdict, with the driver. With another driver the trial is repeated."""
     driver = nvidia_driver()
     return f"{subject} · driver {driver.version if driver else 'unknown'}"
 
@@ -91,7 +91,7 @@ def _process(number: int) -> str:
 
 
 def _alive(process: str, ourselves: str) -> bool:
-    """Return whether this process runs and is not ours."""
+    """Return whether this process runs and is not `ourselves`."""
     try:
         return process != ourselves and _process(int(process.split(maxsplit=1)[0])) == process
     except (psutil.Error, ValueError, IndexError):
@@ -104,7 +104,7 @@ _settled: dict[str, TrialResult] = {}  # by device
 
 
 def settle_kernels(device: str, cache: MeasurementCache) -> None:
-    """Let a GPU compute with our kernels if a trial finds them right. Call it before a model is loaded.
+    """Let a GPU compute with localspec's kernels if a trial finds them right. Call it before a model is loaded.
 
     Report once per process if libraries compute instead.
     """
@@ -164,9 +164,9 @@ def _find(target: Target) -> TrialResult:
 
 
 class RecordingWatch:
-    """A watch that reports once if a model's steps cannot be recorded any more, and saves that for later sessions.
+    """A watch that reports once if a model's steps can no longer be recorded, and saves that for later sessions.
 
-    Failures of a drafter's recordings are reported, too; the next session tries again.
+    Failures of a drafter's recordings are reported too; the next session tries again.
     """
 
     def __init__(self, device: str, target: Target, cache: MeasurementCache, subject: str) -> None:
@@ -175,7 +175,7 @@ class RecordingWatch:
         self._subject = with_driver(subject) if self._watches else subject
 
     def look(self) -> None:
-        """Check the recordings after a reply, whose text is the same in either form."""
+        """Check the recordings after a reply. The text of the reply does not depend on them."""
         steps, drafts = recording_troubles(self._target) if self._watches else (None, None)
         if steps is not None and self._tell("steps are", steps):
             self._cache.remember(STEP_FORM, self._subject, TrialResult("static", steps))
