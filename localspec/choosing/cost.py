@@ -88,9 +88,7 @@ class FromDisk:
     on_disk: int
 
     def at(self, rows: int, context: int) -> float:
-        # The share of the experts that the rows choose.
-        chosen = 1 - (self.shape.matrices - self.shape.read(rows)) / self.shape.in_experts
-        return self.in_memory.at(rows, context) + chosen * self.on_disk / DISK
+        return self.in_memory.at(rows, context) + self.shape.chosen(rows) * self.on_disk / DISK
 
 
 @dataclass(frozen=True)
@@ -225,27 +223,33 @@ class Rates:
         growth = GROWTH[device.backend][quantize]
         return cls(read, read * (growth**_OVERLAP - 1) ** (1 / _OVERLAP) / 64, layer)
 
-    def product(self, weights: int, rows: int, computed: int | None = None) -> float:
+    def product(self, weights: float, rows: int, computed: int | None = None) -> float:
         """Return the seconds of a product.
 
         It reads `weights` weights, and a row uses `computed` of them (None: all).
         """
-        power, computed = self.overlap, weights if computed is None else computed
-        return float(((self.read * weights) ** power + (self.computed * rows * computed) ** power) ** (1 / power))
+        power, by_row = self.overlap, weights if computed is None else computed
+        return float(((self.read * weights) ** power + (self.computed * rows * by_row) ** power) ** (1 / power))
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The estimated cost of a model's forwards."""
+    """The estimated cost of a model's forwards.
+
+    `reads` are the weights of average size that have as many bytes as a step reads, if those are known: the weights
+    that any row reads, and those of all experts.
+    """
 
     shape: Shape
     rates: Rates
+    reads: tuple[float, float] | None = None
 
     def at(self, rows: int, context: int) -> float:
         shape, rates = self.shape, self.rates
         cached = shape.cached(context, 1)
         layers = shape.num_layers * (rates.layer + rates.layer_row * rows)
+        read = self.reads[0] + self.reads[1] * shape.chosen(rows) if self.reads else shape.read(rows)
         if not rates.attended:
-            return rates.product(shape.read(rows) + cached, rows, shape.read(1) + cached) + layers
+            return rates.product(read + cached, rows, shape.read(1) + cached) + layers
         heads = shape.num_heads / shape.num_kv_heads  # heads that read the same keys
-        return rates.product(shape.read(rows), rows, shape.read(1)) + rates.attended * cached * heads * rows + layers
+        return rates.product(read, rows, shape.read(1)) + rates.attended * cached * heads * rows + layers

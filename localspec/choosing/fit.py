@@ -112,16 +112,14 @@ def unread(shape: Shape, quantize: str, backend: str, tokens: int) -> int:
     return sum(max(0, numbers * 2 - tokens * (-(-row * 2 // PAGE) * PAGE)) for numbers, row in tables)
 
 
-def on_disk(shape: Shape, quantize: str, backend: str, weights: int, over: int) -> int:
+def on_disk(quantize: str, backend: str, experts: int, over: int) -> int:
     """Return the bytes of experts that stay on the disk if a model needs `over` bytes more memory than it may take.
 
-    The result is 0 if the model fits, or if its experts are not in a mapped file. At most half of the experts' bytes
+    The result is 0 if the model fits, or if its experts are not in a mapped file. At most half of the `experts` bytes
     may stay there: with more, nearly every token would wait for the disk. A model that needs still more memory does not
     fit.
     """
-    if over <= 0 or backend != "native" or quantize == "none" or shape.experts is None:
-        return 0
-    return min(over, int(weights * shape.in_experts / shape.parameters / 2))
+    return min(over, experts // 2) if over > 0 and backend == "native" and quantize != "none" else 0
 
 
 def program(quantize: str, backend: str) -> int:

@@ -271,12 +271,13 @@ def _plans_in(
     trained = [one for one in model.trained if kind_of(one.kind).drafts_for(shape)]
     small = draft_model(model, precision, measurements, planned)
     plain_speed, plain_bytes, in_memory = 0.0, 0, costs
+    experts = int(read_bytes(model, precision)[1])
     active = (shape.read(1) + shape.small, model.parameters) if shape.experts else None
     for candidate in candidates(model.card, inputs, trained, small, model.small_here):
         replies, nodes = candidate.replies, 0
         whole = weights + candidate.bytes + program + fit.cache(shape, planned + most + 1, dtype)
         whole += fit.workspace(shape, *how, planned, most)
-        on_disk = fit.on_disk(shape, quantize, backend, weights, whole - precision.device.usable)
+        on_disk = fit.on_disk(quantize, backend, experts, whole - precision.device.usable)
         costs = cost.FromDisk(in_memory, shape, on_disk) if on_disk and known.costs is None else in_memory
         if candidate.acceptance is not None:
             tokens_per_second, nodes = speed(costs, candidate.acceptance, candidate.draft_seconds, most)
@@ -335,12 +336,28 @@ def weight_bytes(model: Model, precision: Precision) -> int:
 
 def step_bytes(model: Model, precision: Precision) -> float:
     """Return the bytes of weights that a step of a model reads in this precision."""
+    always, experts = read_bytes(model, precision)
+    return always + experts * model.shape.chosen(1)
+
+
+def read_bytes(model: Model, precision: Precision) -> tuple[float, float]:
+    """Return the bytes of weights that each step of a model reads in this precision, and those of all experts.
+
+    They are those of the tensors if the weights are in blocks, or else parts of all weights by their number.
+    """
+    if precision.quantize == BLOCKS and model.block_reads:
+        return model.block_reads
     shape = model.shape
-    return weight_bytes(model, precision) * shape.read(1) / max(shape.parameters, shape.matrices)
+    one = weight_bytes(model, precision) / max(shape.parameters, shape.matrices)
+    return one * (shape.matrices - shape.in_experts), one * shape.in_experts
 
 
 def _estimate(model: Model, precision: Precision, measurements: MeasurementSource) -> ForwardCostModel:
-    return Estimate(model.shape, _rates(precision, measurements))
+    reads, one = None, precision.device.block_bits / 8
+    if precision.quantize == BLOCKS and precision.device.engine == "native" and model.block_reads:
+        always, experts = model.block_reads
+        reads = always / one, experts / one
+    return Estimate(model.shape, _rates(precision, measurements), reads)
 
 
 def _rates(precision: Precision, measurements: MeasurementSource) -> Rates:

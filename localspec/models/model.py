@@ -7,6 +7,7 @@ from localspec.errors import LocalspecError
 from localspec.families.default_sampling import DefaultSampling, default_sampling
 from localspec.families.generation_config import GENERATION, generation_config, read_generation_config
 from localspec.models.drafter_cards import DrafterCard, trained_drafters
+from localspec.models.entries import Entry
 from localspec.models.own_draft import own_draft
 from localspec.models.registry import TargetCard
 from localspec.models.shape import Shape
@@ -15,6 +16,9 @@ from localspec.weights.checkpoint import CAN_BE_PACKED, inspect, is_packed, pack
 from localspec.weights.draft_role import draft_bytes, draft_in_words, head_tokens
 from localspec.weights.packed_file import BLOCKS, forms
 from localspec.weights.packed_file import read as read_packed
+from localspec.weights.recipe import read_bytes
+
+_WITHOUT_EXPERTS = {"MXFP4": 8.5}  # type of a file -> bits of the weights that are in no expert, in Q8_0
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,8 @@ class Model:
     `small_here` says whether the draft model is on this machine, and `small_named` whether models.toml names it.
     `passed_over` is a sentence about another small model that is not used, and why; empty if there is none. `packed`
     are the packings of a target whose original weights are not here, the default first. `block_bytes` are the bytes of
-    its weights in the blocks of its GGUF files. `temperature` is the maker's recommendation. 0 is greedy; it is assumed
+    its weights in the blocks of its GGUF files. `block_reads` are the bytes that each step reads of them, and those of
+    all experts, of which a token reads some. `temperature` is the maker's recommendation. 0 is greedy; it is assumed
     for a model that is not here, because published figures belong to greedy replies.
     """
 
@@ -38,6 +43,7 @@ class Model:
     passed_over: str = ""
     packed: tuple[str, ...] = ()
     block_bytes: int = 0
+    block_reads: tuple[float, float] | None = None
     temperature: float = 0.0
 
     def can_be(self, quantize: str, backend: str) -> bool:
@@ -107,9 +113,22 @@ def small_model_of(card: TargetCard, *, drafts: bool = False) -> Model:
             else f"models.toml does not say how large {card.name} is; add a shape to its entry."
         )
     if not card.here and card.entry is not None and card.entry.bytes:  # as it is once its GGUF file is here
-        return Model(card, shape, parameters, packed=(BLOCKS, *CAN_BE_PACKED), block_bytes=card.entry.bytes)
+        reads = _expected_reads(card.entry, shape)
+        return Model(
+            card, shape, parameters, packed=(BLOCKS, *CAN_BE_PACKED), block_bytes=card.entry.bytes, block_reads=reads
+        )
     blocks = 0 if header is None else draft_bytes(header, shape.vocab_size) if drafts else header.block_bytes
-    return Model(card, shape, parameters, packed=packed, block_bytes=blocks)
+    reads = None if header is None or drafts else read_bytes(header)
+    return Model(card, shape, parameters, packed=packed, block_bytes=blocks, block_reads=reads)
+
+
+def _expected_reads(entry: Entry, shape: Shape) -> tuple[float, float] | None:
+    """Return `block_reads` of a file that is not here, if its type says the bits of the weights outside of its experts."""
+    if shape.experts is None or entry.source is None or (bits := _WITHOUT_EXPERTS.get(entry.source.gguf)) is None:
+        return None
+    others = (shape.parameters - shape.in_experts) * bits / 8
+    read = (shape.matrices - shape.in_experts) * bits / 8
+    return read, (entry.bytes or 0) - others
 
 
 def draft_form(card: TargetCard) -> str | None:

@@ -203,15 +203,16 @@ class Shape:
         """The number of weights of the matrices of all experts."""
         return 3 * self.num_layers * self.hidden_size * self.experts.count * self.experts.size if self.experts else 0
 
-    def read(self, rows: int) -> int:
-        """Return how many weights a decode step of this many rows reads, including the experts that any row chooses.
+    def chosen(self, rows: int) -> float:
+        """Return the share of the experts that any of this many rows chooses; 1 without experts.
 
         Rows are assumed to choose independently, so the result is an upper bound of the expectation.
         """
-        if self.experts is None:
-            return self.matrices
-        chosen = 1 - (1 - self.experts.used / self.experts.count) ** rows
-        return self.matrices - round(self.in_experts * (1 - chosen))
+        return 1.0 if self.experts is None else 1 - (1 - self.experts.used / self.experts.count) ** rows
+
+    def read(self, rows: int) -> int:
+        """Return how many weights a decode step of this many rows reads, including the experts that any row chooses."""
+        return self.matrices - round(self.in_experts * (1 - self.chosen(rows)))
 
     @property
     def small(self) -> int:

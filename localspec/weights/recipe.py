@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from localspec.families.architecture import TABLES, TransformerConfig
 from localspec.weights.draft_role import draft_blocks
-from localspec.weights.packed_file import BLOCKS, RECORDS, Tensor, bits, block_inputs
+from localspec.weights.packed_file import BLOCKS, RECORDS, BlockPart, Header, Tensor, bits, block_inputs
 
 MOST_BITS = 5.5  # blocks of a GGUF file with at most this many bits per weight are not rounded again in int4
 
@@ -68,6 +68,31 @@ class Recipe:
 
 
 KEPT_AS_NUMBERS = (".conv", "router.weight")  # matrices that are never packed
+
+
+def read_bytes(header: Header) -> tuple[int, int]:
+    """Return the bytes in blocks that each step of a model reads, and those of all experts.
+
+    Tables are not read whole, unless one is also the head. `header` is that of a registration or of a file in blocks.
+    """
+    if header.registered:
+        held = [(name, _bytes_in_blocks(name, parts)) for name, parts in header.blocks.items()]
+    else:
+        held = [(name.partition(" ")[0], section.bytes) for name, section in header.tensors.items()]
+    head = any(name == "lm_head.weight" for name, _ in held)
+    read = [(name, size) for name, size in held if name not in TABLES or (name == "embed_tokens" and not head)]
+    experts = sum(size for name, size in read if ".experts." in name)
+    return sum(size for _, size in read) - experts, experts
+
+
+def _bytes_in_blocks(name: str, parts: Sequence[BlockPart]) -> int:
+    """Return the bytes that a parameter of a registration takes when it is computed with in blocks."""
+    rows, inputs = sum(part.shape[0] for part in parts), parts[0].shape[1] if len(parts[0].shape) > 1 else None
+    if inputs is None or name.endswith(KEPT_AS_NUMBERS):
+        return Recipe(BLOCKS).tensor(name, rows, inputs).bytes
+    types = [one.type if one.type in RECORDS else stand_in(one.type, inputs) or "" for one in parts]
+    return sum(Tensor(BLOCKS, kind, *part.shape).bytes for kind, part in zip(types, parts, strict=True))
+
 
 # The second type of each pair is for widths that the first does not divide.
 _USUAL, _FINER = ("Q4_K", "Q5_0"), ("Q6_K", "Q8_0")

@@ -41,6 +41,7 @@ from localspec.models.entries import PublishedDrafter, PublishedLength
 from localspec.models.model import Model
 from localspec.models.shape import Shape
 from localspec.weights.packed_file import BLOCKS
+from localspec.weights.recipe import in_four_bits
 
 GPU = gpu(24, packings=("int8",))
 PRECISION = Precision(GPU, "bf16", "none")
@@ -447,9 +448,10 @@ MIXTURE = Shape.of(
 
 
 def test_only_mapped_experts_stay_on_the_disk_and_torch_packs_none() -> None:
-    assert fit.on_disk(MIXTURE, "int4", "native", 10**10, 10**6) == 10**6
+    assert fit.on_disk("int4", "native", 10**10, 10**6) == 10**6
+    assert fit.on_disk("int4", "native", 10**10, 10**10) == 10**10 // 2
     for quantize, backend in (("none", "native"), ("int8", "cuda"), ("int8", "cpu")):
-        assert fit.on_disk(MIXTURE, quantize, backend, 10**10, 10**6) == 0
+        assert fit.on_disk(quantize, backend, 10**10, 10**6) == 0
     model = Model(unfetched(MIXTURE), MIXTURE, MIXTURE.parameters)
     assert as_computed(gpu(), model).packings == () and "experts" in as_computed(gpu(), model).missing["int8"]
     assert as_computed(cpu(), model).packings == cpu().packings
@@ -464,7 +466,7 @@ def test_experts_without_room_in_memory_stay_on_the_disk_and_a_clause_says_how_s
     words = explained(plan, ranked)
     assert "; 3.04 B of 30.5 B parameters are read for a token" in words
     if on_disk is None:
-        in_experts = MIXTURE.in_experts * plan.loaded_bytes / (MIXTURE.parameters - MIXTURE.in_experts / 2)
+        in_experts = in_four_bits([one for one in MIXTURE.linears if ".experts." in one[0]], MIXTURE.num_layers)
         assert plan.on_disk == pytest.approx(in_experts / 2, rel=0.05)
         with pytest.raises(DoesNotFit, match=r"needs [\d.]+ GiB .*, with half of its experts on the disk"):
             choices(model, DrafterSpec("none"), Settings(quantize="int4"), machine(cpu(gib)))

@@ -3,22 +3,34 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
+import gguf_families
 import pytest
+from command import ROOT
 from each import each
 from invented_native import invented_target
 from kernel_files import needs_shares
+from machines import cpu
 
 from localspec.choosing.drafters import drafter_bytes
 from localspec.choosing.fit import CHUNK, cache, drafter_numbers, unread, weights
+from localspec.choosing.measure import NoMeasurements
+from localspec.choosing.plans import Precision, as_computed, run_plans
+from localspec.config import Settings
 from localspec.drafters.saved import load_drafter
+from localspec.engine.importing import import_gguf
+from localspec.events import Reporter
 from localspec.families.architecture import in_features, weight_map
 from localspec.families.model_config import ModelConfig
 from localspec.machine import compiled
 from localspec.models.drafter_cards import trained_drafters
+from localspec.models.model import Model, model_of
 from localspec.models.registry import resolve
 from localspec.models.shape import Shape
 from localspec.native.target import NativeTarget
+from localspec.native.threads import Threads
+from localspec.weights.packed_file import BLOCKS
 
 pytestmark = pytest.mark.skipif(compiled.library() is None, reason="the library is not built")
 
@@ -99,6 +111,46 @@ def test_a_mixture_holds_what_is_predicted_and_a_row_reads_the_experts_that_it_c
     assert shape.in_experts == sum(3 * 64 * 128 * 32 for _ in range(shape.num_layers)) > 0.6 * parameters
 
 
+def step_of(file: Path) -> tuple[tuple[float, float], Model, NativeTarget]:
+    """Return the bytes that the header of an imported file predicts, with the model and the loaded target."""
+    path = import_gguf(file, Settings(), Reporter()).path
+    model = model_of(resolve(str(path)))
+    assert model.block_reads is not None
+    target = NativeTarget.open(path, packing=BLOCKS, context=64, threads=Threads(1))
+    return model.block_reads, model, target
+
+
+@each("kind", ["F32", "Q8_0"])
+@each("family", ["qwen3_moe", "gpt_oss", "qwen3_5_moe", "gemma4-26b", "qwen3"])
+def test_the_tensors_in_a_header_say_which_bytes_a_step_reads(family, kind, fresh_home, tmp_path):
+    (always, experts), model, target = step_of(gguf_families.write(tmp_path / "tiny.gguf", family, kind=kind))
+    held = {name: one.nbytes for name, one in target.model.weights.items()}
+    assert experts == sum(count for name, count in held.items() if ".experts." in name)
+    assert always + experts * model.shape.chosen(1) == target.read_bytes
+    assert (experts > 0) == (model.shape.chosen(1) == 0.25) == (family != "qwen3")
+
+
+@pytest.mark.skipif(not (ROOT / "research").is_dir(), reason="research/ is not here")
+@each("shape, unlike", [("30b-a3b", 1.0), ("gpt-oss-20b", 1.2)])
+def test_a_step_of_the_timed_shapes_reads_what_their_header_says(shape, unlike, fresh_home, tmp_path, monkeypatch):
+    """Their embedding, head and attention have more bits than experts; an average over the file counts too few."""
+    monkeypatch.syspath_prepend(str(ROOT / "research"))
+    import experts_speed
+
+    name, *_, of_attention, of_experts, of_tables = experts_speed.SHAPES[shape]
+    small = (name, 2, 256, 4, 2, 64, 8, 2, 256, 512, of_attention, of_experts, of_tables)
+    monkeypatch.setitem(experts_speed.SHAPES, shape, small)
+    words = gguf_families.write(tmp_path / "words.gguf", "qwen3_moe")
+    experts_speed.write(shape, tmp_path / "small.gguf", words, None)
+    (always, experts), model, target = step_of(tmp_path / "small.gguf")
+    assert always + experts * model.shape.chosen(1) == target.read_bytes
+    by_average = model.block_bytes * model.shape.read(1) / model.shape.parameters
+    assert target.read_bytes > unlike * by_average
+    device = as_computed(cpu(bandwidth=1e6), model)  # so slow that only reading counts
+    (plan, *_) = run_plans(model, [Precision(device, "bf16", BLOCKS)], NoMeasurements())
+    assert 1 / plan.speed == pytest.approx(target.read_bytes / (0.9 * 1e6), rel=0.02)
+
+
 TOUCHES = """
 import json, os, sys, time
 from pathlib import Path
@@ -125,7 +177,6 @@ print(json.dumps(found))
 @pytest.mark.slow
 @needs_shares
 def test_two_processes_share_one_copy_of_a_packed_model(tmp_path, monkeypatch):
-    from localspec.events import Reporter
     from localspec.paths import Paths
     from localspec.weights.opening import load
     from localspec.weights.packed_files import packed_files
