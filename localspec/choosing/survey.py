@@ -25,12 +25,16 @@ from localspec.models.drafter_kinds import WEIGHTS, kind_of, kinds
 from localspec.models.entries import Entry, Form
 from localspec.models.model import Model, model_of
 from localspec.models.registry import TargetCard, known
+from localspec.quantities import size, tokens_a_second
 from localspec.weights.checkpoint import is_packed, only_packed
 from localspec.weights.packed_files import FILED
 
 Prefer = Literal["speed", "memory", "quality"]
 DrafterRule = Literal["auto", "memory", "speed"]
-FALLING = 1.5  # below a comfortable speed quality is multiplied by (speed / comfortable speed) ** FALLING
+# At x times a comfortable speed quality counts (1 + FALLING) x² / (x² + FALLING): by half at 5.8 tokens/s, about as
+# fast as people read, by 0.85 at twice that, and by 0.03 at 1.
+FALLING = 0.1
+ON_A_CARD = 1.05  # a model on a graphics card counts this many times, since other programs need the processor
 THINKING = 1.5  # a model that thinks before it answers is comfortable at this many times the usual speed
 
 
@@ -126,13 +130,19 @@ class Recommendation:
     def comfort(self) -> float:
         """The factor for the model's quality on this machine: 1 at a comfortable speed or more, and smoothly less
         below it."""
-        thinks = self.card.entry is not None and self.card.entry.thinking in ("always", "switch")
-        return float(min(1.0, self.pace / (COMFORTABLE * (THINKING if thinks else 1.0))) ** FALLING)
+        share = min(1.0, self.pace / (COMFORTABLE * (THINKING if self.thinks else 1.0))) ** 2
+        return (1 + FALLING) * share / (share + FALLING)
+
+    @property
+    def thinks(self) -> bool:
+        """Whether it thinks before it answers, unless it is switched off."""
+        return self.card.entry is not None and self.card.entry.thinking in ("always", "switch")
 
     @property
     def worth(self) -> float:
-        """The model's quality times its comfort on this machine."""
-        return self.quality * self.comfort
+        """The model's quality times its comfort on this machine, and a little more on a graphics card."""
+        on_a_card = self.plan is not None and self.plan.precision.device.type != "cpu"
+        return self.quality * self.comfort * (ON_A_CARD if on_a_card else 1.0)
 
     @property
     def fits(self) -> bool:
@@ -289,6 +299,20 @@ def preferred(every: Sequence[Recommendation], prefer: Prefer | None = None) -> 
     if prefer == "quality":
         return max(possible, key=lambda one: (one.quality, _speed(one)), default=None)
     return max(possible, key=lambda one: (one.worth, _speed(one)), default=None)
+
+
+def mixture_words(taken: Recommendation, every: Sequence[Recommendation]) -> str:
+    """Return why no better mixture of experts is taken, in a sentence about the next best; "" if there is none."""
+    better = [one for one in every if one.plan and one.plan.active and one.quality > taken.quality and not one.gated]
+    first = max(better, key=lambda one: (one.fits, one.worth, -one.plan.bytes if one.plan else 0), default=None)
+    if first is None or first.plan is None:
+        return ""
+    name = f"{first.card.name}, a mixture of experts and the better model,"
+    if not first.fits:
+        return f"{name} {first.reason}."
+    disk = f" with {size(first.plan.on_disk)} of its experts on the disk" if first.plan.on_disk else ""
+    thinks = " and thinks before it answers" if first.thinks else ""
+    return f"{name} should reach {tokens_a_second(first.plan.speed)} here{disk}{thinks}."
 
 
 def _speed(one: Recommendation) -> float:

@@ -14,7 +14,8 @@ import typer
 from localspec import config, environment
 from localspec.bench.proof import prove
 from localspec.choosing.measure import MeasurementCache, Measurements
-from localspec.choosing.survey import Recommendation, all_ways, preferred, recommendations
+from localspec.choosing.plans import expert_words
+from localspec.choosing.survey import Recommendation, all_ways, mixture_words, preferred, recommendations
 from localspec.cli.console import folded, once_more, print_json, table, window
 from localspec.cli.options import refuse_rule_without_effect, takes_settings, whole_number
 from localspec.cli.progress import Progress
@@ -120,6 +121,7 @@ class _Survey:
     chosen: Recommendation | None
     recommended: Recommendation | None
     ungated: Recommendation | None  # of those that are not gated
+    mixture: str  # a sentence that says why no better mixture of experts is recommended, or ""
     packed: "_Packed"
     found: list[FoundModel]  # of other programs, not imported
     others: float  # cores that other programs used meanwhile
@@ -151,12 +153,14 @@ def _survey(settings: Settings) -> _Survey:
         machine = this_machine(measurements.bandwidth)
         here = recommendations(machine, measurements, here=True, rule=settings.drafter_rule)
         every = recommendations(machine, measurements, here=False, rule=settings.drafter_rule)
+    recommended = preferred(every, settings.prefer)
     return _Survey(
         machine,
         all_ways(here, every),
         preferred(here, settings.prefer),
-        preferred(every, settings.prefer),
+        recommended,
         preferred([one for one in every if not one.gated], settings.prefer),
+        mixture_words(recommended, every) if recommended else "",
         _Packed.look(Paths(environment.home())),
         _found(Paths(environment.home())),
         others(),
@@ -189,6 +193,7 @@ def _report(survey: _Survey) -> dict[str, Any]:
         "chosen": survey.chosen and _choice(survey.chosen),
         "recommended": survey.recommended and _choice(survey.recommended),
         "recommended_open": survey.ungated and _choice(survey.ungated),
+        "better_mixture": survey.mixture or None,
     }
 
 
@@ -274,18 +279,27 @@ def _advice(survey: _Survey) -> Iterator[str]:
         return
     if chosen is not None and best.way == chosen.way:
         yield f"Use {best.card.name}, which is here: {_speed(best)}. Start with: localspec chat"
-        yield from filter(None, [best.idle])
+        yield from filter(None, [_experts(best), best.idle, survey.mixture])
         return
     license_ = f", license {best.card.license}" if best.card.license else ""
     yield f"Use {best.card.name}{license_}: {_speed(best)}; {_download(best)} to download."
     yield f"Fetch it with: localspec pull {best.card.name}"
-    yield from filter(None, [best.idle])
+    yield from filter(None, [_experts(best), best.idle, survey.mixture])
     if best.gated:
         yield "It is gated: you need an account at the hub and must accept its terms; that command tells you where."
         yield "Every model that fits here is gated."
     if chosen is not None:
         yield f"Until then {chosen.card.name} answers, which is here: {_speed(chosen)}."
         yield from filter(None, [chosen.idle])
+
+
+def _experts(one: Recommendation) -> str:
+    """Return a sentence about a model's experts, or "" if it has none."""
+    return (
+        f"It is a mixture of experts: {expert_words(one.plan).removeprefix('; ')}."
+        if one.plan and one.plan.active
+        else ""
+    )
 
 
 def _speed(one: Recommendation) -> str:

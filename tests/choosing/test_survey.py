@@ -1,5 +1,6 @@
 """Which of the registered models a simulated machine should run."""
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -51,7 +52,10 @@ def offered(name: str, quality: int, pace: float, thinking: str | None = None, *
     card = unfetched(LITTLE, name)
     assert card.entry is not None
     entry = replace(card.entry, quality=quality, thinking=thinking, gated=more.pop("gated", False))  # type: ignore[arg-type]
-    plan = SimpleNamespace(fits=True, speed=pace, bytes=more.pop("bytes", 1), candidate=SimpleNamespace(small=None))
+    precision = SimpleNamespace(device=SimpleNamespace(type=more.pop("device", "cpu")))
+    plan = SimpleNamespace(
+        fits=True, speed=pace, bytes=more.pop("bytes", 1), candidate=SimpleNamespace(small=None), precision=precision
+    )
     return Recommendation(replace(card, entry=entry), plan, "", quality, pace=pace)  # type: ignore[arg-type]
 
 
@@ -61,7 +65,9 @@ def offered(name: str, quality: int, pace: float, thinking: str | None = None, *
         ((("large", 60, 8), ("small", 46, 20)), "small"),
         ((("large", 60, 20), ("small", 46, 90)), "large"),
         ((("large", 60, 19), ("small", 46, 90)), "large"),  # it falls off smoothly
-        ((("large", 60, 20, "switch"), ("small", 46, 20)), "small"),  # thinking models write more
+        ((("large", 60, 10), ("small", 46, 20)), "large"),  # faster than people read
+        ((("large", 60, 10, "switch"), ("small", 46, 20)), "small"),  # thinking models write more
+        ((("mixture", 62, 14, "always"), ("small", 46, 20)), "mixture"),
         ((("large", 60, 30, "always"), ("small", 46, 20, "no")), "large"),
         ((("large", 60, 1), ("small", 10, 5)), "small"),  # nothing is comfortable
     ],
@@ -77,6 +83,12 @@ def test_of_the_same_quality_the_faster_is_never_passed_over(one: float, other: 
     )
     better = taken([offered("better", quality + 1, COMFORTABLE), offered("fast", quality, COMFORTABLE + other)])
     assert better == "better"
+
+
+def test_a_little_better_model_does_not_leave_a_card_idle() -> None:
+    on_card = offered("card", 46, 68, device="cuda")
+    assert taken([on_card, offered("little better", 48, 30)]) == "card"
+    assert taken([on_card, offered("better", 49, 30)]) == "better"
 
 
 def test_a_free_model_comes_before_a_gated_one_and_what_is_preferred_before_comfort() -> None:
@@ -111,14 +123,27 @@ def test_a_model_on_the_processor_says_why_the_gpu_is_idle(registry) -> None:
 # By machine: what a user of llama.cpp or Ollama would run there; all of them are in the registry. With 32 GB of memory that
 # is a mixture of experts on the processor, unless the graphics card has room for a model as good.
 SENSIBLE = {
-    "GPU 6 GB": (machine(gpu(6, bandwidth=336e9), cpu(16, bandwidth=50e9)), "cuda:0", ("qwen3-4b-2507", "phi4-mini")),
-    "GPU 8 GB": (machine(gpu(8, bandwidth=272e9), cpu(16, bandwidth=50e9)), "cuda:0", ("qwen3-8b", "qwen3-4b-2507")),
+    "GPU 6 GB": (
+        machine(gpu(6, bandwidth=336e9), cpu(16, free=11, bandwidth=50e9)),
+        "cuda:0",
+        ("qwen3-4b-2507", "phi4-mini"),
+    ),
+    "GPU 8 GB": (
+        machine(gpu(8, bandwidth=272e9), cpu(16, free=11, bandwidth=50e9)),
+        "cuda:0",
+        ("qwen3-8b", "qwen3-4b-2507"),
+    ),
     "GPU 8 GB, CPU 32 GB": (
         machine(gpu(8, bandwidth=272e9), cpu(32, free=24, bandwidth=50e9)),
         "cpu",
         ("qwen3-30b-a3b-2507",),
     ),
+    "CPU 12 GB": (machine(cpu(12, free=8, bandwidth=40e9)), "cpu", ("qwen3-4b-2507", "qwen3-8b")),
+    "CPU 16 GB": (machine(cpu(16, free=10.7, bandwidth=45e9)), "cpu", ("qwen3-4b-2507", "qwen3-8b")),
+    "CPU 16 GB, 14 free": (machine(cpu(16, free=14, bandwidth=45e9)), "cpu", ("gpt-oss-20b",)),
     "CPU 24 GB": (machine(cpu(24, free=16, bandwidth=60e9)), "cpu", ("gpt-oss-20b",)),
+    "CPU 24 GB, DDR4": (machine(cpu(24, free=16, bandwidth=40e9)), "cpu", ("gpt-oss-20b",)),
+    "CPU 24 GB, all free": (machine(cpu(24, free=23, bandwidth=31e9)), "cpu", ("qwen3-30b-a3b-2507",)),
     "GPU 12 GB": (
         machine(gpu(12, bandwidth=360e9), cpu(32, bandwidth=50e9)),
         "cuda:0",
@@ -141,6 +166,24 @@ def test_each_machine_runs_what_an_expert_would_run_there(name: str) -> None:
     assert found is not None and found.plan is not None
     assert found.card.name in sensible and found.plan.precision.device.name == device
     assert found.pace > COMFORTABLE / 2 and not found.gated
+
+
+@each(
+    "gib, free, gigabytes, taken, passed_over",
+    [
+        (12, 8, 40, "qwen3-4b-2507", "gpt-oss-20b, .* does not fit: .* with half of its experts on the disk, of which 6.8 may"),
+        (16, 10.7, 45, "qwen3-4b-2507", r"gpt-oss-20b, .* \d\.\d tokens/s here with 2\.\d GiB of its experts on the disk and thinks"),
+        (32, 22, 60, "qwen3-30b-a3b-2507", r"gemma-4-26b-a4b-it, .* should reach \d\d\.\d tokens/s here and thinks before"),
+        (64, 42, 80, "qwen3.5-35b-a3b", ""),
+    ],
+)  # fmt: skip
+def test_a_sentence_says_why_a_better_mixture_is_not_taken(gib, free, gigabytes, taken, passed_over) -> None:
+    every = recommendations(machine(cpu(gib, free=free, bandwidth=gigabytes * 1e9)), NoMeasurements(), here=False)
+    found = preferred(every)
+    assert found is not None and found.card.name == taken
+    words = survey.mixture_words(found, every)
+    assert re.match(passed_over, words) if passed_over else words == ""
+    assert found.plan is not None and ("are read for a token" in found.reason) == (found.plan.active is not None)
 
 
 def test_what_does_not_fit_is_listed_with_what_is_missing_and_never_taken(registry) -> None:

@@ -253,10 +253,14 @@ def invented(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_this_machine_has_and_what_fits(doctor, invented):
     code, out, err = doctor()
     assert (code, err) == (0, "") and "\x1b" not in out and "\x07" not in out
-    take, fetch, idle, until, idle_until_then, empty, *lines = out.splitlines()
+    take, fetch, experts, idle, mixture, until, idle_until_then, empty, *lines = out.splitlines()
+    assert mixture.startswith("gemma-4-26b-a4b-it, a mixture of experts and the better model, should ")
     best = re.split("[,:]", take)[0].removeprefix("Use ")
-    assert idle.startswith(wording("mps_is_not_used").replace("demo", best))
+    assert idle.startswith(f"mps is not used: {best} needs ")
     assert idle_until_then.startswith(wording("mps_is_not_used"))
+    assert re.fullmatch(
+        r"It is a mixture of experts: 3\.04 B of 30\.5 B parameters are read for a token;? ?.*\.", experts
+    )
     assert f", license {registry.known()[best].license}: " in take
     assert fetch == wording("fetch_it_with_localspec_pull", best=best) and re.search(
         r" tokens/s, .*M \d\.\d\d, chosen by \w+; \d+\.\d GiB .*to download\.$", take
@@ -345,7 +349,8 @@ def test_where_the_best_is_here_nothing_is_to_be_fetched(doctor, invented, monke
         "localspec.cli.doctor.preferred",
         lambda every, prefer=None: usual([one for one in every if one.card.here], prefer),
     )
-    first, second, third, *_ = doctor()[1].splitlines()
+    first, second, mixture, third, *_ = doctor()[1].splitlines()
+    assert mixture.startswith("qwen3-30b-a3b-2507, a mixture of experts and the better model, should reach ")
     assert first.startswith(wording("use_demo_which_is_here"))
     assert first.endswith(wording("start_with_localspec_chat")) and third == ""
     assert second.startswith(wording("mps_is_not_used"))
@@ -359,8 +364,9 @@ def test_what_this_machine_has_as_json(doctor, invented):
     assert (code, err) == (0, "") and out.count("\n") == 1
     assert found.keys() == {
         "processor", "cores", "capabilities", "torch_trouble", "packed", "devices", "choices", "chosen", "recommended",
-        "recommended_open", "found",
+        "recommended_open", "better_mixture", "found",
     }  # fmt: skip
+    assert found["better_mixture"].startswith("gemma-4-26b-a4b-it, a mixture of experts and the better model, should ")
     mac, cpu = found["devices"]
     assert (mac["device"], mac["free_bytes"], mac["title"]) == ("mps", 12 * GIB, "Apple\x1b[31m")
     assert (cpu["versions"], cpu["quantize"], cpu["bytes_per_second"]) == (
