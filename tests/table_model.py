@@ -46,7 +46,7 @@ class TableModel:
     """
 
     context, row_multiple, branches, nbytes = 4096, 1, True, 0
-    device, precision = "cpu", "fp32"
+    device, precision, file = "cpu", "fp32", None
     stop_tokens = special_tokens = frozenset[int]()
 
     def __init__(self, vocab_size: int, seed: int, spread: float = 1.0) -> None:

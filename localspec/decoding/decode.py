@@ -7,7 +7,7 @@ from dataclasses import replace
 from localspec.decoding.acceptance import walk, walk_by_rejection, walk_by_typicality
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Context, Drafter, Step
-from localspec.decoding.forward import CacheT, ForwardModel, ForwardOutput
+from localspec.decoding.forward import CacheT, ForwardModel, ForwardOutput, nan_words
 from localspec.decoding.logits import Logits, Picks
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
@@ -24,10 +24,7 @@ def prefill_step(
     output = _forward(target, DraftTree.chain(tokens), cache, drafter, last=True)
     cache.keep(range(len(tokens)))
     if last and not output.logits.finite():
-        raise LocalspecError(
-            f"The model computes NaN ({target.precision}); its weights are damaged, or too large for this "
-            "format: try --dtype fp32, or fetch the model again."
-        )
+        raise LocalspecError(nan_words("The model", target))
     first_pick = [output.logits.picks([cache.length], sampling)[0]] if last else []
     step = Step([*tokens, *first_pick], output.hidden, logits=output.logits, inner=output.inner)
     drafter.observe(step)

@@ -3,7 +3,8 @@ tokens."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self, TypeVar
+from pathlib import Path
+from typing import Any, Protocol, Self, TypeVar
 
 from localspec.decoding.logits import Hidden, Logits
 from localspec.decoding.tree import DraftTree
@@ -98,6 +99,7 @@ class ForwardModel(Protocol[CacheT]):
     context: int  # the longest text in tokens
     row_multiple: int  # rows of a forward are filled up to a multiple of this
     stop_tokens: frozenset[int]
+    file: Path | None  # that localspec wrote with its weights and can write again, if they are in one
 
     @property
     def branches(self) -> bool:
@@ -154,6 +156,15 @@ class ForwardModel(Protocol[CacheT]):
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of token ids, without special tokens."""
+
+
+def nan_words(name: str, model: ForwardModel[Any]) -> str:
+    """Return the sentence about a model that computes NaN; it begins with `name`."""
+    again = f"delete {model.file}, which is made again; if that does not help, " if model.file else ""
+    return (
+        f"{name} computes NaN ({model.precision}); its weights are damaged, or too large for this format: {again}"
+        "try --dtype fp32, or fetch the model again."
+    )
 
 
 def set_aside(cache: ParkableT, fresh: Callable[[int], ParkableT]) -> tuple[ParkableT, ParkableT]:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -99,6 +100,7 @@ class ReplayTarget:
 
     row_multiple, branches, nbytes, device, precision = 1, True, 0, "cpu", "fp32"
     stop_tokens = special_tokens = frozenset[int]()
+    file: Path | None = None
 
     def __init__(self, text: Sequence[int], vocabulary: int) -> None:
         self.context, self.vocab_size, self._text = len(text), vocabulary, text

@@ -11,6 +11,7 @@ from localspec.choosing.plans import AUTO_NODES
 from localspec.decoding.calibration import Calibration
 from localspec.decoding.drafter import Drafter
 from localspec.decoding.exactness import Exactness
+from localspec.decoding.forward import nan_words
 from localspec.decoding.measuring import Measuring, finished
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.draft_model import DraftModel
@@ -140,10 +141,7 @@ def load_draft_model(draft: LoadSpec | None, target: Target, cache: MeasurementC
     profile = ModelProfile.of(draft, cache)
     settle_step_form(draft.device, model, cache, profile.subject)
     if not model.forward(DraftTree.chain([0] * 4), model.cache(4), last=True).logits.finite():
-        raise LocalspecError(
-            f"The draft model {draft.target.name} computes NaN ({model.precision}); its weights are damaged, or too "
-            "large for this format: fetch it again."
-        )
+        raise LocalspecError(nan_words(f"The draft model {draft.target.name}", model))
     return LoadedDraftModel(model, profile, profile.costs(draft, model))
 
 

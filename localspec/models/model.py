@@ -123,7 +123,7 @@ def small_model_of(card: TargetCard, *, drafts: bool = False) -> Model:
 
 
 def _expected_reads(entry: Entry, shape: Shape) -> tuple[float, float] | None:
-    """Return `block_reads` of a file that is not here, if its type says the bits of the weights outside of its experts."""
+    """Return `block_reads` of a file that is not here, if its type says the bits of weights outside of experts."""
     if shape.experts is None or entry.source is None or (bits := _WITHOUT_EXPERTS.get(entry.source.gguf)) is None:
         return None
     others = (shape.parameters - shape.in_experts) * bits / 8

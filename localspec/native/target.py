@@ -10,6 +10,7 @@ import numpy as np
 from localspec.decoding.forward import ForwardOutput
 from localspec.decoding.numpy_logits import NumpyHidden
 from localspec.decoding.tree import DraftTree
+from localspec.environment import home
 from localspec.events import Reporter
 from localspec.families.architecture import TABLES
 from localspec.families.generation_config import generation_config
@@ -25,6 +26,7 @@ from localspec.native.logits import NativeLogits
 from localspec.native.model import NativeModel
 from localspec.native.short_head import ShortHead
 from localspec.native.threads import Threads
+from localspec.paths import Paths
 from localspec.weights.checkpoint import is_packed, read_texts
 from localspec.weights.draft_role import head_tokens
 from localspec.weights.matrices import BlockStack, PackedMatrix
@@ -37,6 +39,7 @@ class NativeTarget:
 
     row_multiple = 1
     device = "cpu"
+    file: Path | None = None
 
     def __init__(
         self,
@@ -83,7 +86,9 @@ class NativeTarget:
         short = _short_head(packed, ChatTokenizer(decoded).stop_tokens(ends)) if drafts else None
         rope = Rope.of(config, context)
         model = NativeModel(packed.sizes, rope, packed.tensors, threads, cache_format(packing), short)
-        return cls(model, config, decoded, context, generation, packed.header.packing)
+        target = cls(model, config, decoded, context, generation, packed.header.packing)
+        target.file = packed.file if packed.file and packed.file.parent == Paths(home()).packed else None
+        return target
 
     # -- forward ------------------------------------------------------------------------------------------------------
 

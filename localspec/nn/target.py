@@ -60,6 +60,7 @@ class Target:
         self.exact = exact
         self.transformer, self.config, self.tokenizer, self.context = transformer, config, tokenizer, context
         self.generation = generation  # generation_config.json: the model's recommended sampling
+        self.file: Path | None = None
         self.row_multiple = 1  # rows of a forward with a cache are filled up to a multiple of this
         self.chat = ChatTokenizer(tokenizer)
         self.stop_tokens = self.chat.stop_tokens((config.eos_token_id, generation.get("eos_token_id")))

@@ -116,13 +116,15 @@ class PackedModel:
     content: mmap.mmap | npt.NDArray[np.uint8]
     start: int  # the first byte of the sections
     head_rows: RowsOf | None = None  # reads rows of a head that stays in the model's file
+    file: Path | None = None  # that is mapped
 
     @classmethod
     def open(cls, file: Path) -> "PackedModel":
         """Map a packed file; processes that map it share its memory. Raises the errors of `packed_file.read`."""
         found = read(file)
         with file.open("rb") as stream:
-            return cls(found.header, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ), found.start)
+            content = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+            return cls(found.header, content, found.start, file=file)
 
     @classmethod
     def in_memory(cls, header: Header, fill: Fill, threads: int, progress: Progress) -> "PackedModel":

@@ -14,10 +14,13 @@ from command import ROOT, called, environment
 from golden import wording
 
 from localspec.config import Settings
+from localspec.decoding.decode import prefill_step
+from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
+from localspec.drafters.autoregressive import Autoregressive
 from localspec.engine import importing
 from localspec.engine.importing import import_gguf
-from localspec.errors import DoesNotFit
+from localspec.errors import DoesNotFit, LocalspecError
 from localspec.events import Reporter
 from localspec.machine import compiled
 from localspec.native.target import NativeTarget
@@ -96,6 +99,22 @@ def test_without_room_on_the_disk_it_answers_from_memory_if_there_is_some(
     assert len(said) == 1, "the error says it"
     assert read(path).header.registered and not [*paths.packed.glob("*.packed*")]
     assert logits_of(path, said) == without and len(said) == 1
+
+
+def test_a_damaged_file_is_named_where_the_model_computes_nan(mixture: Path, fresh_home: Path) -> None:
+    path = registered(mixture, [])
+    first = logits_of(path, [])
+    (made,) = packed_in(Paths(fresh_home).packed)
+    section = next(one for name, one in made.header.tensors.items() if "layers.0.experts.down_proj.weight" in name)
+    with made.path.open("r+b") as file:
+        file.seek(made.start + section.offset)
+        file.write(b"\xff" * section.bytes)
+    target = NativeTarget.open(path, packing=BLOCKS, context=64, threads=Threads(1))
+    with pytest.raises(LocalspecError) as trouble:
+        prefill_step(target, target.cache(0), Autoregressive(), TOKENS, Sampling(), last=True)
+    assert f"delete {made.path}, which is made again" in str(trouble.value)
+    made.path.unlink()
+    assert logits_of(path, []) == first
 
 
 MAKES = """
